@@ -1,1 +1,14 @@
-//! placeholder
+//! What every Ferrovirt process does: log, stop on signals, follow the cluster configuration, keep its TLS identity
+//! fresh, serve health and metrics.
+//!
+//! Everything here is followed live: a changed configuration, Secret or CA bundle takes effect without a restart.
+
+pub mod client;
+pub mod config;
+pub mod logging;
+mod object;
+pub mod ops;
+pub mod signals;
+pub mod tls;
+
+pub use tokio_util::sync::CancellationToken;

@@ -1,0 +1,42 @@
+//! The client for the Kubernetes API server.
+
+use std::time::Duration;
+
+use kube::{Client, Config};
+
+/// Longest time for a connection to the API server to come up.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest silence on a connection; longer than a watch may be silent (the server ends watches after 290 s).
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
+/// Longest time for a request to be accepted by the kernel.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Neither the pod's service account nor a kubeconfig was usable.
+    #[error("no usable configuration for the API server")]
+    Config(#[source] kube::config::InferConfigError),
+    /// The TLS or HTTP client could not be built.
+    #[error("the client cannot be built")]
+    Build(#[source] kube::Error),
+}
+
+/// A client from the pod's service account or, outside a cluster, from the kubeconfig; with time limits.
+pub async fn connect() -> Result<Client, ClientError> {
+    crate::tls::install_provider();
+    let mut config = Config::infer().await.map_err(ClientError::Config)?;
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.read_timeout = Some(READ_TIMEOUT);
+    config.write_timeout = Some(WRITE_TIMEOUT);
+    config.reset_reader_on_write = true;
+    // Retries are decided by the callers, who know what is safe to repeat.
+    config.default_retry = false;
+    Client::try_from(config).map_err(ClientError::Build)
+}
+
+/// The install namespace: `POD_NAMESPACE`, else `kubevirt`.
+#[must_use]
+pub fn install_namespace() -> String {
+    std::env::var("POD_NAMESPACE").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "kubevirt".to_owned())
+}

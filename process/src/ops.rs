@@ -1,0 +1,177 @@
+//! `/metrics`, `/healthz`, `/livez` and `/readyz`.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use kube::Client;
+use prometheus::{Encoder, IntGauge, Registry, TextEncoder};
+use serde_json::{Value, json};
+
+use crate::config::ConfigHandle;
+
+/// How long an answer of the API server about its version is reused, so that probes cause no load.
+const VERSION_TTL: Duration = Duration::from_secs(10);
+/// Longest wait for the API server while answering a health request.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Named conditions that have to hold before the process takes traffic.
+#[derive(Clone, Default)]
+pub struct Readiness {
+    gates: Arc<Mutex<BTreeMap<&'static str, bool>>>,
+}
+
+impl Readiness {
+    /// No conditions yet: ready.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Says whether the condition `name` holds. A condition first mentioned as false keeps the process unready.
+    pub fn set(&self, name: &'static str, holds: bool) {
+        self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(name, holds);
+    }
+
+    /// Names of the conditions that do not hold.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&'static str> {
+        let gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        gates.iter().filter(|(_, holds)| !**holds).map(|(name, _)| *name).collect()
+    }
+}
+
+/// What the endpoints report on.
+#[derive(Clone)]
+pub struct Ops {
+    client: Client,
+    config: ConfigHandle,
+    readiness: Readiness,
+    registry: Registry,
+    resident: Option<IntGauge>,
+    version: Arc<tokio::sync::Mutex<Option<(Instant, Value)>>>,
+}
+
+impl Ops {
+    /// Endpoints over `registry`; adds the process's own memory to it.
+    #[must_use]
+    pub fn new(client: Client, config: ConfigHandle, readiness: Readiness, registry: Registry) -> Self {
+        let resident = IntGauge::new("process_resident_memory_bytes", "Resident memory of the process")
+            .ok()
+            // A registry that has the gauge already (two servers in one process) is no reason to fail.
+            .filter(|gauge| registry.register(Box::new(gauge.clone())).is_ok());
+        Self { client, config, readiness, registry, resident, version: Arc::default() }
+    }
+
+    /// The router with the four endpoints.
+    pub fn router(self) -> Router {
+        Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get(healthz))
+            .route("/livez", get(|| async { "ok" }))
+            .route("/readyz", get(readyz))
+            .with_state(self)
+    }
+
+    /// The body of `/healthz` and whether the API server answered.
+    pub async fn health(&self) -> (StatusCode, Value) {
+        let resource_version = self.config.resource_version();
+        let mut cached = self.version.lock().await;
+        if let Some((at, version)) = cached.as_ref()
+            && at.elapsed() < VERSION_TTL
+        {
+            return (StatusCode::OK, healthy(version, &resource_version));
+        }
+        let answer = tokio::time::timeout(VERSION_TIMEOUT, self.client.apiserver_version()).await;
+        let failure = match answer {
+            Ok(Ok(info)) => {
+                let version = serde_json::to_value(&info).unwrap_or(Value::Null);
+                let body = healthy(&version, &resource_version);
+                *cached = Some((Instant::now(), version));
+                return (StatusCode::OK, body);
+            }
+            Ok(Err(error)) => crate::object::chain(&error),
+            Err(_) => "no answer in time".to_owned(),
+        };
+        let body = json!({
+            "apiserver": {"connectivity": "failed", "error": failure},
+            "config-resource-version": resource_version,
+        });
+        (StatusCode::INTERNAL_SERVER_ERROR, body)
+    }
+}
+
+fn healthy(version: &Value, resource_version: &str) -> Value {
+    json!({
+        "apiserver": {"connectivity": "ok", "version": version},
+        "config-resource-version": resource_version,
+    })
+}
+
+/// The metrics of the registry in the text format.
+pub fn encode(registry: &Registry) -> Result<Vec<u8>, prometheus::Error> {
+    let mut text = Vec::new();
+    TextEncoder::new().encode(&registry.gather(), &mut text)?;
+    Ok(text)
+}
+
+async fn metrics(State(ops): State<Ops>) -> Response {
+    if let (Some(gauge), Some(bytes)) = (&ops.resident, resident_bytes()) {
+        gauge.set(bytes);
+    }
+    match encode(&ops.registry) {
+        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn healthz(State(ops): State<Ops>) -> Response {
+    let (status, body) = ops.health().await;
+    (status, Json(body)).into_response()
+}
+
+async fn readyz(State(ops): State<Ops>) -> Response {
+    let missing = ops.readiness.missing();
+    if missing.is_empty() {
+        "ok".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {}", missing.join(", "))).into_response()
+    }
+}
+
+fn resident_bytes() -> Option<i64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: i64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readiness_names_what_is_missing() {
+        let readiness = Readiness::new();
+        assert!(readiness.missing().is_empty());
+        readiness.set("certificate", false);
+        readiness.set("caches", true);
+        assert_eq!(readiness.missing(), ["certificate"]);
+        readiness.set("certificate", true);
+        assert!(readiness.missing().is_empty());
+    }
+
+    #[test]
+    fn own_memory_can_be_read() {
+        assert!(resident_bytes().is_some_and(|bytes| bytes > 0));
+    }
+}
