@@ -1,1 +1,33 @@
-//! placeholder
+//! The kit of the end-to-end tests: a [`Story`] is one user in a namespace of their own on a real cluster.
+//!
+//! A story applies manifests as a user would, waits with deadlines, looks inside guests through `kubectl virt console`,
+//! and leaves nothing behind. When it fails it prints what a developer would ask for first: events, objects, pod logs.
+
+mod console;
+mod diagnosis;
+mod node;
+mod story;
+
+use std::path::PathBuf;
+
+pub use console::Console;
+pub use story::{Story, story};
+
+/// The root of the repository.
+#[must_use]
+pub fn repository() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).map_or(here.clone(), PathBuf::from)
+}
+
+/// The kubeconfig of the cluster under test: `KUBECONFIG`, else the test cluster's.
+#[must_use]
+pub fn kubeconfig() -> PathBuf {
+    std::env::var_os("KUBECONFIG").map_or_else(|| repository().join("build/kubeconfig"), PathBuf::from)
+}
+
+/// The plugin under test: `KUBECTL_VIRT`, else `build/bin/kubectl-virt`.
+#[must_use]
+pub fn kubectl_virt() -> PathBuf {
+    std::env::var_os("KUBECTL_VIRT").map_or_else(|| repository().join("build/bin/kubectl-virt"), PathBuf::from)
+}

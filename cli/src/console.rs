@@ -1,0 +1,148 @@
+//! `console`: the machine's serial port on the user's terminal.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Args;
+use futures::{SinkExt, StreamExt};
+use tokio::{
+    io::AsyncWriteExt,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::{
+    Connection, Error, machine_name,
+    subresource::Stream,
+    terminal::{RawMode, input},
+};
+
+/// Control-]: what leaves the console, as in telnet and virsh. Control-5 sends the same byte.
+const ESCAPE: u8 = 0x1d;
+
+/// Options of `console`.
+#[derive(Args)]
+pub struct ConsoleOptions {
+    /// Name of the machine
+    #[arg(value_name = "VMI")]
+    vmi: String,
+    /// Minutes to wait for the machine to run
+    #[arg(long, default_value_t = 5, value_name = "MINUTES")]
+    timeout: u64,
+}
+
+/// How a console session came to its end.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Escape,
+    InputEnded,
+    Closed(String),
+}
+
+pub async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<(), Error> {
+    let name = machine_name(&options.vmi)?;
+    let path = connection.path("virtualmachineinstances", name, "console");
+    let stream = open(connection, &path, Duration::from_secs(options.timeout.saturating_mul(60))).await?;
+    eprintln!("Successfully connected to {name} console. Press Ctrl+] or Ctrl+5 to exit console.");
+    let raw = RawMode::enter()?;
+    let end = copy(stream).await;
+    drop(raw);
+    match end? {
+        End::Escape => {
+            eprintln!();
+            Ok(())
+        }
+        End::InputEnded => Ok(()),
+        End::Closed(reason) => {
+            eprintln!();
+            Err(Error::Stream(format!(
+                "the console of {name} was closed: {reason}. The machine may have stopped, or another user opened its console."
+            )))
+        }
+    }
+}
+
+/// Opens the stream; a machine that does not run yet is waited for.
+async fn open(connection: &Connection, path: &str, patience: Duration) -> Result<Stream, Error> {
+    let deadline = tokio::time::Instant::now() + patience;
+    loop {
+        match connection.stream(path).await {
+            // The answers for a machine that is on its way up; every other refusal is final.
+            Err(Error::Refused { code: 400, message })
+                if message.contains("not running") || message.contains("instead of Running") =>
+            {
+                if tokio::time::Instant::now() >= deadline {
+                    return Err(Error::Refused { code: 400, message });
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn copy(mut stream: Stream) -> Result<End, Error> {
+    let stopped = |what| Error::io(what);
+    let mut terminate = signal(SignalKind::terminate()).map_err(stopped("cannot watch for SIGTERM"))?;
+    let mut hang_up = signal(SignalKind::hangup()).map_err(stopped("cannot watch for SIGHUP"))?;
+    let mut keys = input();
+    let mut output = tokio::io::stdout();
+    let end = loop {
+        tokio::select! {
+            chunk = keys.recv() => match chunk.map(until_escape) {
+                None => break End::InputEnded,
+                Some((typed, left)) => {
+                    if !typed.is_empty() && let Err(error) = stream.send(Message::Binary(Bytes::from(typed))).await {
+                        break End::Closed(error.to_string());
+                    }
+                    if left {
+                        break End::Escape;
+                    }
+                }
+            },
+            message = stream.next() => match message {
+                None => break End::Closed("the connection ended".into()),
+                Some(Err(error)) => break End::Closed(error.to_string()),
+                Some(Ok(Message::Binary(data))) => {
+                    output.write_all(&data).await.map_err(Error::io("cannot write to the terminal"))?;
+                    output.flush().await.map_err(Error::io("cannot write to the terminal"))?;
+                }
+                Some(Ok(Message::Close(frame))) => {
+                    let reason = frame.map(|f| f.reason.to_string()).filter(|r| !r.is_empty());
+                    break End::Closed(reason.unwrap_or_else(|| "the server ended it".into()));
+                }
+                Some(Ok(_)) => {}
+            },
+            _ = terminate.recv() => break End::InputEnded,
+            _ = hang_up.recv() => break End::InputEnded,
+        }
+    };
+    // The other side sees an orderly end where the connection still allows one.
+    let _ = tokio::time::timeout(Duration::from_secs(1), stream.close(None)).await;
+    Ok(end)
+}
+
+/// What was typed before the escape, and whether it was typed.
+fn until_escape(mut typed: Vec<u8>) -> (Vec<u8>, bool) {
+    match typed.iter().position(|byte| *byte == ESCAPE) {
+        Some(at) => {
+            typed.truncate(at);
+            (typed, true)
+        }
+        None => (typed, false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn input_before_the_escape_is_still_sent() {
+        for (typed, sent, left) in
+            [(&b"ls\n"[..], &b"ls\n"[..], false), (b"ls\x1dmore", b"ls", true), (b"\x1d", b"", true), (b"", b"", false)]
+        {
+            assert_eq!(until_escape(typed.to_vec()), (sent.to_vec(), left));
+        }
+    }
+}

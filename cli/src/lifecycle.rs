@@ -1,0 +1,149 @@
+//! `start`, `stop`, `restart`, `pause`, `unpause`, `version`: one request each.
+
+use clap::Args;
+use http::Method;
+use serde_json::{Map, Value, json};
+
+use crate::{Connection, Error, Kind, machine_name};
+
+/// Options of `start`.
+#[derive(Args)]
+pub struct StartOptions {
+    /// Name of the VirtualMachine
+    #[arg(value_name = "VM")]
+    vm: String,
+    /// Start it paused
+    #[arg(long)]
+    paused: bool,
+    /// Check the request, change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Options of `stop`.
+#[derive(Args)]
+pub struct StopOptions {
+    /// Name of the VirtualMachine
+    #[arg(value_name = "VM")]
+    vm: String,
+    /// Seconds the guest has to shut down before it is stopped by force
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    grace_period: Option<i64>,
+    /// Stop by force; needs --grace-period
+    #[arg(long, requires = "grace_period")]
+    force: bool,
+    /// Check the request, change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Options of `restart`.
+#[derive(Args)]
+pub struct RestartOptions {
+    /// Name of the VirtualMachine
+    #[arg(value_name = "VM")]
+    vm: String,
+    /// Seconds the guest has to shut down; only 0 is possible, together with --force
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, requires = "force")]
+    grace_period: Option<i64>,
+    /// Restart by force, without waiting for the guest; needs --grace-period=0
+    #[arg(long, requires = "grace_period")]
+    force: bool,
+    /// Check the request, change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Options of `pause` and `unpause`.
+#[derive(Args)]
+pub struct PauseOptions {
+    /// What to act on: vm or vmi
+    kind: Kind,
+    /// Name of the machine
+    name: String,
+    /// Check the request, change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
+    let mut object: Map<String, Value> =
+        fields.iter().filter_map(|(key, value)| value.clone().map(|v| ((*key).to_owned(), v))).collect();
+    if dry_run {
+        object.insert("dryRun".into(), json!(["All"]));
+    }
+    if object.is_empty() { Vec::new() } else { Value::Object(object).to_string().into_bytes() }
+}
+
+async fn act_on_vm(connection: &Connection, vm: &str, action: &str, body: Vec<u8>, dry_run: bool) -> Result<(), Error> {
+    let name = machine_name(vm)?;
+    connection.call(Method::PUT, &connection.path("virtualmachines", name, action), body).await?;
+    if dry_run {
+        println!("Dry Run execution");
+    }
+    println!("VM {name} was scheduled to {action}");
+    Ok(())
+}
+
+pub async fn start(connection: &Connection, options: &StartOptions) -> Result<(), Error> {
+    let body = body(&[("paused", options.paused.then_some(Value::Bool(true)))], options.dry_run);
+    act_on_vm(connection, &options.vm, "start", body, options.dry_run).await
+}
+
+pub async fn stop(connection: &Connection, options: &StopOptions) -> Result<(), Error> {
+    if options.grace_period.is_some_and(|seconds| seconds < 0) {
+        return Err(Error::Usage("--grace-period must not be negative".into()));
+    }
+    let body = body(&[("gracePeriod", options.grace_period.map(|s| json!(s)))], options.dry_run);
+    act_on_vm(connection, &options.vm, "stop", body, options.dry_run).await
+}
+
+pub async fn restart(connection: &Connection, options: &RestartOptions) -> Result<(), Error> {
+    if options.force && options.grace_period != Some(0) {
+        return Err(Error::Usage("--force needs --grace-period=0: no other grace period is possible".into()));
+    }
+    let body = body(&[("gracePeriodSeconds", options.grace_period.map(|s| json!(s)))], options.dry_run);
+    act_on_vm(connection, &options.vm, "restart", body, options.dry_run).await
+}
+
+pub async fn pause(connection: &Connection, options: &PauseOptions, action: &str) -> Result<(), Error> {
+    let name = machine_name(&options.name)?;
+    // The machine of a VirtualMachine bears its name.
+    let path = connection.path("virtualmachineinstances", name, action);
+    connection.call(Method::PUT, &path, body(&[], options.dry_run)).await.map_err(|error| match error {
+        Error::Refused { code: 404, .. } if options.kind == Kind::Vm => {
+            Error::Refused { code: 404, message: format!("virtual machine {name} is not running") }
+        }
+        other => other,
+    })?;
+    if options.dry_run {
+        println!("Dry Run execution");
+    }
+    println!("VMI {name} was scheduled to {action}");
+    Ok(())
+}
+
+pub async fn version(connection: &Connection) -> Result<(), Error> {
+    println!("Client Version: v{}", env!("CARGO_PKG_VERSION"));
+    let answer = connection.call(Method::GET, "/apis/subresources.kubevirt.io/v1/version", Vec::new()).await?;
+    let version: Value =
+        serde_json::from_slice(&answer).map_err(|e| Error::Transport(format!("unreadable version document: {e}")))?;
+    println!("Server Version: {}", version["gitVersion"].as_str().unwrap_or("unknown"));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_hold_only_what_was_asked_for() {
+        for (made, expected) in [
+            (body(&[("paused", None)], false), ""),
+            (body(&[("paused", Some(json!(true)))], false), r#"{"paused":true}"#),
+            (body(&[("gracePeriod", Some(json!(0)))], true), r#"{"dryRun":["All"],"gracePeriod":0}"#),
+        ] {
+            assert_eq!(String::from_utf8(made).unwrap(), expected);
+        }
+    }
+}

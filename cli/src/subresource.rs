@@ -1,0 +1,113 @@
+//! Requests to `subresources.kubevirt.io` through the API server, with the user's own credentials.
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
+use hyper_util::rt::TokioIo;
+use kube::client::Body;
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{handshake::client::generate_key, protocol::Role},
+};
+
+use crate::{Connection, Error};
+
+/// The version whose paths clients use.
+const API: &str = "/apis/subresources.kubevirt.io/v1";
+/// Subprotocol of all streams.
+const SUBPROTOCOL: &str = "plain.kubevirt.io";
+/// Largest answer read from the server: a screenshot of a large display is a few MiB.
+const MAX_ANSWER: usize = 64 * 1024 * 1024;
+
+/// A websocket that carries a raw byte stream in binary frames.
+pub type Stream = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
+
+impl Connection {
+    /// Path of a subresource of a machine in the connection's namespace; `resource` is `virtualmachines` or
+    /// `virtualmachineinstances`.
+    pub fn path(&self, resource: &str, name: &str, subresource: &str) -> String {
+        format!("{API}/namespaces/{}/{resource}/{name}/{subresource}", self.namespace)
+    }
+
+    /// Sends `body` (empty: none) and returns the answer's body.
+    pub async fn call(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
+        let request = Request::builder().method(method).uri(path).body(Body::from(body)).map_err(|e| transport(&e))?;
+        let response = self.client.send(request).await.map_err(|e| transport(&e))?;
+        let status = response.status();
+        let answer = read(response).await?;
+        if status.is_success() { Ok(answer) } else { Err(refusal(status, &answer)) }
+    }
+
+    /// Opens a stream.
+    pub async fn stream(&self, path: &str) -> Result<Stream, Error> {
+        let request = Request::builder()
+            .uri(path)
+            .header(header::CONNECTION, "Upgrade")
+            .header(header::UPGRADE, "websocket")
+            .header(header::SEC_WEBSOCKET_VERSION, "13")
+            .header(header::SEC_WEBSOCKET_KEY, generate_key())
+            .header(header::SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL)
+            .body(Body::empty())
+            .map_err(|e| transport(&e))?;
+        let response = self.client.send(request).await.map_err(|e| transport(&e))?;
+        let status = response.status();
+        if status != StatusCode::SWITCHING_PROTOCOLS {
+            let answer = read(response).await?;
+            return Err(refusal(status, &answer));
+        }
+        let upgraded = hyper::upgrade::on(response).await.map_err(|e| transport(&e))?;
+        Ok(WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await)
+    }
+}
+
+async fn read(response: Response<Body>) -> Result<Bytes, Error> {
+    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+    Ok(body.map_err(|e| Error::Transport(e.to_string()))?.to_bytes())
+}
+
+/// All causes of an error in one line: the outermost of a failed connection says little.
+fn transport(error: &(dyn std::error::Error + 'static)) -> Error {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    Error::Transport(text)
+}
+
+/// The message of a Kubernetes `Status`, else the body as text, else the code's own name.
+fn refusal(status: StatusCode, body: &[u8]) -> Error {
+    #[derive(serde::Deserialize)]
+    struct Status {
+        message: Option<String>,
+    }
+    let message = serde_json::from_slice::<Status>(body)
+        .ok()
+        .and_then(|s| s.message)
+        .filter(|m| !m.is_empty())
+        .or_else(|| std::str::from_utf8(body).ok().map(|t| t.trim().to_owned()).filter(|t| !t.is_empty()))
+        .unwrap_or_else(|| format!("the server answered {status}"));
+    Error::Refused { code: status.as_u16(), message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_say_what_the_server_said() {
+        for (body, expected) in [
+            (r#"{"kind":"Status","message":"VMI is not running"}"#, "VMI is not running"),
+            ("no such thing\n", "no such thing"),
+            ("", "the server answered 409 Conflict"),
+            ("{}", "{}"),
+        ] {
+            assert_eq!(refusal(StatusCode::CONFLICT, body.as_bytes()).to_string(), expected);
+        }
+    }
+}

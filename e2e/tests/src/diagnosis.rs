@@ -1,0 +1,51 @@
+//! What is printed about a failed story.
+
+use kube::{
+    Api,
+    api::{ListParams, LogParams},
+};
+use serde_json::Value;
+
+use crate::Story;
+
+/// Lines of a pod's log that are printed.
+const LINES: i64 = 60;
+
+/// Prints events, objects, and the ends of pod logs (the launcher's log holds the domain XML).
+pub async fn print(story: &Story) {
+    for kind in ["vm", "vmi", "vmirs"] {
+        for mut object in story.list(kind, "").await.unwrap_or_default() {
+            object["metadata"]["managedFields"] = Value::Null;
+            eprintln!("-------- {kind} {}\n{object:#}", object["metadata"]["name"]);
+        }
+    }
+    for event in story.list("Event", "").await.unwrap_or_default() {
+        eprintln!(
+            "event {} {}/{} {}: {}",
+            event["type"],
+            event["involvedObject"]["kind"],
+            event["involvedObject"]["name"],
+            event["reason"],
+            event["message"]
+        );
+    }
+    for pod in story.list("Pod", "").await.unwrap_or_default() {
+        eprintln!("-------- pod {}\n{:#}", pod["metadata"]["name"], pod["status"]);
+    }
+    logs(story, &story.namespace, "").await;
+    logs(story, "kubevirt", "kubevirt.io in (virt-api,virt-controller,virt-handler)").await;
+}
+
+async fn logs(story: &Story, namespace: &str, labels: &str) {
+    let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(story.client.clone(), namespace);
+    let Ok(list) = pods.list(&ListParams::default().labels(labels)).await else { return };
+    for pod in list {
+        let name = pod.metadata.name.unwrap_or_default();
+        for container in pod.spec.map(|s| s.containers).unwrap_or_default() {
+            let params =
+                LogParams { container: Some(container.name.clone()), tail_lines: Some(LINES), ..LogParams::default() };
+            let log = pods.logs(&name, &params).await.unwrap_or_else(|error| error.to_string());
+            eprintln!("-------- log of {name}/{}\n{log}", container.name);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Looking at a node itself, from a privileged pod in a namespace of its own.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::{Api, api::DeleteParams};
+use serde_json::json;
+
+use crate::{Story, story::exec};
+
+impl Story {
+    /// Runs a shell script as root on the node of the story's machines (of a cluster with one node: on it). The node's
+    /// files are below `/host`; its processes and network are the script's own.
+    ///
+    /// # Errors
+    /// When the pod does not come up or the script fails.
+    pub async fn on_node(&self, script: &str) -> Result<String> {
+        let namespace = format!("{}-node", self.namespace);
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {
+            "ferrovirt.io/e2e": "node", "pod-security.kubernetes.io/enforce": "privileged"}}});
+        namespaces.create(&Default::default(), &serde_json::from_value(object)?).await?;
+        let done = self.run_in(&namespace, script).await;
+        let removed = namespaces.delete(&namespace, &DeleteParams::background()).await;
+        let output = done?;
+        removed.context("cannot delete the namespace of the node's pod")?;
+        Ok(output)
+    }
+
+    async fn run_in(&self, namespace: &str, script: &str) -> Result<String> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "node"},
+            "spec": {
+                "hostPID": true, "hostNetwork": true, "terminationGracePeriodSeconds": 0,
+                "automountServiceAccountToken": false,
+                "containers": [{
+                    "name": "node", "image": "ferrovirt.io/toolbox:devel", "imagePullPolicy": "IfNotPresent",
+                    "command": ["sleep", "600"],
+                    "securityContext": {"privileged": true, "runAsUser": 0},
+                    "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true}],
+                }],
+                "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+            },
+        }))?;
+        // The namespace's service account is made a moment after the namespace.
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        while let Err(error) = pods.create(&Default::default(), &pod).await {
+            ensure!(tokio::time::Instant::now() < deadline, "cannot make the node's pod: {error}");
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+        loop {
+            let phase = pods.get("node").await?.status.and_then(|s| s.phase);
+            if phase.as_deref() == Some("Running") {
+                break;
+            }
+            ensure!(tokio::time::Instant::now() < deadline, "the node's pod does not run: {phase:?}");
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+        exec(&pods, "node", &["sh", "-c", script]).await
+    }
+
+    /// Kills a process of a launcher pod, by the name of its program.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub async fn kill_in_launcher(&self, pod: &str, program: &str) -> Result<()> {
+        let pod = self.get("Pod", pod).await?;
+        let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;
+        let name: String = program.chars().take(15).collect();
+        let script = format!(
+            "killed=1; for p in /proc/[0-9]*; do \
+               if grep -qs -e {uid} $p/cgroup && [ \"$(cat $p/comm)\" = '{name}' ]; then kill -9 ${{p#/proc/}} && killed=0; fi; \
+             done; exit $killed"
+        );
+        self.on_node(&script).await.with_context(|| format!("kill {program} of pod {uid}"))?;
+        Ok(())
+    }
+}

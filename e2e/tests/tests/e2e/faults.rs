@@ -1,0 +1,99 @@
+//! What survives what.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use ferrovirt_e2e_tests::story;
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+
+use crate::manifests;
+
+type Pods = Api<k8s_openapi::api::core::v1::Pod>;
+
+#[test]
+fn machine_runs_on_while_the_node_agent_is_replaced() {
+    story("agent", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        let before = s.wait_running("box").await?;
+        let mut console = s.console("box")?;
+        console.login("root", "story").await?;
+        console.run("echo kept > /tmp/mark").await?;
+
+        let agents: Pods = Api::namespaced(s.client.clone(), "kubevirt");
+        let labels = ListParams::default().labels("kubevirt.io=virt-handler");
+        for pod in agents.list(&labels).await? {
+            agents.delete(&pod.metadata.name.unwrap_or_default(), &DeleteParams::default().grace_period(0)).await?;
+        }
+        let end = console.wait_end(Duration::from_secs(15)).await?;
+        ensure!(!end.success(), "a console whose agent is gone ends with an error");
+
+        let mut console = s.console("box")?;
+        console.login_or_shell("root", "story").await?;
+        let (mark, _) = console.run("cat /tmp/mark").await?;
+        ensure!(mark.contains("kept"), "the guest is another one: {mark:?}");
+        console.leave().await?;
+        let after = s.get("vmi", "box").await?;
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the machine was replaced");
+        // The new agent drives the machine.
+        s.virt(&["stop", "box"]).await?;
+        s.wait_gone("vmi", "box", Duration::from_secs(60)).await
+    });
+}
+
+#[test]
+fn crashed_launcher_worker_comes_back_and_the_guest_runs_on() {
+    story("worker", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        s.wait_running("box").await?;
+        let mut console = s.console("box")?;
+        console.login("root", "story").await?;
+        console.run("echo kept > /tmp/mark").await?;
+        let pod = s.launcher_pod("box").await?;
+        let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
+        s.kill_in_launcher(&pod, "virt-launcher").await?;
+        console.wait_end(Duration::from_secs(30)).await?;
+
+        let mut console = s.console("box")?;
+        console.login_or_shell("root", "story").await?;
+        let (mark, _) = console.run("cat /tmp/mark").await?;
+        ensure!(mark.contains("kept"), "the guest is another one: {mark:?}");
+        console.leave().await?;
+        s.virt(&["stop", "box"]).await?;
+        s.wait_gone("vmi", "box", Duration::from_secs(60)).await
+    });
+}
+
+#[test]
+fn killed_qemu_makes_the_machine_fail_and_run_strategy_always_restarts_it() {
+    story("qemu", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        let first = s.wait_running("box").await?;
+        let pod = s.launcher_pod("box").await?;
+        let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
+        s.kill_in_launcher(&pod, "qemu-system-x86").await?;
+        let uid = first["metadata"]["uid"].clone();
+        s.wait("vmi", "box", "be Running anew", Duration::from_secs(120), |vmi| {
+            vmi["metadata"]["uid"] != uid && vmi["status"]["phase"] == "Running"
+        })
+        .await?;
+        Ok(())
+    });
+}
+
+#[test]
+fn second_controller_leads_when_the_first_is_gone() {
+    story("leader", async |s| {
+        let pods: Pods = Api::namespaced(s.client.clone(), "kubevirt");
+        let labels = ListParams::default().labels("kubevirt.io=virt-controller");
+        for pod in pods.list(&labels).await? {
+            pods.delete(&pod.metadata.name.unwrap_or_default(), &DeleteParams::default().grace_period(0)).await?;
+        }
+        // No write is lost: the machine is made by whoever leads next.
+        s.apply(&manifests::kernel_vmi("later")).await?;
+        s.wait_running("later").await?;
+        Ok(())
+    });
+}

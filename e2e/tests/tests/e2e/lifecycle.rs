@@ -1,0 +1,135 @@
+//! Start, stop, restart, pause, delete.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use ferrovirt_e2e_tests::story;
+use serde_json::Value;
+
+use crate::manifests;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == kind)
+}
+
+#[test]
+fn user_starts_stops_and_restarts_a_vm() {
+    story("lifecycle", async |s| {
+        s.apply(&manifests::vm("box", "Halted")).await?;
+        s.wait("vm", "box", "be Stopped", MINUTE, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
+        ensure!(s.get("vmi", "box").await.is_err(), "a halted machine has no instance");
+
+        let said = s.virt(&["start", "box"]).await?;
+        ensure!(said.contains("VM box was scheduled to start"), "{said}");
+        let first = s.wait_running("box").await?;
+        let again = s.virt(&["start", "box"]).await.err().map(|e| e.to_string()).unwrap_or_default();
+        ensure!(again.contains("VM is already running"), "a second start says so, not {again:?}");
+
+        s.virt(&["restart", "box"]).await?;
+        let uid = first["metadata"]["uid"].clone();
+        s.wait("vmi", "box", "be Running anew", MINUTE * 2, |vmi| {
+            vmi["metadata"]["uid"] != uid && vmi["status"]["phase"] == "Running"
+        })
+        .await?;
+
+        s.virt(&["stop", "box"]).await?;
+        s.wait_gone("vmi", "box", MINUTE).await?;
+        s.wait("vm", "box", "be Stopped", MINUTE, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
+        let vm = s.get("vm", "box").await?;
+        ensure!(vm["spec"]["runStrategy"] == "Halted", "{}", vm["spec"]["runStrategy"]);
+        Ok(())
+    });
+}
+
+#[test]
+fn paused_machine_stands_still_and_goes_on() {
+    story("pause", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        s.wait_running("box").await?;
+        let mut console = s.console("box")?;
+        console.login("root", "story").await?;
+
+        s.virt(&["pause", "vm", "box"]).await?;
+        let paused = |vmi: &Value| condition(vmi, "Paused").is_some_and(|c| c["reason"] == "PausedByUser");
+        s.wait("vmi", "box", "be Paused", MINUTE, paused).await?;
+        s.wait("vm", "box", "show Paused", MINUTE, |vm| vm["status"]["printableStatus"] == "Paused").await?;
+        let again = s.virt(&["pause", "vm", "box"]).await.err().map(|e| e.to_string()).unwrap_or_default();
+        ensure!(again.contains("already paused"), "{again:?}");
+        console.send("echo still-$((40+2))\n").await?;
+        ensure!(console.expect("still-42", Duration::from_secs(3)).await.is_err(), "a paused guest answers");
+
+        s.virt(&["unpause", "vm", "box"]).await?;
+        console.expect("still-42", Duration::from_secs(20)).await?;
+        s.wait("vmi", "box", "be Ready", MINUTE, |vmi| {
+            condition(vmi, "Paused").is_none() && condition(vmi, "Ready").is_some_and(|c| c["status"] == "True")
+        })
+        .await?;
+        console.leave().await
+    });
+}
+
+#[test]
+fn deleted_vm_is_shut_down_by_acpi_and_leaves_nothing_on_its_node() {
+    story("delete", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        s.wait_running("box").await?;
+        let pod = s.launcher_pod("box").await?;
+        let pod_uid = pod["metadata"]["uid"].as_str().context("pod without uid")?.to_owned();
+        let pod_name = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
+        let vmi_uid = s.get("vmi", "box").await?["metadata"]["uid"].as_str().context("no uid")?.to_owned();
+        let mut console = s.console("box")?;
+        console.login("root", "story").await?;
+
+        s.delete("vm", "box").await?;
+        // Only a guest that was asked says good-bye.
+        console.expect("Power down", MINUTE).await?;
+        console.wait_end(Duration::from_secs(30)).await?;
+        s.wait_gone("vm", "box", MINUTE).await?;
+        s.wait_gone("vmi", "box", MINUTE).await?;
+        s.wait_gone("Pod", &pod_name, MINUTE).await?;
+
+        let search = format!(
+            "find /host/var/lib/kubelet/pods /host/var/run/kubevirt /host/var/run/kubevirt-private -maxdepth 6 \
+             2>/dev/null | grep -e {pod_uid} -e {vmi_uid}; true"
+        );
+        let left = s.on_node(&search).await?;
+        ensure!(left.trim().is_empty(), "files are left on the node: {left}");
+        let links = s.on_node("ip -o link | grep -e k6t- -e ' tap'; true").await?;
+        ensure!(links.trim().is_empty(), "links are left on the node: {links}");
+        Ok(())
+    });
+}
+
+#[test]
+fn powered_off_guest_of_run_strategy_manual_stays_off() {
+    story("poweroff", async |s| {
+        s.apply(&manifests::vm("box", "Manual")).await?;
+        s.virt(&["start", "box"]).await?;
+        s.wait_running("box").await?;
+        let mut console = s.console("box")?;
+        console.login("root", "story").await?;
+        console.send("poweroff\n").await?;
+        s.wait("vmi", "box", "have Succeeded", MINUTE, |vmi| vmi["status"]["phase"] == "Succeeded").await?;
+        s.wait("vm", "box", "be Stopped", MINUTE, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
+        Ok(())
+    });
+}
+
+#[test]
+fn powered_off_guest_of_run_strategy_always_comes_back() {
+    story("always", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        let first = s.wait_running("box").await?;
+        let mut console = s.console("box")?;
+        console.login("root", "story").await?;
+        console.send("poweroff\n").await?;
+        let uid = first["metadata"]["uid"].clone();
+        s.wait("vmi", "box", "be Running anew", MINUTE * 2, |vmi| {
+            vmi["metadata"]["uid"] != uid && vmi["status"]["phase"] == "Running"
+        })
+        .await?;
+        Ok(())
+    });
+}

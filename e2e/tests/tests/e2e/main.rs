@@ -1,0 +1,14 @@
+//! End-to-end tests: users' stories on a real cluster with real guests.
+//!
+//! `make e2e` runs them against the test cluster, or against the cluster of `KUBECONFIG`.
+
+#![allow(missing_docs, reason = "tests say what they are by their names")]
+
+mod access;
+mod boot;
+mod faults;
+mod lifecycle;
+mod manifests;
+mod network;
+mod refusals;
+mod replicas;

@@ -1,0 +1,60 @@
+//! Manifests the stories share.
+
+/// A machine from the tiny container disk, with a name for its guest and a known password.
+pub fn vm(name: &str, run_strategy: &str) -> String {
+    format!(
+        "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {{name: {name}}}
+spec:
+  runStrategy: {run_strategy}
+  template:
+    metadata: {{labels: {{app: {name}}}}}
+    spec:
+      terminationGracePeriodSeconds: 30
+      domain:
+        memory: {{guest: 128Mi}}
+        devices:
+          disks:
+          - {{name: root, disk: {{bus: virtio}}}}
+          - {{name: seed, disk: {{bus: virtio}}}}
+          interfaces:
+          - {{name: default, masquerade: {{}}}}
+      networks:
+      - {{name: default, pod: {{}}}}
+      volumes:
+      - {{name: root, containerDisk: {{image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}}}
+      - name: seed
+        cloudInitNoCloud:
+          userData: |
+            #cloud-config
+            hostname: {name}-guest
+            password: story
+"
+    )
+}
+
+/// A machine instance of its own, booted from a kernel image: the fastest to come up.
+pub fn kernel_vmi(name: &str) -> String {
+    format!(
+        "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 10
+  domain:
+    memory: {{guest: 128Mi}}
+    firmware:
+      kernelBoot:
+        kernelArgs: console=ttyS0
+        container:
+          image: ferrovirt.io/guests/tiny-kernel:devel
+          imagePullPolicy: IfNotPresent
+          kernelPath: /boot/vmlinuz
+          initrdPath: /boot/initrd
+    devices: {{}}
+"
+    )
+}

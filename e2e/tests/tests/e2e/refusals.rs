@@ -1,0 +1,109 @@
+//! Bad input: a clear answer, and nothing stuck.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use ferrovirt_e2e_tests::story;
+use serde_json::Value;
+
+use crate::manifests;
+
+#[test]
+fn unknown_image_is_told_and_the_machine_can_be_deleted() {
+    story("image", async |s| {
+        let manifest = manifests::vm("box", "Always").replace("guests/tiny:devel", "guests/no-such-image:devel");
+        s.apply(&manifest).await?;
+        let minute = Duration::from_secs(60);
+        let told =
+            |vm: &Value| matches!(vm["status"]["printableStatus"].as_str(), Some("ErrImagePull" | "ImagePullBackOff"));
+        s.wait("vm", "box", "tell that its image cannot be pulled", minute, told).await?;
+        let synchronized = |vmi: &Value| {
+            vmi["status"]["conditions"].as_array().is_some_and(|conditions| {
+                conditions.iter().any(|c| {
+                    c["type"] == "Synchronized"
+                        && c["status"] == "False"
+                        && matches!(c["reason"].as_str(), Some("ErrImagePull" | "ImagePullBackOff"))
+                })
+            })
+        };
+        s.wait("vmi", "box", "say why", minute, synchronized).await?;
+        s.delete("vm", "box").await?;
+        s.wait_gone("vm", "box", minute).await?;
+        s.wait_gone("vmi", "box", minute).await
+    });
+}
+
+#[test]
+fn image_without_a_disk_is_told() {
+    story("nodisk", async |s| {
+        let manifest = manifests::vm("box", "Always").replace("guests/tiny:devel", "toolbox:devel");
+        s.apply(&manifest).await?;
+        let said = s.wait_event("box", "SyncFailed", Duration::from_secs(60)).await?;
+        ensure!(said.contains("disk"), "{said}");
+        s.delete("vm", "box").await?;
+        s.wait_gone("vmi", "box", Duration::from_secs(60)).await
+    });
+}
+
+#[test]
+fn impossible_machines_are_refused_with_the_field_named() {
+    story("refusals", async |s| {
+        let good = manifests::vm("box", "Halted");
+        for (from, to, expected) in [
+            ("guest: 128Mi", "guest: '0'", "memory"),
+            ("guest: 128Mi", "guest: -1Gi", "memory"),
+            ("- {name: root, disk: {bus: virtio}}", "- {name: rooot, disk: {bus: virtio}}", "disks[0].name"),
+            ("- {name: root, disk: {bus: virtio}}", "- {name: root, disk: {bus: floppy}}", "bus"),
+            ("- {name: default, masquerade: {}}", "- {name: other, masquerade: {}}", "interfaces[0].name"),
+            ("- {name: default, masquerade: {}}", "- {name: default, sriov: {}}", "sriov"),
+            ("runStrategy: Halted", "runStrategy: Sometimes", "runStrategy"),
+            ("runStrategy: Halted", "runStrategy: Halted\n  running: true", "mutually exclusive"),
+            ("image: 'ferrovirt.io/guests/tiny:devel'", "image: ''", "image"),
+            ("runStrategy: Halted", "runStrategy: Halted\n  runStrategie: Always", "runStrategie"),
+            ("memory: {guest: 128Mi}", "memory: {guest: 128Mi, hugepages: {pageSize: 2Mi}}", "hugepages"),
+        ] {
+            ensure!(good.contains(from), "the manifest has no {from:?}");
+            let said = s.refused(&good.replacen(from, to, 1)).await?;
+            ensure!(said.contains(expected), "{to:?} is refused without naming {expected:?}: {said}");
+        }
+        // Nothing of all this exists, and the good one still does.
+        ensure!(s.list("vm", "").await?.is_empty(), "a refused machine exists");
+        s.apply(&good).await
+    });
+}
+
+#[test]
+fn machine_larger_than_any_node_waits_and_says_so() {
+    story("huge", async |s| {
+        s.apply(&manifests::vm("box", "Always").replace("guest: 128Mi", "guest: 900Gi")).await?;
+        let minute = Duration::from_secs(60);
+        s.wait("vm", "box", "be unschedulable", minute, |vm| vm["status"]["printableStatus"] == "ErrorUnschedulable")
+            .await?;
+        s.delete("vm", "box").await?;
+        s.wait_gone("vmi", "box", minute).await
+    });
+}
+
+#[test]
+fn namespace_quota_applies_to_machines_as_to_pods() {
+    story("quota", async |s| {
+        s.apply(
+            "
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: small}
+spec: {hard: {requests.memory: 64Mi}}
+",
+        )
+        .await?;
+        let used = |quota: &Value| quota["status"]["hard"].is_object();
+        s.wait("ResourceQuota", "small", "be in force", Duration::from_secs(30), used).await?;
+        s.apply(&manifests::vm("box", "Always")).await?;
+        let said = s.wait_event("box", "FailedCreate", Duration::from_secs(60)).await?;
+        ensure!(said.contains("quota"), "{said}");
+        // With room the machine starts by itself.
+        s.delete("ResourceQuota", "small").await?;
+        s.wait_running("box").await?;
+        Ok(())
+    });
+}
