@@ -63,7 +63,10 @@ where
         })
     });
     if let Err(error) = outcome {
-        std::panic::panic_any(format!("story {name}: {error:#}"));
+        #[expect(clippy::panic, reason = "how a test fails")]
+        {
+            panic!("story {name}: {error:#}");
+        }
     }
 }
 
