@@ -1,2 +1,81 @@
-//! placeholder
-fn main() {}
+//! Benchmarks on the real cluster: how long a machine takes to start next to a bare pod on the same node in the same
+//! run, what memory it costs outside QEMU, and how many writes to the API server it takes.
+//!
+//! Prints a table and writes `build/bench.json`, a flat object with one number a key and the unit in the key.
+
+mod memory;
+mod start;
+mod writes;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use ferrovirt_e2e_tests::{repository, story};
+
+/// Measured values by name.
+type Figures = BTreeMap<String, f64>;
+
+/// Measure starts, memory and API calls on the cluster of KUBECONFIG, or on the test cluster
+#[derive(Parser)]
+struct Options {
+    /// Starts measured of each kind; the median counts
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+}
+
+/// What a figure is to be, for the table.
+const TARGETS: [(&str, f64); 6] = [
+    ("vmi_running_over_pod", 1.5),
+    ("outside_qemu_pss_mib", 60.0),
+    ("launcher_supervisor_pss_mib", 3.0),
+    ("virt_api_rss_mib", 23.8),
+    ("virt_controller_rss_mib", 23.8),
+    ("virt_handler_rss_mib", 19.1),
+];
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let mut figures = Figures::new();
+    story("bench", async |s| {
+        start::measure(s, options.rounds, &mut figures).await?;
+        let machine = start::Machine::start(s, "memory").await?;
+        // The worker and libvirtd have settled when the guest has been up for a while.
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        memory::measure(s, &machine, &mut figures).await?;
+        writes::measure(s, &machine, &mut figures).await?;
+        machine.delete().await?;
+        Ok(())
+    });
+    println!("\n{:<36} {:>10}  target", "figure", "value");
+    for (name, value) in &figures {
+        let target = TARGETS
+            .iter()
+            .find(|(of, _)| of == name)
+            .map_or(String::new(), |(_, most)| format!("<= {most}{}", if value > most { "  MISSED" } else { "" }));
+        println!("{name:<36} {value:>10.3}  {target}");
+    }
+    let file = repository().join("build/bench.json");
+    let rounded: BTreeMap<&String, f64> = figures.iter().map(|(k, v)| (k, (v * 1000.0).round() / 1000.0)).collect();
+    std::fs::create_dir_all(repository().join("build"))?;
+    std::fs::write(&file, serde_json::to_string_pretty(&rounded)?)
+        .with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// The middle value; of an even number the lower of the two.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn median_is_the_middle_value() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.0));
+        assert_eq!(median(vec![]), None);
+    }
+}

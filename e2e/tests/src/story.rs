@@ -303,6 +303,17 @@ impl Story {
     /// # Errors
     /// When it does not come up.
     pub async fn toolbox(&self, name: &str) -> Result<()> {
+        self.toolbox_without_wait(name).await?;
+        let running = |pod: &Value| pod["status"]["phase"] == "Running";
+        self.wait("Pod", name, "be Running", Duration::from_secs(30), running).await?;
+        Ok(())
+    }
+
+    /// Creates the pod of [`Self::toolbox`].
+    ///
+    /// # Errors
+    /// Those of the API server.
+    pub async fn toolbox_without_wait(&self, name: &str) -> Result<()> {
         self.apply(&format!(
             "
 apiVersion: v1
@@ -320,10 +331,7 @@ spec:
     securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
 "
         ))
-        .await?;
-        let running = |pod: &Value| pod["status"]["phase"] == "Running";
-        self.wait("Pod", name, "be Running", Duration::from_secs(30), running).await?;
-        Ok(())
+        .await
     }
 
     /// Runs a command in a pod and returns its standard output.

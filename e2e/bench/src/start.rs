@@ -1,0 +1,141 @@
+//! Time from creation to Running and to a guest that is up, against a bare pod.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use ferrovirt_e2e_tests::Story;
+use futures::{AsyncBufReadExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api,
+    api::{DynamicObject, LogParams},
+    runtime::wait::{Condition, await_condition, conditions},
+};
+
+use crate::{Figures, median};
+
+/// Longest that one start may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The line that the tiny guest prints when its user space is up begins so.
+const UP: &str = "tiny: up";
+
+/// A machine that was started and timed.
+pub struct Machine<'a> {
+    story: &'a Story,
+    /// Its name.
+    pub name: String,
+    /// Creation to phase Running, seconds.
+    running: f64,
+    /// Creation to the guest's user space being up, seconds.
+    guest_up: f64,
+}
+
+impl<'a> Machine<'a> {
+    /// Creates a machine from the tiny container disk and waits until its guest is up.
+    pub async fn start(story: &'a Story, name: &str) -> Result<Self> {
+        let manifest = format!(
+            "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 0
+  domain:
+    memory: {{guest: 128Mi}}
+    devices:
+      disks: [{{name: root, disk: {{bus: virtio}}}}]
+  volumes: [{{name: root, containerDisk: {{image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}}}]
+"
+        );
+        out_of_phase().await;
+        let created = Instant::now();
+        story.apply(&manifest).await?;
+        let running = |vmi: Option<&DynamicObject>| vmi.is_some_and(|vmi| vmi.data["status"]["phase"] == "Running");
+        wait(story.api("vmi"), name, running).await.context("VMI was not Running")?;
+        let running = created.elapsed().as_secs_f64();
+        let pod = story.launcher_pod(name).await?;
+        let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
+        tokio::time::timeout(PATIENCE, guest_up(story, &pod)).await.context("guest was not up")??;
+        Ok(Self { story, name: name.to_owned(), running, guest_up: created.elapsed().as_secs_f64() })
+    }
+
+    /// Deletes it and waits until it is gone; returns the seconds this took.
+    pub async fn delete(self) -> Result<f64> {
+        out_of_phase().await;
+        let deleted = Instant::now();
+        self.story.delete("vmi", &self.name).await?;
+        wait(self.story.api("vmi"), &self.name, gone()).await.context("VMI was not gone")?;
+        Ok(deleted.elapsed().as_secs_f64())
+    }
+}
+
+/// Measures `rounds` starts of each kind, one at a time and in turn, so that both see the same machine.
+pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
+    let (mut pods, mut running, mut up, mut deleted) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let pod = bare_pod(story, &format!("pod-{round}")).await?;
+        let machine = Machine::start(story, &format!("vmi-{round}")).await?;
+        println!(
+            "round {round}: pod Running {pod:.2} s, VMI Running {:.2} s, guest up {:.2} s",
+            machine.running, machine.guest_up
+        );
+        pods.push(pod);
+        running.push(machine.running);
+        up.push(machine.guest_up);
+        deleted.push(machine.delete().await?);
+    }
+    let pod = median(pods).context("no round")?;
+    let vmi = median(running).context("no round")?;
+    figures.insert("pod_running_s".into(), pod);
+    figures.insert("vmi_running_s".into(), vmi);
+    figures.insert("vmi_running_over_pod".into(), vmi / pod);
+    figures.insert("vmi_guest_up_s".into(), median(up).context("no round")?);
+    figures.insert("delete_s".into(), median(deleted).context("no round")?);
+    Ok(())
+}
+
+/// The floor: a pod of one container that does nothing.
+async fn bare_pod(story: &Story, name: &str) -> Result<f64> {
+    out_of_phase().await;
+    let created = Instant::now();
+    story.toolbox_without_wait(name).await?;
+    let running = |pod: Option<&DynamicObject>| pod.is_some_and(|pod| pod.data["status"]["phase"] == "Running");
+    wait(story.api("Pod"), name, running).await.context("pod was not Running")?;
+    let took = created.elapsed().as_secs_f64();
+    story.delete("Pod", name).await?;
+    wait(story.api("Pod"), name, gone()).await.context("pod was not gone")?;
+    Ok(took)
+}
+
+fn gone() -> impl Condition<DynamicObject> {
+    |object: Option<&DynamicObject>| object.is_none()
+}
+
+async fn wait(api: Api<DynamicObject>, name: &str, condition: impl Condition<DynamicObject>) -> Result<()> {
+    tokio::time::timeout(PATIENCE, await_condition(api, name, condition)).await??;
+    Ok(())
+}
+
+/// Follows the pod's log, which holds the guest's serial output, to the line that tells of user space.
+async fn guest_up(story: &Story, pod: &str) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(story.client.clone(), &story.namespace);
+    await_condition(pods.clone(), pod, conditions::is_pod_running()).await?;
+    let follow = LogParams { container: Some("compute".into()), follow: true, ..LogParams::default() };
+    let mut lines = pods.log_stream(pod, &follow).await?.lines();
+    while let Some(line) = lines.try_next().await? {
+        if line.contains(UP) {
+            return Ok(());
+        }
+    }
+    bail!("the log of {pod} ended before the guest was up")
+}
+
+/// Waits a part of a second: kubelet publishes container states once a second, and starts at fixed intervals would all
+/// hit the same point of its period.
+async fn out_of_phase() {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());
+    // Digits below the clock's period are as good as random here.
+    let wait = u64::from(nanos / 100).wrapping_mul(6_364_136_223_846_793_005).rotate_left(17) % 1000;
+    tokio::time::sleep(Duration::from_millis(wait)).await;
+}
