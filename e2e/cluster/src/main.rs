@@ -1,2 +1,121 @@
-//! placeholder
-fn main() {}
+//! `cluster`: the test cluster's command.
+
+use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, anyhow};
+use clap::{Parser, Subcommand};
+use ferrovirt_e2e_cluster::{
+    components, deps, down, images, init, lock,
+    plan::{Plan, find_workspace},
+    progress::Progress,
+    status, up,
+};
+
+/// A real Kubernetes cluster on this machine, for tests and for a first look.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Which of several clusters side by side (names, addresses and files follow from it)
+    #[arg(long, global = true, default_value_t = 0, env = "FERROVIRT_INSTANCE")]
+    instance: u8,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Brings the cluster up, or adds nodes to it; harmless when it is up
+    Up {
+        /// How many nodes, at least
+        #[arg(long, default_value_t = 1)]
+        nodes: u8,
+    },
+    /// Removes everything the cluster made; logs stay in build/cluster
+    Down,
+    /// Tells what runs; fails when the API server does not serve
+    Status,
+    /// Imports OCI archives into every node
+    LoadImage {
+        /// The archives
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Checks what is missing on this host, and installs what Debian has
+    Deps,
+    /// Builds the cluster's programs, unless they are in the cache
+    BuildComponents,
+    /// Prints what `eval` needs to use kubectl, helm and ctr of this cluster
+    Env,
+    /// Runs a command on a node (node-1, ...) or beside the API server (control)
+    Exec {
+        /// Where
+        node: String,
+        /// What
+        #[arg(required = true, trailing_var_arg = true)]
+        command: Vec<OsString>,
+    },
+    /// The first process of a namespace
+    #[command(hide = true)]
+    Init {
+        /// What to run
+        configuration: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("cluster: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if let Action::Init { configuration } = &arguments.action {
+        init::run(configuration)?;
+        return Ok(ExitCode::FAILURE);
+    }
+    let progress = Progress::start();
+    let folder = std::env::current_dir().context("finding the current folder")?;
+    let plan = Plan::new(find_workspace(&folder)?, arguments.instance)?;
+    match &arguments.action {
+        Action::Up { nodes } => {
+            let _lock = lock(&plan, &progress)?;
+            up::up(&plan, *nodes, &progress)?;
+        }
+        Action::Down => {
+            let _lock = lock(&plan, &progress)?;
+            down::down(&plan, &progress)?;
+        }
+        Action::Status => {
+            let (text, ready) = status::status(&plan)?;
+            print!("{text}");
+            return Ok(if ready { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Action::LoadImage { files } => {
+            let _lock = lock(&plan, &progress)?;
+            images::load(&plan, &components::bin(&plan)?, files, &progress)?;
+        }
+        Action::Deps => deps::install(&progress)?,
+        Action::BuildComponents => {
+            let _lock = lock(&plan, &progress)?;
+            println!("{}", components::ensure(&plan, &progress)?.display());
+        }
+        Action::Env => {
+            println!("export PATH={}:$PATH", components::bin(&plan)?.display());
+            println!("export KUBECONFIG={}", plan.kubeconfig().display());
+        }
+        Action::Exec { node, command } => {
+            let namespace = format!("{}-{node}", plan.prefix());
+            let pid = ferrovirt_e2e_cluster::host::init_process(&namespace)
+                .ok_or_else(|| anyhow!("{node} is not running"))?;
+            let error = images::enter(pid, ["--mount", "--net", "--uts", "--pid"]).args(command).exec();
+            return Err(error).context("starting nsenter");
+        }
+        Action::Init { .. } => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}

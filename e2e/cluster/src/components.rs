@@ -1,0 +1,179 @@
+//! The cluster's programs, built from their Go modules and cached by what they are built from.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use sha2::{Digest, Sha256};
+
+use crate::{
+    command::{line, log_tail, open_log, start_error},
+    error::{Error, FileContext, Result},
+    plan::Plan,
+    progress::Progress,
+};
+
+/// One Go module of `e2e/cluster/components` and what is built from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Module {
+    /// The folder's name.
+    pub name: &'static str,
+    /// What to build: `tool` means everything the module's `tool` directives list.
+    pub package: &'static str,
+    /// Name of the one program built, if the package's own name would not do.
+    pub program: Option<&'static str>,
+    /// How long it takes with empty caches on two cores.
+    pub cold: &'static str,
+}
+
+/// All modules; one for each group of programs, since their requirements differ.
+pub const MODULES: [Module; 5] = [
+    Module { name: "runtime", package: "tool", program: None, cold: "40 s" },
+    Module { name: "etcd", package: "go.etcd.io/etcd/server/v3", program: Some("etcd"), cold: "30 s" },
+    Module { name: "dns", package: ".", program: Some("coredns"), cold: "1 min" },
+    Module { name: "helm", package: "tool", program: None, cold: "2 min" },
+    Module { name: "kubernetes", package: "tool", program: None, cold: "5.5 min" },
+];
+
+/// Without it, clients that compare versions misjudge the server.
+const LINK_FLAGS: &str = "-s -w \
+    -X k8s.io/component-base/version.gitVersion=v1.36.3 \
+    -X k8s.io/component-base/version.gitMajor=1 \
+    -X k8s.io/component-base/version.gitMinor=36";
+
+/// Between two signs of life of a long build.
+const HEARTBEAT: Duration = Duration::from_secs(20);
+
+/// The folder with the modules.
+#[must_use]
+pub fn sources(plan: &Plan) -> PathBuf {
+    plan.workspace.join("e2e/cluster/components")
+}
+
+/// The folder where the programs built from these sources belong.
+///
+/// # Errors
+/// When the sources cannot be read or there is no home folder.
+pub fn bin(plan: &Plan) -> Result<PathBuf> {
+    Ok(cache()?.join(fingerprint(&sources(plan))?).join("bin"))
+}
+
+fn cache() -> Result<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    base.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
+        .map(|base| base.join("ferrovirt/components"))
+        .ok_or_else(|| Error::Refused("HOME is not set: no place for the built components".into()))
+}
+
+/// A name for all that decides what the built programs are.
+fn fingerprint(sources: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    let mut add = |bytes: &[u8]| {
+        hash.update(bytes.len().to_le_bytes());
+        hash.update(bytes);
+    };
+    add(LINK_FLAGS.as_bytes());
+    for module in MODULES {
+        add(module.name.as_bytes());
+        add(module.package.as_bytes());
+        let folder = sources.join(module.name);
+        let mut files: Vec<PathBuf> =
+            fs::read_dir(&folder).at("list", &folder)?.flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        for file in files {
+            add(file.file_name().unwrap_or_default().as_encoded_bytes());
+            add(&fs::read(&file).at("read", &file)?);
+        }
+    }
+    let mut name = crate::hex(&hash.finalize());
+    name.truncate(16);
+    Ok(name)
+}
+
+/// Builds what is not built yet and returns the folder of the programs.
+///
+/// # Errors
+/// When a build fails.
+pub fn ensure(plan: &Plan, progress: &Progress) -> Result<PathBuf> {
+    let bin = bin(plan)?;
+    if bin.is_dir() {
+        return Ok(bin);
+    }
+    progress.step("building the cluster's components; cold on two cores this takes about 10 minutes, once");
+    let partial = bin.with_file_name("partial");
+    fs::create_dir_all(&partial).at("create", &partial)?;
+    for module in MODULES {
+        build(plan, &module, &partial, progress)?;
+    }
+    fs::rename(&partial, &bin).at("rename", &partial)?;
+    progress.step(format!("components built: {}", bin.display()));
+    Ok(bin)
+}
+
+fn build(plan: &Plan, module: &Module, into: &Path, progress: &Progress) -> Result<()> {
+    progress.step(format!("  {}: building (cold: {})", module.name, module.cold));
+    let log = plan.build().join(format!("components-{}.log", module.name));
+    let _ = fs::remove_file(&log);
+    let output = open_log(&log)?;
+    let mut command = Command::new("go");
+    command
+        .current_dir(sources(plan).join(module.name))
+        .env("CGO_ENABLED", "0")
+        .args(["build", "-trimpath", "-buildvcs=false", &format!("-ldflags={LINK_FLAGS}"), "-o"])
+        // A path that ends in a slash is a folder to go's build.
+        .arg(into.join(module.program.unwrap_or("")))
+        .arg(module.package)
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().at("open", &log)?)
+        .stderr(output);
+    let step = format!("building the {} components", module.name);
+    let mut child = command.spawn().map_err(|source| start_error(&step, &command, source))?;
+    let started = Instant::now();
+    let mut told = started;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) => std::thread::sleep(Duration::from_millis(200)),
+            Err(source) => return Err(start_error(&step, &command, source)),
+        }
+        if told.elapsed() > HEARTBEAT {
+            told = Instant::now();
+            progress.step(format!("  {}: still building ({} s)", module.name, started.elapsed().as_secs()));
+        }
+    };
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::Command { step, command: line(&command), status: status.to_string(), output: log_tail(&log) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprint_follows_the_sources() {
+        let folder = std::env::temp_dir().join(format!("ferrovirt-components-{}", std::process::id()));
+        for module in MODULES {
+            fs::create_dir_all(folder.join(module.name)).unwrap();
+            fs::write(folder.join(module.name).join("go.mod"), "module x").unwrap();
+        }
+        let before = fingerprint(&folder).unwrap();
+        assert_eq!(before, fingerprint(&folder).unwrap());
+        assert_eq!(before.len(), 16);
+        fs::write(folder.join("dns/go.sum"), "changed").unwrap();
+        assert_ne!(before, fingerprint(&folder).unwrap());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn every_module_is_in_the_tree() {
+        for module in MODULES {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("components").join(module.name).join("go.mod");
+            assert!(path.is_file(), "{}", path.display());
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What the host must have, in one list.
+
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+};
+
+use nix::unistd::Uid;
+
+use crate::{
+    command::{program, run_visibly},
+    error::{Error, Result},
+    progress::Progress,
+};
+
+/// Something the host must have.
+#[derive(Clone, Copy, Debug)]
+pub struct Need {
+    /// A program to be found on the PATH, or an absolute path.
+    pub what: &'static str,
+    /// The Debian package that has it; none when Debian 12's is too old.
+    pub package: Option<&'static str>,
+    /// What it is for.
+    pub why: &'static str,
+}
+
+const fn need(what: &'static str, package: &'static str, why: &'static str) -> Need {
+    Need { what, package: Some(package), why }
+}
+
+/// What running the cluster needs.
+pub const RUN: [Need; 9] = [
+    need("runc", "runc", "runs the containers"),
+    need("ip", "iproute2", "makes network namespaces and cables"),
+    need("nft", "nftables", "service and pod network rules"),
+    need("iptables", "iptables", "host ports of pods"),
+    need("conntrack", "conntrack", "forgets connections of removed pods"),
+    need("nsenter", "util-linux", "enters a node"),
+    need("setsid", "util-linux", "starts the nodes"),
+    need("mount", "mount", "the kubelet mounts volumes"),
+    need("/etc/ssl/certs/ca-certificates.crt", "ca-certificates", "downloads of modules"),
+];
+
+/// What building needs beyond that.
+pub const BUILD: [Need; 7] = [
+    Need { what: "go", package: None, why: "builds the cluster's components; Go 1.26 or later from https://go.dev/dl" },
+    Need { what: "cargo", package: None, why: "builds Ferrovirt; Rust 1.95 or later from https://rustup.rs" },
+    need("cc", "gcc", "links programs"),
+    need("pkg-config", "pkg-config", "finds libvirt"),
+    need("/usr/include/libvirt/libvirt.h", "libvirt-dev", "the launcher's interface to libvirt"),
+    need("mmdebstrap", "mmdebstrap", "builds the images"),
+    need("qemu-img", "qemu-utils", "builds guest disks"),
+];
+
+/// The needs that are not met.
+#[must_use]
+pub fn missing<'a>(needs: impl IntoIterator<Item = &'a Need>, exists: impl Fn(&str) -> bool) -> Vec<&'a Need> {
+    needs.into_iter().filter(|need| !exists(need.what)).collect()
+}
+
+/// Whether a program is on the PATH (or in a folder of system programs), or an absolute path is there.
+#[must_use]
+pub fn exists(what: &str) -> bool {
+    if what.starts_with('/') {
+        return Path::new(what).exists();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from))
+        .any(|folder| folder.join(what).is_file())
+}
+
+/// One line for each need, with its package.
+#[must_use]
+pub fn list(needs: &[&Need]) -> String {
+    let mut text = String::new();
+    for need in needs {
+        let package = need.package.map_or(String::new(), |package| format!(" (Debian: {package})"));
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "  {}{package}: {}", need.what, need.why);
+    }
+    text
+}
+
+/// Checks that the cluster can run here.
+///
+/// # Errors
+/// When it cannot, with the whole list of what is missing.
+pub fn check() -> Result<()> {
+    if std::env::consts::ARCH != "x86_64" {
+        return Err(Error::Refused(format!("the test cluster runs on x86_64, not on {}", std::env::consts::ARCH)));
+    }
+    if !Uid::effective().is_root() {
+        return Err(Error::Refused("the test cluster makes namespaces and mounts: run it as root".into()));
+    }
+    let missing = missing(&RUN, exists);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Refused(format!("missing on this host (`cluster deps` installs it):\n{}", list(&missing))))
+}
+
+/// Checks everything and installs what Debian has, where that is possible.
+///
+/// # Errors
+/// When something stays missing.
+pub fn install(progress: &Progress) -> Result<()> {
+    let all = || RUN.iter().chain(&BUILD);
+    let absent = missing(all(), exists);
+    let mut packages: Vec<&str> = absent.iter().filter_map(|need| need.package).collect();
+    packages.dedup();
+    if !packages.is_empty() && Uid::effective().is_root() && exists("apt-get") {
+        progress.step(format!("installing {}", packages.join(" ")));
+        run_visibly("updating the package lists", program("apt-get", ["update", "-q"]).env("LC_ALL", "C"))?;
+        run_visibly(
+            "installing packages",
+            program("apt-get", ["install", "-q", "-y", "--no-install-recommends"])
+                .args(&packages)
+                .env("DEBIAN_FRONTEND", "noninteractive"),
+        )?;
+    }
+    let absent = missing(all(), exists);
+    if absent.is_empty() {
+        progress.step("everything the cluster and its build need is there");
+        return Ok(());
+    }
+    Err(Error::Refused(format!("missing on this host:\n{}", list(&absent))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_things_are_listed_with_package_and_reason() {
+        let absent = missing(RUN.iter().chain(&BUILD), |what| what != "runc" && what != "go");
+        let text = list(&absent);
+        assert_eq!(absent.len(), 2);
+        assert!(text.contains("runc (Debian: runc): runs the containers"));
+        assert!(text.contains("go: builds") && text.contains("https://go.dev/dl"));
+    }
+
+    #[test]
+    fn programs_are_found_on_the_path_and_files_by_their_path() {
+        assert!(exists("sh") && exists("/etc/passwd"));
+        assert!(!exists("no-such-program-here") && !exists("/no/such/file"));
+    }
+}

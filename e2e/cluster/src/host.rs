@@ -1,0 +1,359 @@
+//! What the cluster makes on the host, and the way to find and remove it again.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::ErrorKind,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    command::{program, run, wait},
+    error::{Error, FileContext, Result},
+    plan::{Network, Plan},
+};
+
+/// Where named network namespaces are.
+pub const NAMESPACES: &str = "/run/netns";
+/// How long killed processes may take to be gone.
+const KILL_LIMIT: Duration = Duration::from_secs(20);
+
+/// What was changed on the host and must be undone. Written before the change.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    /// Folders that did not exist before.
+    pub folders: Vec<PathBuf>,
+    /// Kernel settings: (path below /proc/sys, value before).
+    pub sysctls: Vec<(String, String)>,
+    /// Whether the mount at `/run/netns` is ours.
+    pub namespaces_mounted: bool,
+}
+
+impl Record {
+    /// Reads the record; an absent one is empty.
+    ///
+    /// # Errors
+    /// When it cannot be read or understood.
+    pub fn load(path: &Path) -> Result<Self> {
+        match fs::read_to_string(path) {
+            Ok(text) => serde_json::from_str(&text)
+                .map_err(|source| Error::Document { what: path.display().to_string(), source }),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error).at("read", path),
+        }
+    }
+
+    /// Writes the record.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn store(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|source| Error::Document { what: path.display().to_string(), source })?;
+        let partial = path.with_extension("partial");
+        fs::write(&partial, text).at("write", &partial)?;
+        fs::rename(&partial, path).at("rename", partial)
+    }
+}
+
+/// The kernel settings that a node's processes change, with the least value wanted now (none: only remembered).
+pub const SYSCTLS: [(&str, Option<u64>); 8] = [
+    ("fs/inotify/max_user_instances", Some(1024)),
+    ("fs/inotify/max_user_watches", Some(262_144)),
+    ("vm/overcommit_memory", None),
+    ("vm/panic_on_oom", None),
+    ("kernel/panic", None),
+    ("kernel/panic_on_oops", None),
+    ("kernel/keys/root_maxkeys", None),
+    ("kernel/keys/root_maxbytes", None),
+];
+
+/// Reads a kernel setting.
+#[must_use]
+pub fn sysctl(name: &str) -> Option<String> {
+    fs::read_to_string(Path::new("/proc/sys").join(name)).ok().map(|text| text.trim().to_owned())
+}
+
+/// Writes a kernel setting.
+///
+/// # Errors
+/// When it is refused.
+pub fn set_sysctl(name: &str, value: &str) -> Result<()> {
+    let path = Path::new("/proc/sys").join(name);
+    fs::write(&path, value).at("write", path)
+}
+
+/// The path of a named network namespace.
+#[must_use]
+pub fn namespace_path(name: &str) -> PathBuf {
+    Path::new(NAMESPACES).join(name)
+}
+
+/// The names of this cluster's network namespaces that exist.
+#[must_use]
+pub fn namespaces(plan: &Plan) -> BTreeSet<String> {
+    let Ok(entries) = fs::read_dir(NAMESPACES) else { return BTreeSet::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| *name == plan.control_namespace() || plan.node_of_namespace(name).is_some())
+        .collect()
+}
+
+/// The processes inside a named network namespace.
+#[must_use]
+pub fn processes(namespace: &str) -> Vec<i32> {
+    let Ok(wanted) = fs::metadata(namespace_path(namespace)) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid: &i32| {
+            fs::metadata(format!("/proc/{pid}/ns/net"))
+                .is_ok_and(|found| found.ino() == wanted.ino() && found.dev() == wanted.dev())
+        })
+        .collect()
+}
+
+/// The first process of a node or of the control plane: the one in its network namespace that is process 1 of a PID
+/// namespace directly below ours.
+#[must_use]
+pub fn init_process(namespace: &str) -> Option<i32> {
+    processes(namespace).into_iter().find(|pid| {
+        fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| is_init(&status))
+    })
+}
+
+fn is_init(status: &str) -> bool {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))
+        .is_some_and(|pids| pids.split_whitespace().skip(1).eq(["1"]))
+}
+
+/// Kills every process in the named namespaces and waits until they are gone.
+///
+/// # Errors
+/// When some do not go.
+pub fn kill_all(namespaces: &BTreeSet<String>) -> Result<()> {
+    let found = || namespaces.iter().flat_map(|namespace| processes(namespace)).collect::<Vec<_>>();
+    wait(
+        "killing the cluster's processes",
+        KILL_LIMIT,
+        Duration::from_millis(50),
+        || {
+            let pids = found();
+            for pid in &pids {
+                // It may have ended by itself meanwhile.
+                let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+            }
+            Ok(pids.is_empty())
+        },
+        || format!("; still there: {:?}", found()),
+    )
+}
+
+/// The roots of the mounted cgroup hierarchies, of both versions.
+#[must_use]
+pub fn cgroup_roots(mountinfo: &str) -> Vec<PathBuf> {
+    mountinfo
+        .lines()
+        .filter_map(|line| {
+            let (before, after) = line.split_once(" - ")?;
+            let kind = after.split_whitespace().next()?;
+            let mut fields = before.split_whitespace().skip(3);
+            // A hierarchy of which only a part is mounted is somebody's view of it, not its root.
+            let whole = fields.next()? == "/";
+            let point = fields.next()?;
+            (whole && matches!(kind, "cgroup" | "cgroup2")).then(|| PathBuf::from(point))
+        })
+        .collect()
+}
+
+fn mounted_cgroup_roots() -> Result<Vec<PathBuf>> {
+    let path = Path::new("/proc/self/mountinfo");
+    Ok(cgroup_roots(&fs::read_to_string(path).at("read", path)?))
+}
+
+/// Makes a cgroup in every hierarchy.
+///
+/// # Errors
+/// When a hierarchy refuses.
+pub fn make_cgroup(name: &str) -> Result<()> {
+    for root in mounted_cgroup_roots()? {
+        let mut folder = root.clone();
+        for part in Path::new(name).components() {
+            let parent = folder.clone();
+            folder.push(part);
+            if !folder.exists() {
+                fs::create_dir(&folder).at("create", &folder)?;
+            }
+            // Version 1 starts a cpuset empty, and no process may enter an empty one.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                let (from, to) = (parent.join(file), folder.join(file));
+                if let (Ok(inherited), Ok(own)) = (fs::read_to_string(&from), fs::read_to_string(&to))
+                    && own.trim().is_empty()
+                    && !root.join("cgroup.controllers").exists()
+                {
+                    fs::write(&to, inherited.trim()).at("write", to)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Moves the calling process to a cgroup in every hierarchy.
+///
+/// # Errors
+/// When a hierarchy refuses.
+pub fn enter_cgroup(name: &str) -> Result<()> {
+    for root in mounted_cgroup_roots()? {
+        let file = root.join(name).join("cgroup.procs");
+        // Zero means the writer.
+        fs::write(&file, "0").at("write", file)?;
+    }
+    Ok(())
+}
+
+/// Removes a cgroup and all below it from every hierarchy; its processes must be gone.
+///
+/// # Errors
+/// When a hierarchy refuses for longer than the kernel needs to notice that the processes are gone.
+pub fn remove_cgroup(name: &str) -> Result<()> {
+    for root in mounted_cgroup_roots()? {
+        let folder = root.join(name);
+        wait(
+            &format!("removing the cgroup {}", folder.display()),
+            Duration::from_secs(10),
+            Duration::from_millis(50),
+            || Ok(remove_cgroup_tree(&folder)),
+            String::new,
+        )?;
+    }
+    Ok(())
+}
+
+fn remove_cgroup_tree(folder: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(folder) else { return true };
+    let mut empty = true;
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            empty &= remove_cgroup_tree(&entry.path());
+        }
+    }
+    empty && fs::remove_dir(folder).is_ok()
+}
+
+/// The networks that the host has routes to, from `ip -4 route show table all`; default routes aside.
+#[must_use]
+pub fn routed_networks(routes: &str) -> Vec<(Network, String)> {
+    routes
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace().peekable();
+            while matches!(*words.peek()?, "local" | "broadcast" | "unicast" | "multicast") {
+                words.next();
+            }
+            let network = words.next()?.parse().ok()?;
+            Some((network, line.trim().to_owned()))
+        })
+        .collect()
+}
+
+/// Refuses when the host already uses one of the cluster's networks for something else.
+///
+/// # Errors
+/// When it does, or its routes cannot be listed.
+pub fn check_routes(plan: &Plan) -> Result<()> {
+    let routes = run("listing the host's routes", &mut program("ip", ["-4", "route", "show", "table", "all"]))?;
+    let own = [plan.machines(), plan.pods(), plan.services()];
+    for (network, line) in routed_networks(&routes) {
+        if own.iter().any(|own| own.overlaps(&network)) && network.prefix > 8 {
+            return Err(Error::Refused(format!(
+                "the host already has a route into the cluster's networks: `{line}`; choose another --instance"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Who uses this cluster's names on the host: the folder that the host's link names, if the link exists.
+#[must_use]
+pub fn owner(plan: &Plan) -> Option<String> {
+    let path = Path::new("/sys/class/net").join(plan.host_link()).join("ifalias");
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// Refuses when another working tree's cluster has this cluster's names.
+///
+/// # Errors
+/// When it does.
+pub fn check_owner(plan: &Plan) -> Result<()> {
+    match owner(plan) {
+        Some(owner) if Path::new(&owner) != plan.state() && Path::new(&owner).exists() => Err(Error::Refused(format!(
+            "the cluster of {owner} is running under the same names; stop it there, or choose another --instance"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether something is mounted at a path.
+#[must_use]
+pub fn is_mount_point(path: &str) -> bool {
+    fs::read_to_string("/proc/self/mountinfo")
+        .is_ok_and(|text| text.lines().any(|line| line.split_whitespace().nth(4) == Some(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hierarchies_of_both_versions_are_found_but_not_parts_of_them() {
+        let mountinfo = "\
+33 27 0:21 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:4 - cgroup2 cgroup2 rw
+42 31 0:38 /docker/1 /somewhere rw - cgroup2 cgroup2 rw";
+        assert_eq!(
+            cgroup_roots(mountinfo),
+            [PathBuf::from("/sys/fs/cgroup/memory"), PathBuf::from("/sys/fs/cgroup/unified")]
+        );
+    }
+
+    #[test]
+    fn init_is_process_one_exactly_one_level_down() {
+        assert!(is_init("Name:\tcluster\nNSpid:\t4711\t1\n"));
+        assert!(!is_init("Name:\tpause\nNSpid:\t4711\t30\t1\n"));
+        assert!(!is_init("Name:\tkubelet\nNSpid:\t4711\t7\n"));
+        assert!(!is_init("Name:\tinit\nNSpid:\t1\n"));
+    }
+
+    #[test]
+    fn routes_are_read_in_all_their_forms() {
+        let routes = "default via 192.0.2.1 dev eth0\n10.210.0.0/24 dev fv0-host proto kernel\nlocal 10.210.0.254 dev fv0-host table local\n";
+        let networks: Vec<String> = routed_networks(routes).iter().map(|(network, _)| network.to_string()).collect();
+        assert_eq!(networks, ["10.210.0.0/24", "10.210.0.254/32"]);
+    }
+
+    #[test]
+    fn record_survives_writing_and_reading() {
+        let path = std::env::temp_dir().join(format!("ferrovirt-record-{}.json", std::process::id()));
+        assert_eq!(Record::load(&path).unwrap(), Record::default());
+        let record =
+            Record { folders: vec!["/var/lib/kubelet".into()], namespaces_mounted: true, ..Record::default() };
+        record.store(&path).unwrap();
+        assert_eq!(Record::load(&path).unwrap(), record);
+        fs::remove_file(path).unwrap();
+    }
+}

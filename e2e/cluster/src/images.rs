@@ -1,0 +1,67 @@
+//! Putting images into the nodes' containerd.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    command::{program, run},
+    error::{Error, FileContext, Result},
+    host,
+    plan::{Node, Plan},
+    progress::Progress,
+    render::node::CONTAINERD_SOCKET,
+};
+
+/// Imports OCI or Docker archives into every running node.
+///
+/// # Errors
+/// When no node runs, or an import fails.
+pub fn load(plan: &Plan, bin: &Path, files: &[PathBuf], progress: &Progress) -> Result<()> {
+    let nodes = running_nodes(plan);
+    if nodes.is_empty() {
+        return Err(Error::Refused("no node is running: `cluster up` first".into()));
+    }
+    for file in files {
+        let file = fs::canonicalize(file).at("find", file)?;
+        for (node, pid) in &nodes {
+            import(node, *pid, bin, &file)?;
+        }
+        progress.step(format!("loaded {}", file.display()));
+    }
+    Ok(())
+}
+
+/// The nodes that run, with the first process of each.
+#[must_use]
+pub fn running_nodes(plan: &Plan) -> Vec<(Node, i32)> {
+    host::namespaces(plan)
+        .iter()
+        .filter_map(|name| plan.node_of_namespace(name))
+        .filter_map(|node| host::init_process(&node.namespace).map(|pid| (node, pid)))
+        .collect()
+}
+
+/// Imports one archive into one node, given the node's first process.
+///
+/// # Errors
+/// When the import fails.
+pub fn import(node: &Node, pid: i32, bin: &Path, file: &Path) -> Result<()> {
+    let step = format!("importing {} into {}", file.display(), node.name);
+    let mut command = enter(pid, ["--mount"]);
+    command
+        .arg(bin.join("ctr"))
+        .args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images", "import"])
+        .arg(file);
+    run(&step, &mut command).map(drop)
+}
+
+/// A command inside some of the namespaces of a node's first process.
+#[must_use]
+pub fn enter<'a>(pid: i32, namespaces: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = program("nsenter", ["--target", &pid.to_string()]);
+    command.args(namespaces).arg("--");
+    command
+}

@@ -1,0 +1,172 @@
+//! The first process of a node or of the control plane.
+//!
+//! It runs as process 1 of its own PID namespace, with mount and UTS namespaces of its own, prepares what the services
+//! see, keeps them running and buries orphans. Killing it makes the kernel kill everything below it, which is what
+//! makes `down` complete.
+//!
+//! ```text
+//! service:   waiting for its dependency ──▶ running ──▶ ended ──(1 s)──▶ waiting ...
+//! ```
+
+use std::{
+    collections::HashMap,
+    fs,
+    net::TcpStream,
+    os::unix::net::UnixStream,
+    path::Path,
+    process::{Command, Stdio},
+    sync::{
+        Mutex, PoisonError,
+        mpsc::{Sender, channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    mount::{MsFlags, mount},
+    sys::wait::{WaitStatus, waitpid},
+};
+
+use crate::{
+    command::open_log,
+    error::{Error, FileContext, Result},
+    host,
+    render::{After, Init, Service},
+};
+
+/// Between the end of a service and its restart.
+const RESTART_DELAY: Duration = Duration::from_secs(1);
+/// Between two looks for a service's dependency.
+const DEPENDENCY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Who waits for the end of which process.
+type Waiting = Mutex<HashMap<i32, Sender<WaitStatus>>>;
+
+/// Prepares the namespaces and runs the services until killed.
+///
+/// # Errors
+/// When the preparation fails; once services run it does not return.
+pub fn run(configuration: &Path) -> Result<()> {
+    let text = fs::read_to_string(configuration).at("read", configuration)?;
+    let init: Init = serde_json::from_str(&text)
+        .map_err(|source| Error::Document { what: configuration.display().to_string(), source })?;
+    prepare(&init)?;
+    let inherited = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{inherited}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin", init.path.display());
+    let waiting = Waiting::default();
+    thread::scope(|scope| {
+        for service in &init.services {
+            let (waiting, path) = (&waiting, path.as_str());
+            scope.spawn(move || keep_running(service, path, waiting));
+        }
+        bury(&waiting);
+    });
+    Ok(())
+}
+
+fn prepare(init: &Init) -> Result<()> {
+    let none: Option<&str> = None;
+    let system = |action: String| move |source| Error::System { action, source };
+    // Out of the cgroup of whoever typed `up`, which may have limits and may be cleaned up with its session.
+    host::enter_cgroup(&init.cgroup)?;
+    // A `/proc` of the own PID namespace: a pod in the host's PID namespace finds a process 1 that it may enter.
+    mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).map_err(system("mount /proc".into()))?;
+    let hostname = Path::new("/proc/sys/kernel/hostname");
+    fs::write(hostname, &init.hostname).at("write", hostname)?;
+    if init.own_run {
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        mount(Some("run"), "/run", Some("tmpfs"), flags, Some("mode=755")).map_err(system("mount /run".into()))?;
+        let lock = Path::new("/run/lock");
+        fs::create_dir_all(lock).at("create", lock)?;
+    }
+    for (own, seen) in &init.binds {
+        mount(Some(own), seen, none, MsFlags::MS_BIND, none)
+            .map_err(system(format!("mount {} over {}", own.display(), seen.display())))?;
+    }
+    // Pods with bidirectional mounts need shared mounts; they are shared with nobody outside of this namespace. Only
+    // now: a folder laid over another before would share what is mounted in it with its place on the disk, twice.
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SHARED, none).map_err(system("share /".into()))?;
+    for (name, value) in &init.sysctls {
+        let path = Path::new("/proc/sys").join(name);
+        // A kernel without the feature has no file for it, and needs none.
+        if path.exists() {
+            fs::write(&path, value).at("write", path)?;
+        }
+    }
+    Ok(())
+}
+
+fn keep_running(service: &Service, path: &str, waiting: &Waiting) {
+    loop {
+        if let Some(after) = &service.after {
+            while !met(after, service, path, waiting) {
+                thread::sleep(DEPENDENCY_INTERVAL);
+            }
+        }
+        match run_once(&service.name, &service.command, &service.log, path, waiting) {
+            Ok(status) => eprintln!("{} ended: {status:?}; restarting it", service.name),
+            Err(error) => eprintln!("{error}"),
+        }
+        thread::sleep(RESTART_DELAY);
+    }
+}
+
+fn met(after: &After, service: &Service, path: &str, waiting: &Waiting) -> bool {
+    match after {
+        After::Tcp(address) => TcpStream::connect_timeout(address, Duration::from_secs(1)).is_ok(),
+        After::Unix(path) => UnixStream::connect(path).is_ok(),
+        After::Command(command) => {
+            matches!(run_once(&service.name, command, &service.log, path, waiting), Ok(Some(WaitStatus::Exited(_, 0))))
+        }
+    }
+}
+
+fn run_once(
+    name: &str,
+    command: &[String],
+    log: &Path,
+    path: &str,
+    waiting: &Waiting,
+) -> Result<Option<WaitStatus>> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Ok(None);
+    };
+    let output = open_log(log)?;
+    let error_output = output.try_clone().at("open", log)?;
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env("PATH", path)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(output)
+        .stderr(error_output);
+    let (sender, receiver) = channel();
+    {
+        // Held over the start, so that an end cannot be seen before somebody waits for it.
+        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let child = command.spawn().map_err(|source| crate::command::start_error(name, &command, source))?;
+        waiting.insert(child.id().cast_signed(), sender);
+    }
+    Ok(receiver.recv().ok())
+}
+
+/// Waits for every child and orphan, for ever.
+fn bury(waiting: &Waiting) {
+    loop {
+        match waitpid(None, None) {
+            Ok(status) => {
+                let Some(pid) = status.pid() else { continue };
+                let waiter = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid.as_raw());
+                if let Some(waiter) = waiter {
+                    // The thread is always there: it does not end before it has received.
+                    let _ = waiter.send(status);
+                }
+            }
+            Err(Errno::ECHILD) => thread::sleep(Duration::from_millis(100)),
+            Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! A real Kubernetes cluster on one machine, for tests and for newcomers.
+//!
+//! A node is a network namespace with its own containerd, kubelet and kube-proxy in PID and mount namespaces of their
+//! own; the control plane lives in one more. See the README for a picture.
+//!
+//! [`plan`], [`render`], [`certificates`] and [`pause`] decide and render, without touching the machine;
+//! [`up`], [`down`] and [`init`] act.
+
+pub mod archive;
+pub mod certificates;
+pub mod command;
+pub mod components;
+pub mod deps;
+pub mod down;
+pub mod error;
+pub mod host;
+pub mod images;
+pub mod init;
+pub mod kubectl;
+pub mod pause;
+pub mod plan;
+pub mod progress;
+pub mod render;
+pub mod status;
+pub mod up;
+
+use std::{fs, fs::File};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::{
+    error::{FileContext, Result},
+    plan::Plan,
+    progress::Progress,
+};
+
+/// Bytes as hexadecimal digits.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Keeps every other change of this cluster away until dropped.
+///
+/// # Errors
+/// When the lock file cannot be made.
+pub fn lock(plan: &Plan, progress: &Progress) -> Result<Flock<File>> {
+    let path = plan.lock();
+    fs::create_dir_all(plan.build()).at("create", plan.build())?;
+    let open = || File::create(&path).at("create", &path);
+    match Flock::lock(open()?, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(lock),
+        Err((file, _)) => {
+            progress.step(format!("waiting for another command that holds {}", path.display()));
+            Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error.into()).at("lock", &path)
+        }
+    }
+}

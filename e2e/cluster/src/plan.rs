@@ -1,0 +1,384 @@
+//! The plan of a cluster: every name, address and path follows from the instance number and the folder of the
+//! workspace. Pure: nothing here touches the machine.
+
+use std::{
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
+
+use crate::error::{Error, Result};
+
+/// How many nodes a cluster may have.
+pub const MAX_NODES: u8 = 20;
+/// How many clusters may run side by side on one machine.
+pub const MAX_INSTANCE: u8 = 9;
+/// The port of the API server.
+pub const API_PORT: u16 = 6443;
+/// The DNS domain of the cluster.
+pub const CLUSTER_DOMAIN: &str = "cluster.local";
+
+/// An IPv4 network in CIDR notation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// The first address.
+    pub base: Ipv4Addr,
+    /// The length of the prefix.
+    pub prefix: u8,
+}
+
+impl Network {
+    /// The address at `offset` from the base.
+    #[must_use]
+    pub fn address(&self, offset: u32) -> Ipv4Addr {
+        Ipv4Addr::from(u32::from(self.base).wrapping_add(offset))
+    }
+
+    /// Whether two networks share an address.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let shorter = self.prefix.min(other.prefix);
+        let mask = u32::MAX.checked_shl(32 - u32::from(shorter)).unwrap_or(0);
+        u32::from(self.base) & mask == u32::from(other.base) & mask
+    }
+}
+
+impl std::fmt::Display for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.base, self.prefix)
+    }
+}
+
+impl std::str::FromStr for Network {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        let (base, prefix) = text.split_once('/').unwrap_or((text, "32"));
+        let prefix = prefix.parse::<u8>().map_err(|_| ())?;
+        if prefix > 32 {
+            return Err(());
+        }
+        Ok(Self { base: base.parse().map_err(|_| ())?, prefix })
+    }
+}
+
+/// Names, addresses and paths of one cluster.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    instance: u8,
+    /// The folder of the workspace.
+    pub workspace: PathBuf,
+}
+
+impl Plan {
+    /// The plan of the cluster number `instance` of a workspace.
+    ///
+    /// # Errors
+    /// When the instance number is too large.
+    pub fn new(workspace: PathBuf, instance: u8) -> Result<Self> {
+        if instance > MAX_INSTANCE {
+            return Err(Error::Refused(format!("--instance goes from 0 to {MAX_INSTANCE}")));
+        }
+        Ok(Self { instance, workspace })
+    }
+
+    /// What every name on the machine starts with.
+    #[must_use]
+    pub fn prefix(&self) -> String {
+        format!("fv{}", self.instance)
+    }
+
+    /// The network that the control plane, the nodes and the host's end share.
+    #[must_use]
+    pub fn machines(&self) -> Network {
+        Network { base: Ipv4Addr::new(10, self.octet(), 0, 0), prefix: 24 }
+    }
+
+    /// The network of all pods.
+    #[must_use]
+    pub fn pods(&self) -> Network {
+        Network { base: Ipv4Addr::new(10, self.octet() + 1, 0, 0), prefix: 16 }
+    }
+
+    /// The network of service addresses.
+    #[must_use]
+    pub fn services(&self) -> Network {
+        Network { base: Ipv4Addr::new(10, self.octet() + 2, 0, 0), prefix: 16 }
+    }
+
+    fn octet(&self) -> u8 {
+        210 + 3 * self.instance
+    }
+
+    /// The address of the control plane (API server and DNS server).
+    #[must_use]
+    pub fn control_address(&self) -> Ipv4Addr {
+        self.machines().address(1)
+    }
+
+    /// The address of the host's end of the cluster's network.
+    #[must_use]
+    pub fn host_address(&self) -> Ipv4Addr {
+        self.machines().address(254)
+    }
+
+    /// The service address of the API server.
+    #[must_use]
+    pub fn api_service_address(&self) -> Ipv4Addr {
+        self.services().address(1)
+    }
+
+    /// The service address of the cluster's DNS.
+    #[must_use]
+    pub fn dns_service_address(&self) -> Ipv4Addr {
+        self.services().address(10)
+    }
+
+    /// The URL of the API server, as nodes and host reach it.
+    #[must_use]
+    pub fn api_url(&self) -> String {
+        format!("https://{}:{API_PORT}", self.control_address())
+    }
+
+    /// The control plane's network namespace.
+    #[must_use]
+    pub fn control_namespace(&self) -> String {
+        format!("{}-control", self.prefix())
+    }
+
+    /// The host's end of the cable to the cluster.
+    #[must_use]
+    pub fn host_link(&self) -> String {
+        format!("{}-host", self.prefix())
+    }
+
+    /// The folder with everything that belongs to this cluster.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.build().join(self.suffixed("cluster"))
+    }
+
+    /// The folder of build results.
+    #[must_use]
+    pub fn build(&self) -> PathBuf {
+        self.workspace.join("build")
+    }
+
+    /// The administrator's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.build().join(self.suffixed("kubeconfig"))
+    }
+
+    /// The file that serializes changes to this cluster.
+    #[must_use]
+    pub fn lock(&self) -> PathBuf {
+        self.build().join(format!("{}.lock", self.suffixed("cluster")))
+    }
+
+    fn suffixed(&self, name: &str) -> String {
+        if self.instance == 0 { name.to_owned() } else { format!("{name}-{}", self.instance) }
+    }
+
+    /// The folder of log files; survives `down`.
+    #[must_use]
+    pub fn logs(&self) -> PathBuf {
+        self.state().join("logs")
+    }
+
+    /// The API server's audit log; survives `down`.
+    #[must_use]
+    pub fn audit_log(&self) -> PathBuf {
+        self.state().join("audit.log")
+    }
+
+    /// The folder of certificates and keys.
+    #[must_use]
+    pub fn pki(&self) -> PathBuf {
+        self.state().join("pki")
+    }
+
+    /// The folder of the control plane's configuration and data.
+    #[must_use]
+    pub fn control(&self) -> PathBuf {
+        self.state().join("control")
+    }
+
+    /// The record of what was changed on the host.
+    #[must_use]
+    pub fn record(&self) -> PathBuf {
+        self.state().join("state.json")
+    }
+
+    /// The cgroup under which all pods of all nodes live, relative to each hierarchy's root.
+    #[must_use]
+    pub fn cgroup(&self) -> String {
+        format!("ferrovirt-{}", self.prefix())
+    }
+
+    /// The cgroup of the cluster's own processes, relative to each hierarchy's root.
+    #[must_use]
+    pub fn system_cgroup(&self) -> String {
+        format!("{}/system", self.cgroup())
+    }
+
+    /// The node with the given number, counted from 1.
+    #[must_use]
+    pub fn node(&self, number: u8) -> Node {
+        let name = format!("node-{number}");
+        Node {
+            number,
+            namespace: format!("{}-{name}", self.prefix()),
+            link: format!("{}-n{number}", self.prefix()),
+            address: self.machines().address(10 + u32::from(number)),
+            pods: Network { base: self.pods().address(u32::from(number) << 8), prefix: 24 },
+            cgroup: format!("{}/{name}", self.cgroup()),
+            folder: self.state().join(&name),
+            logs: self.logs().join(&name),
+            name,
+        }
+    }
+
+    /// All nodes up to a count.
+    #[must_use]
+    pub fn nodes(&self, count: u8) -> Vec<Node> {
+        (1..=count).map(|number| self.node(number)).collect()
+    }
+
+    /// The node whose network namespace has this name, if it is one of this cluster.
+    #[must_use]
+    pub fn node_of_namespace(&self, namespace: &str) -> Option<Node> {
+        let number = namespace.strip_prefix(&format!("{}-node-", self.prefix()))?.parse().ok()?;
+        (1..=MAX_NODES).contains(&number).then(|| self.node(number))
+    }
+}
+
+/// Names, addresses and paths of one node.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Counted from 1.
+    pub number: u8,
+    /// The name of the Node object.
+    pub name: String,
+    /// The network namespace.
+    pub namespace: String,
+    /// The control plane's end of the cable to the node.
+    pub link: String,
+    /// The node's address.
+    pub address: Ipv4Addr,
+    /// The network of its pods.
+    pub pods: Network,
+    /// The cgroup of its pods, relative to each hierarchy's root.
+    pub cgroup: String,
+    /// Its configuration and data.
+    pub folder: PathBuf,
+    /// Its log files.
+    pub logs: PathBuf,
+}
+
+impl Node {
+    /// Which of the node's folders lies over which path of the host inside the node's mount namespace, so that what
+    /// pods see by hostPath is the node's own.
+    #[must_use]
+    pub fn own_folders(&self) -> Vec<(PathBuf, PathBuf)> {
+        [
+            ("kubelet", "/var/lib/kubelet"),
+            ("containerd", "/var/lib/containerd"),
+            ("cni-state", "/var/lib/cni"),
+            ("labeller", "/var/lib/kubevirt-node-labeller"),
+            ("log-pods", "/var/log/pods"),
+            ("log-containers", "/var/log/containers"),
+            ("cni", "/etc/cni"),
+        ]
+        .into_iter()
+        .map(|(own, seen)| (self.folder.join(own), PathBuf::from(seen)))
+        .collect()
+    }
+}
+
+/// The folder of the workspace: the nearest one upwards of `start` that holds the test cluster's components.
+///
+/// # Errors
+/// When there is none.
+pub fn find_workspace(start: &Path) -> Result<PathBuf> {
+    start
+        .ancestors()
+        .find(|folder| folder.join("e2e/cluster/components").is_dir())
+        .map(Path::to_path_buf)
+        .ok_or_else(|| Error::Refused(format!("{} is not inside a Ferrovirt working tree", start.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(instance: u8) -> Plan {
+        Plan::new(PathBuf::from("/src"), instance).unwrap()
+    }
+
+    #[test]
+    fn networks_of_all_instances_are_disjoint() {
+        let all: Vec<Network> = (0..=MAX_INSTANCE)
+            .flat_map(|instance| {
+                let plan = plan(instance);
+                [plan.machines(), plan.pods(), plan.services()]
+            })
+            .collect();
+        for (index, one) in all.iter().enumerate() {
+            for other in &all[index + 1..] {
+                assert!(!one.overlaps(other), "{one} and {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn nodes_have_addresses_apart_from_control_plane_and_host() {
+        let plan = plan(0);
+        let mut seen = vec![plan.control_address(), plan.host_address()];
+        for node in plan.nodes(MAX_NODES) {
+            assert!(!seen.contains(&node.address));
+            assert!(plan.machines().overlaps(&Network { base: node.address, prefix: 32 }));
+            assert!(plan.pods().overlaps(&node.pods));
+            seen.push(node.address);
+        }
+    }
+
+    #[test]
+    fn interface_names_fit_the_kernels_limit() {
+        for instance in 0..=MAX_INSTANCE {
+            assert!(plan(instance).host_link().len() < 16);
+            assert!(plan(instance).node(MAX_NODES).link.len() < 16);
+        }
+    }
+
+    #[test]
+    fn first_instance_has_plain_paths_and_others_a_number() {
+        assert_eq!(plan(0).kubeconfig(), Path::new("/src/build/kubeconfig"));
+        assert_eq!(plan(0).state(), Path::new("/src/build/cluster"));
+        assert_eq!(plan(3).kubeconfig(), Path::new("/src/build/kubeconfig-3"));
+        assert_eq!(plan(3).state(), Path::new("/src/build/cluster-3"));
+    }
+
+    #[test]
+    fn instance_out_of_range_is_refused() {
+        assert!(Plan::new(PathBuf::from("/src"), MAX_INSTANCE + 1).is_err());
+    }
+
+    #[test]
+    fn namespace_names_lead_back_to_their_node() {
+        let plan = plan(1);
+        assert_eq!(plan.node_of_namespace(&plan.node(2).namespace).map(|node| node.number), Some(2));
+        assert!(plan.node_of_namespace("fv1-control").is_none());
+        assert!(plan.node_of_namespace("fv0-node-1").is_none());
+        assert!(plan.node_of_namespace("fv1-node-0").is_none());
+    }
+
+    #[test]
+    fn overlap_is_found_in_both_directions() {
+        let network = |text: &str| text.parse::<Network>().unwrap();
+        assert!(network("10.0.0.0/8").overlaps(&network("10.210.0.0/24")));
+        assert!(network("10.210.0.7").overlaps(&network("10.210.0.0/24")));
+        assert!(!network("10.211.0.0/16").overlaps(&network("10.210.0.0/24")));
+        assert!(network("0.0.0.0/0").overlaps(&network("10.210.0.0/24")));
+        assert!("10.0.0.0/33".parse::<Network>().is_err());
+    }
+}

@@ -1,0 +1,243 @@
+//! The control plane: etcd, API server, controllers, scheduler and DNS server, all in one network namespace.
+
+use std::{net::SocketAddr, path::Path};
+
+use serde_json::json;
+
+use super::{After, Init, Service, flags, text};
+use crate::{
+    certificates::FRONT_PROXY_CLIENT,
+    plan::{API_PORT, CLUSTER_DOMAIN, Plan},
+};
+
+/// What the control plane's first process runs. `bin` is the folder of the components.
+#[must_use]
+pub fn init(plan: &Plan, bin: &Path) -> Init {
+    let api = SocketAddr::from((plan.control_address(), API_PORT));
+    let service = |name: &str, command: Vec<String>, after: Option<After>| Service {
+        name: name.into(),
+        command,
+        log: plan.logs().join(format!("{name}.log")),
+        after,
+    };
+    Init {
+        hostname: plan.control_namespace(),
+        own_run: false,
+        binds: Vec::new(),
+        sysctls: vec![("net/ipv4/ip_forward".into(), "1".into())],
+        cgroup: plan.system_cgroup(),
+        path: bin.to_path_buf(),
+        services: vec![
+            service("etcd", etcd(plan, bin), None),
+            service("kube-apiserver", api_server(plan, bin), None),
+            service("kube-controller-manager", controller_manager(plan, bin), Some(After::Command(ready(plan, bin)))),
+            service("kube-scheduler", scheduler(plan, bin), Some(After::Tcp(api))),
+            service("coredns", dns(plan, bin), Some(After::Tcp(api))),
+        ],
+    }
+}
+
+/// Succeeds once the API server serves all it should, roles included. The controllers give up when they start earlier.
+fn ready(plan: &Plan, bin: &Path) -> Vec<String> {
+    let kubeconfig = plan.control().join("controller-manager.kubeconfig");
+    vec![
+        text(&bin.join("kubectl")),
+        "--kubeconfig".into(),
+        text(&kubeconfig),
+        "get".into(),
+        "--raw=/readyz".into(),
+    ]
+}
+
+fn etcd(plan: &Plan, bin: &Path) -> Vec<String> {
+    let mut command = flags(
+        bin.join("etcd"),
+        &[
+            ("name", "control".into()),
+            ("data-dir", text(&plan.control().join("etcd"))),
+            ("listen-client-urls", "http://127.0.0.1:2379".into()),
+            ("advertise-client-urls", "http://127.0.0.1:2379".into()),
+            ("listen-peer-urls", "http://127.0.0.1:2380".into()),
+            ("initial-advertise-peer-urls", "http://127.0.0.1:2380".into()),
+            ("initial-cluster", "control=http://127.0.0.1:2380".into()),
+            ("log-level", "warn".into()),
+        ],
+    );
+    // The data is thrown away with the cluster, so it need not survive a power cut.
+    command.push("--unsafe-no-fsync".into());
+    command
+}
+
+fn api_server(plan: &Plan, bin: &Path) -> Vec<String> {
+    let pki = |name: &str| text(&plan.pki().join(name));
+    flags(
+        bin.join("kube-apiserver"),
+        &[
+            ("advertise-address", plan.control_address().to_string()),
+            ("secure-port", API_PORT.to_string()),
+            ("etcd-servers", "http://127.0.0.1:2379".into()),
+            ("service-cluster-ip-range", plan.services().to_string()),
+            ("allow-privileged", "true".into()),
+            ("authorization-mode", "Node,RBAC".into()),
+            ("enable-admission-plugins", "NodeRestriction".into()),
+            ("client-ca-file", pki("ca.crt")),
+            ("tls-cert-file", pki("apiserver.crt")),
+            ("tls-private-key-file", pki("apiserver.key")),
+            ("kubelet-certificate-authority", pki("ca.crt")),
+            ("kubelet-client-certificate", pki("apiserver-kubelet-client.crt")),
+            ("kubelet-client-key", pki("apiserver-kubelet-client.key")),
+            ("kubelet-preferred-address-types", "InternalIP".into()),
+            ("service-account-issuer", format!("https://kubernetes.default.svc.{CLUSTER_DOMAIN}")),
+            ("service-account-key-file", pki("service-accounts.pub")),
+            ("service-account-signing-key-file", pki("service-accounts.key")),
+            ("requestheader-client-ca-file", pki("front-proxy-ca.crt")),
+            ("requestheader-allowed-names", FRONT_PROXY_CLIENT.into()),
+            ("requestheader-username-headers", "X-Remote-User".into()),
+            ("requestheader-group-headers", "X-Remote-Group".into()),
+            ("requestheader-extra-headers-prefix", "X-Remote-Extra-".into()),
+            ("proxy-client-cert-file", pki("front-proxy-client.crt")),
+            ("proxy-client-key-file", pki("front-proxy-client.key")),
+            // No kube-proxy runs beside the API server: it dials the pods behind webhooks and APIServices itself.
+            ("enable-aggregator-routing", "true".into()),
+            ("audit-policy-file", text(&plan.control().join("audit-policy.yaml"))),
+            ("audit-log-path", text(&plan.audit_log())),
+            ("profiling", "false".into()),
+        ],
+    )
+}
+
+/// The audit policy: one line for each call that changes something, when it is complete.
+#[must_use]
+pub fn audit_policy() -> String {
+    super::yaml(&json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "omitManagedFields": true,
+        "rules": [
+            {"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
+            {"level": "None"},
+        ],
+    }))
+}
+
+fn controller_manager(plan: &Plan, bin: &Path) -> Vec<String> {
+    let pki = |name: &str| text(&plan.pki().join(name));
+    let kubeconfig = text(&plan.control().join("controller-manager.kubeconfig"));
+    flags(
+        bin.join("kube-controller-manager"),
+        &[
+            ("kubeconfig", kubeconfig.clone()),
+            ("authentication-kubeconfig", kubeconfig.clone()),
+            ("authorization-kubeconfig", kubeconfig),
+            ("bind-address", "127.0.0.1".into()),
+            ("leader-elect", "false".into()),
+            ("cluster-name", "ferrovirt".into()),
+            ("cluster-cidr", plan.pods().to_string()),
+            ("service-cluster-ip-range", plan.services().to_string()),
+            // `up` gives each node the pod network its CNI configuration says.
+            ("allocate-node-cidrs", "false".into()),
+            ("cluster-signing-cert-file", pki("ca.crt")),
+            ("cluster-signing-key-file", pki("ca.key")),
+            ("root-ca-file", pki("ca.crt")),
+            ("service-account-private-key-file", pki("service-accounts.key")),
+            ("use-service-account-credentials", "true".into()),
+            ("profiling", "false".into()),
+        ],
+    )
+}
+
+fn scheduler(plan: &Plan, bin: &Path) -> Vec<String> {
+    let kubeconfig = text(&plan.control().join("scheduler.kubeconfig"));
+    flags(
+        bin.join("kube-scheduler"),
+        &[
+            ("kubeconfig", kubeconfig.clone()),
+            ("authentication-kubeconfig", kubeconfig.clone()),
+            ("authorization-kubeconfig", kubeconfig),
+            ("bind-address", "127.0.0.1".into()),
+            ("leader-elect", "false".into()),
+            ("profiling", "false".into()),
+        ],
+    )
+}
+
+fn dns(plan: &Plan, bin: &Path) -> Vec<String> {
+    vec![text(&bin.join("coredns")), "-conf".into(), text(&plan.control().join("Corefile"))]
+}
+
+/// CoreDNS's configuration: the cluster's own names only. The cluster's network has no way out of the host, so
+/// answers for names outside would be of no use to pods.
+#[must_use]
+pub fn corefile(plan: &Plan) -> String {
+    format!(
+        ".:53 {{
+    errors
+    health 127.0.0.1:8080
+    ready 127.0.0.1:8181
+    kubernetes {CLUSTER_DOMAIN} in-addr.arpa ip6.arpa {{
+        kubeconfig {kubeconfig}
+        pods insecure
+        ttl 5
+    }}
+    cache 5
+}}
+",
+        kubeconfig = plan.control().join("dns.kubeconfig").display(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan::new(PathBuf::from("/src"), 0).unwrap()
+    }
+
+    #[test]
+    fn api_server_has_the_aggregation_layer_and_the_audit_log_on() {
+        let command = api_server(&plan(), Path::new("/bin")).join(" ");
+        for part in [
+            "--requestheader-client-ca-file=/src/build/cluster/pki/front-proxy-ca.crt",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--proxy-client-cert-file=",
+            "--enable-aggregator-routing=true",
+            "--audit-log-path=/src/build/cluster/audit.log",
+            "--audit-policy-file=",
+        ] {
+            assert!(command.contains(part), "{part}");
+        }
+        assert!(!command.contains("feature-gates"), "the cluster is a stock one");
+    }
+
+    #[test]
+    fn front_proxy_has_a_root_of_its_own() {
+        let command = api_server(&plan(), Path::new("/bin"));
+        let value = |flag: &str| command.iter().find_map(|part| part.strip_prefix(flag)).map(str::to_owned);
+        assert_ne!(value("--requestheader-client-ca-file="), value("--client-ca-file="));
+    }
+
+    #[test]
+    fn audit_policy_logs_metadata_of_changing_calls_only() {
+        let policy: serde_json::Value = serde_yaml::from_str(&audit_policy()).unwrap();
+        assert_eq!(policy["rules"][0]["level"], "Metadata");
+        assert!(policy["rules"][0]["verbs"].as_array().unwrap().iter().all(|verb| verb != "get" && verb != "list"));
+        assert_eq!(policy["rules"][1]["level"], "None");
+    }
+
+    #[test]
+    fn everything_but_etcd_and_api_server_waits_for_the_api() {
+        for service in init(&plan(), Path::new("/bin")).services {
+            let first = ["etcd", "kube-apiserver"].contains(&service.name.as_str());
+            assert_eq!(service.after.is_none(), first, "{}", service.name);
+        }
+    }
+
+    #[test]
+    fn dns_serves_the_cluster_domain() {
+        assert!(corefile(&plan()).contains("kubernetes cluster.local in-addr.arpa ip6.arpa {"));
+    }
+}

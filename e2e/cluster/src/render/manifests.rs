@@ -1,0 +1,101 @@
+//! The objects a cluster starts with, beyond those the API server makes itself.
+
+use serde_json::{Value, json};
+
+use crate::{
+    certificates::{DNS_USER, KUBELET_CLIENT},
+    plan::Plan,
+};
+
+/// The bootstrap objects, as one `List`.
+///
+/// The DNS server runs beside the API server, not as a pod: it then answers before the first node is ready and needs no
+/// image. A Service without selector and its EndpointSlice give it the usual address.
+#[must_use]
+pub fn bootstrap(plan: &Plan) -> String {
+    let binding = |name: &str, role: &str, user: &str| -> Value {
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+        })
+    };
+    let ports = || -> Value {
+        json!([
+            {"name": "dns", "port": 53, "protocol": "UDP"},
+            {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
+        ])
+    };
+    let mut list = json!({
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [
+            binding("ferrovirt:kubelet-api", "system:kubelet-api-admin", KUBELET_CLIENT),
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "ClusterRole",
+                "metadata": {"name": DNS_USER},
+                "rules": [
+                    {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]},
+                    {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+                ],
+            },
+            binding(DNS_USER, DNS_USER, DNS_USER),
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {
+                    "name": "kube-dns",
+                    "namespace": "kube-system",
+                    "labels": {"k8s-app": "kube-dns", "kubernetes.io/name": "CoreDNS"},
+                },
+                "spec": {"clusterIP": plan.dns_service_address().to_string(), "ports": ports()},
+            },
+        ],
+    });
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "kube-dns",
+            "namespace": "kube-system",
+            "labels": {
+                "kubernetes.io/service-name": "kube-dns",
+                "endpointslice.kubernetes.io/managed-by": "ferrovirt-cluster",
+            },
+        },
+        "addressType": "IPv4",
+        "ports": ports(),
+        "endpoints": [{"addresses": [plan.control_address().to_string()], "conditions": {"ready": true}}],
+    });
+    if let Some(items) = list["items"].as_array_mut() {
+        items.push(slice);
+    }
+    list.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn dns_service_leads_to_the_control_plane() {
+        let list: Value =
+            serde_json::from_str(&bootstrap(&Plan::new(PathBuf::from("/src"), 0).unwrap())).unwrap();
+        let items = list["items"].as_array().unwrap();
+        let of_kind = |kind: &str| items.iter().find(|item| item["kind"] == kind).unwrap();
+        assert_eq!(of_kind("Service")["spec"]["clusterIP"], "10.212.0.10");
+        assert_eq!(of_kind("EndpointSlice")["endpoints"][0]["addresses"][0], "10.210.0.1");
+        assert_eq!(of_kind("Service")["spec"]["ports"][0]["port"], 53);
+    }
+
+    #[test]
+    fn api_server_may_use_the_kubelets() {
+        let text = bootstrap(&Plan::new(PathBuf::from("/src"), 0).unwrap());
+        assert!(text.contains("system:kubelet-api-admin") && text.contains(KUBELET_CLIENT));
+    }
+}

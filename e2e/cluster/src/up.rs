@@ -1,0 +1,413 @@
+//! Bringing a cluster up, from nothing, from what is already there, or from what a crash left.
+
+use std::{
+    fs,
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    certificates::{self, Pair},
+    command::{log_tail, open_log, output, program, run, run_with_input, start_error, wait},
+    components, deps,
+    down::{down, remove_node},
+    error::{Error, FileContext, Result},
+    host::{self, Record, SYSCTLS},
+    images,
+    kubectl::Kubectl,
+    pause,
+    plan::{API_PORT, MAX_NODES, Node, Plan},
+    progress::Progress,
+    render::{self, Init, kubeconfig::kubeconfig},
+};
+
+/// How long the API server may take to be ready.
+const API_LIMIT: Duration = Duration::from_secs(90);
+/// How long a node may take to be ready.
+const NODE_LIMIT: Duration = Duration::from_secs(90);
+/// Between two looks.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Brings the cluster up with at least `count` nodes.
+///
+/// # Errors
+/// When a step fails; the next `up` or `down` cleans up.
+pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
+    if !(1..=MAX_NODES).contains(&count) {
+        return Err(Error::Refused(format!("--nodes goes from 1 to {MAX_NODES}")));
+    }
+    deps::check()?;
+    host::check_owner(plan)?;
+    if plan.state().starts_with("/run") {
+        return Err(Error::Refused("nodes have a /run of their own: the working tree cannot be below /run".into()));
+    }
+    let bin = components::ensure(plan, progress)?;
+    let kubectl = Kubectl::new(&bin, plan.kubeconfig());
+
+    let fresh = !serves(plan, &kubectl)?;
+    if fresh {
+        if has_leftovers(plan) {
+            progress.step("cleaning up what an interrupted start or a crash left");
+            down(plan, progress)?;
+        }
+        start_control_plane(plan, &bin, progress)?;
+    }
+    let mut started = Vec::new();
+    for node in plan.nodes(count) {
+        if host::init_process(&node.namespace).is_none() {
+            start_node(plan, &node, &bin, progress)?;
+            started.push(node);
+        }
+    }
+    if fresh {
+        wait_for_api(plan, &kubectl, progress)?;
+    }
+    kubectl.apply("creating the bootstrap objects", &render::manifests::bootstrap(plan))?;
+    if started.is_empty() {
+        progress.step("already up");
+    }
+    for node in &started {
+        finish_node(node, &bin, &kubectl, progress)?;
+    }
+    wait_for_namespace(plan, &kubectl)?;
+    progress.step(format!("ready; export KUBECONFIG={}", plan.kubeconfig().display()));
+    Ok(())
+}
+
+/// Whether the control plane runs and answers.
+fn serves(plan: &Plan, kubectl: &Kubectl) -> Result<bool> {
+    if host::init_process(&plan.control_namespace()).is_none() || !plan.kubeconfig().exists() {
+        return Ok(false);
+    }
+    Ok(kubectl.answer("asking the API server", &["get", "--raw=/readyz"])?.is_some())
+}
+
+fn has_leftovers(plan: &Plan) -> bool {
+    !host::namespaces(plan).is_empty() || host::owner(plan).is_some() || plan.record().exists()
+}
+
+fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<()> {
+    host::check_routes(plan)?;
+    progress.step("control plane: certificates and configuration");
+    for old in [plan.state(), plan.kubeconfig()] {
+        if old.is_dir() {
+            fs::remove_dir_all(&old).at("remove", &old)?;
+        }
+    }
+    for folder in [plan.control(), plan.logs()] {
+        fs::create_dir_all(&folder).at("create", &folder)?;
+    }
+    prepare_host(plan)?;
+    certificates::write_control_plane(plan, SystemTime::now())?;
+    for (file, certificate) in
+        [("controller-manager", "controller-manager"), ("scheduler", "scheduler"), ("dns", "dns")]
+    {
+        let path = plan.control().join(format!("{file}.kubeconfig"));
+        write_kubeconfig(plan, &path, &Pair::read(&plan.pki(), certificate)?)?;
+    }
+    write_kubeconfig(plan, &plan.kubeconfig(), &Pair::read(&plan.pki(), "admin")?)?;
+    write(&plan.control().join("audit-policy.yaml"), &render::control::audit_policy())?;
+    write(&plan.control().join("Corefile"), &render::control::corefile(plan))?;
+
+    progress.step("control plane: network");
+    let (host_link, peer) = (plan.host_link(), format!("{}p", plan.host_link()));
+    let namespace = plan.control_namespace();
+    // The link comes first and carries our name: it tells whose all the rest is.
+    ip(
+        "making the host's link",
+        None,
+        &format!(
+            "link add {host_link} type veth peer name {peer}
+             link set {host_link} alias {state}",
+            state = plan.state().display()
+        ),
+    )?;
+    run("making the control plane's namespace", &mut program("ip", ["netns", "add", &namespace]))?;
+    ip(
+        "connecting the host",
+        None,
+        &format!(
+            "link set {peer} netns {namespace}
+             address add {address}/{prefix} dev {host_link}
+             link set {host_link} up",
+            address = plan.host_address(),
+            prefix = plan.machines().prefix,
+        ),
+    )?;
+    ip(
+        "making the bridge",
+        Some(&namespace),
+        &format!(
+            "link set lo up
+             link add br0 type bridge
+             link set {peer} master br0
+             link set {peer} up
+             address add {address}/{prefix} dev br0
+             link set br0 up",
+            address = plan.control_address(),
+            prefix = plan.machines().prefix,
+        ),
+    )?;
+    progress.step("control plane: etcd, API server, controllers, scheduler, DNS");
+    let init = render::control::init(plan, bin);
+    start_init(&namespace, &init, &plan.control(), &plan.logs().join("init.log"))
+}
+
+/// Remembers what is about to change on the host, then changes it.
+fn prepare_host(plan: &Plan) -> Result<()> {
+    let mut record =
+        Record { namespaces_mounted: !host::is_mount_point(host::NAMESPACES), ..Record::load(&plan.record())? };
+    let current: Vec<_> = SYSCTLS
+        .iter()
+        .filter_map(|(name, least)| host::sysctl(name).map(|value| (*name, value, *least)))
+        .collect();
+    record.sysctls = current.iter().map(|(name, value, _)| ((*name).to_owned(), value.clone())).collect();
+    record.store(&plan.record())?;
+    for (name, value, least) in current {
+        if let (Ok(value), Some(least)) = (value.parse::<u64>(), least)
+            && value < least
+        {
+            host::set_sysctl(name, &least.to_string())?;
+        }
+    }
+    if !Path::new("/proc/sys/net/bridge").exists() && deps::exists("modprobe") {
+        // Without it pods reach all services but those served on their own node; the kernel may also have it built in.
+        output("loading br_netfilter", &mut program("modprobe", ["br_netfilter"]))?;
+    }
+    host::make_cgroup(&plan.system_cgroup())
+}
+
+/// Makes the folders that a node's own folders are laid over, remembering those that were not there.
+fn make_mount_points(plan: &Plan, node: &Node) -> Result<()> {
+    let mut record = Record::load(&plan.record())?;
+    for (own, seen) in node.own_folders() {
+        fs::create_dir_all(&own).at("create", &own)?;
+        let mut absent: Vec<PathBuf> =
+            seen.ancestors().take_while(|folder| !folder.exists()).map(Path::to_path_buf).collect();
+        absent.reverse();
+        record.folders.extend(absent);
+        record.store(&plan.record())?;
+        fs::create_dir_all(&seen).at("create", &seen)?;
+    }
+    Ok(())
+}
+
+fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Result<()> {
+    progress.step(format!("{}: configuration and network", node.name));
+    remove_node(node)?;
+    let control = plan.control_namespace();
+    fs::create_dir_all(&node.folder).at("create", &node.folder)?;
+    make_mount_points(plan, node)?;
+    certificates::write_node(plan, node, SystemTime::now())?;
+    let kubelet = Pair::read(&node.folder, "kubelet-client")?;
+    write_kubeconfig(plan, &node.folder.join("kubelet.kubeconfig"), &kubelet)?;
+    let proxy = Pair::read(&plan.pki(), "proxy")?;
+    write_kubeconfig(plan, &node.folder.join("kube-proxy.kubeconfig"), &proxy)?;
+    let network = node.folder.join("cni/net.d");
+    fs::create_dir_all(&network).at("create", &network)?;
+    write(&network.join("10-pods.conflist"), &render::node::cni(node))?;
+    write(&node.folder.join("kubelet.yaml"), &render::node::kubelet(plan, node))?;
+    write(&node.folder.join("kube-proxy.yaml"), &render::node::kube_proxy(plan, node))?;
+    write(&node.folder.join("resolv.conf"), "")?;
+    let snapshotter = if overlay_works(&node.folder)? { "overlayfs" } else { "native" };
+    write(&node.folder.join("containerd.toml"), &render::node::containerd(bin, snapshotter))?;
+    let image = node.folder.join("pause.tar");
+    pause::write(&image)?;
+
+    run("making the node's namespace", &mut program("ip", ["netns", "add", &node.namespace]))?;
+    ip(
+        "connecting the node",
+        Some(&control),
+        &format!(
+            "link add {link} type veth peer name eth0 netns {namespace}
+             link set {link} master br0
+             link set {link} up
+             route replace {pods} via {address}",
+            link = node.link,
+            namespace = node.namespace,
+            pods = node.pods,
+            address = node.address,
+        ),
+    )?;
+    ip(
+        "configuring the node's network",
+        Some(&node.namespace),
+        &format!(
+            "link set lo up
+             address add {address}/{prefix} dev eth0
+             link set eth0 up
+             route add default via {control}",
+            address = node.address,
+            prefix = plan.machines().prefix,
+            control = plan.control_address(),
+        ),
+    )?;
+    let mut nft = program("nsenter", [&format!("--net={}", host::namespace_path(&node.namespace).display())]);
+    nft.args(["nft", "-f", "-"]);
+    run_with_input("writing the node's address translation", &mut nft, &render::node::nat(plan, node))?;
+    host::make_cgroup(&node.cgroup)?;
+    progress.step(format!("{}: containerd, kubelet, kube-proxy", node.name));
+    let init = render::node::init(plan, node, bin);
+    start_init(&node.namespace, &init, &node.folder, &node.logs.join("init.log"))
+}
+
+/// Whether containerd's preferred way of stacking layers works on the disk below a folder.
+fn overlay_works(folder: &Path) -> Result<bool> {
+    let test = folder.join("overlay-test");
+    for part in ["lower", "upper", "work", "merged"] {
+        let part = test.join(part);
+        fs::create_dir_all(&part).at("create", part)?;
+    }
+    let at = |part: &str| test.join(part).display().to_string();
+    let options = format!("lowerdir={},upperdir={},workdir={}", at("lower"), at("upper"), at("work"));
+    // In a mount namespace that ends with the command.
+    let mut mount = program("unshare", ["--mount", "mount", "-t", "overlay", "overlay", "-o", &options]);
+    mount.arg(test.join("merged"));
+    let works = output("trying overlayfs", &mut mount)?.status.success();
+    fs::remove_dir_all(&test).at("remove", test)?;
+    Ok(works)
+}
+
+/// Starts the first process of a namespace, detached from us.
+fn start_init(namespace: &str, init: &Init, folder: &Path, log: &Path) -> Result<()> {
+    let configuration = folder.join("init.json");
+    let text = serde_json::to_string_pretty(init)
+        .map_err(|source| Error::Document { what: configuration.display().to_string(), source })?;
+    write(&configuration, &text)?;
+    let own = std::env::current_exe().at("find", "the own program")?;
+    let log_file = open_log(log)?;
+    let mut command = Command::new("setsid");
+    command
+        .arg("nsenter")
+        // Not `ip netns exec`: its new /sys would hide the cgroups.
+        .arg(format!("--net={}", host::namespace_path(namespace).display()))
+        .args(["unshare", "--pid", "--fork", "--kill-child", "--uts", "--mount", "--propagation", "private"])
+        .arg(own)
+        .arg("init")
+        .arg(&configuration)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(log_file.try_clone().at("open", log)?)
+        .stderr(log_file);
+    let step = format!("starting {namespace}");
+    let mut child = command.spawn().map_err(|source| start_error(&step, &command, source))?;
+    wait(
+        &step,
+        Duration::from_secs(10),
+        Duration::from_millis(20),
+        || {
+            let ended = child.try_wait().map_err(|source| start_error(&step, &command, source))?;
+            if ended.is_some() {
+                return Err(Error::Refused(format!("{step}: it ended at once{}", log_tail(log))));
+            }
+            Ok(host::init_process(namespace).is_some())
+        },
+        || log_tail(log),
+    )?;
+    Ok(())
+}
+
+fn wait_for_api(plan: &Plan, kubectl: &Kubectl, progress: &Progress) -> Result<()> {
+    let address = SocketAddr::from((plan.control_address(), API_PORT));
+    let log = plan.logs().join("kube-apiserver.log");
+    wait(
+        "waiting for the API server",
+        API_LIMIT,
+        INTERVAL,
+        || {
+            if TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err() {
+                return Ok(false);
+            }
+            Ok(kubectl.answer("asking the API server", &["get", "--raw=/readyz"])?.is_some())
+        },
+        || log_tail(&log) + &log_tail(&plan.logs().join("etcd.log")),
+    )?;
+    progress.step("control plane: API server ready");
+    Ok(())
+}
+
+/// Does what needs the running node and API server, and waits until the node is ready.
+fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl, progress: &Progress) -> Result<()> {
+    let name = node.name.as_str();
+    let pid = host::init_process(&node.namespace).ok_or_else(|| {
+        Error::Refused(format!("{name} ended{}", log_tail(&node.logs.join("init.log"))))
+    })?;
+    let containerd = node.logs.join("containerd.log");
+    let socket = PathBuf::from(format!("/proc/{pid}/root{}", render::node::CONTAINERD_SOCKET));
+    wait(
+        &format!("{name}: waiting for containerd"),
+        NODE_LIMIT,
+        INTERVAL,
+        || Ok(socket.exists()),
+        || log_tail(&containerd),
+    )?;
+    // containerd makes its socket before it serves: the first attempts may be refused.
+    let image = node.folder.join("pause.tar");
+    let mut refused = None;
+    wait(
+        &format!("{name}: importing the sandbox image"),
+        Duration::from_secs(30),
+        INTERVAL,
+        || {
+            refused = images::import(node, pid, bin, &image).err();
+            Ok(refused.is_none())
+        },
+        || log_tail(&containerd),
+    )?;
+    let kubelet = node.logs.join("kubelet.log");
+    let range = serde_json::json!({"spec": {"podCIDR": node.pods.to_string(), "podCIDRs": [node.pods.to_string()]}});
+    wait(
+        &format!("{name}: waiting until it registers"),
+        NODE_LIMIT,
+        INTERVAL,
+        || {
+            let patch = ["patch", "node", name, "--patch", &range.to_string()];
+            Ok(kubectl.answer("giving the node its pod network", &patch)?.is_some())
+        },
+        || log_tail(&kubelet),
+    )?;
+    progress.step(format!("{name}: registered"));
+    let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
+    wait(
+        &format!("{name}: waiting until it is ready"),
+        NODE_LIMIT,
+        INTERVAL,
+        || {
+            let ready = kubectl.answer("looking at the node", &["get", "node", name, "-o", path])?;
+            Ok(ready.is_some_and(|text| text == "True"))
+        },
+        || log_tail(&kubelet) + &log_tail(&containerd),
+    )?;
+    progress.step(format!("{name}: ready"));
+    Ok(())
+}
+
+/// A pod can be created once its namespace has its service account: the last thing the controllers do at start.
+fn wait_for_namespace(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
+    wait(
+        "waiting for the default service account",
+        Duration::from_secs(60),
+        INTERVAL,
+        || Ok(kubectl.answer("looking for it", &["get", "serviceaccount", "default", "-n", "default"])?.is_some()),
+        || log_tail(&plan.logs().join("kube-controller-manager.log")),
+    )
+}
+
+/// Runs lines of `ip` commands, in a named namespace or on the host.
+fn ip(step: &str, namespace: Option<&str>, lines: &str) -> Result<()> {
+    let mut command = program("ip", namespace.map_or(Vec::new(), |name| vec!["-n", name]));
+    command.args(["-batch", "-"]);
+    run_with_input(step, &mut command, lines).map(drop)
+}
+
+fn write_kubeconfig(plan: &Plan, path: &Path, user: &Pair) -> Result<()> {
+    let authority = plan.pki().join("ca.crt");
+    let authority = fs::read_to_string(&authority).at("read", authority)?;
+    certificates::write_private(path, &kubeconfig(&plan.prefix(), &plan.api_url(), &authority, user))
+}
+
+fn write(path: &Path, content: &str) -> Result<()> {
+    fs::write(path, content).at("write", path)
+}
