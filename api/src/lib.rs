@@ -1,1 +1,34 @@
-//! placeholder
+//! Types, constants and custom resource definitions of the virtualization API.
+//!
+//! Everything here is data and pure functions; nothing does IO. The wire form (field names, which fields are
+//! always present, which are left out when empty) is the one clients of the API know.
+
+pub mod condition;
+pub mod config;
+pub mod constants;
+pub mod crds;
+pub mod duration;
+pub mod enums;
+pub mod gates;
+pub mod kubevirt;
+pub mod overhead;
+pub mod quantity;
+pub mod replicaset;
+pub mod tls;
+pub mod vm;
+pub mod vmi;
+
+pub use condition::Condition;
+pub use enums::{EvictionStrategy, PrintableStatus, RunStrategy, StartStrategy, StateChangeAction, VmiPhase};
+pub use kubevirt::spec::KubeVirt;
+pub use replicaset::VirtualMachineInstanceReplicaSet;
+pub use vm::spec::{VirtualMachine, VirtualMachineSpec};
+pub use vm::status::VirtualMachineStatus;
+pub use vmi::spec::{VirtualMachineInstance, VirtualMachineInstanceSpec, VirtualMachineInstanceTemplateSpec};
+pub use vmi::status::VirtualMachineInstanceStatus;
+
+/// For `skip_serializing_if`: false is left out on the wire.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(crate) fn is_false(value: &bool) -> bool {
+    !*value
+}

@@ -1,0 +1,745 @@
+//! The cluster configuration as the processes use it: what the `KubeVirt` object says, laid over the defaults.
+//!
+//! Zero values (0, false, empty text or list) in the object do not override a default, with the exception of fields
+//! whose zero has a meaning of its own (`memBalloonStatsPeriod`, log verbosity and all explicit booleans).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::ResourceRequirements,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector},
+};
+use thiserror::Error;
+
+use crate::{
+    constants::component,
+    enums::EvictionStrategy,
+    gates,
+    kubevirt::{
+        configuration::{
+            ArchSpecificConfiguration, KubeVirtConfiguration, LiveUpdateConfiguration, MigrationConfiguration,
+            SmbiosConfiguration, TlsConfiguration, VirtualMachineOptions,
+        },
+        developer::LogVerbosity,
+        network::{InterfaceBindingPlugin, PermittedHostDevices},
+        spec::KubeVirt,
+    },
+};
+
+/// Why a configuration cannot be used.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ConfigError {
+    /// The pull policy is not one Kubernetes knows.
+    #[error("imagePullPolicy {0:?} is none of Always, IfNotPresent, Never")]
+    ImagePullPolicy(String),
+    /// Memory cannot be overcommitted by nothing or less.
+    #[error("developerConfiguration.memoryOvercommit {0} must be greater than 0")]
+    MemoryOvercommit(i32),
+    /// The CPU ratio must be positive.
+    #[error("developerConfiguration.cpuAllocationRatio {0} must be greater than 0")]
+    CpuAllocationRatio(i32),
+    /// The tolerated share is a percentage.
+    #[error("developerConfiguration.pvcTolerateLessSpaceUpToPercent {0} must be between 0 and 100")]
+    PvcTolerateLessSpace(i32),
+    /// The default interface names no known binding.
+    #[error("network.defaultNetworkInterface {0:?} is none of bridge, slirp, masquerade")]
+    DefaultNetworkInterface(String),
+    /// The ratio is not a usable number.
+    #[error("additionalGuestMemoryOverheadRatio {0:?} must be a number of at least 1")]
+    OverheadRatio(String),
+    /// A quantity is malformed.
+    #[error("{field}: {source}")]
+    Quantity {
+        /// Path below `spec.configuration`.
+        field: &'static str,
+        /// What is wrong with it.
+        source: crate::quantity::QuantityError,
+    },
+}
+
+/// Settings of one architecture, defaults filled in.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ArchConfig {
+    /// Machine type of machines that name none.
+    pub machine_type: String,
+    /// Machine types allowed, as globs.
+    pub emulated_machines: Vec<String>,
+    /// Directory of OVMF images.
+    pub ovmf_path: String,
+}
+
+/// SMBIOS system strings, defaults filled in.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Smbios {
+    /// Family.
+    pub family: String,
+    /// Manufacturer.
+    pub manufacturer: String,
+    /// Product.
+    pub product: String,
+    /// Stock keeping unit; empty for none.
+    pub sku: String,
+    /// Version; empty for none.
+    pub version: String,
+}
+
+/// Bounds of hot-plug, defaults filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LiveUpdate {
+    /// Growth as a multiple of the start values.
+    pub max_hotplug_ratio: u32,
+    /// Most sockets a machine can grow to.
+    pub max_cpu_sockets: Option<u32>,
+    /// Most memory a machine can grow to.
+    pub max_guest: Option<Quantity>,
+}
+
+/// What the launcher of the cluster's machines is told about migrations, defaults filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Migrations {
+    /// Most migrations at once in the cluster.
+    pub parallel_migrations_per_cluster: u32,
+    /// Most migrations at once leaving one node.
+    pub parallel_outbound_migrations_per_node: u32,
+    /// Bytes per second, 0 for no limit.
+    pub bandwidth_per_migration: Quantity,
+    /// Seconds without progress after which a migration is stopped.
+    pub progress_timeout: i64,
+    /// Seconds per GiB after which a migration is stopped.
+    pub completion_timeout_per_gib: i64,
+    /// Longest stop at switch-over in milliseconds.
+    pub max_downtime_ms: u64,
+    /// Seconds utility volumes may take to detach.
+    pub utility_volumes_timeout: i64,
+    /// Slow the guest down so that copying catches up.
+    pub allow_auto_converge: bool,
+    /// Switch over before all memory is copied.
+    pub allow_post_copy: bool,
+    /// Pause or switch early when copying takes too long.
+    pub allow_workload_disruption: bool,
+    /// Let libvirt migrate what it thinks unsafe.
+    pub unsafe_migration_override: bool,
+    /// Send memory in clear text.
+    pub disable_tls: bool,
+    /// NetworkAttachmentDefinition migrations run over.
+    pub network: Option<String>,
+    /// Taint that marks nodes being drained.
+    pub node_drain_taint_key: String,
+    /// Keep the source's SELinux level at the target.
+    pub match_selinux_level: bool,
+}
+
+/// How changes of a VM's template reach its running machine.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum RolloutStrategy {
+    /// While it runs, where possible.
+    #[default]
+    LiveUpdate,
+    /// At the next start.
+    Stage,
+}
+
+/// The configuration in force.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterConfig {
+    /// `resourceVersion` of the object this was read from; empty while defaults hold.
+    pub resource_version: String,
+    /// Run machines without KVM.
+    pub use_emulation: bool,
+    /// Pull policy of launcher images.
+    pub image_pull_policy: String,
+    /// CPU model of machines that name none; `None` stands for `host-model`.
+    pub cpu_model: Option<String>,
+    /// CPU request per virtual CPU of machines that ask for none.
+    pub cpu_request: Quantity,
+    /// Virtual CPUs per requested host CPU.
+    pub cpu_allocation_ratio: u32,
+    /// Guest memory per requested memory in percent.
+    pub memory_overcommit: u32,
+    /// Factor on the memory overhead.
+    pub overhead_ratio: Option<f64>,
+    /// Architecture of machines that name none.
+    pub default_architecture: String,
+    /// Settings of amd64.
+    pub amd64: ArchConfig,
+    /// Settings of arm64.
+    pub arm64: ArchConfig,
+    /// Settings of s390x.
+    pub s390x: ArchConfig,
+    /// CPU models never offered.
+    pub obsolete_cpu_models: BTreeMap<String, bool>,
+    /// Oldest CPU model considered.
+    pub min_cpu_model: Option<String>,
+    /// SMBIOS system strings.
+    pub smbios: Smbios,
+    /// Node labels every machine asks for.
+    pub node_selectors: BTreeMap<String, String>,
+    /// Runtime class of launcher pods.
+    pub default_runtime_class: Option<String>,
+    /// Seconds between balloon statistics, 0 for none.
+    pub mem_balloon_stats_period: u32,
+    /// What a drain does to machines that say nothing.
+    pub eviction_strategy: EvictionStrategy,
+    /// How template changes reach running machines.
+    pub vm_rollout_strategy: RolloutStrategy,
+    /// Bounds of hot-plug.
+    pub live_update: LiveUpdate,
+    /// Migration settings.
+    pub migrations: Migrations,
+    /// Storage class of persistent TPM and EFI state.
+    pub vm_state_storage_class: Option<String>,
+    /// Binding of the default interface: `bridge` or `masquerade`.
+    pub default_network_interface: String,
+    /// Whether bridge binding on the pod network is allowed.
+    pub permit_bridge_interface_on_pod_network: bool,
+    /// Registered binding plugins by name.
+    pub network_bindings: BTreeMap<String, InterfaceBindingPlugin>,
+    /// Host devices machines may use.
+    pub permitted_host_devices: PermittedHostDevices,
+    /// Whether SCSI persistent reservations are allowed.
+    pub persistent_reservation: bool,
+    /// Percent of missing space accepted on a claim.
+    pub pvc_tolerate_less_space_up_to_percent: u32,
+    /// Bytes left free on a claim.
+    pub minimum_reserve_pvc_bytes: u64,
+    /// TSC frequency in Hz all nodes offer.
+    pub minimum_cluster_tsc_frequency: Option<i64>,
+    /// Memory an image check may use.
+    pub disk_verification_memory_limit: Quantity,
+    /// Guest agent versions considered current, as patterns.
+    pub supported_guest_agent_versions: Vec<String>,
+    /// SELinux type of launcher pods.
+    pub selinux_launcher_type: Option<String>,
+    /// Seccomp profile below the kubelet's directory for launcher pods; the runtime's default when unset.
+    pub seccomp_localhost_profile: Option<String>,
+    /// Most machines on one node.
+    pub virtual_machine_instances_per_node: u32,
+    /// Whether serial consoles are copied to the pod's log by default.
+    pub log_serial_console: bool,
+    /// Whether free page reporting is on by default.
+    pub free_page_reporting: bool,
+    /// Namespaces whose machines get a CPU limit by themselves.
+    pub auto_cpu_limit_namespaces: Option<LabelSelector>,
+    /// Nodes with kernel same-page merging.
+    pub ksm_nodes: Option<LabelSelector>,
+    /// Resources of auxiliary containers by kind.
+    pub support_container_resources: BTreeMap<String, ResourceRequirements>,
+    /// Lowest TLS version and ciphers of servers.
+    pub tls: TlsConfiguration,
+    /// Show VGA instead of bochs to EFI guests.
+    pub vga_display_for_efi: bool,
+    /// Feature gates turned on.
+    pub feature_gates: Vec<String>,
+    /// Feature gates turned off.
+    pub disabled_feature_gates: Vec<String>,
+    /// Verbosity by component.
+    pub log_verbosity: LogVerbosity,
+}
+
+/// Annotation of the KubeVirt object that gives EFI guests VGA.
+const VGA_DISPLAY_EFI: &str = "kubevirt.io/vga-display-efi-x86";
+const DEFAULT_VERBOSITY: u64 = 2;
+/// As many machines as pods fit a node by the kubelet's default.
+const DEFAULT_INSTANCES_PER_NODE: u32 = 110;
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        Self {
+            resource_version: String::new(),
+            use_emulation: false,
+            image_pull_policy: "IfNotPresent".to_owned(),
+            cpu_model: None,
+            cpu_request: Quantity("100m".to_owned()),
+            cpu_allocation_ratio: 10,
+            memory_overcommit: 100,
+            overhead_ratio: None,
+            default_architecture: "amd64".to_owned(),
+            amd64: ArchConfig::new("q35", &["q35*", "pc-q35*"], "/usr/share/OVMF"),
+            arm64: ArchConfig::new("virt", &["virt*"], "/usr/share/AAVMF"),
+            s390x: ArchConfig::new("s390-ccw-virtio", &["s390-ccw-virtio*"], ""),
+            obsolete_cpu_models: BTreeMap::new(),
+            min_cpu_model: None,
+            smbios: Smbios {
+                family: "KubeVirt".to_owned(),
+                manufacturer: "KubeVirt".to_owned(),
+                product: "None".to_owned(),
+                sku: String::new(),
+                version: String::new(),
+            },
+            node_selectors: BTreeMap::new(),
+            default_runtime_class: None,
+            mem_balloon_stats_period: 10,
+            eviction_strategy: EvictionStrategy::None,
+            vm_rollout_strategy: RolloutStrategy::LiveUpdate,
+            live_update: LiveUpdate { max_hotplug_ratio: 4, max_cpu_sockets: None, max_guest: None },
+            migrations: Migrations {
+                parallel_migrations_per_cluster: 5,
+                parallel_outbound_migrations_per_node: 2,
+                bandwidth_per_migration: Quantity("0".to_owned()),
+                progress_timeout: 150,
+                completion_timeout_per_gib: 150,
+                max_downtime_ms: 900,
+                utility_volumes_timeout: 150,
+                allow_auto_converge: false,
+                allow_post_copy: false,
+                allow_workload_disruption: false,
+                unsafe_migration_override: false,
+                disable_tls: false,
+                network: None,
+                node_drain_taint_key: "kubevirt.io/drain".to_owned(),
+                match_selinux_level: true,
+            },
+            vm_state_storage_class: None,
+            // Upstream's default is `bridge`; that binding is not carried out yet.
+            default_network_interface: "masquerade".to_owned(),
+            permit_bridge_interface_on_pod_network: true,
+            network_bindings: BTreeMap::new(),
+            permitted_host_devices: PermittedHostDevices::default(),
+            persistent_reservation: false,
+            pvc_tolerate_less_space_up_to_percent: 10,
+            minimum_reserve_pvc_bytes: 131_072,
+            minimum_cluster_tsc_frequency: None,
+            disk_verification_memory_limit: Quantity("2000Mi".to_owned()),
+            supported_guest_agent_versions: ["2.*", "3.*", "4.*", "5.*"].map(str::to_owned).to_vec(),
+            selinux_launcher_type: None,
+            seccomp_localhost_profile: None,
+            virtual_machine_instances_per_node: DEFAULT_INSTANCES_PER_NODE,
+            log_serial_console: true,
+            free_page_reporting: true,
+            auto_cpu_limit_namespaces: None,
+            ksm_nodes: None,
+            support_container_resources: BTreeMap::new(),
+            tls: TlsConfiguration::default(),
+            vga_display_for_efi: false,
+            feature_gates: Vec::new(),
+            disabled_feature_gates: Vec::new(),
+            log_verbosity: LogVerbosity::default(),
+        }
+    }
+}
+
+impl ArchConfig {
+    fn new(machine_type: &str, emulated: &[&str], ovmf_path: &str) -> Self {
+        Self {
+            machine_type: machine_type.to_owned(),
+            emulated_machines: emulated.iter().map(|glob| (*glob).to_owned()).collect(),
+            ovmf_path: ovmf_path.to_owned(),
+        }
+    }
+
+    fn overlay(&mut self, from: Option<&ArchSpecificConfiguration>) {
+        let Some(from) = from else { return };
+        overlay_text(&mut self.machine_type, from.machine_type.as_ref());
+        overlay_text(&mut self.ovmf_path, from.ovmf_path.as_ref());
+        if !from.emulated_machines.is_empty() {
+            self.emulated_machines.clone_from(&from.emulated_machines);
+        }
+    }
+
+    /// Whether a machine type is allowed by one of the globs.
+    pub fn allows_machine(&self, machine_type: &str) -> bool {
+        self.emulated_machines.iter().any(|glob| glob_matches(glob, machine_type))
+    }
+}
+
+impl ClusterConfig {
+    /// Reads the configuration of a KubeVirt object.
+    pub fn from_kubevirt(object: &KubeVirt) -> Result<Self, ConfigError> {
+        let from = &object.spec.configuration;
+        let mut config =
+            Self { resource_version: object.metadata.resource_version.clone().unwrap_or_default(), ..Self::default() };
+        if let Some(architecture) = object
+            .status
+            .as_ref()
+            .and_then(|status| status.default_architecture.as_deref())
+            .filter(|architecture| !architecture.is_empty())
+        {
+            config.default_architecture = architecture.to_owned();
+        }
+        config.vga_display_for_efi =
+            object.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(VGA_DISPLAY_EFI));
+        config.overlay_developer(from)?;
+        config.overlay_machine(from)?;
+        config.overlay_network(from)?;
+        config.overlay_cluster(from);
+        if let Some(migrations) = &from.migrations {
+            config.migrations.overlay(migrations)?;
+        }
+        if let Some(live_update) = &from.live_update_configuration {
+            config.live_update.overlay(live_update)?;
+        }
+        Ok(config)
+    }
+
+    /// Whether a feature gate is on.
+    pub fn enabled(&self, gate: &str) -> bool {
+        gates::enabled(gate, &self.feature_gates, &self.disabled_feature_gates)
+    }
+
+    /// Settings of an architecture; those of the default one for an unknown name.
+    pub fn arch(&self, architecture: &str) -> &ArchConfig {
+        match architecture {
+            "arm64" => &self.arm64,
+            "s390x" => &self.s390x,
+            _ => &self.amd64,
+        }
+    }
+
+    /// Log verbosity of a component (see [`component`]); for virt-handler, `node` can have one of its own.
+    pub fn verbosity(&self, name: &str, node: Option<&str>) -> u64 {
+        let levels = &self.log_verbosity;
+        if let Some(level) = node.and_then(|node| levels.node_verbosity.get(node)) {
+            return *level;
+        }
+        let level = match name {
+            component::VIRT_API => levels.virt_api,
+            component::VIRT_CONTROLLER => levels.virt_controller,
+            component::VIRT_HANDLER => levels.virt_handler,
+            component::VIRT_LAUNCHER => levels.virt_launcher,
+            _ => None,
+        };
+        level.unwrap_or(DEFAULT_VERBOSITY)
+    }
+
+    fn overlay_developer(&mut self, from: &KubeVirtConfiguration) -> Result<(), ConfigError> {
+        let Some(developer) = &from.developer_configuration else {
+            return Ok(());
+        };
+        self.use_emulation = developer.use_emulation;
+        self.feature_gates.clone_from(&developer.feature_gates);
+        self.disabled_feature_gates.clone_from(&developer.disabled_feature_gates);
+        self.node_selectors.clone_from(&developer.node_selectors);
+        self.minimum_cluster_tsc_frequency = developer.minimum_cluster_tsc_frequency;
+        if let Some(levels) = &developer.log_verbosity {
+            self.log_verbosity.clone_from(levels);
+        }
+        if let Some(percent) = nonzero(developer.memory_overcommit) {
+            self.memory_overcommit = positive(percent).ok_or(ConfigError::MemoryOvercommit(percent))?;
+        }
+        if let Some(ratio) = nonzero(developer.cpu_allocation_ratio) {
+            self.cpu_allocation_ratio = positive(ratio).ok_or(ConfigError::CpuAllocationRatio(ratio))?;
+        }
+        if let Some(percent) = nonzero(developer.pvc_tolerate_less_space_up_to_percent) {
+            self.pvc_tolerate_less_space_up_to_percent = positive(percent)
+                .filter(|percent| *percent <= 100)
+                .ok_or(ConfigError::PvcTolerateLessSpace(percent))?;
+        }
+        if let Some(bytes) = developer.minimum_reserve_pvc_bytes.filter(|bytes| *bytes != 0) {
+            self.minimum_reserve_pvc_bytes = bytes;
+        }
+        if let Some(check) = &developer.disk_verification {
+            check_quantity("developerConfiguration.diskVerification.memoryLimit", &check.memory_limit)?;
+            self.disk_verification_memory_limit = check.memory_limit.clone();
+        }
+        Ok(())
+    }
+
+    fn overlay_machine(&mut self, from: &KubeVirtConfiguration) -> Result<(), ConfigError> {
+        self.cpu_model = text(from.cpu_model.as_ref());
+        if let Some(request) = &from.cpu_request {
+            check_quantity("cpuRequest", request)?;
+            self.cpu_request = request.clone();
+        }
+        if let Some(ratio) = text(from.additional_guest_memory_overhead_ratio.as_ref()) {
+            let number = ratio.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 1.0);
+            self.overhead_ratio = Some(number.ok_or(ConfigError::OverheadRatio(ratio))?);
+        }
+        if let Some(policy) = text(from.image_pull_policy.as_ref()) {
+            if !["Always", "IfNotPresent", "Never"].contains(&policy.as_str()) {
+                return Err(ConfigError::ImagePullPolicy(policy));
+            }
+            self.image_pull_policy = policy;
+        }
+        if let Some(arch) = &from.architecture_configuration {
+            self.amd64.overlay(arch.amd64.as_ref());
+            self.arm64.overlay(arch.arm64.as_ref());
+            self.s390x.overlay(arch.s390x.as_ref());
+        }
+        // The older settings without architecture win over all.
+        let global = ArchSpecificConfiguration {
+            emulated_machines: from.emulated_machines.clone(),
+            machine_type: from.machine_type.clone(),
+            ovmf_path: from.ovmf_path.clone(),
+        };
+        for arch in [&mut self.amd64, &mut self.arm64, &mut self.s390x] {
+            arch.overlay(Some(&global));
+        }
+        self.obsolete_cpu_models.clone_from(&from.obsolete_cpu_models);
+        self.min_cpu_model = text(from.min_cpu_model.as_ref());
+        if let Some(smbios) = &from.smbios {
+            self.smbios.overlay(smbios);
+        }
+        if let Some(period) = from.mem_balloon_stats_period {
+            self.mem_balloon_stats_period = period;
+        }
+        Ok(())
+    }
+
+    fn overlay_network(&mut self, from: &KubeVirtConfiguration) -> Result<(), ConfigError> {
+        let Some(network) = &from.network else {
+            return Ok(());
+        };
+        if let Some(binding) = text(network.default_network_interface.as_ref()) {
+            if !["bridge", "slirp", "masquerade"].contains(&binding.as_str()) {
+                return Err(ConfigError::DefaultNetworkInterface(binding));
+            }
+            self.default_network_interface = binding;
+        }
+        self.permit_bridge_interface_on_pod_network = network.permit_bridge_interface_on_pod_network.unwrap_or(true);
+        self.network_bindings.clone_from(&network.binding);
+        Ok(())
+    }
+
+    fn overlay_cluster(&mut self, from: &KubeVirtConfiguration) {
+        self.default_runtime_class = text(from.default_runtime_class.as_ref());
+        if let Some(strategy) = &from.eviction_strategy {
+            self.eviction_strategy = strategy.clone();
+        }
+        if from.vm_rollout_strategy.as_deref() == Some("Stage") {
+            self.vm_rollout_strategy = RolloutStrategy::Stage;
+        }
+        self.vm_state_storage_class = text(from.vm_state_storage_class.as_ref());
+        if let Some(devices) = &from.permitted_host_devices {
+            self.permitted_host_devices.clone_from(devices);
+        }
+        self.persistent_reservation = from
+            .persistent_reservation_configuration
+            .as_ref()
+            .and_then(|reservation| reservation.enabled)
+            .unwrap_or_else(|| self.feature_gates.iter().any(|gate| gate == gates::PERSISTENT_RESERVATION));
+        if !from.supported_guest_agent_versions.is_empty() {
+            self.supported_guest_agent_versions.clone_from(&from.supported_guest_agent_versions);
+        }
+        self.selinux_launcher_type = text(from.selinux_launcher_type.as_ref());
+        self.seccomp_localhost_profile = from
+            .seccomp_configuration
+            .as_ref()
+            .and_then(|seccomp| seccomp.virtual_machine_instance_profile.as_ref())
+            .and_then(|profile| profile.custom_profile.as_ref())
+            .and_then(|profile| text(profile.localhost_profile.as_ref()));
+        if let Some(most) = nonzero(from.virtual_machine_instances_per_node).and_then(positive) {
+            self.virtual_machine_instances_per_node = most;
+        }
+        let options = VirtualMachineOptions::default();
+        let options = from.virtual_machine_options.as_ref().unwrap_or(&options);
+        self.log_serial_console = options.disable_serial_console_log.is_none();
+        self.free_page_reporting = options.disable_free_page_reporting.is_none();
+        self.auto_cpu_limit_namespaces.clone_from(&from.auto_cpu_limit_namespace_label_selector);
+        self.ksm_nodes = from.ksm_configuration.as_ref().and_then(|ksm| ksm.node_label_selector.clone());
+        self.support_container_resources = from
+            .support_container_resources
+            .iter()
+            .map(|entry| {
+                let resources = ResourceRequirements {
+                    limits: some_map(&entry.resources.limits),
+                    requests: some_map(&entry.resources.requests),
+                    ..ResourceRequirements::default()
+                };
+                (entry.type_.clone(), resources)
+            })
+            .collect();
+        if let Some(tls) = &from.tls_configuration {
+            self.tls.clone_from(tls);
+        }
+    }
+}
+
+impl Smbios {
+    fn overlay(&mut self, from: &SmbiosConfiguration) {
+        overlay_text(&mut self.family, from.family.as_ref());
+        overlay_text(&mut self.manufacturer, from.manufacturer.as_ref());
+        overlay_text(&mut self.product, from.product.as_ref());
+        overlay_text(&mut self.sku, from.sku.as_ref());
+        overlay_text(&mut self.version, from.version.as_ref());
+    }
+}
+
+impl LiveUpdate {
+    fn overlay(&mut self, from: &LiveUpdateConfiguration) -> Result<(), ConfigError> {
+        if let Some(ratio) = from.max_hotplug_ratio.filter(|ratio| *ratio != 0) {
+            self.max_hotplug_ratio = ratio;
+        }
+        self.max_cpu_sockets = from.max_cpu_sockets.filter(|sockets| *sockets != 0);
+        if let Some(guest) = &from.max_guest {
+            check_quantity("liveUpdateConfiguration.maxGuest", guest)?;
+            self.max_guest = Some(guest.clone());
+        }
+        Ok(())
+    }
+}
+
+impl Migrations {
+    fn overlay(&mut self, from: &MigrationConfiguration) -> Result<(), ConfigError> {
+        if let Some(count) = from.parallel_migrations_per_cluster {
+            self.parallel_migrations_per_cluster = count;
+        }
+        if let Some(count) = from.parallel_outbound_migrations_per_node {
+            self.parallel_outbound_migrations_per_node = count;
+        }
+        if let Some(bandwidth) = &from.bandwidth_per_migration {
+            check_quantity("migrations.bandwidthPerMigration", bandwidth)?;
+            self.bandwidth_per_migration = bandwidth.clone();
+        }
+        self.progress_timeout = from.progress_timeout.unwrap_or(self.progress_timeout);
+        self.completion_timeout_per_gib = from.completion_timeout_per_gib.unwrap_or(self.completion_timeout_per_gib);
+        self.max_downtime_ms = from.max_downtime_ms.unwrap_or(self.max_downtime_ms);
+        self.utility_volumes_timeout = from.utility_volumes_timeout.unwrap_or(self.utility_volumes_timeout);
+        self.allow_auto_converge = from.allow_auto_converge.unwrap_or(false);
+        self.allow_post_copy = from.allow_post_copy.unwrap_or(false);
+        self.allow_workload_disruption = from.allow_workload_disruption.unwrap_or(self.allow_post_copy);
+        self.unsafe_migration_override = from.unsafe_migration_override.unwrap_or(false);
+        self.disable_tls = from.disable_tls.unwrap_or(false);
+        self.network = text(from.network.as_ref());
+        if let Some(key) = text(from.node_drain_taint_key.as_ref()) {
+            self.node_drain_taint_key = key;
+        }
+        self.match_selinux_level = from.match_selinux_level_on_migration.unwrap_or(true);
+        Ok(())
+    }
+}
+
+/// Whether a machine type matches a glob, in which `*` stands for any text and `?` for one character.
+fn glob_matches(glob: &str, text: &str) -> bool {
+    // Classic two-pointer match: on a mismatch, let the last star take one more character.
+    let (glob, text): (Vec<char>, Vec<char>) = (glob.chars().collect(), text.chars().collect());
+    let (mut g, mut t, mut star) = (0, 0, None);
+    while t < text.len() {
+        if glob.get(g) == Some(&'*') {
+            star = Some((g, t));
+            g += 1;
+        } else if glob.get(g).is_some_and(|c| *c == '?' || *c == text[t]) {
+            g += 1;
+            t += 1;
+        } else if let Some((star_g, star_t)) = star {
+            star = Some((star_g, star_t + 1));
+            g = star_g + 1;
+            t = star_t + 1;
+        } else {
+            return false;
+        }
+    }
+    glob[g..].iter().all(|c| *c == '*')
+}
+
+fn check_quantity(field: &'static str, quantity: &Quantity) -> Result<(), ConfigError> {
+    match crate::quantity::units(quantity) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(ConfigError::Quantity { field, source }),
+    }
+}
+
+fn text(from: Option<&String>) -> Option<String> {
+    from.filter(|text| !text.is_empty()).cloned()
+}
+
+fn overlay_text(to: &mut String, from: Option<&String>) {
+    if let Some(text) = text(from) {
+        *to = text;
+    }
+}
+
+fn nonzero(number: Option<i32>) -> Option<i32> {
+    number.filter(|number| *number != 0)
+}
+
+fn positive(number: i32) -> Option<u32> {
+    u32::try_from(number).ok().filter(|number| *number > 0)
+}
+
+fn some_map<V: Clone>(map: &BTreeMap<String, V>) -> Option<BTreeMap<String, V>> {
+    (!map.is_empty()).then(|| map.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(configuration: serde_json::Value) -> Result<ClusterConfig, ConfigError> {
+        let object = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "KubeVirt",
+            "metadata": {"name": "kubevirt", "resourceVersion": "7"},
+            "spec": {"configuration": configuration},
+        }))
+        .unwrap();
+        ClusterConfig::from_kubevirt(&object)
+    }
+
+    #[test]
+    fn empty_object_gives_the_defaults() {
+        let want = ClusterConfig { resource_version: "7".to_owned(), ..ClusterConfig::default() };
+        assert_eq!(read(json!({})), Ok(want));
+    }
+
+    #[test]
+    fn zero_values_do_not_override() {
+        let config = read(json!({
+            "imagePullPolicy": "",
+            "developerConfiguration": {"cpuAllocationRatio": 0, "memoryOvercommit": 0},
+            "smbios": {"family": "", "product": "Box"},
+        }))
+        .unwrap();
+        assert_eq!(config.image_pull_policy, "IfNotPresent");
+        assert_eq!(config.cpu_allocation_ratio, 10);
+        assert_eq!(config.memory_overcommit, 100);
+        assert_eq!((config.smbios.family.as_str(), config.smbios.product.as_str()), ("KubeVirt", "Box"));
+    }
+
+    #[test]
+    fn values_of_the_object_win() {
+        let config = read(json!({
+            "machineType": "pc-q35-8.2",
+            "memBalloonStatsPeriod": 0,
+            "architectureConfiguration": {"amd64": {"emulatedMachines": ["pc-i440fx*"]}},
+            "developerConfiguration": {
+                "useEmulation": true,
+                "featureGates": ["HostDisk"],
+                "logVerbosity": {"virtAPI": 5, "nodeVerbosity": {"n1": 9}},
+            },
+            "migrations": {"allowPostCopy": true},
+            "virtualMachineOptions": {"disableSerialConsoleLog": {}},
+        }))
+        .unwrap();
+        assert!(config.use_emulation && config.enabled("HostDisk"));
+        assert_eq!(config.arch("amd64").machine_type, "pc-q35-8.2");
+        assert!(config.arch("amd64").allows_machine("pc-i440fx-9.0"));
+        assert!(!config.arch("amd64").allows_machine("q35"));
+        assert_eq!(config.mem_balloon_stats_period, 0);
+        assert!(config.migrations.allow_workload_disruption);
+        assert!(!config.log_serial_console);
+        assert_eq!(config.verbosity(component::VIRT_API, None), 5);
+        assert_eq!(config.verbosity(component::VIRT_HANDLER, Some("n1")), 9);
+        assert_eq!(config.verbosity(component::VIRT_HANDLER, Some("n2")), 2);
+    }
+
+    #[test]
+    fn unusable_values_are_refused() {
+        for configuration in [
+            json!({"imagePullPolicy": "Sometimes"}),
+            json!({"developerConfiguration": {"memoryOvercommit": -1}}),
+            json!({"developerConfiguration": {"cpuAllocationRatio": -1}}),
+            json!({"developerConfiguration": {"pvcTolerateLessSpaceUpToPercent": 101}}),
+            json!({"network": {"defaultNetworkInterface": "tunnel"}}),
+            json!({"additionalGuestMemoryOverheadRatio": "much"}),
+            json!({"cpuRequest": "some"}),
+        ] {
+            assert!(read(configuration.clone()).is_err(), "{configuration}");
+        }
+    }
+
+    #[test]
+    fn globs_match_as_in_a_shell() {
+        for (glob, text, want) in [
+            ("q35*", "q35", true),
+            ("pc-q35*", "pc-q35-9.2", true),
+            ("q35*", "pc-q35", false),
+            ("*-?", "a-b", true),
+            ("*a*b", "xaxxb", true),
+            ("", "x", false),
+        ] {
+            assert_eq!(glob_matches(glob, text), want, "{glob} {text}");
+        }
+    }
+}

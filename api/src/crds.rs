@@ -1,0 +1,353 @@
+//! The custom resource definitions, made from the types.
+//!
+//! The derived schema is brought into the form the API is known by: quantities with their pattern, the few lists that
+//! merge by key, closed enumerations, bounds, and the places below which unknown fields are kept.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+use crate::{KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet};
+
+/// Why a definition cannot be made.
+#[derive(Debug, Error)]
+pub enum CrdError {
+    /// A rule names a place the schema does not have.
+    #[error("{crd}: the schema has no {path}")]
+    NoSuchPath {
+        /// Definition at fault.
+        crd: String,
+        /// Path of the rule.
+        path: String,
+    },
+    /// The definition is not of the expected form.
+    #[error("cannot convert a definition")]
+    Convert(#[from] serde_json::Error),
+    /// The definition cannot be written as YAML.
+    #[error("cannot write a definition")]
+    Write(#[from] serde_yaml::Error),
+}
+
+const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+
+const V1ALPHA3_WARNING: &str = "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
+
+/// Fields of Kubernetes' own types: their long descriptions are left out to keep the definitions small.
+const FOREIGN: [&str; 14] = [
+    "affinity",
+    "dnsConfig",
+    "exec",
+    "fields",
+    "httpGet",
+    "labelSelector",
+    "namespaceLabelSelector",
+    "nodeLabelSelector",
+    "pvc",
+    "selector",
+    "storage",
+    "tcpSocket",
+    "tolerations",
+    "topologySpreadConstraints",
+];
+
+/// A rule on one place of a schema: a path of property names (`[]` steps into a list, `{}` into a map) and the keys
+/// to set there.
+type Rule = (&'static str, fn() -> Value);
+
+/// Rules below a machine's spec.
+const VMI_SPEC: &[Rule] = &[
+    ("accessCredentials", || json!({"maxItems": 256})),
+    ("networks", || json!({"maxItems": 256})),
+    ("volumes", || json!({"maxItems": 256})),
+    (
+        "utilityVolumes",
+        || json!({"maxItems": 256, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ),
+    ("resourceClaims", || json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})),
+    (
+        "topologySpreadConstraints",
+        || json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["topologyKey", "whenUnsatisfiable"]}),
+    ),
+    (
+        "accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent.users",
+        || json!({"x-kubernetes-list-type": "set"}),
+    ),
+    ("domain.devices.disks", || json!({"maxItems": 256})),
+    ("domain.devices.interfaces", || json!({"maxItems": 256})),
+    ("domain.memory.reservedOverhead.memLock", || json!({"enum": ["NotRequired", "Required"]})),
+    ("domain.rebootPolicy", || json!({"enum": ["Reboot", "Terminate"]})),
+    ("domain.clock", || json!({"x-kubernetes-preserve-unknown-fields": true})),
+    ("volumes[].containerPath.path", || {
+        json!({
+            "maxLength": 4096,
+            "x-kubernetes-validations": [
+                {"rule": "self.startsWith('/')", "message": "path must be absolute (start with '/')"},
+                {"rule": "!self.contains('..')", "message": "path must not contain '..'"},
+            ],
+        })
+    }),
+    ("volumes[].containerPath.readOnly", || {
+        json!({
+            "default": true,
+            "x-kubernetes-validations": [
+                {"rule": "self == true", "message": "readOnly must be true, write access is not supported"},
+            ],
+        })
+    }),
+];
+
+/// Rules on a condition list.
+const CONDITION: &[Rule] = &[
+    ("conditions[].lastProbeTime", || json!({"nullable": true})),
+    ("conditions[].lastTransitionTime", || json!({"nullable": true})),
+];
+
+const CLAIM_OVERHEAD: fn() -> Value = || json!({"pattern": r"^(0(?:\.\d{1,3})?|1)$"});
+
+const VMI_STATUS: &[Rule] = &[
+    ("VSOCKCID", || json!({"minimum": 0, "maximum": 4_294_967_295_u64})),
+    ("migratedVolumes[].sourcePVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
+    ("migratedVolumes[].destinationPVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
+    ("volumeStatus[].persistentVolumeClaimInfo.filesystemOverhead", CLAIM_OVERHEAD),
+    ("migrationState.migrationConfiguration.maxDowntimeMs", || json!({"minimum": 1, "maximum": 2_000_000})),
+    ("migrationState.migrationConfiguration.experimental.compression", || json!({"enum": ["none", "zstd"]})),
+    (
+        "migrationState.migrationConfiguration.experimental.stallDetector.stallMargin",
+        || json!({"minimum": 0, "maximum": 100}),
+    ),
+];
+
+const VM_SPEC: &[Rule] = &[
+    ("template.metadata", embedded_metadata),
+    ("dataVolumeTemplates[]", || json!({"nullable": true})),
+    ("dataVolumeTemplates[].metadata", embedded_metadata),
+    ("dataVolumeTemplates[].status", || json!({"nullable": true})),
+    ("dataVolumeTemplates[].spec.contentType", || json!({"enum": ["kubevirt", "archive"]})),
+];
+
+const VM_STATUS: &[Rule] = &[
+    ("printableStatus", || json!({"default": "Stopped"})),
+    ("volumeUpdateState.volumeMigrationState.migratedVolumes[].sourcePVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
+    ("volumeUpdateState.volumeMigrationState.migratedVolumes[].destinationPVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
+];
+
+const REPLICA_SET_SPEC: &[Rule] = &[("template.metadata", embedded_metadata)];
+
+const KUBEVIRT_SPEC: &[Rule] = &[
+    ("configuration.developerConfiguration.memoryOvercommit", || json!({"minimum": 10})),
+    ("configuration.hypervisors", || json!({"maxItems": 1})),
+    ("configuration.hypervisors[].name", || json!({"enum": ["kvm", "hyperv-direct"]})),
+    ("configuration.instancetype.referencePolicy", || json!({"enum": ["reference", "expand", "expandAll"]})),
+    ("configuration.roleAggregationStrategy", || json!({"enum": ["AggregateToDefault", "Manual"]})),
+    (
+        "configuration.tlsConfiguration.minTLSVersion",
+        || json!({"enum": ["VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]}),
+    ),
+    ("configuration.tlsConfiguration.ciphers", || json!({"x-kubernetes-list-type": "set"})),
+    ("configuration.vmRolloutStrategy", || json!({"enum": ["Stage", "LiveUpdate"]})),
+    ("configuration.migrations.maxDowntimeMs", || json!({"minimum": 1, "maximum": 2_000_000})),
+    (
+        "configuration.supportContainerResources",
+        || json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ),
+    ("configuration.confidentialCompute.tdx.attestation.enforced", || json!({"default": false})),
+    (
+        "configuration.confidentialCompute.tdx.attestation.qgsSocketPath",
+        || json!({"default": "/var/run/tdx-qgs/qgs.socket"}),
+    ),
+    ("customizeComponents.patches[].resourceName", || json!({"minLength": 1})),
+    ("customizeComponents.patches[].resourceType", || json!({"minLength": 1})),
+];
+
+fn embedded_metadata() -> Value {
+    json!({"nullable": true, "x-kubernetes-preserve-unknown-fields": true})
+}
+
+/// All definitions of this version, in the order they are installed.
+pub fn all() -> Result<Vec<CustomResourceDefinition>, CrdError> {
+    Ok(vec![
+        Definition::new(&VirtualMachine::crd())?
+            .rules("spec", VM_SPEC)?
+            .rules("spec.template.spec", VMI_SPEC)?
+            .rules("status", CONDITION)?
+            .rules("status", VM_STATUS)?
+            .finish()?,
+        Definition::new(&VirtualMachineInstance::crd())?
+            .rules("spec", VMI_SPEC)?
+            .rules("status", CONDITION)?
+            .rules("status", VMI_STATUS)?
+            .without_status_subresource()
+            .finish()?,
+        Definition::new(&VirtualMachineInstanceReplicaSet::crd())?
+            .rules("spec", REPLICA_SET_SPEC)?
+            .rules("spec.template.spec", VMI_SPEC)?
+            .rules("status", CONDITION)?
+            .rules("", &[("status", || json!({"nullable": true}))])?
+            .finish()?,
+        Definition::new(&KubeVirt::crd())?
+            .rules("spec", KUBEVIRT_SPEC)?
+            .rules("status", CONDITION)?
+            .label("operator.kubevirt.io")
+            .finish()?,
+    ])
+}
+
+/// Name of the file a definition stands in.
+pub fn file_name(crd: &CustomResourceDefinition) -> String {
+    format!("{}.yaml", crd.spec.names.plural)
+}
+
+/// The definition as a YAML document, as it stands in the chart.
+pub fn yaml(crd: &CustomResourceDefinition) -> Result<String, CrdError> {
+    Ok(serde_yaml::to_string(&serde_json::to_value(crd)?)?)
+}
+
+/// The schema of the storage version of a kind, for checks outside the API server.
+pub fn schema(kind: &str) -> Option<Value> {
+    let crd = all().ok()?.into_iter().find(|crd| crd.spec.names.kind == kind)?;
+    let schema = crd.spec.versions.into_iter().find(|version| version.storage)?.schema?;
+    serde_json::to_value(schema.open_api_v3_schema?).ok()
+}
+
+struct Definition {
+    crd: Value,
+    name: String,
+    label: &'static str,
+}
+
+impl Definition {
+    fn new(crd: &CustomResourceDefinition) -> Result<Self, CrdError> {
+        let mut definition = Self {
+            name: crd.metadata.name.clone().unwrap_or_default(),
+            crd: serde_json::to_value(crd)?,
+            label: "kubevirt.io",
+        };
+        normalize(definition.root()?, false);
+        let root = definition.root()?;
+        root["properties"]["metadata"] = json!({"type": "object"});
+        Ok(definition)
+    }
+
+    fn root(&mut self) -> Result<&mut Value, CrdError> {
+        let name = &self.name;
+        self.crd
+            .pointer_mut("/spec/versions/0/schema/openAPIV3Schema")
+            .ok_or_else(|| CrdError::NoSuchPath { crd: name.clone(), path: String::new() })
+    }
+
+    fn rules(mut self, base: &str, rules: &[Rule]) -> Result<Self, CrdError> {
+        let name = self.name.clone();
+        for (path, keys) in rules {
+            let full = if base.is_empty() { (*path).to_owned() } else { format!("{base}.{path}") };
+            let node = descend(self.root()?, &full)
+                .ok_or_else(|| CrdError::NoSuchPath { crd: name.clone(), path: full.clone() })?;
+            let keys = keys();
+            if let (Some(node), Value::Object(keys)) = (node.as_object_mut(), keys) {
+                if keys.contains_key("x-kubernetes-preserve-unknown-fields") && full.ends_with("metadata") {
+                    node.remove("properties");
+                }
+                node.extend(keys);
+            }
+        }
+        Ok(self)
+    }
+
+    fn without_status_subresource(mut self) -> Self {
+        if let Some(version) = self.crd.pointer_mut("/spec/versions/0").and_then(Value::as_object_mut) {
+            version.remove("subresources");
+        }
+        self
+    }
+
+    fn label(mut self, label: &'static str) -> Self {
+        self.label = label;
+        self
+    }
+
+    /// Adds the old version, which shares the schema, and the metadata.
+    fn finish(mut self) -> Result<CustomResourceDefinition, CrdError> {
+        if let Some(versions) = self.crd.pointer_mut("/spec/versions").and_then(Value::as_array_mut) {
+            let mut old = versions.first().cloned().unwrap_or_default();
+            old["name"] = json!("v1alpha3");
+            old["storage"] = json!(false);
+            old["deprecated"] = json!(true);
+            old["deprecationWarning"] = json!(V1ALPHA3_WARNING);
+            versions.push(old);
+        }
+        self.crd["metadata"] = json!({
+            "name": self.name,
+            "labels": {self.label: ""},
+        });
+        Ok(serde_json::from_value(self.crd)?)
+    }
+}
+
+fn descend<'a>(mut node: &'a mut Value, path: &str) -> Option<&'a mut Value> {
+    for step in path.split('.') {
+        let lists = step.matches("[]").count();
+        node = node.get_mut("properties")?.get_mut(step.trim_end_matches("[]"))?;
+        for _ in 0..lists {
+            node = node.get_mut("items")?;
+        }
+    }
+    Some(node)
+}
+
+/// Brings a derived schema into the form described at the top of this module. `bare` says that descriptions are
+/// dropped.
+fn normalize(node: &mut Value, bare: bool) {
+    let Some(object) = node.as_object_mut() else { return };
+    // Defaults of a schema are written by the API server into each object; serde's are ours alone.
+    object.remove("default");
+    object.remove("nullable");
+    object.remove("title");
+    if bare {
+        object.remove("description");
+    }
+    unsigned(object);
+    if object.get("x-kubernetes-int-or-string") == Some(&Value::Bool(true)) {
+        object.insert("anyOf".to_owned(), json!([{"type": "integer"}, {"type": "string"}]));
+        object.insert("pattern".to_owned(), json!(QUANTITY_PATTERN));
+    }
+    if let Some(properties) = object.get_mut("properties").and_then(Value::as_object_mut) {
+        for (name, property) in properties.iter_mut() {
+            let description = property.get("description").cloned().filter(|_| !bare);
+            normalize(property, bare || FOREIGN.contains(&name.as_str()));
+            // The field itself keeps our description.
+            if let (Some(description), Some(property)) = (description, property.as_object_mut()) {
+                property.insert("description".to_owned(), description);
+            }
+            if name == "port" || name == "targetPort" {
+                // A port is a number or a name, not an amount.
+                if let Some(port) = property.as_object_mut() {
+                    port.remove("pattern");
+                }
+            }
+        }
+    }
+    for key in ["items", "additionalProperties"] {
+        if let Some(inner) = object.get_mut(key) {
+            normalize(inner, bare);
+        }
+    }
+}
+
+/// Writes unsigned integers in the formats the API server knows.
+fn unsigned(object: &mut Map<String, Value>) {
+    let format = object.get("format").and_then(Value::as_str).map(str::to_owned);
+    match format.as_deref() {
+        Some("uint8" | "uint16") => {
+            object.insert("format".to_owned(), json!("int32"));
+        }
+        Some("uint32" | "uint64" | "uint") => {
+            object.insert("format".to_owned(), json!("int64"));
+        }
+        _ => {}
+    }
+    for key in ["minimum", "maximum"] {
+        if let Some(whole) = object.get(key).and_then(Value::as_f64).filter(|n| n.fract() == 0.0) {
+            object.insert(key.to_owned(), json!(whole as i64));
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! The cluster configuration.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::enums::EvictionStrategy;
+use crate::kubevirt::developer::DeveloperConfiguration;
+use crate::kubevirt::network::NetworkConfiguration;
+use crate::kubevirt::network::PermittedHostDevices;
+use crate::kubevirt::network::ResourceRequirementsWithoutClaims;
+
+/// Cluster configuration.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KubeVirtConfiguration {
+    /// Factor on the memory overhead, a decimal number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub additional_guest_memory_overhead_ratio: Option<String>,
+    /// Client settings of virt-api.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_configuration: Option<ReloadableComponentConfiguration>,
+    /// Settings by CPU architecture.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub architecture_configuration: Option<ArchConfiguration>,
+    /// Namespaces whose machines get a CPU limit by themselves.
+    #[serde(rename = "autoCPULimitNamespaceLabelSelector", skip_serializing_if = "Option::is_none")]
+    pub auto_cpu_limit_namespace_label_selector: Option<LabelSelector>,
+    /// Machines with changed-block tracking.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changed_block_tracking_label_selectors: Option<ChangedBlockTrackingSelectors>,
+    /// The set of common instance types.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub common_instancetypes_deployment: Option<CommonInstancetypesDeployment>,
+    /// Memory encryption.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confidential_compute: Option<ConfidentialComputeConfiguration>,
+    /// Client settings of virt-controller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub controller_configuration: Option<ReloadableComponentConfiguration>,
+    /// CPU model of machines that name none; `host-model` when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_model: Option<String>,
+    /// CPU request per virtual CPU of machines that ask for none; 100m when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_request: Option<Quantity>,
+    /// Runtime class of launcher pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_runtime_class: Option<String>,
+    /// Switches for development and tests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub developer_configuration: Option<DeveloperConfiguration>,
+    /// Machine types allowed, as globs; replaces the per-architecture list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub emulated_machines: Vec<String>,
+    /// What a drain does to machines that say nothing; `None` when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eviction_strategy: Option<EvictionStrategy>,
+    /// Client settings of virt-handler.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handler_configuration: Option<ReloadableComponentConfiguration>,
+    /// Hypervisor in use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hypervisors: Vec<HypervisorConfiguration>,
+    /// Pull policy of launcher images; `IfNotPresent` when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<String>,
+    /// Instance type settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instancetype: Option<InstancetypeConfiguration>,
+    /// Kernel same-page merging.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ksm_configuration: Option<KsmConfiguration>,
+    /// Bounds of hot-plug.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub live_update_configuration: Option<LiveUpdateConfiguration>,
+    /// Machine type of machines that name none; replaces the per-architecture one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_type: Option<String>,
+    /// Mediated devices made on nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mediated_devices_configuration: Option<MediatedDevicesConfiguration>,
+    /// Seconds between balloon statistics, 0 for none; 10 when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mem_balloon_stats_period: Option<u32>,
+    /// Migration settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migrations: Option<MigrationConfiguration>,
+    /// Oldest CPU model considered; deprecated.
+    #[serde(rename = "minCPUModel", skip_serializing_if = "Option::is_none")]
+    pub min_cpu_model: Option<String>,
+    /// Network settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkConfiguration>,
+    /// CPU models never offered.
+    #[serde(rename = "obsoleteCPUModels", default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub obsolete_cpu_models: BTreeMap<String, bool>,
+    /// Directory of OVMF images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ovmf_path: Option<String>,
+    /// Host devices machines may use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub permitted_host_devices: Option<PermittedHostDevices>,
+    /// SCSI persistent reservations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub persistent_reservation_configuration: Option<PersistentReservationConfiguration>,
+    /// `AggregateToDefault` or `Manual`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role_aggregation_strategy: Option<String>,
+    /// Seccomp profile of launcher pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seccomp_configuration: Option<SeccompConfiguration>,
+    /// SELinux type of launcher pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selinux_launcher_type: Option<String>,
+    /// SMBIOS system strings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smbios: Option<SmbiosConfiguration>,
+    /// Resources of auxiliary containers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub support_container_resources: Vec<SupportContainerResources>,
+    /// Guest agent versions considered current, as patterns.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub supported_guest_agent_versions: Vec<String>,
+    /// Lowest TLS version and ciphers of servers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_configuration: Option<TlsConfiguration>,
+    /// The template service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virt_template_deployment: Option<VirtTemplateDeployment>,
+    /// Most machines on one node; 110 when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtual_machine_instances_per_node: Option<i32>,
+    /// Defaults of all machines.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtual_machine_options: Option<VirtualMachineOptions>,
+    /// `LiveUpdate` takes changes over while running, `Stage` at the next start; `LiveUpdate` when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vm_rollout_strategy: Option<String>,
+    /// Storage class of persistent TPM and EFI state.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vm_state_storage_class: Option<String>,
+    /// Client settings of the webhooks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub webhook_configuration: Option<ReloadableComponentConfiguration>,
+}
+
+/// Settings of a component.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReloadableComponentConfiguration {
+    /// API client settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rest_client: Option<RestClientConfiguration>,
+}
+
+/// API client settings.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RestClientConfiguration {
+    /// Bound on requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_limiter: Option<RateLimiter>,
+}
+
+/// Bound on requests.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RateLimiter {
+    /// Token bucket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_bucket_rate_limiter: Option<TokenBucketRateLimiter>,
+}
+
+/// Token bucket.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenBucketRateLimiter {
+    /// Requests allowed at once.
+    pub burst: i32,
+    /// Requests a second.
+    pub qps: f64,
+}
+
+/// Settings by CPU architecture.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ArchConfiguration {
+    /// For amd64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub amd64: Option<ArchSpecificConfiguration>,
+    /// For arm64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arm64: Option<ArchSpecificConfiguration>,
+    /// Architecture of machines that name none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_architecture: Option<String>,
+    /// Ignored; no longer supported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ppc64le: Option<ArchSpecificConfiguration>,
+    /// For s390x.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub s390x: Option<ArchSpecificConfiguration>,
+}
+
+/// Settings of one architecture.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ArchSpecificConfiguration {
+    /// Machine types allowed, as globs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub emulated_machines: Vec<String>,
+    /// Machine type of machines that name none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine_type: Option<String>,
+    /// Directory of OVMF images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ovmf_path: Option<String>,
+}
+
+/// Machines with changed-block tracking.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ChangedBlockTrackingSelectors {
+    /// By namespace labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace_label_selector: Option<LabelSelector>,
+    /// By VM labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtual_machine_label_selector: Option<LabelSelector>,
+}
+
+/// The set of common instance types.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CommonInstancetypesDeployment {
+    /// Whether it is installed; true when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+}
+
+/// Memory encryption.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfidentialComputeConfiguration {
+    /// Intel TDX.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tdx: Option<TdxConfiguration>,
+}
+
+/// Intel TDX.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TdxConfiguration {
+    /// Attestation of TDX guests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attestation: Option<TdxAttestationConfiguration>,
+}
+
+/// Attestation of TDX guests.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TdxAttestationConfiguration {
+    /// Whether every guest must attest; false when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enforced: Option<bool>,
+    /// Socket of the quote service on nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qgs_socket_path: Option<String>,
+}
+
+/// Hypervisor in use.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HypervisorConfiguration {
+    /// `kvm` or `hyperv-direct`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// Instance type settings.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstancetypeConfiguration {
+    /// `reference`, `expand` or `expandAll`; `reference` when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference_policy: Option<String>,
+}
+
+/// Kernel same-page merging.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KsmConfiguration {
+    /// Nodes it is turned on for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_label_selector: Option<LabelSelector>,
+}
+
+/// Bounds of hot-plug.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LiveUpdateConfiguration {
+    /// Most sockets a machine can grow to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cpu_sockets: Option<u32>,
+    /// Most memory a machine can grow to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_guest: Option<Quantity>,
+    /// Growth as a multiple of the start values; 4 when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_hotplug_ratio: Option<u32>,
+}
+
+/// Mediated devices made on nodes.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MediatedDevicesConfiguration {
+    /// Whether nodes are configured; true when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// Types to make.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mediated_device_types: Vec<String>,
+    /// Old name of `mediatedDeviceTypes`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mediated_devices_types: Vec<String>,
+    /// Types by node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub node_mediated_device_types: Vec<NodeMediatedDeviceTypesConfig>,
+}
+
+/// Types by node.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeMediatedDeviceTypesConfig {
+    /// Types to make.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mediated_device_types: Vec<String>,
+    /// Old name of `mediatedDeviceTypes`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mediated_devices_types: Vec<String>,
+    /// Labels of the nodes.
+    pub node_selector: BTreeMap<String, String>,
+}
+
+/// Migration settings of the cluster.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MigrationConfiguration {
+    /// Slow the guest down so that copying catches up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_auto_converge: Option<bool>,
+    /// Switch over before all memory is copied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_post_copy: Option<bool>,
+    /// Pause or switch early when copying takes too long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_workload_disruption: Option<bool>,
+    /// Bytes per second, 0 for no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth_per_migration: Option<Quantity>,
+    /// Seconds per GiB after which it is stopped.
+    #[serde(rename = "completionTimeoutPerGiB", skip_serializing_if = "Option::is_none")]
+    pub completion_timeout_per_gib: Option<i64>,
+    /// Send memory in clear text.
+    #[serde(rename = "disableTLS", skip_serializing_if = "Option::is_none")]
+    pub disable_tls: Option<bool>,
+    /// Keep the source's SELinux level at the target.
+    #[serde(rename = "matchSELinuxLevelOnMigration", skip_serializing_if = "Option::is_none")]
+    pub match_selinux_level_on_migration: Option<bool>,
+    /// Longest stop at switch-over in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_downtime_ms: Option<u64>,
+    /// NetworkAttachmentDefinition migrations run over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// Taint that marks nodes being drained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_drain_taint_key: Option<String>,
+    /// Most migrations at once in the cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parallel_migrations_per_cluster: Option<u32>,
+    /// Most migrations at once leaving one node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parallel_outbound_migrations_per_node: Option<u32>,
+    /// Seconds without progress after which it is stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress_timeout: Option<i64>,
+    /// Let libvirt migrate what it thinks unsafe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unsafe_migration_override: Option<bool>,
+    /// Seconds utility volumes may take to detach.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utility_volumes_timeout: Option<i64>,
+}
+
+/// SCSI persistent reservations.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PersistentReservationConfiguration {
+    /// Whether they are allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+}
+
+/// Seccomp profile of launcher pods.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SeccompConfiguration {
+    /// The profile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtual_machine_instance_profile: Option<VirtualMachineInstanceProfile>,
+}
+
+/// The profile.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineInstanceProfile {
+    /// A profile other than the runtime's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom_profile: Option<CustomProfile>,
+}
+
+/// A profile; one member is set.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CustomProfile {
+    /// File below the kubelet's seccomp directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub localhost_profile: Option<String>,
+    /// The container runtime's default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime_default_profile: Option<bool>,
+}
+
+/// SMBIOS system strings.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SmbiosConfiguration {
+    /// Family; `KubeVirt` when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub family: Option<String>,
+    /// Manufacturer; `KubeVirt` when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manufacturer: Option<String>,
+    /// Product; `None` when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub product: Option<String>,
+    /// Stock keeping unit shown in SMBIOS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sku: Option<String>,
+    /// Version shown in SMBIOS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+/// Resources of an auxiliary container.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SupportContainerResources {
+    /// Requests and limits.
+    pub resources: ResourceRequirementsWithoutClaims,
+    /// Kind of container.
+    pub type_: String,
+}
+
+/// TLS of servers.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TlsConfiguration {
+    /// Cipher names, for TLS 1.2.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ciphers: Vec<String>,
+    /// `VersionTLS10` to `VersionTLS13`; 1.2 is the lowest served.
+    #[serde(rename = "minTLSVersion", skip_serializing_if = "Option::is_none")]
+    pub min_tls_version: Option<String>,
+}
+
+/// The template service.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtTemplateDeployment {
+    /// Whether it is installed; true when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+}
+
+/// Defaults of all machines.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineOptions {
+    /// Present: free page reporting is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disable_free_page_reporting: Option<DisableFreePageReporting>,
+    /// Present: serial consoles are not logged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disable_serial_console_log: Option<DisableSerialConsoleLog>,
+}
+
+/// Marker.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub struct DisableFreePageReporting {}
+
+/// Marker.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub struct DisableSerialConsoleLog {}

@@ -1,0 +1,9 @@
+//! KubeVirt: the installation and the configuration of the cluster.
+
+pub mod configuration;
+pub mod developer;
+pub mod network;
+pub mod spec;
+pub mod status;
+
+pub use spec::KubeVirt;

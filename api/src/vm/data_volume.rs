@@ -1,0 +1,308 @@
+//! DataVolumes made for a VM.
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
+use k8s_openapi::api::core::v1::TypedLocalObjectReference;
+use k8s_openapi::api::core::v1::TypedObjectReference;
+use k8s_openapi::api::core::v1::VolumeResourceRequirements;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A DataVolume to make.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeTemplateSpec {
+    /// Version of the embedded object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_version: Option<String>,
+    /// Kind of the object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Name, labels and annotations.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What the DataVolume is made of.
+    pub spec: DataVolumeSpec,
+    /// Ignored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<DataVolumeTemplateDummyStatus>,
+}
+
+/// Marker; carries nothing.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub struct DataVolumeTemplateDummyStatus {}
+
+/// What a DataVolume is made of.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSpec {
+    /// Snapshots of a multi-stage import.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub checkpoints: Vec<DataVolumeCheckpoint>,
+    /// `kubevirt` for a disk, `archive` for files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<String>,
+    /// Whether the last checkpoint ends the import.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub final_checkpoint: Option<bool>,
+    /// Allocate all blocks ahead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preallocation: Option<bool>,
+    /// Priority class of the import pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority_class_name: Option<String>,
+    /// Claim made, verbatim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pvc: Option<PersistentVolumeClaimSpec>,
+    /// Where the content comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<DataVolumeImportSource>,
+    /// Named source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_ref: Option<DataVolumeSourceRef>,
+    /// Claim made, filled in from the storage class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageSpec>,
+}
+
+/// One stage of an import.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeCheckpoint {
+    /// Snapshot of this stage.
+    pub current: String,
+    /// Snapshot before.
+    pub previous: String,
+}
+
+/// Where content comes from; one member is set.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeImportSource {
+    /// An empty disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blank: Option<DataVolumeBlankImage>,
+    /// Google cloud storage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gcs: Option<DataVolumeSourceGcs>,
+    /// An HTTP server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http: Option<DataVolumeSourceHttp>,
+    /// An oVirt imageio server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imageio: Option<DataVolumeSourceImageIo>,
+    /// Another claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pvc: Option<DataVolumeSourcePvc>,
+    /// A container image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub registry: Option<DataVolumeSourceRegistry>,
+    /// An S3 bucket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub s3: Option<DataVolumeSourceS3>,
+    /// A volume snapshot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<DataVolumeSourceSnapshot>,
+    /// An upload by a client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upload: Option<DataVolumeSourceUpload>,
+    /// A VMware disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vddk: Option<DataVolumeSourceVddk>,
+}
+
+/// Marker for an empty disk.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub struct DataVolumeBlankImage {}
+
+/// Google cloud storage.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSourceGcs {
+    /// Secret with credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<String>,
+    /// Address.
+    pub url: String,
+}
+
+/// An HTTP server.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSourceHttp {
+    /// ConfigMap with the authority's certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert_config_map: Option<String>,
+    /// Request headers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_headers: Vec<String>,
+    /// Secrets with request headers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secret_extra_headers: Vec<String>,
+    /// Secret with credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<String>,
+    /// Address.
+    pub url: String,
+}
+
+/// An oVirt imageio server.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSourceImageIo {
+    /// ConfigMap with the authority's certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert_config_map: Option<String>,
+    /// Disk identifier.
+    pub disk_id: String,
+    /// Do not check the server's certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub insecure_skip_verify: Option<bool>,
+    /// Secret with credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<String>,
+    /// Address.
+    pub url: String,
+}
+
+/// A claim to copy.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSourcePvc {
+    /// Name of the claim.
+    pub name: String,
+    /// Namespace of the object.
+    pub namespace: String,
+}
+
+/// A container image.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSourceRegistry {
+    /// ConfigMap with the authority's certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert_config_map: Option<String>,
+    /// Image stream to import.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_stream: Option<String>,
+    /// Platform to pick.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub platform: Option<PlatformOptions>,
+    /// `pod` or `node`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pull_method: Option<String>,
+    /// Secret with credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<String>,
+    /// Address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+}
+
+/// Platform of an image.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlatformOptions {
+    /// CPU architecture.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<String>,
+}
+
+/// An S3 bucket.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSourceS3 {
+    /// ConfigMap with the authority's certificates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert_config_map: Option<String>,
+    /// Secret with credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<String>,
+    /// Address.
+    pub url: String,
+}
+
+/// A volume snapshot.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSourceSnapshot {
+    /// Name of the snapshot.
+    pub name: String,
+    /// Namespace of the object.
+    pub namespace: String,
+}
+
+/// Marker for an upload.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub struct DataVolumeSourceUpload {}
+
+/// A VMware disk.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSourceVddk {
+    /// Path of the disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing_file: Option<String>,
+    /// ConfigMap with further arguments.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extra_args: Option<String>,
+    /// Image with the VDDK library.
+    #[serde(rename = "initImageURL", skip_serializing_if = "Option::is_none")]
+    pub init_image_url: Option<String>,
+    /// Secret with credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<String>,
+    /// Certificate thumbprint of the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thumbprint: Option<String>,
+    /// Address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// UUID of the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+}
+
+/// A named source.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSourceRef {
+    /// Kind of the source.
+    pub kind: String,
+    /// Name of the source.
+    pub name: String,
+    /// Namespace of the object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+}
+
+/// Claim filled in from the storage class.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageSpec {
+    /// Access modes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub access_modes: Vec<String>,
+    /// Object the claim is filled from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_source: Option<TypedLocalObjectReference>,
+    /// Object the claim is filled from, across namespaces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_source_ref: Option<TypedObjectReference>,
+    /// Size.
+    #[serde(default)]
+    pub resources: VolumeResourceRequirements,
+    /// Labels to select by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<LabelSelector>,
+    /// Storage class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage_class_name: Option<String>,
+    /// `Block` or `Filesystem`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_mode: Option<String>,
+    /// Name of the volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_name: Option<String>,
+}

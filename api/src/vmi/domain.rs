@@ -1,0 +1,113 @@
+//! The virtual hardware apart from its parts with modules of their own.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::vmi::clock::Clock;
+use crate::vmi::cpu::Cpu;
+use crate::vmi::devices::Devices;
+use crate::vmi::features::Features;
+use crate::vmi::firmware::Firmware;
+use crate::vmi::memory::Memory;
+use crate::vmi::security::LaunchSecurity;
+
+/// Virtual hardware of one machine.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DomainSpec {
+    /// SMBIOS chassis strings shown to the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chassis: Option<Chassis>,
+    /// Clock base and timers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clock: Option<Clock>,
+    /// Virtual CPU model, topology and features.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<Cpu>,
+    /// Disks, interfaces and other devices.
+    pub devices: Devices,
+    /// Hypervisor features shown to the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub features: Option<Features>,
+    /// Boot firmware and its identifiers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub firmware: Option<Firmware>,
+    /// Pool of IO threads for disks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_threads: Option<DiskIoThreads>,
+    /// How disks share IO threads (`shared`, `auto`, `supplementalPool`); none when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_threads_policy: Option<String>,
+    /// Memory encryption of the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launch_security: Option<LaunchSecurity>,
+    /// Emulated board.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
+    /// Guest memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
+    /// `Reboot` restarts the guest in place, `Terminate` ends the machine when the guest reboots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reboot_policy: Option<String>,
+    /// Requests and limits of the launcher pod.
+    #[serde(default)]
+    pub resources: ResourceRequirements,
+}
+
+/// SMBIOS type 3 strings.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Chassis {
+    /// Asset tag.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asset: Option<String>,
+    /// Manufacturer shown in SMBIOS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manufacturer: Option<String>,
+    /// Serial number shown to the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+    /// Stock keeping unit shown in SMBIOS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sku: Option<String>,
+    /// Version shown in SMBIOS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+/// Pool of IO threads.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DiskIoThreads {
+    /// Threads of the pool with policy `supplementalPool`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub supplemental_pool_thread_count: Option<u32>,
+}
+
+/// Emulated board.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Machine {
+    /// libvirt machine type; `q35` on amd64 when unset.
+    #[serde(default)]
+    pub type_: String,
+}
+
+/// Requests and limits of the launcher pod.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceRequirements {
+    /// Most the pod may use.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, Quantity>,
+    /// Leave the overhead out of the pod's memory request.
+    #[serde(default, skip_serializing_if = "crate::is_false")]
+    pub overcommit_guest_overhead: bool,
+    /// What the scheduler sets aside.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, Quantity>,
+}

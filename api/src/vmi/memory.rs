@@ -1,0 +1,62 @@
+//! Guest memory.
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Guest memory.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Memory {
+    /// Memory the guest sees; the memory request when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<Quantity>,
+    /// Back the guest by huge pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hugepages: Option<Hugepages>,
+    /// Most memory the machine can grow to while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_guest: Option<Quantity>,
+    /// Memory reserved beyond the guest's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_overhead: Option<ReservedOverhead>,
+}
+
+/// Huge pages.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Hugepages {
+    /// Page size, `2Mi` or `1Gi`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page_size: Option<String>,
+}
+
+/// Memory reserved beyond the guest's.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReservedOverhead {
+    /// Amount added to the pod's request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub added_overhead: Option<Quantity>,
+    /// Whether QEMU's memory must be locked: `Required` or `NotRequired`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mem_lock: Option<String>,
+}
+
+/// Guest memory.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryStatus {
+    /// At boot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_at_boot: Option<Quantity>,
+    /// Now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_current: Option<Quantity>,
+    /// Asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_requested: Option<Quantity>,
+    /// Reserved beyond the guest's memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_overhead: Option<Quantity>,
+}

@@ -1,0 +1,382 @@
+//! The observed state of a machine.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::Condition;
+use crate::enums::VmiPhase;
+use crate::vmi::cpu::CpuTopology;
+use crate::vmi::domain::Machine;
+use crate::vmi::memory::MemoryStatus;
+use crate::vmi::migration::VirtualMachineInstanceMigrationState;
+
+/// What is observed of a machine.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineInstanceStatus {
+    /// Context id of the VSOCK device.
+    #[serde(rename = "VSOCKCID", skip_serializing_if = "Option::is_none")]
+    pub vsock_cid: Option<u32>,
+    /// Launcher pods by UID with the node each runs on.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub active_pods: BTreeMap<String, String>,
+    /// State of changed-block tracking.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changed_block_tracking: Option<ChangedBlockTrackingStatus>,
+    /// Conditions, one entry a type.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    /// Topology the guest runs with now.
+    #[serde(rename = "currentCPUTopology", skip_serializing_if = "Option::is_none")]
+    pub current_cpu_topology: Option<CpuTopology>,
+    /// Node the machine is to leave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evacuation_node_name: Option<String>,
+    /// `frozen` while guest file systems are frozen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fs_freeze_status: Option<String>,
+    /// What the guest agent says about the system.
+    #[serde(rename = "guestOSInfo", default)]
+    pub guest_os_info: VirtualMachineInstanceGuestOsInfo,
+    /// Interfaces as seen by hypervisor, pod and guest agent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<VirtualMachineInstanceNetworkInterface>,
+    /// Checksums of kernel and initrd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_boot_status: Option<KernelBootStatus>,
+    /// Image of the launcher container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launcher_container_image_version: Option<String>,
+    /// Machine type the hypervisor resolved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
+    /// Guest memory at boot, now and as asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryStatus>,
+    /// Volumes being moved to other claims.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub migrated_volumes: Vec<StorageMigratedVolumeInfo>,
+    /// `BlockMigration` when disks must be copied, else `LiveMigration`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_method: Option<String>,
+    /// State of the latest migration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_state: Option<VirtualMachineInstanceMigrationState>,
+    /// `Unix` when migrations go through the agent's proxy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration_transport: Option<String>,
+    /// Node the machine runs on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// Place in the life of the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<VmiPhase>,
+    /// When each phase was reached.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phase_transition_timestamps: Vec<VirtualMachineInstancePhaseTransitionTimestamp>,
+    /// Quality-of-service class of the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qos_class: Option<String>,
+    /// Short reason of a failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// UID QEMU runs as; 0 is root.
+    #[serde(default)]
+    pub runtime_user: u64,
+    /// SELinux context of the launcher.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selinux_context: Option<String>,
+    /// Demands on the node's clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology_hints: Option<TopologyHints>,
+    /// Revision of the VM the machine was made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtual_machine_revision_name: Option<String>,
+    /// State of each volume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volume_status: Vec<VolumeStatus>,
+}
+
+/// State of changed-block tracking.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ChangedBlockTrackingStatus {
+    /// The running or latest backup.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backup_status: Option<VirtualMachineInstanceBackupStatus>,
+    /// `Enabled`, `Disabled`, `Initializing` or an intermediate state.
+    pub state: String,
+}
+
+/// A backup of a running machine.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineInstanceBackupStatus {
+    /// Human-readable outcome.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backup_msg: Option<String>,
+    /// Name of the backup object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backup_name: Option<String>,
+    /// Checkpoint the backup made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_name: Option<String>,
+    /// Whether it is over.
+    #[serde(default, skip_serializing_if = "crate::is_false")]
+    pub completed: bool,
+    /// When it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end_timestamp: Option<Time>,
+    /// Whether it failed.
+    #[serde(default, skip_serializing_if = "crate::is_false")]
+    pub failed: bool,
+    /// Whether guest file systems were frozen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quiesce_status: Option<String>,
+    /// When it began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_timestamp: Option<Time>,
+    /// Volumes in the backup.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<VirtualMachineInstanceBackupVolumeInfo>,
+}
+
+/// A volume in a backup.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineInstanceBackupVolumeInfo {
+    /// Name of the volume.
+    pub volume_name: String,
+}
+
+/// Operating system as told by the guest agent.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineInstanceGuestOsInfo {
+    /// Identifier of the system, such as `debian`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Kernel release.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_release: Option<String>,
+    /// Kernel build.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_version: Option<String>,
+    /// Hardware name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+    /// Name of the system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Name and version for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pretty_name: Option<String>,
+    /// Version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Version identifier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version_id: Option<String>,
+}
+
+/// One interface as observed.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineInstanceNetworkInterface {
+    /// Where the facts come from: `domain`, `guest-agent`, `multus-status`, joined by commas.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub info_source: Option<String>,
+    /// Name inside the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface_name: Option<String>,
+    /// First address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ip_address: Option<String>,
+    /// All addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ip_addresses: Vec<String>,
+    /// `up` or `down`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_state: Option<String>,
+    /// MAC address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// Name of the network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Name inside the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_interface_name: Option<String>,
+    /// Number of queue pairs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_count: Option<i32>,
+}
+
+/// Checksums of boot files.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KernelBootStatus {
+    /// The initrd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initrd_info: Option<InitrdInfo>,
+    /// The kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_info: Option<KernelInfo>,
+}
+
+/// Checksum of the initrd.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InitrdInfo {
+    /// CRC-32 of the content.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<u32>,
+}
+
+/// Checksum of the kernel.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KernelInfo {
+    /// CRC-32 of the content.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<u32>,
+}
+
+/// When a phase was reached.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineInstancePhaseTransitionTimestamp {
+    /// The phase.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<VmiPhase>,
+    /// The moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase_transition_timestamp: Option<Time>,
+}
+
+/// Demands on the node's clock.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TopologyHints {
+    /// TSC frequency in Hz the node must offer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tsc_frequency: Option<i64>,
+}
+
+/// State of one volume.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeStatus {
+    /// Facts about a container disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container_disk_volume: Option<ContainerDiskInfo>,
+    /// Pod that attaches the volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hotplug_volume: Option<HotplugVolumeStatus>,
+    /// State of a memory dump.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_dump_volume: Option<DomainMemoryDumpInfo>,
+    /// Sentence for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Name of the volume.
+    pub name: String,
+    /// Facts about the claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim_info: Option<PersistentVolumeClaimInfo>,
+    /// Place in the life of the volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    /// Word for programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Size in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<i64>,
+    /// Device in the guest, such as `vda`.
+    pub target: String,
+}
+
+/// Facts about a container disk.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerDiskInfo {
+    /// CRC-32 of the content.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<u32>,
+}
+
+/// Pod that attaches a volume.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HotplugVolumeStatus {
+    /// Name of the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attach_pod_name: Option<String>,
+    /// UID of the pod.
+    #[serde(rename = "attachPodUID", skip_serializing_if = "Option::is_none")]
+    pub attach_pod_uid: Option<String>,
+}
+
+/// A memory dump.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DomainMemoryDumpInfo {
+    /// Name of the resource claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim_name: Option<String>,
+    /// When it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end_timestamp: Option<Time>,
+    /// When it began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_timestamp: Option<Time>,
+    /// File on the claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_file_name: Option<String>,
+}
+
+/// A volume moving between claims.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageMigratedVolumeInfo {
+    /// The claim it moves to.
+    #[serde(rename = "destinationPVCInfo", skip_serializing_if = "Option::is_none")]
+    pub destination_pvc_info: Option<PersistentVolumeClaimInfo>,
+    /// The claim it leaves.
+    #[serde(rename = "sourcePVCInfo", skip_serializing_if = "Option::is_none")]
+    pub source_pvc_info: Option<PersistentVolumeClaimInfo>,
+    /// Name of the volume.
+    pub volume_name: String,
+}
+
+/// Facts about a claim.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PersistentVolumeClaimInfo {
+    /// Access modes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub access_modes: Vec<String>,
+    /// Size the volume has.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub capacity: BTreeMap<String, Quantity>,
+    /// Name of the resource claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim_name: Option<String>,
+    /// Share of the size lost to the file system, 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filesystem_overhead: Option<String>,
+    /// Whether blocks are allocated ahead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preallocated: Option<bool>,
+    /// Size asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, Quantity>,
+    /// `Block` or `Filesystem`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_mode: Option<String>,
+}

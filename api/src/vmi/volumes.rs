@@ -1,0 +1,278 @@
+//! Volumes: where the content of disks comes from.
+
+use k8s_openapi::api::core::v1::DownwardAPIVolumeFile;
+use k8s_openapi::api::core::v1::LocalObjectReference;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One volume; exactly one source is set.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Volume {
+    /// cloud-init data as ConfigDrive image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cloud_init_config_drive: Option<CloudInitConfigDriveSource>,
+    /// cloud-init data as NoCloud image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cloud_init_no_cloud: Option<CloudInitNoCloudSource>,
+    /// Files of a ConfigMap as image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_map: Option<ConfigMapVolumeSource>,
+    /// Disk image out of a container image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container_disk: Option<ContainerDiskSource>,
+    /// Path of the launcher container shared with the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container_path: Option<ContainerPathVolumeSource>,
+    /// Claim filled by a DataVolume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_volume: Option<DataVolumeSource>,
+    /// Fields of the pod as image.
+    #[serde(rename = "downwardAPI", skip_serializing_if = "Option::is_none")]
+    pub downward_api: Option<DownwardApiVolumeSource>,
+    /// Host metrics as a small disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub downward_metrics: Option<DownwardMetricsVolumeSource>,
+    /// Empty disk that lives as long as the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub empty_disk: Option<EmptyDiskSource>,
+    /// Copy-on-write layer over a claim, dropped at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ephemeral: Option<EphemeralVolumeSource>,
+    /// Image file on the node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_disk: Option<HostDisk>,
+    /// Claim that receives memory dumps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_dump: Option<MemoryDumpVolumeSource>,
+    /// Name that disks refer to.
+    pub name: String,
+    /// Claim used as disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
+    /// Files of a secret as image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<SecretVolumeSource>,
+    /// Token of a service account as image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_account: Option<ServiceAccountVolumeSource>,
+    /// Answer file for Windows set-up as CD-ROM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sysprep: Option<SysprepSource>,
+}
+
+/// cloud-init data for the ConfigDrive source.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CloudInitConfigDriveSource {
+    /// Network configuration, inline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_data: Option<String>,
+    /// Network configuration, inline and base64 encoded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_data_base64: Option<String>,
+    /// Secret with key `networkdata`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_data_secret_ref: Option<LocalObjectReference>,
+    /// Secret with key `userdata`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<LocalObjectReference>,
+    /// User data, inline, at most 2048 bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<String>,
+    /// User data, inline and base64 encoded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_data_base64: Option<String>,
+}
+
+/// cloud-init data for the NoCloud source.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CloudInitNoCloudSource {
+    /// Network configuration, inline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_data: Option<String>,
+    /// Network configuration, inline and base64 encoded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_data_base64: Option<String>,
+    /// Secret with key `networkdata`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_data_secret_ref: Option<LocalObjectReference>,
+    /// Secret with key `userdata`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<LocalObjectReference>,
+    /// User data, inline, at most 2048 bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<String>,
+    /// User data, inline and base64 encoded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_data_base64: Option<String>,
+}
+
+/// A ConfigMap in the machine's namespace.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigMapVolumeSource {
+    /// Name of the ConfigMap.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Start also when it does not exist.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub optional: Option<bool>,
+    /// Label of the file system shown to the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_label: Option<String>,
+}
+
+/// A disk image inside a container image.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerDiskSource {
+    /// Image reference.
+    pub image: String,
+    /// When the image is pulled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<String>,
+    /// Secret with the registry's credentials.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_pull_secret: Option<String>,
+    /// Absolute path of the image file; the one file under `/disk` when unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+}
+
+/// A path of the launcher container.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerPathVolumeSource {
+    /// Absolute path.
+    pub path: String,
+    /// Mount without write access.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<bool>,
+}
+
+/// Claim filled by a DataVolume.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSource {
+    /// Whether the volume may be unplugged while the machine runs.
+    #[serde(default, skip_serializing_if = "crate::is_false")]
+    pub hotpluggable: bool,
+    /// Name of the DataVolume and its claim.
+    pub name: String,
+}
+
+/// Fields of the pod.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DownwardApiVolumeSource {
+    /// Files to make.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fields: Vec<DownwardAPIVolumeFile>,
+    /// Label of the file system shown to the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_label: Option<String>,
+}
+
+/// Marker for host metrics.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub struct DownwardMetricsVolumeSource {}
+
+/// Empty disk.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EmptyDiskSource {
+    /// Size of the disk.
+    pub capacity: Quantity,
+}
+
+/// Copy-on-write layer over a claim.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EphemeralVolumeSource {
+    /// Claim used as disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim: Option<k8s_openapi::api::core::v1::PersistentVolumeClaimVolumeSource>,
+}
+
+/// Image file on the node.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HostDisk {
+    /// Size when the file has to be made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Quantity>,
+    /// Absolute path on the node.
+    pub path: String,
+    /// Whether several machines use the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared: Option<bool>,
+    /// `Disk` for an existing file, `DiskOrCreate` to make it.
+    pub type_: String,
+}
+
+/// Claim that receives memory dumps.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryDumpVolumeSource {
+    /// Name of the resource claim.
+    pub claim_name: String,
+    /// Whether the volume may be unplugged while the machine runs.
+    #[serde(default, skip_serializing_if = "crate::is_false")]
+    pub hotpluggable: bool,
+    /// Mount without write access.
+    #[serde(default, skip_serializing_if = "crate::is_false")]
+    pub read_only: bool,
+}
+
+/// A claim in the machine's namespace.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PersistentVolumeClaimVolumeSource {
+    /// Name of the resource claim.
+    pub claim_name: String,
+    /// Whether the volume may be unplugged while the machine runs.
+    #[serde(default, skip_serializing_if = "crate::is_false")]
+    pub hotpluggable: bool,
+    /// Mount without write access.
+    #[serde(default, skip_serializing_if = "crate::is_false")]
+    pub read_only: bool,
+}
+
+/// A secret in the machine's namespace.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretVolumeSource {
+    /// Start also when it does not exist.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub optional: Option<bool>,
+    /// Name of the secret.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_name: Option<String>,
+    /// Label of the file system shown to the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_label: Option<String>,
+}
+
+/// Token of a service account.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceAccountVolumeSource {
+    /// Name of the service account.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_account_name: Option<String>,
+}
+
+/// Answer file for Windows set-up; one member is set.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SysprepSource {
+    /// ConfigMap with the answer file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_map: Option<LocalObjectReference>,
+    /// Secret holding the data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<LocalObjectReference>,
+}
