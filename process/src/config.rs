@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use api::{config::ClusterConfig, kubevirt::KubeVirt};
+use api::{KubeVirt, config::ClusterConfig};
 use futures::StreamExt;
 use kube::{
     Api, Client, ResourceExt,
