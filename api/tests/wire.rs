@@ -1,0 +1,89 @@
+//! The wire form of the types: objects with every field set read and write without loss.
+
+use api::{KubeVirt, VirtualMachine, VirtualMachineInstance};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+/// Numbers of the examples are arbitrary; those no real object could hold are brought into range.
+fn tame(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(tame),
+        Value::Object(fields) => {
+            // Old form of self links, no longer part of object metadata.
+            if fields.contains_key("resourceVersion") {
+                fields.remove("selfLink");
+            }
+            fields.values_mut().for_each(tame);
+        }
+        Value::Number(number) => {
+            if number.as_i64().is_none() {
+                *value = json!(12);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Lists where `after` differs from `before`.
+fn differences(path: &str, before: &Value, after: &Value, found: &mut Vec<String>) {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => {
+            for key in before.keys().chain(after.keys().filter(|key| !before.contains_key(*key))) {
+                let path = format!("{path}.{key}");
+                match (before.get(key), after.get(key)) {
+                    (Some(before), Some(after)) => differences(&path, before, after, found),
+                    (Some(before), None) => found.push(format!("{path} lost: {before}")),
+                    (None, _) => found.push(format!("{path} appeared")),
+                }
+            }
+        }
+        (Value::Array(before), Value::Array(after)) if before.len() == after.len() => {
+            for (index, (before, after)) in before.iter().zip(after).enumerate() {
+                differences(&format!("{path}[{index}]"), before, after, found);
+            }
+        }
+        _ if before == after => {}
+        // 3 and 3.0 are the same number on the wire.
+        (Value::Number(a), Value::Number(b)) if a.as_f64() == b.as_f64() => {}
+        _ => found.push(format!("{path}: {before} became {after}")),
+    }
+}
+
+fn round_trip<T: DeserializeOwned + Serialize>(text: &str) {
+    let mut before: Value = serde_json::from_str(text).unwrap();
+    tame(&mut before);
+    let object: T = serde_json::from_value(before.clone()).unwrap();
+    let after = serde_json::to_value(&object).unwrap();
+    let mut found = vec![];
+    differences("", &before, &after, &mut found);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn kubevirt_survives() {
+    round_trip::<KubeVirt>(include_str!("data/kubevirt.json"));
+}
+
+#[test]
+fn virtual_machine_survives() {
+    round_trip::<VirtualMachine>(include_str!("data/virtualmachine.json"));
+}
+
+#[test]
+fn virtual_machine_instance_survives() {
+    round_trip::<VirtualMachineInstance>(include_str!("data/virtualmachineinstance.json"));
+}
+
+#[test]
+fn structs_the_api_always_shows_are_always_written() {
+    let vmi = VirtualMachineInstance::default();
+    assert_eq!(
+        serde_json::to_value(&vmi).unwrap(),
+        json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {},
+            "spec": {"domain": {"devices": {}, "resources": {}}},
+        })
+    );
+}
