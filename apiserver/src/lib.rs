@@ -1,1 +1,178 @@
-//! placeholder
+//! virt-api: the aggregated API `subresources.kubevirt.io` and the admission webhooks.
+//!
+//! ```text
+//! kube-apiserver ──TLS──▶ serve ─▶ router ─┬▶ webhooks ─▶ crate admission
+//!                                          ├▶ /metrics, /readyz
+//!                                          └▶ subresources ─▶ discovery, openapi        (open to everybody)
+//!                                                          └▶ authentication ▶ authorization ▶ path
+//!                                                               ├▶ lifecycle ─▶ patches of VM and VMI
+//!                                                               ├▶ instance ─▶ handler ─▶ virt-handler
+//!                                                               └▶ websocket, stream ◀──▶ virt-handler
+//! ```
+//!
+//! Nothing is cached but access reviews, for seconds; objects are read from the API server when they are needed.
+
+use std::{net::Ipv4Addr, net::Ipv6Addr, sync::Arc, time::Duration};
+
+use api::constants::component;
+use axum::Router;
+use process::{
+    CancellationToken, client,
+    config::{self, ConfigHandle},
+    logging::Verbosity,
+    ops::{Ops, Readiness},
+    signals,
+    tls::{Identity, Limits, Roots, client_config, serve},
+};
+use prometheus::Registry;
+use tokio::{net::TcpListener, sync::Semaphore};
+use tokio_util::task::TaskTracker;
+
+pub mod authentication;
+pub mod authorization;
+pub mod discovery;
+pub mod error;
+pub mod front_proxy;
+pub mod handler;
+pub mod instance;
+pub mod lifecycle;
+pub mod metrics;
+pub mod openapi;
+pub mod options;
+pub mod path;
+pub mod stream;
+pub mod subresources;
+pub mod tls;
+// pub mod webhooks;
+pub mod websocket;
+
+use crate::{
+    authorization::Authorizer,
+    front_proxy::FrontProxy,
+    handler::HandlerClient,
+    metrics::Metrics,
+    subresources::{MAX_STREAMS, Server},
+};
+
+/// How long requests are still accepted after the stop, while endpoints are taken out of Services.
+const LINGER: Duration = Duration::from_secs(3);
+/// Most connections at a time: each stream has one, the rest are kube-apiserver's.
+const MAX_CONNECTIONS: usize = 2 * MAX_STREAMS;
+
+/// Why the process cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No client for the API server.
+    #[error("no client for the API server")]
+    Client(#[from] client::ClientError),
+    /// The port is taken or not allowed.
+    #[error("port {port} cannot be listened on")]
+    Listen {
+        /// The port.
+        port: u16,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// The TLS configuration of the server.
+    #[error("TLS of the server")]
+    ServerTls(#[source] rustls::Error),
+    /// The TLS configuration towards node agents.
+    #[error("TLS towards virt-handler")]
+    ClientTls(#[from] process::tls::TlsError),
+    /// A metric was registered twice.
+    #[error("metrics")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// Serves until the process is asked to stop.
+///
+/// The log's verbosity follows the cluster configuration.
+pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
+    let stop = signals::stop_token();
+    let namespace = client::install_namespace();
+    let client = client::connect().await?;
+    let config = config::follow(client.clone(), &namespace);
+    follow_verbosity(config.clone(), verbosity);
+    let identity = Identity::follow(client.clone(), &namespace, api::tls::API_SERVER_SECRET);
+    let client_identity = Identity::follow(client.clone(), &namespace, api::tls::API_CLIENT_SECRET);
+    let roots = Roots::follow(client.clone(), &namespace, api::tls::CA_CONFIG_MAP, api::tls::CA_BUNDLE_KEY);
+    let front_proxy = FrontProxy::follow(client.clone());
+
+    let registry = Registry::new();
+    let metrics = Metrics::register(&registry)?;
+    let readiness = Readiness::new();
+    gate(&readiness, "certificate", identity.clone(), |identity| async move { identity.ready().await });
+    gate(&readiness, "client certificate", client_identity.clone(), |identity| async move { identity.ready().await });
+    gate(&readiness, "CA bundle", roots.clone(), |roots| async move { roots.ready().await });
+    gate(&readiness, "front proxy", front_proxy.clone(), |proxy| async move { proxy.ready().await });
+    gate(&readiness, "configuration", config.clone(), |mut config| async move { config.read_once().await });
+
+    let handler_tls = client_config(&roots, Some(&client_identity), &["http/1.1"])?;
+    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), registry);
+    let streams = TaskTracker::new();
+    let server = Arc::new(Server {
+        front_proxy,
+        authorizer: Authorizer::new(client.clone()),
+        handler: HandlerClient::new(client.clone(), &namespace, handler_tls),
+        client,
+        ops: ops.clone(),
+        metrics: metrics.clone(),
+        stream_slots: Arc::new(Semaphore::new(MAX_STREAMS)),
+        streams: streams.clone(),
+        stop: stop.clone(),
+    });
+    let router = Router::new().fallback(subresources::serve).with_state(server).merge(ops.router());
+
+    let listener = listen(port).await.map_err(|source| StartError::Listen { port, source })?;
+    let tls = tls::server_config(&identity).map_err(StartError::ServerTls)?;
+    let closed = CancellationToken::new();
+    let close = closed.clone();
+    tokio::spawn(async move {
+        stop.cancelled().await;
+        readiness.set("not stopping", false);
+        tokio::time::sleep(LINGER).await;
+        close.cancel();
+    });
+    tracing::info!(port, namespace, "serving");
+    let limits = Limits { connections: MAX_CONNECTIONS, drain: Duration::from_secs(5), ..Limits::default() };
+    serve(listener, tls, router, limits, closed).await;
+    // Each has been told to stop; closing takes seconds at most.
+    streams.close();
+    streams.wait().await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity) {
+    tokio::spawn(async move {
+        loop {
+            config.changed().await;
+            let level = config.current().verbosity(component::VIRT_API, None);
+            verbosity.set(u32::try_from(level).unwrap_or(u32::MAX));
+        }
+    });
+}
+
+/// Keeps the process unready until `ready` has come true for `subject`.
+fn gate<T, F, R>(readiness: &Readiness, name: &'static str, subject: T, ready: F)
+where
+    T: Send + 'static,
+    F: FnOnce(T) -> R + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    readiness.set(name, false);
+    let readiness = readiness.clone();
+    tokio::spawn(async move {
+        ready(subject).await;
+        readiness.set(name, true);
+    });
+}
+
+/// Listens on all addresses of both families, or of IPv4 where a host has no other.
+async fn listen(port: u16) -> std::io::Result<TcpListener> {
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+        Ok(listener) => Ok(listener),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error),
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+    }
+}

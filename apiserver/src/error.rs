@@ -1,0 +1,214 @@
+//! Failures as clients see them: Kubernetes `Status` objects.
+//!
+//! Codes, reasons and message forms are those that clients of the KubeVirt API already match on.
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderValue, StatusCode, header};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Group of every object named in an error.
+const GROUP: &str = "kubevirt.io";
+
+/// The kind of object that an error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `virtualmachine`
+    VirtualMachine,
+    /// `virtualmachineinstance`
+    VirtualMachineInstance,
+}
+
+impl Kind {
+    /// The singular resource name, which is what clients find in `details.kind`.
+    #[must_use]
+    pub const fn singular(self) -> &'static str {
+        match self {
+            Self::VirtualMachine => "virtualmachine",
+            Self::VirtualMachineInstance => "virtualmachineinstance",
+        }
+    }
+}
+
+/// A request that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApiError {
+    /// 404: the object is not there.
+    #[error("{}.{GROUP} \"{name}\" not found", kind.singular())]
+    NotFound {
+        /// What is missing.
+        kind: Kind,
+        /// Its name.
+        name: String,
+    },
+    /// 409: the state of the object does not allow the operation.
+    #[error("Operation cannot be fulfilled on {}.{GROUP} \"{name}\": {message}", kind.singular())]
+    Conflict {
+        /// What the operation was on.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// Why not.
+        message: String,
+    },
+    /// 403: the object's specification does not allow the operation.
+    #[error("{}.{GROUP} \"{name}\" is forbidden: {message}", kind.singular())]
+    Forbidden {
+        /// What the operation was on.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// Why not.
+        message: String,
+    },
+    /// 400: the request makes no sense.
+    #[error("{0}")]
+    BadRequest(String),
+    /// 429: as many streams as this process carries.
+    #[error("{0}")]
+    TooManyRequests(String),
+    /// 500: something behind this process failed.
+    #[error("Internal error occurred: {0}")]
+    Internal(String),
+}
+
+impl ApiError {
+    /// 404 for this object.
+    pub fn not_found(kind: Kind, name: &str) -> Self {
+        Self::NotFound { kind, name: name.to_owned() }
+    }
+
+    /// 409 for this object.
+    pub fn conflict(kind: Kind, name: &str, message: impl Into<String>) -> Self {
+        Self::Conflict { kind, name: name.to_owned(), message: message.into() }
+    }
+
+    /// 403 for this object.
+    pub fn forbidden(kind: Kind, name: &str, message: impl Into<String>) -> Self {
+        Self::Forbidden { kind, name: name.to_owned(), message: message.into() }
+    }
+
+    /// The HTTP status.
+    #[must_use]
+    pub const fn status(&self) -> StatusCode {
+        match self {
+            Self::NotFound { .. } => StatusCode::NOT_FOUND,
+            Self::Conflict { .. } => StatusCode::CONFLICT,
+            Self::Forbidden { .. } => StatusCode::FORBIDDEN,
+            Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::TooManyRequests(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The `reason` of the Status object, also used as metric label.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::NotFound { .. } => "NotFound",
+            Self::Conflict { .. } => "Conflict",
+            Self::Forbidden { .. } => "Forbidden",
+            Self::BadRequest(_) => "BadRequest",
+            Self::TooManyRequests(_) => "TooManyRequests",
+            Self::Internal(_) => "InternalError",
+        }
+    }
+
+    /// The Status object.
+    #[must_use]
+    pub fn body(&self) -> Value {
+        let mut body = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.to_string(),
+            "reason": self.reason(),
+            "code": self.status().as_u16(),
+        });
+        let details = match self {
+            Self::NotFound { kind, name } | Self::Conflict { kind, name, .. } | Self::Forbidden { kind, name, .. } => {
+                Some(json!({"name": name, "group": GROUP, "kind": kind.singular()}))
+            }
+            Self::Internal(message) => Some(json!({"causes": [{"message": message}]})),
+            Self::BadRequest(_) | Self::TooManyRequests(_) => None,
+        };
+        if let (Some(details), Some(body)) = (details, body.as_object_mut()) {
+            body.insert("details".to_owned(), details);
+        }
+        body
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        json_response(self.status(), &self.body())
+    }
+}
+
+/// A JSON answer, indented by one space.
+pub fn json_response<T: Serialize>(status: StatusCode, value: &T) -> Response {
+    let mut text = Vec::new();
+    let formatter = serde_json::ser::PrettyFormatter::with_indent(b" ");
+    let mut serializer = serde_json::Serializer::with_formatter(&mut text, formatter);
+    if let Err(error) = value.serialize(&mut serializer) {
+        return text_response(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+    }
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A plain-text answer.
+pub fn text_response(status: StatusCode, text: impl Into<String>) -> Response {
+    let mut response = Response::new(Body::from(text.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+/// An answer without a body.
+pub fn empty_response(status: StatusCode) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_the_wire_form_of_kubernetes() {
+        let cases = [
+            (ApiError::not_found(Kind::VirtualMachine, "a"), 404, r#"virtualmachine.kubevirt.io "a" not found"#),
+            (
+                ApiError::conflict(Kind::VirtualMachineInstance, "a", "VM is not running"),
+                409,
+                r#"Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io "a": VM is not running"#,
+            ),
+            (
+                ApiError::forbidden(Kind::VirtualMachineInstance, "a", "no"),
+                403,
+                r#"virtualmachineinstance.kubevirt.io "a" is forbidden: no"#,
+            ),
+            (ApiError::BadRequest("VMI is not running".into()), 400, "VMI is not running"),
+            (ApiError::Internal("boom".into()), 500, "Internal error occurred: boom"),
+        ];
+        for (error, code, message) in cases {
+            let body = error.body();
+            assert_eq!(body["code"], code);
+            assert_eq!(body["message"], message);
+            assert_eq!(body["kind"], "Status");
+            assert_eq!(body["status"], "Failure");
+        }
+        let details = ApiError::not_found(Kind::VirtualMachine, "a").body()["details"].clone();
+        assert_eq!(details, json!({"name": "a", "group": "kubevirt.io", "kind": "virtualmachine"}));
+        let details = ApiError::Internal("boom".into()).body()["details"].clone();
+        assert_eq!(details, json!({"causes": [{"message": "boom"}]}));
+    }
+}

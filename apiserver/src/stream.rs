@@ -1,0 +1,350 @@
+//! Copying between a client's WebSocket and that of the node agent.
+//!
+//! ```text
+//!              message            ┌────────┐ peer closed: pass the close on      ┌─────────┐
+//!            ┌──────────────────▶ │  open  │ ──────────────────────────────────▶ │ closing │ both directions ended,
+//!            └─────────────────── │        │                                     │         │ or CLOSE_LIMIT passed
+//!                                 └────────┘ lost, silent or stuck, or process   └─────────┘ ──▶ both sockets dropped
+//!                                            stops: close both with a reason ──▶
+//! ```
+//!
+//! A direction reads a message only after the one before has been taken by the other side, so a slow reader slows the
+//! writer down and nothing piles up here. Both directions live in the one future of [`copy`]: when it ends, or is
+//! dropped, nothing is left behind.
+
+use std::time::Duration;
+
+use futures::{
+    Sink, SinkExt, Stream, StreamExt,
+    future::{Either, select},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, MissedTickBehavior, interval_at, timeout, timeout_at},
+};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{
+        Bytes, Error, Message,
+        protocol::{CloseFrame, frame::coding::CloseCode},
+    },
+};
+use tokio_util::sync::CancellationToken;
+
+/// How patient a copy is.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Time between pings to each side. They keep connections alive in whatever lies between, and each answer is a
+    /// sign of life.
+    pub ping: Duration,
+    /// Longest time without a sign of life. A client that was merely suspended should survive a short break.
+    pub silence: Duration,
+    /// Longest time for one message to be taken.
+    pub write: Duration,
+    /// Longest time for the closing handshake.
+    pub close: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            ping: Duration::from_secs(30),
+            silence: Duration::from_secs(300),
+            write: Duration::from_secs(300),
+            close: Duration::from_secs(5),
+        }
+    }
+}
+
+/// How a copy ended. The name is the metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The client closed.
+    ClientClosed,
+    /// The node agent closed.
+    HandlerClosed,
+    /// The client's connection broke or fell silent.
+    ClientLost,
+    /// The node agent's connection broke or fell silent.
+    HandlerLost,
+    /// This process stops.
+    Stopped,
+}
+
+impl End {
+    /// A label for metrics and logs.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::ClientClosed => "client_closed",
+            Self::HandlerClosed => "handler_closed",
+            Self::ClientLost => "client_lost",
+            Self::HandlerLost => "handler_lost",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// How one direction ended.
+#[derive(Debug)]
+enum Ended {
+    /// The source closed; the close has been passed on.
+    Closed,
+    /// The source broke or fell silent.
+    SourceLost,
+    /// The sink broke or took too long.
+    SinkLost,
+}
+
+/// Copies until one side closes, breaks, or `stop` is cancelled.
+pub async fn copy<C, H>(
+    client: WebSocketStream<C>,
+    handler: WebSocketStream<H>,
+    limits: Limits,
+    stop: CancellationToken,
+) -> End
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    H: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut client_sink, mut client_source) = client.split();
+    let (mut handler_sink, mut handler_source) = handler.split();
+    let end = {
+        let upward = std::pin::pin!(forward(&mut client_source, &mut handler_sink, limits));
+        let downward = std::pin::pin!(forward(&mut handler_source, &mut client_sink, limits));
+        let both = select(upward, downward);
+        tokio::select! {
+            first = both => match first {
+                Either::Left((ended, downward)) => {
+                    // What the other side still has to say, and its answer to the close, may follow.
+                    if matches!(ended, Ended::Closed) {
+                        let _ = timeout(limits.close, downward).await;
+                    }
+                    match ended {
+                        Ended::Closed => End::ClientClosed,
+                        Ended::SourceLost => End::ClientLost,
+                        Ended::SinkLost => End::HandlerLost,
+                    }
+                }
+                Either::Right((ended, upward)) => {
+                    if matches!(ended, Ended::Closed) {
+                        let _ = timeout(limits.close, upward).await;
+                    }
+                    match ended {
+                        Ended::Closed => End::HandlerClosed,
+                        Ended::SourceLost => End::HandlerLost,
+                        Ended::SinkLost => End::ClientLost,
+                    }
+                }
+            },
+            () = stop.cancelled() => End::Stopped,
+        }
+    };
+    let farewell = match end {
+        End::ClientClosed | End::HandlerClosed => None,
+        End::ClientLost => Some((CloseCode::Away, "client is gone")),
+        End::HandlerLost => Some((CloseCode::Error, "connection to virt-handler was lost")),
+        End::Stopped => Some((CloseCode::Restart, "virt-api is stopping")),
+    };
+    let _ = timeout(limits.close, async {
+        if let Some((code, reason)) = farewell {
+            let frame = Message::Close(Some(CloseFrame { code, reason: reason.into() }));
+            // The one that is lost cannot take it; the other one should.
+            let _ = client_sink.send(frame.clone()).await;
+            let _ = handler_sink.send(frame).await;
+        }
+        // Ends TLS properly, so that no one takes the end for an attack.
+        let _ = futures::future::join(client_sink.close(), handler_sink.close()).await;
+    })
+    .await;
+    end
+}
+
+/// Passes messages on, in one direction, and pings the side that it writes to.
+async fn forward<R, W>(source: &mut R, sink: &mut W, limits: Limits) -> Ended
+where
+    R: Stream<Item = Result<Message, Error>> + Unpin,
+    W: Sink<Message, Error = Error> + Unpin,
+{
+    let mut pings = interval_at(Instant::now() + limits.ping, limits.ping);
+    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut heard = Instant::now();
+    loop {
+        let event = tokio::select! {
+            event = timeout_at(heard + limits.silence, source.next()) => event,
+            _ = pings.tick() => {
+                if !matches!(timeout(limits.write, sink.send(Message::Ping(Bytes::new()))).await, Ok(Ok(()))) {
+                    return Ended::SinkLost;
+                }
+                continue;
+            }
+        };
+        let message = match event {
+            Ok(Some(Ok(message))) => message,
+            // Silent, ended without a close, or broken.
+            Err(_) | Ok(None | Some(Err(_))) => return Ended::SourceLost,
+        };
+        match message {
+            Message::Binary(_) => {
+                if !matches!(timeout(limits.write, sink.send(message)).await, Ok(Ok(()))) {
+                    return Ended::SinkLost;
+                }
+            }
+            Message::Close(frame) => {
+                // Not every code that can be received may be sent.
+                let frame = frame.filter(|frame| frame.code.is_allowed());
+                return match timeout(limits.close, sink.send(Message::Close(frame))).await {
+                    // A side that closed at the same moment has no need of ours.
+                    Ok(Ok(()) | Err(Error::ConnectionClosed | Error::AlreadyClosed | Error::Protocol(_))) => {
+                        Ended::Closed
+                    }
+                    _ => Ended::SinkLost,
+                };
+            }
+            // Pings are answered by the library; text has no meaning in this protocol.
+            Message::Ping(_) | Message::Pong(_) | Message::Text(_) | Message::Frame(_) => {}
+        }
+        // Counted from here: while the sink was slow, nobody listened to the source.
+        heard = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{DuplexStream, duplex};
+    use tokio_tungstenite::tungstenite::protocol::Role;
+
+    use super::*;
+    use crate::websocket;
+
+    struct Ends {
+        client: WebSocketStream<DuplexStream>,
+        handler: WebSocketStream<DuplexStream>,
+        copy: tokio::task::JoinHandle<End>,
+        stop: CancellationToken,
+    }
+
+    /// A copy between two in-memory connections of which the test holds the far ends.
+    async fn ends(limits: Limits, capacity: usize) -> Ends {
+        let (client_far, client_near) = duplex(capacity);
+        let (handler_near, handler_far) = duplex(capacity);
+        let config = Some(websocket::config());
+        let client = WebSocketStream::from_raw_socket(client_far, Role::Client, config).await;
+        let from_client = WebSocketStream::from_raw_socket(client_near, Role::Server, config).await;
+        let to_handler = WebSocketStream::from_raw_socket(handler_near, Role::Client, config).await;
+        let handler = WebSocketStream::from_raw_socket(handler_far, Role::Server, config).await;
+        let stop = CancellationToken::new();
+        let copy = tokio::spawn(copy(from_client, to_handler, limits, stop.clone()));
+        Ends { client, handler, copy, stop }
+    }
+
+    fn binary(text: &'static str) -> Message {
+        Message::Binary(Bytes::from_static(text.as_bytes()))
+    }
+
+    fn close(code: CloseCode) -> Message {
+        Message::Close(Some(CloseFrame { code, reason: "bye".into() }))
+    }
+
+    fn close_code(message: Option<Result<Message, Error>>) -> Option<CloseCode> {
+        match message {
+            Some(Ok(Message::Close(Some(frame)))) => Some(frame.code),
+            other => panic!("no close: {other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_flow_both_ways_and_text_is_ignored() {
+        let mut ends = ends(Limits::default(), 1024).await;
+        ends.client.send(Message::Text("ignored".into())).await.unwrap();
+        ends.client.send(binary("hello")).await.unwrap();
+        assert_eq!(ends.handler.next().await.unwrap().unwrap(), binary("hello"));
+        ends.handler.send(binary("login: ")).await.unwrap();
+        assert_eq!(ends.client.next().await.unwrap().unwrap(), binary("login: "));
+    }
+
+    #[tokio::test]
+    async fn close_of_the_handler_reaches_the_client_after_the_last_byte() {
+        let mut ends = ends(Limits::default(), 1024).await;
+        ends.handler.send(binary("last")).await.unwrap();
+        ends.handler.send(close(CloseCode::Normal)).await.unwrap();
+        assert_eq!(ends.client.next().await.unwrap().unwrap(), binary("last"));
+        assert_eq!(close_code(ends.client.next().await), Some(CloseCode::Normal));
+        assert!(ends.client.next().await.is_none());
+        // The client's answer is passed on, too.
+        assert_eq!(close_code(ends.handler.next().await), Some(CloseCode::Normal));
+        assert_eq!(ends.copy.await.unwrap(), End::HandlerClosed);
+    }
+
+    #[tokio::test]
+    async fn close_of_the_client_reaches_the_handler() {
+        let mut ends = ends(Limits::default(), 1024).await;
+        ends.client.send(close(CloseCode::Away)).await.unwrap();
+        assert_eq!(close_code(ends.handler.next().await), Some(CloseCode::Away));
+        assert!(ends.handler.next().await.is_none());
+        assert_eq!(ends.copy.await.unwrap(), End::ClientClosed);
+    }
+
+    #[tokio::test]
+    async fn lost_handler_closes_the_client_with_an_error() {
+        let mut ends = ends(Limits::default(), 1024).await;
+        drop(ends.handler);
+        assert_eq!(close_code(ends.client.next().await), Some(CloseCode::Error));
+        assert_eq!(ends.copy.await.unwrap(), End::HandlerLost);
+    }
+
+    #[tokio::test]
+    async fn lost_client_closes_the_handler() {
+        let mut ends = ends(Limits::default(), 1024).await;
+        drop(ends.client);
+        assert_eq!(close_code(ends.handler.next().await), Some(CloseCode::Away));
+        assert_eq!(ends.copy.await.unwrap(), End::ClientLost);
+    }
+
+    #[tokio::test]
+    async fn stopping_process_closes_both() {
+        let mut ends = ends(Limits::default(), 1024).await;
+        ends.stop.cancel();
+        assert_eq!(close_code(ends.client.next().await), Some(CloseCode::Restart));
+        assert_eq!(close_code(ends.handler.next().await), Some(CloseCode::Restart));
+        assert_eq!(ends.copy.await.unwrap(), End::Stopped);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn both_sides_are_pinged_and_silence_ends_the_copy() {
+        let limits = Limits { ping: Duration::from_secs(1), silence: Duration::from_secs(3), ..Limits::default() };
+        let mut ends = ends(limits, 1024).await;
+        // The handler reads, and so answers pings; the client does not.
+        let handler = tokio::spawn(async move {
+            let mut pings = 0;
+            while let Some(Ok(message)) = ends.handler.next().await {
+                pings += usize::from(message.is_ping());
+            }
+            pings
+        });
+        assert_eq!(ends.copy.await.unwrap(), End::ClientLost);
+        assert!(handler.await.unwrap() >= 2);
+        assert!(ends.client.next().await.unwrap().unwrap().is_ping());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_reader_holds_the_writer_back() {
+        let mut ends = ends(Limits::default(), 256).await;
+        let chunk = Bytes::from(vec![7_u8; 64 << 10]);
+        let mut taken = 0;
+        // Nobody reads at the handler's end: a bounded amount is taken, then the writer waits.
+        while timeout(Duration::from_secs(1), ends.client.send(Message::Binary(chunk.clone()))).await.is_ok() {
+            taken += 1;
+            assert!(taken < 100, "unbounded");
+        }
+        assert!(!ends.copy.is_finished());
+    }
+
+    #[tokio::test]
+    async fn oversized_message_ends_the_copy() {
+        let mut ends = ends(Limits::default(), 4 << 20).await;
+        ends.client.send(Message::Binary(Bytes::from(vec![0; (1 << 20) + 1]))).await.unwrap();
+        assert_eq!(ends.copy.await.unwrap(), End::ClientLost);
+        assert_eq!(close_code(ends.handler.next().await), Some(CloseCode::Away));
+    }
+}
