@@ -1,2 +1,117 @@
-//! placeholder
-fn main() {}
+//! `images`: builds, lists and pushes the images of this project.
+
+use std::{env, path::PathBuf, process::ExitCode, time::Instant};
+
+use anyhow::{Context, bail};
+use clap::{Parser, Subcommand};
+use images::{Options, archive_path, cache::Cache, oci, registry, resolve};
+
+#[derive(Parser)]
+#[command(about = "Builds service and guest images as OCI archives, without daemon or registry")]
+struct Arguments {
+    /// Directory of the archives
+    #[arg(long, global = true, default_value = "build/images")]
+    out: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build images; without names all of them
+    Build {
+        /// Names, or the groups services, guests, all
+        names: Vec<String>,
+        /// Directory of the release binaries [default: release/ in CARGO_TARGET_DIR or target]
+        #[arg(long)]
+        bin_dir: Option<PathBuf>,
+        /// What the names of images start with
+        #[arg(long, default_value = "ferrovirt.io")]
+        prefix: String,
+        /// Tag of the images
+        #[arg(long, default_value = "devel")]
+        tag: String,
+    },
+    /// Show names, sizes and digests of the archives
+    List,
+    /// Send archives to a registry
+    Push {
+        /// Host and path below which the images go, such as registry.example.org/ferrovirt
+        #[arg(long, env = "REGISTRY")]
+        registry: String,
+        /// Tag in the registry
+        #[arg(long, default_value = "devel")]
+        tag: String,
+        /// The registry speaks plain HTTP or has a certificate that cannot be verified
+        #[arg(long)]
+        insecure: bool,
+        /// Names or groups; without any, all archives that were built
+        names: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("images: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let out = arguments.out;
+    match arguments.command {
+        Command::Build { names, bin_dir, prefix, tag } => {
+            let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+            let bin_dir = bin_dir.unwrap_or_else(|| target.join("release"));
+            let options = Options { bin_dir, out, prefix, tag, cache: Cache::of_user() };
+            for name in resolve(&names)? {
+                let start = Instant::now();
+                let summary = images::build(name, &options).with_context(|| format!("image {name}"))?;
+                print(name, &summary, Some(start));
+            }
+        }
+        Command::List => {
+            for name in resolve(&[])? {
+                let path = archive_path(&out, name);
+                if path.exists() {
+                    print(name, &oci::read(&path)?, None);
+                } else {
+                    println!("{name:<18} not built");
+                }
+            }
+        }
+        Command::Push { registry, tag, insecure, names } => {
+            let mut pushed = 0;
+            for name in resolve(&names)? {
+                let path = archive_path(&out, name);
+                if !path.exists() {
+                    if names.is_empty() {
+                        continue;
+                    }
+                    bail!("{} does not exist: build it first", path.display());
+                }
+                let image = images::IMAGES.iter().find(|(known, _)| *known == name).map_or(name, |(_, image)| image);
+                let target = registry::push(&path, &registry, image, &tag, insecure)?;
+                println!("{name:<18} {target}");
+                pushed += 1;
+            }
+            if pushed == 0 {
+                bail!("no archives in {}: run images build first", out.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print(name: &str, summary: &oci::Summary, since: Option<Instant>) {
+    let megabytes = |bytes: u64| bytes as f64 / 1e6;
+    let (packed, unpacked) = (megabytes(summary.compressed), megabytes(summary.unpacked));
+    let time = since.map(|start| format!("  {:.1} s", start.elapsed().as_secs_f64())).unwrap_or_default();
+    println!(
+        "{name:<18} {packed:>7.1} MB  {unpacked:>7.1} MB unpacked  {}  {}{time}",
+        summary.digest, summary.reference
+    );
+}

@@ -1,0 +1,13 @@
+# Runs at the end of the installation with the root directory as $1.
+chroot "$1" systemctl enable systemd-networkd systemd-resolved ssh qemu-guest-agent serial-getty@ttyS0 >/dev/null 2>&1
+ln -sf /run/systemd/resolve/stub-resolv.conf "$1/etc/resolv.conf"
+# A test image: root can log in on the console without user data, too.
+echo 'root:ferrovirt' | chroot "$1" chpasswd
+# Identities belong to a machine, not to an image.
+rm -f "$1"/etc/ssh/ssh_host_* "$1/var/lib/dbus/machine-id"
+: > "$1/etc/machine-id"
+# Links by which the boot loader finds the kernel stay current when kernels are upgraded.
+chroot "$1" update-initramfs -u -k all >/dev/null
+test -e "$1/vmlinuz" && test -e "$1/initrd.img"
+rm -rf "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/usr/share/locale/* "$1"/usr/share/info/*
+rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/var/log/*.log "$1"/var/log/apt

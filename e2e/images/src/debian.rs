@@ -1,0 +1,111 @@
+//! Debian packages unpacked into directories.
+//!
+//! Images are not installed systems: for them packages are only unpacked (no maintainer scripts run), and files are then
+//! picked from the result. Roots are kept in the cache by the hash of the request; the versions inside are those
+//! that the mirror had at the time. Removing `roots/` from the cache gets newer ones.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    EPOCH,
+    cache::{Cache, Key},
+    error::{At, Result},
+    tool,
+};
+
+/// The release all images are based on.
+pub const SUITE: &str = "trixie";
+
+/// How far mmdebstrap goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// Packages and their dependencies are unpacked, nothing runs.
+    Extract,
+    /// A bootable system: required packages and the given ones, installed and configured.
+    Installed,
+}
+
+/// Packages to be turned into a directory.
+#[derive(Debug, Clone)]
+pub struct Request<'a> {
+    /// How they are treated.
+    pub variant: Variant,
+    /// Packages by name; dependencies come along, recommendations do not.
+    pub packages: &'a [&'a str],
+    /// Shell commands run at the end with the root as `$1`, see `--customize-hook` of mmdebstrap.
+    pub hooks: &'a [String],
+}
+
+/// An unpacked root and what is known of its packages.
+#[derive(Debug, Clone)]
+pub struct Root {
+    /// The root directory.
+    pub path: PathBuf,
+    /// One `NAME.control` and one `NAME.list` for each package, for roots of [`Variant::Extract`].
+    pub packages: PathBuf,
+    /// Names this root in the keys of things made from it.
+    pub key: String,
+}
+
+/// Writes control data and file list of each downloaded package to the directory `OUT`.
+const RECORD_PACKAGES: &str = r#"for deb in "$1"/var/cache/apt/archives/*.deb; do
+name=$(dpkg-deb -f "$deb" Package)
+dpkg-deb -f "$deb" > "OUT/$name.control"
+dpkg-deb --fsys-tarfile "$deb" | tar -t > "OUT/$name.list"
+done"#;
+
+fn sources() -> String {
+    let mirror = env::var("DEBIAN_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".to_owned());
+    let security =
+        env::var("DEBIAN_SECURITY_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian-security".to_owned());
+    format!("deb {mirror} {SUITE} main\ndeb {mirror} {SUITE}-updates main\ndeb {security} {SUITE}-security main\n")
+}
+
+/// The root for `request`, from the cache or made now.
+pub fn root(cache: &Cache, request: &Request<'_>) -> Result<Root> {
+    let sources = sources();
+    let mut key = Key::default().with(&sources).with(RECORD_PACKAGES).with(format!("{:?}", request.variant));
+    for item in request.packages {
+        key.add(item);
+    }
+    for hook in request.hooks {
+        key.add(hook);
+    }
+    let key = key.finish();
+    let entry = cache.entry("roots", &key, |dir| make(dir, &sources, request))?;
+    Ok(Root { path: entry.join("root"), packages: entry.join("packages"), key })
+}
+
+fn make(dir: &Path, sources: &str, request: &Request<'_>) -> Result<()> {
+    eprintln!("images: unpacking Debian packages {} ...", request.packages.join(" "));
+    let packages = dir.join("packages");
+    fs::create_dir(&packages).at(&packages)?;
+    let list = dir.join("sources.list");
+    fs::write(&list, sources).at(&list)?;
+    let mut command = Command::new("mmdebstrap");
+    command
+        .env("SOURCE_DATE_EPOCH", EPOCH.to_string())
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .args(["--mode=root", "--architectures=amd64", "--components=main"])
+        .arg("--aptopt=Acquire::Retries \"3\"")
+        .arg(format!("--include={}", request.packages.join(",")));
+    match request.variant {
+        Variant::Extract => {
+            command.args(["--variant=extract", "--skip=output/dev"]);
+            command.arg(format!("--extract-hook={}", RECORD_PACKAGES.replace("OUT", &packages.to_string_lossy())));
+        }
+        Variant::Installed => {
+            command.args(["--variant=minbase", "--skip=output/dev"]);
+        }
+    }
+    for hook in request.hooks {
+        command.arg(format!("--customize-hook={hook}"));
+    }
+    command.arg(SUITE).arg(dir.join("root")).arg(&list);
+    tool::run(&mut command, "Debian package mmdebstrap")?;
+    Ok(())
+}

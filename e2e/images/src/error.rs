@@ -1,0 +1,52 @@
+//! What can go wrong while an image is made.
+
+use std::{io, path::PathBuf};
+
+/// Result with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Failure of a build, listing or push.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Error {
+    #[error("{}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("cannot run {tool}: is it installed? ({hint})")]
+    ToolMissing { tool: String, hint: String, source: io::Error },
+    #[error("{tool} failed ({status}):\n{output}")]
+    ToolFailed { tool: String, status: String, output: String },
+    #[error("no image named {name}; there are: {known}")]
+    UnknownImage { name: String, known: String },
+    #[error("binary {name} is not in {}: build it first (cargo build --release)", dir.display())]
+    BinaryMissing { name: String, dir: PathBuf },
+    #[error("{pattern} matches nothing in {}", root.display())]
+    NothingSelected { pattern: String, root: PathBuf },
+    #[error("{object} needs library {library}, which is not in the packages of the image")]
+    LibraryMissing { object: String, library: String },
+    #[error(
+        "{object} needs version {version} of {library}, which the image's {library} does not have: built on a newer system than the image's base?"
+    )]
+    LibraryTooOld { object: String, library: String, version: String },
+    #[error("{object} is not a usable ELF file")]
+    Elf { object: String, source: elf::ParseError },
+    #[error("{}: {detail}", path.display())]
+    BadArchive { path: PathBuf, detail: String },
+    #[error("image {name} has {size} bytes unpacked, its limit is {limit}")]
+    TooLarge { name: String, size: u64, limit: u64 },
+    #[error("the image's description cannot be written")]
+    Json(#[from] serde_json::Error),
+    #[error("{0} does not fit: {1}")]
+    Layout(String, String),
+}
+
+/// Names the path an input or output error belongs to.
+pub trait At<T> {
+    /// Turns an [`io::Error`] into [`Error::Io`] at `path`.
+    fn at(self, path: impl Into<PathBuf>) -> Result<T>;
+}
+
+impl<T> At<T> for io::Result<T> {
+    fn at(self, path: impl Into<PathBuf>) -> Result<T> {
+        self.map_err(|source| Error::Io { path: path.into(), source })
+    }
+}

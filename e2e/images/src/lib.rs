@@ -1,0 +1,121 @@
+//! Images without daemon and registry.
+//!
+//! Service images hold the binaries of this workspace and the Debian files they need; guest images hold virtual
+//! machines to test with. Each becomes an OCI archive that `ctr images import` takes, and the same input always gives
+//! the same digest.
+//!
+//! ```text
+//! debian (unpacked packages, cached) -> select (files + libraries) -> tree -> layer (cached) -> oci (archive)
+//! guests: tools and kernel from the same source -> newc / disk -> tree -> layer -> oci
+//! ```
+
+pub mod cache;
+pub mod debian;
+pub mod disk;
+pub mod error;
+pub mod guests;
+pub mod layer;
+pub mod newc;
+pub mod object;
+pub mod oci;
+pub mod registry;
+pub mod select;
+pub mod services;
+pub mod tool;
+pub mod tree;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use error::At;
+pub use error::{Error, Result};
+
+/// The time of every file in every image: the first second of 2025.
+pub const EPOCH: u64 = 1_735_689_600;
+
+/// All images, in the order in which they are built: name of the archive, and name of the image below its prefix.
+pub const IMAGES: [(&str, &str); 8] = [
+    ("virt-api", "virt-api"),
+    ("virt-controller", "virt-controller"),
+    ("virt-handler", "virt-handler"),
+    ("virt-launcher", "virt-launcher"),
+    ("toolbox", "toolbox"),
+    ("guest-tiny", "guests/tiny"),
+    ("guest-tiny-kernel", "guests/tiny-kernel"),
+    ("guest-debian", "guests/debian"),
+];
+
+/// What a build needs to know.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Directory with the release binaries.
+    pub bin_dir: PathBuf,
+    /// Directory for the archives.
+    pub out: PathBuf,
+    /// What the names of images start with.
+    pub prefix: String,
+    /// Their tag.
+    pub tag: String,
+    /// Where intermediate results are kept.
+    pub cache: cache::Cache,
+}
+
+/// The names asked for: `services`, `guests` and `all` stand for groups, nothing for all.
+pub fn resolve(names: &[String]) -> Result<Vec<&'static str>> {
+    let all = IMAGES.iter().map(|(name, _)| *name);
+    if names.is_empty() {
+        return Ok(all.collect());
+    }
+    let mut chosen = Vec::new();
+    for wanted in names {
+        let matching: Vec<_> = all
+            .clone()
+            .filter(|name| match wanted.as_str() {
+                "all" => true,
+                "guests" => name.starts_with("guest-"),
+                "services" => !name.starts_with("guest-"),
+                wanted => *name == wanted,
+            })
+            .collect();
+        if matching.is_empty() {
+            let known = all.collect::<Vec<_>>().join(", ");
+            return Err(Error::UnknownImage { name: wanted.clone(), known });
+        }
+        chosen.extend(matching);
+    }
+    // Each once, in the order of the list.
+    Ok(all.filter(|name| chosen.contains(name)).collect())
+}
+
+/// Builds one image and returns its facts.
+pub fn build(name: &str, options: &Options) -> Result<oci::Summary> {
+    let path = IMAGES.iter().find(|(known, _)| *known == name).map(|(_, path)| *path).unwrap_or(name);
+    let reference = format!("{}/{path}:{}", options.prefix, options.tag);
+    fs::create_dir_all(&options.out).at(&options.out)?;
+    let archive = archive_path(&options.out, name);
+    match name {
+        "guest-tiny" | "guest-tiny-kernel" | "guest-debian" => guests::build(name, &reference, &archive, options),
+        _ => services::build(name, &reference, &archive, options),
+    }
+}
+
+/// Where the archive of an image lies.
+pub fn archive_path(out: &Path, name: &str) -> PathBuf {
+    out.join(format!("{name}.tar"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_and_names_are_resolved_without_duplicates() {
+        let names = |given: &[&str]| resolve(&given.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        assert_eq!(names(&[]).unwrap().len(), IMAGES.len());
+        assert_eq!(names(&["guest-tiny", "guests"]).unwrap(), ["guest-tiny", "guest-tiny-kernel", "guest-debian"]);
+        assert_eq!(names(&["toolbox", "virt-api"]).unwrap(), ["virt-api", "toolbox"]);
+        assert!(names(&["virt"]).unwrap_err().to_string().contains("virt-launcher"));
+    }
+}

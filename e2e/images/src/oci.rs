@@ -1,0 +1,274 @@
+//! OCI image archives: written from layers, read for listing.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{BufWriter, Read, Write},
+    path::Path,
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::{
+    EPOCH,
+    cache::hex,
+    error::{At, Error, Result},
+    layer::Layer,
+};
+
+const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
+const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+
+/// Annotation with the bytes of a layer's files.
+const UNPACKED: &str = "io.ferrovirt.unpacked-bytes";
+/// Annotation by which containerd names an imported image.
+const CONTAINERD_NAME: &str = "io.containerd.image.name";
+/// Annotation by which other tools name it.
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// Bound on the JSON documents read from an archive.
+const MAX_JSON: u64 = 1 << 20;
+
+/// How the image runs.
+#[derive(Debug, Clone, Default)]
+pub struct Run<'a> {
+    /// The command, if the image is one to run.
+    pub entrypoint: Option<&'a str>,
+    /// Numeric user; none means root.
+    pub user: Option<u32>,
+    /// What it is, for people.
+    pub description: &'a str,
+}
+
+/// Facts of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    /// Full name with tag.
+    pub reference: String,
+    /// Digest of the manifest, which is the digest of the image.
+    pub digest: String,
+    /// Bytes to transfer.
+    pub compressed: u64,
+    /// Bytes of files when unpacked.
+    pub unpacked: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Descriptor {
+    #[serde(rename = "mediaType")]
+    media_type: String,
+    digest: String,
+    size: u64,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    platform: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Manifest {
+    #[serde(rename = "schemaVersion")]
+    schema_version: u32,
+    #[serde(rename = "mediaType")]
+    media_type: String,
+    config: Descriptor,
+    layers: Vec<Descriptor>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Index {
+    #[serde(rename = "schemaVersion")]
+    schema_version: u32,
+    #[serde(rename = "mediaType")]
+    media_type: String,
+    manifests: Vec<Descriptor>,
+}
+
+fn digest(bytes: &[u8]) -> String {
+    format!("sha256:{}", hex(&Sha256::digest(bytes)))
+}
+
+fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
+    Descriptor {
+        media_type: media_type.to_owned(),
+        digest: digest(bytes),
+        size: bytes.len() as u64,
+        annotations: BTreeMap::new(),
+        platform: None,
+    }
+}
+
+/// Writes the archive of an image to `path` and returns its facts. An archive that already holds this image stays
+/// untouched. The new one replaces the old one in one step.
+pub fn write(path: &Path, reference: &str, run: &Run<'_>, layers: &[Layer]) -> Result<Summary> {
+    let config = config(run, layers)?;
+    let manifest = Manifest {
+        schema_version: 2,
+        media_type: MANIFEST_TYPE.to_owned(),
+        config: descriptor(CONFIG_TYPE, &config),
+        layers: layers
+            .iter()
+            .map(|layer| Descriptor {
+                media_type: LAYER_TYPE.to_owned(),
+                digest: layer.facts.digest.clone(),
+                size: layer.facts.size,
+                annotations: BTreeMap::from([(UNPACKED.to_owned(), layer.facts.unpacked.to_string())]),
+                platform: None,
+            })
+            .collect(),
+    };
+    let manifest = serde_json::to_vec(&manifest)?;
+    let summary = Summary {
+        reference: reference.to_owned(),
+        digest: digest(&manifest),
+        compressed: layers.iter().map(|layer| layer.facts.size).sum(),
+        unpacked: layers.iter().map(|layer| layer.facts.unpacked).sum(),
+    };
+    if path.exists() && read(path).is_ok_and(|old| old == summary) {
+        return Ok(summary);
+    }
+
+    let mut entry = descriptor(MANIFEST_TYPE, &manifest);
+    let tag = reference.rsplit(':').next().unwrap_or("latest");
+    entry.annotations.insert(CONTAINERD_NAME.to_owned(), reference.to_owned());
+    entry.annotations.insert(REF_NAME.to_owned(), tag.to_owned());
+    let platform = [("architecture", "amd64"), ("os", "linux")];
+    entry.platform = Some(platform.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    let index = Index { schema_version: 2, media_type: INDEX_TYPE.to_owned(), manifests: vec![entry] };
+
+    let new = path.with_extension("tar.new");
+    let mut archive = tar::Builder::new(BufWriter::new(File::create(&new).at(&new)?));
+    // The descriptions come first, so that a reader that wants only those does not have to pass the layers.
+    put(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    put(&mut archive, "index.json", &serde_json::to_vec(&index)?)?;
+    put(&mut archive, &blob(&digest(&manifest)), &manifest)?;
+    put(&mut archive, &blob(&digest(&config)), &config)?;
+    let mut written = Vec::new();
+    for layer in layers {
+        if !written.contains(&&layer.facts.digest) {
+            written.push(&layer.facts.digest);
+            let file = File::open(&layer.blob).at(&layer.blob)?;
+            let mut header = header(layer.facts.size);
+            archive.append_data(&mut header, blob(&layer.facts.digest), file.take(layer.facts.size)).at(&new)?;
+        }
+    }
+    archive.into_inner().and_then(|mut writer| writer.flush()).at(&new)?;
+    fs::rename(&new, path).at(path)?;
+    Ok(summary)
+}
+
+fn config(run: &Run<'_>, layers: &[Layer]) -> Result<Vec<u8>> {
+    let mut config = json!({
+        "Env": ["PATH=/usr/sbin:/usr/bin"],
+        "WorkingDir": "/",
+        "Labels": {
+            "org.opencontainers.image.title": run.description,
+            "org.opencontainers.image.licenses": "Apache-2.0",
+        },
+    });
+    if let Some(entrypoint) = run.entrypoint {
+        config["Entrypoint"] = json!([entrypoint]);
+    }
+    if let Some(user) = run.user {
+        config["User"] = json!(format!("{user}:{user}"));
+    }
+    let history: Vec<_> = layers.iter().map(|_| json!({"created": created(), "created_by": "images build"})).collect();
+    Ok(serde_json::to_vec(&json!({
+        "created": created(),
+        "architecture": "amd64",
+        "os": "linux",
+        "config": config,
+        "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|layer| &layer.facts.diff_id).collect::<Vec<_>>()},
+        "history": history,
+    }))?)
+}
+
+/// [`EPOCH`] as RFC 3339.
+fn created() -> &'static str {
+    const { assert!(EPOCH == 1_735_689_600) };
+    "2025-01-01T00:00:00Z"
+}
+
+fn blob(digest: &str) -> String {
+    format!("blobs/{}", digest.replacen(':', "/", 1))
+}
+
+fn header(size: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o644);
+    header.set_mtime(EPOCH);
+    header.set_size(size);
+    header
+}
+
+fn put<W: Write>(archive: &mut tar::Builder<W>, name: &str, bytes: &[u8]) -> Result<()> {
+    let mut header = header(bytes.len() as u64);
+    archive.append_data(&mut header, name, bytes).at(name)
+}
+
+/// Reads the facts of an archive written by [`write`].
+pub fn read(path: &Path) -> Result<Summary> {
+    let bad = |detail: &str| Error::BadArchive { path: path.to_owned(), detail: detail.to_owned() };
+    let mut archive = tar::Archive::new(File::open(path).at(path)?);
+    let mut index: Option<Index> = None;
+    for entry in archive.entries().at(path)? {
+        let entry = entry.at(path)?;
+        let name = entry.path().at(path)?.to_string_lossy().into_owned();
+        let wanted = match &index {
+            None => "index.json".to_owned(),
+            Some(index) => blob(&index.manifests.first().ok_or_else(|| bad("its index is empty"))?.digest),
+        };
+        if name != wanted {
+            continue;
+        }
+        let mut bytes = Vec::new();
+        entry.take(MAX_JSON).read_to_end(&mut bytes).at(path)?;
+        let Some(found) = &index else {
+            index = Some(serde_json::from_slice(&bytes)?);
+            continue;
+        };
+        let Some(described) = found.manifests.first() else { break };
+        let manifest: Manifest = serde_json::from_slice(&bytes)?;
+        return Ok(Summary {
+            reference: described.annotations.get(CONTAINERD_NAME).cloned().unwrap_or_default(),
+            digest: described.digest.clone(),
+            compressed: manifest.layers.iter().map(|layer| layer.size).sum(),
+            unpacked: manifest
+                .layers
+                .iter()
+                .filter_map(|layer| layer.annotations.get(UNPACKED)?.parse::<u64>().ok())
+                .sum(),
+        });
+    }
+    Err(bad("not an OCI archive, or its index comes last"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cache::Cache, layer::layer, tree::Tree};
+
+    #[test]
+    fn an_archive_is_read_back_and_not_rewritten_when_nothing_changed() {
+        let dir = std::env::temp_dir().join(format!("ferrovirt-images-oci-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let mut tree = Tree::default();
+        tree.file("disk/disk.qcow2", 0o440, "abc");
+        let layers = [layer(&Cache::at(dir.join("cache")), &tree).unwrap()];
+        let run = Run { entrypoint: Some("/usr/bin/x"), user: Some(107), description: "test" };
+        let path = dir.join("x.tar");
+        let written = write(&path, "ferrovirt.io/x:devel", &run, &layers).unwrap();
+        assert_eq!(read(&path).unwrap(), written);
+        assert_eq!((written.reference.as_str(), written.unpacked), ("ferrovirt.io/x:devel", 3));
+        let before = fs::metadata(&path).unwrap().modified().unwrap();
+        write(&path, "ferrovirt.io/x:devel", &run, &layers).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
+        fs::write(&path, "not a tar").unwrap();
+        assert!(read(&path).is_err());
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

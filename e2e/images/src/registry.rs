@@ -1,0 +1,19 @@
+//! Sending archives to a registry, with skopeo.
+
+use std::{path::Path, process::Command};
+
+use crate::{error::Result, tool};
+
+/// Copies one archive to `registry` (host and path) under the image's name and tag; the digest stays the same.
+/// Credentials are those skopeo finds (`skopeo login`, `REGISTRY_AUTH_FILE`).
+pub fn push(archive: &Path, registry: &str, image: &str, tag: &str, plain_http: bool) -> Result<String> {
+    let target = format!("{}/{image}:{tag}", registry.trim_end_matches('/'));
+    let mut command = Command::new("skopeo");
+    command.args(["copy", "--preserve-digests", "--retry-times", "3"]);
+    if plain_http {
+        command.arg("--dest-tls-verify=false");
+    }
+    command.arg(format!("oci-archive:{}", archive.display())).arg(format!("docker://{target}"));
+    tool::run(&mut command, "Debian package skopeo")?;
+    Ok(target)
+}

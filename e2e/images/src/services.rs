@@ -1,0 +1,239 @@
+//! The images of the processes of this project, and the toolbox for tests.
+//!
+//! Each is described by what it is made of: binaries of the workspace, and files of Debian packages. Libraries follow
+//! from both. The Debian part is one layer, the binaries another, so that a new build of a binary changes a few
+//! megabytes only.
+
+use std::path::Path;
+
+use crate::{
+    Options,
+    debian::{self, Request, Root, Variant},
+    error::{Error, Result},
+    layer, oci, select, tool,
+    tree::Tree,
+};
+
+/// User and group of the launcher and of QEMU: the numbers that volumes are prepared for.
+pub const QEMU_USER: u32 = 107;
+/// User of the processes that need no rights on the node.
+const PLAIN_USER: u32 = 65532;
+
+const MEGABYTE: u64 = 1_000_000;
+
+/// What an image is made of.
+struct Service {
+    description: &'static str,
+    /// Binaries of the workspace, put into `/usr/bin`.
+    binaries: &'static [&'static str],
+    entrypoint: Option<&'static str>,
+    user: Option<u32>,
+    packages: &'static [&'static str],
+    /// What is taken from the packages, besides libraries.
+    files: &'static [&'static str],
+    except: &'static [&'static str],
+    /// Largest size allowed, so that nothing big slips in unseen.
+    limit: u64,
+}
+
+fn service(name: &str) -> Option<Service> {
+    let plain = |description, binaries, entrypoint| Service {
+        description,
+        binaries,
+        entrypoint: Some(entrypoint),
+        user: Some(PLAIN_USER),
+        packages: &["base-files", "libc6", "libgcc-s1"],
+        files: &["etc/os-release", "etc/debian_version"],
+        except: &[],
+        limit: 40 * MEGABYTE,
+    };
+    Some(match name {
+        "virt-api" => plain("Ferrovirt API server", &["virt-api"], "/usr/bin/virt-api"),
+        "virt-controller" => plain("Ferrovirt cluster controllers", &["virt-controller"], "/usr/bin/virt-controller"),
+        "virt-handler" => Service {
+            user: None,
+            packages: &["base-files", "libc6", "libgcc-s1", "nftables"],
+            files: &["etc/os-release", "etc/debian_version", "usr/sbin/nft"],
+            ..plain("Ferrovirt node agent", &["virt-handler"], "/usr/bin/virt-handler")
+        },
+        "virt-launcher" => Service {
+            description: "Ferrovirt virtual machine launcher with libvirt and QEMU",
+            binaries: &["virt-launcher-monitor", "virt-launcher"],
+            entrypoint: Some("/usr/bin/virt-launcher-monitor"),
+            user: Some(QEMU_USER),
+            packages: &[
+                "base-files",
+                "libc6",
+                "libgcc-s1",
+                "libvirt-daemon",
+                "libvirt-daemon-driver-qemu",
+                "libvirt-clients",
+                "qemu-system-x86",
+                "qemu-utils",
+                "seabios",
+                "ipxe-qemu",
+                "ovmf",
+            ],
+            files: LAUNCHER_FILES,
+            except: LAUNCHER_EXCEPT,
+            limit: 250 * MEGABYTE,
+        },
+        "toolbox" => Service {
+            description: "busybox, for tests inside a cluster",
+            binaries: &[],
+            entrypoint: None,
+            user: None,
+            packages: &["base-files", "busybox-static"],
+            files: &["etc/os-release", "usr/bin/busybox"],
+            except: &[],
+            limit: 10 * MEGABYTE,
+        },
+        _ => return None,
+    })
+}
+
+const LAUNCHER_FILES: &[&str] = &[
+    "etc/os-release",
+    "etc/debian_version",
+    // libvirt: daemon, the one driver, CPU models; virsh for those who look into a pod.
+    "usr/sbin/libvirtd",
+    "usr/bin/virsh",
+    "usr/lib/x86_64-linux-gnu/libvirt",
+    "usr/share/libvirt/cpu_map",
+    "usr/share/libvirt/schemas",
+    // QEMU for this architecture, its modules that do not need a desktop, and what it loads into a machine.
+    "usr/bin/qemu-system-x86_64",
+    "usr/bin/qemu-img",
+    "usr/lib/x86_64-linux-gnu/qemu/hw-display-virtio-*.so",
+    "usr/lib/x86_64-linux-gnu/qemu/hw-uefi-vars.so",
+    "usr/lib/x86_64-linux-gnu/qemu/hw-usb-host.so",
+    "usr/lib/x86_64-linux-gnu/qemu/hw-usb-redirect.so",
+    "usr/share/qemu/efi-*.rom",
+    "usr/share/qemu/pxe-*.rom",
+    "usr/share/qemu/firmware",
+    "usr/share/qemu/keymaps",
+    "usr/share/qemu/kvmvapic.bin",
+    "usr/share/qemu/linuxboot.bin",
+    "usr/share/qemu/linuxboot_dma.bin",
+    "usr/share/qemu/multiboot.bin",
+    "usr/share/qemu/multiboot_dma.bin",
+    "usr/share/qemu/pvh.bin",
+    "usr/share/qemu/qboot.rom",
+    "usr/share/seabios",
+    "usr/share/OVMF",
+];
+
+const LAUNCHER_EXCEPT: &[&str] =
+    &["usr/share/OVMF/OVMF_CODE_4M.secboot.strictnx.fd", "usr/share/OVMF/OVMF_VARS_4M.snakeoil.fd"];
+
+/// Builds one of these images.
+pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> Result<oci::Summary> {
+    let Some(service) = service(name) else {
+        return Err(Error::UnknownImage { name: name.to_owned(), known: "see images list".to_owned() });
+    };
+    let mut binaries = Tree::default();
+    for binary in service.binaries {
+        let from = options.bin_dir.join(binary);
+        if !from.is_file() {
+            return Err(Error::BinaryMissing { name: (*binary).to_owned(), dir: options.bin_dir.clone() });
+        }
+        binaries.copy(&format!("usr/bin/{binary}"), 0o755, 0, from);
+    }
+    let request = Request { variant: Variant::Extract, packages: service.packages, hooks: &[] };
+    let root = debian::root(&options.cache, &request)?;
+    let mut base = select::select(&root, service.files, service.except, &binaries)?;
+    add_common(&mut base, name);
+    match name {
+        "virt-launcher" => add_launcher(&mut base),
+        "toolbox" => add_applets(&mut base, &root)?,
+        _ => {}
+    }
+
+    let mut layers = vec![layer::layer(&options.cache, &base)?];
+    if !service.binaries.is_empty() {
+        layers.push(layer::layer(&options.cache, &binaries)?);
+    }
+    let run = oci::Run { entrypoint: service.entrypoint, user: service.user, description: service.description };
+    let summary = oci::write(archive, reference, &run, &layers)?;
+    if summary.unpacked > service.limit {
+        return Err(Error::TooLarge { name: name.to_owned(), size: summary.unpacked, limit: service.limit });
+    }
+    Ok(summary)
+}
+
+/// Accounts and the directories every process may expect.
+fn add_common(tree: &mut Tree, name: &str) {
+    let (mut passwd, mut group) =
+        (String::from("root:x:0:0:root:/root:/usr/sbin/nologin\n"), String::from("root:x:0:\ntty:x:5:\nkvm:x:36:\n"));
+    if name == "virt-launcher" {
+        passwd.push_str("qemu:x:107:107:qemu:/run/kubevirt-private:/usr/sbin/nologin\n");
+        group.push_str("qemu:x:107:\n");
+    }
+    passwd.push_str("nobody:x:65532:65532:nobody:/:/usr/sbin/nologin\n");
+    group.push_str("nobody:x:65532:\n");
+    tree.file("etc/passwd", 0o644, passwd);
+    tree.file("etc/group", 0o644, group);
+    tree.file("etc/nsswitch.conf", 0o644, "passwd: files\ngroup: files\nhosts: files dns\n");
+    for dir in ["dev", "proc", "sys", "run", "etc"] {
+        tree.dir(dir, 0o755, 0);
+    }
+    tree.dir("root", 0o700, 0);
+    tree.dir("tmp", 0o1777, 0);
+    tree.dir("var/tmp", 0o1777, 0);
+    tree.link("var/run", "/run");
+}
+
+/// What libvirt and QEMU want to find or write below.
+fn add_launcher(tree: &mut Tree) {
+    for dir in [
+        "run/libvirt",
+        "run/kubevirt",
+        "run/kubevirt/sockets",
+        "run/kubevirt-private",
+        "run/kubevirt-ephemeral-disks",
+        "run/kubevirt-image-volume",
+        "run/kubevirt-kernel-boot",
+        "var/cache/libvirt",
+        "var/lib/libvirt",
+        "var/lib/libvirt/qemu",
+        "var/log/libvirt",
+        "var/log/libvirt/qemu",
+        "etc/libvirt",
+    ] {
+        tree.dir(dir, 0o755, QEMU_USER);
+    }
+    tree.link("usr/bin/qemu-kvm", "qemu-system-x86_64");
+}
+
+/// A link for each applet of busybox, and a shell for root.
+fn add_applets(tree: &mut Tree, root: &Root) -> Result<()> {
+    for applet in applets(root)? {
+        if applet != "busybox" {
+            tree.link(&format!("usr/bin/{applet}"), "busybox");
+        }
+    }
+    tree.file("etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\nnobody:x:65532:65532:nobody:/:/bin/sh\n");
+    // Commands are looked for where other images have them as well.
+    tree.link("usr/sbin", "bin");
+    Ok(())
+}
+
+/// Names of the applets of the busybox in a root.
+pub fn applets(root: &Root) -> Result<Vec<String>> {
+    let mut command = std::process::Command::new(root.path.join("usr/bin/busybox"));
+    command.arg("--list");
+    let list = tool::run(&mut command, "from Debian package busybox-static")?;
+    Ok(String::from_utf8_lossy(&list).lines().map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_image_that_is_not_a_guest_is_described() {
+        for (name, _) in crate::IMAGES {
+            assert_eq!(service(name).is_some(), !name.starts_with("guest-"), "{name}");
+        }
+    }
+}

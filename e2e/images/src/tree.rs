@@ -1,0 +1,199 @@
+//! The files of an image or archive, in memory, before they are written out.
+//!
+//! Paths are relative to the root and sorted, so that the same files always come out in the same order.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    cache::Key,
+    error::{At, Error, Result},
+};
+
+/// Where the bytes of a file come from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// A file on this host.
+    Disk(PathBuf),
+    /// These bytes.
+    Bytes(Vec<u8>),
+}
+
+impl Source {
+    /// The whole content.
+    pub fn read(&self) -> Result<Vec<u8>> {
+        match self {
+            Self::Disk(path) => fs::read(path).at(path),
+            Self::Bytes(bytes) => Ok(bytes.clone()),
+        }
+    }
+}
+
+/// What an entry is.
+#[derive(Debug, Clone)]
+pub enum Content {
+    /// A directory.
+    Dir,
+    /// A regular file.
+    File(Source),
+    /// A symbolic link to this target.
+    Link(String),
+}
+
+/// One entry.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner and group, the same number in all our images.
+    pub owner: u32,
+    /// What it is.
+    pub content: Content,
+}
+
+/// Files by path, without leading or trailing slash.
+#[derive(Debug, Clone, Default)]
+pub struct Tree {
+    nodes: BTreeMap<String, Node>,
+}
+
+impl Tree {
+    /// All entries, parents before children.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
+        self.nodes.iter().map(|(path, node)| (path.as_str(), node))
+    }
+
+    /// The entry at exactly this path.
+    pub fn get(&self, path: &str) -> Option<&Node> {
+        self.nodes.get(path)
+    }
+
+    /// Adds a directory (or changes its mode and owner) and the parents that are missing.
+    pub fn dir(&mut self, path: &str, mode: u32, owner: u32) {
+        self.put(path, Node { mode, owner, content: Content::Dir });
+    }
+
+    /// Adds a file with the given bytes.
+    pub fn file(&mut self, path: &str, mode: u32, bytes: impl Into<Vec<u8>>) {
+        self.put(path, Node { mode, owner: 0, content: Content::File(Source::Bytes(bytes.into())) });
+    }
+
+    /// Adds a file of this host.
+    pub fn copy(&mut self, path: &str, mode: u32, owner: u32, from: impl Into<PathBuf>) {
+        self.put(path, Node { mode, owner, content: Content::File(Source::Disk(from.into())) });
+    }
+
+    /// Adds a symbolic link.
+    pub fn link(&mut self, path: &str, target: &str) {
+        self.put(path, Node { mode: 0o777, owner: 0, content: Content::Link(target.to_owned()) });
+    }
+
+    /// Adds an entry and the parents that are missing.
+    pub fn put(&mut self, path: &str, node: Node) {
+        let path = path.trim_matches('/');
+        let mut at = 0;
+        while let Some(slash) = path[at..].find('/') {
+            at += slash;
+            self.nodes.entry(path[..at].to_owned()).or_insert(Node { mode: 0o755, owner: 0, content: Content::Dir });
+            at += 1;
+        }
+        self.nodes.insert(path.to_owned(), node);
+    }
+
+    /// Adds one entry of a directory on this host with its mode; anything but directories, files and links is refused.
+    pub fn take(&mut self, root: &Path, path: &str) -> Result<()> {
+        let from = root.join(path);
+        let meta = fs::symlink_metadata(&from).at(&from)?;
+        // The files of packages are owned by root; set-user-ID bits have no use in an image.
+        let mode = meta.mode() & 0o1777;
+        if meta.is_dir() {
+            self.dir(path, mode, 0);
+        } else if meta.is_symlink() {
+            let target = fs::read_link(&from).at(&from)?;
+            self.link(path, &target.to_string_lossy());
+        } else if meta.is_file() {
+            self.copy(path, mode, 0, from);
+        } else {
+            return Err(Error::Layout(path.to_owned(), "neither directory nor file nor link".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Adds everything of `other`.
+    pub fn extend(&mut self, other: Self) {
+        for (path, node) in other.nodes {
+            self.put(&path, node);
+        }
+    }
+
+    /// A key that changes with any entry. Files on disk count by size and time of change, not by content.
+    pub fn key(&self) -> Result<Key> {
+        let mut key = Key::default();
+        for (path, node) in self.iter() {
+            key.add(path);
+            key.add(format!("{:o} {}", node.mode, node.owner));
+            match &node.content {
+                Content::Dir => key.add("dir"),
+                Content::Link(target) => key.add(format!("link {target}")),
+                Content::File(Source::Bytes(bytes)) => key.add(bytes),
+                Content::File(Source::Disk(from)) => {
+                    let meta = fs::metadata(from).at(from)?;
+                    key.add(format!(
+                        "{} {} {}.{} {}",
+                        from.display(),
+                        meta.len(),
+                        meta.ctime(),
+                        meta.ctime_nsec(),
+                        meta.ino()
+                    ));
+                }
+            }
+        }
+        Ok(key)
+    }
+
+    /// Bytes of all files together.
+    pub fn size(&self) -> Result<u64> {
+        let mut size = 0;
+        for (_, node) in self.iter() {
+            size += match &node.content {
+                Content::File(Source::Bytes(bytes)) => bytes.len() as u64,
+                Content::File(Source::Disk(path)) => fs::metadata(path).at(path)?.len(),
+                Content::Dir | Content::Link(_) => 0,
+            };
+        }
+        Ok(size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_come_before_children_and_keep_an_explicit_mode() {
+        let mut tree = Tree::default();
+        tree.dir("run/kubevirt", 0o700, 107);
+        tree.file("run/kubevirt/a", 0o644, "x");
+        tree.file("/etc/passwd", 0o644, "y");
+        let paths: Vec<_> = tree.iter().map(|(path, _)| path).collect();
+        assert_eq!(paths, ["etc", "etc/passwd", "run", "run/kubevirt", "run/kubevirt/a"]);
+        assert_eq!(tree.get("run/kubevirt").unwrap().mode, 0o700);
+    }
+
+    #[test]
+    fn the_key_changes_with_mode_owner_and_content() {
+        let key = |mode, content: &str| {
+            let mut tree = Tree::default();
+            tree.file("a", mode, content);
+            tree.key().unwrap().finish()
+        };
+        assert_eq!(key(0o644, "x"), key(0o644, "x"));
+        assert_ne!(key(0o644, "x"), key(0o600, "x"));
+        assert_ne!(key(0o644, "x"), key(0o644, "z"));
+    }
+}
