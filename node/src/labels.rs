@@ -1,0 +1,362 @@
+//! The labels by which schedulers find a node that can run a machine: pure functions from what libvirt says about the
+//! node.
+//!
+//! Running pods keep the node selectors they were started with, and kubelet checks them again when it restarts. The
+//! labels therefore say what the node *is*; that it cannot be used at the moment is said by devices that are not
+//! healthy.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::constants::label;
+use roxmltree::{Document, Node, ParsingOptions};
+
+/// Most elements of one of libvirt's documents; those of QEMU 10 have some thousands.
+const MAX_NODES: u32 = 100_000;
+/// Most labels that are put on a node: an object has room for some thousands.
+const MAX_LABELS: usize = 2000;
+/// Value of labels that are there or not.
+const TRUE: &str = "true";
+/// Says that the node's own CPU model is one that the configuration calls obsolete.
+pub const OBSOLETE_HOST_MODEL: &str = "node-labeller.kubevirt.io/obsolete-host-model";
+/// Annotation of nodes whose labels are left alone.
+pub const SKIP_NODE: &str = "node-labeller.kubevirt.io/skip-node";
+/// Secure execution of s390x.
+const S390_PV: &str = "kubevirt.io/s390-pv";
+/// Older name of the label for CPU pinning, which tools still look for.
+const CPU_MANAGER_LEGACY: &str = "cpumanager";
+
+/// CPU models that are not offered when the configuration does not say which.
+const OBSOLETE: [&str; 16] = [
+    "486",
+    "pentium",
+    "pentium2",
+    "pentium3",
+    "pentiumpro",
+    "coreduo",
+    "n270",
+    "core2duo",
+    "Conroe",
+    "athlon",
+    "phenom",
+    "qemu64",
+    "qemu32",
+    "kvm64",
+    "kvm32",
+    "Opteron_G1",
+];
+/// The last of them; its newer variants are kept.
+const OBSOLETE_LAST: &str = "Opteron_G2";
+
+/// Prefixes of labels that are all ours.
+const PREFIXES: [&str; 10] = [
+    label::CPU_FEATURE_PREFIX,
+    label::CPU_MODEL_PREFIX,
+    label::CPU_MODEL_MIGRATION_PREFIX,
+    label::CPU_TIMER_PREFIX,
+    label::CPU_VENDOR_PREFIX,
+    label::HYPERV_PREFIX,
+    label::HOST_MODEL_CPU_PREFIX,
+    label::HOST_MODEL_REQUIRED_FEATURES_PREFIX,
+    label::MACHINE_TYPE_PREFIX,
+    label::VM_ARCH_PREFIX,
+];
+/// Single labels that are ours.
+const SINGLE: [&str; 7] =
+    [OBSOLETE_HOST_MODEL, label::REALTIME, label::SEV, label::SEV_ES, label::SEV_SNP, label::TDX, S390_PV];
+
+/// Why libvirt's description of the node cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{document} cannot be understood")]
+pub struct Error {
+    document: &'static str,
+    #[source]
+    source: roxmltree::Error,
+}
+
+/// What libvirt says about the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Machine types of all guest architectures.
+    machines: BTreeSet<String>,
+    /// Frequency of the time stamp counter, and whether it can be scaled for a guest.
+    tsc: Option<(u64, bool)>,
+    /// CPU models, and whether they can be used on this node.
+    models: BTreeMap<String, bool>,
+    /// The model that comes closest to the node's CPU.
+    host_model: Option<String>,
+    /// What the node's CPU has on top of that model.
+    host_features: BTreeSet<String>,
+    /// Maker of the CPU.
+    vendor: Option<String>,
+    /// All that the CPU has.
+    features: BTreeSet<String>,
+    /// What QEMU offers to guests that expect Hyper-V.
+    hyperv: BTreeSet<String>,
+    sev: bool,
+    sev_es: bool,
+    sev_snp: bool,
+    tdx: bool,
+    s390_pv: bool,
+}
+
+impl Capabilities {
+    /// Reads libvirt's documents: of the host, of the domains that it can run, and of the CPU features (if there is
+    /// one).
+    pub fn parse(host: &str, domain: &str, features: Option<&str>) -> Result<Self, Error> {
+        let host = document("capabilities.xml", host)?;
+        let domain = document("virsh_domcapabilities.xml", domain)?;
+        let features = features.map(|text| document("supported_features.xml", text)).transpose()?;
+        let mut capabilities = Self::default();
+        capabilities.read_host(&host);
+        capabilities.read_domain(&domain);
+        match &features {
+            Some(document) => capabilities.features = required(document.root()),
+            // Without the expanded list what is known to be there on top of the model.
+            None => capabilities.features.clone_from(&capabilities.host_features),
+        }
+        Ok(capabilities)
+    }
+
+    fn read_host(&mut self, document: &Document<'_>) {
+        self.machines = document
+            .descendants()
+            .filter(|node| node.has_tag_name("machine") && within(node, &["arch", "guest"]))
+            .filter_map(text)
+            .collect();
+        self.tsc = document
+            .descendants()
+            .find(|node| {
+                node.has_tag_name("counter") && node.attribute("name") == Some("tsc") && within(node, &["cpu", "host"])
+            })
+            .and_then(|node| {
+                let frequency = node.attribute("frequency")?.parse().ok()?;
+                Some((frequency, node.attribute("scaling") == Some("yes")))
+            });
+    }
+
+    fn read_domain(&mut self, document: &Document<'_>) {
+        for mode in document.descendants().filter(|node| node.has_tag_name("mode") && within(node, &["cpu"])) {
+            match mode.attribute("name") {
+                Some("custom") => {
+                    for model in children(mode, "model") {
+                        if let Some(name) = text(model) {
+                            let usable = model.attribute("usable") != Some("no");
+                            *self.models.entry(name).or_default() |= usable;
+                        }
+                    }
+                }
+                Some("host-model") if mode.attribute("supported") != Some("no") => {
+                    self.host_model = children(mode, "model").find_map(text);
+                    self.vendor = children(mode, "vendor").find_map(text);
+                    self.host_features = required(mode);
+                }
+                _ => {}
+            }
+        }
+        let feature = |name: &str| {
+            document
+                .descendants()
+                .find(|node| node.has_tag_name(name) && within(node, &["features"]))
+                .filter(|node| node.attribute("supported") == Some("yes"))
+        };
+        let sev = feature("sev");
+        self.sev = sev.is_some();
+        self.sev_es = sev.is_some_and(|sev| {
+            children(sev, "maxESGuests").filter_map(text).any(|count| count.parse().is_ok_and(|count: u64| count > 0))
+        });
+        // Only where the host has proven to protect the state of registers too (CVE-2025-48514).
+        self.sev_snp = self.sev_es
+            && feature("launchSecurity").is_some_and(|security| values(security, "sectype").contains("sev-snp"));
+        self.tdx = feature("tdx").is_some();
+        self.s390_pv = feature("s390-pv").is_some();
+        self.hyperv = feature("hyperv").map(|hyperv| values(hyperv, "features")).unwrap_or_default();
+    }
+}
+
+/// What else the labels depend on.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// Architecture of the node as Kubernetes calls it.
+    pub architecture: String,
+    /// CPU models that are not offered; none given: the usual ones.
+    pub obsolete_models: BTreeMap<String, bool>,
+    /// Real-time tasks may use all of the CPU's time.
+    pub realtime: bool,
+    /// kubelet pins CPUs, and the configuration uses it.
+    pub cpu_manager: bool,
+    /// Architectures other than the cluster's are told apart.
+    pub cross_architecture: bool,
+}
+
+/// The labels that the node should have.
+#[must_use]
+pub fn labels(capabilities: &Capabilities, surroundings: &Surroundings) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    let mut add = |prefix: &str, name: &str, value: &str| {
+        let key = format!("{prefix}{name}");
+        if labels.len() < MAX_LABELS && is_label(&key) && is_label_value(value) {
+            labels.insert(key, value.to_owned());
+        }
+    };
+    for machine in &capabilities.machines {
+        add(label::MACHINE_TYPE_PREFIX, machine, TRUE);
+    }
+    // For arm64 libvirt knows neither models nor features that could be compared.
+    if matches!(surroundings.architecture.as_str(), "amd64" | "s390x") {
+        for feature in &capabilities.features {
+            add(label::CPU_FEATURE_PREFIX, feature, TRUE);
+        }
+        for (model, usable) in &capabilities.models {
+            if is_obsolete(model, &surroundings.obsolete_models) {
+                continue;
+            }
+            add(label::CPU_MODEL_MIGRATION_PREFIX, model, TRUE);
+            if *usable {
+                add(label::CPU_MODEL_PREFIX, model, TRUE);
+            }
+        }
+        if let Some(model) = &capabilities.host_model {
+            add(label::HOST_MODEL_CPU_PREFIX, model, TRUE);
+            for feature in &capabilities.host_features {
+                add(label::HOST_MODEL_REQUIRED_FEATURES_PREFIX, feature, TRUE);
+            }
+            if surroundings.obsolete_models.get(model) == Some(&true) {
+                add(OBSOLETE_HOST_MODEL, "", TRUE);
+            }
+        }
+        let vendor = match &capabilities.vendor {
+            None if surroundings.architecture == "s390x" => Some("IBM"),
+            vendor => vendor.as_deref(),
+        };
+        if let Some(vendor) = vendor {
+            add(label::CPU_VENDOR_PREFIX, vendor, TRUE);
+        }
+    }
+    if surroundings.architecture == "amd64" {
+        for name in capabilities.hyperv.iter().filter_map(|name| hyperv_label(name)) {
+            add(label::HYPERV_PREFIX, name, TRUE);
+        }
+    }
+    if let Some((frequency, scalable)) = capabilities.tsc {
+        add(label::CPU_TIMER_PREFIX, "tsc-frequency", &frequency.to_string());
+        add(label::CPU_TIMER_PREFIX, "tsc-scalable", if scalable { TRUE } else { "false" });
+    }
+    let single = [
+        (label::REALTIME, surroundings.realtime),
+        (label::SEV, capabilities.sev),
+        (label::SEV_ES, capabilities.sev_es),
+        (label::SEV_SNP, capabilities.sev_snp),
+        (label::TDX, capabilities.tdx),
+        (S390_PV, capabilities.s390_pv),
+    ];
+    for (key, _) in single.iter().filter(|(_, holds)| *holds) {
+        add(key, "", TRUE);
+    }
+    if surroundings.cross_architecture && !surroundings.architecture.is_empty() {
+        add(label::VM_ARCH_PREFIX, &surroundings.architecture, TRUE);
+    }
+    labels
+}
+
+/// The labels that are there with either value.
+#[must_use]
+pub fn switches(surroundings: &Surroundings) -> BTreeMap<String, String> {
+    let value = if surroundings.cpu_manager { TRUE } else { "false" };
+    [label::CPU_MANAGER, CPU_MANAGER_LEGACY].map(|key| (key.to_owned(), value.to_owned())).into()
+}
+
+/// The changes that make `current` what it should be: `None` removes a label. Labels of others are left alone.
+#[must_use]
+pub fn changes(
+    current: &BTreeMap<String, String>,
+    wanted: &BTreeMap<String, String>,
+) -> BTreeMap<String, Option<String>> {
+    let stale = current.keys().filter(|key| is_ours(key) && !wanted.contains_key(*key)).map(|key| (key.clone(), None));
+    let new = wanted
+        .iter()
+        .filter(|(key, value)| current.get(*key) != Some(value))
+        .map(|(key, value)| (key.clone(), Some(value.clone())));
+    stale.chain(new).collect()
+}
+
+/// Whether a label is removed when it does not hold any more.
+fn is_ours(key: &str) -> bool {
+    PREFIXES.iter().any(|prefix| key.starts_with(prefix)) || SINGLE.contains(&key)
+}
+
+fn is_obsolete(model: &str, configured: &BTreeMap<String, bool>) -> bool {
+    if !configured.is_empty() {
+        return configured.get(model) == Some(&true);
+    }
+    let base = model.strip_suffix("-v1").unwrap_or(model);
+    OBSOLETE.contains(&base) || base == OBSOLETE_LAST
+}
+
+/// What a machine's selector calls a Hyper-V feature that libvirt lists.
+fn hyperv_label(libvirt: &str) -> Option<&'static str> {
+    Some(match libvirt {
+        "frequencies" => "frequencies",
+        "ipi" => "ipi",
+        "reenlightenment" => "reenlightenment",
+        "reset" => "reset",
+        "runtime" => "runtime",
+        "stimer" => "synictimer",
+        "synic" => "synic",
+        "tlbflush" => "tlbflush",
+        "vpindex" => "vpindex",
+        _ => return None,
+    })
+}
+
+/// Whether the API server takes it as the key of a label: the name has at most 63 characters of a few kinds.
+fn is_label(key: &str) -> bool {
+    let name = key.split_once('/').map_or(key, |(_, name)| name);
+    !name.is_empty() && is_label_value(name)
+}
+
+/// Whether the API server takes it as the value of a label.
+fn is_label_value(value: &str) -> bool {
+    let bytes = value.as_bytes();
+    let inner = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let ends = [bytes.first(), bytes.last()];
+    bytes.len() <= 63 && bytes.iter().all(inner) && ends.iter().flatten().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+fn document<'text>(name: &'static str, text: &'text str) -> Result<Document<'text>, Error> {
+    let options = ParsingOptions { allow_dtd: false, nodes_limit: MAX_NODES, ..ParsingOptions::default() };
+    Document::parse_with_options(text, options).map_err(|source| Error { document: name, source })
+}
+
+/// Whether the elements around a node have these names, from the inside.
+fn within(node: &Node<'_, '_>, names: &[&str]) -> bool {
+    names.iter().zip(node.ancestors().skip(1)).filter(|(name, around)| around.has_tag_name(**name)).count()
+        == names.len()
+}
+
+fn children<'a, 'text>(node: Node<'a, 'text>, name: &'static str) -> impl Iterator<Item = Node<'a, 'text>> {
+    node.children().filter(move |child| child.has_tag_name(name))
+}
+
+fn text(node: Node<'_, '_>) -> Option<String> {
+    node.text().map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+/// Features that are required beneath a node.
+fn required(node: Node<'_, '_>) -> BTreeSet<String> {
+    node.descendants()
+        .filter(|node| node.has_tag_name("feature") && matches!(node.attribute("policy"), Some("require" | "")))
+        .filter_map(|node| node.attribute("name").map(str::to_owned))
+        .collect()
+}
+
+/// Values of an enumeration beneath a node.
+fn values(node: Node<'_, '_>, name: &str) -> BTreeSet<String> {
+    children(node, "enum")
+        .filter(|list| list.attribute("name") == Some(name))
+        .flat_map(|list| children(list, "value"))
+        .filter_map(text)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+use super::*;
+
+const HOST: &str = "<capabilities>
+  <host><cpu><arch>x86_64</arch><counter name='tsc' frequency='2592000000' scaling='no'/><counter name='other' frequency='1'/></cpu></host>
+  <guest><os_type>hvm</os_type><arch name='x86_64'>
+    <machine maxCpus='288'>pc-q35-10.0</machine>
+    <machine canonical='pc-q35-10.0' maxCpus='288'>q35</machine>
+    <domain type='qemu'><machine>not beneath arch</machine></domain>
+  </arch></guest>
+  <guest><arch name='i686'><machine>isapc</machine></arch></guest>
+</capabilities>";
+
+const DOMAIN: &str = "<domainCapabilities>
+  <cpu>
+    <mode name='host-passthrough' supported='yes'/>
+    <mode name='host-model' supported='yes'>
+      <model fallback='allow'>Skylake-Client-IBRS</model><vendor>Intel</vendor>
+      <feature policy='require' name='ss'/><feature policy='disable' name='monitor'/>
+    </mode>
+    <mode name='custom' supported='yes'>
+      <model usable='no'>EPYC-IBPB</model><model>unclear</model><model usable='no'>486</model>
+      <model usable='yes'>Penryn</model><model usable='yes'>kvm64-v1</model><model usable='yes'>Opteron_G2</model>
+      <model usable='no'>Twice</model><model usable='yes'>Twice</model>
+    </mode>
+  </cpu>
+  <features>
+    <sev supported='yes'><maxESGuests>15</maxESGuests></sev>
+    <hyperv supported='yes'><enum name='features'><value>relaxed</value><value>vpindex</value><value>stimer</value></enum></hyperv>
+    <launchSecurity supported='yes'><enum name='sectype'><value>sev</value><value>sev-snp</value></enum></launchSecurity>
+    <tdx supported='no'/>
+  </features>
+</domainCapabilities>";
+
+const FEATURES: &str = "<cpu><feature policy='require' name='apic'/><feature policy='force' name='x'/></cpu>";
+
+fn amd64() -> Surroundings {
+    Surroundings { architecture: "amd64".into(), ..Surroundings::default() }
+}
+
+fn keys(capabilities: &Capabilities, surroundings: &Surroundings) -> Vec<String> {
+    labels(capabilities, surroundings)
+        .into_iter()
+        .map(|(key, value)| if value == TRUE { key } else { format!("{key}={value}") })
+        .collect()
+}
+
+#[test]
+fn labels_say_what_libvirt_says() {
+    let capabilities = Capabilities::parse(HOST, DOMAIN, Some(FEATURES)).unwrap();
+    assert_eq!(
+        keys(&capabilities, &amd64()),
+        [
+            "cpu-feature.node.kubevirt.io/apic",
+            "cpu-model-migration.node.kubevirt.io/EPYC-IBPB",
+            "cpu-model-migration.node.kubevirt.io/Penryn",
+            "cpu-model-migration.node.kubevirt.io/Twice",
+            "cpu-model-migration.node.kubevirt.io/unclear",
+            "cpu-model.node.kubevirt.io/Penryn",
+            "cpu-model.node.kubevirt.io/Twice",
+            "cpu-model.node.kubevirt.io/unclear",
+            "cpu-timer.node.kubevirt.io/tsc-frequency=2592000000",
+            "cpu-timer.node.kubevirt.io/tsc-scalable=false",
+            "cpu-vendor.node.kubevirt.io/Intel",
+            "host-model-cpu.node.kubevirt.io/Skylake-Client-IBRS",
+            "host-model-required-features.node.kubevirt.io/ss",
+            "hyperv.node.kubevirt.io/synictimer",
+            "hyperv.node.kubevirt.io/vpindex",
+            "kubevirt.io/sev",
+            "kubevirt.io/sev-es",
+            "kubevirt.io/sev-snp",
+            "machine-type.node.kubevirt.io/isapc",
+            "machine-type.node.kubevirt.io/pc-q35-10.0",
+            "machine-type.node.kubevirt.io/q35",
+        ]
+    );
+}
+
+#[test]
+fn an_arm_node_has_no_models_and_features() {
+    let capabilities = Capabilities::parse(HOST, DOMAIN, None).unwrap();
+    let arm = Surroundings { architecture: "arm64".into(), cross_architecture: true, ..Surroundings::default() };
+    let keys = keys(&capabilities, &arm);
+    assert!(keys.contains(&"kubevirt.io/vm-arch-arm64".to_owned()));
+    assert!(
+        !keys
+            .iter()
+            .any(|key| key.starts_with("cpu-model") || key.starts_with("cpu-feature") || key.starts_with("hyperv"))
+    );
+    assert!(keys.contains(&"machine-type.node.kubevirt.io/q35".to_owned()));
+}
+
+#[test]
+fn without_the_expanded_list_the_features_on_top_of_the_model_are_known() {
+    let capabilities = Capabilities::parse(HOST, DOMAIN, None).unwrap();
+    assert!(keys(&capabilities, &amd64()).contains(&"cpu-feature.node.kubevirt.io/ss".to_owned()));
+}
+
+#[test]
+fn the_configuration_says_which_models_are_obsolete() {
+    let capabilities = Capabilities::parse(HOST, DOMAIN, None).unwrap();
+    let obsolete = [("Skylake-Client-IBRS".to_owned(), true), ("Penryn".to_owned(), true), ("486".to_owned(), false)];
+    let keys = keys(&capabilities, &Surroundings { obsolete_models: obsolete.into(), ..amd64() });
+    assert!(keys.contains(&OBSOLETE_HOST_MODEL.to_owned()));
+    assert!(!keys.contains(&"cpu-model.node.kubevirt.io/Penryn".to_owned()));
+    // Given explicitly, the usual list does not count.
+    assert!(keys.contains(&"cpu-model.node.kubevirt.io/Opteron_G2".to_owned()));
+    assert!(keys.contains(&"cpu-model-migration.node.kubevirt.io/486".to_owned()));
+}
+
+#[test]
+fn a_host_without_encrypted_state_is_not_said_to_have_it() {
+    // CVE-2025-48514: the kind of launch security alone proves nothing.
+    for sev in [
+        "<sev supported='no'/>",
+        "<sev supported='yes'><maxESGuests>0</maxESGuests></sev>",
+        "<sev supported='yes'/>",
+        "",
+    ] {
+        let domain = format!(
+            "<domainCapabilities><features>{sev}<launchSecurity supported='yes'><enum name='sectype'><value>sev-snp</value></enum></launchSecurity></features></domainCapabilities>"
+        );
+        let keys = keys(&Capabilities::parse(HOST, &domain, None).unwrap(), &amd64());
+        assert!(!keys.iter().any(|key| key == "kubevirt.io/sev-es" || key == "kubevirt.io/sev-snp"), "{sev}: {keys:?}");
+    }
+}
+
+#[test]
+fn surroundings_become_labels() {
+    let surroundings = Surroundings { realtime: true, cpu_manager: true, ..amd64() };
+    assert_eq!(keys(&Capabilities::default(), &surroundings), ["kubevirt.io/realtime"]);
+    assert_eq!(switches(&surroundings)["kubevirt.io/cpumanager"], "true");
+    assert_eq!(switches(&amd64())["cpumanager"], "false");
+}
+
+#[test]
+fn changes_leave_labels_of_others_alone_and_end() {
+    let map = |pairs: &[(&str, &str)]| {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<BTreeMap<_, _>>()
+    };
+    let current = map(&[
+        ("kubernetes.io/arch", "amd64"),
+        ("cpu-vendor.node.kubevirt.io/AMD", "true"),
+        ("kubevirt.io/s390-pv", "true"),
+        ("scheduling.node.kubevirt.io/tsc-frequency-1", "true"),
+        ("machine-type.node.kubevirt.io/q35", "true"),
+        ("kubevirt.io/schedulable", "false"),
+    ]);
+    let wanted = map(&[("machine-type.node.kubevirt.io/q35", "true"), ("kubevirt.io/schedulable", "true")]);
+    let changes_now = changes(&current, &wanted);
+    assert_eq!(
+        changes_now,
+        BTreeMap::from([
+            ("cpu-vendor.node.kubevirt.io/AMD".to_owned(), None),
+            ("kubevirt.io/s390-pv".to_owned(), None),
+            ("kubevirt.io/schedulable".to_owned(), Some("true".to_owned())),
+        ])
+    );
+    let mut after = current;
+    for (key, value) in changes_now {
+        match value {
+            Some(value) => after.insert(key, value),
+            None => after.remove(&key),
+        };
+    }
+    assert_eq!(changes(&after, &wanted), BTreeMap::new());
+}
+
+#[test]
+fn what_is_no_label_is_left_out() {
+    let domain = format!(
+        "<domainCapabilities><cpu><mode name='custom'><model>{}</model><model>a b</model><model>-x</model><model>ok</model><model> </model><model>../x</model></mode></cpu></domainCapabilities>",
+        "x".repeat(64)
+    );
+    let keys = keys(&Capabilities::parse("<capabilities/>", &domain, None).unwrap(), &amd64());
+    assert_eq!(keys, ["cpu-model-migration.node.kubevirt.io/ok", "cpu-model.node.kubevirt.io/ok"]);
+}
+
+#[test]
+fn any_text_is_read_or_refused_without_harm() {
+    let entities = "<!DOCTYPE x [<!ENTITY a 'aaaaaaaaaa'><!ENTITY b '&a;&a;&a;&a;'>]><x>&b;</x>";
+    let deep = format!("{}{}", "<a>".repeat(2000), "</a>".repeat(2000));
+    let many = format!("<a>{}</a>", "<b/>".repeat(150_000));
+    for text in ["", "<", "<a", "<a></b>", "\u{0}", "plain", entities, &many, "<a/><b/>"] {
+        assert!(Capabilities::parse(text, DOMAIN, None).is_err(), "{:.40}", text);
+        assert!(Capabilities::parse(HOST, text, None).is_err(), "{:.40}", text);
+        assert!(Capabilities::parse(HOST, DOMAIN, Some(text)).is_err(), "{:.40}", text);
+    }
+    let _ = Capabilities::parse(&deep, DOMAIN, None);
+    for cut in (0..DOMAIN.len()).filter(|cut| DOMAIN.is_char_boundary(*cut)) {
+        let _ = Capabilities::parse(HOST, &DOMAIN[..cut], None);
+    }
+    // Elements in places where they mean nothing.
+    let odd = "<x><model>a</model><mode name='custom'><model>b</model></mode><machine>m</machine><counter name='tsc' frequency='-1'/></x>";
+    assert_eq!(Capabilities::parse(odd, odd, None).unwrap(), Capabilities::default());
+}

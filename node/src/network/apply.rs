@@ -1,0 +1,222 @@
+//! Carries a plan out in the network namespace of the calling thread.
+
+use std::{net::IpAddr, path::Path, process::Stdio, time::Duration};
+
+use futures::TryStreamExt;
+use rtnetlink::{
+    Handle, LinkBridge, LinkMessageBuilder, LinkUnspec,
+    packet_route::{
+        address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage},
+        link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    },
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::Command,
+};
+
+use super::{
+    Error, PodNetwork,
+    plan::{Address, BRIDGE_MAC, Link, Observed, Step, TAP_OWNER, decide},
+    request::Request,
+};
+use crate::safe_dir::SafeDir;
+
+/// Longest time for nft to take the rules.
+const NFT_TIMEOUT: Duration = Duration::from_secs(10);
+/// So much of what nft complains about is kept.
+const NFT_COMPLAINT: u64 = 4 * 1024;
+/// The programs of a node's system are found here, whatever the agent's environment says.
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Looks, decides and does what is missing.
+pub(super) async fn reconcile(request: &Request) -> Result<PodNetwork, Error> {
+    let (connection, handle, _) =
+        rtnetlink::new_connection().map_err(|source| link_error("open netlink for", "links", source))?;
+    // Ends with the runtime of this thread.
+    tokio::spawn(connection);
+    let plan = decide(request, &observe(&handle).await?)?;
+    for step in &plan.steps {
+        carry_out(step, &handle).await?;
+    }
+    tracing::debug!(interface = %request.name, steps = plan.steps.len(), "pod network is set up");
+    Ok(plan.network)
+}
+
+/// Links and addresses as they are.
+async fn observe(handle: &Handle) -> Result<Observed, Error> {
+    let links: Vec<LinkMessage> =
+        handle.link().get().execute().try_collect().await.map_err(|source| link_error("list", "links", source))?;
+    let addresses: Vec<AddressMessage> = handle
+        .address()
+        .get()
+        .execute()
+        .try_collect()
+        .await
+        .map_err(|source| link_error("list", "addresses", source))?;
+    Ok(Observed {
+        links: links.iter().filter_map(link).collect(),
+        addresses: addresses.iter().filter_map(address).collect(),
+    })
+}
+
+fn link(message: &LinkMessage) -> Option<Link> {
+    let mut name = None;
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        kind: String::new(),
+        mtu: 0,
+        controller: None,
+        up: message.header.flags.contains(LinkFlags::Up),
+        alias: None,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(value) => name = Some(value.clone()),
+            LinkAttribute::Mtu(value) => link.mtu = *value,
+            LinkAttribute::Controller(value) => link.controller = Some(*value).filter(|index| *index != 0),
+            LinkAttribute::IfAlias(value) => link.alias = Some(value.clone()),
+            LinkAttribute::LinkInfo(infos) => {
+                for info in infos {
+                    if let LinkInfo::Kind(kind) = info {
+                        link.kind = kind.to_string();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    name.map(|name| Link { name, ..link })
+}
+
+fn address(message: &AddressMessage) -> Option<Address> {
+    // Of a point-to-point link IFA_ADDRESS is the other end.
+    let (mut local, mut other) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => local = Some(*ip),
+            AddressAttribute::Address(ip) => other = Some(*ip),
+            _ => {}
+        }
+    }
+    Some(Address { link: message.header.index, ip: local.or(other)?, prefix: message.header.prefix_len })
+}
+
+async fn carry_out(step: &Step, handle: &Handle) -> Result<(), Error> {
+    match step {
+        Step::CreateBridge { name, mtu } => {
+            let message = LinkBridge::new(name).address(BRIDGE_MAC.to_vec()).mtu(*mtu).build();
+            let made = handle.link().add(message).execute().await;
+            made.map_err(|source| link_error("create bridge", name, source))
+        }
+        Step::CreateTap { name, queues } => create_tap(name, *queues),
+        Step::SetLink { name, mtu, controller, up } => {
+            let mut message = LinkUnspec::new_with_index(index_of(handle, name).await?);
+            if let Some(mtu) = mtu {
+                message = message.mtu(*mtu);
+            }
+            if let Some(controller) = controller {
+                message = message.controller(index_of(handle, controller).await?);
+            }
+            if *up {
+                message = message.up();
+            }
+            set_link(handle, name, message).await
+        }
+        Step::AddAddress { link, ip, prefix } => {
+            let index = index_of(handle, link).await?;
+            let mut request = handle.address().add(index, *ip, *prefix);
+            if let IpAddr::V6(_) = ip {
+                // Nobody else can have it on a bridge of our own; the guest need not wait for that to be found out.
+                let message = request.message_mut();
+                message.header.flags |= AddressHeaderFlags::Nodad;
+                message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+            }
+            request.execute().await.map_err(|source| link_error("add an address to", link, source))
+        }
+        Step::SetKernel { path, value } => {
+            // `/proc/sys/net` shows the network namespace of the thread that looks.
+            Ok(SafeDir::trusted(Path::new("/proc/sys"))?.write_existing(path, value.as_bytes())?)
+        }
+        Step::Rules(text) => rules(text).await,
+        Step::Mark { link, mark } => {
+            let message = LinkUnspec::new_with_index(index_of(handle, link).await?).alias(mark.as_str());
+            set_link(handle, link, message).await
+        }
+    }
+}
+
+async fn set_link(handle: &Handle, name: &str, message: LinkMessageBuilder<LinkUnspec>) -> Result<(), Error> {
+    let set = handle.link().set(message.build()).execute().await;
+    set.map_err(|source| link_error("change", name, source))
+}
+
+async fn index_of(handle: &Handle, name: &str) -> Result<u32, Error> {
+    let found = handle.link().get().match_name(name).execute().try_next().await;
+    match found.map_err(|source| link_error("look up", name, source))? {
+        Some(message) => Ok(message.header.index),
+        None => Err(link_error("look up", name, std::io::Error::from(std::io::ErrorKind::NotFound))),
+    }
+}
+
+/// Makes a tap device that outlives this process and that the launcher may open.
+fn create_tap(name: &str, queues: u32) -> Result<(), Error> {
+    let failed = |source| link_error("create tap device", name, source);
+    let owner = i32::try_from(TAP_OWNER).map_err(|source| link_error("create tap device", name, source))?;
+    let builder = tokio_tun::Tun::builder()
+        .name(name)
+        .tap()
+        .owner(owner)
+        .group(owner)
+        .queues(usize::try_from(queues).unwrap_or(1))
+        .persist();
+    builder.build().map(drop).map_err(failed)
+}
+
+/// Has nft take the rules: one program, one transaction.
+async fn rules(text: &str) -> Result<(), Error> {
+    let run = async {
+        let mut nft = Command::new("nft")
+            .args(["-f", "-"])
+            .env_clear()
+            .env("PATH", PATH)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(Error::Nft)?;
+        let (stdin, stderr) = (nft.stdin.take(), nft.stderr.take());
+        let write = async {
+            if let Some(mut stdin) = stdin {
+                // If nft stops reading, its exit status and complaint say why.
+                let _ = stdin.write_all(text.as_bytes()).await;
+            }
+        };
+        let read = async {
+            let mut complaint = Vec::new();
+            if let Some(mut stderr) = stderr {
+                let _ = (&mut stderr).take(NFT_COMPLAINT).read_to_end(&mut complaint).await;
+                // The rest is read too, so that nft does not wait for somebody to read it.
+                let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
+            }
+            complaint
+        };
+        let ((), complaint) = tokio::join!(write, read);
+        let status = nft.wait().await.map_err(Error::Nft)?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(Error::Rules(format!("{status}: {}", String::from_utf8_lossy(&complaint).trim())))
+    };
+    tokio::time::timeout(NFT_TIMEOUT, run).await.map_err(|_| Error::Timeout)?
+}
+
+fn link_error(
+    operation: &'static str,
+    link: &str,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
+    Error::Link { operation, link: link.to_owned(), source: source.into() }
+}

@@ -1,0 +1,131 @@
+//! The rules that translate between the pod's addresses and the guest's, as text for `nft -f -`.
+//!
+//! They stand in a table of their own, so that nothing of a service mesh or a CNI plugin in the pod is touched, and the
+//! text replaces the whole table in one transaction. The chains come just behind the usual places for translation, so
+//! that a service mesh's rules come first.
+
+use std::{fmt::Write, net::IpAddr};
+
+use super::request::{Forward, Pair, Protocol};
+
+/// Name of the table, in the families `ip` and `ip6`.
+pub const TABLE: &str = "ferrovirt";
+/// Ports of a service mesh's proxy, which are never the guest's.
+const SIDECAR_PORTS: &str = "15000, 15001, 15004, 15006, 15008, 15009, 15020, 15021, 15053, 15090";
+/// The port that a service mesh's proxy leaves alone: SSH.
+const UNPROXIED_PORT: u16 = 22;
+/// From where a service mesh's proxy calls the service it stands before.
+const SIDECAR_SOURCE: &str = "127.0.0.6";
+
+/// What the rules of one family depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Translation<'a> {
+    /// The pod's link.
+    pub pod_link: &'a str,
+    /// The bridge.
+    pub bridge: &'a str,
+    /// The pod's address.
+    pub pod_address: IpAddr,
+    /// Addresses of bridge and guest, of the same family.
+    pub pair: Pair,
+    /// What is forwarded to the guest; empty: everything.
+    pub forwards: &'a [Forward],
+    /// A sidecar proxy shares the pod's network.
+    pub sidecar: bool,
+}
+
+/// The whole text for the families given.
+#[must_use]
+pub fn ruleset(families: &[Translation<'_>]) -> String {
+    families.iter().map(table).collect()
+}
+
+fn table(translation: &Translation<'_>) -> String {
+    let Translation { pod_link, bridge, pair, .. } = translation;
+    let family = if pair.guest.is_ipv4() { "ip" } else { "ip6" };
+    let guest = pair.guest;
+    let Chains { preinbound, postinbound, output } = chains(translation, family);
+    // Declared first, so that it can be deleted whether it was there or not.
+    let mut text = format!("table {family} {TABLE}\ndelete table {family} {TABLE}\ntable {family} {TABLE} {{\n");
+    let mut chain = |name: &str, hook: &str, rules: &[String]| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "\tchain {name} {{");
+        if !hook.is_empty() {
+            let _ = writeln!(text, "\t\ttype nat hook {hook}; policy accept;");
+        }
+        for rule in rules {
+            let _ = writeln!(text, "\t\t{rule}");
+        }
+        let _ = writeln!(text, "\t}}");
+    };
+    chain("KUBEVIRT_PREINBOUND", "", &preinbound);
+    chain("KUBEVIRT_POSTINBOUND", "", &postinbound);
+    chain(
+        "prerouting",
+        "prerouting priority -99",
+        &[format!("iifname \"{pod_link}\" counter jump KUBEVIRT_PREINBOUND")],
+    );
+    chain("input", "input priority 101", &[]);
+    chain("output", "output priority -99", &output);
+    chain(
+        "postrouting",
+        "postrouting priority 101",
+        &[
+            format!("{family} saddr {guest} counter masquerade"),
+            format!("oifname \"{bridge}\" counter jump KUBEVIRT_POSTINBOUND"),
+        ],
+    );
+    text.push_str("}\n");
+    text
+}
+
+/// Rules of the three chains that depend on what is forwarded.
+#[derive(Default)]
+struct Chains {
+    /// Towards the guest, from outside.
+    preinbound: Vec<String>,
+    /// Towards the guest, from within the pod: the guest must see an address that it can answer to.
+    postinbound: Vec<String>,
+    /// From within the pod to the pod itself.
+    output: Vec<String>,
+}
+
+fn chains(translation: &Translation<'_>, family: &str) -> Chains {
+    let Translation { pod_address, pair, forwards, sidecar, .. } = *translation;
+    let Pair { gateway, guest, .. } = pair;
+    let v4 = guest.is_ipv4();
+    let loopback = if v4 { "127.0.0.1" } else { "::1" };
+    // A service mesh has its extra loopback address with IPv4 only.
+    let sources = if sidecar && v4 { format!("{loopback}, {SIDECAR_SOURCE}") } else { loopback.to_owned() };
+    let destinations = if sidecar && v4 { format!("{loopback}, {pod_address}") } else { loopback.to_owned() };
+    let mut chains = Chains::default();
+    for Forward { protocol, ports } in forwards {
+        let (first, last) = (ports.start(), ports.end());
+        let ports_text = if first == last { first.to_string() } else { format!("{first}-{last}") };
+        if !sidecar {
+            chains.preinbound.push(format!("{protocol} dport {{ {ports_text} }} counter dnat to {guest}"));
+        } else if *protocol == Protocol::Tcp && ports.contains(&UNPROXIED_PORT) {
+            // All else reaches the guest through the proxy, from within the pod.
+            chains.preinbound.push(format!("tcp dport {{ {UNPROXIED_PORT} }} counter dnat to {guest}"));
+        }
+        chains.postinbound.push(format!(
+            "{protocol} dport {{ {ports_text} }} {family} saddr {{ {sources} }} counter snat to {gateway}"
+        ));
+        chains.output.push(format!(
+            "{family} daddr {{ {destinations} }} {protocol} dport {{ {ports_text} }} counter dnat to {guest}"
+        ));
+    }
+    if forwards.is_empty() {
+        if sidecar {
+            let reserved = format!("tcp dport {{ {SIDECAR_PORTS} }} {family} saddr {loopback} counter return");
+            chains.output.push(reserved.clone());
+            chains.postinbound.push(reserved);
+            chains.preinbound.push(format!("tcp dport {{ {UNPROXIED_PORT} }} counter dnat to {guest}"));
+        } else {
+            chains.preinbound.push(format!("counter dnat to {guest}"));
+        }
+        chains.postinbound.push(format!("{family} saddr {{ {sources} }} counter snat to {gateway}"));
+        chains.output.push(format!("{family} daddr {{ {destinations} }} counter dnat to {guest}"));
+    }
+    chains
+}

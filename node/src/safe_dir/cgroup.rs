@@ -1,0 +1,147 @@
+//! Which pod a process is in, by its control groups.
+//!
+//! `/proc/<pid>/cgroup` has one line a hierarchy, `<id>:<controllers>:<path>`; with cgroup v2 there is one hierarchy
+//! with id 0, with v1 several, and hybrid hosts have both. kubelet puts a pod with UID `1a-2b` into
+//! - `/kubepods/burstable/pod1a-2b/...` with its cgroupfs driver,
+//! - `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1a_2b.slice/...` with its systemd driver.
+//!
+//! Something may stand before it (kubelet's `--cgroup-root`, a node that is itself a container) and behind it (the
+//! container). On hybrid hosts the empty v2 hierarchy says `/`.
+
+use std::fmt;
+
+/// Longest content of `/proc/<pid>/cgroup` that is read.
+pub(super) const LIMIT: usize = 64 * 1024;
+
+/// Why the control groups of a process do not show it in the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mismatch {
+    /// No hierarchy names a pod.
+    NoPod,
+    /// A hierarchy names another pod.
+    OtherPod(String),
+    /// The text has not the form of `/proc/<pid>/cgroup`.
+    Unreadable,
+    /// What was asked for is not the UID of a pod.
+    NotAUid,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoPod => f.write_str("its control groups name no pod"),
+            Self::OtherPod(component) => write!(f, "it is in control group {component:?}"),
+            Self::Unreadable => f.write_str("its control groups cannot be understood"),
+            Self::NotAUid => f.write_str("that is not the UID of a pod"),
+        }
+    }
+}
+
+/// Checks that every hierarchy that names a pod names the pod `uid`, and that at least one does.
+pub(super) fn require_pod(content: &str, uid: &str) -> Result<(), Mismatch> {
+    // UIDs of pods made by the API server are UUIDs, those of static pods hex digests.
+    if uid.len() < 16 || uid.len() > 64 || !uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+        return Err(Mismatch::NotAUid);
+    }
+    let mut found = false;
+    for line in content.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(id), Some(_), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            return Err(Mismatch::Unreadable);
+        };
+        if id.parse::<u32>().is_err() || !path.starts_with('/') {
+            return Err(Mismatch::Unreadable);
+        }
+        // Of nested pods (a cluster whose nodes are pods) the innermost is the one that this node's kubelet made.
+        if let Some((component, pod)) = path.split('/').rev().find_map(|part| Some((part, pod_of(part)?))) {
+            if pod != uid {
+                return Err(Mismatch::OtherPod(component.to_owned()));
+            }
+            found = true;
+        }
+    }
+    if found { Ok(()) } else { Err(Mismatch::NoPod) }
+}
+
+/// UID of the pod that a component of a control group's path stands for.
+fn pod_of(component: &str) -> Option<String> {
+    if let Some(slice) = component.strip_suffix(".slice") {
+        let name = slice.strip_prefix("kubepods-")?;
+        let name = name.strip_prefix("burstable-").or_else(|| name.strip_prefix("besteffort-")).unwrap_or(name);
+        return Some(name.strip_prefix("pod")?.replace('_', "-"));
+    }
+    let uid = component.strip_prefix("pod")?;
+    // A user's own control group may well be called "podman" or "pods".
+    let plausible = uid.len() >= 16 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    plausible.then(|| uid.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "c2b5a8f0-11d2-4a6c-9d5e-0123456789ab";
+
+    fn check(content: &str) -> Result<(), Mismatch> {
+        require_pod(content, UID)
+    }
+
+    #[test]
+    fn every_form_that_kubelet_uses_is_recognised() {
+        for content in [
+            "0::/kubepods/burstable/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f1c\n",
+            "0::/kubepods/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f1c\n",
+            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/cri-containerd-4f1c.scope\n",
+            "0::/kubepods.slice/kubepods-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/crio-4f1c.scope/container\n",
+            "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/x.scope",
+            "12:pids:/kubepods/besteffort/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f\n4:memory:/kubepods/besteffort/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f\n1:name=systemd:/\n0::/\n",
+            "3:cpu,cpuacct:/outer/kubepods/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/x\n0::/\n",
+            "0::/../../podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f1c\n",
+            "0::/kubepods/pod00000000-0000-0000-0000-000000000000/ctr/kubepods/burstable/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f\n",
+        ] {
+            assert_eq!(check(content), Ok(()), "{content}");
+        }
+    }
+
+    #[test]
+    fn a_process_outside_the_pod_is_refused() {
+        let other = "pod11111111-11d2-4a6c-9d5e-0123456789ab";
+        for content in [
+            format!("0::/kubepods/burstable/{other}/4f1c\n"),
+            format!("4:memory:/kubepods/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/a\n3:cpu:/kubepods/{other}/a\n"),
+            format!("0::/kubepods/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/kubepods/{other}\n"),
+            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod11111111_11d2_4a6c_9d5e_0123456789ab.slice/x".to_owned(),
+        ] {
+            assert!(matches!(check(&content), Err(Mismatch::OtherPod(_))), "{content}");
+        }
+    }
+
+    #[test]
+    fn a_process_in_no_pod_is_refused() {
+        for content in [
+            "",
+            "0::/\n",
+            "0::/system.slice/containerd.service\n",
+            "0::/user.slice/podman\n",
+            "0::/c2b5a8f0-11d2-4a6c-9d5e-0123456789ab\n",
+            "0::/podc2b5a8f0-11d2-4a6c-9d5e-0123456789abZ\n",
+            "0::/x-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/y\n",
+        ] {
+            assert_eq!(check(content), Err(Mismatch::NoPod), "{content}");
+        }
+    }
+
+    #[test]
+    fn text_of_another_form_is_refused() {
+        for content in ["nonsense", "0:", "0::", "0::relative", "x::/kubepods", "\n\n", ":::::", "-1::/a", "0:a"] {
+            assert_eq!(check(content), Err(Mismatch::Unreadable), "{content:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_uid_matches_nothing() {
+        for uid in ["", "a", "..", "../../../etc/passwd..", "c2b5a8f0-11d2-4a6c-9d5e-0123456789a/", &"a".repeat(65)] {
+            assert_eq!(require_pod("0::/kubepods/pod/x", uid), Err(Mismatch::NotAUid), "{uid:?}");
+        }
+    }
+}

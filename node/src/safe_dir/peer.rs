@@ -1,0 +1,134 @@
+//! The process at the other end of a unix socket.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+    sync::Arc,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+    process::{Pid, PidfdFlags},
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    net::UnixStream,
+};
+
+use super::{Error, Mismatch, SafeDir, cgroup};
+
+/// A process, held by a descriptor so that its number cannot come to mean another one unnoticed. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    pid: i32,
+    uid: u32,
+    gid: u32,
+    pidfd: Arc<OwnedFd>,
+}
+
+impl Peer {
+    /// Who listens at the other end: the process that called `listen`, as the kernel recorded it.
+    pub fn of(stream: &UnixStream) -> Result<Self, Error> {
+        let credentials = stream.peer_cred().map_err(|source| Error::Io {
+            operation: "ask for the peer of",
+            path: "socket".into(),
+            source,
+        })?;
+        let pid = credentials.pid().filter(|pid| *pid > 0).ok_or(Error::NoPeerProcess)?;
+        Self::open(pid, credentials.uid(), credentials.gid())
+    }
+
+    /// The process `pid`, which runs as `uid` and `gid`.
+    pub(crate) fn open(pid: i32, uid: u32, gid: u32) -> Result<Self, Error> {
+        let number = Pid::from_raw(pid).ok_or(Error::NoPeerProcess)?;
+        let pidfd = rustix::process::pidfd_open(number, PidfdFlags::empty()).map_err(|errno| match errno {
+            Errno::SRCH => Error::PeerGone(pid),
+            errno => Error::io("open process", pid.to_string(), errno),
+        })?;
+        Ok(Self { pid, uid, gid, pidfd: Arc::new(pidfd) })
+    }
+
+    /// Its process id as the agent sees it. Anything looked up by this number counts only if the process
+    /// [is alive](Self::is_alive) afterwards.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The user it ran as when it began to listen.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// The group it ran as when it began to listen.
+    #[must_use]
+    pub fn gid(&self) -> u32 {
+        self.gid
+    }
+
+    /// Its descriptor; `setns` takes it.
+    #[must_use]
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Whether it has not exited yet.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        // A process descriptor becomes readable when the process exits.
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        matches!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(0))
+    }
+
+    /// Returns when it has exited.
+    pub async fn exited(&self) {
+        #[expect(deprecated, reason = "what takes its place is unsafe; an owned descriptor is what it asks for")]
+        let Ok(descriptor) = AsyncFd::with_interest(Arc::clone(&self.pidfd), Interest::READABLE) else {
+            // No more descriptors can be waited for: look now and then.
+            while self.is_alive() {
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            }
+            return;
+        };
+        while self.is_alive() {
+            match descriptor.readable().await {
+                Ok(mut guard) if self.is_alive() => guard.clear_ready(),
+                _ => return,
+            }
+        }
+    }
+
+    /// Refuses a process of any user but the given ones.
+    pub fn require_user(&self, allowed: &[u32]) -> Result<(), Error> {
+        if allowed.contains(&self.uid) {
+            return Ok(());
+        }
+        Err(Error::ForeignUser { pid: self.pid, uid: self.uid })
+    }
+
+    /// Refuses a process that is not in the pod `pod`, or that has exited.
+    pub fn require_pod(&self, pod: &str) -> Result<(), Error> {
+        let foreign = |reason: Mismatch| Error::ForeignPod { pid: self.pid, pod: pod.to_owned(), reason };
+        let proc = SafeDir::trusted(Path::new("/proc"))?;
+        let content = match proc.read_text(format!("{}/cgroup", self.pid), cgroup::LIMIT) {
+            Ok(content) => content,
+            Err(_) if !self.is_alive() => return Err(Error::PeerGone(self.pid)),
+            Err(Error::NotText(_) | Error::TooLarge { .. }) => return Err(foreign(Mismatch::Unreadable)),
+            Err(error) => return Err(error),
+        };
+        // The number may have passed on to another process while it was read; if ours lives, it has not.
+        if !self.is_alive() {
+            return Err(Error::PeerGone(self.pid));
+        }
+        cgroup::require_pod(&content, pod).map_err(foreign)
+    }
+
+    /// The root directory that the process sees: the file system of its container.
+    pub fn root(&self) -> Result<SafeDir, Error> {
+        // The last component is a link that the kernel makes; nothing of the pod has a say in it.
+        let root = SafeDir::trusted(Path::new(&format!("/proc/{}/root", self.pid)))?;
+        if self.is_alive() { Ok(root) } else { Err(Error::PeerGone(self.pid)) }
+    }
+}

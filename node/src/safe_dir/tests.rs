@@ -1,0 +1,323 @@
+#![allow(clippy::disallowed_methods, reason = "tests set up what the agent then meets")]
+
+use std::{
+    fs,
+    os::unix::fs::{FileTypeExt, PermissionsExt, symlink},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixListener,
+};
+
+use super::*;
+
+const SOON: Duration = Duration::from_millis(300);
+
+/// A directory of its own for one test, removed in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("safe-dir-{:016x}", rand_suffix()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn pod(&self) -> SafeDir {
+        fs::create_dir_all(self.0.join("pod")).unwrap();
+        SafeDir::trusted(&self.0.join("pod")).unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[tokio::test]
+async fn cve_2026_7374_a_socket_swapped_for_a_link_to_a_host_socket_is_not_dialled() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    let host = UnixListener::bind(scratch.path("containerd.sock")).unwrap();
+    for target in [scratch.path("containerd.sock"), "../containerd.sock".into()] {
+        symlink(&target, scratch.path("pod/console.sock")).unwrap();
+        let error = pod.connect("console.sock", SOON).await.unwrap_err();
+        // The descriptor names the link itself, which is no socket.
+        assert!(matches!(error, Error::WrongKind { found: Kind::Link, .. }), "{error:?}");
+        fs::remove_file(scratch.path("pod/console.sock")).unwrap();
+    }
+    // A directory on the way that is a link.
+    symlink(&scratch.0, scratch.path("pod/sockets")).unwrap();
+    let error = pod.connect("sockets/containerd.sock", SOON).await.unwrap_err();
+    assert!(matches!(error, Error::Escape(_)), "{error:?}");
+    let error = pod.connect("../containerd.sock", SOON).await.unwrap_err();
+    assert!(matches!(error, Error::NotBeneath(_)), "{error:?}");
+    assert!(tokio::time::timeout(Duration::from_millis(50), host.accept()).await.is_err(), "somebody came");
+}
+
+#[tokio::test]
+async fn cve_2026_13201_a_descriptor_of_a_link_is_never_followed_to_its_target() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    fs::write(scratch.path("shadow"), "secret").unwrap();
+    symlink(scratch.path("shadow"), scratch.path("pod/notify")).unwrap();
+    for outcome in [
+        pod.open_file("notify").map(drop),
+        pod.read_bounded("notify", 100).map(drop),
+        pod.write_existing("notify", b"x"),
+        pod.chown_device("notify", (10, 232), 107, 107),
+        pod.listen("notify", 0o600).map(drop),
+    ] {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, Error::WrongKind { found: Kind::Link, .. }), "{error:?}");
+    }
+    assert_eq!(pod.stat("notify").unwrap().kind, Kind::Link);
+    assert_eq!(fs::read_to_string(scratch.path("shadow")).unwrap(), "secret");
+}
+
+#[test]
+fn cve_2026_13218_a_file_is_never_written_through_a_link() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    fs::write(scratch.path("cron"), "host").unwrap();
+    symlink(scratch.path("cron"), scratch.path("pod/cache")).unwrap();
+    assert!(pod.create_new("cache", 0o600).unwrap_err().already_exists());
+    // Written in its place: the link is gone, its target untouched.
+    pod.write_atomic("cache", b"ours", 0o640).unwrap();
+    assert_eq!(fs::read_to_string(scratch.path("cron")).unwrap(), "host");
+    assert_eq!(pod.read_text("cache", 10).unwrap(), "ours");
+    assert_eq!(pod.stat("cache").unwrap().kind, Kind::File);
+    // A directory on the way that is a link to a directory of the host.
+    fs::create_dir(scratch.path("etc")).unwrap();
+    symlink(scratch.path("etc"), scratch.path("pod/dir")).unwrap();
+    for outcome in [
+        pod.write_atomic("dir/passwd", b"x", 0o600),
+        pod.create_new("dir/passwd", 0o600).map(drop),
+        pod.create_dir("dir/x", 0o700),
+        pod.rename("cache", "dir/passwd"),
+        pod.remove_file("dir/passwd"),
+        pod.open_dir("dir").map(drop),
+    ] {
+        let error = outcome.unwrap_err();
+        assert!(!error.is_not_found(), "{error:?}");
+    }
+    assert_eq!(fs::read_dir(scratch.path("etc")).unwrap().count(), 0);
+    assert!(pod.create_dir("cache", 0o700).is_err(), "a file is no directory");
+}
+
+#[test]
+fn paths_that_cannot_be_beneath_are_refused() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    fs::write(scratch.path("secret"), "x").unwrap();
+    for path in ["", "/", "/etc/passwd", "..", "../secret", "a/../../secret", "./../secret", "a\0b"] {
+        let error = pod.open_file(path).unwrap_err();
+        assert!(matches!(error, Error::NotBeneath(_)), "{path:?}: {error:?}");
+        assert!(pod.remove_file(path).is_err());
+        assert!(pod.open_dir(path).is_err());
+        assert!(pod.exists(path).is_err());
+    }
+    assert!(matches!(SafeDir::trusted(Path::new("relative")), Err(Error::NotBeneath(_))));
+}
+
+#[test]
+fn links_of_the_kernel_are_not_followed() {
+    let proc = SafeDir::trusted(Path::new("/proc")).unwrap();
+    for path in ["self/root", "self/cwd", "self/status", "1/root/etc"] {
+        assert!(proc.open_dir(path).is_err(), "{path}");
+        assert!(proc.open_file(path).is_err(), "{path}");
+    }
+    let own = format!("{}/status", std::process::id());
+    assert!(proc.read_text(own, 64 * 1024).unwrap().contains("Pid:"));
+}
+
+#[test]
+fn only_regular_files_are_opened() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    rustix::fs::mknodat(rustix::fs::CWD, scratch.path("pod/pipe"), FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+        .unwrap();
+    fs::create_dir(scratch.path("pod/dir")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(scratch.path("pod/socket")).unwrap();
+    // Opening a pipe without a writer would block for ever.
+    for (path, kind) in [("pipe", Kind::Pipe), ("dir", Kind::Directory), ("socket", Kind::Socket)] {
+        let error = pod.read_bounded(path, 10).unwrap_err();
+        assert!(matches!(error, Error::WrongKind { found, .. } if found == kind), "{error:?}");
+        assert_eq!(pod.stat(path).unwrap().kind, kind);
+    }
+}
+
+#[test]
+fn reads_are_bounded() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    fs::write(scratch.path("pod/file"), vec![b'x'; 1000]).unwrap();
+    assert_eq!(pod.read_bounded("file", 1000).unwrap().len(), 1000);
+    assert!(matches!(pod.read_bounded("file", 999), Err(Error::TooLarge { limit: 999, .. })));
+    fs::write(scratch.path("pod/binary"), [0xff, 0xfe]).unwrap();
+    assert!(matches!(pod.read_text("binary", 10), Err(Error::NotText(_))));
+    assert!(pod.read_text("absent", 10).unwrap_err().is_not_found());
+}
+
+#[test]
+fn a_directory_is_listed_up_to_a_limit() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    for name in ["b", "a", "c"] {
+        fs::write(scratch.path("pod").join(name), "").unwrap();
+    }
+    symlink("a", scratch.path("pod/link")).unwrap();
+    let entries = pod.list(4).unwrap();
+    assert_eq!(entries.iter().map(|entry| entry.name.to_str().unwrap()).collect::<Vec<_>>(), ["a", "b", "c", "link"]);
+    assert_eq!(entries[3].kind, Kind::Link);
+    assert!(matches!(pod.list(3), Err(Error::TooManyEntries(3))));
+}
+
+#[test]
+fn files_and_directories_are_made_renamed_and_removed() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    pod.create_dir("state", 0o700).unwrap();
+    pod.create_dir("state", 0o700).unwrap();
+    pod.write_atomic("state/a", b"1", 0o600).unwrap();
+    pod.write_atomic("state/a", b"2", 0o600).unwrap();
+    pod.rename("state/a", "state/b").unwrap();
+    assert!(!pod.exists("state/a").unwrap());
+    assert_eq!(pod.read_text("state/b", 10).unwrap(), "2");
+    assert_eq!(pod.stat("state/b").unwrap().mode, 0o600);
+    pod.write_existing("state/b", b"3").unwrap();
+    assert!(pod.write_existing("state/absent", b"3").unwrap_err().is_not_found());
+    assert!(pod.remove_dir("state").is_err(), "not empty");
+    pod.remove_file("state/b").unwrap();
+    pod.remove_dir("state").unwrap();
+    assert_eq!(pod.list(10).unwrap(), []);
+}
+
+#[tokio::test]
+async fn the_process_at_the_other_end_is_known() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    fs::create_dir(scratch.path("pod/deep")).unwrap();
+    let listener = pod.listen("deep/socket", 0o600).unwrap();
+    assert!(fs::symlink_metadata(scratch.path("pod/deep/socket")).unwrap().file_type().is_socket());
+    assert_eq!(fs::metadata(scratch.path("pod/deep/socket")).unwrap().permissions().mode() & 0o777, 0o600);
+    let mut client = pod.connect("deep/socket", SOON).await.unwrap();
+    let (mut server, _) = listener.accept().await.unwrap();
+    client.write_all(b"hello").await.unwrap();
+    let mut buffer = [0; 5];
+    server.read_exact(&mut buffer).await.unwrap();
+    assert_eq!(&buffer, b"hello");
+
+    let peer = Peer::of(&client).unwrap();
+    assert_eq!(peer.pid(), i32::try_from(std::process::id()).unwrap());
+    assert!(peer.is_alive());
+    let own = rustix::process::getuid().as_raw();
+    assert_eq!(peer.uid(), own);
+    assert!(peer.require_user(&[own]).is_ok());
+    assert!(matches!(peer.require_user(&[own + 1]), Err(Error::ForeignUser { .. })));
+    // The test runs in no pod of that UID.
+    let error = peer.require_pod("c2b5a8f0-11d2-4a6c-9d5e-0123456789ab").unwrap_err();
+    assert!(matches!(error, Error::ForeignPod { .. }), "{error:?}");
+    assert!(peer.root().unwrap().exists("proc").unwrap());
+}
+
+#[tokio::test]
+async fn a_socket_nobody_listens_on_refuses_and_a_new_one_takes_its_place() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    drop(pod.listen("socket", 0o600).unwrap());
+    assert!(pod.connect("socket", SOON).await.unwrap_err().is_refused());
+    let _listener = pod.listen("socket", 0o600).unwrap();
+    assert!(pod.connect("socket", SOON).await.is_ok());
+    fs::write(scratch.path("pod/file"), "").unwrap();
+    assert!(matches!(pod.listen("file", 0o600), Err(Error::WrongKind { .. })));
+    assert!(matches!(pod.connect("file", SOON).await, Err(Error::WrongKind { .. })));
+}
+
+#[tokio::test]
+async fn a_peer_that_exits_is_noticed() {
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let peer = Peer::open(i32::try_from(child.id()).unwrap(), 0, 0).unwrap();
+    assert!(peer.is_alive());
+    let waiting = tokio::spawn({
+        let peer = peer.clone();
+        async move { peer.exited().await }
+    });
+    child.kill().unwrap();
+    tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap();
+    assert!(!peer.is_alive());
+    assert!(matches!(peer.require_pod("c2b5a8f0-11d2-4a6c-9d5e-0123456789ab"), Err(Error::PeerGone(_))));
+    child.wait().unwrap();
+    assert!(peer.root().is_err());
+}
+
+#[tokio::test]
+async fn waiting_ends_as_soon_as_the_last_of_several_directories_and_the_entry_appear() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    let path = launcher_socket("c2b5a8f0-11d2-4a6c-9d5e-0123456789ab");
+    let started = Instant::now();
+    let waiting = tokio::spawn({
+        let (pod, path) = (pod.clone(), path.clone());
+        async move { pod.wait_for(path, Duration::from_secs(10)).await }
+    });
+    let mut at = scratch.path("pod");
+    for name in path.parent().unwrap() {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        at.push(name);
+        fs::create_dir(&at).unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert!(!waiting.is_finished());
+    // By a short path: that of a pod is longer than a socket's may be.
+    let _listener = SafeDir::trusted(&at).unwrap().listen("starting", 0o600).unwrap();
+    fs::rename(at.join("starting"), at.join("launcher-sock")).unwrap();
+    waiting.await.unwrap().unwrap();
+    assert!(started.elapsed() < Duration::from_millis(1500), "inotify did not tell: {:?}", started.elapsed());
+    // What is there already is not waited for.
+    pod.wait_for(&path, Duration::from_millis(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn waiting_has_a_deadline() {
+    let scratch = Scratch::new();
+    let error = scratch.pod().wait_for("a/b/c", Duration::from_millis(50)).await.unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+}
+
+#[tokio::test]
+async fn waiting_behind_a_link_is_an_error_and_not_an_absence() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    symlink(&scratch.0, scratch.path("pod/volumes")).unwrap();
+    let error = pod.wait_for("volumes/x", Duration::from_secs(5)).await.unwrap_err();
+    assert!(matches!(error, Error::Escape(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_listener_outside_the_pod_is_not_taken_for_the_launcher() {
+    let scratch = Scratch::new();
+    let pods = scratch.pod();
+    let uid = "c2b5a8f0-11d2-4a6c-9d5e-0123456789ab";
+    let path = scratch.path("pod").join(launcher_socket(uid));
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let _listener = SafeDir::trusted(path.parent().unwrap()).unwrap().listen("launcher-sock", 0o600).unwrap();
+    let error = connect_launcher(&pods, uid, Duration::from_secs(2)).await.unwrap_err();
+    assert!(matches!(error, Error::ForeignPod { .. } | Error::ForeignUser { .. }), "{error:?}");
+}
+
+#[test]
+fn a_node_that_is_another_device_is_not_given_away() {
+    let dev = SafeDir::trusted(Path::new("/dev")).unwrap();
+    let error = dev.chown_device("null", (10, 232), 107, 107).unwrap_err();
+    assert!(matches!(error, Error::WrongDevice { .. } | Error::Escape(_)), "{error:?}");
+    let error = dev.chown_device("absent", (10, 232), 107, 107).unwrap_err();
+    assert!(error.is_not_found(), "{error:?}");
+}
