@@ -1,1 +1,207 @@
-//! placeholder
+//! virt-handler: the agent of one node.
+//!
+//! It drives the launchers of its node's machines and records what they do ([`machine`], [`launcher`]), sets up the
+//! network of their pods ([`network`]), offers the node's devices to kubelet ([`device_plugin`]), describes the node in
+//! labels ([`heartbeat`], [`labels`], [`capabilities`]) and carries consoles and lifecycle requests ([`server`]).
+//!
+//! Every byte, path and socket of a pod or guest is hostile: all access to files goes through [`safe_dir`].
+
+pub mod capabilities;
+pub mod certificate;
+pub mod device_access;
+pub mod device_plugin;
+pub mod heartbeat;
+pub mod labels;
+pub mod launcher;
+pub mod machine;
+pub mod metrics;
+pub mod network;
+pub mod safe_dir;
+pub mod server;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use process::{
+    CancellationToken,
+    config::ConfigHandle,
+    logging::Verbosity,
+    ops::{Ops, Readiness},
+    tls::{ClientPolicy, Identity, Limits, Roots, TlsError},
+};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+
+use crate::{
+    machine::{ApiRecords, Machines, NodeHost},
+    metrics::Metrics,
+};
+
+/// Time for tasks and connections to end after the stop.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Connections of the console and lifecycle server at a time, streams that were upgraded not counted.
+const CONSOLE_CONNECTIONS: usize = 128;
+/// Connections of the metrics server at a time.
+const METRICS_CONNECTIONS: usize = 16;
+
+/// What the agent has to know to start.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The node it runs on.
+    pub node_name: String,
+    /// Address on which to serve.
+    pub listen: IpAddr,
+    /// Namespace of the installation.
+    pub namespace: String,
+    /// kubelet's directory.
+    pub kubelet_root: PathBuf,
+    /// Directory with the capabilities that a launcher image found on this node.
+    pub capabilities_dir: PathBuf,
+    /// Port for metrics and health.
+    pub metrics_port: u16,
+    /// Port for consoles and lifecycle requests.
+    pub console_port: u16,
+    /// Devices of each kind that kubelet may hand out.
+    pub max_devices: u32,
+}
+
+/// Why the agent cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No client for the API server.
+    #[error("no connection to the API server is possible")]
+    Client(#[from] process::client::ClientError),
+    /// kubelet's directory cannot be used.
+    #[error("kubelet's directory cannot be used")]
+    Kubelet(#[from] safe_dir::Error),
+    /// TLS cannot be set up.
+    #[error("TLS cannot be set up")]
+    Tls(#[from] TlsError),
+    /// Metrics cannot be registered.
+    #[error("metrics cannot be registered")]
+    Metrics(#[from] prometheus::Error),
+    /// A port cannot be used.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// The runtime of the process: the work is waiting, so a few threads do.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(8)
+        .thread_stack_size(1024 * 1024)
+        .enable_all()
+        .build()
+}
+
+/// Runs the agent until the process is asked to stop.
+pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
+    let client = process::client::connect().await?;
+    let metrics = Metrics::new()?;
+    let stop = process::signals::stop_token();
+    let node = options.node_name.as_str();
+    let config = process::config::follow(client.clone(), &options.namespace);
+    let roots = Roots::follow(client.clone(), &options.namespace, api::tls::CA_CONFIG_MAP, api::tls::CA_BUNDLE_KEY);
+    let identity = certificate::follow(client.clone(), node, stop.clone());
+    let readiness = Readiness::new();
+    readiness.set("certificate", false);
+    readiness.set("machines", false);
+
+    let host = NodeHost::new(node.to_owned(), &options.kubelet_root, &options.capabilities_dir, config.clone())?;
+    let records = ApiRecords::new(client.clone(), node, metrics.writes.clone(), metrics.events_dropped.clone());
+    let machines = Machines::new(Arc::new(host), records, metrics.machines.clone(), stop.clone());
+
+    let mut parts = JoinSet::new();
+    parts.spawn(follow_verbosity(config.clone(), verbosity, node.to_owned()));
+    serve(&options, &client, &config, &metrics, &readiness, &machines, &identity, &roots, &stop, &mut parts).await?;
+    let listed = {
+        let (readiness, ready) = (readiness.clone(), metrics.ready.clone());
+        move || {
+            readiness.set("machines", true);
+            ready.set(1);
+        }
+    };
+    parts.spawn(machine::follow(client.clone(), machines.clone(), listed, stop.clone()));
+    let (registered, registrations) = watch::channel(false);
+    let plugin = device_plugin::Config {
+        plugins_dir: options.kubelet_root.join("device-plugins"),
+        max_devices: options.max_devices,
+        ..device_plugin::Config::default()
+    };
+    parts.spawn(device_plugin::run(plugin, registered, stop.clone()));
+    let beat = heartbeat::Config {
+        node: node.to_owned(),
+        labeller_dir: options.capabilities_dir.clone(),
+        kubelet_dir: options.kubelet_root.clone(),
+    };
+    parts.spawn(heartbeat::run(beat, client, config, registrations, stop.clone()));
+
+    stop.cancelled().await;
+    metrics.ready.set(0);
+    let ended = async {
+        machines.stopped().await;
+        // The part that follows the verbosity never ends by itself.
+        while parts.len() > 1 && parts.join_next().await.is_some() {}
+    };
+    if tokio::time::timeout(STOP_LIMIT, ended).await.is_err() {
+        tracing::warn!("not everything ended in time");
+    }
+    Ok(())
+}
+
+/// Starts both servers. They are bound at once, so that a port that is taken is found at once.
+#[expect(clippy::too_many_arguments, reason = "wiring: each is a part made above")]
+async fn serve(
+    options: &Options,
+    client: &kube::Client,
+    config: &ConfigHandle,
+    metrics: &Metrics,
+    readiness: &Readiness,
+    machines: &Machines,
+    identity: &Identity,
+    roots: &Roots,
+    stop: &CancellationToken,
+    parts: &mut JoinSet<()>,
+) -> Result<(), Error> {
+    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), metrics.registry.clone());
+    let ops_tls = process::tls::server_config(identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"])?;
+    let ops_limits = Limits { connections: METRICS_CONNECTIONS, ..Limits::default() };
+    let listener = listen(SocketAddr::new(options.listen, options.metrics_port)).await?;
+    parts.spawn(process::tls::serve(listener, ops_tls, ops.router(), ops_limits, stop.clone()));
+
+    let clients = ClientPolicy::only(roots.clone(), api::tls::API_CLIENT_CN);
+    // Streams are upgraded from HTTP/1.1.
+    let console_tls = process::tls::server_config(identity, clients, &["http/1.1"])?;
+    let console_limits = Limits { connections: CONSOLE_CONNECTIONS, ..Limits::default() };
+    let listener = listen(SocketAddr::new(options.listen, options.console_port)).await?;
+    let router = server::router(machines.clone(), metrics.streams.clone());
+    parts.spawn(process::tls::serve(listener, console_tls, router, console_limits, stop.clone()));
+
+    let (identity, readiness) = (identity.clone(), readiness.clone());
+    tokio::spawn(async move {
+        identity.ready().await;
+        readiness.set("certificate", true);
+    });
+    Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
+    TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })
+}
+
+async fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity, node: String) {
+    loop {
+        config.changed().await;
+        let wanted = config.current().verbosity(api::constants::component::VIRT_HANDLER, Some(&node));
+        verbosity.set(u32::try_from(wanted).unwrap_or(u32::MAX));
+    }
+}

@@ -1,0 +1,278 @@
+//! Calls to one launcher, each with a deadline and bounded messages.
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use hyper_util::rt::TokioIo;
+use protocol::{
+    CacheFile, Chunk, ConsoleInput, FinishRequest, HelloRequest, KillRequest, MAX_CHUNK, MAX_MESSAGE_SIZE,
+    MachineOptions, MachineState, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
+    SyncRequest, UnpauseRequest, WatchRequest, launcher_client::LauncherClient,
+};
+use tokio::{net::UnixStream, sync::mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{
+    Code, Response, Status, Streaming,
+    transport::{Channel, Endpoint, Uri},
+};
+
+/// Longest wait for a call that only passes something on.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest wait for a synchronization: libvirtd may still be starting and the guest's disks have to be made.
+pub const SYNC_TIMEOUT: Duration = Duration::from_secs(90);
+/// Longest wait for the connection's HTTP/2 preface.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Silence after which the launcher is asked for a sign of life, and the time it has to answer. A launcher that
+/// does not answer is treated like one whose connection broke.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
+/// HTTP/2 flow-control windows: what a launcher may send unread, a stream and a connection. Screenshots and states are
+/// the largest messages; consoles are paced by their readers.
+const STREAM_WINDOW: u32 = 128 * 1024;
+const CONNECTION_WINDOW: u32 = 512 * 1024;
+/// Chunks of a console or VNC stream under way towards the launcher.
+const STREAM_QUEUE: usize = 4;
+
+/// Why a call to a launcher failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum LauncherError {
+    /// No connection came up.
+    #[error("cannot connect to the launcher: {0}")]
+    Connect(String),
+    /// The connection broke or was closed.
+    #[error("the connection to the launcher was lost: {0}")]
+    Lost(String),
+    /// No answer in time.
+    #[error("the launcher did not answer {call} within {} s", after.as_secs())]
+    Deadline {
+        /// The call.
+        call: &'static str,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The launcher answered that it could not do it.
+    #[error("{message}")]
+    Refused {
+        /// The call.
+        call: &'static str,
+        /// What it said.
+        message: String,
+        /// Trying again cannot help.
+        irrecoverable: bool,
+    },
+}
+
+impl LauncherError {
+    /// The connection itself is of no more use.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::Lost(_))
+    }
+
+    fn from_status(call: &'static str, status: &Status) -> Self {
+        match status.code() {
+            Code::Unavailable | Code::Cancelled => Self::Lost(bounded(status.message())),
+            Code::DeadlineExceeded => Self::Deadline { call, after: CALL_TIMEOUT },
+            // A transport error has no status of its own and comes as Unknown with a source.
+            Code::Unknown if std::error::Error::source(status).is_some() => Self::Lost(bounded(status.message())),
+            code => Self::Refused {
+                call,
+                message: if status.message().is_empty() {
+                    format!("command {call} failed with {code}")
+                } else {
+                    bounded(status.message())
+                },
+                irrecoverable: matches!(code, Code::InvalidArgument | Code::Unimplemented),
+            },
+        }
+    }
+}
+
+/// Text from a launcher goes into conditions and events: bounded and without control characters.
+fn bounded(text: &str) -> String {
+    const MAX: usize = 1024;
+    text.chars().take(MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// A connection to one launcher. Cheap to clone; all clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    client: LauncherClient<Channel>,
+}
+
+impl Launcher {
+    /// Speaks the protocol over `stream`, a checked connection to a launcher's socket. The connection is never made
+    /// anew: when it is lost, a new socket has to be found and checked.
+    pub async fn connect(stream: UnixStream) -> Result<Self, LauncherError> {
+        let stream = Arc::new(Mutex::new(Some(stream)));
+        let connector = tower::service_fn(move |_: Uri| {
+            let stream = stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+            async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("the connection is used up")) }
+        });
+        let endpoint = Endpoint::from_static("http://launcher.invalid")
+            .http2_keep_alive_interval(KEEP_ALIVE.0)
+            .keep_alive_timeout(KEEP_ALIVE.1)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .buffer_size(16usize);
+        let channel = tokio::time::timeout(CONNECT_TIMEOUT, endpoint.connect_with_connector(connector))
+            .await
+            .map_err(|_| LauncherError::Connect("no answer in time".into()))?
+            .map_err(|error| LauncherError::Connect(bounded(&chain(&error))))?;
+        let client = LauncherClient::new(channel)
+            .max_decoding_message_size(MAX_MESSAGE_SIZE)
+            .max_encoding_message_size(MAX_MESSAGE_SIZE);
+        Ok(Self { client })
+    }
+
+    /// Says hello and hands over what the node knows; the launcher starts libvirtd.
+    pub async fn hello(
+        &self,
+        capabilities_cache: Vec<CacheFile>,
+        allow_emulation: bool,
+    ) -> Result<String, LauncherError> {
+        let mut client = self.client.clone();
+        let request = HelloRequest { capabilities_cache, allow_emulation };
+        let reply = call("Hello", CALL_TIMEOUT, client.hello(request)).await?;
+        Ok(bounded(&reply.launcher_version))
+    }
+
+    /// Brings the machine to what `vmi` (JSON) says. True when this started it.
+    pub async fn sync(&self, vmi: Vec<u8>, options: MachineOptions) -> Result<bool, LauncherError> {
+        let mut client = self.client.clone();
+        let request = SyncRequest { vmi, options: Some(options) };
+        Ok(call("Sync", SYNC_TIMEOUT, client.sync(request)).await?.started)
+    }
+
+    /// The machine's state now and after each change.
+    pub async fn watch(&self) -> Result<Streaming<MachineState>, LauncherError> {
+        let mut client = self.client.clone();
+        call("Watch", CALL_TIMEOUT, client.watch(WatchRequest {})).await
+    }
+
+    /// Asks the guest to power off; the launcher stops it by force after `grace_period_seconds`.
+    pub async fn shutdown(&self, grace_period_seconds: u64) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("Shutdown", CALL_TIMEOUT, client.shutdown(ShutdownRequest { grace_period_seconds })).await.map(drop)
+    }
+
+    /// Stops the machine at once.
+    pub async fn kill(&self) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("Kill", CALL_TIMEOUT, client.kill(KillRequest {})).await.map(drop)
+    }
+
+    /// Pauses the machine's processors.
+    pub async fn pause(&self) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("Pause", CALL_TIMEOUT, client.pause(PauseRequest {})).await.map(drop)
+    }
+
+    /// Lets a paused machine run on.
+    pub async fn unpause(&self) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("Unpause", CALL_TIMEOUT, client.unpause(UnpauseRequest {})).await.map(drop)
+    }
+
+    /// Presses the reset button.
+    pub async fn reset(&self) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("Reset", CALL_TIMEOUT, client.reset(ResetRequest {})).await.map(drop)
+    }
+
+    /// Asks the guest to reboot.
+    pub async fn soft_reboot(&self) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("SoftReboot", CALL_TIMEOUT, client.soft_reboot(SoftRebootRequest {})).await.map(drop)
+    }
+
+    /// Tells the launcher that the final state was recorded and that it may exit.
+    pub async fn finish(&self) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("Finish", CALL_TIMEOUT, client.finish(FinishRequest {})).await.map(drop)
+    }
+
+    /// A picture of the first display, PNG.
+    pub async fn screenshot(&self) -> Result<Vec<u8>, LauncherError> {
+        let mut client = self.client.clone();
+        Ok(call("Screenshot", CALL_TIMEOUT, client.screenshot(ScreenshotRequest {})).await?.png)
+    }
+
+    /// Opens the serial console. With `replay` the kept output comes first.
+    pub async fn console(&self, replay: bool) -> Result<(mpsc::Sender<ConsoleInput>, Streaming<Chunk>), LauncherError> {
+        let mut client = self.stream_client();
+        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
+        // The first message says what is wanted; it must be there before the launcher answers.
+        let first = ConsoleInput { data: Vec::new(), replay };
+        sender.send(first).await.map_err(|_| LauncherError::Lost("the stream was closed".into()))?;
+        let output = call("Console", CALL_TIMEOUT, client.console(ReceiverStream::new(receiver))).await?;
+        Ok((sender, output))
+    }
+
+    /// Opens a connection to the machine's display.
+    pub async fn vnc(&self) -> Result<(mpsc::Sender<Chunk>, Streaming<Chunk>), LauncherError> {
+        let mut client = self.stream_client();
+        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
+        let output = call("Vnc", CALL_TIMEOUT, client.vnc(ReceiverStream::new(receiver))).await?;
+        Ok((sender, output))
+    }
+
+    /// A client whose messages are chunks of a stream, and bounded as such.
+    fn stream_client(&self) -> LauncherClient<Channel> {
+        self.client.clone().max_decoding_message_size(MAX_CHUNK + 64).max_encoding_message_size(MAX_CHUNK + 64)
+    }
+}
+
+async fn call<T>(
+    name: &'static str,
+    limit: Duration,
+    answer: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, LauncherError> {
+    match tokio::time::timeout(limit, answer).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(LauncherError::from_status(name, &status)),
+        Err(_) => Err(LauncherError::Deadline { call: name, after: limit }),
+    }
+}
+
+/// An error with its sources on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        source = inner.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_business_failure_is_told_from_a_lost_connection() {
+        let failed = LauncherError::from_status("Sync", &Status::internal("no such disk"));
+        assert!(!failed.is_lost());
+        assert_eq!(failed.to_string(), "no such disk");
+        assert!(LauncherError::from_status("Sync", &Status::unavailable("gone")).is_lost());
+    }
+
+    #[test]
+    fn text_of_a_launcher_is_bounded_and_printable() {
+        let hostile = format!("a\nb\u{1b}[31m{}", "x".repeat(5000));
+        let text = bounded(&hostile);
+        assert_eq!(text.chars().count(), 1024);
+        assert!(!text.chars().any(char::is_control));
+    }
+
+    #[test]
+    fn an_invalid_argument_cannot_be_helped_by_trying_again() {
+        let error = LauncherError::from_status("Sync", &Status::invalid_argument("bad"));
+        assert!(matches!(error, LauncherError::Refused { irrecoverable: true, .. }));
+    }
+}

@@ -1,0 +1,733 @@
+//! What to do next about one machine: a pure function of what is known of it.
+
+use std::time::Duration;
+
+use api::{VirtualMachineInstanceStatus, VmiPhase as Phase};
+
+use super::{
+    phase::{Domain, End},
+    state::{Announcement, Link, Machine, Now, Presence, Refusal, Request},
+    status,
+};
+use crate::launcher::Candidates;
+
+/// Wait for a socket, one attempt. The wait ends at once when the socket appears.
+const CONNECT_WAIT: Duration = Duration::from_secs(5);
+/// Wait for the launcher of a machine that is over: only to tell it that it may exit.
+const LAST_CONNECT_WAIT: Duration = Duration::from_millis(500);
+/// A launcher of a machine that is over is looked for this long.
+const LAST_CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// The guest is asked to power off again, and a forced stop is repeated, this often.
+const SIGNAL_INTERVAL: Duration = Duration::from_secs(5);
+/// Time for the launcher's own forced stop before the agent asks for one.
+const FORCE_MARGIN: Duration = Duration::from_secs(2);
+/// What the guest does by itself is written once it has been quiet this long.
+const GUEST_SETTLE: Duration = Duration::from_secs(1);
+/// What the guest does by itself is written at most this often, however much it does.
+const GUEST_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Something to do. Each kind is under way at most once.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Wait for the socket of a pod's launcher and connect.
+    Connect {
+        /// The pod's UID.
+        pod: String,
+        /// Longest wait.
+        within: Duration,
+    },
+    /// Say hello.
+    Hello,
+    /// Set up the pod's network.
+    SetUpNetwork,
+    /// Tell the launcher how the machine should be.
+    Sync {
+        /// Stands for what it is told.
+        fingerprint: u64,
+    },
+    /// Ask the guest to power off.
+    Shutdown {
+        /// Seconds it has left.
+        grace: u64,
+    },
+    /// Stop the machine at once.
+    Kill,
+    /// Let the launcher exit.
+    Finish,
+    /// Write the status, then announce.
+    Write(Box<VirtualMachineInstanceStatus>, Vec<Announcement>),
+    /// Read the object.
+    Read,
+    /// Tell users.
+    Announce(Announcement),
+    /// There is nothing left to do for good.
+    Retire,
+}
+
+/// What to do, and when to ask again if nothing happens before.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// To be started, in this order.
+    pub effects: Vec<Effect>,
+    /// On the task's clock.
+    pub wake_at: Option<Duration>,
+}
+
+impl Decision {
+    fn push(&mut self, effect: Effect) {
+        self.effects.push(effect);
+    }
+
+    fn wake(&mut self, at: Duration) {
+        self.wake_at = Some(self.wake_at.map_or(at, |known| known.min(at)));
+    }
+
+    /// True when `at` has come; otherwise it is a reason to wake.
+    fn due(&mut self, at: Duration, now: Now) -> bool {
+        if now.since_start < at {
+            self.wake(at);
+        }
+        now.since_start >= at
+    }
+}
+
+/// What to do next.
+#[must_use]
+pub fn decide(machine: &Machine, now: Now) -> Decision {
+    let mut decision = Decision::default();
+    match machine.presence {
+        Presence::Elsewhere => {
+            decision.push(Effect::Retire);
+            return decision;
+        }
+        Presence::Unseen => {
+            let retry_at = machine.write_retry.as_ref().map_or(Duration::ZERO, |retry| retry.retry_at);
+            if !machine.busy.record && decision.due(retry_at, now) {
+                decision.push(Effect::Read);
+            }
+        }
+        Presence::Present => write(machine, now, &mut decision),
+        Presence::Deleted(_) => {}
+    }
+    match machine.link {
+        Link::Down { .. } => connect(machine, now, &mut decision),
+        Link::Up { .. } => drive(machine, now, &mut decision),
+    }
+    decision
+}
+
+/// Whether a user's request can be carried out now.
+pub fn admit(machine: &Machine, request: Request) -> Result<(), Refusal> {
+    if !matches!(machine.link, Link::Up { greeted: true, .. }) {
+        return Err(Refusal::NoLauncher(machine.facts.uid.clone()));
+    }
+    let wanted = match request {
+        Request::Pause | Request::Unpause | Request::SoftReboot | Request::Reset => machine.domain().is_alive(),
+    };
+    if wanted { Ok(()) } else { Err(Refusal::NotRunning) }
+}
+
+/// No connection: look for the socket, as long as there is a reason to.
+fn connect(machine: &Machine, now: Now, decision: &mut Decision) {
+    let Link::Down { since, retry_at, pod_missing_since, .. } = &machine.link else { return };
+    let gone = matches!(machine.presence, Presence::Deleted(_));
+    if gone && (machine.finished || pod_missing_since.is_some() || machine.facts.pods == Candidates::None) {
+        decision.push(Effect::Retire);
+        return;
+    }
+    if machine.finished {
+        return;
+    }
+    let over = machine.facts.is_final() || gone;
+    if over {
+        let from = match machine.presence {
+            Presence::Deleted(at) => at.max(*since),
+            _ => *since,
+        };
+        if pod_missing_since.is_some() {
+            return;
+        }
+        if !decision.due_before(from + LAST_CONNECT_LIMIT, now) {
+            if gone {
+                decision.push(Effect::Retire);
+            }
+            return;
+        }
+    }
+    if let Err(Some(at)) = status::lost(machine, now) {
+        decision.wake(at);
+    }
+    let Candidates::One(pod) = &machine.facts.pods else { return };
+    if !machine.busy.connect && decision.due(*retry_at, now) {
+        let within = if over { LAST_CONNECT_WAIT } else { CONNECT_WAIT };
+        decision.push(Effect::Connect { pod: pod.clone(), within });
+    }
+}
+
+/// Connected: bring the machine to where it should be. Shutdown goes before start, the end before both.
+fn drive(machine: &Machine, now: Now, decision: &mut Decision) {
+    let Link::Up { greeted, networked, synced, .. } = &machine.link else { return };
+    let domain = machine.domain();
+    if machine.finished {
+        // The launcher has been told; whether it lets go of the connection is its own affair.
+        if matches!(machine.presence, Presence::Deleted(_)) {
+            decision.push(Effect::Retire);
+        }
+        return;
+    }
+    if let Err(Some(at)) = status::lost(machine, now) {
+        decision.wake(at);
+    }
+    let retry_at = machine.failure.as_ref().map_or(Duration::ZERO, |failure| failure.retry_at);
+    if !greeted && !machine.busy.hello && decision.due(retry_at, now) {
+        decision.push(Effect::Hello);
+    }
+    if machine.is_leaving() {
+        if domain.is_alive() {
+            stop(machine, now, decision);
+        } else if !matches!(domain, Domain::Unclear) && !machine.busy.sync {
+            finish(machine, now, decision);
+        }
+        return;
+    }
+    if machine.facts.is_final() {
+        // Something ended the machine in the records while it runs: it has to end here as well.
+        if domain.is_alive() {
+            kill(machine, now, decision);
+        } else if !machine.busy.sync {
+            finish(machine, now, decision);
+        }
+        return;
+    }
+    let hopeless = machine.failure.as_ref().is_some_and(|failure| failure.hopeless)
+        || machine.report.as_ref().is_some_and(|report| !report.failure.is_empty());
+    if hopeless {
+        // The status says so first; then the machine is final.
+        return;
+    }
+    if !networked && !machine.busy.network && decision.due(retry_at, now) {
+        decision.push(Effect::SetUpNetwork);
+    }
+    let startable = match domain {
+        Domain::Alive => true,
+        Domain::None | Domain::Ended(End::Unknown) => !machine.ran && machine.facts.phase != Phase::Running,
+        Domain::Unclear | Domain::ShuttingDown | Domain::Ended(_) => false,
+    };
+    let ready = *greeted && *networked && startable && !machine.busy.sync;
+    if !ready {
+        return;
+    }
+    let fingerprint = machine.facts.fingerprint;
+    match machine.io_pause {
+        // A machine that stands still after an I/O error is tried again by a synchronization, at growing intervals.
+        Some(pause) => {
+            if decision.due(pause.retry_at.max(retry_at), now) {
+                decision.push(Effect::Sync { fingerprint });
+            }
+        }
+        None if *synced == Some(fingerprint) => {}
+        None => {
+            if decision.due(retry_at, now) {
+                decision.push(Effect::Sync { fingerprint });
+            }
+        }
+    }
+}
+
+/// The machine's object is going: ask the guest, again and again, and force it when its time is over.
+fn stop(machine: &Machine, now: Now, decision: &mut Decision) {
+    if machine.busy.power {
+        return;
+    }
+    let grace = Duration::from_secs(machine.facts.grace);
+    if grace.is_zero() {
+        kill(machine, now, decision);
+        return;
+    }
+    let Some(stopping) = machine.stopping else {
+        decision.push(Effect::Shutdown { grace: machine.facts.grace });
+        decision.push(Effect::Announce(Announcement::normal("ShuttingDown", "Signaled Graceful Shutdown")));
+        return;
+    };
+    let end = stopping.since.saturating_add(grace).saturating_add(FORCE_MARGIN);
+    if now.since_start >= end {
+        kill(machine, now, decision);
+        return;
+    }
+    decision.wake(end);
+    // A guest that is early in its start, or busy, may have missed the button.
+    if machine.domain() != Domain::ShuttingDown && decision.due(stopping.signalled + SIGNAL_INTERVAL, now) {
+        let left = (stopping.since + grace).saturating_sub(now.since_start);
+        decision.push(Effect::Shutdown { grace: left.as_secs().max(1) });
+    }
+}
+
+fn kill(machine: &Machine, now: Now, decision: &mut Decision) {
+    if machine.busy.power {
+        return;
+    }
+    match machine.stopping {
+        Some(stopping) if stopping.killed && !decision.due(stopping.signalled + SIGNAL_INTERVAL, now) => {}
+        Some(stopping) if stopping.killed => decision.push(Effect::Kill),
+        _ => {
+            decision.push(Effect::Kill);
+            decision.push(Effect::Announce(Announcement::normal("Deleted", "VirtualMachineInstance stopping")));
+        }
+    }
+}
+
+/// The machine is over. The launcher may exit once that is on record, or there is nothing to record.
+fn finish(machine: &Machine, now: Now, decision: &mut Decision) {
+    if machine.busy.finish {
+        return;
+    }
+    let never_ran = !machine.ran && machine.facts.phase != Phase::Running;
+    let nothing_to_record = match machine.domain() {
+        Domain::None => true,
+        Domain::Ended(End::Unknown) => never_ran,
+        _ => false,
+    };
+    let recorded = machine.facts.is_final() || matches!(machine.presence, Presence::Deleted(_)) || nothing_to_record;
+    let retry_at = machine.failure.as_ref().map_or(Duration::ZERO, |failure| failure.retry_at);
+    if recorded && decision.due(retry_at, now) {
+        decision.push(Effect::Finish);
+    }
+}
+
+/// Keep the object's status as it should be.
+fn write(machine: &Machine, now: Now, decision: &mut Decision) {
+    if machine.busy.record {
+        return;
+    }
+    let Some(wanted) = status::wanted(machine, now) else { return };
+    let retry_at = machine.write_retry.as_ref().map_or(Duration::ZERO, |retry| retry.retry_at);
+    if !decision.due(retry_at, now) {
+        return;
+    }
+    if wanted.may_wait {
+        let settled = machine.guest_changed_at.unwrap_or(now.since_start) + GUEST_SETTLE;
+        let rested = machine.guest_written_at.map_or(Duration::ZERO, |at| at + GUEST_INTERVAL);
+        if !decision.due(settled.max(rested), now) {
+            return;
+        }
+    }
+    decision.push(Effect::Write(Box::new(wanted.status), wanted.announcements));
+}
+
+impl Decision {
+    /// True until `end`, which is a reason to wake.
+    fn due_before(&mut self, end: Duration, now: Now) -> bool {
+        if now.since_start < end {
+            self.wake(end);
+            return true;
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use api::VirtualMachineInstance;
+    use protocol::{Lifecycle, MachineState};
+    use serde_json::json;
+
+    use super::*;
+    use crate::machine::{
+        host::ConnectError,
+        state::{Failure, Outcome, Stage},
+    };
+
+    const NODE: &str = "n1";
+
+    fn vmi(phase: &str) -> VirtualMachineInstance {
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+            "metadata": {"name": "m", "namespace": "ns", "uid": "u", "resourceVersion": "1"},
+            "spec": {"domain": {"devices": {}}, "terminationGracePeriodSeconds": 60},
+            "status": {"phase": phase, "activePods": {"pod-1": NODE}},
+        }))
+        .unwrap()
+    }
+
+    fn at(seconds: u64) -> Now {
+        Now {
+            since_start: Duration::from_secs(seconds),
+            wall: jiff::Timestamp::from_second(1_800_000_000 + seconds as i64).unwrap(),
+        }
+    }
+
+    fn state(lifecycle: Lifecycle, reason: &str) -> MachineState {
+        let mut state = MachineState { reason: reason.into(), acpi: true, ..MachineState::default() };
+        state.set_lifecycle(lifecycle);
+        state
+    }
+
+    /// A machine with a connection, greeted and with its network.
+    fn prepared(phase: &str, lifecycle: Lifecycle, reason: &str) -> Machine {
+        let mut machine = Machine::new(Arc::new(vmi(phase)), NODE);
+        machine.link = Link::Up { connection: 1, greeted: true, networked: true, synced: None };
+        machine.hear(state(lifecycle, reason), at(0));
+        machine
+    }
+
+    /// The same, recorded as running and settled.
+    fn live() -> Machine {
+        let mut machine = prepared("Running", Lifecycle::Running, "booted");
+        machine.link =
+            Link::Up { connection: 1, greeted: true, networked: true, synced: Some(machine.facts.fingerprint) };
+        settle(&mut machine);
+        machine
+    }
+
+    /// Takes the status that is wanted as written.
+    fn settle(machine: &mut Machine) {
+        if let Some(wanted) = status::wanted(machine, at(0)) {
+            let mut written = (*machine.vmi).clone();
+            written.status = Some(wanted.status);
+            machine.see(Arc::new(written), NODE);
+        }
+        machine.guest_changed_at = None;
+    }
+
+    fn deleting(machine: &mut Machine) {
+        let mut vmi = (*machine.vmi).clone();
+        vmi.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+        machine.see(Arc::new(vmi), NODE);
+    }
+
+    /// The effects by name, writes aside.
+    fn names(decision: &Decision) -> Vec<&'static str> {
+        decision
+            .effects
+            .iter()
+            .map(|effect| match effect {
+                Effect::Connect { .. } => "connect",
+                Effect::Hello => "hello",
+                Effect::SetUpNetwork => "network",
+                Effect::Sync { .. } => "sync",
+                Effect::Shutdown { .. } => "shutdown",
+                Effect::Kill => "kill",
+                Effect::Finish => "finish",
+                Effect::Write(..) => "write",
+                Effect::Read => "read",
+                Effect::Announce(announcement) => announcement.reason,
+                Effect::Retire => "retire",
+            })
+            .collect()
+    }
+
+    fn written(decision: &Decision) -> Option<&VirtualMachineInstanceStatus> {
+        decision.effects.iter().find_map(|effect| match effect {
+            Effect::Write(status, _) => Some(&**status),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn a_scheduled_machine_waits_for_its_launchers_socket() {
+        let machine = Machine::new(Arc::new(vmi("Scheduling")), NODE);
+        assert_eq!(machine.stage(), Stage::Waiting);
+        let decision = decide(&machine, at(0));
+        assert_eq!(decision.effects, [Effect::Connect { pod: "pod-1".into(), within: CONNECT_WAIT }]);
+        let other = Machine::new(Arc::new(vmi("Scheduling")), "n2");
+        assert!(decide(&other, at(0)).effects.is_empty(), "its pod is on another node");
+    }
+
+    #[test]
+    fn hello_and_network_go_out_together_as_soon_as_there_is_a_connection() {
+        let mut machine = Machine::new(Arc::new(vmi("Scheduling")), NODE);
+        machine.learn(Outcome::Connected(Ok(1)), NODE, at(0));
+        assert_eq!(names(&decide(&machine, at(0))), ["hello", "network"]);
+    }
+
+    #[test]
+    fn nothing_is_started_twice() {
+        let mut machine = Machine::new(Arc::new(vmi("Scheduling")), NODE);
+        for (outcome, expected) in [
+            (None, vec!["connect"]),
+            (Some(Outcome::Connected(Ok(1))), vec!["hello", "network"]),
+            (Some(Outcome::Greeted(1, Ok(()))), vec![]),
+            (Some(Outcome::Network(1, Ok(crate::network::PodNetwork::default()))), vec![]),
+        ] {
+            if let Some(outcome) = outcome {
+                machine.learn(outcome, NODE, at(0));
+            }
+            let decision = decide(&machine, at(0));
+            assert_eq!(names(&decision), expected);
+            for effect in &decision.effects {
+                machine.begin(effect, at(0));
+            }
+            assert!(decide(&machine, at(0)).effects.is_empty());
+        }
+        machine.hear(state(Lifecycle::NoDomain, ""), at(0));
+        assert_eq!(names(&decide(&machine, at(0))), ["sync"]);
+    }
+
+    #[test]
+    fn what_happens_to_a_prepared_machine_follows_phase_and_domain() {
+        use Lifecycle::{NoDomain, Paused, Running, Shutoff, ShuttingDown, Unspecified};
+        let rows: &[(&str, Lifecycle, &str, &[&str])] = &[
+            ("Scheduling", NoDomain, "", &["sync"]),
+            ("Scheduled", NoDomain, "", &["sync"]),
+            ("Scheduled", Unspecified, "", &[]),
+            ("Scheduling", Running, "booted", &["write", "sync"]),
+            // A start that failed in libvirt leaves a domain that never ran.
+            ("Scheduled", Shutoff, "failed", &["sync"]),
+            // One that ran is never started a second time.
+            ("Running", NoDomain, "", &[]),
+            ("Running", Shutoff, "shutdown", &["write"]),
+            ("Running", Shutoff, "crashed", &["write"]),
+            ("Running", ShuttingDown, "user", &["write"]),
+            ("Running", Paused, "user", &["write", "sync"]),
+            ("Succeeded", Shutoff, "shutdown", &["finish"]),
+            ("Failed", NoDomain, "", &["finish"]),
+            ("Failed", Running, "", &["kill", "Deleted"]),
+        ];
+        for (phase, lifecycle, reason, expected) in rows {
+            let machine = prepared(phase, *lifecycle, reason);
+            assert_eq!(names(&decide(&machine, at(5))), *expected, "{phase} {lifecycle:?} {reason}");
+        }
+    }
+
+    #[test]
+    fn a_settled_machine_causes_no_effect() {
+        let machine = live();
+        assert_eq!(machine.stage(), Stage::Live);
+        assert_eq!(decide(&machine, at(0)), Decision::default());
+        assert_eq!(decide(&machine, at(100_000)), Decision::default());
+    }
+
+    #[test]
+    fn a_changed_spec_is_synchronized_once() {
+        let mut machine = live();
+        let mut vmi = (*machine.vmi).clone();
+        vmi.metadata.annotations.get_or_insert_default().insert("a".into(), "b".into());
+        machine.see(Arc::new(vmi), NODE);
+        let decision = decide(&machine, at(1));
+        assert_eq!(names(&decision), ["sync"]);
+        machine.begin(&decision.effects[0], at(1));
+        machine.learn(Outcome::Synced(1, machine.facts.fingerprint, Ok(false)), NODE, at(2));
+        assert!(decide(&machine, at(2)).effects.is_empty());
+    }
+
+    #[test]
+    fn failed_synchronizations_back_off_up_to_a_minute() {
+        let mut machine = prepared("Scheduled", Lifecycle::NoDomain, "");
+        let mut now = 0;
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            let decision = decide(&machine, at(now));
+            assert!(names(&decision).contains(&"sync"), "{now}: {decision:?}");
+            machine.begin(&Effect::Sync { fingerprint: 1 }, at(now));
+            let refused = crate::launcher::LauncherError::Refused {
+                call: "Sync",
+                message: "no disk".into(),
+                irrecoverable: false,
+            };
+            machine.learn(Outcome::Synced(1, 1, Err(refused)), NODE, at(now));
+            settle(&mut machine);
+            let wake = decide(&machine, at(now)).wake_at.unwrap().as_secs();
+            waits.push(wake - now);
+            now = wake;
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    }
+
+    #[test]
+    fn a_deleted_machine_is_asked_repeatedly_and_forced_when_its_time_is_over() {
+        let mut machine = live();
+        deleting(&mut machine);
+        let first = decide(&machine, at(100));
+        assert_eq!(names(&first), ["shutdown", "ShuttingDown"]);
+        assert_eq!(first.effects[0], Effect::Shutdown { grace: 60 });
+        machine.begin(&first.effects[0], at(100));
+        assert!(decide(&machine, at(100)).effects.is_empty());
+        machine.learn(Outcome::Signalled(Ok(())), NODE, at(100));
+        assert!(decide(&machine, at(104)).effects.is_empty());
+        let second = decide(&machine, at(105));
+        assert_eq!(second.effects, [Effect::Shutdown { grace: 55 }]);
+        machine.begin(&second.effects[0], at(105));
+        machine.learn(Outcome::Signalled(Ok(())), NODE, at(105));
+        machine.hear(state(Lifecycle::ShuttingDown, "user"), at(106));
+        let waiting = decide(&machine, at(150));
+        assert!(waiting.effects.is_empty(), "a guest that shuts down is left alone");
+        assert_eq!(waiting.wake_at, Some(Duration::from_secs(162)));
+        assert_eq!(names(&decide(&machine, at(162))), ["kill", "Deleted"]);
+    }
+
+    #[test]
+    fn without_grace_the_machine_is_stopped_at_once() {
+        let mut machine = live();
+        machine.facts.grace = 0;
+        machine.facts.deleting = true;
+        assert_eq!(names(&decide(&machine, at(0))), ["kill", "Deleted"]);
+    }
+
+    #[test]
+    fn a_machine_deleted_before_its_start_is_released() {
+        let mut machine = prepared("Scheduling", Lifecycle::NoDomain, "");
+        deleting(&mut machine);
+        assert_eq!(names(&decide(&machine, at(0))), ["finish"]);
+        machine.begin(&Effect::Finish, at(0));
+        machine.learn(Outcome::Finished(Ok(())), NODE, at(0));
+        machine.lose(1, at(1));
+        assert!(decide(&machine, at(1)).effects.is_empty());
+        machine.presence = Presence::Deleted(Duration::from_secs(2));
+        assert_eq!(names(&decide(&machine, at(2))), ["retire"]);
+    }
+
+    #[test]
+    fn the_launcher_is_released_only_after_the_end_was_recorded() {
+        let mut machine = live();
+        deleting(&mut machine);
+        machine.hear(state(Lifecycle::Shutoff, "shutdown"), at(10));
+        let decision = decide(&machine, at(10));
+        assert_eq!(names(&decision), ["write"]);
+        assert_eq!(written(&decision).unwrap().phase, Some(Phase::Succeeded));
+        settle(&mut machine);
+        assert_eq!(names(&decide(&machine, at(11))), ["finish"]);
+    }
+
+    #[test]
+    fn an_object_that_is_no_longer_shown_is_asked_for_before_its_machine_is_stopped() {
+        let mut machine = live();
+        machine.presence = Presence::Unseen;
+        assert_eq!(names(&decide(&machine, at(0))), ["read"]);
+        machine.learn(Outcome::Read(Ok(None)), NODE, at(1));
+        assert_eq!(names(&decide(&machine, at(1))), ["shutdown", "ShuttingDown"]);
+    }
+
+    #[test]
+    fn a_machine_that_belongs_to_another_node_now_is_let_go_untouched() {
+        let mut machine = live();
+        machine.presence = Presence::Unseen;
+        let mut moved = (*machine.vmi).clone();
+        moved.metadata.labels.get_or_insert_default().insert("kubevirt.io/nodeName".into(), "n2".into());
+        machine.learn(Outcome::Read(Ok(Some(moved))), NODE, at(1));
+        assert_eq!(names(&decide(&machine, at(1))), ["retire"]);
+    }
+
+    #[test]
+    fn a_lost_machine_fails_after_its_limit_and_not_before() {
+        let mut met = live();
+        met.lose(1, at(100));
+        assert_eq!(names(&decide(&met, at(129))), ["connect"]);
+        assert_eq!(decide(&met, at(129)).wake_at, Some(Duration::from_secs(130)));
+        let lost = decide(&met, at(130));
+        assert_eq!(written(&lost).unwrap().phase, Some(Phase::Failed));
+
+        let never_met = Machine::new(Arc::new(vmi("Running")), NODE);
+        assert!(written(&decide(&never_met, at(179))).is_none());
+        assert_eq!(written(&decide(&never_met, at(180))).unwrap().phase, Some(Phase::Failed));
+
+        let mut no_pod = Machine::new(Arc::new(vmi("Running")), NODE);
+        no_pod.learn(Outcome::Connected(Err(ConnectError::NoPod)), NODE, at(5));
+        assert!(written(&decide(&no_pod, at(34))).is_none());
+        assert_eq!(written(&decide(&no_pod, at(35))).unwrap().phase, Some(Phase::Failed));
+    }
+
+    #[test]
+    fn a_machine_that_waits_for_its_pod_is_never_failed_by_the_agent() {
+        for phase in ["Scheduling", "Scheduled"] {
+            let mut machine = Machine::new(Arc::new(vmi(phase)), NODE);
+            machine.learn(Outcome::Connected(Err(ConnectError::NoSocket)), NODE, at(5));
+            assert!(written(&decide(&machine, at(100_000))).is_none());
+        }
+    }
+
+    #[test]
+    fn an_io_error_is_tried_again_at_growing_intervals() {
+        let mut machine = live();
+        machine.hear(state(Lifecycle::Paused, "ioError"), at(100));
+        settle(&mut machine);
+        assert!(decide(&machine, at(109)).effects.is_empty());
+        let mut now = 110;
+        for wait in [20, 40, 80, 160, 180, 180] {
+            assert_eq!(names(&decide(&machine, at(now))), ["sync"]);
+            machine.begin(&Effect::Sync { fingerprint: 1 }, at(now));
+            machine.learn(Outcome::Synced(1, machine.facts.fingerprint, Ok(false)), NODE, at(now));
+            assert_eq!(decide(&machine, at(now)).wake_at, Some(Duration::from_secs(now + wait)));
+            now += wait;
+        }
+        machine.hear(state(Lifecycle::Running, ""), at(now));
+        settle(&mut machine);
+        assert!(decide(&machine, at(now)).effects.is_empty());
+    }
+
+    #[test]
+    fn what_the_guest_does_is_written_after_it_settled_and_not_too_often() {
+        let mut machine = live();
+        let mut agent = state(Lifecycle::Running, "booted");
+        agent.guest_agent_connected = true;
+        machine.hear(agent.clone(), at(100));
+        assert!(decide(&machine, at(100)).effects.is_empty());
+        let decision = decide(&machine, at(101));
+        assert_eq!(names(&decision), ["write"]);
+        let mut next = (*machine.vmi).clone();
+        next.status = written(&decision).cloned();
+        machine.begin(&decision.effects[0], at(101));
+        machine.learn(Outcome::Written(Ok(next), Vec::new()), NODE, at(101));
+        agent.memory_current = 1 << 30;
+        machine.hear(agent, at(102));
+        assert!(decide(&machine, at(104)).effects.is_empty());
+        assert_eq!(decide(&machine, at(104)).wake_at, Some(Duration::from_secs(111)));
+        assert_eq!(names(&decide(&machine, at(111))), ["write"]);
+    }
+
+    #[test]
+    fn a_write_that_fails_is_tried_again_later_and_a_conflict_reads_first() {
+        let mut machine = prepared("Scheduling", Lifecycle::Running, "booted");
+        machine.link =
+            Link::Up { connection: 1, greeted: true, networked: true, synced: Some(machine.facts.fingerprint) };
+        let write = crate::machine::records::WriteError::Other("server is away".into());
+        machine.learn(Outcome::Written(Err(write), Vec::new()), NODE, at(10));
+        assert!(decide(&machine, at(10)).effects.is_empty());
+        assert_eq!(names(&decide(&machine, at(11))), ["write"]);
+        machine.learn(Outcome::Written(Err(crate::machine::records::WriteError::Conflict), Vec::new()), NODE, at(12));
+        assert_eq!(names(&decide(&machine, at(12))), ["read"]);
+    }
+
+    #[test]
+    fn a_launcher_that_has_given_up_fails_the_machine_with_its_words() {
+        let mut machine = prepared("Scheduled", Lifecycle::NoDomain, "");
+        machine.report.as_mut().unwrap().failure = "no firmware".into();
+        let decision = decide(&machine, at(0));
+        assert_eq!(names(&decision), ["write"]);
+        let status = written(&decision).unwrap();
+        assert_eq!(status.phase, Some(Phase::Failed));
+        assert_eq!(status.condition("Synchronized").unwrap().message.as_deref(), Some("no firmware"));
+    }
+
+    #[test]
+    fn requests_need_a_launcher_and_a_guest() {
+        assert!(admit(&live(), Request::Pause).is_ok());
+        let idle = prepared("Scheduled", Lifecycle::NoDomain, "");
+        assert!(matches!(admit(&idle, Request::Reset), Err(Refusal::NotRunning)));
+        let mut alone = live();
+        alone.lose(1, at(1));
+        let refusal = admit(&alone, Request::Unpause).unwrap_err();
+        assert_eq!(refusal.to_string(), "No command socket found for vmi u");
+    }
+
+    #[test]
+    fn an_older_version_of_the_object_is_ignored() {
+        let mut machine = live();
+        let mut newer = (*machine.vmi).clone();
+        newer.metadata.resource_version = Some("20".into());
+        machine.see(Arc::new(newer), NODE);
+        let mut older = vmi("Scheduling");
+        older.metadata.resource_version = Some("9".into());
+        machine.see(Arc::new(older), NODE);
+        assert_eq!(machine.facts.phase, Phase::Running);
+    }
+
+    #[test]
+    fn a_failure_that_cannot_be_helped_is_not_tried_again() {
+        let mut machine = prepared("Scheduled", Lifecycle::NoDomain, "");
+        machine.failure = Some(Failure { message: "bad".into(), count: 1, retry_at: Duration::ZERO, hopeless: true });
+        assert_eq!(names(&decide(&machine, at(10))), ["write"]);
+    }
+}

@@ -1,0 +1,76 @@
+//! What the decisions about a machine need from its VirtualMachineInstance, read once per version of it.
+
+use std::{
+    collections::hash_map::DefaultHasher,
+    hash::{Hash, Hasher},
+};
+
+use api::{VirtualMachineInstance, VmiPhase as Phase};
+use kube::ResourceExt;
+
+use crate::launcher::{Candidates, candidates};
+
+/// Grace period where the object says nothing: the cluster default, in seconds.
+const DEFAULT_GRACE: u64 = 30;
+
+/// Facts of one version of a VirtualMachineInstance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// UID of the object.
+    pub uid: String,
+    /// Its phase.
+    pub phase: Phase,
+    /// Somebody asked for its deletion.
+    pub deleting: bool,
+    /// Seconds the guest has for its shutdown.
+    pub grace: u64,
+    /// The pods of this node that may hold its launcher.
+    pub pods: Candidates,
+    /// Stands for everything that the launcher is told about the machine; changes when that changes.
+    pub fingerprint: u64,
+}
+
+impl Facts {
+    /// Reads the facts that hold on `node`.
+    pub fn of(vmi: &VirtualMachineInstance, node: &str) -> Self {
+        Self {
+            uid: vmi.uid().unwrap_or_default(),
+            phase: vmi.phase().clone(),
+            deleting: vmi.is_deleting(),
+            grace: grace(vmi),
+            pods: vmi.status.as_ref().map_or(Candidates::None, |status| candidates(&status.active_pods, node)),
+            fingerprint: fingerprint(vmi),
+        }
+    }
+
+    /// The machine has ended for good.
+    pub fn is_final(&self) -> bool {
+        self.phase.is_final()
+    }
+}
+
+fn grace(vmi: &VirtualMachineInstance) -> u64 {
+    match vmi.spec.termination_grace_period_seconds {
+        Some(seconds) => u64::try_from(seconds).unwrap_or(0),
+        None => DEFAULT_GRACE,
+    }
+}
+
+/// Hash of the parts of the object that a launcher acts on. Only compared within one process.
+fn fingerprint(vmi: &VirtualMachineInstance) -> u64 {
+    struct Sink(DefaultHasher);
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            bytes.hash(&mut self.0);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut sink = Sink(DefaultHasher::new());
+    // Writing into a hash cannot fail, and the types have no keys that JSON lacks; a failure would only cause
+    // one synchronization more or less.
+    let _ = serde_json::to_writer(&mut sink, &(&vmi.spec, &vmi.metadata.annotations, &vmi.metadata.labels));
+    sink.0.finish()
+}

@@ -1,0 +1,158 @@
+//! What a machine's task needs of the node it runs on.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use api::VirtualMachineInstance;
+use async_trait::async_trait;
+use process::config::ConfigHandle;
+use protocol::{CacheFile, SmBios};
+use tokio::net::UnixStream;
+
+use crate::{
+    capabilities, device_access,
+    network::{self, PodNetwork},
+    safe_dir::{self, Peer, SafeDir},
+};
+
+/// The user QEMU runs as in a launcher pod.
+const RUNTIME_USER: u32 = 107;
+
+/// Why there is no connection to a launcher.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The pod has no socket yet.
+    #[error("the launcher has no socket yet")]
+    NoSocket,
+    /// The pod has no directory on this node.
+    #[error("the pod is not on this node")]
+    NoPod,
+    /// There is something, but it does not answer or is not to be trusted.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Why the pod's network was not set up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct NetworkFailure {
+    /// What went wrong.
+    pub message: String,
+    /// Trying again cannot help.
+    pub permanent: bool,
+}
+
+/// What the cluster configuration says about all machines.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// What the guest's firmware tells about its hardware.
+    pub smbios: SmBios,
+    /// Seconds between balloon statistics.
+    pub balloon_stats_period: u32,
+    /// The serial console is not copied to the launcher's output, unless the machine asks for it.
+    pub serial_console_log_disabled: bool,
+    /// Software emulation may be used.
+    pub allow_emulation: bool,
+}
+
+/// The node as a task sees it. Everything here is bounded in time.
+#[async_trait]
+pub trait Host: Send + Sync + 'static {
+    /// The node's name.
+    fn name(&self) -> &str;
+
+    /// What the cluster configuration says now.
+    fn settings(&self) -> Settings;
+
+    /// Waits up to `within` for the launcher's socket of a pod, connects, and checks who answers.
+    async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError>;
+
+    /// Gives a checked launcher the devices it may use, and picks the capabilities cache that fits it.
+    async fn equip(&self, launcher: &Arc<Peer>) -> Result<Vec<CacheFile>, String>;
+
+    /// Sets up the network in the launcher's pod. Idempotent.
+    async fn set_up_network(
+        &self,
+        launcher: &Arc<Peer>,
+        vmi: &Arc<VirtualMachineInstance>,
+    ) -> Result<PodNetwork, NetworkFailure>;
+}
+
+/// The node this process runs on.
+pub struct NodeHost {
+    name: String,
+    pods: SafeDir,
+    cache: capabilities::Cache,
+    config: ConfigHandle,
+}
+
+impl NodeHost {
+    /// The node `name`, with kubelet's directory and the directory of the capabilities cache.
+    pub fn new(
+        name: String,
+        kubelet_root: &Path,
+        capabilities_dir: &Path,
+        config: ConfigHandle,
+    ) -> Result<Self, safe_dir::Error> {
+        Ok(Self {
+            name,
+            pods: SafeDir::trusted(&kubelet_root.join("pods"))?,
+            cache: capabilities::Cache::new(capabilities_dir.to_owned()),
+            config,
+        })
+    }
+}
+
+#[async_trait]
+impl Host for NodeHost {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn settings(&self) -> Settings {
+        settings(&self.config.current())
+    }
+
+    async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError> {
+        match safe_dir::connect_launcher(&self.pods, pod, within).await {
+            Ok((stream, peer)) => Ok((stream, Arc::new(peer))),
+            Err(error) if error.is_not_found() || error.is_timeout() => match self.pods.exists(Path::new(pod)) {
+                Ok(false) => Err(ConnectError::NoPod),
+                _ => Err(ConnectError::NoSocket),
+            },
+            Err(error) => Err(ConnectError::Refused(error.to_string())),
+        }
+    }
+
+    async fn equip(&self, launcher: &Arc<Peer>) -> Result<Vec<CacheFile>, String> {
+        let granted = device_access::grant(launcher, RUNTIME_USER).map_err(|error| error.to_string())?;
+        tracing::debug!(devices = ?granted, "devices handed to the launcher");
+        Ok(self.cache.files(device_access::has_kvm(launcher)))
+    }
+
+    async fn set_up_network(
+        &self,
+        launcher: &Arc<Peer>,
+        vmi: &Arc<VirtualMachineInstance>,
+    ) -> Result<PodNetwork, NetworkFailure> {
+        match network::setup(launcher, vmi).await {
+            Ok(ready) => Ok(ready),
+            Err(error) => Err(NetworkFailure { permanent: error.is_permanent(), message: error.to_string() }),
+        }
+    }
+}
+
+fn settings(config: &api::config::ClusterConfig) -> Settings {
+    let smbios = &config.smbios;
+    Settings {
+        smbios: SmBios {
+            manufacturer: smbios.manufacturer.clone(),
+            product: smbios.product.clone(),
+            version: smbios.version.clone(),
+            sku: smbios.sku.clone(),
+            family: smbios.family.clone(),
+        },
+        balloon_stats_period: config.mem_balloon_stats_period,
+        serial_console_log_disabled: !config.log_serial_console,
+        allow_emulation: config.use_emulation,
+    }
+}

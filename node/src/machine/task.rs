@@ -1,0 +1,413 @@
+//! The task of one machine: waits for news, asks what to do, does it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
+use process::CancellationToken;
+use protocol::MachineOptions;
+use serde_json::{Value, json};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::{AbortHandle, JoinSet},
+};
+use tracing::Instrument;
+
+use super::{
+    decide::{self, Effect},
+    directory::Handle,
+    host::{ConnectError, Host, NetworkFailure},
+    records::{Records, WriteError, merge_difference},
+    state::{Announcement, Busy, Link, Machine, Now, Outcome, Presence, Refusal, Request, Stage},
+};
+use crate::{
+    launcher::{self, Launcher, LauncherError, Report},
+    safe_dir::Peer,
+};
+
+/// States of the machine under way from the launcher; more are held back by the stream's flow control.
+const REPORTS: usize = 4;
+/// Longest network set-up.
+const NETWORK_LIMIT: Duration = Duration::from_secs(30);
+/// Longest choice of devices and capabilities for a launcher.
+const EQUIP_LIMIT: Duration = Duration::from_secs(10);
+
+/// The newest from the watch of objects.
+#[derive(Clone, Debug)]
+pub enum Feed {
+    /// A version of the object.
+    Object(Arc<VirtualMachineInstance>),
+    /// The watch no longer shows it.
+    Missing,
+    /// Another object has taken its name.
+    Replaced,
+}
+
+/// A request of a user with the place for its answer.
+pub type Asked = (Request, oneshot::Sender<Result<(), Refusal>>);
+
+/// A connection to the launcher.
+struct Connection {
+    number: u64,
+    launcher: Launcher,
+    peer: Arc<Peer>,
+    follower: AbortHandle,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.follower.abort();
+    }
+}
+
+/// What a call under way ends with.
+enum Completed {
+    Connected(Result<(Launcher, Arc<Peer>), ConnectError>),
+    Outcome(Outcome),
+}
+
+/// The owner of one machine.
+pub struct Task {
+    machine: Machine,
+    host: Arc<dyn Host>,
+    records: Arc<dyn Records>,
+    handle: Arc<Handle>,
+    connection: Option<Connection>,
+    connections: u64,
+    calls: JoinSet<Completed>,
+    reports: (mpsc::Sender<(u64, Report)>, mpsc::Receiver<(u64, Report)>),
+    started: Instant,
+}
+
+impl Task {
+    /// A task for the machine of `vmi`.
+    pub fn new(
+        vmi: Arc<VirtualMachineInstance>,
+        host: Arc<dyn Host>,
+        records: Arc<dyn Records>,
+        handle: Arc<Handle>,
+    ) -> Self {
+        Self {
+            machine: Machine::new(vmi, host.name()),
+            host,
+            records,
+            handle,
+            connection: None,
+            connections: 0,
+            calls: JoinSet::new(),
+            reports: mpsc::channel(REPORTS),
+            started: Instant::now(),
+        }
+    }
+
+    /// Runs until the machine is no longer this node's business, or until `stop`, which leaves it as it is.
+    pub async fn run(
+        mut self,
+        mut feed: watch::Receiver<Feed>,
+        mut requests: mpsc::Receiver<Asked>,
+        stop: CancellationToken,
+    ) {
+        let mut stage = None;
+        loop {
+            let now = self.now();
+            let decision = decide::decide(&self.machine, now);
+            for effect in decision.effects {
+                self.machine.begin(&effect, now);
+                if effect == Effect::Retire {
+                    tracing::info!("the machine has left this node");
+                    return;
+                }
+                self.start(effect);
+            }
+            self.publish(&mut stage);
+            let wake_at = decision.wake_at.map(|at| tokio::time::Instant::from_std(self.started + at));
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = feed.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let news = feed.borrow_and_update().clone();
+                    self.take_in(news);
+                }
+                Some((connection, report)) = self.reports.1.recv() => self.hear(connection, report),
+                Some(completed) = self.calls.join_next(), if !self.calls.is_empty() => self.complete(completed),
+                Some((request, answer)) = requests.recv(), if !self.machine.busy.request => self.ask(request, answer),
+                () = sleep_until(wake_at) => {}
+            }
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now { since_start: self.started.elapsed(), wall: jiff::Timestamp::now() }
+    }
+
+    fn take_in(&mut self, news: Feed) {
+        match news {
+            Feed::Object(vmi) => self.machine.see(vmi, self.host.name()),
+            Feed::Missing => self.machine.presence = Presence::Unseen,
+            Feed::Replaced => self.machine.presence = Presence::Deleted(self.started.elapsed()),
+        }
+    }
+
+    fn hear(&mut self, connection: u64, report: Report) {
+        if self.connection.as_ref().is_none_or(|current| current.number != connection) {
+            return;
+        }
+        let now = self.now();
+        match report {
+            Report::State(state) => {
+                tracing::debug!(
+                    lifecycle = state.lifecycle().as_str_name(), reason = %state.reason, "the launcher reports"
+                );
+                self.machine.hear(*state, now);
+            }
+            Report::Lost(error) => {
+                tracing::info!(%error, "launcher lost");
+                self.connection = None;
+                self.machine.lose(connection, now);
+            }
+        }
+    }
+
+    fn complete(&mut self, completed: Result<Completed, tokio::task::JoinError>) {
+        let now = self.now();
+        let outcome = match completed {
+            Ok(Completed::Outcome(outcome)) => outcome,
+            Ok(Completed::Connected(Ok((launcher, peer)))) => {
+                self.connections += 1;
+                let number = self.connections;
+                tracing::info!(pid = peer.pid(), "connected to the launcher");
+                let follow = launcher::follow(launcher.clone(), number, self.reports.0.clone());
+                let follower = tokio::spawn(follow.in_current_span()).abort_handle();
+                self.connection = Some(Connection { number, launcher, peer, follower });
+                Outcome::Connected(Ok(number))
+            }
+            Ok(Completed::Connected(Err(error))) => {
+                tracing::debug!(%error, "no launcher yet");
+                Outcome::Connected(Err(error))
+            }
+            Err(error) => {
+                // A call that panicked would otherwise count as under way for ever.
+                tracing::error!(%error, "a call was aborted");
+                self.machine.busy = Busy::default();
+                self.calls.abort_all();
+                return;
+            }
+        };
+        log(&outcome);
+        for announcement in self.machine.learn(outcome, self.host.name(), now) {
+            self.records.announce(&self.machine.vmi, announcement);
+        }
+    }
+
+    fn start(&mut self, effect: Effect) {
+        match effect {
+            Effect::Connect { pod, within } => {
+                let host = self.host.clone();
+                self.call(async move { Completed::Connected(connect(&*host, &pod, within).await) });
+            }
+            Effect::Write(status, announcements) => {
+                let (records, vmi) = (self.records.clone(), self.machine.vmi.clone());
+                self.call(async move {
+                    let written = write(&*records, &vmi, &status).await;
+                    Completed::Outcome(Outcome::Written(written, announcements))
+                });
+            }
+            Effect::Read => {
+                let (records, vmi) = (self.records.clone(), self.machine.vmi.clone());
+                self.call(async move { Completed::Outcome(Outcome::Read(records.read(&vmi).await)) });
+            }
+            Effect::Announce(announcement) => self.records.announce(&self.machine.vmi, announcement),
+            Effect::Retire => {}
+            Effect::Hello
+            | Effect::SetUpNetwork
+            | Effect::Sync { .. }
+            | Effect::Shutdown { .. }
+            | Effect::Kill
+            | Effect::Finish => self.start_call(effect),
+        }
+    }
+
+    /// Starts a call to the launcher.
+    fn start_call(&mut self, effect: Effect) {
+        let Some(connection) = &self.connection else {
+            // Link and connection change together, so this cannot be; if it were, no call would be under way.
+            let known = self.machine.busy;
+            self.machine.busy = Busy { connect: known.connect, record: known.record, ..Busy::default() };
+            return;
+        };
+        let (number, launcher, peer) = (connection.number, connection.launcher.clone(), connection.peer.clone());
+        let (host, vmi) = (self.host.clone(), self.machine.vmi.clone());
+        match effect {
+            Effect::Hello => self.call(async move {
+                let greeted = greet(&*host, &launcher, &peer).await;
+                Completed::Outcome(Outcome::Greeted(number, greeted))
+            }),
+            Effect::SetUpNetwork => self.call(async move {
+                let ready = tokio::time::timeout(NETWORK_LIMIT, host.set_up_network(&peer, &vmi)).await;
+                let ready = ready.unwrap_or_else(|_| {
+                    Err(NetworkFailure { message: "not done within the time limit".into(), permanent: false })
+                });
+                Completed::Outcome(Outcome::Network(number, ready))
+            }),
+            Effect::Sync { fingerprint } => {
+                let settings = host.settings();
+                let options = MachineOptions {
+                    smbios: Some(settings.smbios),
+                    balloon_stats_period: settings.balloon_stats_period,
+                    nics: self.machine.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default(),
+                    serial_console_log_disabled: settings.serial_console_log_disabled,
+                };
+                self.call(async move {
+                    let synced = sync(&launcher, &vmi, options).await;
+                    Completed::Outcome(Outcome::Synced(number, fingerprint, synced))
+                });
+            }
+            Effect::Shutdown { grace } => {
+                self.call(async move { Completed::Outcome(Outcome::Signalled(launcher.shutdown(grace).await)) });
+            }
+            Effect::Kill => {
+                self.call(async move { Completed::Outcome(Outcome::Signalled(launcher.kill().await)) });
+            }
+            Effect::Finish => {
+                self.call(async move { Completed::Outcome(Outcome::Finished(launcher.finish().await)) });
+            }
+            Effect::Connect { .. } | Effect::Write(..) | Effect::Read | Effect::Announce(_) | Effect::Retire => {}
+        }
+    }
+
+    fn call(&mut self, call: impl Future<Output = Completed> + Send + 'static) {
+        self.calls.spawn(call.in_current_span());
+    }
+
+    /// Carries out a user's request, or says why not.
+    fn ask(&mut self, request: Request, answer: oneshot::Sender<Result<(), Refusal>>) {
+        let admitted = decide::admit(&self.machine, request);
+        let connection = match (admitted, &self.connection) {
+            (Ok(()), Some(connection)) => connection,
+            (Ok(()), None) => {
+                let _ = answer.send(Err(Refusal::NoLauncher(self.machine.facts.uid.clone())));
+                return;
+            }
+            (Err(refusal), _) => {
+                let _ = answer.send(Err(refusal));
+                return;
+            }
+        };
+        self.machine.busy.request = true;
+        let (launcher, records, vmi) = (connection.launcher.clone(), self.records.clone(), self.machine.vmi.clone());
+        self.call(async move {
+            let (result, reason, message) = match request {
+                Request::Pause => (launcher.pause().await, "Paused", "VirtualMachineInstance paused"),
+                Request::Unpause => (launcher.unpause().await, "Unpaused", "VirtualMachineInstance unpaused"),
+                Request::Reset => (launcher.reset().await, "Reset", "VirtualMachineInstance reset"),
+                Request::SoftReboot => {
+                    (launcher.soft_reboot().await, "SoftRebooted", "VirtualMachineInstance soft rebooted")
+                }
+            };
+            if result.is_ok() {
+                records.announce(&vmi, Announcement::normal(reason, message));
+            }
+            // The client may have gone.
+            let _ = answer.send(result.map_err(Refusal::from));
+            Completed::Outcome(Outcome::Requested)
+        });
+    }
+
+    /// Lets streams reach the launcher once it has accepted the machine over this connection, and logs the stage.
+    fn publish(&self, shown: &mut Option<Stage>) {
+        let accepted = matches!(self.machine.link, Link::Up { synced: Some(_), .. });
+        let launcher = self.connection.as_ref().filter(|_| accepted).map(|connection| &connection.launcher);
+        self.handle.set_launcher(launcher);
+        let stage = self.machine.stage();
+        if *shown != Some(stage) {
+            tracing::debug!(?stage, phase = %self.machine.facts.phase, "stage");
+            *shown = Some(stage);
+        }
+    }
+}
+
+async fn sleep_until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn connect(host: &dyn Host, pod: &str, within: Duration) -> Result<(Launcher, Arc<Peer>), ConnectError> {
+    let (stream, peer) = host.connect(pod, within).await?;
+    match Launcher::connect(stream).await {
+        Ok(launcher) => Ok((launcher, peer)),
+        Err(error) => Err(ConnectError::Refused(error.to_string())),
+    }
+}
+
+async fn greet(host: &dyn Host, launcher: &Launcher, peer: &Arc<Peer>) -> Result<(), LauncherError> {
+    const CALL: &str = "Hello";
+    let cache = match tokio::time::timeout(EQUIP_LIMIT, host.equip(peer)).await {
+        Ok(Ok(cache)) => cache,
+        Ok(Err(message)) => return Err(LauncherError::Refused { call: CALL, message, irrecoverable: false }),
+        Err(_) => return Err(LauncherError::Deadline { call: CALL, after: EQUIP_LIMIT }),
+    };
+    let version = launcher.hello(cache, host.settings().allow_emulation).await?;
+    tracing::debug!(%version, "the launcher answered hello");
+    Ok(())
+}
+
+async fn sync(
+    launcher: &Launcher,
+    vmi: &VirtualMachineInstance,
+    options: MachineOptions,
+) -> Result<bool, LauncherError> {
+    let json = serde_json::to_vec(vmi).map_err(|error| LauncherError::Refused {
+        call: "Sync",
+        message: error.to_string(),
+        irrecoverable: true,
+    })?;
+    launcher.sync(json, options).await
+}
+
+async fn write(
+    records: &dyn Records,
+    vmi: &VirtualMachineInstance,
+    status: &VirtualMachineInstanceStatus,
+) -> Result<VirtualMachineInstance, WriteError> {
+    match patch(vmi, status) {
+        Ok(Some(patch)) => records.patch(vmi, patch).await,
+        Ok(None) => Ok(vmi.clone()),
+        Err(error) => Err(WriteError::Other(error.to_string())),
+    }
+}
+
+/// The merge patch from the object's status to `status`, tied to the version it was computed from.
+fn patch(
+    vmi: &VirtualMachineInstance,
+    status: &VirtualMachineInstanceStatus,
+) -> Result<Option<Value>, serde_json::Error> {
+    let from = match &vmi.status {
+        Some(status) => serde_json::to_value(status)?,
+        None => json!({}),
+    };
+    let difference = merge_difference(&from, &serde_json::to_value(status)?);
+    Ok(difference.map(
+        |difference| json!({"metadata": {"resourceVersion": vmi.metadata.resource_version}, "status": difference}),
+    ))
+}
+
+fn log(outcome: &Outcome) {
+    match outcome {
+        Outcome::Network(_, Err(failure)) => tracing::warn!(error = %failure, "network set-up failed"),
+        Outcome::Greeted(_, Err(error)) => tracing::warn!(%error, "hello failed"),
+        Outcome::Synced(_, _, Err(error)) => tracing::warn!(%error, "synchronization failed"),
+        Outcome::Synced(_, _, Ok(started)) => tracing::info!(started, "synchronized"),
+        Outcome::Signalled(Err(error)) => tracing::warn!(%error, "the machine was not signalled"),
+        Outcome::Finished(Err(error)) if !error.is_lost() => tracing::warn!(%error, "the launcher was not released"),
+        Outcome::Written(Err(WriteError::Conflict), _) => tracing::debug!("status has changed meanwhile"),
+        Outcome::Written(Err(error), _) => tracing::warn!(%error, "status was not written"),
+        Outcome::Read(Err(error)) => tracing::warn!(%error, "the object was not read"),
+        _ => {}
+    }
+}
