@@ -5,7 +5,7 @@ use std::{fs, io::ErrorKind, path::Path};
 use crate::{
     command::{program, run},
     error::{FileContext, Result},
-    host::{self, Record},
+    host,
     plan::{Node, Plan},
     progress::Progress,
 };
@@ -17,7 +17,6 @@ use crate::{
 pub fn down(plan: &Plan, progress: &Progress) -> Result<()> {
     host::check_owner(plan)?;
     let namespaces = host::namespaces(plan);
-    let record = Record::load(&plan.record())?;
     if !namespaces.is_empty() {
         progress.step(format!("stopping {}", namespaces.iter().cloned().collect::<Vec<_>>().join(", ")));
     }
@@ -28,22 +27,8 @@ pub fn down(plan: &Plan, progress: &Progress) -> Result<()> {
     if host::owner(plan).is_some() {
         run("removing the host's link", &mut program("ip", ["link", "delete", &plan.host_link()]))?;
     }
-    if record.namespaces_mounted {
-        release_namespace_folder()?;
-    }
     host::remove_cgroup(&plan.cgroup())?;
-    for (name, value) in &record.sysctls {
-        host::set_sysctl(name, value)?;
-    }
-    // Children come after their parents in the record.
-    for folder in record.folders.iter().rev() {
-        match fs::remove_dir(folder) {
-            Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
-                return Err(error).at("remove", folder);
-            }
-            _ => {}
-        }
-    }
+    host::release()?;
     remove_files(plan)?;
     progress.step("the cluster is gone");
     Ok(())
@@ -63,19 +48,6 @@ pub fn remove_node(node: &Node) -> Result<()> {
     remove_tree(&node.folder)
 }
 
-/// `ip netns add` mounts the folder over itself once; that is undone when nobody else uses it.
-fn release_namespace_folder() -> Result<()> {
-    let folder = Path::new(host::NAMESPACES);
-    let empty = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
-    if !empty {
-        return Ok(());
-    }
-    if host::is_mount_point(host::NAMESPACES) {
-        run("releasing the folder of network namespaces", &mut program("umount", [host::NAMESPACES]))?;
-    }
-    fs::remove_dir(folder).at("remove", folder)
-}
-
 fn remove_files(plan: &Plan) -> Result<()> {
     let keep = [plan.logs(), plan.audit_log()];
     let entries = match fs::read_dir(plan.state()) {
@@ -84,14 +56,9 @@ fn remove_files(plan: &Plan) -> Result<()> {
         Err(error) => return Err(error).at("list", plan.state()),
     };
     for path in entries.flatten().map(|entry| entry.path()).filter(|path| !keep.contains(path)) {
-        if path == plan.record() {
-            continue;
-        }
         remove_tree(&path)?;
     }
-    remove_tree(&plan.kubeconfig())?;
-    // Last: as long as it is there, the next `down` knows what is left to undo.
-    remove_tree(&plan.record())
+    remove_tree(&plan.kubeconfig())
 }
 
 fn remove_tree(path: &Path) -> Result<()> {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use nix::{
+    fcntl::{Flock, FlockArg},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -26,11 +27,14 @@ pub const NAMESPACES: &str = "/run/netns";
 /// How long killed processes may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(20);
 
-/// What was changed on the host and must be undone. Written before the change.
+/// The record of what was changed on the host. One for all clusters, since they share what it names.
+const RECORD: &str = "/run/ferrovirt-clusters.json";
+
+/// What was changed on the host and must be undone when the last cluster goes. Written before the change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// Folders that did not exist before.
+    /// Folders that did not exist before, parents first.
     pub folders: Vec<PathBuf>,
     /// Kernel settings: (path below /proc/sys, value before).
     pub sysctls: Vec<(String, String)>,
@@ -39,11 +43,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Reads the record; an absent one is empty.
-    ///
-    /// # Errors
-    /// When it cannot be read or understood.
-    pub fn load(path: &Path) -> Result<Self> {
+    fn load(path: &Path) -> Result<Self> {
         match fs::read_to_string(path) {
             Ok(text) => serde_json::from_str(&text)
                 .map_err(|source| Error::Document { what: path.display().to_string(), source }),
@@ -52,21 +52,121 @@ impl Record {
         }
     }
 
-    /// Writes the record.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub fn store(&self, path: &Path) -> Result<()> {
+    fn store(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)
             .map_err(|source| Error::Document { what: path.display().to_string(), source })?;
         let partial = path.with_extension("partial");
         fs::write(&partial, text).at("write", &partial)?;
         fs::rename(&partial, path).at("rename", partial)
     }
+
+    /// Adds folders and settings that are not in it yet: what was there first is what counts as before.
+    fn add(&mut self, folders: Vec<PathBuf>, sysctls: Vec<(String, String)>) {
+        for folder in folders {
+            if !self.folders.contains(&folder) {
+                self.folders.push(folder);
+            }
+        }
+        for (name, value) in sysctls {
+            if !self.sysctls.iter().any(|(known, _)| *known == name) {
+                self.sysctls.push((name, value));
+            }
+        }
+    }
+}
+
+/// Keeps every other cluster's changes of the host away until dropped. The lock is on a folder that is always there,
+/// so that it leaves nothing behind.
+fn lock_host() -> Result<Flock<fs::File>> {
+    let folder = Path::new("/run");
+    let file = fs::File::open(folder).at("open", folder)?;
+    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error.into()).at("lock", folder)
+}
+
+/// Remembers what nodes change on the host, then makes the folders and raises the limits that they need.
+///
+/// # Errors
+/// When the host refuses.
+pub fn prepare(folders: &[PathBuf]) -> Result<()> {
+    let _lock = lock_host()?;
+    let path = Path::new(RECORD);
+    let mut record = Record::load(path)?;
+    record.namespaces_mounted |= !is_mount_point(NAMESPACES);
+    let absent = folders.iter().flat_map(|folder| {
+        let mut absent: Vec<_> = folder.ancestors().take_while(|part| !part.exists()).map(Path::to_path_buf).collect();
+        absent.reverse();
+        absent
+    });
+    let current: Vec<_> = SYSCTLS
+        .iter()
+        .filter_map(|(name, least)| sysctl(name).map(|value| (*name, value, *least)))
+        .collect();
+    record.add(absent.collect(), current.iter().map(|(name, value, _)| ((*name).into(), value.clone())).collect());
+    record.store(path)?;
+    for folder in folders {
+        fs::create_dir_all(folder).at("create", folder)?;
+    }
+    for (name, value, least) in current {
+        if let (Ok(value), Some(least)) = (value.parse::<u64>(), least)
+            && value < least
+        {
+            set_sysctl(name, &least.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Undoes what was changed on the host, unless another cluster still runs.
+///
+/// # Errors
+/// When the host refuses.
+pub fn release() -> Result<()> {
+    let _lock = lock_host()?;
+    let path = Path::new(RECORD);
+    if any_cluster_runs() || !path.exists() {
+        return Ok(());
+    }
+    let record = Record::load(path)?;
+    for (name, value) in &record.sysctls {
+        set_sysctl(name, value)?;
+    }
+    for folder in record.folders.iter().rev() {
+        match fs::remove_dir(folder) {
+            Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
+                return Err(error).at("remove", folder);
+            }
+            _ => {}
+        }
+    }
+    let namespaces = Path::new(NAMESPACES);
+    if record.namespaces_mounted && fs::read_dir(namespaces).is_ok_and(|mut entries| entries.next().is_none()) {
+        // `ip netns add` mounts the folder over itself once, and never undoes that.
+        if is_mount_point(NAMESPACES) {
+            run("releasing the folder of network namespaces", &mut program("umount", [NAMESPACES]))?;
+        }
+        fs::remove_dir(namespaces).at("remove", namespaces)?;
+    }
+    fs::remove_file(path).at("remove", path)
+}
+
+/// Whether a control plane of any cluster has its network namespace.
+fn any_cluster_runs() -> bool {
+    fs::read_dir(NAMESPACES)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .any(|name| is_control_namespace(&name))
+}
+
+fn is_control_namespace(name: &str) -> bool {
+    name.strip_prefix("fv")
+        .and_then(|rest| rest.strip_suffix("-control"))
+        .is_some_and(|instance| instance.parse::<u8>().is_ok())
 }
 
 /// The kernel settings that a node's processes change, with the least value wanted now (none: only remembered).
-pub const SYSCTLS: [(&str, Option<u64>); 8] = [
+const SYSCTLS: [(&str, Option<u64>); 8] = [
     ("fs/inotify/max_user_instances", Some(1024)),
     ("fs/inotify/max_user_watches", Some(262_144)),
     ("vm/overcommit_memory", None),
@@ -77,17 +177,11 @@ pub const SYSCTLS: [(&str, Option<u64>); 8] = [
     ("kernel/keys/root_maxbytes", None),
 ];
 
-/// Reads a kernel setting.
-#[must_use]
-pub fn sysctl(name: &str) -> Option<String> {
+fn sysctl(name: &str) -> Option<String> {
     fs::read_to_string(Path::new("/proc/sys").join(name)).ok().map(|text| text.trim().to_owned())
 }
 
-/// Writes a kernel setting.
-///
-/// # Errors
-/// When it is refused.
-pub fn set_sysctl(name: &str, value: &str) -> Result<()> {
+fn set_sysctl(name: &str, value: &str) -> Result<()> {
     let path = Path::new("/proc/sys").join(name);
     fs::write(&path, value).at("write", path)
 }
@@ -307,9 +401,7 @@ pub fn check_owner(plan: &Plan) -> Result<()> {
     }
 }
 
-/// Whether something is mounted at a path.
-#[must_use]
-pub fn is_mount_point(path: &str) -> bool {
+fn is_mount_point(path: &str) -> bool {
     fs::read_to_string("/proc/self/mountinfo")
         .is_ok_and(|text| text.lines().any(|line| line.split_whitespace().nth(4) == Some(path)))
 }
@@ -344,6 +436,21 @@ mod tests {
         let routes = "default via 192.0.2.1 dev eth0\n10.210.0.0/24 dev fv0-host proto kernel\nlocal 10.210.0.254 dev fv0-host table local\n";
         let networks: Vec<String> = routed_networks(routes).iter().map(|(network, _)| network.to_string()).collect();
         assert_eq!(networks, ["10.210.0.0/24", "10.210.0.254/32"]);
+    }
+
+    #[test]
+    fn record_keeps_the_first_value_of_a_setting() {
+        let mut record = Record::default();
+        record.add(vec!["/etc/cni".into()], vec![("kernel/panic".into(), "1".into())]);
+        record.add(vec!["/etc/cni".into()], vec![("kernel/panic".into(), "10".into())]);
+        assert_eq!(record.folders.len(), 1);
+        assert_eq!(record.sysctls, [("kernel/panic".into(), "1".into())]);
+    }
+
+    #[test]
+    fn control_planes_of_all_clusters_are_recognized() {
+        assert!(is_control_namespace("fv0-control") && is_control_namespace("fv9-control"));
+        assert!(!is_control_namespace("fv0-node-1") && !is_control_namespace("fvx-control"));
     }
 
     #[test]

@@ -203,12 +203,6 @@ impl Plan {
         self.state().join("control")
     }
 
-    /// The record of what was changed on the host.
-    #[must_use]
-    pub fn record(&self) -> PathBuf {
-        self.state().join("state.json")
-    }
-
     /// The cgroup under which all pods of all nodes live, relative to each hierarchy's root.
     #[must_use]
     pub fn cgroup(&self) -> String {

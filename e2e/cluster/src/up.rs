@@ -14,7 +14,7 @@ use crate::{
     components, deps,
     down::{down, remove_node},
     error::{Error, FileContext, Result},
-    host::{self, Record, SYSCTLS},
+    host,
     images,
     kubectl::Kubectl,
     pause,
@@ -54,38 +54,42 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
         }
         start_control_plane(plan, &bin, progress)?;
     }
-    let mut started = Vec::new();
-    for node in plan.nodes(count) {
+    let nodes = plan.nodes(count);
+    for node in &nodes {
         if host::init_process(&node.namespace).is_none() {
-            start_node(plan, &node, &bin, progress)?;
-            started.push(node);
+            start_node(plan, node, &bin, progress)?;
         }
     }
     if fresh {
-        wait_for_api(plan, &kubectl, progress)?;
+        wait_for_api(plan, &kubectl)?;
+        progress.step("control plane: API server ready");
     }
     kubectl.apply("creating the bootstrap objects", &render::manifests::bootstrap(plan))?;
-    if started.is_empty() {
-        progress.step("already up");
-    }
-    for node in &started {
-        finish_node(node, &bin, &kubectl, progress)?;
+    // Also for nodes that ran already: the `up` that started them may have been interrupted.
+    for node in &nodes {
+        finish_node(node, &bin, &kubectl)?;
+        progress.step(format!("{}: ready", node.name));
     }
     wait_for_namespace(plan, &kubectl)?;
     progress.step(format!("ready; export KUBECONFIG={}", plan.kubeconfig().display()));
     Ok(())
 }
 
-/// Whether the control plane runs and answers.
+/// Whether the control plane runs and answers, or does so before long.
 fn serves(plan: &Plan, kubectl: &Kubectl) -> Result<bool> {
     if host::init_process(&plan.control_namespace()).is_none() || !plan.kubeconfig().exists() {
         return Ok(false);
     }
-    Ok(kubectl.answer("asking the API server", &["get", "--raw=/readyz"])?.is_some())
+    // A busy machine or an interrupted start is no reason to throw away what runs.
+    match wait_for_api(plan, kubectl) {
+        Ok(()) => Ok(true),
+        Err(Error::Timeout { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn has_leftovers(plan: &Plan) -> bool {
-    !host::namespaces(plan).is_empty() || host::owner(plan).is_some() || plan.record().exists()
+    !host::namespaces(plan).is_empty() || host::owner(plan).is_some()
 }
 
 fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<()> {
@@ -99,7 +103,8 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
     for folder in [plan.control(), plan.logs()] {
         fs::create_dir_all(&folder).at("create", &folder)?;
     }
-    prepare_host(plan)?;
+    host::prepare(&[])?;
+    host::make_cgroup(&plan.system_cgroup())?;
     certificates::write_control_plane(plan, SystemTime::now())?;
     for (file, certificate) in
         [("controller-manager", "controller-manager"), ("scheduler", "scheduler"), ("dns", "dns")]
@@ -155,43 +160,18 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
     start_init(&namespace, &init, &plan.control(), &plan.logs().join("init.log"))
 }
 
-/// Remembers what is about to change on the host, then changes it.
-fn prepare_host(plan: &Plan) -> Result<()> {
-    let mut record =
-        Record { namespaces_mounted: !host::is_mount_point(host::NAMESPACES), ..Record::load(&plan.record())? };
-    let current: Vec<_> = SYSCTLS
-        .iter()
-        .filter_map(|(name, least)| host::sysctl(name).map(|value| (*name, value, *least)))
-        .collect();
-    record.sysctls = current.iter().map(|(name, value, _)| ((*name).to_owned(), value.clone())).collect();
-    record.store(&plan.record())?;
-    for (name, value, least) in current {
-        if let (Ok(value), Some(least)) = (value.parse::<u64>(), least)
-            && value < least
-        {
-            host::set_sysctl(name, &least.to_string())?;
-        }
+/// Makes what nodes need on the host, beyond their namespaces.
+fn prepare_host(node: &Node) -> Result<()> {
+    let (own, seen): (Vec<_>, Vec<_>) = node.own_folders().into_iter().unzip();
+    for folder in own {
+        fs::create_dir_all(&folder).at("create", folder)?;
     }
+    host::prepare(&seen)?;
     if !Path::new("/proc/sys/net/bridge").exists() && deps::exists("modprobe") {
         // Without it pods reach all services but those served on their own node; the kernel may also have it built in.
         output("loading br_netfilter", &mut program("modprobe", ["br_netfilter"]))?;
     }
-    host::make_cgroup(&plan.system_cgroup())
-}
-
-/// Makes the folders that a node's own folders are laid over, remembering those that were not there.
-fn make_mount_points(plan: &Plan, node: &Node) -> Result<()> {
-    let mut record = Record::load(&plan.record())?;
-    for (own, seen) in node.own_folders() {
-        fs::create_dir_all(&own).at("create", &own)?;
-        let mut absent: Vec<PathBuf> =
-            seen.ancestors().take_while(|folder| !folder.exists()).map(Path::to_path_buf).collect();
-        absent.reverse();
-        record.folders.extend(absent);
-        record.store(&plan.record())?;
-        fs::create_dir_all(&seen).at("create", &seen)?;
-    }
-    Ok(())
+    host::make_cgroup(&node.cgroup)
 }
 
 fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Result<()> {
@@ -199,7 +179,7 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
     remove_node(node)?;
     let control = plan.control_namespace();
     fs::create_dir_all(&node.folder).at("create", &node.folder)?;
-    make_mount_points(plan, node)?;
+    prepare_host(node)?;
     certificates::write_node(plan, node, SystemTime::now())?;
     let kubelet = Pair::read(&node.folder, "kubelet-client")?;
     write_kubeconfig(plan, &node.folder.join("kubelet.kubeconfig"), &kubelet)?;
@@ -247,7 +227,6 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
     let mut nft = program("nsenter", [&format!("--net={}", host::namespace_path(&node.namespace).display())]);
     nft.args(["nft", "-f", "-"]);
     run_with_input("writing the node's address translation", &mut nft, &render::node::nat(plan, node))?;
-    host::make_cgroup(&node.cgroup)?;
     progress.step(format!("{}: containerd, kubelet, kube-proxy", node.name));
     let init = render::node::init(plan, node, bin);
     start_init(&node.namespace, &init, &node.folder, &node.logs.join("init.log"))
@@ -309,7 +288,7 @@ fn start_init(namespace: &str, init: &Init, folder: &Path, log: &Path) -> Result
     Ok(())
 }
 
-fn wait_for_api(plan: &Plan, kubectl: &Kubectl, progress: &Progress) -> Result<()> {
+fn wait_for_api(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
     let address = SocketAddr::from((plan.control_address(), API_PORT));
     let log = plan.logs().join("kube-apiserver.log");
     wait(
@@ -323,13 +302,11 @@ fn wait_for_api(plan: &Plan, kubectl: &Kubectl, progress: &Progress) -> Result<(
             Ok(kubectl.answer("asking the API server", &["get", "--raw=/readyz"])?.is_some())
         },
         || log_tail(&log) + &log_tail(&plan.logs().join("etcd.log")),
-    )?;
-    progress.step("control plane: API server ready");
-    Ok(())
+    )
 }
 
 /// Does what needs the running node and API server, and waits until the node is ready.
-fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl, progress: &Progress) -> Result<()> {
+fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl) -> Result<()> {
     let name = node.name.as_str();
     let pid = host::init_process(&node.namespace).ok_or_else(|| {
         Error::Refused(format!("{name} ended{}", log_tail(&node.logs.join("init.log"))))
@@ -368,7 +345,6 @@ fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl, progress: &Progress) 
         },
         || log_tail(&kubelet),
     )?;
-    progress.step(format!("{name}: registered"));
     let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
     wait(
         &format!("{name}: waiting until it is ready"),
@@ -379,9 +355,7 @@ fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl, progress: &Progress) 
             Ok(ready.is_some_and(|text| text == "True"))
         },
         || log_tail(&kubelet) + &log_tail(&containerd),
-    )?;
-    progress.step(format!("{name}: ready"));
-    Ok(())
+    )
 }
 
 /// A pod can be created once its namespace has its service account: the last thing the controllers do at start.
