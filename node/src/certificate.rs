@@ -256,6 +256,84 @@ mod tests {
         assert!(identity.set_pem(&chain, other.serialize_pem().as_bytes()).is_err());
     }
 
+    /// An API server that signs or denies each request as soon as it is made.
+    fn api_server(sign: bool, made: tokio::sync::mpsc::UnboundedSender<String>) -> Client {
+        let stored = std::sync::Arc::new(tokio::sync::Mutex::new(None));
+        let service = tower::service_fn(move |call: http::Request<kube::client::Body>| {
+            let (stored, made) = (std::sync::Arc::clone(&stored), made.clone());
+            async move {
+                let (parts, body) = call.into_parts();
+                let answer = if parts.method == http::Method::POST {
+                    let body = body.collect_bytes().await.unwrap();
+                    let mut request: CertificateSigningRequest = serde_json::from_slice(&body).unwrap();
+                    made.send(request.metadata.name.clone().unwrap()).unwrap();
+                    let reply = serde_json::to_value(&request).unwrap();
+                    request.status = Some(if sign {
+                        CertificateSigningRequestStatus {
+                            certificate: Some(ByteString(signed(&request))),
+                            conditions: None,
+                        }
+                    } else {
+                        let denied = CertificateSigningRequestCondition {
+                            type_: "Denied".to_owned(),
+                            status: "True".to_owned(),
+                            ..CertificateSigningRequestCondition::default()
+                        };
+                        CertificateSigningRequestStatus { certificate: None, conditions: Some(vec![denied]) }
+                    });
+                    *stored.lock().await = Some(request);
+                    reply
+                } else {
+                    let request = stored.lock().await.clone().unwrap();
+                    let query = parts.uri.query().unwrap().to_owned();
+                    assert!(query.contains("fieldSelector=metadata.name"), "only its own request is read: {query}");
+                    serde_json::json!({
+                        "apiVersion": "certificates.k8s.io/v1",
+                        "kind": "CertificateSigningRequestList",
+                        "metadata": {"resourceVersion": "1"},
+                        "items": [request],
+                    })
+                };
+                let body = kube::client::Body::from(serde_json::to_vec(&answer).unwrap());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn the_agent_gets_an_identity_that_names_its_node() {
+        let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let stop = CancellationToken::new();
+        let identity = follow(api_server(true, made), "node-1", stop.clone());
+        timeout(Duration::from_secs(10), identity.ready()).await.unwrap();
+        let certificate = identity.current().unwrap();
+        let (_, leaf) = <x509_parser::certificate::X509Certificate<'_> as x509_parser::prelude::FromDer<_>>::from_der(
+            &certificate.cert[0],
+        )
+        .unwrap();
+        assert_eq!(leaf.subject().to_string(), "CN=kubevirt.io:system:node:virt-handler");
+        assert!(requests.recv().await.unwrap().starts_with("virt-handler-node-1-"));
+        assert!(requests.try_recv().is_err(), "one request is enough");
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_denied_agent_asks_again_ever_more_seldom() {
+        let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let stop = CancellationToken::new();
+        let identity = follow(api_server(false, made), "node-1", stop.clone());
+        // At once, after one second and after two more.
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        stop.cancel();
+        let mut count = 0;
+        while requests.try_recv().is_ok() {
+            count += 1;
+        }
+        assert_eq!(count, 2);
+        assert!(identity.current().is_none());
+    }
+
     #[test]
     fn an_answer_is_waited_for_and_a_denial_is_told() {
         let mut request = request("node-1", &KeyPair::generate().unwrap()).unwrap();
@@ -300,6 +378,6 @@ mod tests {
         assert_eq!(Validity { from: 1000, until: 1000 }.renewal(), 1000);
         // Never later than its end, whatever the dates say.
         assert_eq!(Validity { from: 2000, until: 1000 }.renewal(), 2000);
-        assert_eq!(Validity { from: i64::MIN, until: i64::MAX }.renewal() < i64::MAX, true);
+        assert!(Validity { from: i64::MIN, until: i64::MAX }.renewal() < i64::MAX);
     }
 }
