@@ -39,7 +39,7 @@ mod state;
 mod status;
 mod task;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use directory::{Handle, Machines, follow};
 pub use host::{ConnectError, Host, NetworkFailure, NodeHost, Settings};

@@ -48,7 +48,7 @@ const POD: &str = "0b2c7a9e-pod";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A launcher whose guest is a variable.
-struct FakeLauncher {
+pub(crate) struct FakeLauncher {
     state: watch::Sender<MachineState>,
     calls: Mutex<Vec<String>>,
     refuse_sync: Mutex<Option<Status>>,
@@ -71,11 +71,16 @@ impl FakeLauncher {
         self.calls.lock().unwrap().push(call.into());
     }
 
+    /// The process ends.
+    pub(crate) fn exit(&self) {
+        self.exit.cancel();
+    }
+
     fn calls(&self) -> Vec<String> {
         self.calls.lock().unwrap().clone()
     }
 
-    fn become_(&self, lifecycle: Lifecycle, reason: &str) {
+    pub(crate) fn become_(&self, lifecycle: Lifecycle, reason: &str) {
         self.state.send_modify(|state| {
             state.set_lifecycle(lifecycle);
             state.reason = reason.into();
@@ -385,11 +390,11 @@ fn vmi(name: &str, uid: &str) -> Value {
 }
 
 /// A node, an API server and a launcher that is not up yet.
-struct Stage {
+pub(crate) struct Stage {
     host: Arc<FakeHost>,
     records: Arc<FakeRecords>,
-    launcher: Arc<FakeLauncher>,
-    machines: Machines,
+    pub(crate) launcher: Arc<FakeLauncher>,
+    pub(crate) machines: Machines,
     stop: CancellationToken,
 }
 
@@ -407,7 +412,8 @@ impl Stage {
         Machines::new(host.clone(), records.clone(), count, stop.clone())
     }
 
-    async fn running() -> Self {
+    /// A machine `ns/m` that runs.
+    pub(crate) async fn running() -> Self {
         let stage = Self::new();
         stage.host.serve(&stage.launcher);
         stage.machines.see(Arc::new(stage.records.put(&vmi("m", "u1"))));

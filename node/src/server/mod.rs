@@ -6,6 +6,8 @@
 mod lifecycle;
 mod sessions;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use axum::{
     Router,
