@@ -1,0 +1,216 @@
+//! The supervisor: process 1 of the pod.
+//!
+//! It starts the worker, hands signals on to it, reaps whatever is left to process 1 (QEMU among it), and starts the worker
+//! again if it crashes: the new one takes over libvirt's daemon and the running guest. When the worker has ended for good,
+//! it makes sure that QEMU has too, and ends with the worker's code.
+//!
+//! It stays small: every pod pays for it. It links neither an async runtime nor libvirt.
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::process::{CommandExt, ExitStatusExt},
+    process::{Child, Command, ExitCode, ExitStatus},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, WaitOptions, kill_process, wait},
+};
+
+/// The worker.
+const WORKER: &str = "/usr/bin/virt-launcher";
+/// Crashes after which the worker is given up, if they come within [`CRASH_WINDOW`].
+const CRASH_LIMIT: usize = 5;
+const CRASH_WINDOW: Duration = Duration::from_secs(300);
+/// How long processes may take to end after SIGTERM.
+const END_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What to do when the worker has ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    /// It ended by itself, with this code.
+    Exit(u8),
+    /// It crashed; start it again.
+    Restart,
+}
+
+/// Judges a worker's end: an exit by itself is final, a crash is not, unless crashes pile up or the pod is being ended.
+fn judge(status: ExitStatus, crashes: usize, terminating: bool) -> Next {
+    match (status.code(), status.signal()) {
+        // 101 is the exit code of a Rust program that panicked.
+        (Some(101), _) | (None, Some(_)) if crashes < CRASH_LIMIT && !terminating => Next::Restart,
+        (Some(code), _) => Next::Exit(u8::try_from(code).unwrap_or(1)),
+        (None, _) => Next::Exit(1),
+    }
+}
+
+/// Runs the supervisor.
+pub fn run(args: Vec<OsString>) -> ExitCode {
+    let signals = match signals::Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => {
+            eprintln!("virt-launcher-monitor: cannot receive signals: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let worker = std::env::var_os("VIRT_LAUNCHER_WORKER").unwrap_or_else(|| WORKER.into());
+    let mut crashes: Vec<Instant> = Vec::new();
+    let mut terminating = false;
+    let code = loop {
+        let mut child = match start(&worker, &args) {
+            Ok(child) => child,
+            Err(error) => {
+                eprintln!("virt-launcher-monitor: cannot start {}: {error}", worker.to_string_lossy());
+                break 1;
+            }
+        };
+        let status = watch(&signals, &mut child, &mut terminating);
+        crashes.retain(|at| at.elapsed() < CRASH_WINDOW);
+        match judge(status, crashes.len(), terminating) {
+            Next::Exit(code) => break code,
+            Next::Restart => {
+                eprintln!("virt-launcher-monitor: the worker ended with {status}, starting it again");
+                crashes.push(Instant::now());
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    };
+    if end_all() { ExitCode::from(code) } else { ExitCode::FAILURE }
+}
+
+fn start(worker: &OsString, args: &[OsString]) -> std::io::Result<Child> {
+    Command::new(worker)
+        .args(args)
+        // libvirt's client must never start a daemon of its own: the worker does.
+        .env("LIBVIRT_AUTOSTART", "0")
+        .env("MALLOC_ARENA_MAX", "1")
+        // A terminal's signals reach the worker through the supervisor only.
+        .process_group(0)
+        .spawn()
+}
+
+/// Waits for the worker's end; hands signals on and reaps other children meanwhile.
+fn watch(signals: &signals::Signals, child: &mut Child, terminating: &mut bool) -> ExitStatus {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    loop {
+        // Children are reaped each time anything happens; a missed wake-up costs at most the timeout.
+        while let Ok(Some((reaped, status))) = wait(WaitOptions::NOHANG) {
+            if Some(reaped) == pid {
+                return ExitStatus::from_raw(status.as_raw());
+            }
+        }
+        let mut fds = [PollFd::from_borrowed_fd(signals.fd(), PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 }));
+        if signals.take_end_request() {
+            *terminating = true;
+            if let Some(pid) = pid {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+        }
+    }
+}
+
+/// Ends what is left of the pod's processes; true if all are gone.
+fn end_all() -> bool {
+    let started = Instant::now();
+    let mut asked = false;
+    loop {
+        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+        let left = remaining();
+        if left.is_empty() {
+            return true;
+        }
+        if !asked {
+            asked = true;
+            for pid in &left {
+                let _ = kill_process(*pid, Signal::TERM);
+            }
+        } else if started.elapsed() > END_DEADLINE {
+            for pid in &left {
+                let _ = kill_process(*pid, Signal::KILL);
+            }
+            if started.elapsed() > END_DEADLINE * 2 {
+                eprintln!("virt-launcher-monitor: {} processes do not end", left.len());
+                return false;
+            }
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Children that still run. All processes of the pod end up as children of process 1 when their parents are gone.
+fn remaining() -> Vec<Pid> {
+    let own = std::process::id();
+    let path = format!("/proc/{own}/task/{own}/children");
+    let children = fs::read_to_string(path).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| pid.parse().ok().and_then(Pid::from_raw)).collect()
+}
+
+mod signals {
+    //! Signals as a file descriptor: the kernel's handlers write one byte each into a socket.
+
+    use std::{
+        io::Read,
+        os::{fd::{AsFd, BorrowedFd}, unix::net::UnixStream},
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+    };
+
+    use signal_hook::consts::{SIGCHLD, SIGINT, SIGQUIT, SIGTERM};
+
+    pub(super) struct Signals {
+        reader: UnixStream,
+        end: Arc<AtomicBool>,
+    }
+
+    impl Signals {
+        pub(super) fn new() -> std::io::Result<Self> {
+            let (reader, writer) = UnixStream::pair()?;
+            reader.set_nonblocking(true)?;
+            writer.set_nonblocking(true)?;
+            let end = Arc::new(AtomicBool::new(false));
+            for signal in [SIGTERM, SIGINT, SIGQUIT] {
+                signal_hook::flag::register(signal, end.clone())?;
+            }
+            for signal in [SIGTERM, SIGINT, SIGQUIT, SIGCHLD] {
+                signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
+            }
+            Ok(Self { reader, end })
+        }
+
+        pub(super) fn fd(&self) -> BorrowedFd<'_> {
+            self.reader.as_fd()
+        }
+
+        /// Whether the pod was asked to end since the last call.
+        pub(super) fn take_end_request(&self) -> bool {
+            let mut buffer = [0; 64];
+            while matches!((&self.reader).read(&mut buffer), Ok(n) if n > 0) {}
+            self.end.swap(false, Ordering::AcqRel)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_is_final_and_a_crash_is_not() {
+        assert_eq!(judge(ExitStatus::from_raw(0), 0, false), Next::Exit(0));
+        assert_eq!(judge(ExitStatus::from_raw(3 << 8), 0, false), Next::Exit(3));
+        assert_eq!(judge(ExitStatus::from_raw(11), 0, false), Next::Restart);
+        assert_eq!(judge(ExitStatus::from_raw(101 << 8), 0, false), Next::Restart);
+    }
+
+    #[test]
+    fn a_worker_that_keeps_crashing_or_a_pod_that_ends_is_given_up() {
+        assert_eq!(judge(ExitStatus::from_raw(11), CRASH_LIMIT, false), Next::Exit(1));
+        assert_eq!(judge(ExitStatus::from_raw(11), 0, true), Next::Exit(1));
+    }
+}

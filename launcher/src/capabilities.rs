@@ -1,0 +1,284 @@
+//! Collects what libvirt and QEMU can do on a node, once for all launchers of the node.
+//!
+//! libvirt probes QEMU when it starts, which takes seconds; it keeps the result in files that are valid for one QEMU
+//! binary, kernel and user, with or without KVM. `collect` lets it probe in a scratch directory, as the user of launcher pods
+//! and with the same binaries, and keeps these files. Each probing run is a process of its own, since it changes user and
+//! hides or shows /dev/kvm.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    unistd::{Gid, Uid, setgid, setgroups, setuid},
+};
+use thiserror::Error;
+
+use crate::{
+    daemon::{self, Daemon, DaemonError, DaemonProgram},
+    libvirt::{self, Connection},
+    paths::Paths,
+};
+
+/// User and group of launcher pods.
+const LAUNCHER_ID: u32 = 107;
+/// How long one probing run may take; under emulation a run takes some seconds.
+const PROBE_DEADLINE: Duration = Duration::from_secs(90);
+const CALL_DEADLINE: Duration = Duration::from_secs(60);
+/// Machine type whose capabilities are written down.
+const MACHINE: &str = "q35";
+const KVM: &str = "/dev/kvm";
+
+/// Why a node's capabilities cannot be collected.
+#[derive(Debug, Error)]
+pub enum CapabilitiesError {
+    /// A file cannot be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A probing run failed.
+    #[error("probing {0} failed")]
+    Probe(&'static str),
+    /// A probing run did not end in time.
+    #[error("probing {0} took too long")]
+    Timeout(&'static str),
+    /// The system refuses to make the run's surroundings.
+    #[error("cannot set up the probing run: {0}")]
+    Surroundings(#[from] nix::Error),
+    /// The daemon cannot be set up.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// libvirt failed.
+    #[error(transparent)]
+    Libvirt(#[from] libvirt::Error),
+}
+
+fn io(path: &Path) -> impl FnOnce(std::io::Error) -> CapabilitiesError + '_ {
+    move |source| CapabilitiesError::Io { path: path.to_owned(), source }
+}
+
+/// Writes `capabilities.xml`, `virsh_domcapabilities.xml`, `cache-qemu/` and, where KVM works, `cache-kvm/` to `output`.
+///
+/// # Errors
+/// When probing without KVM fails, or files cannot be written. A KVM that does not work is no error.
+pub fn collect(output: &Path) -> Result<(), CapabilitiesError> {
+    fs::create_dir_all(output).map_err(io(output))?;
+    let scratch = Scratch::new()?;
+    run_probe(&scratch.0.join("qemu"), false)?;
+    let mut described = scratch.0.join("qemu");
+    replace_directory(&cache_of(&described), &output.join("cache-qemu"))?;
+
+    let kvm_cache = output.join("cache-kvm");
+    let kvm = scratch.0.join("kvm");
+    match Path::new(KVM).exists().then(|| run_probe(&kvm, true)) {
+        Some(Ok(())) if described_virtualization(&kvm) == "kvm" => {
+            replace_directory(&cache_of(&kvm), &kvm_cache)?;
+            described = kvm;
+        }
+        result => {
+            if let Some(Err(error)) = result {
+                tracing::warn!(%error, "KVM does not work on this node");
+            }
+            if kvm_cache.exists() {
+                fs::remove_dir_all(&kvm_cache).map_err(io(&kvm_cache))?;
+            }
+        }
+    }
+    for file in ["capabilities.xml", "virsh_domcapabilities.xml"] {
+        let (from, to) = (described.join(file), output.join(file));
+        let staging = output.join(format!(".{file}"));
+        fs::copy(&from, &staging).map_err(io(&from))?;
+        fs::rename(&staging, &to).map_err(io(&to))?;
+    }
+    Ok(())
+}
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self, CapabilitiesError> {
+        let path = std::env::temp_dir().join(format!("node-capabilities-{}", std::process::id()));
+        fs::create_dir_all(&path).map_err(io(&path))?;
+        let scratch = Self(path);
+        for run in ["qemu", "kvm"] {
+            let path = scratch.0.join(run);
+            fs::create_dir_all(&path).map_err(io(&path))?;
+            std::os::unix::fs::chown(&path, Some(LAUNCHER_ID), Some(LAUNCHER_ID)).map_err(io(&path))?;
+        }
+        Ok(scratch)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn scratch_paths(scratch: &Path) -> Paths {
+    Paths { private: scratch.join("private"), runtime: scratch.join("run"), ..Paths::default() }
+}
+
+fn cache_of(scratch: &Path) -> PathBuf {
+    scratch_paths(scratch).capabilities_cache()
+}
+
+fn described_virtualization(scratch: &Path) -> String {
+    let text = fs::read_to_string(scratch.join("virsh_domcapabilities.xml")).unwrap_or_default();
+    let document = roxmltree::Document::parse(&text).ok();
+    document
+        .and_then(|document| {
+            let domain = document.root_element().children().find(|node| node.has_tag_name("domain"))?;
+            domain.text().map(ToOwned::to_owned)
+        })
+        .unwrap_or_default()
+}
+
+/// Runs one probe in a process of its own and ends it when it takes too long.
+fn run_probe(scratch: &Path, kvm: bool) -> Result<(), CapabilitiesError> {
+    let what = if kvm { "with KVM" } else { "without KVM" };
+    let program = std::env::current_exe().map_err(io(Path::new("/proc/self/exe")))?;
+    let mut command = Command::new(&program);
+    command.args(["probe-capabilities", "--scratch"]).arg(scratch);
+    if kvm {
+        command.arg("--kvm");
+    }
+    let mut child = command
+        .env("LIBVIRT_AUTOSTART", "0")
+        .stdin(Stdio::null())
+        .spawn()
+        .map_err(io(&program))?;
+    let started = Instant::now();
+    loop {
+        match child.try_wait().map_err(io(&program))? {
+            Some(status) if status.success() => {
+                tracing::info!(what, seconds = started.elapsed().as_secs_f32(), "probed");
+                return Ok(());
+            }
+            Some(_) => return Err(CapabilitiesError::Probe(what)),
+            None if started.elapsed() > PROBE_DEADLINE => {
+                // The run is process 1 of nothing: its daemon is found by the socket and ended with it.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(CapabilitiesError::Timeout(what));
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// One probing run: hides or shows /dev/kvm, becomes the launcher's user, starts libvirt's daemon, and writes down what it
+/// says. With `verify` it must find everything in the cache that is already there.
+///
+/// # Errors
+/// When any of that fails.
+pub fn probe(scratch: &Path, kvm: bool, verify: bool) -> Result<(), CapabilitiesError> {
+    let mut groups = Vec::new();
+    if rustix::process::getuid().is_root() {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+        if let Ok(device) = fs::metadata(KVM) {
+            if kvm {
+                groups.push(Gid::from_raw(device.gid()));
+            } else {
+                // A file that only root may open takes the device's place.
+                let cover = scratch.join("no-kvm");
+                fs::write(&cover, "").map_err(io(&cover))?;
+                fs::set_permissions(&cover, fs::Permissions::from_mode(0o600)).map_err(io(&cover))?;
+                mount(Some(&cover), KVM, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+            }
+        }
+        setgroups(&groups)?;
+        setgid(Gid::from_raw(LAUNCHER_ID))?;
+        setuid(Uid::from_raw(LAUNCHER_ID))?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(io(Path::new("runtime")))?;
+    let result = runtime.block_on(probe_as_launcher(scratch, verify));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+async fn probe_as_launcher(scratch: &Path, verify: bool) -> Result<(), CapabilitiesError> {
+    let paths = scratch_paths(scratch);
+    let program = DaemonProgram::find()?;
+    daemon::configure(&program, &paths)?;
+    let before = newest(&paths.capabilities_cache());
+    let daemon = Daemon::start(program.clone(), paths.clone());
+    let result = describe(scratch, &program, &paths).await;
+    daemon.stop().await;
+    result?;
+    if verify && newest(&paths.capabilities_cache()) != before {
+        return Err(CapabilitiesError::Probe("a second time: the cache was not accepted"));
+    }
+    Ok(())
+}
+
+async fn describe(scratch: &Path, program: &DaemonProgram, paths: &Paths) -> Result<(), CapabilitiesError> {
+    let started = Instant::now();
+    let connection = loop {
+        if std::os::unix::net::UnixStream::connect(program.socket(paths)).is_ok() {
+            match Connection::open(program.uri(paths), CALL_DEADLINE).await {
+                Ok(connection) => break connection,
+                Err(error) if started.elapsed() > CALL_DEADLINE => return Err(error.into()),
+                Err(_) => {}
+            }
+        } else if started.elapsed() > CALL_DEADLINE {
+            return Err(CapabilitiesError::Probe("libvirt's daemon does not listen"));
+        }
+        tokio::time::sleep(Duration::from_millis(15)).await;
+    };
+    let host = connection.host_capabilities(CALL_DEADLINE).await?;
+    let domains = match connection.domain_capabilities(MACHINE.into(), "kvm".into(), CALL_DEADLINE).await {
+        Ok(xml) => xml,
+        Err(_) => connection.domain_capabilities(MACHINE.into(), "qemu".into(), CALL_DEADLINE).await?,
+    };
+    for (file, content) in [("capabilities.xml", host), ("virsh_domcapabilities.xml", domains)] {
+        let path = scratch.join(file);
+        fs::write(&path, content).map_err(io(&path))?;
+    }
+    Ok(())
+}
+
+/// Name and time of the newest file of a cache.
+fn newest(directory: &Path) -> Option<(i64, i64, PathBuf)> {
+    let entries = fs::read_dir(directory).ok()?;
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let meta = entry.metadata().ok()?;
+            Some((meta.mtime(), meta.mtime_nsec(), entry.path()))
+        })
+        .max()
+}
+
+/// Replaces a directory of small XML files.
+fn replace_directory(from: &Path, to: &Path) -> Result<(), CapabilitiesError> {
+    let staging = to.with_extension("staging");
+    for path in [staging.as_path(), to] {
+        if path.exists() {
+            fs::remove_dir_all(path).map_err(io(path))?;
+        }
+    }
+    fs::create_dir_all(&staging).map_err(io(&staging))?;
+    for entry in fs::read_dir(from).map_err(io(from))? {
+        let entry = entry.map_err(io(from))?;
+        if entry.path().extension().is_some_and(|extension| extension == "xml") {
+            let target = staging.join(entry.file_name());
+            fs::copy(entry.path(), &target).map_err(io(&target))?;
+        }
+    }
+    fs::rename(&staging, to).map_err(io(to))
+}

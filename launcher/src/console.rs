@@ -1,0 +1,238 @@
+//! The serial console.
+//!
+//! One task stays connected to the socket on which QEMU serves the machine's serial port. It keeps the last output, copies
+//! it to the pod's log, and hands it to at most one client. Nothing a client does can hold up the guest's output: a client
+//! that reads too slowly loses its connection.
+
+use std::{collections::VecDeque, path::PathBuf, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixStream, unix::OwnedWriteHalf},
+    sync::{mpsc, oneshot},
+};
+
+/// Output that is kept for a client that asks for it.
+pub const KEPT_OUTPUT: usize = 64 * 1024;
+/// Chunks that may wait for a client, at most [`READ_SIZE`] each.
+const CLIENT_QUEUE: usize = 64;
+/// Chunks of input that may wait for the guest.
+const INPUT_QUEUE: usize = 16;
+/// Bytes read from the guest at a time.
+const READ_SIZE: usize = 4096;
+/// How often the socket is tried while QEMU starts, or after it went away.
+const RETRY: Duration = Duration::from_millis(20);
+/// How long a write of input may wait for the guest.
+const INPUT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A client's side of the console.
+#[derive(Debug)]
+pub struct Attachment {
+    /// Output of the guest; ends when another client attaches, or this one is too slow.
+    pub output: mpsc::Receiver<Bytes>,
+    /// Input for the guest.
+    pub input: mpsc::Sender<Bytes>,
+}
+
+struct Attach {
+    replay: bool,
+    reply: oneshot::Sender<Attachment>,
+}
+
+/// Handle of the console's task.
+#[derive(Clone, Debug)]
+pub struct Console {
+    attach: mpsc::Sender<Attach>,
+}
+
+impl Console {
+    /// Starts the task. `log` receives the guest's output line by line if the machine's serial log is on.
+    pub fn start(socket: PathBuf, log: bool) -> Self {
+        let (attach, requests) = mpsc::channel(4);
+        let log = log.then(|| {
+            // A log that is not drained loses chunks, never holds up the guest.
+            let (sender, receiver) = mpsc::channel::<Bytes>(256);
+            tokio::spawn(copy_to_stdout(receiver));
+            sender
+        });
+        tokio::spawn(Broker { socket, requests, log, kept: VecDeque::new(), client: None }.run());
+        Self { attach }
+    }
+
+    /// Attaches a client; the one before it is cut off. `None` if the console has ended.
+    pub async fn attach(&self, replay: bool) -> Option<Attachment> {
+        let (reply, answer) = oneshot::channel();
+        self.attach.send(Attach { replay, reply }).await.ok()?;
+        answer.await.ok()
+    }
+}
+
+struct Client {
+    output: mpsc::Sender<Bytes>,
+    input: mpsc::Receiver<Bytes>,
+}
+
+struct Broker {
+    socket: PathBuf,
+    requests: mpsc::Receiver<Attach>,
+    log: Option<mpsc::Sender<Bytes>>,
+    kept: VecDeque<u8>,
+    client: Option<Client>,
+}
+
+impl Broker {
+    async fn run(mut self) {
+        let mut retry = tokio::time::interval(RETRY);
+        retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                request = self.requests.recv() => match request {
+                    Some(request) => self.attach(request),
+                    None => return,
+                },
+                _ = retry.tick() => {
+                    if let Ok(stream) = UnixStream::connect(&self.socket).await
+                        && !self.connected(stream).await
+                    {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Serves one connection to QEMU; false when nobody holds the console any more.
+    async fn connected(&mut self, stream: UnixStream) -> bool {
+        let (mut reader, mut writer) = stream.into_split();
+        let mut buffer = [0; READ_SIZE];
+        loop {
+            tokio::select! {
+                read = reader.read(&mut buffer) => match read {
+                    Ok(0) | Err(_) => return true,
+                    Ok(n) => self.output(Bytes::copy_from_slice(buffer.get(..n).unwrap_or_default())),
+                },
+                request = self.requests.recv() => match request {
+                    Some(request) => self.attach(request),
+                    None => return false,
+                },
+                input = next_input(&mut self.client) => match input {
+                    Some(input) => {
+                        if !write_input(&mut writer, &input).await {
+                            return true;
+                        }
+                    }
+                    None => self.client = None,
+                },
+            }
+        }
+    }
+
+    fn attach(&mut self, request: Attach) {
+        let (output, output_receiver) = mpsc::channel(CLIENT_QUEUE);
+        let (input_sender, input) = mpsc::channel(INPUT_QUEUE);
+        if request.replay {
+            let (front, back) = self.kept.as_slices();
+            for chunk in front.chunks(READ_SIZE).chain(back.chunks(READ_SIZE)) {
+                if output.try_send(Bytes::copy_from_slice(chunk)).is_err() {
+                    break;
+                }
+            }
+        }
+        if request.reply.send(Attachment { output: output_receiver, input: input_sender }).is_ok() {
+            self.client = Some(Client { output, input });
+        }
+    }
+
+    fn output(&mut self, chunk: Bytes) {
+        let excess = (self.kept.len() + chunk.len()).saturating_sub(KEPT_OUTPUT);
+        self.kept.drain(..excess.min(self.kept.len()));
+        self.kept.extend(chunk.iter());
+        if let Some(log) = &self.log {
+            let _ = log.try_send(chunk.clone());
+        }
+        if let Some(client) = &self.client
+            && client.output.try_send(chunk).is_err()
+        {
+            self.client = None;
+        }
+    }
+}
+
+/// The client's next input; pending forever without a client.
+async fn next_input(client: &mut Option<Client>) -> Option<Bytes> {
+    match client {
+        Some(client) => client.input.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn write_input(writer: &mut OwnedWriteHalf, input: &[u8]) -> bool {
+    // A guest that does not read its serial port makes the write wait; the input is dropped then, as on a real line.
+    match tokio::time::timeout(INPUT_DEADLINE, writer.write_all(input)).await {
+        Ok(Ok(())) | Err(_) => true,
+        Ok(Err(_)) => false,
+    }
+}
+
+async fn copy_to_stdout(mut chunks: mpsc::Receiver<Bytes>) {
+    let mut stdout = tokio::io::stdout();
+    while let Some(chunk) = chunks.recv().await {
+        if stdout.write_all(&chunk).await.is_err() || stdout.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    fn socket(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("launcher-console-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    async fn read_some(attachment: &mut Attachment) -> Option<Bytes> {
+        tokio::time::timeout(Duration::from_secs(5), attachment.output.recv()).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_late_client_gets_the_kept_output_and_a_new_client_ends_the_former() {
+        let path = socket("replay");
+        let listener = UnixListener::bind(&path).unwrap();
+        let console = Console::start(path, false);
+        let (mut guest, _) = listener.accept().await.unwrap();
+        guest.write_all(b"boot").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut first = console.attach(true).await.unwrap();
+        assert_eq!(read_some(&mut first).await.unwrap(), "boot");
+        let second = console.attach(false).await.unwrap();
+        assert_eq!(read_some(&mut first).await, None);
+        second.input.send(Bytes::from_static(b"ls")).await.unwrap();
+        let mut buffer = [0; 2];
+        guest.read_exact(&mut buffer).await.unwrap();
+        assert_eq!(&buffer, b"ls");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_is_cut_off_and_the_guest_is_not_held_up() {
+        let path = socket("slow");
+        let listener = UnixListener::bind(&path).unwrap();
+        let console = Console::start(path, false);
+        let (mut guest, _) = listener.accept().await.unwrap();
+        let slow = console.attach(false).await.unwrap();
+        let written = tokio::time::timeout(Duration::from_secs(10), async {
+            for _ in 0..1000 {
+                guest.write_all(&[b'x'; READ_SIZE]).await.unwrap();
+            }
+        });
+        written.await.unwrap();
+        drop(slow);
+        let mut fresh = console.attach(true).await.unwrap();
+        assert!(read_some(&mut fresh).await.is_some());
+    }
+}

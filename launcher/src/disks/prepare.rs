@@ -1,0 +1,465 @@
+//! Looks at each volume of a machine and makes the image that is missing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::DirBuilder,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use api::{VirtualMachineInstance, quantity, vmi::volumes::Volume};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::{
+    Backend, DiskError, DiskSource,
+    cloud_init::{self, CloudInitVolume, DataSource},
+    image::{self, ImageFormat},
+    iso::{self, Files},
+};
+use crate::{
+    files::{FileError, UntrustedDir},
+    paths::Paths,
+};
+
+/// Sizes of made disks are multiples of this.
+const MEBIBYTE: u64 = 1024 * 1024;
+/// Space that is left free on a volume, as upstream's default for `minimumReservePVCBytes`.
+const RESERVE: u64 = 131_072;
+/// Share of a volume's size that may be missing, in percent, as upstream's default.
+const TOLERATED_LACK: u64 = 10;
+/// Largest file of a configuration volume; a ConfigMap or Secret holds at most 1 MiB.
+const CONFIG_FILE_LIMIT: u64 = 4 * 1024 * 1024;
+/// Deepest directory of a configuration volume.
+const CONFIG_DEPTH: usize = 4;
+
+/// What the machine starts from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// Sources by volume.
+    pub sources: BTreeMap<String, DiskSource>,
+    /// Kernel for direct kernel boot.
+    pub kernel: Option<PathBuf>,
+    /// Initial RAM disk for direct kernel boot.
+    pub initrd: Option<PathBuf>,
+}
+
+/// Makes all images of a machine. Images that exist are kept.
+///
+/// # Errors
+/// When a volume does not hold what the machine needs, or an image cannot be made.
+pub fn prepare(vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Prepared, DiskError> {
+    let mut prepared = Prepared::default();
+    let disks: BTreeSet<&str> = vmi.spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
+    let mut cloud_init_made = false;
+    for (index, volume) in vmi.spec.volumes.iter().enumerate() {
+        if !Paths::is_single_component(&volume.name) {
+            return Err(DiskError::Name(volume.name.clone()));
+        }
+        if !disks.contains(volume.name.as_str()) {
+            continue;
+        }
+        if let Some(cloud_init) = cloud_init_volume(volume) {
+            // Only the first one counts; cloud-init itself reads one source.
+            if !cloud_init_made {
+                cloud_init_made = true;
+                prepared.sources.insert(volume.name.clone(), make_cloud_init(&cloud_init, vmi, paths)?);
+            }
+            continue;
+        }
+        let source = make(volume, index, vmi, paths)?;
+        prepared.sources.insert(volume.name.clone(), source);
+    }
+    if let Some(container) = vmi
+        .spec
+        .domain
+        .firmware
+        .as_ref()
+        .and_then(|firmware| firmware.kernel_boot.as_ref())
+        .and_then(|boot| boot.container.as_ref())
+    {
+        let failed = |source| DiskError::File { volume: "kernel-boot-volume".into(), source };
+        let image = UntrustedDir::open(&paths.kernel_boot).map_err(failed)?;
+        let file = |path: &Option<String>| {
+            path.as_ref().filter(|p| !p.is_empty()).map(|p| image.regular_file(Path::new(p))).transpose()
+        };
+        prepared.kernel = file(&container.kernel_path).map_err(failed)?;
+        prepared.initrd = file(&container.initrd_path).map_err(failed)?;
+    }
+    Ok(prepared)
+}
+
+fn make(volume: &Volume, index: usize, vmi: &VirtualMachineInstance, paths: &Paths) -> Result<DiskSource, DiskError> {
+    let name = volume.name.as_str();
+    if let Some(disk) = &volume.container_disk {
+        let file = container_disk(name, &paths.container_disk(index), disk.path.as_deref())?;
+        let info = image::inspect(&file).map_err(|source| DiskError::Image { volume: name.to_owned(), source })?;
+        return layer(name, file, info.format, info.virtual_size, paths);
+    }
+    if let Some(empty) = &volume.empty_disk {
+        let size = disk_size(name, &empty.capacity)?;
+        let path = paths.empty_disk(name);
+        make_parent(&path)?;
+        image::create_qcow2(&path, size, None)
+            .map_err(|source| DiskError::Image { volume: name.to_owned(), source })?;
+        return Ok(file_source(path, ImageFormat::Qcow2));
+    }
+    if let Some(claim) = volume.ephemeral.as_ref().and_then(|e| e.persistent_volume_claim.as_ref()) {
+        let _ = claim;
+        let (path, size) = match claim_source(name, vmi, paths, false)?.backend {
+            Backend::File { path, .. } => {
+                let info =
+                    image::inspect(&path).map_err(|source| DiskError::Image { volume: name.to_owned(), source })?;
+                (path, info.virtual_size)
+            }
+            Backend::Block { path } => {
+                let size = device_size(&path).map_err(|source| DiskError::Write { path: path.clone(), source })?;
+                (path, size)
+            }
+        };
+        return layer(name, path, ImageFormat::Raw, size, paths);
+    }
+    if volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() {
+        return claim_source(name, vmi, paths, true);
+    }
+    if let Some(host) = &volume.host_disk {
+        let file = Path::new(&host.path).file_name().and_then(|f| f.to_str()).unwrap_or_default();
+        let create = (host.type_ == "DiskOrCreate").then_some(host.capacity.as_ref()).flatten();
+        let size = create.map(|capacity| disk_size(name, capacity)).transpose()?;
+        return filesystem_disk(name, &paths.filesystem_volume(name), file, size);
+    }
+    let (directory, label) = if let Some(v) = &volume.config_map {
+        (paths.config_map(name), v.volume_label.as_deref())
+    } else if let Some(v) = &volume.secret {
+        (paths.secret(name), v.volume_label.as_deref())
+    } else if let Some(v) = &volume.downward_api {
+        (paths.downward_api(name), v.volume_label.as_deref())
+    } else if volume.service_account.is_some() {
+        (PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount"), None)
+    } else if volume.sysprep.is_some() {
+        (paths.private.join("sysprep").join(name), Some("unattendCD"))
+    } else {
+        return Err(DiskError::Unsupported(name.to_owned()));
+    };
+    let files = config_files(&directory).map_err(|source| DiskError::File { volume: name.to_owned(), source })?;
+    if volume.sysprep.is_some()
+        && !files.keys().any(|f| ["autounattend.xml", "unattend.xml"].contains(&f.to_ascii_lowercase().as_str()))
+    {
+        return Err(DiskError::CloudInit {
+            volume: name.to_owned(),
+            message: "Sysprep drive should contain autounattend.xml or unattend.xml but neither were found.".into(),
+        });
+    }
+    make_iso(name, paths.config_disk(name), label.filter(|l| !l.is_empty()).unwrap_or("cfgdata"), &files)
+}
+
+/// The image file of a container disk: the one the spec names, else the only one in `/disk`.
+fn container_disk(volume: &str, directory: &Path, path: Option<&str>) -> Result<PathBuf, DiskError> {
+    let failed = |source| DiskError::File { volume: volume.to_owned(), source };
+    let image = UntrustedDir::open(directory).map_err(failed)?;
+    if let Some(path) = path.filter(|p| !p.is_empty()) {
+        return image.regular_file(Path::new(path)).map_err(failed);
+    }
+    let entries = image.entries(Path::new("disk")).map_err(failed)?;
+    let [only] = entries.as_slice() else {
+        return Err(DiskError::NotOneFile { volume: volume.to_owned(), count: entries.len() });
+    };
+    image.regular_file(&Path::new("disk").join(only)).map_err(failed)
+}
+
+/// A writable layer over an image that stays as it is.
+fn layer(volume: &str, backing: PathBuf, format: ImageFormat, size: u64, paths: &Paths) -> Result<DiskSource, DiskError> {
+    let path = paths.overlay(volume);
+    make_parent(&path)?;
+    // A disk consists of whole sectors; a raw file may not.
+    let size = size.next_multiple_of(512);
+    image::create_qcow2(&path, size, Some((&backing, format)))
+        .map_err(|source| DiskError::Image { volume: volume.to_owned(), source })?;
+    let direct_io = image::supports_direct_io(&path) && image::supports_direct_io(&backing);
+    Ok(DiskSource {
+        backend: Backend::File { path, format: ImageFormat::Qcow2 },
+        backing: Some((backing, format)),
+        direct_io,
+        preallocated: false,
+        made_size: 0,
+    })
+}
+
+/// A claim: a device if it is mounted as one, else the image file in its filesystem, made if it is missing.
+fn claim_source(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths, create: bool) -> Result<DiskSource, DiskError> {
+    let device = paths.block_volume(volume);
+    if image::is_block_device(&device) {
+        let direct_io = image::supports_direct_io(&device);
+        return Ok(DiskSource {
+            backend: Backend::Block { path: device },
+            backing: None,
+            direct_io,
+            preallocated: false,
+            made_size: 0,
+        });
+    }
+    let size = if create { claim_size(volume, vmi)? } else { None };
+    filesystem_disk(volume, &paths.filesystem_volume(volume), "disk.img", size)
+}
+
+/// Size of the image to make in a claim: what was requested, or the claim's capacity if that is less.
+fn claim_size(volume: &str, vmi: &VirtualMachineInstance) -> Result<Option<u64>, DiskError> {
+    let info = vmi
+        .status
+        .iter()
+        .flat_map(|status| &status.volume_status)
+        .find(|status| status.name == volume)
+        .and_then(|status| status.persistent_volume_claim_info.as_ref());
+    let Some(info) = info else { return Ok(None) };
+    let read = |quantity: Option<&Quantity>| quantity.map(|q| disk_size(volume, q)).transpose();
+    let capacity = read(info.capacity.get("storage"))?;
+    let request = read(info.requests.get("storage"))?;
+    Ok(match (capacity, request) {
+        (Some(capacity), Some(request)) => Some(capacity.min(request)),
+        (one, other) => one.or(other),
+    })
+}
+
+fn disk_size(volume: &str, quantity: &Quantity) -> Result<u64, DiskError> {
+    let bytes = quantity::units(quantity).map_err(|_| DiskError::Quantity(volume.to_owned()))?;
+    let size = u64::try_from(bytes).unwrap_or_default() / MEBIBYTE * MEBIBYTE;
+    if size == 0 { Err(DiskError::TooSmall(volume.to_owned())) } else { Ok(size) }
+}
+
+fn filesystem_disk(volume: &str, directory: &Path, file: &str, create: Option<u64>) -> Result<DiskSource, DiskError> {
+    let failed = |source| DiskError::File { volume: volume.to_owned(), source };
+    let dir = UntrustedDir::open(directory).map_err(failed)?;
+    if !Paths::is_single_component(file) {
+        return Err(DiskError::Name(file.to_owned()));
+    }
+    let path = match (dir.regular_file(Path::new(file)), create) {
+        (Err(FileError::Open { source: rustix::io::Errno::NOENT, .. }), Some(size)) => {
+            make_raw(&directory.join(file), directory, size)?;
+            dir.regular_file(Path::new(file)).map_err(failed)?
+        }
+        (result, _) => result.map_err(failed)?,
+    };
+    let mut source = file_source(path.clone(), ImageFormat::Raw);
+    source.preallocated = image::is_preallocated(&path);
+    Ok(source)
+}
+
+/// A new raw image: a file with a hole of the disk's size.
+fn make_raw(path: &Path, directory: &Path, size: u64) -> Result<(), DiskError> {
+    let failed = |source| DiskError::Write { path: path.to_owned(), source };
+    let stat = rustix::fs::statvfs(directory).map_err(|e| failed(e.into()))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(RESERVE);
+    let mut granted = size;
+    if size > free {
+        if size / 100 * (100 - TOLERATED_LACK) > free {
+            return Err(DiskError::NoSpace { path: path.to_owned(), wanted: size, free });
+        }
+        granted = free / MEBIBYTE * MEBIBYTE;
+        tracing::warn!(
+            path = %path.display(),
+            "PV size too small: expected {size} B, found {free} B. Using it anyway, it is within {TOLERATED_LACK} % toleration"
+        );
+    }
+    // Exclusive: a file or link that appears meanwhile is not touched.
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o660).open(path).map_err(failed)?;
+    file.set_len(granted).map_err(failed)
+}
+
+fn device_size(path: &Path) -> std::io::Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    std::fs::File::open(path)?.seek(SeekFrom::End(0))
+}
+
+fn file_source(path: PathBuf, format: ImageFormat) -> DiskSource {
+    let direct_io = image::supports_direct_io(&path);
+    DiskSource { backend: Backend::File { path, format }, backing: None, direct_io, preallocated: false, made_size: 0 }
+}
+
+fn cloud_init_volume(volume: &Volume) -> Option<CloudInitVolume<'_>> {
+    macro_rules! common {
+        ($kind:expr, $from:expr) => {
+            CloudInitVolume {
+                source: $kind,
+                name: &volume.name,
+                user_data: $from.user_data.as_deref(),
+                user_data_base64: $from.user_data_base64.as_deref(),
+                network_data: $from.network_data.as_deref(),
+                network_data_base64: $from.network_data_base64.as_deref(),
+                user_data_secret: $from.secret_ref.is_some(),
+                network_data_secret: $from.network_data_secret_ref.is_some(),
+            }
+        };
+    }
+    if let Some(source) = &volume.cloud_init_no_cloud {
+        return Some(common!(DataSource::NoCloud, source));
+    }
+    volume.cloud_init_config_drive.as_ref().map(|source| common!(DataSource::ConfigDrive, source))
+}
+
+fn make_cloud_init(volume: &CloudInitVolume<'_>, vmi: &VirtualMachineInstance, paths: &Paths) -> Result<DiskSource, DiskError> {
+    let data = cloud_init::collect(volume, vmi, paths)?;
+    let files = cloud_init::files(volume.source, vmi, data);
+    make_iso(volume.name, paths.cloud_init(volume.name), volume.source.label(), &files)
+}
+
+fn make_iso(volume: &str, path: PathBuf, label: &str, files: &Files) -> Result<DiskSource, DiskError> {
+    make_parent(&path)?;
+    let size =
+        iso::write(&path, label, files).map_err(|source| DiskError::Iso { volume: volume.to_owned(), source })?;
+    let mut source = file_source(path, ImageFormat::Raw);
+    source.made_size = size;
+    Ok(source)
+}
+
+/// The files of a mounted configMap, secret or downwardAPI volume.
+fn config_files(directory: &Path) -> Result<Files, FileError> {
+    let dir = UntrustedDir::open(directory)?;
+    let mut files = Files::new();
+    let mut queue = vec![(PathBuf::from("."), 0)];
+    while let Some((relative, depth)) = queue.pop() {
+        for name in dir.entries(&relative)? {
+            let path = if depth == 0 { PathBuf::from(&name) } else { relative.join(&name) };
+            match dir.read(&path, CONFIG_FILE_LIMIT) {
+                Ok(content) => {
+                    files.insert(path.to_string_lossy().into_owned(), content);
+                }
+                Err(FileError::NotRegular(_)) if depth < CONFIG_DEPTH => queue.push((path, depth + 1)),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(files)
+}
+
+fn make_parent(path: &Path) -> Result<(), DiskError> {
+    let parent = path.parent().unwrap_or(path);
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(parent)
+        .map_err(|source| DiskError::Write { path: parent.to_owned(), source })
+}
+
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    struct Scratch(Paths, PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("launcher-prepare-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&root);
+            let paths = Paths {
+                private: root.join("private"),
+                sockets: root.join("sockets"),
+                runtime: root.join("run"),
+                ephemeral: root.join("ephemeral"),
+                container_disks: root.join("images"),
+                kernel_boot: root.join("kernel"),
+                dev: root.join("dev"),
+            };
+            for dir in ["private/vmi-disks/data", "private/config-map/cm", "images/disk_0/disk", "kernel/boot"] {
+                std::fs::create_dir_all(root.join(dir)).unwrap();
+            }
+            Self(paths, root)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.1);
+        }
+    }
+
+    fn vmi(volume: serde_json::Value) -> VirtualMachineInstance {
+        let name = volume["name"].clone();
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+            "metadata": {"name": "vm", "namespace": "ns", "uid": "u"},
+            "spec": {"domain": {"devices": {"disks": [{"name": name, "disk": {"bus": "virtio"}}]}}, "volumes": [volume]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_container_disk_gets_a_layer_of_its_size() {
+        let scratch = Scratch::new("layer");
+        std::fs::write(scratch.1.join("images/disk_0/disk/any.img"), vec![1; 1000]).unwrap();
+        let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
+        let source = prepare(&vmi, &scratch.0).unwrap().sources.remove("root").unwrap();
+        assert_eq!(source.backend, Backend::File { path: scratch.0.overlay("root"), format: ImageFormat::Qcow2 });
+        assert_eq!(source.backing.unwrap().1, ImageFormat::Raw);
+        assert_eq!(&std::fs::read(scratch.0.overlay("root")).unwrap()[24..32], &1024_u64.to_be_bytes());
+    }
+
+    #[test]
+    fn an_image_with_two_files_or_none_is_refused() {
+        let scratch = Scratch::new("count");
+        let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
+        assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::NotOneFile { count: 0, .. })));
+        for name in ["a", "b"] {
+            std::fs::write(scratch.1.join("images/disk_0/disk").join(name), "x").unwrap();
+        }
+        assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::NotOneFile { count: 2, .. })));
+    }
+
+    #[test]
+    fn cve_2022_1798_the_path_of_a_container_disk_stays_in_the_image() {
+        let scratch = Scratch::new("cve-2022-1798");
+        std::fs::write(scratch.1.join("secret"), "x").unwrap();
+        for path in ["../../secret", "/disk/../../../secret"] {
+            let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x", "path": path}}));
+            assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::File { .. })), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_claim_without_an_image_gets_one_of_the_smaller_of_request_and_capacity() {
+        let scratch = Scratch::new("claim");
+        let mut vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
+        assert!(prepare(&vmi, &scratch.0).is_err());
+        vmi.status = Some(
+            serde_json::from_value(json!({"volumeStatus": [{"name": "data", "target": "", "persistentVolumeClaimInfo":
+                {"capacity": {"storage": "5Mi"}, "requests": {"storage": "3500Ki"}}}]}))
+            .unwrap(),
+        );
+        prepare(&vmi, &scratch.0).unwrap();
+        let path = scratch.1.join("private/vmi-disks/data/disk.img");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MEBIBYTE);
+        std::fs::write(&path, "kept").unwrap();
+        prepare(&vmi, &scratch.0).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn cve_2025_64433_a_link_in_a_claim_is_not_followed_out_of_it() {
+        let scratch = Scratch::new("cve-2025-64433");
+        std::fs::write(scratch.1.join("secret"), "x").unwrap();
+        std::os::unix::fs::symlink("../../../secret", scratch.1.join("private/vmi-disks/data/disk.img")).unwrap();
+        let vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
+        assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::File { .. })));
+    }
+
+    #[test]
+    fn a_config_map_becomes_an_image_of_its_keys() {
+        let scratch = Scratch::new("config");
+        let dir = scratch.1.join("private/config-map/cm");
+        std::fs::create_dir_all(dir.join("..2026")).unwrap();
+        std::fs::write(dir.join("..2026/key"), "value").unwrap();
+        std::os::unix::fs::symlink("..2026", dir.join("..data")).unwrap();
+        std::os::unix::fs::symlink("..data/key", dir.join("key")).unwrap();
+        assert_eq!(config_files(&dir).unwrap(), Files::from([("key".to_owned(), b"value".to_vec())]));
+        let vmi = vmi(json!({"name": "cm", "configMap": {"name": "c"}}));
+        assert!(prepare(&vmi, &scratch.0).unwrap().sources["cm"].made_size > 0);
+    }
+
+    #[test]
+    fn an_empty_disk_below_one_mebibyte_is_refused() {
+        let scratch = Scratch::new("empty");
+        let vmi = vmi(json!({"name": "e", "emptyDisk": {"capacity": "1000Ki"}}));
+        assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::TooSmall(_))));
+    }
+}

@@ -1,0 +1,65 @@
+//! Processors.
+
+use api::{quantity, vmi::domain::DomainSpec};
+
+use super::{DomainError, xml::Element};
+
+/// Virtual processors of the machine.
+pub(super) fn vcpus(spec: &DomainSpec) -> u32 {
+    let (sockets, cores, threads) = topology(spec);
+    sockets.saturating_mul(cores).saturating_mul(threads).max(1)
+}
+
+/// Sockets, cores and threads. Without any of them the CPU limit or request gives the sockets.
+fn topology(spec: &DomainSpec) -> (u32, u32, u32) {
+    let part = |value: Option<u32>| value.unwrap_or(1).max(1);
+    match &spec.cpu {
+        Some(cpu) if [cpu.sockets, cpu.cores, cpu.threads].iter().any(|v| v.is_some_and(|v| v > 0)) => {
+            (part(cpu.sockets), part(cpu.cores), part(cpu.threads))
+        }
+        _ => {
+            let quantity = spec.resources.limits.get("cpu").or_else(|| spec.resources.requests.get("cpu"));
+            let sockets = quantity.and_then(|q| quantity::units(q).ok()).and_then(|n| u32::try_from(n).ok());
+            (part(sockets), 1, 1)
+        }
+    }
+}
+
+/// The `<cpu>` element.
+///
+/// Software emulation has no host processor to copy: `host-model` and `host-passthrough` become the most that the emulator
+/// offers, and a named model is taken as it is, less what the emulator lacks.
+pub(super) fn cpu(spec: &DomainSpec, kvm: bool) -> Result<Element, DomainError> {
+    let model = spec.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
+    let mut element = match (model, kvm) {
+        ("" | "host-model", true) => Element::new("cpu").with("mode", "host-model"),
+        ("host-passthrough", true) => Element::new("cpu").with("mode", "host-passthrough"),
+        ("" | "host-model" | "host-passthrough", false) => Element::new("cpu").with("mode", "maximum"),
+        (name, true) => Element::new("cpu").with("mode", "custom").child(Element::new("model").text(name)),
+        (name, false) => Element::new("cpu")
+            .with("mode", "custom")
+            .with("check", "none")
+            .child(Element::new("model").text(name)),
+    };
+    let (sockets, cores, threads) = topology(spec);
+    element = element.child(
+        Element::new("topology")
+            .with("sockets", sockets.to_string())
+            .with("cores", cores.to_string())
+            .with("threads", threads.to_string()),
+    );
+    let mut has_mpx = false;
+    for feature in spec.cpu.iter().flat_map(|cpu| &cpu.features) {
+        let policy = feature.policy.as_deref().filter(|p| !p.is_empty()).unwrap_or("require");
+        if !["force", "require", "optional", "disable", "forbid"].contains(&policy) {
+            return Err(DomainError::Unsupported { field: "spec.domain.cpu.features.policy", value: policy.to_owned() });
+        }
+        has_mpx |= feature.name == "mpx";
+        element = element.child(Element::new("feature").with("policy", policy).with("name", &feature.name));
+    }
+    // Named models carry MPX on paper, which no processor or kernel has any more.
+    if !matches!(model, "" | "host-model" | "host-passthrough") && !has_mpx {
+        element = element.child(Element::new("feature").with("policy", "disable").with("name", "mpx"));
+    }
+    Ok(element)
+}

@@ -1,0 +1,150 @@
+//! Devices other than disks and network interfaces.
+
+use api::VirtualMachineInstance;
+
+use super::{DomainError, Environment, alias, on_off, virtio_model, xml::Element};
+
+/// Video adapters that are known.
+const VIDEO: [&str; 5] = ["virtio", "vga", "bochs", "cirrus", "ramfb"];
+
+/// The elements of these devices.
+pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Vec<Element>, DomainError> {
+    let devices = &vmi.spec.domain.devices;
+    let model = virtio_model(vmi);
+    let mut list = vec![
+        Element::new("channel")
+            .with("type", "unix")
+            .child(Element::new("target").with("type", "virtio").with("name", "org.qemu.guest_agent.0")),
+        Element::new("controller").with("type", "virtio-serial").with("index", "0").with("model", model),
+        Element::new("controller")
+            .with("type", "usb")
+            .with("index", "0")
+            .with("model", if needs_usb(vmi) { "qemu-xhci" } else { "none" }),
+    ];
+    if devices.disks.iter().any(|disk| super::disks::bus(disk) == "scsi") {
+        list.push(Element::new("controller").with("type", "scsi").with("index", "0").with("model", model));
+    }
+    if devices.autoattach_serial_console != Some(false) {
+        list.push(
+            Element::new("serial")
+                .with("type", "unix")
+                .child(Element::new("source").with("mode", "bind").with("path", env.serial.to_string_lossy()))
+                .child(Element::new("target").with("port", "0")),
+        );
+    }
+    list.extend(display(vmi, env)?);
+    list.extend(inputs(vmi)?);
+    list.push(balloon(vmi, env, model));
+    if devices.rng.is_some() {
+        list.push(
+            Element::new("rng")
+                .with("model", model)
+                .child(Element::new("backend").with("model", "random").text("/dev/urandom")),
+        );
+    }
+    if let Some(watchdog) = &devices.watchdog {
+        let Some(chip) = &watchdog.i6300esb else {
+            return Err(DomainError::Unsupported { field: "spec.domain.devices.watchdog", value: watchdog.name.clone() });
+        };
+        let action = chip.action.as_deref().filter(|a| !a.is_empty()).unwrap_or("reset");
+        if !["poweroff", "reset", "shutdown"].contains(&action) {
+            return Err(DomainError::Unsupported { field: "spec.domain.devices.watchdog.i6300esb.action", value: action.into() });
+        }
+        list.push(
+            Element::new("watchdog").with("model", "i6300esb").with("action", action).child(alias(&watchdog.name)),
+        );
+    }
+    if let Some(sound) = &devices.sound {
+        let card = sound.model.as_deref().filter(|m| !m.is_empty()).unwrap_or("ich9");
+        if !["ich9", "ac97"].contains(&card) {
+            return Err(DomainError::Unsupported { field: "spec.domain.devices.sound.model", value: card.into() });
+        }
+        list.push(Element::new("sound").with("model", card).child(alias(&sound.name)));
+    }
+    for panic in &devices.panic_devices {
+        let kind = panic.model.as_deref().filter(|m| !m.is_empty());
+        if kind.is_some_and(|kind| !["isa", "hyperv", "pvpanic"].contains(&kind)) {
+            return Err(DomainError::Unsupported {
+                field: "spec.domain.devices.panicDevices.model",
+                value: kind.unwrap_or_default().to_owned(),
+            });
+        }
+        list.push(Element::new("panic").with_some("model", kind));
+    }
+    Ok(list)
+}
+
+fn needs_usb(vmi: &VirtualMachineInstance) -> bool {
+    let devices = &vmi.spec.domain.devices;
+    devices.inputs.iter().any(|input| input.bus.as_deref().is_none_or(|bus| bus.is_empty() || bus == "usb"))
+        || devices.disks.iter().any(|disk| super::disks::bus(disk) == "usb")
+}
+
+fn display(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Vec<Element>, DomainError> {
+    let devices = &vmi.spec.domain.devices;
+    if devices.autoattach_graphics_device == Some(false) {
+        return Ok(Vec::new());
+    }
+    let efi = vmi
+        .spec
+        .domain
+        .firmware
+        .as_ref()
+        .and_then(|firmware| firmware.bootloader.as_ref())
+        .is_some_and(|bootloader| bootloader.efi.is_some());
+    let asked = devices.video.as_ref().and_then(|video| video.type_.as_deref()).filter(|t| !t.is_empty());
+    let kind = asked.unwrap_or(if efi { "bochs" } else { "vga" });
+    if !VIDEO.contains(&kind) {
+        return Err(DomainError::Unsupported { field: "spec.domain.devices.video.type", value: kind.to_owned() });
+    }
+    let vram = matches!(kind, "vga" | "cirrus").then_some("16384");
+    Ok(vec![
+        Element::new("graphics").with("type", "vnc").child(
+            Element::new("listen").with("type", "socket").with("socket", env.vnc.to_string_lossy()),
+        ),
+        Element::new("video")
+            .child(Element::new("model").with("type", kind).with_some("vram", vram).with("heads", "1")),
+    ])
+}
+
+fn inputs(vmi: &VirtualMachineInstance) -> Result<Vec<Element>, DomainError> {
+    vmi.spec
+        .domain
+        .devices
+        .inputs
+        .iter()
+        .map(|input| {
+            let bus = input.bus.as_deref().filter(|b| !b.is_empty()).unwrap_or("usb");
+            if !["usb", "virtio"].contains(&bus) {
+                return Err(DomainError::Unsupported { field: "spec.domain.devices.inputs.bus", value: bus.to_owned() });
+            }
+            if input.type_ != "tablet" {
+                return Err(DomainError::Unsupported {
+                    field: "spec.domain.devices.inputs.type",
+                    value: input.type_.clone(),
+                });
+            }
+            let model = (bus == "virtio").then(|| virtio_model(vmi));
+            Ok(Element::new("input")
+                .with("type", "tablet")
+                .with("bus", bus)
+                .with_some("model", model)
+                .child(alias(&input.name)))
+        })
+        .collect()
+}
+
+fn balloon(vmi: &VirtualMachineInstance, env: &Environment<'_>, model: &str) -> Element {
+    let domain = &vmi.spec.domain;
+    if domain.devices.autoattach_mem_balloon == Some(false) {
+        return Element::new("memballoon").with("model", "none");
+    }
+    let annotation = "kubevirt.io/free-page-reporting-disabled";
+    let off = domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some())
+        || vmi.metadata.annotations.as_ref().and_then(|a| a.get(annotation)).is_some_and(|v| v == "true");
+    let period = env.options.balloon_stats_period;
+    Element::new("memballoon")
+        .with("model", model)
+        .with("freePageReporting", on_off(!off))
+        .children((period != 0).then(|| Element::new("stats").with("period", period.to_string())))
+}

@@ -1,0 +1,323 @@
+//! Disks.
+
+use std::collections::BTreeSet;
+
+use api::{
+    VirtualMachineInstance, quantity,
+    vmi::{disks::Disk, domain::DomainSpec},
+};
+
+use super::{DomainError, Environment, alias, pci_address, virtio_model, xml::Element};
+use crate::disks::{Backend, DiskSource};
+
+/// Bus of a disk, whatever its kind.
+pub(super) fn bus(disk: &Disk) -> &str {
+    let bus = if let Some(cdrom) = &disk.cdrom {
+        &cdrom.bus
+    } else if let Some(lun) = &disk.lun {
+        &lun.bus
+    } else if let Some(disk) = &disk.disk {
+        &disk.bus
+    } else {
+        &None
+    };
+    bus.as_deref().filter(|bus| !bus.is_empty()).unwrap_or("sata")
+}
+
+/// Threads for disk input and output, and how disks use them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct IoThreads {
+    total: u32,
+    shared: u32,
+    pool: bool,
+}
+
+impl IoThreads {
+    /// The `<iothreads>` element, if there are any.
+    pub(super) fn element(&self) -> Option<Element> {
+        (self.total > 0).then(|| Element::new("iothreads").text(self.total.to_string()))
+    }
+}
+
+/// Counts the threads that a machine's policy asks for.
+pub(super) fn io_threads(spec: &DomainSpec) -> IoThreads {
+    let disks = u32::try_from(spec.devices.disks.len()).unwrap_or(u32::MAX);
+    let dedicated = spec.devices.disks.iter().filter(|disk| disk.dedicated_io_thread == Some(true)).count();
+    let dedicated = u32::try_from(dedicated).unwrap_or(u32::MAX);
+    match spec.io_threads_policy.as_deref() {
+        Some("supplementalPool") => {
+            let total = spec.io_threads.as_ref().and_then(|pool| pool.supplemental_pool_thread_count).unwrap_or(1);
+            IoThreads { total, shared: 0, pool: true }
+        }
+        Some("auto") => {
+            let cpus = spec.resources.requests.get("cpu").or_else(|| spec.resources.limits.get("cpu"));
+            let cpus = cpus.and_then(|q| quantity::units(q).ok()).and_then(|n| u32::try_from(n).ok()).unwrap_or(1);
+            let limit = cpus.max(1).saturating_mul(2);
+            let plain = disks.saturating_sub(dedicated);
+            let shared = if plain.saturating_add(dedicated) > limit {
+                limit.saturating_sub(dedicated).max(1)
+            } else {
+                plain
+            };
+            IoThreads { total: shared + dedicated, shared, pool: false }
+        }
+        Some("shared") => IoThreads { total: 1 + dedicated, shared: 1, pool: false },
+        _ if dedicated > 0 => IoThreads { total: 1 + dedicated, shared: 1, pool: false },
+        _ => IoThreads::default(),
+    }
+}
+
+/// The `<disk>` elements and the device each disk has in the guest.
+pub(super) fn disks(
+    vmi: &VirtualMachineInstance,
+    env: &Environment<'_>,
+    vcpus: u32,
+    threads: &IoThreads,
+) -> Result<(Vec<Element>, Vec<protocol::DiskTarget>), DomainError> {
+    let devices = &vmi.spec.domain.devices;
+    let known: Vec<(&str, &str)> = vmi
+        .status
+        .iter()
+        .flat_map(|status| &status.volume_status)
+        .filter(|status| !status.target.is_empty())
+        .map(|status| (status.name.as_str(), status.target.as_str()))
+        .collect();
+    let mut taken: BTreeSet<String> = known.iter().map(|(_, target)| (*target).to_owned()).collect();
+    let mut elements = Vec::new();
+    let mut targets = Vec::new();
+    let (mut next_shared, mut next_dedicated) = (0, threads.shared);
+    for (index, disk) in devices.disks.iter().enumerate() {
+        let volume = vmi.spec.volumes.iter().find(|volume| volume.name == disk.name);
+        let source = env.prepared.sources.get(&disk.name);
+        if volume.is_some() && source.is_none() {
+            // A second cloud-init volume: only the first is carried out.
+            continue;
+        }
+        if volume.is_none() && disk.cdrom.is_none() {
+            return Err(DomainError::NoVolume(disk.name.clone()));
+        }
+        let prefix = if bus(disk) == "virtio" { "vd" } else { "sd" };
+        let target = match known.iter().find(|(name, target)| *name == disk.name && target.starts_with(prefix)) {
+            Some((_, target)) => (*target).to_owned(),
+            None => first_free(prefix, &taken),
+        };
+        taken.insert(target.clone());
+        let thread = if bus(disk) != "virtio" || threads.total == 0 || threads.pool {
+            None
+        } else if disk.dedicated_io_thread == Some(true) {
+            next_dedicated += 1;
+            Some(next_dedicated)
+        } else {
+            next_shared = next_shared % threads.shared.max(1) + 1;
+            Some(next_shared)
+        };
+        let queues = (devices.block_multi_queue == Some(true)).then_some(vcpus);
+        let driver = driver(disk, source, queues, thread, threads)?;
+        elements.push(one(vmi, disk, index, source, &target, driver)?);
+        targets.push(protocol::DiskTarget {
+            volume: disk.name.clone(),
+            target,
+            size: source.map_or(0, |source| source.made_size),
+        });
+    }
+    Ok((elements, targets))
+}
+
+fn one(
+    vmi: &VirtualMachineInstance,
+    disk: &Disk,
+    index: usize,
+    source: Option<&DiskSource>,
+    target: &str,
+    driver: Element,
+) -> Result<Element, DomainError> {
+    let bus = bus(disk);
+    let device = match (&disk.cdrom, &disk.lun) {
+        (Some(_), _) => "cdrom",
+        (None, Some(_)) => "lun",
+        (None, None) => "disk",
+    };
+    if !["virtio", "sata", "scsi", "usb"].contains(&bus) {
+        return Err(DomainError::Unsupported { field: "spec.domain.devices.disks.bus", value: bus.to_owned() });
+    }
+    let kind = match source.map(|source| &source.backend) {
+        Some(Backend::Block { .. }) => "block",
+        _ => "file",
+    };
+    let mut element = Element::new("disk")
+        .with("type", kind)
+        .with("device", device)
+        .with_some("model", (bus == "virtio" && device == "disk").then(|| virtio_model(vmi)))
+        .child(driver);
+    if let Some(source) = source {
+        element = element.child(match &source.backend {
+            Backend::File { path, .. } => Element::new("source").with("file", path.to_string_lossy()),
+            Backend::Block { path } => Element::new("source").with("dev", path.to_string_lossy()),
+        });
+        if let Some((path, format)) = &source.backing {
+            let (kind, attribute) =
+                if path.starts_with("/dev") { ("block", "dev") } else { ("file", "file") };
+            // The chain ends here, whatever the image says: nothing further is ever opened.
+            element = element.child(
+                Element::new("backingStore")
+                    .with("type", kind)
+                    .child(Element::new("format").with("type", format.as_str()))
+                    .child(Element::new("source").with(attribute, path.to_string_lossy()))
+                    .child(Element::new("backingStore")),
+            );
+        }
+    }
+    let tray = disk.cdrom.as_ref().and_then(|cdrom| cdrom.tray.as_deref()).filter(|tray| !tray.is_empty());
+    element = element.child(Element::new("target").with("dev", target).with("bus", bus).with_some("tray", tray));
+    if let Some(size) = &disk.block_size {
+        let Some(custom) = &size.custom else {
+            return Err(DomainError::Unsupported {
+                field: "spec.domain.devices.disks.blockSize.matchVolume",
+                value: disk.name.clone(),
+            });
+        };
+        let text = |value: Option<u64>| value.filter(|v| *v > 0).map(|v| v.to_string());
+        element = element.child(
+            Element::new("blockio")
+                .with_some("logical_block_size", text(custom.logical))
+                .with_some("physical_block_size", text(custom.physical))
+                .with_some("discard_granularity", text(custom.discard_granularity)),
+        );
+    }
+    let readonly = disk.cdrom.is_some()
+        || disk.disk.as_ref().is_some_and(|disk| disk.readonly)
+        || disk.lun.as_ref().is_some_and(|lun| lun.readonly);
+    if readonly {
+        element = element.child(Element::new("readonly"));
+    }
+    if disk.shareable == Some(true) {
+        element = element.child(Element::new("shareable"));
+    }
+    if let Some(serial) = disk.serial.as_deref().filter(|serial| !serial.is_empty()) {
+        element = element.child(Element::new("serial").text(serial));
+    }
+    if let Some(order) = disk.boot_order {
+        element = element.child(Element::new("boot").with("order", order.to_string()));
+    }
+    element = element.child(alias(&disk.name));
+    let address = disk.disk.as_ref().and_then(|disk| disk.pci_address.as_deref()).filter(|a| !a.is_empty());
+    if let Some(address) = address {
+        if bus != "virtio" {
+            return Err(DomainError::PciAddressOfDisk(disk.name.clone()));
+        }
+        element = element.child(pci_address(address)?);
+    } else if bus == "scsi" && disk.cdrom.is_none() {
+        element = element.child(
+            Element::new("address")
+                .with("type", "drive")
+                .with("controller", "0")
+                .with("bus", "0")
+                .with("unit", index.to_string()),
+        );
+    }
+    Ok(element)
+}
+
+fn driver(
+    disk: &Disk,
+    source: Option<&DiskSource>,
+    queues: Option<u32>,
+    thread: Option<u32>,
+    threads: &IoThreads,
+) -> Result<Element, DomainError> {
+    let format = match source.map(|source| &source.backend) {
+        Some(Backend::File { format, .. }) => format.as_str(),
+        _ => "raw",
+    };
+    let virtio = bus(disk) == "virtio";
+    let mut driver = Element::new("driver").with("name", "qemu").with("type", format);
+    let cache = source.map(|source| cache(disk, source)).transpose()?;
+    if let (Some(cache), Some(source)) = (cache, source) {
+        driver = driver.with("cache", cache);
+        let io = match disk.io.as_deref().filter(|io| !io.is_empty()) {
+            Some(io) if ["native", "threads", "io_uring"].contains(&io) => Some(io),
+            Some(io) => {
+                return Err(DomainError::Unsupported { field: "spec.domain.devices.disks.io", value: io.to_owned() });
+            }
+            None => {
+                let steady = matches!(source.backend, Backend::Block { .. }) || source.preallocated;
+                (cache == "none" && steady).then_some("native")
+            }
+        };
+        driver = driver.with_some("io", io);
+    }
+    let policy = disk.error_policy.as_deref().filter(|policy| !policy.is_empty()).unwrap_or("stop");
+    if !["stop", "ignore", "report", "enospace"].contains(&policy) {
+        return Err(DomainError::Unsupported {
+            field: "spec.domain.devices.disks.errorPolicy",
+            value: policy.to_owned(),
+        });
+    }
+    driver = driver.with("error_policy", policy);
+    if source.is_some_and(|source| !source.preallocated) {
+        driver = driver.with("discard", "unmap");
+    }
+    if virtio {
+        driver = driver
+            .with_some("iothread", thread.map(|thread| thread.to_string()))
+            .with_some("queues", queues.map(|queues| queues.to_string()));
+        if threads.pool {
+            let list = (1..=threads.total).map(|id| Element::new("iothread").with("id", id.to_string()));
+            driver = driver.child(Element::new("iothreads").children(list));
+        }
+    }
+    Ok(driver)
+}
+
+fn cache<'a>(disk: &'a Disk, source: &DiskSource) -> Result<&'a str, DomainError> {
+    let path = match &source.backend {
+        Backend::File { path, .. } | Backend::Block { path } => path,
+    };
+    let asked = disk.cache.as_deref().unwrap_or_default();
+    if disk.shareable == Some(true) && !matches!(asked, "" | "none") {
+        return Err(DomainError::ShareableCache(asked.to_owned()));
+    }
+    match asked {
+        "" if source.direct_io => Ok("none"),
+        "" => Ok("writethrough"),
+        "none" if !source.direct_io => Err(DomainError::DirectIo(path.clone())),
+        "none" | "writethrough" | "writeback" => Ok(asked),
+        other => Err(DomainError::Unsupported { field: "spec.domain.devices.disks.cache", value: other.to_owned() }),
+    }
+}
+
+/// The first device name with this prefix that is not taken: a, b, ... z, aa, ab, ...
+fn first_free(prefix: &str, taken: &BTreeSet<String>) -> String {
+    let mut index: u32 = 0;
+    loop {
+        let name = format!("{prefix}{}", letters(index));
+        if !taken.contains(&name) {
+            return name;
+        }
+        index += 1;
+    }
+}
+
+fn letters(mut index: u32) -> String {
+    let mut name = Vec::new();
+    loop {
+        name.push(char::from(b'a' + u8::try_from(index % 26).unwrap_or_default()));
+        if index < 26 {
+            break;
+        }
+        index = index / 26 - 1;
+    }
+    name.iter().rev().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_names_go_on_after_z() {
+        for (index, name) in [(0, "a"), (25, "z"), (26, "aa"), (27, "ab"), (51, "az"), (52, "ba"), (702, "aaa")] {
+            assert_eq!(letters(index), name);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Hypervisor features, clock and timers.
+
+use api::{
+    VirtualMachineInstance,
+    vmi::{features::{FeatureHyperv, FeatureState}},
+};
+
+use super::{DomainError, on_off, xml::Element, yes_no};
+
+fn is_on(enabled: Option<bool>) -> bool {
+    enabled.unwrap_or(true)
+}
+
+/// The `<features>` element. A machine without features has none, ACPI included.
+pub(super) fn features(vmi: &VirtualMachineInstance) -> Result<Element, DomainError> {
+    let mut element = Element::new("features");
+    let Some(features) = &vmi.spec.domain.features else { return Ok(element) };
+    if features.acpi.is_enabled() {
+        element = element.child(Element::new("acpi"));
+    }
+    if let Some(apic) = &features.apic
+        && is_on(apic.enabled)
+    {
+        let eoi = apic.end_of_interrupt.then_some("on");
+        element = element.child(Element::new("apic").with_some("eoi", eoi));
+    }
+    if features.smm.as_ref().is_some_and(FeatureState::is_enabled) {
+        element = element.child(Element::new("smm").with("state", "on"));
+    }
+    if let Some(kvm) = &features.kvm {
+        element = element.child(Element::new("kvm").child(Element::new("hidden").with("state", on_off(kvm.hidden))));
+    }
+    if let Some(spinlock) = &features.pvspinlock {
+        element = element.child(Element::new("pvspinlock").with("state", on_off(spinlock.is_enabled())));
+    }
+    if let Some(hyperv) = &features.hyperv {
+        element = element.child(enlightenments(hyperv)?);
+    } else if features.hyperv_passthrough.as_ref().is_some_and(|passthrough| is_on(passthrough.enabled)) {
+        element = element.child(Element::new("hyperv").with("mode", "passthrough"));
+    }
+    Ok(element.child(Element::new("vmport").with("state", "off")))
+}
+
+fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {
+    let state = |name, feature: &Option<FeatureState>| {
+        feature.as_ref().map(|feature| Element::new(name).with("state", on_off(feature.is_enabled())))
+    };
+    let mut element = Element::new("hyperv")
+        .children(state("relaxed", &hyperv.relaxed))
+        .children(state("vapic", &hyperv.vapic));
+    if let Some(spinlocks) = &hyperv.spinlocks {
+        let on = is_on(spinlocks.enabled);
+        let retries = on.then(|| spinlocks.spinlocks.unwrap_or(4096).to_string());
+        element = element.child(Element::new("spinlocks").with("state", on_off(on)).with_some("retries", retries));
+    }
+    element = element
+        .children(state("vpindex", &hyperv.vpindex))
+        .children(state("runtime", &hyperv.runtime))
+        .children(state("synic", &hyperv.synic));
+    if let Some(timer) = &hyperv.synictimer {
+        element = element.child(
+            Element::new("stimer").with("state", on_off(is_on(timer.enabled))).children(state("direct", &timer.direct)),
+        );
+    }
+    element = element.children(state("reset", &hyperv.reset));
+    if let Some(vendor) = &hyperv.vendorid {
+        let on = is_on(vendor.enabled);
+        let id = vendor.vendorid.as_deref().unwrap_or_default();
+        if on && (id.is_empty() || id.len() > 12 || id.contains(',')) {
+            return Err(DomainError::Unsupported { field: "spec.domain.features.hyperv.vendorid", value: id.to_owned() });
+        }
+        element = element
+            .child(Element::new("vendor_id").with("state", on_off(on)).with_some("value", on.then_some(id)));
+    }
+    element = element
+        .children(state("frequencies", &hyperv.frequencies))
+        .children(state("reenlightenment", &hyperv.reenlightenment));
+    if let Some(flush) = &hyperv.tlbflush {
+        element = element.child(
+            Element::new("tlbflush")
+                .with("state", on_off(is_on(flush.enabled)))
+                .children(state("direct", &flush.direct))
+                .children(state("extended", &flush.extended)),
+        );
+    }
+    Ok(element.children(state("ipi", &hyperv.ipi)).children(state("evmcs", &hyperv.evmcs)))
+}
+
+/// The `<clock>` element, if the machine says anything about time.
+pub(super) fn clock(vmi: &VirtualMachineInstance) -> Option<Element> {
+    let clock = vmi.spec.domain.clock.as_ref()?;
+    let mut element = Element::new("clock");
+    if let Some(zone) = clock.timezone.as_deref().filter(|z| !z.is_empty()) {
+        element = element.with("offset", "timezone").with("timezone", zone);
+    } else {
+        // Without an offset the guest's own changes to its clock do not survive a start.
+        let adjustment = clock.utc.as_ref().map(|utc| match utc.offset_seconds {
+            Some(seconds) => seconds.to_string(),
+            None => "reset".to_owned(),
+        });
+        element = if clock.utc.as_ref().is_some_and(|utc| utc.offset_seconds.is_some()) {
+            element.with("offset", "variable").with("basis", "utc").with_some("adjustment", adjustment)
+        } else {
+            element.with("offset", "utc").with_some("adjustment", adjustment)
+        };
+    }
+    let Some(timer) = &clock.timer else { return Some(element) };
+    let one = |name: &str, present: Option<bool>, policy: Option<&String>, track: Option<&String>| {
+        Element::new("timer")
+            .with("name", name)
+            .with_some("tickpolicy", policy.filter(|p| !p.is_empty()))
+            .with_some("track", track.filter(|t| !t.is_empty()))
+            .with("present", yes_no(is_on(present)))
+    };
+    element = element
+        .children(timer.rtc.as_ref().map(|t| one("rtc", t.present, t.tick_policy.as_ref(), t.track.as_ref())))
+        .children(timer.pit.as_ref().map(|t| one("pit", t.present, t.tick_policy.as_ref(), None)))
+        .children(timer.kvm.as_ref().map(|t| one("kvmclock", t.present, None, None)))
+        .children(timer.hpet.as_ref().map(|t| one("hpet", t.present, t.tick_policy.as_ref(), None)))
+        .children(timer.hyperv.as_ref().map(|t| one("hypervclock", t.present, None, None)));
+    Some(element)
+}

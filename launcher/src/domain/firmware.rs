@@ -1,0 +1,128 @@
+//! Firmware, boot and SMBIOS.
+
+use std::path::{Path, PathBuf};
+
+use api::{StartStrategy, VirtualMachineInstance};
+
+use super::{DomainError, Environment, xml::Element, yes_no};
+
+/// UEFI firmware: code and the template of its variables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uefi {
+    /// Code.
+    pub code: PathBuf,
+    /// Template of the variables.
+    pub vars: PathBuf,
+    /// Whether it enforces secure boot.
+    pub secure: bool,
+}
+
+/// File names of firmware with secure boot enforced, code and variables with enrolled keys; distributions differ.
+const SECURE: [(&str, &str); 2] = [
+    ("OVMF_CODE.secboot.fd", "OVMF_VARS.secboot.fd"),
+    ("OVMF_CODE_4M.secboot.fd", "OVMF_VARS_4M.ms.fd"),
+];
+/// Without secure boot.
+const PLAIN: [(&str, &str); 3] = [
+    ("OVMF_CODE.secboot.fd", "OVMF_VARS.fd"),
+    ("OVMF_CODE.fd", "OVMF_VARS.fd"),
+    ("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"),
+];
+
+/// Finds the firmware for a machine that boots by UEFI in one of some directories.
+pub fn select_uefi(directories: &[&Path], secure: bool, exists: impl Fn(&Path) -> bool) -> Option<Uefi> {
+    let candidates: &[(&str, &str)] = if secure { &SECURE } else { &PLAIN };
+    directories
+        .iter()
+        .flat_map(|directory| candidates.iter().map(|(code, vars)| (directory.join(code), directory.join(vars))))
+        .find(|(code, vars)| exists(code) && exists(vars))
+        .map(|(code, vars)| Uefi { code, vars, secure })
+}
+
+/// The `<os>` element.
+pub(super) fn os(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Element, DomainError> {
+    let machine = vmi.spec.domain.machine.as_ref().map(|m| m.type_.as_str()).filter(|t| !t.is_empty()).unwrap_or("q35");
+    let mut os =
+        Element::new("os").child(Element::new("type").with("arch", "x86_64").with("machine", machine).text("hvm"));
+    let firmware = vmi.spec.domain.firmware.as_ref();
+    if let Some(efi) = firmware.and_then(|f| f.bootloader.as_ref()).and_then(|b| b.efi.as_ref()) {
+        let secure = efi.secure_boot.unwrap_or(true);
+        let uefi = env.uefi.filter(|uefi| uefi.secure == secure).ok_or(DomainError::NoFirmware(secure))?;
+        os = os
+            .child(
+                Element::new("loader")
+                    .with("readonly", "yes")
+                    .with("secure", yes_no(secure))
+                    .with("type", "pflash")
+                    .text(uefi.code.to_string_lossy()),
+            )
+            .child(
+                Element::new("nvram").with("template", uefi.vars.to_string_lossy()).text(env.nvram.to_string_lossy()),
+            );
+    }
+    if let Some(boot) = firmware.and_then(|f| f.kernel_boot.as_ref()) {
+        os = os
+            .children(env.prepared.kernel.as_ref().map(|path| Element::new("kernel").text(path.to_string_lossy())))
+            .children(env.prepared.initrd.as_ref().map(|path| Element::new("initrd").text(path.to_string_lossy())))
+            .children(
+                boot.kernel_args.as_ref().filter(|a| !a.is_empty()).map(|args| Element::new("cmdline").text(args)),
+            );
+    }
+    if let Some(acpi) = firmware.and_then(|f| f.acpi.as_ref()) {
+        let mut tables = Element::new("acpi");
+        for (kind, volume) in [("slic", &acpi.slic_name_ref), ("msdm", &acpi.msdm_name_ref)] {
+            let Some(volume) = volume.as_deref().filter(|v| !v.is_empty()) else { continue };
+            if !vmi.spec.volumes.iter().any(|v| v.name == volume && v.secret.is_some()) {
+                return Err(DomainError::AcpiTable(kind));
+            }
+            let path = env.secrets.join(volume).join(format!("{kind}.bin"));
+            tables = tables.child(Element::new("table").with("type", kind).text(path.to_string_lossy()));
+        }
+        os = os.child(tables);
+    }
+    if vmi.spec.start_strategy == Some(StartStrategy::Paused) {
+        os = os.child(Element::new("bootmenu").with("enable", "yes").with("timeout", "10000"));
+    }
+    os = os.child(Element::new("smbios").with("mode", "sysinfo"));
+    let use_serial = firmware
+        .and_then(|f| f.bootloader.as_ref())
+        .and_then(|b| b.bios.as_ref())
+        .and_then(|bios| bios.use_serial);
+    if use_serial == Some(true) {
+        os = os.child(Element::new("bios").with("useserial", "yes"));
+    }
+    Ok(os)
+}
+
+/// The `<sysinfo>` element.
+pub(super) fn sysinfo(vmi: &VirtualMachineInstance, options: &protocol::MachineOptions) -> Element {
+    let entry = |name: &'static str, value: Option<&str>| {
+        value.filter(|v| !v.is_empty()).map(|value| Element::new("entry").with("name", name).text(value))
+    };
+    let firmware = vmi.spec.domain.firmware.as_ref();
+    let mut system = Element::new("system");
+    if let Some(smbios) = &options.smbios {
+        system = system
+            .children(entry("manufacturer", Some(&smbios.manufacturer)))
+            .children(entry("product", Some(&smbios.product)))
+            .children(entry("version", Some(&smbios.version)));
+    }
+    system = system
+        .children(entry("serial", firmware.and_then(|f| f.serial.as_deref())))
+        .children(entry("uuid", firmware.and_then(|f| f.uuid.as_deref())));
+    if let Some(smbios) = &options.smbios {
+        system = system.children(entry("sku", Some(&smbios.sku))).children(entry("family", Some(&smbios.family)));
+    }
+    let mut sysinfo = Element::new("sysinfo").with("type", "smbios").child(system);
+    if let Some(chassis) = &vmi.spec.domain.chassis {
+        sysinfo = sysinfo.child(
+            Element::new("chassis")
+                .children(entry("manufacturer", chassis.manufacturer.as_deref()))
+                .children(entry("version", chassis.version.as_deref()))
+                .children(entry("serial", chassis.serial.as_deref()))
+                .children(entry("asset", chassis.asset.as_deref()))
+                .children(entry("sku", chassis.sku.as_deref())),
+        );
+    }
+    sysinfo
+}

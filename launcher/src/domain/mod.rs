@@ -1,0 +1,233 @@
+//! From a VirtualMachineInstance to libvirt's domain XML.
+//!
+//! Pure: everything that has to be looked up (devices of the pod, images, firmware files) is in [`Environment`]. What the
+//! XML cannot carry is an error, so that no setting is lost without a word; admission refuses it before.
+
+mod cpu;
+mod devices;
+mod disks;
+mod features;
+mod firmware;
+mod network;
+pub mod xml;
+
+use std::path::{Path, PathBuf};
+
+use api::{VirtualMachineInstance, StartStrategy, quantity};
+use thiserror::Error;
+
+pub use self::firmware::{Uefi, select_uefi};
+use self::xml::Element;
+use crate::disks::Prepared;
+
+/// Why a machine cannot be turned into a domain. Each is final: the same machine gives the same error.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum DomainError {
+    /// The pod has no hardware virtualization and software emulation is off.
+    #[error("kvm not present and emulation is not allowed")]
+    NoKvm,
+    /// No memory size.
+    #[error("the machine has no memory size")]
+    NoMemory,
+    /// A quantity is not valid.
+    #[error("Memory size '{0}' must be greater than or equal to 0")]
+    Memory(String),
+    /// An interface's network device was not set up.
+    #[error("no network device was set up for interface {0}")]
+    NoNic(String),
+    /// A disk without a volume.
+    #[error("no matching volume with name {0} found")]
+    NoVolume(String),
+    /// A PCI address on a device that has none.
+    #[error("setting a pci address is not allowed for non-virtio bus types, for disk {0}")]
+    PciAddressOfDisk(String),
+    /// Not a PCI address.
+    #[error("{0:?} is not a PCI address")]
+    PciAddress(String),
+    /// A word that is none of the known ones.
+    #[error("{field}: {value:?} is not supported")]
+    Unsupported {
+        /// Path of the field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// A shared disk with another cache mode than `none`.
+    #[error("a sharable disk requires cache = none got: {0}")]
+    ShareableCache(String),
+    /// The storage cannot be used past the page cache.
+    #[error("Unable to use 'none' cache mode, file system where {0} is stored does not support direct I/O")]
+    DirectIo(PathBuf),
+    /// There is no firmware for the way the machine boots.
+    #[error("EFI OVMF roms missing for booting in EFI mode with SecureBoot={0}")]
+    NoFirmware(bool),
+    /// A volume that should hold an ACPI table is none.
+    #[error("firmware's volume for {0} was not found")]
+    AcpiTable(&'static str),
+    /// A value holds a control character.
+    #[error("a value of the machine holds a control character")]
+    ControlCharacter,
+}
+
+/// What the pod offers to the machine.
+#[derive(Clone, Debug)]
+pub struct Environment<'a> {
+    /// Whether /dev/kvm can be used.
+    pub kvm: bool,
+    /// Whether software emulation may be used without it.
+    pub allow_emulation: bool,
+    /// Socket of the serial console.
+    pub serial: &'a Path,
+    /// Socket of the display.
+    pub vnc: &'a Path,
+    /// File of UEFI variables.
+    pub nvram: &'a Path,
+    /// Directory of mounted secrets.
+    pub secrets: &'a Path,
+    /// Images.
+    pub prepared: &'a Prepared,
+    /// Firmware for UEFI, if the machine boots so and it was found.
+    pub uefi: Option<&'a Uefi>,
+    /// What the agent knows.
+    pub options: &'a protocol::MachineOptions,
+}
+
+/// A machine, ready for libvirt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain {
+    /// Name: namespace and name joined by `_`.
+    pub name: String,
+    /// XML.
+    pub xml: String,
+    /// Target device of each disk.
+    pub disks: Vec<protocol::DiskTarget>,
+    /// Start without running the guest.
+    pub start_paused: bool,
+    /// Whether the guest sees ACPI.
+    pub acpi: bool,
+}
+
+/// Name of a machine's domain.
+pub fn domain_name(namespace: &str, name: &str) -> String {
+    format!("{namespace}_{name}")
+}
+
+/// Turns a machine into a domain.
+///
+/// # Errors
+/// When the machine asks for what cannot be carried out.
+pub fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Domain, DomainError> {
+    if !env.kvm && !env.allow_emulation {
+        return Err(DomainError::NoKvm);
+    }
+    let spec = &vmi.spec.domain;
+    let name = domain_name(
+        vmi.metadata.namespace.as_deref().unwrap_or_default(),
+        vmi.metadata.name.as_deref().unwrap_or_default(),
+    );
+    let vcpus = cpu::vcpus(spec);
+    let threads = disks::io_threads(spec);
+    let (disks, targets) = disks::disks(vmi, env, vcpus, &threads)?;
+    let memory = memory(vmi)?;
+    let acpi = spec.features.as_ref().is_some_and(|features| features.acpi.is_enabled());
+
+    let mut domain = Element::new("domain")
+        .with("type", if env.kvm { "kvm" } else { "qemu" })
+        .child(Element::new("name").text(name.clone()));
+    if let Some(uuid) = spec.firmware.as_ref().and_then(|f| f.uuid.as_deref()).filter(|u| !u.is_empty()) {
+        domain = domain.child(Element::new("uuid").text(uuid));
+    }
+    domain = domain.child(Element::new("memory").with("unit", "b").text(memory.to_string()));
+    if spec.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some()) {
+        domain = domain.child(
+            Element::new("memoryBacking")
+                .child(Element::new("hugepages"))
+                .child(Element::new("source").with("type", "memfd")),
+        );
+    }
+    domain = domain
+        .child(Element::new("vcpu").with("placement", "static").text(vcpus.to_string()))
+        .children(threads.element())
+        .child(firmware::os(vmi, env)?)
+        .child(firmware::sysinfo(vmi, env.options))
+        .child(features::features(vmi)?)
+        .children(features::clock(vmi))
+        .child(cpu::cpu(spec, env.kvm)?);
+    domain = match spec.reboot_policy.as_deref() {
+        None | Some("") => domain,
+        Some("Reboot") => domain.child(Element::new("on_reboot").text("restart")),
+        Some("Terminate") => domain.child(Element::new("on_reboot").text("destroy")),
+        Some(other) => {
+            return Err(DomainError::Unsupported { field: "spec.domain.rebootPolicy", value: other.to_owned() });
+        }
+    };
+    let devices = Element::new("devices")
+        .children(network::interfaces(vmi, env, vcpus)?)
+        .children(devices::devices(vmi, env)?)
+        .children(disks);
+    let domain = domain.child(devices);
+    if domain.has_forbidden_character() {
+        return Err(DomainError::ControlCharacter);
+    }
+    Ok(Domain {
+        name,
+        xml: domain.to_xml(),
+        disks: targets,
+        start_paused: vmi.spec.start_strategy == Some(StartStrategy::Paused),
+        acpi,
+    })
+}
+
+fn memory(vmi: &VirtualMachineInstance) -> Result<u64, DomainError> {
+    let spec = &vmi.spec.domain;
+    let quantity = spec
+        .memory
+        .as_ref()
+        .and_then(|memory| memory.guest.as_ref())
+        .or_else(|| spec.resources.requests.get("memory"))
+        .or_else(|| spec.resources.limits.get("memory"))
+        .ok_or(DomainError::NoMemory)?;
+    let bytes = quantity::units(quantity).ok().and_then(|bytes| u64::try_from(bytes).ok());
+    match bytes {
+        Some(0) => Err(DomainError::NoMemory),
+        Some(bytes) => Ok(bytes),
+        None => Err(DomainError::Memory(quantity.0.clone())),
+    }
+}
+
+/// Model of virtio devices.
+fn virtio_model(vmi: &VirtualMachineInstance) -> &'static str {
+    if vmi.spec.domain.devices.use_virtio_transitional == Some(true) { "virtio-transitional" } else { "virtio-non-transitional" }
+}
+
+/// Alias of a device that a user named.
+fn alias(name: &str) -> Element {
+    Element::new("alias").with("name", format!("ua-{name}"))
+}
+
+/// A device's address on the PCI bus, written `dddd:bb:ss.f`.
+fn pci_address(text: &str) -> Result<Element, DomainError> {
+    let invalid = || DomainError::PciAddress(text.to_owned());
+    let (domain, rest) = text.split_once(':').ok_or_else(invalid)?;
+    let (bus, rest) = rest.split_once(':').ok_or_else(invalid)?;
+    let (slot, function) = rest.split_once('.').ok_or_else(invalid)?;
+    let mut address = Element::new("address").with("type", "pci");
+    for (name, value, length) in [("domain", domain, 4), ("bus", bus, 2), ("slot", slot, 2), ("function", function, 1)] {
+        if value.len() > length || u32::from_str_radix(value, 16).is_err() {
+            return Err(invalid());
+        }
+        address = address.with(name, format!("0x{value}"));
+    }
+    Ok(address)
+}
+
+fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+fn yes_no(yes: bool) -> &'static str {
+    if yes { "yes" } else { "no" }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+//! The calls of libvirt that the `virt` crate does not cover. Every `unsafe` block of the crate is in this file.
+#![allow(unsafe_code, reason = "event callbacks and a few calls exist in libvirt's C interface only")]
+
+use std::{
+    ffi::{CStr, CString, c_char, c_int, c_void},
+    ptr,
+    sync::{Arc, atomic::Ordering},
+};
+
+use virt::{connect::Connect, domain::Domain, sys};
+
+use super::{Error, Signals, guest::Parameter};
+
+/// The events that are registered for.
+const LIFECYCLE_LIKE: [sys::virDomainEventID; 4] = [
+    sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE,
+    sys::VIR_DOMAIN_EVENT_ID_REBOOT,
+    sys::VIR_DOMAIN_EVENT_ID_IO_ERROR_REASON,
+    sys::VIR_DOMAIN_EVENT_ID_BALLOON_CHANGE,
+];
+
+/// Callbacks registered with one connection; dropping it removes them.
+pub(super) struct Registrations {
+    connect: Connect,
+    ids: Vec<c_int>,
+    close: bool,
+}
+
+impl Registrations {
+    pub(super) fn new(connect: &Connect, signals: &Arc<Signals>) -> Result<Self, Error> {
+        let mut registrations = Self { connect: connect.clone(), ids: Vec::new(), close: false };
+        for event in LIFECYCLE_LIKE {
+            // The trampolines differ in the parameters they skip; each matches the signature of its event.
+            let callback = match event {
+                sys::VIR_DOMAIN_EVENT_ID_LIFECYCLE => generic(on_lifecycle as *const c_void),
+                sys::VIR_DOMAIN_EVENT_ID_IO_ERROR_REASON => generic(on_io_error as *const c_void),
+                sys::VIR_DOMAIN_EVENT_ID_BALLOON_CHANGE => generic(on_balloon as *const c_void),
+                _ => generic(on_generic as *const c_void),
+            };
+            registrations.register(event, callback, signals)?;
+        }
+        registrations.register(
+            sys::VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE,
+            generic(on_agent as *const c_void),
+            signals,
+        )?;
+        let opaque = Arc::into_raw(signals.clone());
+        // SAFETY: the connection is open; `opaque` is a counted reference that `release` gives back when libvirt drops
+        // the callback.
+        let result = unsafe {
+            sys::virConnectRegisterCloseCallback(
+                connect.as_ptr(),
+                Some(on_close),
+                opaque.cast_mut().cast(),
+                Some(release),
+            )
+        };
+        if result < 0 {
+            // SAFETY: registering failed, so libvirt did not keep the reference made above.
+            drop(unsafe { Arc::from_raw(opaque) });
+            return Err(virt::error::Error::last_error().into());
+        }
+        registrations.close = true;
+        Ok(registrations)
+    }
+
+    fn register(
+        &mut self,
+        event: sys::virDomainEventID,
+        callback: sys::virConnectDomainEventGenericCallback,
+        signals: &Arc<Signals>,
+    ) -> Result<(), Error> {
+        let opaque = Arc::into_raw(signals.clone());
+        // SAFETY: the connection is open; the callback has the signature of its event; `opaque` is a counted reference
+        // that `release` gives back when libvirt drops the callback.
+        let id = unsafe {
+            sys::virConnectDomainEventRegisterAny(
+                self.connect.as_ptr(),
+                ptr::null_mut(),
+                event as c_int,
+                callback,
+                opaque.cast_mut().cast(),
+                Some(release),
+            )
+        };
+        if id < 0 {
+            // SAFETY: registering failed, so libvirt did not keep the reference made above.
+            drop(unsafe { Arc::from_raw(opaque) });
+            return Err(virt::error::Error::last_error().into());
+        }
+        self.ids.push(id);
+        Ok(())
+    }
+}
+
+impl Drop for Registrations {
+    fn drop(&mut self) {
+        for id in self.ids.drain(..) {
+            // SAFETY: the connection is referenced by `self`, the id was given by it. A failure (connection gone) leaves
+            // nothing to be done.
+            unsafe { sys::virConnectDomainEventDeregisterAny(self.connect.as_ptr(), id) };
+        }
+        if self.close {
+            // SAFETY: as above; the callback is the one that was registered.
+            unsafe { sys::virConnectUnregisterCloseCallback(self.connect.as_ptr(), Some(on_close)) };
+        }
+    }
+}
+
+/// libvirt takes every event callback as the generic type and calls it as the type that belongs to the event's id.
+fn generic(callback: *const c_void) -> sys::virConnectDomainEventGenericCallback {
+    // SAFETY: function pointers have one representation; libvirt casts the pointer back to the event's own type before
+    // it calls it, and the callers pass a function of that type.
+    unsafe { std::mem::transmute::<*const c_void, sys::virConnectDomainEventGenericCallback>(callback) }
+}
+
+/// Gives back the reference that a callback held.
+unsafe extern "C" fn release(opaque: *mut c_void) {
+    // SAFETY: `opaque` came from `Arc::into_raw` and libvirt calls this once for it.
+    drop(unsafe { Arc::from_raw(opaque.cast::<Signals>().cast_const()) });
+}
+
+/// The signals behind a callback's opaque pointer.
+///
+/// # Safety
+/// `opaque` must come from the registration of a callback that is still registered.
+unsafe fn signals<'a>(opaque: *mut c_void) -> &'a Signals {
+    // SAFETY: the registration holds a counted reference for as long as libvirt may call back.
+    unsafe { &*opaque.cast::<Signals>() }
+}
+
+unsafe extern "C" fn on_lifecycle(
+    _: sys::virConnectPtr,
+    _: sys::virDomainPtr,
+    _event: c_int,
+    _detail: c_int,
+    opaque: *mut c_void,
+) -> c_int {
+    // SAFETY: called by libvirt with the pointer of a live registration.
+    unsafe { signals(opaque) }.changed.notify_one();
+    0
+}
+
+unsafe extern "C" fn on_generic(_: sys::virConnectPtr, _: sys::virDomainPtr, opaque: *mut c_void) {
+    // SAFETY: called by libvirt with the pointer of a live registration.
+    unsafe { signals(opaque) }.changed.notify_one();
+}
+
+unsafe extern "C" fn on_io_error(
+    _: sys::virConnectPtr,
+    _: sys::virDomainPtr,
+    _path: *const c_char,
+    alias: *const c_char,
+    _action: c_int,
+    reason: *const c_char,
+    opaque: *mut c_void,
+) {
+    // SAFETY: libvirt passes strings that live for the call.
+    let (alias, reason) = unsafe { (text(alias), text(reason)) };
+    tracing::warn!(disk = alias, reason, "input/output error of a disk");
+    // SAFETY: called by libvirt with the pointer of a live registration.
+    unsafe { signals(opaque) }.changed.notify_one();
+}
+
+unsafe extern "C" fn on_balloon(_: sys::virConnectPtr, _: sys::virDomainPtr, _actual: u64, opaque: *mut c_void) {
+    // SAFETY: called by libvirt with the pointer of a live registration.
+    unsafe { signals(opaque) }.changed.notify_one();
+}
+
+unsafe extern "C" fn on_agent(
+    _: sys::virConnectPtr,
+    _: sys::virDomainPtr,
+    state: c_int,
+    _reason: c_int,
+    opaque: *mut c_void,
+) {
+    // SAFETY: called by libvirt with the pointer of a live registration.
+    let signals = unsafe { signals(opaque) };
+    signals.agent.store(u32::try_from(state).unwrap_or_default(), Ordering::Release);
+    signals.changed.notify_one();
+}
+
+unsafe extern "C" fn on_close(_: sys::virConnectPtr, _reason: c_int, opaque: *mut c_void) {
+    // SAFETY: called by libvirt with the pointer of a live registration.
+    let signals = unsafe { signals(opaque) };
+    signals.closed.store(true, Ordering::Release);
+    signals.changed.notify_one();
+}
+
+/// # Safety
+/// `pointer` must be null or point to a string that ends with a zero byte and outlives the result's use.
+unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: by the contract above.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+/// Number of this thread's last libvirt error.
+pub(super) fn last_code() -> u32 {
+    // SAFETY: returns null or a pointer to thread-local storage that stays valid until the next libvirt call.
+    let error = unsafe { sys::virGetLastError() };
+    if error.is_null() {
+        return 0;
+    }
+    // SAFETY: not null, see above.
+    u32::try_from(unsafe { (*error).code }).unwrap_or_default()
+}
+
+/// What the guest agent tells: OS, host name and interfaces, as libvirt's named parameters.
+pub(super) fn guest_parameters(domain: &Domain) -> Result<Vec<(String, Parameter)>, Error> {
+    const KINDS: u32 = sys::VIR_DOMAIN_GUEST_INFO_OS
+        | sys::VIR_DOMAIN_GUEST_INFO_HOSTNAME
+        | sys::VIR_DOMAIN_GUEST_INFO_INTERFACES;
+    let mut params: sys::virTypedParameterPtr = ptr::null_mut();
+    let mut count: c_int = 0;
+    // SAFETY: the domain is alive; both out pointers are valid for the call.
+    let mut result = unsafe { sys::virDomainGetGuestInfo(domain.as_ptr(), KINDS, &raw mut params, &raw mut count, 0) };
+    if result < 0 {
+        // An agent that lacks one of the commands makes the call fail; with 0 libvirt asks for what the agent has.
+        // SAFETY: as above.
+        result = unsafe { sys::virDomainGetGuestInfo(domain.as_ptr(), 0, &raw mut params, &raw mut count, 0) };
+    }
+    if result < 0 {
+        return Err(virt::error::Error::last_error().into());
+    }
+    let mut list = Vec::new();
+    for i in 0..usize::try_from(count).unwrap_or_default() {
+        // SAFETY: libvirt returned `count` parameters at `params`.
+        let param = unsafe { &*params.add(i) };
+        // SAFETY: the field is a string that ends with a zero byte within its 80 bytes.
+        let name = unsafe { text(param.field.as_ptr()) };
+        let value = match u32::try_from(param.type_).unwrap_or_default() {
+            // SAFETY: the type says which member of the union is set.
+            sys::VIR_TYPED_PARAM_STRING => Parameter::Text(unsafe { text(param.value.s) }),
+            // SAFETY: as above.
+            sys::VIR_TYPED_PARAM_UINT => Parameter::Number(u64::from(unsafe { param.value.ui })),
+            // SAFETY: as above.
+            sys::VIR_TYPED_PARAM_ULLONG => Parameter::Number(unsafe { param.value.ul }),
+            // SAFETY: as above.
+            sys::VIR_TYPED_PARAM_INT => Parameter::Number(u64::try_from(unsafe { param.value.i }).unwrap_or_default()),
+            _ => continue,
+        };
+        list.push((name, value));
+    }
+    // SAFETY: the array came from libvirt, is freed once, and nothing refers to it any more.
+    unsafe { sys::virTypedParamsFree(params, count) };
+    Ok(list)
+}
+
+/// libvirt's description of the domains the host can run.
+pub(super) fn domain_capabilities(connect: &Connect, machine: &str, virtualization: &str) -> Result<String, Error> {
+    let machine = CString::new(machine).map_err(|_| Error::ZeroByte)?;
+    let virtualization = CString::new(virtualization).map_err(|_| Error::ZeroByte)?;
+    // SAFETY: the connection is open, the strings live for the call, null means "the default".
+    let xml = unsafe {
+        sys::virConnectGetDomainCapabilities(
+            connect.as_ptr(),
+            ptr::null(),
+            ptr::null(),
+            machine.as_ptr(),
+            virtualization.as_ptr(),
+            0,
+        )
+    };
+    if xml.is_null() {
+        return Err(virt::error::Error::last_error().into());
+    }
+    // SAFETY: not null; a string that ends with a zero byte and is ours.
+    let copy = unsafe { text(xml) };
+    // SAFETY: libvirt allocated it with malloc and hands it over; it is freed once.
+    unsafe { nix::libc::free(xml.cast()) };
+    Ok(copy)
+}

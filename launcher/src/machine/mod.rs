@@ -1,0 +1,179 @@
+//! The machine: one task owns it and makes every change.
+//!
+//! ```text
+//!            Hello                 Sync                        guest or QEMU ends
+//!  Waiting ---------> Waiting -------------> Live -------------------------------------+
+//!     |   (daemon       |      disks, XML,     |  Pause, Unpause, Reset, SoftReboot,    |
+//!     |    starts)      |      define, create  |  Shutdown (asked again, then forced)   |
+//!     |                 |                      |                                        v
+//!     |                 +-- cannot start ------|------------------------------------> Ended
+//!     |                                        |                                        |
+//!     +-- Shutdown, Kill, Terminate -----------|--------------------------------------->|
+//!                                                                 Finish, or too long   |
+//!                                                                                       v
+//!                                                                                     exit
+//! ```
+//!
+//! Requests come through [`queue::RequestQueue`], which judges them by what is known and what waits. libvirt's events only
+//! wake the driver; it reads the state from libvirt and publishes it. A restarted worker finds a running domain and goes
+//! straight to `Live`.
+
+mod driver;
+pub mod queue;
+mod start;
+pub mod state;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use api::VirtualMachineInstance;
+use protocol::MachineState;
+use thiserror::Error;
+use tokio::sync::{Notify, oneshot, watch};
+
+pub use self::driver::{Driver, Outcome};
+use self::queue::{Action, Request, RequestQueue};
+use crate::{console::Console, libvirt, libvirt::Connection, options::MachineArgs, paths::Paths};
+
+/// Why a request was not carried out.
+#[derive(Debug, Error)]
+pub enum RequestError {
+    /// There is no running machine.
+    #[error("Domain not found.")]
+    NoDomain,
+    /// The machine has ended.
+    #[error("the machine has ended")]
+    Ended,
+    /// The machine is about to end.
+    #[error("the machine is being stopped")]
+    Ending,
+    /// The machine has not ended.
+    #[error("the machine has not ended")]
+    NotEnded,
+    /// Hello was not said yet.
+    #[error("the agent has to say hello first")]
+    NoHello,
+    /// Too many requests wait.
+    #[error("too many requests wait")]
+    Busy,
+    /// The request is for another machine than the pod's.
+    #[error("this launcher runs {0}")]
+    OtherMachine(String),
+    /// The guest can be reached neither by agent nor by ACPI.
+    #[error("VMI neither have the agent connected nor the ACPI feature enabled")]
+    NoWayToReboot,
+    /// The machine cannot be started, now or ever.
+    #[error("{message}")]
+    Start {
+        /// Why.
+        message: String,
+        /// Whether trying again is pointless.
+        lasting: bool,
+    },
+    /// libvirt failed.
+    #[error(transparent)]
+    Libvirt(#[from] libvirt::Error),
+    /// The driver has ended.
+    #[error("the launcher is ending")]
+    Gone,
+}
+
+/// What the driver and its handles share.
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<RequestQueue>,
+    pushed: Notify,
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, RequestQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How others reach the machine.
+#[derive(Clone, Debug)]
+pub struct MachineHandle {
+    shared: Arc<Shared>,
+    state: watch::Receiver<MachineState>,
+    connection: watch::Receiver<Option<ConnectionHandle>>,
+    console: watch::Receiver<Option<Console>>,
+    paths: Paths,
+    args: MachineArgs,
+}
+
+/// A connection to libvirt that can be shown in logs.
+#[derive(Clone)]
+pub struct ConnectionHandle(Connection);
+
+impl std::fmt::Debug for ConnectionHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ConnectionHandle")
+    }
+}
+
+impl MachineHandle {
+    /// The machine's state, now and as it changes.
+    pub fn watch(&self) -> watch::Receiver<MachineState> {
+        self.state.clone()
+    }
+
+    /// Where things are.
+    pub const fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// Which machine this is.
+    pub const fn args(&self) -> &MachineArgs {
+        &self.args
+    }
+
+    /// The serial console, once the machine was started.
+    pub fn console(&self) -> Option<Console> {
+        self.console.borrow().clone()
+    }
+
+    /// The agent says hello.
+    ///
+    /// # Errors
+    /// When the cache is not acceptable or the daemon cannot be set up.
+    pub async fn hello(&self, cache: Vec<protocol::CacheFile>, allow_emulation: bool) -> Result<(), RequestError> {
+        self.ask(|reply| Request::Hello { cache, allow_emulation, reply }).await
+    }
+
+    /// Makes the machine what it should be; true if that started it.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn sync(
+        &self,
+        vmi: VirtualMachineInstance,
+        options: protocol::MachineOptions,
+    ) -> Result<bool, RequestError> {
+        self.ask(|reply| Request::Sync { vmi: Box::new(vmi), options, reply }).await
+    }
+
+    /// Carries out an action.
+    ///
+    /// # Errors
+    /// When it is refused or fails.
+    pub async fn act(&self, action: Action) -> Result<(), RequestError> {
+        self.ask(|reply| Request::Act { action, reply }).await
+    }
+
+    /// A picture of the display, as PNG or PPM.
+    ///
+    /// # Errors
+    /// When there is no display or libvirt fails.
+    pub async fn screenshot(&self) -> Result<(String, Vec<u8>), RequestError> {
+        let connection = self.connection.borrow().clone().ok_or(RequestError::NoDomain)?;
+        let name = crate::domain::domain_name(&self.args.namespace, &self.args.name);
+        Ok(connection.0.screenshot(&name, driver::CALL_DEADLINE).await?)
+    }
+
+    async fn ask<T>(&self, request: impl FnOnce(queue::Reply<T>) -> Request) -> Result<T, RequestError> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.queue().push(request(reply)).map_err(|(_, error)| error)?;
+        self.shared.pushed.notify_one();
+        answer.await.map_err(|_| RequestError::Gone)?
+    }
+}

@@ -1,0 +1,184 @@
+//! The way from a VirtualMachineInstance to a running domain.
+
+use std::{
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use api::VirtualMachineInstance;
+use ipnet::Ipv4Net;
+use tokio::task::JoinHandle;
+
+use super::RequestError;
+use crate::{
+    dhcp::{self, DhcpError, Lease},
+    disks::{self, cloud_init},
+    domain::{self, Domain, Environment},
+    options::MachineArgs,
+    paths::Paths,
+    resolver::Resolver,
+};
+
+/// How long making the images may take.
+const PREPARE_DEADLINE: Duration = Duration::from_secs(60);
+/// Where Debian has UEFI firmware, in case the cluster's setting names another distribution's directory.
+const OVMF_FALLBACK: &str = "/usr/share/OVMF";
+
+/// Everything a start needs to know.
+#[derive(Clone, Debug)]
+pub(super) struct Start {
+    pub vmi: VirtualMachineInstance,
+    pub options: protocol::MachineOptions,
+    pub paths: Paths,
+    pub args: MachineArgs,
+    pub allow_emulation: bool,
+}
+
+fn lasting(error: impl std::fmt::Display) -> RequestError {
+    RequestError::Start { message: error.to_string(), lasting: true }
+}
+
+impl Start {
+    /// Makes the images and writes the domain's XML.
+    pub(super) async fn domain(&self) -> Result<Domain, RequestError> {
+        let this = self.clone();
+        let work = tokio::task::spawn_blocking(move || this.domain_blocking());
+        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(RequestError::Start {
+                message: "the machine's disks could not be made ready in time".into(),
+                lasting: false,
+            }),
+        }
+    }
+
+    fn domain_blocking(&self) -> Result<Domain, RequestError> {
+        let prepared = disks::prepare(&self.vmi, &self.paths).map_err(lasting)?;
+        let efi = self
+            .vmi
+            .spec
+            .domain
+            .firmware
+            .as_ref()
+            .and_then(|firmware| firmware.bootloader.as_ref())
+            .and_then(|bootloader| bootloader.efi.as_ref());
+        let uefi = efi.and_then(|efi| {
+            let directories = [self.args.ovmf_path.as_path(), Path::new(OVMF_FALLBACK)];
+            domain::select_uefi(&directories, efi.secure_boot.unwrap_or(true), Path::exists)
+        });
+        let serial = self.paths.serial(&self.args.uid);
+        let vnc = self.paths.vnc(&self.args.uid);
+        let nvram = self.paths.nvram().join(format!("{}_VARS.fd", self.args.name));
+        std::fs::create_dir_all(self.paths.machine(&self.args.uid)).map_err(|error| RequestError::Start {
+            message: format!("cannot make the machine's directory: {error}"),
+            lasting: false,
+        })?;
+        let environment = Environment {
+            kvm: kvm_usable(&self.paths.dev),
+            allow_emulation: self.allow_emulation,
+            serial: &serial,
+            vnc: &vnc,
+            nvram: &nvram,
+            secrets: &self.paths.private.join("secret"),
+            prepared: &prepared,
+            uefi: uefi.as_ref(),
+            options: &self.options,
+        };
+        domain::convert(&self.vmi, &environment).map_err(lasting)
+    }
+
+    /// Starts DHCP on the bridges of the machine's interfaces.
+    pub(super) fn serve_dhcp(&self) -> Result<Vec<JoinHandle<()>>, RequestError> {
+        let resolver =
+            Resolver::read(Path::new("/etc/resolv.conf")).with_subdomain(self.vmi.spec.subdomain.as_deref());
+        let mut servers = Vec::new();
+        for nic in self.options.nics.iter().filter(|nic| !nic.bridge.is_empty()) {
+            let lease = lease(nic, &self.vmi, &resolver).ok_or_else(|| lasting(DhcpError::Lease(nic.name.clone())))?;
+            let socket = dhcp::open(&nic.bridge)
+                .map_err(|error| RequestError::Start { message: error.to_string(), lasting: false })?;
+            servers.push(tokio::spawn(dhcp::serve(socket, lease)));
+        }
+        Ok(servers)
+    }
+}
+
+/// Whether hardware virtualization is there for this process: the device plugin gives the device only to pods that ask for
+/// it, and only on nodes where it was proven to work.
+fn kvm_usable(dev: &Path) -> bool {
+    let path: PathBuf = dev.join("kvm");
+    std::fs::OpenOptions::new().read(true).write(true).open(path).is_ok()
+}
+
+fn lease(nic: &protocol::Nic, vmi: &VirtualMachineInstance, resolver: &Resolver) -> Option<Lease> {
+    let told = nic.dhcp.as_ref()?;
+    let address: Ipv4Net = told.address.parse().ok()?;
+    let optional = |text: &str| if text.is_empty() { Some(None) } else { text.parse::<Ipv4Addr>().ok().map(Some) };
+    let routes = told
+        .routes
+        .iter()
+        .map(|route| Some((route.destination.parse().ok()?, optional(&route.gateway)?.unwrap_or(Ipv4Addr::UNSPECIFIED))))
+        .collect::<Option<Vec<_>>>()?;
+    let interface = vmi.spec.domain.devices.interfaces.iter().find(|interface| interface.name == nic.name);
+    let extra = interface.and_then(|interface| interface.dhcp_options.as_ref());
+    let some = |text: Option<&String>| text.filter(|t| !t.is_empty()).cloned();
+    // Behind a bridge of several ports only the guest's own interface is answered; masquerade has one port.
+    let bridged = interface.is_some_and(|interface| interface.bridge.is_some());
+    Some(Lease {
+        address,
+        server: told.server.parse().ok()?,
+        gateway: optional(&told.gateway)?,
+        routes,
+        dns: resolver.servers.clone(),
+        search: resolver.search.clone(),
+        domain: resolver.domain().map(ToOwned::to_owned),
+        hostname: Some(cloud_init::hostname(vmi)).filter(|name| !name.is_empty()),
+        mtu: u16::try_from(nic.mtu).ok()?,
+        client: if bridged { mac(&nic.mac) } else { None },
+        ntp: extra.iter().flat_map(|o| &o.ntp_servers).filter_map(|server| server.parse().ok()).collect(),
+        tftp_server: extra.and_then(|o| some(o.tftp_server_name.as_ref())),
+        boot_file: extra.and_then(|o| some(o.boot_file_name.as_ref())),
+        private: extra
+            .iter()
+            .flat_map(|o| &o.private_options)
+            .filter_map(|option| Some((u8::try_from(option.option).ok()?, option.value.clone())))
+            .filter(|(code, value)| (224..=254).contains(code) && value.len() <= 255)
+            .collect(),
+    })
+}
+
+fn mac(text: &str) -> Option<[u8; 6]> {
+    let bytes: Vec<u8> = text.split(':').map(|part| u8::from_str_radix(part, 16)).collect::<Result<_, _>>().ok()?;
+    bytes.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_masquerade_lease_answers_anyone_with_the_agents_address() {
+        let nic = protocol::Nic {
+            name: "default".into(),
+            bridge: "k6t-eth0".into(),
+            mtu: 1450,
+            mac: "02:00:00:00:00:01".into(),
+            dhcp: Some(protocol::DhcpLease {
+                address: "10.0.2.2/24".into(),
+                gateway: "10.0.2.1".into(),
+                server: "10.0.2.1".into(),
+                routes: Vec::new(),
+            }),
+            ..protocol::Nic::default()
+        };
+        let mut vmi = VirtualMachineInstance::default();
+        vmi.metadata.name = Some("web".into());
+        let lease = lease(&nic, &vmi, &Resolver::parse("nameserver 10.96.0.10\nsearch svc.cluster.local")).unwrap();
+        assert_eq!(lease.address.to_string(), "10.0.2.2/24");
+        assert_eq!(lease.hostname.as_deref(), Some("web"));
+        assert_eq!(lease.client, None);
+        assert_eq!(lease.mtu, 1450);
+        let broken = protocol::Nic { dhcp: Some(protocol::DhcpLease { address: "10.0.2.2".into(), ..nic.dhcp.clone().unwrap() }), ..nic };
+        assert_eq!(super::lease(&broken, &vmi, &Resolver::default()), None);
+    }
+}

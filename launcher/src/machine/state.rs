@@ -1,0 +1,127 @@
+//! What libvirt says of a domain, in the words of the protocol. Pure.
+
+use protocol::{DiskTarget, Lifecycle};
+
+use crate::libvirt::DomainState;
+
+/// Longest domain XML that is looked at.
+const XML_LIMIT: usize = 4 * 1024 * 1024;
+
+/// Lifecycle and reason of a domain.
+pub fn lifecycle(state: DomainState) -> (Lifecycle, &'static str) {
+    let reason = |names: &[&'static str]| {
+        usize::try_from(state.reason).ok().and_then(|index| names.get(index)).copied().unwrap_or("unknown")
+    };
+    // The positions are libvirt's numbers: virDomainState and the reason enumerations that belong to it.
+    match state.state {
+        1 | 2 => (
+            Lifecycle::Running,
+            reason(&["unknown", "booted", "migrated", "restored", "fromSnapshot", "unpaused", "migrationCanceled",
+                "saveCanceled", "wakeup", "crashed", "postcopy", "postcopyFailed"]),
+        ),
+        3 => (
+            Lifecycle::Paused,
+            reason(&["unknown", "user", "migration", "save", "dump", "ioError", "watchdog", "fromSnapshot",
+                "shuttingDown", "snapshot", "crashed", "startingUp", "postcopy", "postcopyFailed", "apiError"]),
+        ),
+        4 => (Lifecycle::ShuttingDown, reason(&["unknown", "user"])),
+        5 => (
+            Lifecycle::Shutoff,
+            reason(&["unknown", "shutdown", "destroyed", "crashed", "migrated", "saved", "failed", "fromSnapshot",
+                "daemon"]),
+        ),
+        6 => (Lifecycle::Crashed, reason(&["unknown", "panicked"])),
+        7 => (Lifecycle::PmSuspended, "unknown"),
+        _ => (Lifecycle::NoDomain, "unknown"),
+    }
+}
+
+/// What the XML of a running domain tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ActiveDomain {
+    /// Machine type with its version.
+    pub machine_type: String,
+    /// Runs without hardware virtualization.
+    pub software_emulation: bool,
+    /// ACPI is on.
+    pub acpi: bool,
+    /// Whether the guest agent's channel is connected.
+    pub agent_connected: bool,
+    /// Disks by the volume they are named after.
+    pub disks: Vec<DiskTarget>,
+}
+
+/// Reads the XML of a running domain. It comes from libvirt, which wrote it itself; what cannot be read is empty.
+pub fn active_domain(xml: &str) -> ActiveDomain {
+    let Some(document) = (xml.len() <= XML_LIMIT).then(|| roxmltree::Document::parse(xml).ok()).flatten() else {
+        return ActiveDomain::default();
+    };
+    let root = document.root_element();
+    let find = |name: &str| root.children().find(|node| node.has_tag_name(name));
+    let machine_type = find("os")
+        .and_then(|os| os.children().find(|node| node.has_tag_name("type")))
+        .and_then(|kind| kind.attribute("machine"))
+        .unwrap_or_default();
+    let acpi = find("features").is_some_and(|features| features.children().any(|node| node.has_tag_name("acpi")));
+    let mut domain = ActiveDomain {
+        machine_type: machine_type.to_owned(),
+        software_emulation: root.attribute("type") == Some("qemu"),
+        acpi,
+        ..ActiveDomain::default()
+    };
+    for device in find("devices").into_iter().flat_map(|devices| devices.children()) {
+        let child = |name: &str| device.children().find(|node| node.has_tag_name(name));
+        match device.tag_name().name() {
+            "disk" => {
+                let volume = child("alias").and_then(|alias| alias.attribute("name")).and_then(|n| n.strip_prefix("ua-"));
+                let target = child("target").and_then(|target| target.attribute("dev"));
+                if let (Some(volume), Some(target)) = (volume, target) {
+                    domain.disks.push(DiskTarget { volume: volume.to_owned(), target: target.to_owned(), size: 0 });
+                }
+            }
+            "channel" => {
+                domain.agent_connected |= child("target").is_some_and(|target| {
+                    target.attribute("name") == Some("org.qemu.guest_agent.0")
+                        && target.attribute("state") == Some("connected")
+                });
+            }
+            _ => {}
+        }
+    }
+    domain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_and_reasons_have_libvirts_names() {
+        for (state, reason, expected) in [
+            (1, 1, (Lifecycle::Running, "booted")),
+            (3, 5, (Lifecycle::Paused, "ioError")),
+            (3, 11, (Lifecycle::Paused, "startingUp")),
+            (4, 1, (Lifecycle::ShuttingDown, "user")),
+            (5, 1, (Lifecycle::Shutoff, "shutdown")),
+            (5, 6, (Lifecycle::Shutoff, "failed")),
+            (6, 1, (Lifecycle::Crashed, "panicked")),
+            (5, 99, (Lifecycle::Shutoff, "unknown")),
+            (0, -1, (Lifecycle::NoDomain, "unknown")),
+        ] {
+            assert_eq!(lifecycle(DomainState { state, reason }), expected);
+        }
+    }
+
+    #[test]
+    fn a_running_domain_is_read() {
+        let domain = active_domain(
+            "<domain type='qemu'><os><type machine='pc-q35-10.0'>hvm</type></os><features><acpi/></features><devices>\
+             <disk><target dev='vda'/><alias name='ua-root'/></disk>\
+             <channel><target type='virtio' name='org.qemu.guest_agent.0' state='connected'/></channel></devices></domain>",
+        );
+        assert_eq!(domain.machine_type, "pc-q35-10.0");
+        assert!(domain.software_emulation && domain.acpi && domain.agent_connected);
+        assert_eq!(domain.disks, [DiskTarget { volume: "root".into(), target: "vda".into(), size: 0 }]);
+        assert_eq!(active_domain("<domain"), ActiveDomain::default());
+    }
+}

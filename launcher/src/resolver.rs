@@ -1,0 +1,105 @@
+//! The pod's resolver configuration, which DHCP passes on to the guest.
+
+use std::{io::Read, net::Ipv4Addr, path::Path};
+
+/// Largest resolv.conf that is read.
+const SIZE_LIMIT: u64 = 64 * 1024;
+/// Most name servers and search domains that are passed on.
+const LIST_LIMIT: usize = 16;
+
+/// What resolv.conf says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resolver {
+    /// Name servers with IPv4 addresses.
+    pub servers: Vec<Ipv4Addr>,
+    /// Search domains.
+    pub search: Vec<String>,
+}
+
+impl Resolver {
+    /// Reads a resolv.conf. One that cannot be read is an empty one: the guest then has no name server, as the pod has none.
+    pub fn read(path: &Path) -> Self {
+        let mut text = String::new();
+        match std::fs::File::open(path).and_then(|file| file.take(SIZE_LIMIT).read_to_string(&mut text)) {
+            Ok(_) => Self::parse(&text),
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "cannot read the resolver configuration");
+                Self::default()
+            }
+        }
+    }
+
+    /// Reads the text of a resolv.conf.
+    pub fn parse(text: &str) -> Self {
+        let mut resolver = Self::default();
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            match words.next() {
+                Some("nameserver") => {
+                    if let Some(address) = words.next().and_then(|word| word.parse().ok())
+                        && resolver.servers.len() < LIST_LIMIT
+                    {
+                        resolver.servers.push(address);
+                    }
+                }
+                // The last search line counts, as with the C library.
+                Some("search" | "domain") => {
+                    resolver.search = words
+                        .map(|word| word.trim_end_matches('.').to_owned())
+                        .filter(|word| is_domain(word))
+                        .take(LIST_LIMIT)
+                        .collect();
+                }
+                _ => {}
+            }
+        }
+        resolver
+    }
+
+    /// The domain the guest is told to be in: the longest search domain.
+    pub fn domain(&self) -> Option<&str> {
+        self.search.iter().map(String::as_str).max_by_key(|domain| domain.len())
+    }
+
+    /// Puts the domain of a machine with a subdomain in front of the search list.
+    pub fn with_subdomain(mut self, subdomain: Option<&str>) -> Self {
+        if let (Some(subdomain), Some(domain)) = (subdomain.filter(|name| is_domain(name)), self.domain()) {
+            let full = format!("{subdomain}.{domain}");
+            if is_domain(&full) {
+                self.search.insert(0, full);
+            }
+        }
+        self
+    }
+}
+
+fn is_domain(name: &str) -> bool {
+    name.len() <= 253
+        && name.split('.').all(|label| {
+            (1..=63).contains(&label.len())
+                && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_and_search_of_a_pod_are_read() {
+        let resolver = Resolver::parse(
+            "# pod\nsearch default.svc.cluster.local svc.cluster.local. bad..name\nnameserver 10.96.0.10\n\
+             nameserver fd00::1\noptions ndots:5\n",
+        );
+        assert_eq!(resolver.servers, [Ipv4Addr::new(10, 96, 0, 10)]);
+        assert_eq!(resolver.search, ["default.svc.cluster.local", "svc.cluster.local"]);
+        assert_eq!(resolver.domain(), Some("default.svc.cluster.local"));
+    }
+
+    #[test]
+    fn a_subdomain_comes_first() {
+        let resolver = Resolver::parse("search a.svc.cluster.local\n").with_subdomain(Some("web"));
+        assert_eq!(resolver.search[0], "web.a.svc.cluster.local");
+        assert_eq!(Resolver::default().with_subdomain(Some("web")), Resolver::default());
+    }
+}
