@@ -57,7 +57,7 @@ impl Cache {
             }
             let content = directory.read_bounded(name, MAX_FILE.min(room))?;
             room -= content.len();
-            files.push(protocol::CacheFile { name: name.to_owned(), content: content.into() });
+            files.push(protocol::CacheFile { name: name.to_owned(), content });
         }
         Ok(files)
     }

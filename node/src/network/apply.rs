@@ -1,6 +1,6 @@
 //! Carries a plan out in the network namespace of the calling thread.
 
-use std::{net::IpAddr, path::Path, process::Stdio, time::Duration};
+use std::{path::Path, process::Stdio, time::Duration};
 
 use futures::TryStreamExt;
 use rtnetlink::{
@@ -127,7 +127,7 @@ async fn carry_out(step: &Step, handle: &Handle) -> Result<(), Error> {
         Step::AddAddress { link, ip, prefix } => {
             let index = index_of(handle, link).await?;
             let mut request = handle.address().add(index, *ip, *prefix);
-            if let IpAddr::V6(_) = ip {
+            if ip.is_ipv6() {
                 // Nobody else can have it on a bridge of our own; the guest need not wait for that to be found out.
                 let message = request.message_mut();
                 message.header.flags |= AddressHeaderFlags::Nodad;
