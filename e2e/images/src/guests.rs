@@ -237,6 +237,7 @@ fn modules(tools: &Root, kernel: &Kernel, wanted: &[&str], work: &Path) -> Resul
         } else {
             fs::read(&from).at(&from)?
         };
+        let content = unsigned(content);
         let to = small.join(&path);
         if let Some(parent) = to.parent() {
             fs::create_dir_all(parent).at(parent)?;
@@ -254,6 +255,21 @@ fn modules(tools: &Root, kernel: &Kernel, wanted: &[&str], work: &Path) -> Resul
         tree.file(&format!("usr/{index}/{file}"), 0o644, fs::read(&from).at(&from)?);
     }
     Ok(tree)
+}
+
+/// A module without its signature. Checking one costs more under emulation than all else that loading does, and this
+/// kernel does not insist.
+fn unsigned(mut module: Vec<u8>) -> Vec<u8> {
+    const MARK: &[u8] = b"~Module signature appended~\n";
+    // Before the mark: the signature, then twelve bytes that end with its length.
+    const INFO: usize = 12;
+    let Some(before) = module.strip_suffix(MARK) else { return module };
+    let Some(length) = before.last_chunk::<4>() else { return module };
+    let length = u32::from_be_bytes(*length) as usize;
+    if let Some(end) = before.len().checked_sub(INFO + length) {
+        module.truncate(end);
+    }
+    module
 }
 
 /// The name of a module from the name of its file.
@@ -365,6 +381,18 @@ mod tests {
     fn module_files_and_names_are_matched() {
         assert_eq!(module_name("kernel/drivers/char/hw_random/virtio-rng.ko.xz"), "virtio_rng");
         assert_eq!(module_name("kernel/fs/isofs/isofs.ko"), "isofs");
+    }
+
+    #[test]
+    fn signatures_are_cut_off_and_other_modules_left_alone() {
+        let mut signed = b"module".to_vec();
+        signed.extend_from_slice(b"signature");
+        signed.extend_from_slice(&[0, 0, 2, 0, 0, 0, 0, 0]);
+        signed.extend_from_slice(&9u32.to_be_bytes());
+        signed.extend_from_slice(b"~Module signature appended~\n");
+        assert_eq!(unsigned(signed), b"module");
+        assert_eq!(unsigned(b"module".to_vec()), b"module");
+        assert_eq!(unsigned(b"\0\0\0\xff~Module signature appended~\n".to_vec()).len(), 32);
     }
 
     #[test]
