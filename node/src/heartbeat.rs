@@ -324,4 +324,59 @@ mod tests {
         let patch = decide(&stale, Some(&capabilities()), &Surroundings::default(), false, None).unwrap();
         assert_eq!(patch, json!({"metadata": {"labels": {"cpu-model.node.kubevirt.io/Gone": null}}}));
     }
+
+    /// An API server with one node; tells of each patch.
+    fn api_server(patches: tokio::sync::mpsc::UnboundedSender<Value>) -> Client {
+        let node = std::sync::Arc::new(tokio::sync::Mutex::new(json!({
+            "apiVersion": "meta.k8s.io/v1",
+            "kind": "PartialObjectMetadata",
+            "metadata": {"name": "node-1", "labels": {"kubernetes.io/arch": "amd64"}},
+        })));
+        let service = tower::service_fn(move |call: http::Request<kube::client::Body>| {
+            let (node, patches) = (std::sync::Arc::clone(&node), patches.clone());
+            async move {
+                let (parts, body) = call.into_parts();
+                assert_eq!(parts.uri.path(), "/api/v1/nodes/node-1");
+                let accept = parts.headers["accept"].to_str().unwrap();
+                assert!(accept.contains("PartialObjectMetadata"), "only metadata is asked for: {accept}");
+                let mut node = node.lock().await;
+                if parts.method == http::Method::PATCH {
+                    assert_eq!(parts.headers["content-type"], "application/merge-patch+json");
+                    let patch: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+                    json_patch::merge(&mut node, &patch);
+                    patches.send(patch).unwrap();
+                }
+                let body = kube::client::Body::from(serde_json::to_vec(&*node).unwrap());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn one_patch_says_that_the_agent_lives_and_another_that_devices_are_there() {
+        let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
+        let (plugins, registered) = watch::channel(false);
+        let stop = CancellationToken::new();
+        let config = Config {
+            node: "node-1".to_owned(),
+            labeller_dir: "/nonexistent".into(),
+            kubelet_dir: "/nonexistent".into(),
+        };
+        let cluster = ConfigHandle::fixed(ClusterConfig::default());
+        let running = tokio::spawn(run(config, api_server(sender), cluster, registered, stop.clone()));
+        let first = timeout(Duration::from_secs(5), patches.recv()).await.unwrap().unwrap();
+        assert!(first["metadata"]["annotations"]["kubevirt.io/heartbeat"].is_string(), "{first}");
+        assert_eq!(first["metadata"]["labels"]["kubevirt.io/schedulable"], Value::Null);
+        plugins.send_replace(true);
+        let second = timeout(Duration::from_secs(5), patches.recv()).await.unwrap().unwrap();
+        assert_eq!(second, json!({"metadata": {"labels": {"kubevirt.io/schedulable": "true"}}}));
+        // Devices that come and go change nothing on the node.
+        plugins.send_replace(false);
+        plugins.send_replace(true);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(patches.try_recv().is_err());
+        stop.cancel();
+        timeout(Duration::from_secs(5), running).await.unwrap().unwrap();
+    }
 }
