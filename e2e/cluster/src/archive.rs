@@ -57,8 +57,12 @@ mod tests {
         let mut archive = Archive::default();
         archive.file("a/b", 0o755, b"hello");
         archive.file("c", 0o644, &[0; 600]);
-        let mut tar =
-            Command::new("tar").args(["--list", "--verbose", "--file=-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut tar = Command::new("tar")
+            .args(["--list", "--verbose", "--file=-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         tar.stdin.take().unwrap().write_all(&archive.finish()).unwrap();
         let output = tar.wait_with_output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();

@@ -213,13 +213,8 @@ impl Pair {
 /// # Errors
 /// When it cannot be written.
 pub fn write_private(path: &Path, content: &str) -> Result<()> {
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
-        .at("create", path)?;
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).at("create", path)?;
     file.write_all(content.as_bytes()).at("write", path)
 }
 

@@ -67,8 +67,7 @@ pub fn run_with_input(step: &str, command: &mut Command, input: &str) -> Result<
 /// # Errors
 /// When it cannot be started or fails.
 pub fn run_visibly(step: &str, command: &mut Command) -> Result<()> {
-    let status =
-        command.stdin(Stdio::null()).status().map_err(|source| start_error(step, command, source))?;
+    let status = command.stdin(Stdio::null()).status().map_err(|source| start_error(step, command, source))?;
     if status.success() {
         return Ok(());
     }

@@ -42,14 +42,13 @@ pub const RUN: [Need; 9] = [
 ];
 
 /// What building needs beyond that.
-pub const BUILD: [Need; 7] = [
+pub const BUILD: [Need; 6] = [
     Need { what: "go", package: None, why: "builds the cluster's components; Go 1.26 or later from https://go.dev/dl" },
     Need { what: "cargo", package: None, why: "builds Ferrovirt; Rust 1.95 or later from https://rustup.rs" },
     need("cc", "gcc", "links programs"),
     need("pkg-config", "pkg-config", "finds libvirt"),
     need("/usr/include/libvirt/libvirt.h", "libvirt-dev", "the launcher's interface to libvirt"),
     need("mmdebstrap", "mmdebstrap", "builds the images"),
-    need("qemu-img", "qemu-utils", "builds guest disks"),
 ];
 
 /// The needs that are not met.

@@ -97,10 +97,8 @@ pub fn prepare(folders: &[PathBuf]) -> Result<()> {
         absent.reverse();
         absent
     });
-    let current: Vec<_> = SYSCTLS
-        .iter()
-        .filter_map(|(name, least)| sysctl(name).map(|value| (*name, value, *least)))
-        .collect();
+    let current: Vec<_> =
+        SYSCTLS.iter().filter_map(|(name, least)| sysctl(name).map(|value| (*name, value, *least))).collect();
     record.add(absent.collect(), current.iter().map(|(name, value, _)| ((*name).into(), value.clone())).collect());
     record.store(path)?;
     for folder in folders {
@@ -222,9 +220,9 @@ pub fn processes(namespace: &str) -> Vec<i32> {
 /// namespace directly below ours.
 #[must_use]
 pub fn init_process(namespace: &str) -> Option<i32> {
-    processes(namespace).into_iter().find(|pid| {
-        fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| is_init(&status))
-    })
+    processes(namespace)
+        .into_iter()
+        .find(|pid| fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| is_init(&status)))
 }
 
 fn is_init(status: &str) -> bool {
@@ -457,8 +455,7 @@ mod tests {
     fn record_survives_writing_and_reading() {
         let path = std::env::temp_dir().join(format!("ferrovirt-record-{}.json", std::process::id()));
         assert_eq!(Record::load(&path).unwrap(), Record::default());
-        let record =
-            Record { folders: vec!["/var/lib/kubelet".into()], namespaces_mounted: true, ..Record::default() };
+        let record = Record { folders: vec!["/var/lib/kubelet".into()], namespaces_mounted: true, ..Record::default() };
         record.store(&path).unwrap();
         assert_eq!(Record::load(&path).unwrap(), record);
         fs::remove_file(path).unwrap();

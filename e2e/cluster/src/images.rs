@@ -1,6 +1,7 @@
 //! Putting images into the nodes' containerd.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -44,6 +45,28 @@ pub fn running_nodes(plan: &Plan) -> Vec<(Node, i32)> {
         .collect()
 }
 
+/// The digest of each image on the first running node, by name.
+///
+/// # Errors
+/// When containerd cannot be asked.
+pub fn digests(plan: &Plan, bin: &Path) -> Result<BTreeMap<String, String>> {
+    let Some((_, pid)) = running_nodes(plan).into_iter().next() else { return Ok(BTreeMap::new()) };
+    let mut command = enter(pid, ["--mount"]);
+    command.arg(bin.join("ctr")).args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images", "list"]);
+    Ok(parse_digests(&run("listing the images", &mut command)?))
+}
+
+fn parse_digests(table: &str) -> BTreeMap<String, String> {
+    table
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            Some((words.next()?.to_owned(), words.nth(1)?.to_owned()))
+        })
+        .collect()
+}
+
 /// Imports one archive into one node, given the node's first process.
 ///
 /// # Errors
@@ -64,4 +87,16 @@ pub fn enter<'a>(pid: i32, namespaces: impl IntoIterator<Item = &'a str>) -> Com
     let mut command = program("nsenter", ["--target", &pid.to_string()]);
     command.args(namespaces).arg("--");
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_are_read_from_the_table() {
+        let table =
+            "REF TYPE DIGEST SIZE PLATFORMS LABELS\nexample.org/a:1 application/x sha256:1234 1.0 MiB linux/amd64 -\n";
+        assert_eq!(parse_digests(table).get("example.org/a:1").map(String::as_str), Some("sha256:1234"));
+    }
 }

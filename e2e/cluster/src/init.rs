@@ -82,8 +82,11 @@ fn prepare(init: &Init) -> Result<()> {
         fs::create_dir_all(lock).at("create", lock)?;
     }
     for (own, seen) in &init.binds {
-        mount(Some(own), seen, none, MsFlags::MS_BIND, none)
-            .map_err(system(format!("mount {} over {}", own.display(), seen.display())))?;
+        mount(Some(own), seen, none, MsFlags::MS_BIND, none).map_err(system(format!(
+            "mount {} over {}",
+            own.display(),
+            seen.display()
+        )))?;
     }
     // Pods with bidirectional mounts need shared mounts; they are shared with nobody outside of this namespace. Only
     // now: a folder laid over another before would share what is mounted in it with its place on the disk, twice.
@@ -123,26 +126,14 @@ fn met(after: &After, service: &Service, path: &str, waiting: &Waiting) -> bool 
     }
 }
 
-fn run_once(
-    name: &str,
-    command: &[String],
-    log: &Path,
-    path: &str,
-    waiting: &Waiting,
-) -> Result<Option<WaitStatus>> {
+fn run_once(name: &str, command: &[String], log: &Path, path: &str, waiting: &Waiting) -> Result<Option<WaitStatus>> {
     let Some((program, arguments)) = command.split_first() else {
         return Ok(None);
     };
     let output = open_log(log)?;
     let error_output = output.try_clone().at("open", log)?;
     let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .env("PATH", path)
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(output)
-        .stderr(error_output);
+    command.args(arguments).env("PATH", path).current_dir("/").stdin(Stdio::null()).stdout(output).stderr(error_output);
     let (sender, receiver) = channel();
     {
         // Held over the start, so that an end cannot be seen before somebody waits for it.

@@ -18,10 +18,13 @@ pub struct Kubectl {
 }
 
 impl Kubectl {
-    /// The kubectl in the folder `bin`.
+    /// The kubectl in the folder `bin`; the one on the PATH if that is empty.
     #[must_use]
     pub fn new(bin: &Path, kubeconfig: PathBuf) -> Self {
-        Self { program: bin.join("kubectl"), kubeconfig }
+        Self {
+            program: if bin.as_os_str().is_empty() { PathBuf::from("kubectl") } else { bin.join("kubectl") },
+            kubeconfig,
+        }
     }
 
     /// A call with these arguments. Bounded: no call hangs on a server that does not answer.

@@ -5,10 +5,12 @@ use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf, process::
 use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
 use ferrovirt_e2e_cluster::{
-    components, deps, down, images, init, lock,
+    components, demo, deps, down, host, images, init, install, lock,
     plan::{Plan, find_workspace},
     progress::Progress,
-    status, up,
+    session, status,
+    target::Target,
+    up,
 };
 
 /// A real Kubernetes cluster on this machine, for tests and for a first look.
@@ -44,6 +46,23 @@ enum Action {
     Deps,
     /// Builds the cluster's programs, unless they are in the cache
     BuildComponents,
+    /// Installs Ferrovirt into the cluster (KUBECONFIG's, or the own one, which is brought up)
+    Install {
+        /// How many nodes the own cluster has, at least
+        #[arg(long, default_value_t = 1)]
+        nodes: u8,
+    },
+    /// Installs Ferrovirt and runs the example machine
+    Demo,
+    /// Installs Ferrovirt, runs a command against the cluster, and takes the cluster down if it was not up before
+    Run {
+        /// How many nodes the own cluster has, at least
+        #[arg(long, default_value_t = 1)]
+        nodes: u8,
+        /// The command
+        #[arg(required = true, trailing_var_arg = true)]
+        command: Vec<OsString>,
+    },
     /// Prints what `eval` needs to use kubectl, helm and ctr of this cluster
     Env,
     /// Runs a command on a node (node-1, ...) or beside the API server (control)
@@ -110,10 +129,21 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         Action::Exec { node, command } => {
             let namespace = format!("{}-{node}", plan.prefix());
-            let pid = ferrovirt_e2e_cluster::host::init_process(&namespace)
-                .ok_or_else(|| anyhow!("{node} is not running"))?;
+            let pid = host::init_process(&namespace).ok_or_else(|| anyhow!("{node} is not running"))?;
             let error = images::enter(pid, ["--mount", "--net", "--uts", "--pid"]).args(command).exec();
             return Err(error).context("starting nsenter");
+        }
+        Action::Install { nodes } => {
+            install::install(&plan, &Target::ready(&plan, *nodes, &progress)?, &progress)?;
+        }
+        Action::Demo => {
+            let target = Target::ready(&plan, 1, &progress)?;
+            install::install(&plan, &target, &progress)?;
+            demo::demo(&plan, &target, &progress)?;
+        }
+        Action::Run { nodes, command } => {
+            let done = session::run(&plan, *nodes, command, &progress)?;
+            return Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Action::Init { .. } => {}
     }

@@ -2,14 +2,7 @@
 
 use std::{fmt::Write as _, fs};
 
-use crate::{
-    components,
-    error::Result,
-    host,
-    images::running_nodes,
-    kubectl::Kubectl,
-    plan::Plan,
-};
+use crate::{components, error::Result, host, images::running_nodes, kubectl::Kubectl, plan::Plan};
 
 /// Describes the cluster; the second value tells whether it serves.
 ///

@@ -14,8 +14,7 @@ use crate::{
     components, deps,
     down::{down, remove_node},
     error::{Error, FileContext, Result},
-    host,
-    images,
+    host, images,
     kubectl::Kubectl,
     pause,
     plan::{API_PORT, MAX_NODES, Node, Plan},
@@ -308,9 +307,8 @@ fn wait_for_api(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
 /// Does what needs the running node and API server, and waits until the node is ready.
 fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl) -> Result<()> {
     let name = node.name.as_str();
-    let pid = host::init_process(&node.namespace).ok_or_else(|| {
-        Error::Refused(format!("{name} ended{}", log_tail(&node.logs.join("init.log"))))
-    })?;
+    let pid = host::init_process(&node.namespace)
+        .ok_or_else(|| Error::Refused(format!("{name} ended{}", log_tail(&node.logs.join("init.log")))))?;
     let containerd = node.logs.join("containerd.log");
     let socket = PathBuf::from(format!("/proc/{pid}/root{}", render::node::CONTAINERD_SOCKET));
     wait(

@@ -40,13 +40,7 @@ pub fn init(plan: &Plan, bin: &Path) -> Init {
 /// Succeeds once the API server serves all it should, roles included. The controllers give up when they start earlier.
 fn ready(plan: &Plan, bin: &Path) -> Vec<String> {
     let kubeconfig = plan.control().join("controller-manager.kubeconfig");
-    vec![
-        text(&bin.join("kubectl")),
-        "--kubeconfig".into(),
-        text(&kubeconfig),
-        "get".into(),
-        "--raw=/readyz".into(),
-    ]
+    vec![text(&bin.join("kubectl")), "--kubeconfig".into(), text(&kubeconfig), "get".into(), "--raw=/readyz".into()]
 }
 
 fn etcd(plan: &Plan, bin: &Path) -> Vec<String> {

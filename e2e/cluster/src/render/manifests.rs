@@ -84,8 +84,7 @@ mod tests {
 
     #[test]
     fn dns_service_leads_to_the_control_plane() {
-        let list: Value =
-            serde_json::from_str(&bootstrap(&Plan::new(PathBuf::from("/src"), 0).unwrap())).unwrap();
+        let list: Value = serde_json::from_str(&bootstrap(&Plan::new(PathBuf::from("/src"), 0).unwrap())).unwrap();
         let items = list["items"].as_array().unwrap();
         let of_kind = |kind: &str| items.iter().find(|item| item["kind"] == kind).unwrap();
         assert_eq!(of_kind("Service")["spec"]["clusterIP"], "10.212.0.10");

@@ -56,9 +56,7 @@ pub struct Init {
 }
 
 fn flags(program: PathBuf, flags: &[(&str, String)]) -> Vec<String> {
-    std::iter::once(text(&program))
-        .chain(flags.iter().map(|(name, value)| format!("--{name}={value}")))
-        .collect()
+    std::iter::once(text(&program)).chain(flags.iter().map(|(name, value)| format!("--{name}={value}"))).collect()
 }
 
 fn text(path: &Path) -> String {

@@ -1,0 +1,90 @@
+# What a developer types. The work is done by the programs of e2e/: `cluster`, `images`, `bench`.
+
+export CARGO_TARGET_DIR ?= $(HOME)/.cache/ferrovirt/target
+export REGISTRY ?=
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+BIN := build/bin
+RELEASE := $(CARGO_TARGET_DIR)/release
+CLUSTER := $(RELEASE)/cluster
+IMAGES := $(RELEASE)/images
+# Two cores build one thing at a time fastest.
+.NOTPARALLEL:
+
+.PHONY: help
+help: ## Lists the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+.PHONY: deps
+deps: ## Installs what is missing on this machine (Debian, root), or lists it
+	@command -v cc >/dev/null || { echo 'installing a C compiler, which Rust links with'; apt-get update -q && apt-get install -q -y --no-install-recommends gcc libc6-dev; }
+	@command -v cargo >/dev/null || { echo 'cargo is missing: Rust 1.95 or later from https://rustup.rs' >&2; exit 1; }
+	$(CARGO) build --release --locked -p ferrovirt-e2e-cluster
+	$(CLUSTER) deps
+
+.PHONY: build
+build: deps ## Builds all programs (release profile) and puts those for users into build/bin
+	$(CARGO) build --release --locked --workspace --bins
+	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/images $(RELEASE)/bench
+
+.PHONY: components
+components: deps ## Builds Kubernetes and the rest of the test cluster from their Go modules, once
+	$(CLUSTER) build-components
+
+.PHONY: images
+images: build ## Builds the images of all processes into build/images
+	$(IMAGES) build services
+
+.PHONY: guests
+guests: build ## Builds the images of all test guests into build/images
+	$(IMAGES) build guests
+
+.PHONY: up
+up: images ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt, boots a machine
+	$(IMAGES) build guest-tiny guest-tiny-kernel
+	$(CLUSTER) demo
+
+.PHONY: down
+down: ## Removes the cluster and all it made
+	$(CLUSTER) down
+
+.PHONY: status
+status: ## Tells what runs
+	$(CLUSTER) status
+
+.PHONY: lint
+lint: ## Format, clippy, and licences and advisories where cargo-deny is installed
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check bans licenses sources; else echo 'cargo-deny is not installed: skipped'; fi
+
+.PHONY: unit
+unit: ## Unit tests
+	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked
+
+.PHONY: e2e
+e2e: images guests ## End-to-end tests, on the own cluster or on that of KUBECONFIG
+	$(CARGO) test -p ferrovirt-e2e-tests --locked --no-run
+	$(CLUSTER) run -- $(CARGO) test -p ferrovirt-e2e-tests --locked
+
+.PHONY: test
+test: deps lint unit e2e ## Everything: lint, unit tests, cluster up, end-to-end tests, cluster down
+
+.PHONY: bench
+bench: images guests ## Measures starts, memory and API calls; writes build/bench.json
+	$(CLUSTER) run -- $(RELEASE)/bench
+
+.PHONY: push
+push: ## Sends the images to REGISTRY=host/path with skopeo
+	@test -n "$(REGISTRY)" || { echo 'REGISTRY=host/path is not set' >&2; exit 1; }
+	$(IMAGES) push --registry $(REGISTRY) $(PUSH_FLAGS)
+
+.PHONY: install-cli
+install-cli: build ## Installs the kubectl plugin into PREFIX/bin (/usr/local)
+	install -D -t $(PREFIX)/bin $(BIN)/kubectl-virt
+
+.PHONY: clean
+clean: ## Removes the cluster and build/; compiled crates and components stay in the cache
+	@if [ -x $(CLUSTER) ]; then $(CLUSTER) down; fi
+	rm -rf build

@@ -1,0 +1,91 @@
+//! A first machine, for somebody who sees Ferrovirt for the first time.
+
+use std::{fs, time::Duration};
+
+use crate::{
+    command::{last_lines, output, wait},
+    error::{Error, FileContext, Result},
+    plan::Plan,
+    progress::Progress,
+    target::Target,
+};
+
+/// The namespace of the machine.
+const NAMESPACE: &str = "ferrovirt-demo";
+/// The name of the machine in `examples/vm-tiny.yaml`.
+const NAME: &str = "tiny";
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Creates the example machine, waits until it runs, and tells how to reach it.
+///
+/// # Errors
+/// When it does not run in time, with what its objects say.
+pub fn demo(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> {
+    let kubectl = &target.kubectl;
+    progress.step(format!("creating the machine {NAME} in namespace {NAMESPACE}"));
+    let namespace =
+        format!("{{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {{\"name\": \"{NAMESPACE}\"}}}}");
+    kubectl.apply("creating the namespace", &namespace)?;
+    let example = plan.workspace.join("examples/vm-tiny.yaml");
+    let mut manifest = fs::read_to_string(&example).at("read", &example)?;
+    if let Ok(registry) = std::env::var("REGISTRY")
+        && !target.own
+    {
+        manifest = manifest.replace("ferrovirt.io/guests/", &format!("{registry}/guests/"));
+    }
+    let apply = crate::command::run_with_input(
+        "creating the machine",
+        &mut kubectl.command(&["apply", "-n", NAMESPACE, "-f", "-"]),
+        &manifest,
+    )?;
+    progress.step(format!("  {}", apply.trim()));
+    let get = ["get", "vmi", NAME, "-n", NAMESPACE, "-o", "jsonpath={.status.phase}"];
+    let mut shown = String::new();
+    wait(
+        "waiting until the machine runs",
+        LIMIT,
+        Duration::from_millis(300),
+        || {
+            let phase = kubectl.answer("looking at the machine", &get)?.unwrap_or_default();
+            if phase != shown {
+                progress.step(format!("  phase {}", if phase.is_empty() { "(none yet)" } else { &phase }));
+                shown.clone_from(&phase);
+            }
+            if phase == "Failed" {
+                return Err(Error::Refused(format!("the machine failed{}", diagnosis(target))));
+            }
+            Ok(phase == "Running")
+        },
+        || diagnosis(target),
+    )?;
+    println!("\n$ kubectl get vm,vmi,pods -n {NAMESPACE}");
+    print!("{}", kubectl.run("listing the machine", &["get", "vm,vmi,pods", "-n", NAMESPACE])?);
+    let bin = target.bin.as_ref().map_or(String::new(), |bin| format!("{}:", bin.display()));
+    println!(
+        "
+Use the cluster, and log in on the machine's console (user root, password ferrovirt; leave with Ctrl+]):
+
+  export KUBECONFIG={kubeconfig} PATH={ours}:{bin}$PATH
+  kubectl virt console {NAME} -n {NAMESPACE}
+",
+        kubeconfig = target.kubeconfig.display(),
+        ours = plan.build().join("bin").display(),
+    );
+    Ok(())
+}
+
+fn diagnosis(target: &Target) -> String {
+    let calls: [&[&str]; 3] = [
+        &["get", "vm,vmi,pods", "-n", NAMESPACE, "-o", "wide"],
+        &["get", "vmi", NAME, "-n", NAMESPACE, "-o", "jsonpath={.status.conditions}"],
+        &["get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp"],
+    ];
+    let mut text = String::new();
+    for call in calls {
+        if let Ok(found) = output("diagnosing", &mut target.kubectl.command(call)) {
+            text.push_str(&format!("\n  kubectl {}:\n", call.join(" ")));
+            text.push_str(&last_lines(&String::from_utf8_lossy(&found.stdout)));
+        }
+    }
+    text
+}

@@ -1,0 +1,95 @@
+//! Which cluster is meant: the one of this working tree, or the one the user's KUBECONFIG names.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    components, deps,
+    error::{Error, Result},
+    kubectl::Kubectl,
+    plan::Plan,
+    progress::Progress,
+    up,
+};
+
+/// A cluster with the programs to use it.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// kubectl towards it.
+    pub kubectl: Kubectl,
+    /// Its kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// Whether it is the cluster of this working tree: its nodes take images directly.
+    pub own: bool,
+    /// The folder of kubectl and helm; none when they are on the PATH.
+    pub bin: Option<PathBuf>,
+}
+
+impl Target {
+    /// The cluster that KUBECONFIG names, or this working tree's, which is brought up if it is not.
+    ///
+    /// # Errors
+    /// When a program is missing or the cluster does not come up.
+    pub fn ready(plan: &Plan, nodes: u8, progress: &Progress) -> Result<Self> {
+        if let Some(kubeconfig) = foreign(plan, std::env::var_os("KUBECONFIG").map(PathBuf::from)) {
+            progress.step(format!("using the cluster of KUBECONFIG={}", kubeconfig.display()));
+            for tool in ["kubectl", "helm"] {
+                if !deps::exists(tool) {
+                    return Err(Error::Refused(format!("{tool} is not on the PATH; it is needed to use KUBECONFIG")));
+                }
+            }
+            let kubectl = Kubectl::new(Path::new(""), kubeconfig.clone());
+            return Ok(Self { kubectl, kubeconfig, own: false, bin: None });
+        }
+        let _lock = crate::lock(plan, progress)?;
+        up::up(plan, nodes, progress)?;
+        let bin = components::bin(plan)?;
+        let kubeconfig = plan.kubeconfig();
+        Ok(Self { kubectl: Kubectl::new(&bin, kubeconfig.clone()), kubeconfig, own: true, bin: Some(bin) })
+    }
+
+    /// A helm command towards the cluster.
+    #[must_use]
+    pub fn helm(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.bin.as_ref().map_or(PathBuf::from("helm"), |bin| bin.join("helm")));
+        command.args(arguments).env("KUBECONFIG", &self.kubeconfig);
+        command
+    }
+
+    /// The PATH for commands that use the cluster: kubectl of the server's version, and our plugin.
+    #[must_use]
+    pub fn path(&self, plan: &Plan) -> String {
+        let inherited = std::env::var("PATH").unwrap_or_default();
+        let ours = plan.build().join("bin").display().to_string();
+        let bin = self.bin.iter().map(|bin| bin.display().to_string());
+        std::iter::once(ours).chain(bin).chain([inherited]).collect::<Vec<_>>().join(":")
+    }
+}
+
+/// The kubeconfig of another cluster, if that is what KUBECONFIG names. The file of our own cluster, which `up` tells
+/// people to export, is not one, whether or not the cluster is up.
+#[must_use]
+pub fn foreign(plan: &Plan, named: Option<PathBuf>) -> Option<PathBuf> {
+    let named = named.filter(|path| !path.as_os_str().is_empty())?;
+    let own = plan.kubeconfig();
+    let same = named == own
+        || fs::canonicalize(&named).is_ok_and(|named| fs::canonicalize(&own).is_ok_and(|own| own == named));
+    (!same).then_some(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_kubeconfig_is_not_a_foreign_cluster() {
+        let plan = Plan::new(PathBuf::from("/src"), 0).unwrap();
+        assert_eq!(foreign(&plan, None), None);
+        assert_eq!(foreign(&plan, Some(PathBuf::new())), None);
+        assert_eq!(foreign(&plan, Some(PathBuf::from("/src/build/kubeconfig"))), None);
+        assert_eq!(foreign(&plan, Some("/etc/other".into())), Some("/etc/other".into()));
+    }
+}
