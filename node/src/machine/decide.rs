@@ -606,7 +606,7 @@ mod tests {
         machine.presence = Presence::Unseen;
         let mut moved = (*machine.vmi).clone();
         moved.metadata.labels.get_or_insert_default().insert("kubevirt.io/nodeName".into(), "n2".into());
-        machine.learn(Outcome::Read(Ok(Some(moved))), NODE, at(1));
+        machine.learn(Outcome::Read(Ok(Some(Arc::new(moved)))), NODE, at(1));
         assert_eq!(names(&decide(&machine, at(1))), ["retire"]);
     }
 
@@ -669,7 +669,7 @@ mod tests {
         let mut next = (*machine.vmi).clone();
         next.status = written(&decision).cloned();
         machine.begin(&decision.effects[0], at(101));
-        machine.learn(Outcome::Written(Ok(next), Vec::new()), NODE, at(101));
+        machine.learn(Outcome::Written(Ok(Arc::new(next)), Vec::new()), NODE, at(101));
         agent.memory_current = 1 << 30;
         machine.hear(agent, at(102));
         assert!(decide(&machine, at(104)).effects.is_empty());

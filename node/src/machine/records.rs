@@ -45,10 +45,14 @@ pub enum WriteError {
 #[async_trait]
 pub trait Records: Send + Sync + 'static {
     /// Applies a merge patch to a machine's object; returns the new version.
-    async fn patch(&self, vmi: &VirtualMachineInstance, patch: Value) -> Result<VirtualMachineInstance, WriteError>;
+    async fn patch(
+        &self,
+        vmi: &VirtualMachineInstance,
+        patch: Value,
+    ) -> Result<Arc<VirtualMachineInstance>, WriteError>;
 
     /// Reads the object of that name.
-    async fn read(&self, vmi: &VirtualMachineInstance) -> Result<Option<VirtualMachineInstance>, WriteError>;
+    async fn read(&self, vmi: &VirtualMachineInstance) -> Result<Option<Arc<VirtualMachineInstance>>, WriteError>;
 
     /// Tells users. Never waits: what there is no room for is dropped and counted.
     fn announce(&self, vmi: &VirtualMachineInstance, announcement: Announcement);
@@ -78,7 +82,11 @@ impl ApiRecords {
 
 #[async_trait]
 impl Records for ApiRecords {
-    async fn patch(&self, vmi: &VirtualMachineInstance, patch: Value) -> Result<VirtualMachineInstance, WriteError> {
+    async fn patch(
+        &self,
+        vmi: &VirtualMachineInstance,
+        patch: Value,
+    ) -> Result<Arc<VirtualMachineInstance>, WriteError> {
         let api = self.api(vmi);
         let params = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
         let name = vmi.name_any();
@@ -86,7 +94,7 @@ impl Records for ApiRecords {
         let result = match tokio::time::timeout(LIMIT, api.patch(&name, &params, &patch)).await {
             Ok(Ok(mut written)) => {
                 trim(&mut written);
-                Ok(written)
+                Ok(Arc::new(written))
             }
             Ok(Err(error)) => Err(classify(&error)),
             Err(_) => Err(WriteError::Other("the API server did not answer in time".into())),
@@ -101,12 +109,12 @@ impl Records for ApiRecords {
         result
     }
 
-    async fn read(&self, vmi: &VirtualMachineInstance) -> Result<Option<VirtualMachineInstance>, WriteError> {
+    async fn read(&self, vmi: &VirtualMachineInstance) -> Result<Option<Arc<VirtualMachineInstance>>, WriteError> {
         let api = self.api(vmi);
         match tokio::time::timeout(LIMIT, api.get_opt(&vmi.name_any())).await {
             Ok(Ok(found)) => Ok(found.map(|mut vmi| {
                 trim(&mut vmi);
-                vmi
+                Arc::new(vmi)
             })),
             Ok(Err(error)) => Err(classify(&error)),
             Err(_) => Err(WriteError::Other("the API server did not answer in time".into())),

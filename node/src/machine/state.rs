@@ -193,9 +193,9 @@ pub enum Outcome {
     /// Finish was answered.
     Finished(Result<(), LauncherError>),
     /// The object was written; the new version, and what users should read about the change.
-    Written(Result<VirtualMachineInstance, WriteError>, Vec<Announcement>),
+    Written(Result<Arc<VirtualMachineInstance>, WriteError>, Vec<Announcement>),
     /// The object was read; `None` when it does not exist.
-    Read(Result<Option<VirtualMachineInstance>, WriteError>),
+    Read(Result<Option<Arc<VirtualMachineInstance>>, WriteError>),
     /// A user's request was carried out.
     Requested,
 }
@@ -512,13 +512,13 @@ impl Machine {
         if news { vec![Announcement::warning("SyncFailed", message)] } else { Vec::new() }
     }
 
-    fn written(&mut self, result: Result<VirtualMachineInstance, WriteError>, node: &str, now: Now) {
+    fn written(&mut self, result: Result<Arc<VirtualMachineInstance>, WriteError>, node: &str, now: Now) {
         match result {
             Ok(vmi) => {
                 self.write_retry = None;
                 self.guest_changed_at = None;
                 self.guest_written_at = Some(now.since_start);
-                self.see(Arc::new(vmi), node);
+                self.see(vmi, node);
             }
             Err(WriteError::Gone) => self.presence = Presence::Unseen,
             Err(WriteError::Conflict) => self.delay_write("conflict".into(), now, true),
@@ -536,9 +536,9 @@ impl Machine {
         }
     }
 
-    fn read(&mut self, result: Result<Option<VirtualMachineInstance>, WriteError>, node: &str, now: Now) {
+    fn read(&mut self, result: Result<Option<Arc<VirtualMachineInstance>>, WriteError>, node: &str, now: Now) {
         match result {
-            Ok(Some(vmi)) if kube::ResourceExt::uid(&vmi).as_deref() != Some(self.facts.uid.as_str()) => {
+            Ok(Some(vmi)) if vmi.metadata.uid.as_deref() != Some(self.facts.uid.as_str()) => {
                 self.presence = Presence::Deleted(now.since_start);
             }
             Ok(None) | Err(WriteError::Gone) => self.presence = Presence::Deleted(now.since_start),
@@ -546,7 +546,7 @@ impl Machine {
                 let here = vmi.metadata.labels.as_ref().and_then(|labels| labels.get(api::constants::label::NODE_NAME));
                 self.presence =
                     if here.is_some_and(|name| name == node) { Presence::Present } else { Presence::Elsewhere };
-                self.see(Arc::new(vmi), node);
+                self.see(vmi, node);
             }
             Err(WriteError::Conflict) => self.delay_write("conflict".into(), now, false),
             Err(WriteError::Other(message)) => self.delay_write(message, now, false),

@@ -77,7 +77,8 @@ pub struct Task {
     connection: Option<Connection>,
     connections: u64,
     calls: JoinSet<Completed>,
-    reports: (mpsc::Sender<(u64, Report)>, mpsc::Receiver<(u64, Report)>),
+    report: mpsc::Sender<(u64, Report)>,
+    reports: mpsc::Receiver<(u64, Report)>,
     started: Instant,
 }
 
@@ -89,6 +90,7 @@ impl Task {
         records: Arc<dyn Records>,
         handle: Arc<Handle>,
     ) -> Self {
+        let (report, reports) = mpsc::channel(REPORTS);
         Self {
             machine: Machine::new(vmi, host.name()),
             host,
@@ -97,7 +99,8 @@ impl Task {
             connection: None,
             connections: 0,
             calls: JoinSet::new(),
-            reports: mpsc::channel(REPORTS),
+            report,
+            reports,
             started: Instant::now(),
         }
     }
@@ -132,7 +135,7 @@ impl Task {
                     let news = feed.borrow_and_update().clone();
                     self.take_in(news);
                 }
-                Some((connection, report)) = self.reports.1.recv() => self.hear(connection, report),
+                Some((connection, report)) = self.reports.recv() => self.hear(connection, report),
                 Some(completed) = self.calls.join_next(), if !self.calls.is_empty() => self.complete(completed),
                 Some((request, answer)) = requests.recv(), if !self.machine.busy.request => self.ask(request, answer),
                 () = sleep_until(wake_at) => {}
@@ -180,7 +183,7 @@ impl Task {
                 self.connections += 1;
                 let number = self.connections;
                 tracing::info!(pid = peer.pid(), "connected to the launcher");
-                let follow = launcher::follow(launcher.clone(), number, self.reports.0.clone());
+                let follow = launcher::follow(launcher.clone(), number, self.report.clone());
                 let follower = tokio::spawn(follow.in_current_span()).abort_handle();
                 self.connection = Some(Connection { number, launcher, peer, follower });
                 Outcome::Connected(Ok(number))
@@ -372,9 +375,9 @@ async fn sync(
 
 async fn write(
     records: &dyn Records,
-    vmi: &VirtualMachineInstance,
+    vmi: &Arc<VirtualMachineInstance>,
     status: &VirtualMachineInstanceStatus,
-) -> Result<VirtualMachineInstance, WriteError> {
+) -> Result<Arc<VirtualMachineInstance>, WriteError> {
     match patch(vmi, status) {
         Ok(Some(patch)) => records.patch(vmi, patch).await,
         Ok(None) => Ok(vmi.clone()),

@@ -317,7 +317,11 @@ impl FakeRecords {
 
 #[async_trait]
 impl Records for FakeRecords {
-    async fn patch(&self, vmi: &VirtualMachineInstance, patch: Value) -> Result<VirtualMachineInstance, WriteError> {
+    async fn patch(
+        &self,
+        vmi: &VirtualMachineInstance,
+        patch: Value,
+    ) -> Result<Arc<VirtualMachineInstance>, WriteError> {
         let result = {
             let mut objects = self.objects.lock().unwrap();
             let Some(object) = objects.get_mut(vmi.metadata.name.as_deref().unwrap()) else {
@@ -341,14 +345,14 @@ impl Records for FakeRecords {
         };
         self.patches.lock().unwrap().push(patch);
         self.changed.send_modify(|count| *count += 1);
-        Ok(result)
+        Ok(Arc::new(result))
     }
 
-    async fn read(&self, vmi: &VirtualMachineInstance) -> Result<Option<VirtualMachineInstance>, WriteError> {
+    async fn read(&self, vmi: &VirtualMachineInstance) -> Result<Option<Arc<VirtualMachineInstance>>, WriteError> {
         let objects = self.objects.lock().unwrap();
         Ok(objects
             .get(vmi.metadata.name.as_deref().unwrap())
-            .map(|object| serde_json::from_value(object.clone()).unwrap()))
+            .map(|object| Arc::new(serde_json::from_value(object.clone()).unwrap())))
     }
 
     fn announce(&self, _: &VirtualMachineInstance, announcement: Announcement) {
