@@ -34,6 +34,7 @@ pub mod discovery;
 pub mod error;
 pub mod front_proxy;
 pub mod handler;
+pub mod installation;
 pub mod instance;
 pub mod lifecycle;
 pub mod metrics;
@@ -43,7 +44,7 @@ pub mod path;
 pub mod stream;
 pub mod subresources;
 pub mod tls;
-// pub mod webhooks;
+pub mod webhooks;
 pub mod websocket;
 
 use crate::{
@@ -121,7 +122,11 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         streams: streams.clone(),
         stop: stop.clone(),
     });
-    let router = Router::new().fallback(subresources::serve).with_state(server).merge(ops.router());
+    let router = Router::new()
+        .fallback(subresources::serve)
+        .with_state(server)
+        .merge(ops.router())
+        .merge(webhooks::router(config, &namespace, metrics));
 
     let listener = listen(port).await.map_err(|source| StartError::Listen { port, source })?;
     let tls = tls::server_config(&identity).map_err(StartError::ServerTls)?;

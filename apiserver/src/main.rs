@@ -1,7 +1,7 @@
 //! The process virt-api.
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 
 /// Serves the subresources of virtual machines and their admission webhooks.
 #[derive(Parser)]
@@ -11,13 +11,32 @@ struct Arguments {
     #[arg(long, default_value_t = 8443)]
     port: u16,
     /// Verbosity of the log until the cluster configuration is known, 0 to 9.
-    #[arg(short = 'v', long, default_value_t = process::logging::DEFAULT_VERBOSITY)]
+    #[arg(short = 'v', long, global = true, default_value_t = process::logging::DEFAULT_VERBOSITY)]
     verbosity: u32,
+    /// A step of installing or uninstalling, in place of serving.
+    #[command(subcommand)]
+    step: Option<Step>,
+}
+
+/// Steps that the chart's hooks take.
+#[derive(Clone, Copy, Subcommand)]
+enum Step {
+    /// Bring the definitions of the kinds up to date.
+    ApplyDefinitions,
+    /// Fail while machines run.
+    CheckUninstall,
+    /// Remove what the processes made and kept.
+    CleanUp,
 }
 
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let verbosity = process::logging::init("virt-api", arguments.verbosity);
-    apiserver::run(arguments.port, verbosity).await.context("virt-api cannot serve")
+    match arguments.step {
+        None => apiserver::run(arguments.port, verbosity).await.context("virt-api cannot serve"),
+        Some(Step::ApplyDefinitions) => Ok(apiserver::installation::apply_definitions().await?),
+        Some(Step::CheckUninstall) => Ok(apiserver::installation::check_uninstall().await?),
+        Some(Step::CleanUp) => Ok(apiserver::installation::clean_up().await?),
+    }
 }

@@ -1,0 +1,327 @@
+//! What the chart's hooks do, as commands of virt-api.
+//!
+//! | hook | command | does |
+//! |---|---|---|
+//! | pre-install, pre-upgrade | `apply-definitions` | brings the definitions of the kinds up to date, which Helm itself does on the first install only |
+//! | pre-delete | `check-uninstall` | refuses while machines run, since nothing would look after them any more |
+//! | post-delete | `clean-up` | removes what the processes made: certificates, the lease, labels of nodes, finalizers that nobody would honour |
+//!
+//! The objects of users stay: definitions are kept, and with them every VM that is not running.
+
+use std::{collections::BTreeMap, fmt::Debug, time::Duration};
+
+use api::{
+    KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
+    constants::{component, label},
+    tls,
+};
+use k8s_openapi::{
+    api::{
+        coordination::v1::Lease,
+        core::v1::{ConfigMap, Node, Pod, Secret},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+/// Objects fetched in one call.
+const PAGE: u32 = 500;
+/// Most machines named in a refusal.
+const MAX_NAMED: usize = 10;
+/// Longest wait for the processes to be gone before what they keep is removed.
+const GONE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Field manager of the definitions.
+const MANAGER: &str = "ferrovirt";
+/// Set by administrators, not by us.
+const SKIP_NODE: &str = "node-labeller.kubevirt.io/skip-node";
+
+/// Why a hook failed.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallationError {
+    /// No client for the API server.
+    #[error("no client for the API server")]
+    Client(#[from] process::client::ClientError),
+    /// The definitions cannot be made.
+    #[error("definitions cannot be made: {0}")]
+    Definitions(String),
+    /// A call to the API server failed.
+    #[error("{what}: {source}")]
+    Call {
+        /// What was being done.
+        what: String,
+        /// What the API server said.
+        source: kube::Error,
+    },
+    /// Machines run.
+    #[error(
+        "{count} virtual machines are running, and nothing would look after them any more: {}{}. Stop them, or leave \
+         them running on their own with `helm uninstall --no-hooks`", named.join(", "), if named.len() < *count { ", ..." } else { "" }
+    )]
+    Running {
+        /// How many.
+        count: usize,
+        /// Some of them.
+        named: Vec<String>,
+    },
+    /// A process did not go away.
+    #[error("{0} is still running")]
+    NotGone(String),
+}
+
+/// Brings the definitions up to date.
+pub async fn apply_definitions() -> Result<(), InstallationError> {
+    let api = Api::<CustomResourceDefinition>::all(process::client::connect().await?);
+    let definitions = api::crds::all().map_err(|error| InstallationError::Definitions(error.to_string()))?;
+    for definition in definitions {
+        let name = definition.name_any();
+        api.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&definition))
+            .await
+            .map_err(call(format!("cannot apply the definition {name}")))?;
+        tracing::info!(name, "definition is up to date");
+    }
+    Ok(())
+}
+
+/// Refuses while machines run.
+pub async fn check_uninstall() -> Result<(), InstallationError> {
+    let client = process::client::connect().await?;
+    let mut running = Vec::new();
+    for_each(&Api::<VirtualMachineInstance>::all(client), |vmi| {
+        if is_running(vmi) {
+            running.push(format!("{}/{}", vmi.namespace().unwrap_or_default(), vmi.name_any()));
+        }
+    })
+    .await?;
+    if running.is_empty() {
+        return Ok(());
+    }
+    let count = running.len();
+    running.truncate(MAX_NAMED);
+    Err(InstallationError::Running { count, named: running })
+}
+
+fn is_running(vmi: &VirtualMachineInstance) -> bool {
+    !vmi.status.as_ref().and_then(|status| status.phase.as_ref()).is_some_and(api::enums::VmiPhase::is_final)
+}
+
+/// Removes what the processes made and kept.
+pub async fn clean_up() -> Result<(), InstallationError> {
+    let client = process::client::connect().await?;
+    let namespace = process::client::install_namespace();
+    // Whoever still runs would put back what is taken away.
+    for name in [component::VIRT_CONTROLLER, component::VIRT_HANDLER] {
+        wait_until_gone(&client, &namespace, name).await?;
+    }
+    for name in [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET] {
+        delete::<Secret>(&client, &namespace, name).await?;
+    }
+    delete::<ConfigMap>(&client, &namespace, tls::CA_CONFIG_MAP).await?;
+    delete::<Lease>(&client, &namespace, component::VIRT_CONTROLLER).await?;
+    release::<VirtualMachineInstance>(&client).await?;
+    release::<VirtualMachine>(&client).await?;
+    release::<VirtualMachineInstanceReplicaSet>(&client).await?;
+    release::<KubeVirt>(&client).await?;
+    clean_nodes(&client).await
+}
+
+async fn wait_until_gone(client: &Client, namespace: &str, name: &str) -> Result<(), InstallationError> {
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    let selector = ListParams::default().labels(&format!("{}={name}", label::APP)).limit(1);
+    let until = Instant::now() + GONE_TIMEOUT;
+    loop {
+        let left = pods.list_metadata(&selector).await.map_err(call(format!("cannot list pods of {name}")))?;
+        if left.items.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            return Err(InstallationError::NotGone(name.to_owned()));
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
+async fn delete<K>(client: &Client, namespace: &str, name: &str) -> Result<(), InstallationError>
+where
+    K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    match Api::<K>::namespaced(client.clone(), namespace).delete(name, &DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(call(format!("cannot delete {} {name}", K::kind(&())))(error)),
+    }
+}
+
+/// Takes our finalizers off all objects of a kind, so that their owners can delete them.
+async fn release<K>(client: &Client) -> Result<(), InstallationError>
+where
+    K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let mut held = Vec::new();
+    let all = Api::<K>::all(client.clone());
+    for_each(&all, |object| {
+        if let Some(patch) = released(object.finalizers(), object.resource_version()) {
+            held.push((object.namespace().unwrap_or_default(), object.name_any(), patch));
+        }
+    })
+    .await?;
+    for (namespace, name, patch) in held {
+        let api = Api::<K>::namespaced(client.clone(), &namespace);
+        match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(call(format!("cannot release {} {namespace}/{name}", K::kind(&())))(error)),
+        }
+    }
+    Ok(())
+}
+
+/// The patch that leaves foreign finalizers only; `None` if there are no others.
+fn released(finalizers: &[String], resource_version: Option<String>) -> Option<Value> {
+    let foreign = finalizers
+        .iter()
+        .filter(|name| !is_own_key(name) && *name != api::constants::finalizer::VMI_LEGACY)
+        .collect::<Vec<_>>();
+    (foreign.len() < finalizers.len())
+        .then(|| json!({"metadata": {"finalizers": foreign, "resourceVersion": resource_version}}))
+}
+
+async fn clean_nodes(client: &Client) -> Result<(), InstallationError> {
+    let api = Api::<Node>::all(client.clone());
+    let mut marked = Vec::new();
+    for_each(&api, |node| {
+        if let Some(patch) = unmarked(node.labels(), node.annotations()) {
+            marked.push((node.name_any(), patch));
+        }
+    })
+    .await?;
+    for (name, patch) in marked {
+        match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(call(format!("cannot clean node {name}"))(error)),
+        }
+    }
+    Ok(())
+}
+
+/// The patch that takes our labels and annotations off a node; `None` if it has none.
+fn unmarked(labels: &BTreeMap<String, String>, annotations: &BTreeMap<String, String>) -> Option<Value> {
+    let own = |map: &BTreeMap<String, String>| {
+        map.keys()
+            .filter(|key| (is_own_key(key) || *key == "cpumanager") && *key != SKIP_NODE)
+            .map(|key| (key.clone(), Value::Null))
+            .collect::<serde_json::Map<_, _>>()
+    };
+    let (labels, annotations) = (own(labels), own(annotations));
+    (!labels.is_empty() || !annotations.is_empty())
+        .then(|| json!({"metadata": {"labels": labels, "annotations": annotations}}))
+}
+
+/// Whether a label, annotation or finalizer is one of ours by its domain.
+fn is_own_key(key: &str) -> bool {
+    key.split_once('/').is_some_and(|(domain, _)| domain == "kubevirt.io" || domain.ends_with(".kubevirt.io"))
+}
+
+/// Looks at all objects, page by page. A kind that is not defined has none.
+async fn for_each<K>(api: &Api<K>, mut look: impl FnMut(&K)) -> Result<(), InstallationError>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = match api.list(&params).await {
+            Ok(page) => page,
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(error) => return Err(call(format!("cannot list {}", K::plural(&())))(error)),
+        };
+        page.items.iter().for_each(&mut look);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}
+
+fn call(what: String) -> impl FnOnce(kube::Error) -> InstallationError {
+    move |source| InstallationError::Call { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(keys: &[&str]) -> BTreeMap<String, String> {
+        keys.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect()
+    }
+
+    #[test]
+    fn node_loses_our_marks_and_keeps_all_others() {
+        let labels = map(&[
+            "kubevirt.io/schedulable",
+            "cpu-model.node.kubevirt.io/Skylake",
+            "cpumanager",
+            "kubernetes.io/hostname",
+            "notkubevirt.io/a",
+            "kubevirt.io.example.com/a",
+        ]);
+        let annotations = map(&["kubevirt.io/heartbeat", SKIP_NODE, "example.com/a"]);
+        assert_eq!(
+            unmarked(&labels, &annotations),
+            Some(json!({"metadata": {
+                "labels": {"kubevirt.io/schedulable": null, "cpu-model.node.kubevirt.io/Skylake": null, "cpumanager": null},
+                "annotations": {"kubevirt.io/heartbeat": null},
+            }}))
+        );
+        assert_eq!(unmarked(&map(&["kubernetes.io/hostname"]), &map(&[SKIP_NODE])), None);
+    }
+
+    #[test]
+    fn foreign_finalizers_stay() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(released(&names(&["example.com/a"]), None), None);
+        assert_eq!(released(&[], None), None);
+        assert_eq!(
+            released(
+                &names(&[
+                    "kubevirt.io/virtualMachineControllerFinalize",
+                    "example.com/a",
+                    "foregroundDeleteVirtualMachine"
+                ]),
+                Some("7".into())
+            ),
+            Some(json!({"metadata": {"finalizers": ["example.com/a"], "resourceVersion": "7"}}))
+        );
+    }
+
+    #[test]
+    fn machine_runs_until_it_is_over() {
+        let vmi = |status: Value| -> VirtualMachineInstance {
+            serde_json::from_value(json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "a"},
+                "spec": {"domain": {"devices": {}}}, "status": status,
+            }))
+            .unwrap()
+        };
+        for (phase, running) in
+            [("Pending", true), ("Running", true), ("Unknown", true), ("Succeeded", false), ("Failed", false)]
+        {
+            assert_eq!(is_running(&vmi(json!({"phase": phase}))), running, "{phase}");
+        }
+        assert!(is_running(&vmi(json!({}))));
+    }
+
+    #[test]
+    fn refusal_names_some_machines_and_the_way_out() {
+        let error = InstallationError::Running { count: 12, named: vec!["a/b".into(), "a/c".into()] };
+        let text = error.to_string();
+        assert!(text.starts_with("12 virtual machines are running"), "{text}");
+        assert!(text.contains("a/b, a/c, ..."), "{text}");
+        assert!(text.contains("--no-hooks"), "{text}");
+    }
+}

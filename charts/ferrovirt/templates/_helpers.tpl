@@ -1,0 +1,106 @@
+{{/* The reference of one image: ferrovirt.image (list $ "virt-api") */}}
+{{- define "ferrovirt.image" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- with index ($root.Values.image.overrides | default dict) $name -}}
+{{ . }}
+{{- else -}}
+{{ $root.Values.image.registry }}/{{ $name }}:{{ $root.Values.image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of every object. */}}
+{{- define "ferrovirt.labels" -}}
+app.kubernetes.io/name: ferrovirt
+app.kubernetes.io/part-of: ferrovirt
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
+{{- define "ferrovirt.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Security of a pod that needs nothing of its node: passes the pod security standard "restricted". */}}
+{{- define "ferrovirt.restrictedPod" -}}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  seccompProfile:
+    type: RuntimeDefault
+{{- end -}}
+
+{{- define "ferrovirt.restrictedContainer" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+{{- end -}}
+
+{{/* The install namespace, for a process. */}}
+{{- define "ferrovirt.namespaceEnv" -}}
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+{{- end -}}
+
+{{/*
+Probes of all three processes. Both paths answer from memory, so they can be asked often; a readiness that is seen two
+seconds after it came true is two seconds of every installation.
+*/}}
+{{- define "ferrovirt.probes" -}}
+readinessProbe:
+  httpGet:
+    scheme: HTTPS
+    port: https
+    path: /readyz
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 3
+livenessProbe:
+  httpGet:
+    scheme: HTTPS
+    port: https
+    path: /livez
+  initialDelaySeconds: {{ . }}
+  periodSeconds: 20
+  timeoutSeconds: 10
+  failureThreshold: 3
+{{- end -}}
+
+{{/* Replicas on different nodes where there are several. */}}
+{{- define "ferrovirt.spread" -}}
+affinity:
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              kubevirt.io: {{ . }}
+{{- end -}}
+
+{{/* A webhook's way to virt-api: ferrovirt.webhookClient (list $ "/path"). The caBundle is put in by virt-controller. */}}
+{{- define "ferrovirt.webhookClient" -}}
+{{- $root := index . 0 -}}
+admissionReviewVersions: [v1]
+sideEffects: None
+failurePolicy: Fail
+timeoutSeconds: 5
+clientConfig:
+  service:
+    namespace: {{ $root.Release.Namespace }}
+    name: virt-api
+    path: {{ index . 1 }}
+{{- end -}}
