@@ -1,7 +1,7 @@
 //! Running programs: each failure names step, command line and last lines of output.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs,
     io::{Read, Seek, SeekFrom, Write},
     path::Path,
@@ -20,8 +20,15 @@ const TAIL_BYTES: u64 = 16 * 1024;
 /// A program with its arguments.
 pub fn program<A: AsRef<OsStr>>(name: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(name);
-    command.args(arguments);
+    command.args(arguments).env("PATH", system_path());
     command
+}
+
+/// The PATH with the folders of system programs, which a plain `su` leaves out.
+fn system_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/local/sbin:/usr/sbin:/sbin");
+    path
 }
 
 /// Runs a program to its end and returns what it printed.

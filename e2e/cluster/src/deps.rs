@@ -41,6 +41,12 @@ pub const RUN: [Need; 9] = [
     need("/etc/ssl/certs/ca-certificates.crt", "ca-certificates", "downloads of modules"),
 ];
 
+/// What using a cluster that exists needs.
+pub const CLIENT: [Need; 2] = [
+    Need { what: "kubectl", package: None, why: "talks to the cluster of KUBECONFIG" },
+    Need { what: "helm", package: None, why: "installs the chart into the cluster of KUBECONFIG" },
+];
+
 /// What building needs beyond that.
 pub const BUILD: [Need; 6] = [
     Need { what: "go", package: None, why: "builds the cluster's components; Go 1.26 or later from https://go.dev/dl" },
@@ -99,12 +105,14 @@ pub fn check() -> Result<()> {
     Err(Error::Refused(format!("missing on this host (`cluster deps` installs it):\n{}", list(&missing))))
 }
 
-/// Checks everything and installs what Debian has, where that is possible.
+/// Checks everything and installs what Debian has, where that is possible: for building, and for running a cluster or
+/// using one that exists.
 ///
 /// # Errors
 /// When something stays missing.
-pub fn install(progress: &Progress) -> Result<()> {
-    let all = || RUN.iter().chain(&BUILD);
+pub fn install(own_cluster: bool, progress: &Progress) -> Result<()> {
+    let run: &[Need] = if own_cluster { &RUN } else { &CLIENT };
+    let all = || run.iter().chain(&BUILD);
     let absent = missing(all(), exists);
     let mut packages: Vec<&str> = absent.iter().filter_map(|need| need.package).collect();
     packages.dedup();
@@ -120,7 +128,7 @@ pub fn install(progress: &Progress) -> Result<()> {
     }
     let absent = missing(all(), exists);
     if absent.is_empty() {
-        progress.step("everything the cluster and its build need is there");
+        progress.step("everything that is needed is there");
         return Ok(());
     }
     Err(Error::Refused(format!("missing on this host:\n{}", list(&absent))))

@@ -160,19 +160,22 @@ fn try_guest(target: &Target, images: Images<'_>) -> Result<bool> {
         Err(Error::Timeout { .. }) => return Ok(false),
         Err(error) => return Err(error),
     }
-    let spoke = wait(
+    let mut spoke = false;
+    let ended = wait(
         "waiting for the guest's kernel",
         LIMIT,
         Duration::from_millis(300),
         || {
+            // In this order: what it says before it ends is seen.
+            let ended = phase()? != "Running";
             let log = kubectl.answer("reading the guest's output", &["logs", "guest", "-n", NAMESPACE])?;
-            Ok(log.is_some_and(|log| log.contains("Linux version")))
+            spoke = log.is_some_and(|log| log.contains("Linux version"));
+            Ok(spoke || ended)
         },
         String::new,
     );
-    match spoke {
-        Ok(()) => Ok(true),
-        Err(Error::Timeout { .. }) => Ok(false),
+    match ended {
+        Ok(()) | Err(Error::Timeout { .. }) => Ok(spoke),
         Err(error) => Err(error),
     }
 }

@@ -9,7 +9,7 @@ use ferrovirt_e2e_cluster::{
     plan::{Plan, find_workspace},
     progress::Progress,
     session, status,
-    target::Target,
+    target::{Target, foreign},
     up,
 };
 
@@ -118,7 +118,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let _lock = lock(&plan, &progress)?;
             images::load(&plan, &components::bin(&plan)?, files, &progress)?;
         }
-        Action::Deps => deps::install(&progress)?,
+        Action::Deps => {
+            let own = foreign(&plan, std::env::var_os("KUBECONFIG").map(PathBuf::from)).is_none();
+            deps::install(own, &progress)?;
+        }
         Action::BuildComponents => {
             let _lock = lock(&plan, &progress)?;
             println!("{}", components::ensure(&plan, &progress)?.display());
