@@ -1,0 +1,174 @@
+//! A certificate authority: making one, reading one, facts about certificates.
+
+use std::fmt::Write as _;
+
+use api::tls;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Secret;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+use super::CertificateError;
+
+/// Clocks of other machines may be behind by this much.
+const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
+
+/// What is read of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CertificateFacts {
+    /// The certificate, PEM, in the one form that is put into bundles.
+    pub(crate) pem: String,
+    /// Hash of the certificate.
+    pub(crate) fingerprint: String,
+    pub(crate) not_after: Timestamp,
+    pub(crate) is_authority: bool,
+    pub(crate) dns_names: Vec<String>,
+    pub(crate) common_name: Option<String>,
+}
+
+/// Facts about the first certificate of a PEM text.
+pub(crate) fn facts(pem: &[u8]) -> Option<CertificateFacts> {
+    facts_of(&CertificateDer::from_pem_slice(pem).ok()?)
+}
+
+/// Facts about a certificate.
+pub(crate) fn facts_of(der: &CertificateDer<'_>) -> Option<CertificateFacts> {
+    let (_, parsed) = X509Certificate::from_der(der).ok()?;
+    let names = parsed.subject_alternative_name().ok().flatten();
+    let dns_names = names
+        .map(|extension| {
+            let names = extension.value.general_names.iter();
+            names
+                .filter_map(|name| match name {
+                    GeneralName::DNSName(name) => Some((*name).to_owned()),
+                    _ => None,
+                })
+                .collect()
+        })
+        .unwrap_or_default();
+    Some(CertificateFacts {
+        pem: to_pem(der),
+        fingerprint: Sha256::digest(der.as_ref()).iter().take(16).fold(String::new(), |mut text, byte| {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        }),
+        not_after: Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()?,
+        is_authority: parsed.is_ca(),
+        dns_names,
+        common_name: parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok()).map(str::to_owned),
+    })
+}
+
+/// One certificate as PEM.
+fn to_pem(der: &CertificateDer<'_>) -> String {
+    use base64::Engine as _;
+    let text = base64::engine::general_purpose::STANDARD.encode(der.as_ref());
+    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+    for line in text.as_bytes().chunks(64) {
+        pem.push_str(&String::from_utf8_lossy(line));
+        pem.push('\n');
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
+}
+
+/// An authority that can sign.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    facts: CertificateFacts,
+}
+
+impl Authority {
+    /// A new authority.
+    pub fn make(now: Timestamp, life: SignedDuration) -> Result<Self, CertificateError> {
+        let key = KeyPair::generate().map_err(CertificateError::Make)?;
+        let mut params = CertificateParams::default();
+        params.not_before = date(now, -CLOCK_SKEW)?;
+        params.not_after = date(now, life)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.distinguished_name = DistinguishedName::new();
+        // A name of its own for each, so that verifiers find the right one at once.
+        let name = format!("{}@{}", tls::CA_CN, now.as_second());
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.self_signed(&key).map_err(CertificateError::Make)?;
+        let facts = facts_of(certificate.der()).ok_or(CertificateError::Life)?;
+        Ok(Self { issuer: Issuer::new(params, key), facts })
+    }
+
+    /// The authority in the authority's Secret.
+    #[must_use]
+    pub fn from_secret(secret: &Secret) -> Option<Self> {
+        let data = secret.data.as_ref()?;
+        let facts = facts(&data.get(tls::CERT_KEY)?.0)?;
+        let key = KeyPair::from_pem(std::str::from_utf8(&data.get(tls::KEY_KEY)?.0).ok()?).ok()?;
+        let issuer = Issuer::from_ca_cert_pem(&facts.pem, key).ok()?;
+        Some(Self { issuer, facts })
+    }
+
+    pub(super) fn issuer(&self) -> &Issuer<'static, KeyPair> {
+        &self.issuer
+    }
+
+    /// Fingerprint of the authority's certificate.
+    #[must_use]
+    pub fn fingerprint(&self) -> &str {
+        &self.facts.fingerprint
+    }
+
+    /// The authority's certificate, as it stands in bundles.
+    #[must_use]
+    pub fn pem(&self) -> &str {
+        &self.facts.pem
+    }
+
+    /// End of the authority.
+    #[must_use]
+    pub fn not_after(&self) -> Timestamp {
+        self.facts.not_after
+    }
+
+    pub(super) fn certificate_pem(&self) -> String {
+        self.facts.pem.clone()
+    }
+
+    pub(super) fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+}
+
+/// True when a Secret has a key that belongs to its certificate.
+pub(super) fn has_key(secret: &Secret, certificate: &str, key: &str) -> bool {
+    let read = || {
+        let data = secret.data.as_ref()?;
+        let der = CertificateDer::from_pem_slice(&data.get(certificate)?.0).ok()?;
+        let (_, parsed) = X509Certificate::from_der(&der).ok()?;
+        let key = KeyPair::from_pem(std::str::from_utf8(&data.get(key)?.0).ok()?).ok()?;
+        Some(parsed.public_key().subject_public_key.data.as_ref() == key.public_key_raw())
+    };
+    read().unwrap_or(false)
+}
+
+/// The life of a leaf that starts now and ends no later than its authority.
+pub(super) fn leaf_dates(
+    params: &mut CertificateParams,
+    authority: &Authority,
+    now: Timestamp,
+    life: SignedDuration,
+) -> Result<(), CertificateError> {
+    let end = now.checked_add(life).map_err(|_| CertificateError::Life)?.min(authority.not_after());
+    params.not_before = date(now, -CLOCK_SKEW)?;
+    params.not_after = date(end, SignedDuration::ZERO)?;
+    Ok(())
+}
+
+fn date(from: Timestamp, offset: SignedDuration) -> Result<OffsetDateTime, CertificateError> {
+    let at = from.checked_add(offset).map_err(|_| CertificateError::Life)?;
+    OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| CertificateError::Life)
+}

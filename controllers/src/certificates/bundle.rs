@@ -1,0 +1,98 @@
+//! The bundle of authorities, and its copies in objects that the API server reads.
+
+use std::collections::BTreeMap;
+
+use api::tls;
+use base64::Engine as _;
+use jiff::Timestamp;
+use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use serde_json::json;
+
+use super::{
+    CertificateError,
+    authority::{CertificateFacts, facts_of},
+};
+use crate::{
+    runtime::{Effect, Kind, effect::Notes},
+    views::CaBundleView,
+};
+
+/// The bundle that is published.
+pub(super) fn text(map: Option<&ConfigMap>) -> Option<&str> {
+    map?.data.as_ref()?.get(tls::CA_BUNDLE_KEY).map(String::as_str)
+}
+
+/// The bundle that should be published: the authorities given, then those published before that have not ended.
+pub(super) fn wanted(
+    published: Option<&str>,
+    authorities: [Option<&CertificateFacts>; 2],
+    now: Timestamp,
+    limit: usize,
+) -> String {
+    let mut wanted: Vec<String> = authorities.into_iter().flatten().map(|facts| facts.pem.clone()).collect();
+    for der in CertificateDer::pem_slice_iter(published.unwrap_or_default().as_bytes()).flatten() {
+        let Some(facts) = facts_of(&der) else { continue };
+        if facts.is_authority && facts.not_after > now && !wanted.contains(&facts.pem) && wanted.len() < limit {
+            wanted.push(facts.pem);
+        }
+    }
+    wanted.concat()
+}
+
+pub(super) fn write(namespace: &str, former: Option<&ConfigMap>, text: &str) -> Result<Effect, CertificateError> {
+    let data = BTreeMap::from([(tls::CA_BUNDLE_KEY.to_owned(), text.to_owned())]);
+    let Some(former) = former else {
+        let map = ConfigMap {
+            metadata: ObjectMeta {
+                name: Some(tls::CA_CONFIG_MAP.to_owned()),
+                namespace: Some(namespace.to_owned()),
+                labels: Some(super::owned_labels()),
+                ..ObjectMeta::default()
+            },
+            data: Some(data),
+            ..ConfigMap::default()
+        };
+        return Effect::create(Kind::ConfigMap, Some(namespace), &map).map_err(CertificateError::Json);
+    };
+    Ok(Effect::Patch {
+        kind: Kind::ConfigMap,
+        namespace: Some(namespace.to_owned()),
+        name: tls::CA_CONFIG_MAP.to_owned(),
+        resource_version: former.metadata.resource_version.clone(),
+        subresource: None,
+        strategic: false,
+        patch: json!({"data": data}),
+        notes: Notes::default(),
+    })
+}
+
+/// Puts the bundle into an object that carries it, where it differs.
+#[must_use]
+pub fn inject(kind: Kind, object: &CaBundleView, bundle: &str) -> Option<Effect> {
+    let stale: Vec<&String> =
+        object.bundles.iter().filter(|(_, known)| known != bundle.as_bytes()).map(|(name, _)| name).collect();
+    if stale.is_empty() {
+        return None;
+    }
+    let encoded = base64::engine::general_purpose::STANDARD.encode(bundle);
+    let (strategic, patch) = match kind {
+        Kind::ApiService => (false, json!({"spec": {"caBundle": encoded}})),
+        _ => {
+            // Merged by the webhooks' names, whatever their order.
+            let webhooks: Vec<_> =
+                stale.iter().map(|name| json!({"name": name, "clientConfig": {"caBundle": encoded}})).collect();
+            (true, json!({"webhooks": webhooks}))
+        }
+    };
+    Some(Effect::Patch {
+        kind,
+        namespace: None,
+        name: object.metadata.name.clone().unwrap_or_default(),
+        resource_version: object.metadata.resource_version.clone(),
+        subresource: None,
+        strategic,
+        patch,
+        notes: Notes::default(),
+    })
+}

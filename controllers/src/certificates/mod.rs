@@ -1,0 +1,337 @@
+//! The certificate authority of the installation and what hangs on it.
+//!
+//! ```text
+//!            80 % of life over          bundle holds both, SETTLE passed
+//!  current ───────────────────> current + next ─────────────────────────> next is current
+//!                                                                         leaves are made anew
+//! ```
+//! The bundle holds every authority that may have signed something still valid: new ones are in it before they sign,
+//! old ones until they end. All times are by the wall clock, so that a process that starts late does what was missed.
+
+mod authority;
+mod bundle;
+mod leaf;
+mod request;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use api::{kubevirt::spec::KubeVirtCertificateRotateStrategy, tls};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{ConfigMap, Secret},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+pub use self::{authority::Authority, bundle::inject, request::decide as decide_request};
+use self::{authority::CertificateFacts, leaf::Role};
+use crate::runtime::{Decision, Effect, Kind};
+
+/// How long a new authority is in the bundle before it signs: every process has followed the bundle by then.
+const SETTLE: SignedDuration = SignedDuration::from_mins(2);
+/// Most authorities in the bundle.
+const BUNDLE_LIMIT: usize = 8;
+/// Longest time between looks, so that a changed clock is noticed.
+const LONGEST_WAIT: Duration = Duration::from_secs(1800);
+/// Annotation of the authority's Secret: since when the next authority is in the bundle.
+const NEXT_SINCE: &str = "ferrovirt.io/next-published-at";
+/// Annotation of a leaf's Secret: fingerprint of the authority that signed it.
+const ISSUER: &str = "ferrovirt.io/issuer";
+const NEXT_CERT_KEY: &str = "next.crt";
+const NEXT_KEY_KEY: &str = "next.key";
+
+/// Why no certificate can be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// The library refused.
+    #[error("certificate cannot be made")]
+    Make(#[source] rcgen::Error),
+    /// A date that does not exist.
+    #[error("life of the certificate is out of range")]
+    Life,
+    /// The object cannot be written as JSON.
+    #[error("object cannot be written as JSON")]
+    Json(#[source] serde_json::Error),
+}
+
+/// How long certificates live, and when in their life they are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lives {
+    /// Life of an authority.
+    pub authority: SignedDuration,
+    /// How long before its end an authority is replaced.
+    pub authority_before: SignedDuration,
+    /// Life of a leaf.
+    pub leaf: SignedDuration,
+    /// How long before its end a leaf is replaced.
+    pub leaf_before: SignedDuration,
+}
+
+impl Default for Lives {
+    fn default() -> Self {
+        Self::of(SignedDuration::from_hours(7 * 24), None, SignedDuration::from_hours(24), None)
+    }
+}
+
+impl Lives {
+    fn of(
+        authority: SignedDuration,
+        authority_before: Option<SignedDuration>,
+        leaf: SignedDuration,
+        leaf_before: Option<SignedDuration>,
+    ) -> Self {
+        let fifth = |life: SignedDuration| SignedDuration::from_secs(life.as_secs() / 5);
+        Self {
+            authority,
+            authority_before: authority_before.unwrap_or(fifth(authority)),
+            leaf,
+            leaf_before: leaf_before.unwrap_or(fifth(leaf)),
+        }
+    }
+
+    /// The lives that the configuration asks for; what cannot be used is left at its default.
+    #[must_use]
+    pub fn from_strategy(strategy: &KubeVirtCertificateRotateStrategy) -> Self {
+        let Some(signed) = &strategy.self_signed else { return Self::default() };
+        let read = |text: Option<&String>| {
+            let parsed = api::duration::parse(text?).ok()?;
+            SignedDuration::try_from(parsed).ok().filter(|life| !life.is_zero())
+        };
+        let defaults = Self::default();
+        let authority = signed.ca.as_ref();
+        let leaf = signed.server.as_ref();
+        let authority_life = read(authority.and_then(|config| config.duration.as_ref()))
+            .or_else(|| read(signed.ca_rotate_interval.as_ref()))
+            .unwrap_or(defaults.authority);
+        let leaf_life = read(leaf.and_then(|config| config.duration.as_ref()))
+            .or_else(|| read(signed.cert_rotate_interval.as_ref()))
+            .unwrap_or(defaults.leaf);
+        let authority_before = read(authority.and_then(|config| config.renew_before.as_ref()))
+            .or_else(|| read(signed.ca_overlap_interval.as_ref()))
+            .filter(|before| *before < authority_life);
+        let leaf_before =
+            read(leaf.and_then(|config| config.renew_before.as_ref())).filter(|before| *before < leaf_life);
+        Self::of(authority_life, authority_before, leaf_life, leaf_before)
+    }
+}
+
+/// Everything that decisions about certificates rest on.
+pub struct Observed<'a> {
+    /// Install namespace.
+    pub namespace: &'a str,
+    /// The authority's Secret.
+    pub authority: Option<&'a Secret>,
+    /// The bundle's ConfigMap.
+    pub bundle: Option<&'a ConfigMap>,
+    /// Secrets of leaves by name.
+    pub leaves: &'a BTreeMap<String, &'a Secret>,
+    /// Lives of certificates.
+    pub lives: Lives,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// What is to be done, in order. Each step is done only when those before it have taken effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Make the first authority, or one in place of an unusable one.
+    MakeAuthority,
+    /// Make the next authority beside the current one.
+    StageAuthority,
+    /// Write down since when the bundle has held the next authority.
+    MarkPublished,
+    /// Let the next authority sign.
+    PromoteAuthority,
+    /// Write this bundle.
+    Publish(String),
+    /// Make the certificate of a role.
+    Issue(Role),
+}
+
+/// Decides on authority, bundle and leaves. Pure; [`decide`] makes what it asks for.
+pub(crate) fn plan(observed: &Observed<'_>) -> (Vec<Step>, Duration) {
+    let now = observed.now;
+    let mut wait = LONGEST_WAIT;
+    let mut until = |at: Timestamp| {
+        let left = Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO);
+        wait = wait.min(left.max(Duration::from_secs(1)));
+    };
+    let current = observed.authority.and_then(|secret| facts(secret, tls::CERT_KEY));
+    let usable = observed.authority.is_some_and(|secret| authority::has_key(secret, tls::CERT_KEY, tls::KEY_KEY));
+    let Some(current) = current.filter(|facts| usable && facts.not_after > now) else {
+        return (vec![Step::MakeAuthority], wait);
+    };
+    let next = observed.authority.and_then(|secret| facts(secret, NEXT_CERT_KEY)).filter(|facts| facts.not_after > now);
+    let mut steps = Vec::new();
+
+    let published = bundle::text(observed.bundle);
+    let wanted = bundle::wanted(published, [Some(&current), next.as_ref()], now, BUNDLE_LIMIT);
+    if published != Some(wanted.as_str()) {
+        steps.push(Step::Publish(wanted));
+        // Nothing is signed by an authority that is not known to be in the bundle.
+        return (steps, wait);
+    }
+    match &next {
+        None => {
+            let renew_at = current.not_after.checked_sub(observed.lives.authority_before).unwrap_or(now);
+            if now >= renew_at {
+                steps.push(Step::StageAuthority);
+            } else {
+                until(renew_at);
+            }
+        }
+        Some(_) => {
+            let since = observed
+                .authority
+                .and_then(|secret| secret.metadata.annotations.as_ref()?.get(NEXT_SINCE)?.parse::<Timestamp>().ok());
+            match since.map(|since| since.checked_add(SETTLE).unwrap_or(since)) {
+                None => steps.push(Step::MarkPublished),
+                Some(settled) if now >= settled => steps.push(Step::PromoteAuthority),
+                Some(settled) => until(settled),
+            }
+        }
+    }
+    if steps.is_empty() {
+        for role in Role::ALL {
+            let secret = observed.leaves.get(role.secret()).copied();
+            match leaf::renew_at(secret, role, &current, observed) {
+                Some(at) if at > now => until(at),
+                _ => steps.push(Step::Issue(role)),
+            }
+        }
+    }
+    (steps, wait)
+}
+
+fn facts(secret: &Secret, key: &str) -> Option<CertificateFacts> {
+    authority::facts(secret.data.as_ref()?.get(key)?.0.as_slice())
+}
+
+/// Decides on authority, bundle and leaves.
+pub fn decide(observed: &Observed<'_>) -> Result<Decision, CertificateError> {
+    let (steps, wait) = plan(observed);
+    let mut decision = Decision::settled();
+    decision.wake(wait);
+    for step in steps {
+        tracing::info!(step = step.name(), "certificates change");
+        decision.push(perform(observed, &step)?);
+    }
+    Ok(decision)
+}
+
+impl Step {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::MakeAuthority => "make authority",
+            Self::StageAuthority => "stage next authority",
+            Self::MarkPublished => "mark next authority as published",
+            Self::PromoteAuthority => "promote next authority",
+            Self::Publish(_) => "publish bundle",
+            Self::Issue(role) => role.secret(),
+        }
+    }
+}
+
+fn perform(observed: &Observed<'_>, step: &Step) -> Result<Effect, CertificateError> {
+    let secret = |change: &dyn Fn(&mut BTreeMap<String, ByteString>, &mut BTreeMap<String, String>)| {
+        let former = observed.authority.cloned().unwrap_or_default();
+        let mut data = former.data.unwrap_or_default();
+        let mut annotations = former.metadata.annotations.unwrap_or_default();
+        change(&mut data, &mut annotations);
+        write_secret(observed.namespace, tls::CA_SECRET, observed.authority, data, annotations)
+    };
+    match step {
+        Step::MakeAuthority => {
+            let made = Authority::make(observed.now, observed.lives.authority)?;
+            secret(&|data, annotations| {
+                data.clear();
+                annotations.remove(NEXT_SINCE);
+                data.insert(tls::CERT_KEY.to_owned(), ByteString(made.certificate_pem().into_bytes()));
+                data.insert(tls::KEY_KEY.to_owned(), ByteString(made.key_pem().into_bytes()));
+            })
+        }
+        Step::StageAuthority => {
+            let made = Authority::make(observed.now, observed.lives.authority)?;
+            secret(&|data, annotations| {
+                annotations.remove(NEXT_SINCE);
+                data.insert(NEXT_CERT_KEY.to_owned(), ByteString(made.certificate_pem().into_bytes()));
+                data.insert(NEXT_KEY_KEY.to_owned(), ByteString(made.key_pem().into_bytes()));
+            })
+        }
+        Step::MarkPublished => secret(&|_, annotations| {
+            annotations.insert(NEXT_SINCE.to_owned(), observed.now.to_string());
+        }),
+        Step::PromoteAuthority => secret(&|data, annotations| {
+            annotations.remove(NEXT_SINCE);
+            for (from, to) in [(NEXT_CERT_KEY, tls::CERT_KEY), (NEXT_KEY_KEY, tls::KEY_KEY)] {
+                if let Some(value) = data.remove(from) {
+                    data.insert(to.to_owned(), value);
+                }
+            }
+        }),
+        Step::Publish(text) => bundle::write(observed.namespace, observed.bundle, text),
+        Step::Issue(role) => {
+            let authority = observed.authority.and_then(Authority::from_secret).ok_or(CertificateError::Life)?;
+            let (certificate, key) = leaf::issue(*role, &authority, observed)?;
+            let former = observed.leaves.get(role.secret()).copied();
+            let data = BTreeMap::from([
+                (tls::CERT_KEY.to_owned(), ByteString(certificate.into_bytes())),
+                (tls::KEY_KEY.to_owned(), ByteString(key.into_bytes())),
+            ]);
+            let annotations = BTreeMap::from([(ISSUER.to_owned(), authority.fingerprint().to_owned())]);
+            write_secret(observed.namespace, role.secret(), former, data, annotations)
+        }
+    }
+}
+
+fn write_secret(
+    namespace: &str,
+    name: &str,
+    former: Option<&Secret>,
+    data: BTreeMap<String, ByteString>,
+    annotations: BTreeMap<String, String>,
+) -> Result<Effect, CertificateError> {
+    match former {
+        None => {
+            let secret = Secret {
+                metadata: ObjectMeta {
+                    name: Some(name.to_owned()),
+                    namespace: Some(namespace.to_owned()),
+                    labels: Some(owned_labels()),
+                    annotations: Some(annotations),
+                    ..ObjectMeta::default()
+                },
+                type_: Some("Opaque".to_owned()),
+                data: Some(data),
+                ..Secret::default()
+            };
+            Effect::create(Kind::Secret, Some(namespace), &secret).map_err(CertificateError::Json)
+        }
+        Some(former) => {
+            let mut wanted = former.clone();
+            wanted.data = Some(data);
+            let known = wanted.metadata.annotations.get_or_insert_default();
+            known.remove(NEXT_SINCE);
+            known.extend(annotations);
+            let change = Effect::change(Kind::Secret, former, &wanted, None).map_err(CertificateError::Json)?;
+            // A step always changes something; an empty patch is not sent.
+            Ok(change.unwrap_or(Effect::Patch {
+                kind: Kind::Secret,
+                namespace: Some(namespace.to_owned()),
+                name: name.to_owned(),
+                resource_version: None,
+                subresource: None,
+                strategic: false,
+                patch: serde_json::json!({}),
+                notes: crate::runtime::effect::Notes::default(),
+            }))
+        }
+    }
+}
+
+/// Labels of the objects made here. The chart removes them by these when it is uninstalled.
+fn owned_labels() -> BTreeMap<String, String> {
+    BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), "virt-controller".to_owned())])
+}

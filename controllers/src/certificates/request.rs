@@ -1,0 +1,187 @@
+//! Requests of node agents for certificates.
+//!
+//! A request is granted only if it was made by the agent's service account with a token bound to a node, and names
+//! exactly that node. What is signed is made here from the rule, with nothing but the public key taken over.
+
+use api::{constants::component, tls};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use rcgen::{
+    CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, DnValue,
+    ExtendedKeyUsagePurpose, KeyUsagePurpose, PublicKey, SanType,
+};
+use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject};
+use serde_json::json;
+
+use super::{
+    Authority, CertificateError, Lives,
+    authority::leaf_dates,
+};
+use crate::runtime::{Decision, Effect, Kind, effect::Notes};
+
+/// Longest request that is looked at.
+const REQUEST_LIMIT: usize = 16 * 1024;
+/// Shortest life that is granted: shorter ones would be asked for again without end.
+const SHORTEST_LIFE: SignedDuration = SignedDuration::from_mins(10);
+/// How soon to look again while there is no authority.
+const WITHOUT_AUTHORITY: std::time::Duration = std::time::Duration::from_secs(5);
+const USAGES: &[&str] = &["server auth", "client auth", "digital signature", "key encipherment"];
+
+/// What is granted.
+struct Granted {
+    node: String,
+    key: PublicKey,
+}
+
+/// Decides on a request.
+pub fn decide(
+    request: &CertificateSigningRequest,
+    namespace: &str,
+    authority: Option<&Authority>,
+    lives: Lives,
+    now: Timestamp,
+) -> Result<Decision, CertificateError> {
+    let mut decision = Decision::settled();
+    if request.spec.signer_name != tls::HANDLER_SIGNER {
+        return Ok(decision);
+    }
+    let status = request.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let has = |type_: &str| conditions.iter().any(|condition| condition.type_ == type_);
+    let issued = status.is_some_and(|status| status.certificate.as_ref().is_some_and(|pem| !pem.0.is_empty()));
+    if issued || has("Denied") || has("Failed") {
+        return Ok(decision);
+    }
+    let granted = match examine(request, namespace) {
+        Ok(granted) => granted,
+        Err(reason) => {
+            tracing::warn!(user = request.spec.username.as_deref().unwrap_or_default(), reason, "request is refused");
+            // An approval by another hand does not change the rule.
+            let (type_, subresource) = if has("Approved") { ("Failed", "status") } else { ("Denied", "approval") };
+            decision.push(conclude(request, type_, subresource, "NotPermitted", reason, now));
+            return Ok(decision);
+        }
+    };
+    let Some(authority) = authority else {
+        decision.wake(WITHOUT_AUTHORITY);
+        return Ok(decision);
+    };
+    if !has("Approved") {
+        let message = "made by the node agent on the node it names";
+        decision.push(conclude(request, "Approved", "approval", "NodeAgent", message, now));
+    }
+    let certificate = sign(request, &granted, authority, lives, now)?;
+    decision.push(patch(request, "status", json!({"status": {"certificate": encode(&certificate)}})));
+    Ok(decision)
+}
+
+/// The rule. Errors are for people.
+fn examine(request: &CertificateSigningRequest, namespace: &str) -> Result<Granted, &'static str> {
+    let spec = &request.spec;
+    let account = format!("system:serviceaccount:{namespace}:{}", component::HANDLER_SERVICE_ACCOUNT);
+    if spec.username.as_deref() != Some(account.as_str()) {
+        return Err("the requester is not the service account of the node agents");
+    }
+    let nodes = spec.extra.as_ref().and_then(|extra| extra.get(tls::NODE_NAME_EXTRA));
+    let Some([node]) = nodes.map(Vec::as_slice) else {
+        return Err("the requester's token is not bound to a node");
+    };
+    let usages = spec.usages.as_deref().unwrap_or_default();
+    if usages.is_empty() || usages.iter().any(|usage| !USAGES.contains(&usage.as_str())) {
+        return Err("the usages are not those of a node agent");
+    }
+    if spec.request.0.len() > REQUEST_LIMIT {
+        return Err("the request is too long");
+    }
+    let der = CertificateSigningRequestDer::from_pem_slice(&spec.request.0).map_err(|_| "the request is not PEM")?;
+    // Checks that the requester has the key.
+    let parsed = CertificateSigningRequestParams::from_der(&der)
+        .map_err(|_| "the request cannot be read or its signature is wrong")?;
+    let names: Vec<_> = parsed.params.distinguished_name.iter().collect();
+    let [(DnType::CommonName, name)] = names.as_slice() else {
+        return Err("the subject is not exactly one common name");
+    };
+    if text(name) != Some(tls::HANDLER_CN) {
+        return Err("the common name is not that of a node agent");
+    }
+    let expected = tls::handler_server_name(node);
+    let [SanType::DnsName(dns)] = parsed.params.subject_alt_names.as_slice() else {
+        return Err("the request does not name exactly one DNS name");
+    };
+    if dns.as_str() != expected {
+        return Err("the request names another node than the one the requester's token is bound to");
+    }
+    Ok(Granted { node: node.clone(), key: parsed.public_key })
+}
+
+fn text(value: &DnValue) -> Option<&str> {
+    match value {
+        DnValue::Utf8String(text) => Some(text),
+        DnValue::PrintableString(text) => Some(text.as_str()),
+        _ => None,
+    }
+}
+
+fn sign(
+    request: &CertificateSigningRequest,
+    granted: &Granted,
+    authority: &Authority,
+    lives: Lives,
+    now: Timestamp,
+) -> Result<String, CertificateError> {
+    let mut params = CertificateParams::new(vec![tls::handler_server_name(&granted.node)])
+        .map_err(CertificateError::Make)?;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, tls::HANDLER_CN);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.use_authority_key_identifier_extension = true;
+    let asked = request.spec.expiration_seconds.map(|seconds| SignedDuration::from_secs(i64::from(seconds)));
+    let life = asked.map_or(lives.leaf, |asked| asked.max(SHORTEST_LIFE).min(lives.leaf));
+    leaf_dates(&mut params, authority, now, life)?;
+    let certificate = params.signed_by(&granted.key, authority.issuer()).map_err(CertificateError::Make)?;
+    Ok(certificate.pem())
+}
+
+fn encode(text: &str) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(text)
+}
+
+fn conclude(
+    request: &CertificateSigningRequest,
+    type_: &str,
+    subresource: &'static str,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) -> Effect {
+    let mut conditions: Vec<serde_json::Value> = request
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref())
+        .map(|conditions| conditions.iter().filter_map(|condition| serde_json::to_value(condition).ok()).collect())
+        .unwrap_or_default();
+    let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now);
+    conditions.push(json!({
+        "type": type_,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastUpdateTime": at,
+    }));
+    patch(request, subresource, json!({"status": {"conditions": conditions}}))
+}
+
+fn patch(request: &CertificateSigningRequest, subresource: &'static str, patch: serde_json::Value) -> Effect {
+    Effect::Patch {
+        kind: Kind::CertificateSigningRequest,
+        namespace: None,
+        name: request.metadata.name.clone().unwrap_or_default(),
+        resource_version: request.metadata.resource_version.clone(),
+        subresource: Some(subresource),
+        strategic: false,
+        patch,
+        notes: Notes::default(),
+    }
+}

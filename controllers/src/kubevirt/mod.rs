@@ -1,0 +1,204 @@
+//! The status of the installation, which tools wait for.
+
+use api::{
+    Condition, KubeVirt,
+    condition::set,
+    constants::{component, condition},
+    kubevirt::status::KubeVirtStatus,
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::{
+    runtime::{Decision, Effect, Kind},
+    views::WorkloadView,
+};
+
+/// What has to work for machines to be served.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Components<'a> {
+    /// virt-api.
+    pub api: Option<&'a WorkloadView>,
+    /// virt-controller.
+    pub controller: Option<&'a WorkloadView>,
+    /// virt-handler.
+    pub handler: Option<&'a WorkloadView>,
+    /// API services and webhooks hold the CA bundle in force.
+    pub bundle_in_place: bool,
+    /// The API server reaches virt-api.
+    pub api_services_available: bool,
+}
+
+/// Everything the status rests on.
+pub struct Observed<'a> {
+    /// The object.
+    pub kubevirt: &'a KubeVirt,
+    /// The components.
+    pub components: Components<'a>,
+    /// Version of this installation.
+    pub version: &'a str,
+    /// Architecture of the control plane.
+    pub architecture: &'a str,
+    /// Machines whose launcher is of an older version.
+    pub outdated_machines: usize,
+    /// Now.
+    pub now: Timestamp,
+}
+
+const DEPLOYED: &str = "Deployed";
+
+/// Decides on the status.
+pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+    let mut decision = Decision::settled();
+    let kubevirt = observed.kubevirt;
+    if kubevirt.metadata.deletion_timestamp.is_some() {
+        return Ok(decision);
+    }
+    let mut status = kubevirt.status.clone().unwrap_or_default();
+    let missing = missing(&observed.components);
+    let was_deployed = status.phase.as_deref() == Some(DEPLOYED);
+    if missing.is_empty() {
+        status.phase = Some(DEPLOYED.to_owned());
+        versions(&mut status, observed.version);
+    } else if !was_deployed {
+        status.phase = Some("Deploying".to_owned());
+    }
+    status.operator_version = Some(observed.version.to_owned());
+    status.target_kubevirt_version = Some(observed.version.to_owned());
+    status.observed_generation = kubevirt.metadata.generation;
+    status.default_architecture = Some(observed.architecture.to_owned());
+    let outdated = i32::try_from(observed.outdated_machines).unwrap_or(i32::MAX);
+    status.outdated_virtual_machine_instance_workloads = Some(outdated);
+    conditions(&mut status, &missing, was_deployed, observed);
+    let wanted = KubeVirt { status: Some(status), ..kubevirt.clone() };
+    decision.effects.extend(Effect::change(Kind::KubeVirt, kubevirt, &wanted, Some("status"))?);
+    Ok(decision)
+}
+
+fn versions(status: &mut KubeVirtStatus, version: &str) {
+    status.observed_kubevirt_version = Some(version.to_owned());
+}
+
+/// What is missing, for people.
+fn missing(components: &Components<'_>) -> Vec<String> {
+    let mut missing = Vec::new();
+    let parts = [
+        (component::VIRT_API, components.api),
+        (component::VIRT_CONTROLLER, components.controller),
+        (component::VIRT_HANDLER, components.handler),
+    ];
+    for (name, workload) in parts {
+        match workload {
+            None => missing.push(format!("{name} does not exist")),
+            Some(view) if !view.observed => missing.push(format!("{name} is being updated")),
+            // One replica serves; the others are for when it does not. Each node needs its own agent.
+            Some(view) if name == component::VIRT_HANDLER && view.available < view.wanted => {
+                missing.push(format!("{name} is available on {} of {} nodes", view.available, view.wanted));
+            }
+            Some(view) if view.wanted > 0 && view.available < 1 => missing.push(format!("{name} is not available")),
+            Some(_) => {}
+        }
+    }
+    if !components.bundle_in_place {
+        missing.push("the CA bundle is not in place".to_owned());
+    } else if !components.api_services_available {
+        missing.push("the API services are not available".to_owned());
+    }
+    missing
+}
+
+fn conditions(status: &mut KubeVirtStatus, missing: &[String], was_deployed: bool, observed: &Observed<'_>) {
+    let now = Time(observed.now);
+    let mut put = |type_: &str, holds: bool, reason: &str, message: &str| {
+        set(&mut status.conditions, Condition::new(type_, holds, reason, message, &now));
+    };
+    put(condition::CREATED, true, "AllResourcesCreated", "All resources were created.");
+    if missing.is_empty() {
+        let (reason, message) = ("AllComponentsReady", "All components are ready.");
+        put(condition::AVAILABLE, true, reason, message);
+        put(condition::PROGRESSING, false, reason, message);
+        put(condition::DEGRADED, false, reason, message);
+    } else {
+        let message = missing.join("; ");
+        let reason = if was_deployed { "ComponentsNotReady" } else { "DeploymentInProgress" };
+        put(condition::AVAILABLE, false, reason, &message);
+        put(condition::PROGRESSING, !was_deployed, reason, &message);
+        put(condition::DEGRADED, was_deployed, reason, &message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn kubevirt(status: serde_json::Value) -> KubeVirt {
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
+            "metadata": {"name": "kubevirt", "namespace": "kubevirt", "generation": 3, "resourceVersion": "1"},
+            "spec": {}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn workload(wanted: i32, available: i32) -> WorkloadView {
+        WorkloadView { observed: true, wanted, available, ..WorkloadView::default() }
+    }
+
+    fn decided(kubevirt: &KubeVirt, handler: &WorkloadView, bundle_in_place: bool) -> Option<serde_json::Value> {
+        let ready = workload(2, 1);
+        let components = Components {
+            api: Some(&ready),
+            controller: Some(&ready),
+            handler: Some(handler),
+            bundle_in_place,
+            api_services_available: true,
+        };
+        let observed = Observed {
+            kubevirt,
+            components,
+            version: "v1",
+            architecture: "amd64",
+            outdated_machines: 0,
+            now: "2030-01-01T00:00:00Z".parse().unwrap(),
+        };
+        let effects = decide(&observed).unwrap().effects;
+        effects.into_iter().find_map(|effect| match effect {
+            Effect::Patch { patch, .. } => Some(patch["status"].clone()),
+            _ => None,
+        })
+    }
+
+    fn condition_of(status: &serde_json::Value, type_: &str) -> String {
+        let conditions = status["conditions"].as_array().unwrap();
+        let found = conditions.iter().find(|condition| condition["type"] == type_).unwrap();
+        found["status"].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn all_components_available_is_deployed_and_then_settled() {
+        let status = decided(&kubevirt(json!({})), &workload(1, 1), true).unwrap();
+        assert_eq!(status["phase"], "Deployed");
+        assert_eq!(status["observedGeneration"], 3);
+        assert_eq!(condition_of(&status, "Available"), "True");
+        assert_eq!(decided(&kubevirt(status), &workload(1, 1), true), None);
+    }
+
+    #[test]
+    fn missing_agent_or_bundle_is_not_available() {
+        for (handler, bundle) in [(workload(2, 1), true), (workload(1, 1), false)] {
+            let status = decided(&kubevirt(json!({})), &handler, bundle).unwrap();
+            assert_eq!(status["phase"], "Deploying");
+            assert_eq!(condition_of(&status, "Available"), "False");
+            assert_eq!(condition_of(&status, "Progressing"), "True");
+        }
+    }
+
+    #[test]
+    fn failure_after_deployment_is_degraded_and_stays_deployed() {
+        let status = decided(&kubevirt(json!({"phase": "Deployed"})), &workload(2, 1), true).unwrap();
+        assert_eq!(status.get("phase"), None);
+        assert_eq!(condition_of(&status, "Degraded"), "True");
+    }
+}

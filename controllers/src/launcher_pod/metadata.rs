@@ -1,0 +1,86 @@
+//! Name, labels and annotations.
+
+use std::collections::BTreeMap;
+
+use api::{
+    VirtualMachineInstance,
+    constants::{annotation, component, label},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use sha1::{Digest, Sha1};
+
+use super::Inputs;
+use crate::runtime::Kind;
+
+/// Annotation of machines and label of pods that asks Istio for its proxy.
+pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
+/// Longest label value and host name.
+const NAME_LIMIT: usize = 63;
+
+pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> ObjectMeta {
+    let instance = inputs.instance;
+    let name = instance.metadata.name.clone().unwrap_or_default();
+    ObjectMeta {
+        generate_name: Some(format!("virt-launcher-{name}-")),
+        labels: Some(labels(instance)),
+        annotations: Some(annotations(instance, overhead)),
+        owner_references: Some(vec![Kind::Instance.owner_reference(&instance.metadata)]),
+        ..ObjectMeta::default()
+    }
+}
+
+fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
+    let mut labels = instance.metadata.labels.clone().unwrap_or_default();
+    let name = instance.metadata.name.as_deref().unwrap_or_default();
+    labels.insert(label::APP.to_owned(), component::VIRT_LAUNCHER.to_owned());
+    labels.insert(label::CREATED_BY.to_owned(), instance.metadata.uid.clone().unwrap_or_default());
+    labels.insert(label::DEPRECATED_VM_NAME.to_owned(), hostname(instance));
+    labels.insert(label::VMI_ID.to_owned(), machine_id(name));
+    if let Some(value) = super::annotation(instance, ISTIO_INJECT) {
+        labels.insert(ISTIO_INJECT.to_owned(), value.to_owned());
+    }
+    labels
+}
+
+fn annotations(instance: &VirtualMachineInstance, overhead: i64) -> BTreeMap<String, String> {
+    let name = instance.metadata.name.clone().unwrap_or_default();
+    let mut annotations = BTreeMap::from([(annotation::DOMAIN.to_owned(), name)]);
+    for (key, value) in instance.metadata.annotations.iter().flatten() {
+        let internal = key.starts_with("kubectl.kubernetes.io")
+            || key == annotation::STORAGE_OBSERVED_API_VERSION
+            || key == annotation::LATEST_OBSERVED_API_VERSION;
+        if !internal {
+            annotations.insert(key.clone(), value.clone());
+        }
+    }
+    let mut set = |key: &str, value: &str| annotations.insert(key.to_owned(), value.to_owned());
+    set("kubectl.kubernetes.io/default-container", component::COMPUTE_CONTAINER);
+    set(annotation::MIGRATION_TRANSPORT_UNIX, "true");
+    set(annotation::DESCHEDULER_REQUEST_EVICT_ONLY, "");
+    if instance.spec.domain.devices.interfaces.iter().any(|interface| interface.masquerade.is_some()) {
+        set("traffic.sidecar.istio.io/kubevirtInterfaces", "k6t-eth0");
+        set("istio.io/reroute-virtual-interfaces", "k6t-eth0");
+    }
+    set(annotation::MEMORY_OVERHEAD_BYTES, &overhead.to_string());
+    annotations
+}
+
+/// The guest's host name: the one asked for, else the machine's name up to its first dot.
+pub(super) fn hostname(instance: &VirtualMachineInstance) -> String {
+    if let Some(name) = instance.spec.hostname.as_ref().filter(|name| !name.is_empty()) {
+        return name.clone();
+    }
+    let name = instance.metadata.name.as_deref().unwrap_or_default();
+    let first = name.split('.').next().unwrap_or_default();
+    first.get(..NAME_LIMIT).unwrap_or(first).trim_end_matches('-').to_owned()
+}
+
+/// The machine's name as a label value: itself, or its beginning with a hash.
+#[must_use]
+pub(super) fn machine_id(name: &str) -> String {
+    if name.len() <= NAME_LIMIT {
+        return name.to_owned();
+    }
+    let hash: String = Sha1::digest(name.as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{hash}", name.get(..54).unwrap_or_default())
+}

@@ -1,0 +1,214 @@
+//! The launcher pod of a machine: a pure function of the machine and the cluster's settings.
+//!
+//! One container, `compute`. Container disks are image volumes; what else a machine needs are ordinary volumes,
+//! resources and scheduling fields of a pod, so that quota, pod security and the scheduler treat it as any pod.
+
+mod container;
+mod metadata;
+mod resources;
+mod scheduling;
+#[cfg(test)]
+mod tests;
+mod volumes;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use api::{VirtualMachineInstance, config::ClusterConfig, constants::condition, quantity::QuantityError};
+use k8s_openapi::api::core::v1::{
+    LocalObjectReference, Pod, PodReadinessGate, PodResourceClaim, PodSecurityContext, PodSpec, SELinuxOptions,
+    SeccompProfile,
+};
+
+use crate::views::ClaimView;
+
+/// Seconds by which each of launcher and pod outlast the guest's own grace period.
+const GRACE_PADDING: i64 = 15;
+/// Grace period of a guest whose specification names none.
+const DEFAULT_GRACE: i64 = 30;
+/// User and group of the launcher.
+const LAUNCHER_UID: i64 = 107;
+
+/// Why a machine has no pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RenderError {
+    /// A claim does not exist (yet).
+    #[error("didn't find PVC {0}")]
+    ClaimNotFound(String),
+    /// A feature that launchers of this version do not have. Admission refuses these; older objects may have them.
+    #[error("{0} is not supported")]
+    Unsupported(String),
+    /// A device that the configuration does not permit.
+    #[error("{0}")]
+    NotPermitted(String),
+    /// A quantity that is none.
+    #[error("{field}: {source}")]
+    Quantity {
+        /// Where it stands.
+        field: &'static str,
+        /// Why it is none.
+        source: QuantityError,
+    },
+}
+
+/// Limits that the quotas and labels of a namespace make necessary.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct NamespaceLimits {
+    /// A quota on memory limits: each pod needs one.
+    pub memory: bool,
+    /// A quota on CPU limits, or the configured namespace selector: each pod needs one.
+    pub cpu: bool,
+    /// How many times the request a memory limit is, if the namespace says so.
+    pub memory_ratio: Option<f64>,
+}
+
+/// Everything a pod is made of.
+pub struct Inputs<'a> {
+    /// The machine.
+    pub instance: &'a VirtualMachineInstance,
+    /// The cluster's configuration.
+    pub config: &'a ClusterConfig,
+    /// Image of the launcher.
+    pub launcher_image: &'a str,
+    /// Claims of the machine's namespace by name; those missing do not exist.
+    pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
+    /// Limits of the namespace.
+    pub limits: NamespaceLimits,
+}
+
+/// Names of the claims that a machine's pod mounts.
+#[must_use]
+pub fn claim_names(instance: &VirtualMachineInstance) -> Vec<String> {
+    volumes::claim_names(instance)
+}
+
+/// Renders the pod.
+pub fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
+    let instance = inputs.instance;
+    let spec = &instance.spec;
+    refuse_unsupported(inputs)?;
+    let resources = resources::resources(inputs)?;
+    let mounts = volumes::volumes(inputs)?;
+    let grace = grace_seconds(instance);
+    let service_account = spec.service_account_name.clone().or_else(|| {
+        let mut accounts = spec.volumes.iter().filter_map(|volume| volume.service_account.as_ref());
+        accounts.next().and_then(|account| account.service_account_name.clone())
+    });
+    let has_service_account_disk = spec.volumes.iter().any(|volume| volume.service_account.is_some());
+    let istio = annotation(instance, metadata::ISTIO_INJECT).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let pod = Pod {
+        metadata: metadata::metadata(inputs, resources.overhead),
+        spec: Some(PodSpec {
+            hostname: Some(metadata::hostname(instance)),
+            subdomain: spec.subdomain.clone(),
+            restart_policy: Some("Never".to_owned()),
+            enable_service_links: Some(false),
+            termination_grace_period_seconds: Some(grace.saturating_add(2 * GRACE_PADDING)),
+            dns_config: spec.dns_config.clone(),
+            dns_policy: spec.dns_policy.clone(),
+            scheduler_name: spec.scheduler_name.clone(),
+            priority_class_name: spec.priority_class_name.clone().filter(|name| !name.is_empty()),
+            runtime_class_name: inputs.config.default_runtime_class.clone(),
+            tolerations: some(spec.tolerations.clone()),
+            topology_spread_constraints: some(spec.topology_spread_constraints.clone()),
+            resource_claims: some(
+                spec.resource_claims
+                    .iter()
+                    .map(|claim| PodResourceClaim {
+                        name: claim.name.clone(),
+                        resource_claim_name: claim.resource_claim_name.clone(),
+                        resource_claim_template_name: claim.resource_claim_template_name.clone(),
+                        ..PodResourceClaim::default()
+                    })
+                    .collect(),
+            ),
+            readiness_gates: Some(vec![PodReadinessGate { condition_type: condition::POD_UNPAUSED.to_owned() }]),
+            image_pull_secrets: some(image_pull_secrets(instance)),
+            service_account_name: service_account,
+            automount_service_account_token: Some(has_service_account_disk || istio),
+            node_selector: Some(scheduling::node_selector(inputs)),
+            affinity: Some(scheduling::affinity(inputs)),
+            security_context: Some(PodSecurityContext {
+                fs_group: Some(LAUNCHER_UID),
+                run_as_user: Some(LAUNCHER_UID),
+                run_as_group: Some(LAUNCHER_UID),
+                run_as_non_root: Some(true),
+                se_linux_options: inputs
+                    .config
+                    .selinux_launcher_type
+                    .clone()
+                    .map(|type_| SELinuxOptions { type_: Some(type_), ..SELinuxOptions::default() }),
+                seccomp_profile: Some(match &inputs.config.seccomp_localhost_profile {
+                    Some(profile) => SeccompProfile {
+                        type_: "Localhost".to_owned(),
+                        localhost_profile: Some(profile.clone()),
+                    },
+                    None => SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None },
+                }),
+                ..PodSecurityContext::default()
+            }),
+            containers: vec![container::compute(inputs, resources, &mounts, grace)?],
+            volumes: Some(mounts.volumes),
+            ..PodSpec::default()
+        }),
+        ..Pod::default()
+    };
+    Ok(pod)
+}
+
+/// Seconds the guest is given to shut down.
+fn grace_seconds(instance: &VirtualMachineInstance) -> i64 {
+    instance.spec.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE).max(0)
+}
+
+fn refuse_unsupported(inputs: &Inputs<'_>) -> Result<(), RenderError> {
+    let spec = &inputs.instance.spec;
+    let devices = &spec.domain.devices;
+    let refused = |what: &str| Err(RenderError::Unsupported(what.to_owned()));
+    if !devices.filesystems.is_empty() {
+        return refused("spec.domain.devices.filesystems");
+    }
+    if annotation(inputs.instance, api::constants::annotation::HOOK_SIDECARS).is_some() {
+        return refused("annotation hooks.kubevirt.io/hookSidecars");
+    }
+    if devices.interfaces.iter().any(|interface| interface.binding.is_some()) {
+        return refused("binding plugin of an interface");
+    }
+    let persistent_tpm = devices.tpm.as_ref().is_some_and(|tpm| tpm.persistent == Some(true));
+    let firmware = spec.domain.firmware.as_ref();
+    let persistent_efi = firmware
+        .and_then(|firmware| firmware.bootloader.as_ref())
+        .and_then(|loader| loader.efi.as_ref())
+        .is_some_and(|efi| efi.persistent == Some(true));
+    if persistent_tpm || persistent_efi {
+        return refused("persistent TPM or EFI state");
+    }
+    if !spec.utility_volumes.is_empty() {
+        return refused("spec.utilityVolumes");
+    }
+    Ok(())
+}
+
+fn image_pull_secrets(instance: &VirtualMachineInstance) -> Vec<LocalObjectReference> {
+    let disks = instance.spec.volumes.iter().filter_map(|volume| volume.container_disk.as_ref());
+    let kernel = kernel_boot(instance).and_then(|container| container.image_pull_secret.clone());
+    let mut names: Vec<String> = Vec::new();
+    for name in disks.filter_map(|disk| disk.image_pull_secret.clone()).chain(kernel) {
+        if !name.is_empty() && !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.into_iter().map(|name| LocalObjectReference { name }).collect()
+}
+
+fn kernel_boot(instance: &VirtualMachineInstance) -> Option<&api::vmi::firmware::KernelBootContainer> {
+    instance.spec.domain.firmware.as_ref()?.kernel_boot.as_ref()?.container.as_ref()
+}
+
+fn annotation<'a>(instance: &'a VirtualMachineInstance, key: &str) -> Option<&'a str> {
+    instance.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// Nothing instead of an empty list.
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
+}

@@ -1,0 +1,209 @@
+//! Requests and limits of the container.
+
+use std::collections::BTreeMap;
+
+use api::{constants::device, overhead, quantity};
+use k8s_openapi::{
+    api::core::v1::{ResourceClaim, ResourceRequirements},
+    apimachinery::pkg::api::resource::Quantity,
+};
+
+use super::{Inputs, RenderError};
+
+/// Space for logs and sockets in the pod's own file systems.
+const EPHEMERAL_STORAGE: i64 = 50_000_000;
+/// Memory limit over request in namespaces whose quota asks for limits.
+const DEFAULT_LIMIT_RATIO: f64 = 2.0;
+
+/// Resources with the overhead that they contain.
+pub(super) struct PodResources {
+    pub(super) requirements: ResourceRequirements,
+    pub(super) overhead: i64,
+}
+
+type Amounts = BTreeMap<String, Quantity>;
+
+fn bytes_of(amounts: &Amounts, name: &str, field: &'static str) -> Result<Option<i64>, RenderError> {
+    amounts
+        .get(name)
+        .map(|amount| quantity::units(amount).map_err(|source| RenderError::Quantity { field, source }))
+        .transpose()
+        .map(|bytes| bytes.filter(|bytes| *bytes != 0))
+}
+
+fn milli_of(amounts: &Amounts, name: &str, field: &'static str) -> Result<Option<i64>, RenderError> {
+    amounts
+        .get(name)
+        .map(|amount| quantity::milli(amount).map_err(|source| RenderError::Quantity { field, source }))
+        .transpose()
+        .map(|milli| milli.filter(|milli| *milli != 0))
+}
+
+pub(super) fn resources(inputs: &Inputs<'_>) -> Result<PodResources, RenderError> {
+    let spec = &inputs.instance.spec;
+    let domain = &spec.domain;
+    let mut requests: Amounts = domain.resources.requests.clone();
+    let mut limits: Amounts = domain.resources.limits.clone();
+    let overhead =
+        overhead::bytes(spec, inputs.config.overhead_ratio, is_guaranteed(&domain.resources.requests, &limits));
+
+    let storage = bytes_of(&requests, "ephemeral-storage", "requests.ephemeral-storage")?.unwrap_or(0);
+    requests.insert("ephemeral-storage".to_owned(), decimal(storage.saturating_add(EPHEMERAL_STORAGE)));
+    if let Some(limit) = bytes_of(&limits, "ephemeral-storage", "limits.ephemeral-storage")? {
+        limits.insert("ephemeral-storage".to_owned(), decimal(limit.saturating_add(EPHEMERAL_STORAGE)));
+    }
+
+    cpu(inputs, &mut requests, &mut limits)?;
+    memory(inputs, &mut requests, &mut limits, overhead)?;
+    devices(inputs, &mut requests, &mut limits)?;
+
+    let claims = device_claims(inputs);
+    Ok(PodResources {
+        requirements: ResourceRequirements {
+            requests: Some(requests),
+            limits: (!limits.is_empty()).then_some(limits),
+            claims: (!claims.is_empty()).then_some(claims),
+        },
+        overhead,
+    })
+}
+
+/// True when the user asks for the Guaranteed class.
+fn is_guaranteed(requests: &Amounts, limits: &Amounts) -> bool {
+    let memory_limit = limits.get("memory");
+    let memory = memory_limit.is_some() && requests.get("memory").is_none_or(|request| Some(request) == memory_limit);
+    let cpu = requests.get("cpu").is_some() && requests.get("cpu") == limits.get("cpu");
+    memory && cpu
+}
+
+fn cpu(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) -> Result<(), RenderError> {
+    let domain = &inputs.instance.spec.domain;
+    let threads =
+        domain.io_threads.as_ref().and_then(|threads| threads.supplemental_pool_thread_count).unwrap_or(0);
+    let vcpus = i64::from(domain.cpu.as_ref().map_or(1, |cpu| cpu.vcpus()));
+    let total = vcpus.saturating_add(i64::from(threads));
+    let pinned = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
+    if pinned {
+        let emulator = i64::from(domain.cpu.as_ref().is_some_and(|cpu| cpu.isolate_emulator_thread));
+        let amount = Quantity(total.saturating_add(emulator).to_string());
+        requests.insert("cpu".to_owned(), amount.clone());
+        limits.insert("cpu".to_owned(), amount);
+        return Ok(());
+    }
+    if milli_of(requests, "cpu", "requests.cpu")?.is_none() {
+        let ratio = i64::from(inputs.config.cpu_allocation_ratio.max(1));
+        let milli = total.saturating_mul(1000) / ratio;
+        requests.insert("cpu".to_owned(), quantity::from_milli(milli.max(1)));
+    }
+    if inputs.limits.cpu && milli_of(limits, "cpu", "limits.cpu")?.is_none() {
+        limits.insert("cpu".to_owned(), Quantity(total.to_string()));
+    }
+    Ok(())
+}
+
+fn memory(
+    inputs: &Inputs<'_>,
+    requests: &mut Amounts,
+    limits: &mut Amounts,
+    overhead: i64,
+) -> Result<(), RenderError> {
+    let domain = &inputs.instance.spec.domain;
+    let memory = domain.memory.as_ref();
+    let guest = memory
+        .and_then(|memory| memory.guest.as_ref())
+        .map(|guest| quantity::units(guest).map_err(|source| RenderError::Quantity { field: "memory.guest", source }))
+        .transpose()?;
+    let page_size = memory.and_then(|memory| memory.hugepages.as_ref()).and_then(|pages| pages.page_size.clone());
+    let limit = bytes_of(limits, "memory", "limits.memory")?;
+    let pinned = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
+    let request = match (bytes_of(requests, "memory", "requests.memory")?, limit) {
+        (Some(request), _) => request,
+        (None, Some(limit)) => limit,
+        (None, None) => {
+            let base = match (guest, &page_size) {
+                (Some(guest), _) => guest,
+                (None, Some(size)) => quantity::units(&Quantity(size.clone()))
+                    .map_err(|source| RenderError::Quantity { field: "memory.hugepages.pageSize", source })?,
+                (None, None) => 0,
+            };
+            let overcommit = i64::from(inputs.config.memory_overcommit.max(1));
+            base.saturating_mul(100) / overcommit
+        }
+    };
+    let limit = if pinned { Some(request) } else { limit };
+    if let Some(size) = page_size {
+        let pages = guest.filter(|guest| request > *guest).unwrap_or(request);
+        let name = format!("hugepages-{size}");
+        requests.insert(name.clone(), quantity::bytes(pages));
+        limits.insert(name, quantity::bytes(pages));
+        let beside = |amount: i64| guest.map_or(0, |guest| (amount - guest).max(0)).saturating_add(overhead);
+        requests.insert("memory".to_owned(), quantity::bytes(beside(request)));
+        if let Some(limit) = limit {
+            limits.insert("memory".to_owned(), quantity::bytes(beside(limit)));
+        }
+        return Ok(());
+    }
+    let raised = if domain.resources.overcommit_guest_overhead { request } else { request.saturating_add(overhead) };
+    requests.insert("memory".to_owned(), quantity::bytes(raised));
+    if let Some(limit) = limit {
+        limits.insert("memory".to_owned(), quantity::bytes(limit.saturating_add(overhead)));
+    } else if inputs.limits.memory {
+        let ratio = inputs.limits.memory_ratio.filter(|ratio| *ratio >= 1.0).unwrap_or(DEFAULT_LIMIT_RATIO);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "saturates, and is rounded")]
+        let limit = (raised as f64 * ratio) as i64;
+        limits.insert("memory".to_owned(), quantity::bytes(limit));
+    }
+    Ok(())
+}
+
+fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) -> Result<(), RenderError> {
+    let spec = &inputs.instance.spec;
+    let devices = &spec.domain.devices;
+    let one = || Quantity("1".to_owned());
+    if !devices.interfaces.is_empty() || devices.autoattach_pod_interface != Some(false) {
+        limits.insert(device::TUN.to_owned(), one());
+    }
+    if !inputs.config.use_emulation {
+        limits.insert(device::KVM.to_owned(), one());
+        let virtio = |model: &Option<String>| model.as_deref().is_none_or(|model| model.is_empty() || model == "virtio");
+        if devices.interfaces.iter().any(|interface| virtio(&interface.model)) {
+            limits.insert(device::VHOST_NET.to_owned(), one());
+        }
+    }
+    if devices.autoattach_vsock == Some(true) {
+        limits.insert(device::VHOST_VSOCK.to_owned(), one());
+    }
+    let mut refused = Vec::new();
+    let permitted = &inputs.config.permitted_host_devices;
+    let is_permitted = |name: &str| {
+        permitted.pci_host_devices.iter().any(|device| device.resource_name == name)
+            || permitted.mediated_devices.iter().any(|device| device.resource_name == name)
+            || permitted.usb.iter().any(|device| device.resource_name == name)
+    };
+    let gpus = devices.gpus.iter().map(|gpu| ("GPU", &gpu.device_name));
+    let host_devices = devices.host_devices.iter().map(|device| ("HostDevice", &device.device_name));
+    for (what, name) in gpus.chain(host_devices) {
+        let Some(name) = name.as_ref().filter(|name| !name.is_empty()) else { continue };
+        if !is_permitted(name) {
+            refused.push(format!("{what} {name} is not permitted in permittedHostDevices configuration"));
+        }
+        for amounts in [&mut *requests, &mut *limits] {
+            let count = amounts.get(name).and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
+            amounts.insert(name.clone(), Quantity(count.saturating_add(1).to_string()));
+        }
+    }
+    if refused.is_empty() { Ok(()) } else { Err(RenderError::NotPermitted(refused.join(" "))) }
+}
+
+fn device_claims(inputs: &Inputs<'_>) -> Vec<ResourceClaim> {
+    let devices = &inputs.instance.spec.domain.devices;
+    let gpus = devices.gpus.iter().map(|gpu| (&gpu.claim_name, &gpu.request_name));
+    let host_devices = devices.host_devices.iter().map(|device| (&device.claim_name, &device.request_name));
+    gpus.chain(host_devices)
+        .filter_map(|(claim, request)| Some(ResourceClaim { name: claim.clone()?, request: request.clone() }))
+        .collect()
+}
+
+fn decimal(bytes: i64) -> Quantity {
+    if bytes % 1_000_000 == 0 { Quantity(format!("{}M", bytes / 1_000_000)) } else { Quantity(bytes.to_string()) }
+}

@@ -1,0 +1,111 @@
+//! Which nodes may take the pod.
+//!
+//! Required terms use facts of a node that do not change while it runs: the kubelet checks them again when it
+//! restarts, and would end running machines of which one has changed. Whether the node takes machines just now is a
+//! preference (label `kubevirt.io/schedulable`) and a matter of its devices, which vanish with the node agent.
+
+use std::collections::BTreeMap;
+
+use api::constants::label;
+use k8s_openapi::api::core::v1::{
+    Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PreferredSchedulingTerm,
+};
+
+use super::Inputs;
+
+const OBSOLETE_HOST_MODEL: &str = "node-labeller.kubevirt.io/obsolete-host-model";
+
+pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
+    let spec = &inputs.instance.spec;
+    let mut selector = BTreeMap::new();
+    if let Some(architecture) = spec.architecture.as_ref().filter(|name| !name.is_empty()) {
+        selector.insert("kubernetes.io/arch".to_owned(), architecture.to_lowercase());
+    }
+    selector.extend(inputs.config.node_selectors.clone());
+    selector.extend(spec.node_selector.clone());
+    let mut require = |key: String| selector.insert(key, "true".to_owned());
+    if let Some(cpu) = &spec.domain.cpu {
+        if cpu.dedicated_cpu_placement {
+            require(label::CPU_MANAGER.to_owned());
+        }
+        if cpu.realtime.is_some() {
+            require(label::REALTIME.to_owned());
+        }
+        // Under emulation QEMU offers every model on every node.
+        if let Some(model) = host_dependent_model(inputs) {
+            require(format!("{}{model}", label::CPU_MODEL_PREFIX));
+            for feature in &cpu.features {
+                if matches!(feature.policy.as_deref(), None | Some("" | "require")) {
+                    require(format!("{}{}", label::CPU_FEATURE_PREFIX, feature.name));
+                }
+            }
+        }
+    }
+    if let Some(security) = &spec.domain.launch_security {
+        if security.sev.is_some() || security.snp.is_some() {
+            require(label::SEV.to_owned());
+        }
+        let encrypted =
+            security.sev.as_ref().and_then(|sev| sev.policy.as_ref()).and_then(|policy| policy.encrypted_state);
+        if encrypted == Some(true) {
+            require(label::SEV_ES.to_owned());
+        }
+        if security.snp.is_some() {
+            require(label::SEV_SNP.to_owned());
+        }
+        if security.tdx.is_some() {
+            require(label::TDX.to_owned());
+        }
+    }
+    selector
+}
+
+fn host_dependent_model<'a>(inputs: &Inputs<'a>) -> Option<&'a str> {
+    let model = inputs.instance.spec.domain.cpu.as_ref()?.model.as_deref()?;
+    let named = !model.is_empty() && model != "host-model" && model != "host-passthrough";
+    (named && !inputs.config.use_emulation).then_some(model)
+}
+
+pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {
+    let spec = &inputs.instance.spec;
+    let requirement = |key: String, operator: &str| NodeSelectorRequirement {
+        key,
+        operator: operator.to_owned(),
+        values: None,
+    };
+    let mut required = vec![requirement(label::SCHEDULABLE.to_owned(), "Exists")];
+    let cpu = spec.domain.cpu.as_ref();
+    let model = cpu.and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
+    if model.is_empty() || model == "host-model" {
+        required.push(requirement(OBSOLETE_HOST_MODEL.to_owned(), "DoesNotExist"));
+    }
+    for feature in cpu.map(|cpu| cpu.features.as_slice()).unwrap_or_default() {
+        if feature.policy.as_deref() == Some("forbid") {
+            required.push(requirement(format!("{}{}", label::CPU_FEATURE_PREFIX, feature.name), "DoesNotExist"));
+        }
+    }
+    let mut affinity = spec.affinity.clone().unwrap_or_default();
+    let node = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
+    let selector =
+        node.required_during_scheduling_ignored_during_execution.get_or_insert_with(NodeSelector::default);
+    if selector.node_selector_terms.is_empty() {
+        selector.node_selector_terms.push(NodeSelectorTerm::default());
+    }
+    for term in &mut selector.node_selector_terms {
+        term.match_expressions.get_or_insert_with(Vec::new).extend(required.iter().cloned());
+    }
+    node.preferred_during_scheduling_ignored_during_execution.get_or_insert_with(Vec::new).push(
+        PreferredSchedulingTerm {
+            weight: 100,
+            preference: NodeSelectorTerm {
+                match_expressions: Some(vec![NodeSelectorRequirement {
+                    key: label::SCHEDULABLE.to_owned(),
+                    operator: "In".to_owned(),
+                    values: Some(vec!["true".to_owned()]),
+                }]),
+                match_fields: None,
+            },
+        },
+    );
+    affinity
+}

@@ -1,0 +1,273 @@
+use serde_json::{Value, json};
+
+use super::*;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+fn machine(spec: Value) -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": "web", "namespace": "shop", "uid": "u-1",
+            "labels": {"app": "web"},
+            "annotations": {"note": "x", "kubevirt.io/latest-observed-api-version": "v1"},
+        },
+        "spec": spec,
+    }))
+    .unwrap()
+}
+
+fn small() -> Value {
+    json!({
+        "architecture": "amd64",
+        "domain": {
+            "cpu": {"cores": 1, "sockets": 1, "threads": 1},
+            "memory": {"guest": "128Mi"},
+            "devices": {
+                "disks": [{"name": "cd", "disk": {"bus": "virtio"}}],
+                "interfaces": [{"name": "default", "masquerade": {}, "ports": [{"port": 80}]}],
+            },
+        },
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [
+            {"name": "cd", "containerDisk": {"image": "registry/disk:1"}},
+            {"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "user"}}},
+        ],
+    })
+}
+
+fn rendered_with(spec: Value, config: &ClusterConfig, limits: NamespaceLimits) -> Result<Value, RenderError> {
+    let instance = machine(spec);
+    let claims = BTreeMap::from([
+        ("shared".to_owned(), Arc::new(ClaimView { access_modes: vec!["ReadWriteMany".to_owned()], ..ClaimView::default() })),
+        ("raw".to_owned(), Arc::new(ClaimView { block: true, ..ClaimView::default() })),
+    ]);
+    let inputs = Inputs { instance: &instance, config, launcher_image: "launcher:1", claims: &claims, limits };
+    render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
+}
+
+fn rendered(spec: Value) -> Value {
+    rendered_with(spec, &ClusterConfig::default(), NamespaceLimits::default()).unwrap()
+}
+
+fn merged(mut base: Value, change: &Value) -> Value {
+    json_patch::merge(&mut base, change);
+    base
+}
+
+#[test]
+fn pod_is_owned_by_its_machine_and_named_after_it() {
+    let pod = rendered(small());
+    assert_eq!(pod["metadata"]["generateName"], "virt-launcher-web-");
+    let owner = &pod["metadata"]["ownerReferences"][0];
+    assert_eq!((&owner["uid"], &owner["controller"]), (&json!("u-1"), &json!(true)));
+    let labels = &pod["metadata"]["labels"];
+    assert_eq!(labels["app"], "web");
+    assert_eq!(labels["kubevirt.io"], "virt-launcher");
+    assert_eq!(labels["kubevirt.io/created-by"], "u-1");
+    assert_eq!(labels["vm.kubevirt.io/name"], "web");
+    let annotations = &pod["metadata"]["annotations"];
+    assert_eq!(annotations["note"], "x");
+    assert_eq!(annotations["kubevirt.io/latest-observed-api-version"], Value::Null);
+    assert_eq!(annotations["kubevirt.io/domain"], "web");
+}
+
+#[test]
+fn pod_has_one_container_and_passes_the_restricted_standard() {
+    let pod = rendered(small());
+    let containers = pod["spec"]["containers"].as_array().unwrap();
+    assert_eq!(containers.len(), 1);
+    assert_eq!(pod["spec"]["initContainers"], Value::Null);
+    let security = &containers[0]["securityContext"];
+    assert_eq!(security["allowPrivilegeEscalation"], false);
+    assert_eq!(security["runAsNonRoot"], true);
+    assert_eq!(security["capabilities"], json!({"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]}));
+    assert_eq!(pod["spec"]["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
+    for volume in pod["spec"]["volumes"].as_array().unwrap() {
+        assert_eq!(volume["hostPath"], Value::Null);
+    }
+}
+
+#[test]
+fn container_disk_is_a_read_only_image_volume_at_its_index() {
+    let pod = rendered(small());
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let disk = volumes.iter().find(|volume| volume["name"] == "cd").unwrap();
+    assert_eq!(disk["image"]["reference"], "registry/disk:1");
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|mount| mount["name"] == "cd").unwrap();
+    assert_eq!(mount["mountPath"], "/var/run/kubevirt-image-volume/disk_0");
+    assert_eq!(mount["readOnly"], true);
+}
+
+#[test]
+fn cloud_init_secret_is_mounted_in_both_spellings() {
+    let pod = rendered(small());
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+    let paths: Vec<&str> =
+        mounts.iter().filter(|mount| mount["name"] == "ci-udata").filter_map(|mount| mount["mountPath"].as_str()).collect();
+    let base = "/var/run/kubevirt-private/secret/ci";
+    assert_eq!(paths, [format!("{base}/userdata"), format!("{base}/userData")]);
+}
+
+#[test]
+fn grace_period_is_padded_for_launcher_and_pod() {
+    let pod = rendered(merged(small(), &json!({"terminationGracePeriodSeconds": 5})));
+    assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 35);
+    let args: Vec<&str> =
+        pod["spec"]["containers"][0]["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let at = args.iter().position(|arg| *arg == "--grace-period-seconds").unwrap();
+    assert_eq!(args[at + 1], "20");
+    assert_eq!(rendered(small())["spec"]["terminationGracePeriodSeconds"], 60);
+}
+
+#[test]
+fn memory_request_is_guest_plus_overhead_and_cpu_is_shared() {
+    let pod = rendered(small());
+    let resources = &pod["spec"]["containers"][0]["resources"];
+    let overhead: i64 = pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+    let request = Quantity(resources["requests"]["memory"].as_str().unwrap().to_owned());
+    assert_eq!(api::quantity::units(&request).unwrap(), 128 * 1024 * 1024 + overhead);
+    assert_eq!(resources["requests"]["cpu"], "100m");
+    assert_eq!(resources["requests"]["ephemeral-storage"], "50M");
+    assert_eq!(resources["limits"]["memory"], Value::Null);
+    assert_eq!(resources["limits"]["devices.kubevirt.io/kvm"], "1");
+    assert_eq!(resources["limits"]["devices.kubevirt.io/tun"], "1");
+    assert_eq!(resources["limits"]["devices.kubevirt.io/vhost-net"], "1");
+}
+
+#[test]
+fn emulation_asks_for_no_virtualization_device() {
+    let config = ClusterConfig { use_emulation: true, ..ClusterConfig::default() };
+    let pod = rendered_with(small(), &config, NamespaceLimits::default()).unwrap();
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(container["resources"]["limits"], json!({"devices.kubevirt.io/tun": "1"}));
+    assert!(container["args"].as_array().unwrap().contains(&json!("--allow-emulation")));
+}
+
+#[test]
+fn quota_on_limits_gives_the_pod_limits() {
+    let limits = NamespaceLimits { memory: true, cpu: true, memory_ratio: None };
+    let pod = rendered_with(small(), &ClusterConfig::default(), limits).unwrap();
+    let resources = &pod["spec"]["containers"][0]["resources"];
+    let bytes = |what: &str| {
+        api::quantity::units(&Quantity(resources[what]["memory"].as_str().unwrap().to_owned())).unwrap()
+    };
+    assert_eq!(bytes("limits"), 2 * bytes("requests"));
+    assert_eq!(resources["limits"]["cpu"], "1");
+}
+
+#[test]
+fn users_own_requests_and_limits_win_with_the_overhead_added() {
+    let resources = json!({"domain": {"resources": {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}}});
+    let pod = rendered(merged(small(), &resources));
+    let overhead: i64 = pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+    let resources = &pod["spec"]["containers"][0]["resources"];
+    let bytes = |what: &str| {
+        api::quantity::units(&Quantity(resources[what]["memory"].as_str().unwrap().to_owned())).unwrap()
+    };
+    assert_eq!(resources["requests"]["cpu"], "2");
+    assert_eq!(bytes("requests"), (1 << 30) + overhead);
+    assert_eq!(bytes("limits"), (2 << 30) + overhead);
+}
+
+#[test]
+fn dedicated_cpus_are_requested_whole_with_a_memory_limit() {
+    let cpu = json!({"domain": {"cpu": {"cores": 2, "dedicatedCpuPlacement": true, "isolateEmulatorThread": true}}});
+    let pod = rendered(merged(small(), &cpu));
+    let resources = &pod["spec"]["containers"][0]["resources"];
+    assert_eq!(resources["requests"]["cpu"], "3");
+    assert_eq!(resources["limits"]["cpu"], "3");
+    assert_eq!(resources["limits"]["memory"], resources["requests"]["memory"]);
+    assert_eq!(pod["spec"]["nodeSelector"]["kubevirt.io/cpumanager"], "true");
+}
+
+#[test]
+fn hugepages_take_the_place_of_guest_memory() {
+    let pages = json!({"domain": {"memory": {"guest": "128Mi", "hugepages": {"pageSize": "2Mi"}}}});
+    let pod = rendered(merged(small(), &pages));
+    let overhead = pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+    let resources = &pod["spec"]["containers"][0]["resources"];
+    assert_eq!(resources["requests"]["hugepages-2Mi"], "128Mi");
+    assert_eq!(resources["limits"]["hugepages-2Mi"], "128Mi");
+    assert_eq!(resources["requests"]["memory"], json!(api::quantity::bytes(overhead)));
+}
+
+#[test]
+fn claims_are_mounted_by_their_mode_and_missing_ones_are_named() {
+    let with = |claim: &str| {
+        merged(small(), &json!({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]}))
+    };
+    let pod = rendered(with("raw"));
+    assert_eq!(pod["spec"]["containers"][0]["volumeDevices"], json!([{"name": "data", "devicePath": "/dev/data"}]));
+    let pod = rendered(with("shared"));
+    let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
+    assert!(env.contains(&json!({"name": "SHARED_FILESYSTEM_PATHS", "value": "/var/run/kubevirt-private/vmi-disks/data"})));
+    let missing = rendered_with(with("absent"), &ClusterConfig::default(), NamespaceLimits::default());
+    assert_eq!(missing.unwrap_err(), RenderError::ClaimNotFound("absent".to_owned()));
+}
+
+#[test]
+fn required_node_terms_do_not_flip_and_users_terms_are_kept() {
+    let affinity = json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
+        {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]},
+    ]}}}, "nodeSelector": {"disk": "fast"}});
+    let pod = rendered(merged(small(), &affinity));
+    assert_eq!(pod["spec"]["nodeSelector"], json!({"kubernetes.io/arch": "amd64", "disk": "fast"}));
+    let terms = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    for term in terms.as_array().unwrap() {
+        let expressions = term["matchExpressions"].as_array().unwrap();
+        assert_eq!(expressions[0]["key"], "zone");
+        assert!(expressions.contains(&json!({"key": "kubevirt.io/schedulable", "operator": "Exists"})));
+    }
+}
+
+#[test]
+fn kernel_boot_image_is_mounted_and_its_pull_secret_used_once() {
+    let kernel = json!({
+        "domain": {"firmware": {"kernelBoot": {"container": {
+            "image": "kernel:1", "kernelPath": "/boot/vmlinuz", "imagePullSecret": "s",
+        }}}},
+        "volumes": [{"name": "cd", "containerDisk": {"image": "a", "imagePullSecret": "s"}}],
+    });
+    let pod = rendered(merged(small(), &kernel));
+    assert_eq!(pod["spec"]["imagePullSecrets"], json!([{"name": "s"}]));
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|mount| mount["name"] == "kernel-boot-volume").unwrap();
+    assert_eq!(mount["mountPath"], "/var/run/kubevirt-kernel-boot");
+}
+
+#[test]
+fn device_that_is_not_permitted_is_refused() {
+    let gpu = json!({"domain": {"devices": {"gpus": [{"name": "g", "deviceName": "nvidia.com/x"}]}}});
+    let refused = rendered_with(merged(small(), &gpu), &ClusterConfig::default(), NamespaceLimits::default());
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "GPU nvidia.com/x is not permitted in permittedHostDevices configuration"
+    );
+}
+
+#[test]
+fn features_without_support_are_refused_not_ignored() {
+    for change in [
+        json!({"domain": {"devices": {"filesystems": [{"name": "f", "virtiofs": {}}]}}}),
+        json!({"volumes": [{"name": "h", "hostDisk": {"path": "/x", "type": "Disk"}}]}),
+        json!({"livenessProbe": {"exec": {"command": ["true"]}}}),
+        json!({"domain": {"devices": {"tpm": {"persistent": true}}}}),
+    ] {
+        let refused = rendered_with(merged(small(), &change), &ClusterConfig::default(), NamespaceLimits::default());
+        assert!(matches!(refused, Err(RenderError::Unsupported(_))), "{change}");
+    }
+}
+
+#[test]
+fn long_names_become_a_host_name_and_a_label_that_fit() {
+    let name = "a".repeat(70);
+    assert_eq!(metadata::machine_id(&name).len(), 63);
+    assert_eq!(metadata::machine_id("short"), "short");
+    let mut instance = machine(small());
+    instance.metadata.name = Some(format!("{name}.example"));
+    assert_eq!(metadata::hostname(&instance).len(), 63);
+}

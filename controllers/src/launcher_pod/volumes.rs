@@ -1,0 +1,247 @@
+//! Volumes of the pod and where the launcher finds them.
+
+use std::collections::BTreeSet;
+
+use api::{VirtualMachineInstance, vmi::volumes::Volume as MachineVolume};
+use k8s_openapi::api::core::v1::{
+    ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, KeyToPath,
+    LocalObjectReference, PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
+};
+
+use super::{Inputs, RenderError, kernel_boot};
+
+/// Volume of the kernel and initrd images.
+const KERNEL_BOOT_VOLUME: &str = "kernel-boot-volume";
+
+/// Volumes with their mounts in the container.
+#[derive(Default)]
+pub(super) struct Mounts {
+    pub(super) volumes: Vec<Volume>,
+    pub(super) mounts: Vec<VolumeMount>,
+    pub(super) devices: Vec<VolumeDevice>,
+    /// Mounts that other nodes may write to at the same time.
+    pub(super) shared_paths: Vec<String>,
+}
+
+impl Mounts {
+    fn empty_dir(&mut self, name: &str, path: &str, medium: Option<&str>) {
+        self.volumes.push(Volume {
+            name: name.to_owned(),
+            empty_dir: Some(EmptyDirVolumeSource { medium: medium.map(str::to_owned), ..EmptyDirVolumeSource::default() }),
+            ..Volume::default()
+        });
+        self.mount(name, path, false);
+    }
+
+    fn mount(&mut self, name: &str, path: &str, read_only: bool) {
+        self.mounts.push(VolumeMount {
+            name: name.to_owned(),
+            mount_path: path.to_owned(),
+            read_only: read_only.then_some(true),
+            ..VolumeMount::default()
+        });
+    }
+
+    fn image(&mut self, name: &str, reference: &str, pull_policy: Option<&String>, path: &str) {
+        self.volumes.push(Volume {
+            name: name.to_owned(),
+            image: Some(ImageVolumeSource {
+                reference: Some(reference.to_owned()),
+                pull_policy: pull_policy.filter(|policy| !policy.is_empty()).cloned(),
+            }),
+            ..Volume::default()
+        });
+        self.mount(name, path, true);
+    }
+}
+
+pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
+    let spec = &inputs.instance.spec;
+    let mut mounts = Mounts::default();
+    mounts.empty_dir("private", "/var/run/kubevirt-private", None);
+    mounts.empty_dir("sockets", "/var/run/kubevirt/sockets", None);
+    mounts.empty_dir("libvirt-runtime", "/var/run/libvirt", None);
+    mounts.empty_dir("ephemeral-disks", "/var/run/kubevirt-ephemeral-disks", None);
+    let disks: BTreeSet<&str> = spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
+    for (index, volume) in spec.volumes.iter().enumerate() {
+        machine_volume(inputs, &mut mounts, index, volume, disks.contains(volume.name.as_str()))?;
+    }
+    if let Some(container) = kernel_boot(inputs.instance) {
+        let policy = container.image_pull_policy.as_ref();
+        mounts.image(KERNEL_BOOT_VOLUME, &container.image, policy, "/var/run/kubevirt-kernel-boot");
+    }
+    for name in credential_secrets(inputs.instance) {
+        let volume = format!("{name}-access-cred");
+        mounts.volumes.push(secret(&volume, Some(name), None));
+        let path = format!("/var/run/kubevirt-private/secret/{volume}");
+        mounts.mount(&volume, &path, true);
+    }
+    if spec.domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some()) {
+        mounts.empty_dir("hugepages", "/dev/hugepages", Some("HugePages"));
+    }
+    Ok(mounts)
+}
+
+fn machine_volume(
+    inputs: &Inputs<'_>,
+    mounts: &mut Mounts,
+    index: usize,
+    volume: &MachineVolume,
+    has_disk: bool,
+) -> Result<(), RenderError> {
+    let name = &volume.name;
+    if let Some(disk) = &volume.container_disk {
+        let path = format!("/var/run/kubevirt-image-volume/disk_{index}");
+        mounts.image(name, &disk.image, disk.image_pull_policy.as_ref(), &path);
+    } else if let Some((claim, read_only)) = claim_of(volume) {
+        mount_claim(inputs, mounts, name, &claim, read_only)?;
+    } else if let Some(source) = &volume.secret {
+        mounts.volumes.push(secret(name, source.secret_name.clone(), source.optional));
+        if has_disk {
+            mounts.mount(name, &format!("/var/run/kubevirt-private/secret/{name}"), true);
+        }
+    } else if let Some(source) = &volume.config_map {
+        mounts.volumes.push(config_map(name, &source.name, source.optional));
+        if has_disk {
+            mounts.mount(name, &format!("/var/run/kubevirt-private/config-map/{name}"), true);
+        }
+    } else if let Some(source) = &volume.downward_api {
+        mounts.volumes.push(Volume {
+            name: name.clone(),
+            downward_api: Some(DownwardAPIVolumeSource {
+                items: Some(source.fields.clone()),
+                ..DownwardAPIVolumeSource::default()
+            }),
+            ..Volume::default()
+        });
+        if has_disk {
+            mounts.mount(name, &format!("/var/run/kubevirt-private/downwardapi/{name}"), true);
+        }
+    } else if let Some(source) = &volume.sysprep {
+        if let Some(reference) = &source.secret {
+            mounts.volumes.push(secret(name, Some(reference.name.clone()), None));
+        } else if let Some(reference) = &source.config_map {
+            mounts.volumes.push(config_map(name, &reference.name, None));
+        } else {
+            return Err(RenderError::Unsupported(format!("sysprep volume {name} without a source")));
+        }
+        mounts.mount(name, &format!("/var/run/kubevirt-private/sysprep/{name}"), true);
+    } else if let Some(source) = &volume.cloud_init_no_cloud {
+        cloud_init(mounts, name, source.secret_ref.as_ref(), source.network_data_secret_ref.as_ref());
+    } else if let Some(source) = &volume.cloud_init_config_drive {
+        cloud_init(mounts, name, source.secret_ref.as_ref(), source.network_data_secret_ref.as_ref());
+    } else if volume.host_disk.is_some() {
+        return Err(RenderError::Unsupported(format!("hostDisk volume {name}")));
+    } else if volume.container_path.is_some() {
+        return Err(RenderError::Unsupported(format!("containerPath volume {name}")));
+    } else if volume.downward_metrics.is_some() {
+        return Err(RenderError::Unsupported(format!("downwardMetrics volume {name}")));
+    } else if volume.memory_dump.is_some() {
+        return Err(RenderError::Unsupported(format!("memoryDump volume {name}")));
+    }
+    // emptyDisk lives in the ephemeral-disks directory, serviceAccount in the token mount: no volume of their own.
+    Ok(())
+}
+
+/// Name of the claim behind a volume and whether it is mounted read-only.
+fn claim_of(volume: &MachineVolume) -> Option<(String, bool)> {
+    if let Some(claim) = &volume.persistent_volume_claim {
+        return Some((claim.claim_name.clone(), claim.read_only));
+    }
+    if let Some(source) = &volume.data_volume {
+        return Some((source.name.clone(), false));
+    }
+    let claim = volume.ephemeral.as_ref()?.persistent_volume_claim.as_ref()?;
+    Some((claim.claim_name.clone(), claim.read_only.unwrap_or(false)))
+}
+
+pub(super) fn claim_names(instance: &VirtualMachineInstance) -> Vec<String> {
+    instance.spec.volumes.iter().filter_map(claim_of).map(|(name, _)| name).collect()
+}
+
+fn mount_claim(
+    inputs: &Inputs<'_>,
+    mounts: &mut Mounts,
+    name: &str,
+    claim: &str,
+    read_only: bool,
+) -> Result<(), RenderError> {
+    let known = inputs.claims.get(claim).ok_or_else(|| RenderError::ClaimNotFound(claim.to_owned()))?;
+    mounts.volumes.push(Volume {
+        name: name.to_owned(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: claim.to_owned(),
+            read_only: read_only.then_some(true),
+        }),
+        ..Volume::default()
+    });
+    if known.block {
+        mounts.devices.push(VolumeDevice { name: name.to_owned(), device_path: format!("/dev/{name}") });
+        return Ok(());
+    }
+    let path = format!("/var/run/kubevirt-private/vmi-disks/{name}");
+    if known.access_modes.iter().any(|mode| mode == "ReadWriteMany") {
+        mounts.shared_paths.push(path.clone());
+    }
+    mounts.mount(name, &path, read_only);
+    Ok(())
+}
+
+/// Mounts one key of a Secret in both of its accepted spellings.
+fn cloud_init(
+    mounts: &mut Mounts,
+    name: &str,
+    user: Option<&LocalObjectReference>,
+    network: Option<&LocalObjectReference>,
+) {
+    for (reference, suffix, keys) in
+        [(user, "udata", ["userdata", "userData"]), (network, "ndata", ["networkdata", "networkData"])]
+    {
+        let Some(reference) = reference else { continue };
+        let volume = format!("{name}-{suffix}");
+        mounts.volumes.push(secret(&volume, Some(reference.name.clone()), None));
+        for key in keys {
+            mounts.mounts.push(VolumeMount {
+                name: volume.clone(),
+                mount_path: format!("/var/run/kubevirt-private/secret/{name}/{key}"),
+                sub_path: Some(key.to_owned()),
+                read_only: Some(true),
+                ..VolumeMount::default()
+            });
+        }
+    }
+}
+
+fn credential_secrets(instance: &VirtualMachineInstance) -> BTreeSet<String> {
+    instance
+        .spec
+        .access_credentials
+        .iter()
+        .filter_map(|credential| {
+            let key = credential.ssh_public_key.as_ref().and_then(|key| key.source.secret.as_ref());
+            let password = credential.user_password.as_ref().and_then(|password| password.source.secret.as_ref());
+            key.or(password).map(|secret| secret.secret_name.clone())
+        })
+        .collect()
+}
+
+fn secret(name: &str, secret_name: Option<String>, optional: Option<bool>) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        secret: Some(SecretVolumeSource { secret_name, optional, ..SecretVolumeSource::default() }),
+        ..Volume::default()
+    }
+}
+
+fn config_map(name: &str, map: &str, optional: Option<bool>) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        config_map: Some(ConfigMapVolumeSource {
+            name: map.to_owned(),
+            optional,
+            items: None::<Vec<KeyToPath>>,
+            ..ConfigMapVolumeSource::default()
+        }),
+        ..Volume::default()
+    }
+}

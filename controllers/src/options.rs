@@ -1,0 +1,24 @@
+//! Command line of virt-controller.
+
+use clap::Parser;
+
+/// The cluster-wide controllers.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "virt-controller", version)]
+pub struct Options {
+    /// Image of the launcher.
+    #[arg(long, env = "LAUNCHER_IMAGE")]
+    pub launcher_image: String,
+    /// Install namespace.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "kubevirt")]
+    pub namespace: String,
+    /// Name of this replica in the election.
+    #[arg(long, env = "POD_NAME")]
+    pub identity: Option<String>,
+    /// Address of the server for metrics and health.
+    #[arg(long, default_value = "[::]:8443")]
+    pub listen: std::net::SocketAddr,
+    /// Verbosity: 2 is normal; the configuration of the cluster overrides it.
+    #[arg(short = 'v', long, default_value_t = process::logging::DEFAULT_VERBOSITY)]
+    pub verbosity: u32,
+}

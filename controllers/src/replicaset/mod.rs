@@ -1,0 +1,255 @@
+//! Replica sets of machines: as many as asked for, made from one template.
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use api::{
+    Condition, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
+    condition::{remove, set},
+    constants::{condition, event, reason},
+    replicaset::VirtualMachineInstanceReplicaSetStatus,
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::core::{Selector, SelectorExt};
+use serde_json::json;
+
+use crate::{
+    runtime::{Decision, Effect, Failure, Kind, Note, effect::Notes},
+    world::{controller_of, is_controlled},
+};
+
+/// Most machines made or deleted in one pass.
+const BURST: usize = 250;
+
+/// Everything a decision about a replica set rests on.
+pub struct Observed<'a> {
+    /// The replica set.
+    pub set: &'a VirtualMachineInstanceReplicaSet,
+    /// Machines of its namespace.
+    pub instances: &'a [Arc<VirtualMachineInstance>],
+    /// The last write for this set that was refused.
+    pub failure: Option<&'a Failure>,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// Decides what to do about a replica set.
+pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+    let set = observed.set;
+    let mut decision = Decision::settled();
+    let Some(selector) = selector(set) else {
+        // Admission refuses these; there is nobody to tell but the log.
+        tracing::warn!("selector is empty or does not match the template's labels");
+        return Ok(decision);
+    };
+    let deleting = set.metadata.deletion_timestamp.is_some();
+    let mut owned: Vec<&VirtualMachineInstance> = Vec::new();
+    for instance in observed.instances.iter().map(Arc::as_ref) {
+        let matches = selector.matches(instance.metadata.labels.as_ref().unwrap_or(&BTreeMap::new()));
+        let owner = controller_of(&instance.metadata, Kind::ReplicaSet);
+        let ours = owner.is_some_and(|(uid, _)| Some(uid.as_str()) == set.metadata.uid.as_deref());
+        match (ours, matches) {
+            (true, true) => owned.push(instance),
+            (true, false) if !deleting => release(set, instance, &mut decision),
+            (false, true) if !deleting && !is_controlled(&instance.metadata) && !instance.is_deleting() => {
+                adopt(set, instance, &mut decision);
+            }
+            _ => {}
+        }
+    }
+    let adopting = !decision.effects.is_empty();
+    let active: Vec<&VirtualMachineInstance> =
+        owned.iter().copied().filter(|instance| !instance.is_final() && !instance.is_deleting()).collect();
+    // Counts change with what was adopted or released: scaling follows in the pass that it brings about.
+    if !deleting && !adopting {
+        scale(observed, &owned, &active, &mut decision)?;
+    }
+    status(observed, &selector, &active, &mut decision)?;
+    Ok(decision)
+}
+
+fn selector(set: &VirtualMachineInstanceReplicaSet) -> Option<Selector> {
+    let selector = Selector::try_from(set.spec.selector.clone()).ok()?;
+    let template = set.spec.template.metadata.labels.as_ref()?;
+    (!selector.selects_all() && selector.matches(template)).then_some(selector)
+}
+
+fn wanted_replicas(set: &VirtualMachineInstanceReplicaSet) -> usize {
+    usize::try_from(set.spec.replicas.unwrap_or(1)).unwrap_or(0)
+}
+
+fn adopt(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInstance, decision: &mut Decision) {
+    owners(instance, json!([Kind::ReplicaSet.owner_reference(&set.metadata)]), decision);
+}
+
+fn release(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInstance, decision: &mut Decision) {
+    let left: Vec<_> = instance
+        .metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .filter(|owner| Some(owner.uid.as_str()) != set.metadata.uid.as_deref())
+        .collect();
+    owners(instance, json!(left), decision);
+}
+
+fn owners(instance: &VirtualMachineInstance, owners: serde_json::Value, decision: &mut Decision) {
+    decision.push(Effect::Patch {
+        kind: Kind::Instance,
+        namespace: instance.metadata.namespace.clone(),
+        name: instance.metadata.name.clone().unwrap_or_default(),
+        resource_version: instance.metadata.resource_version.clone(),
+        subresource: None,
+        strategic: false,
+        patch: json!({"metadata": {"uid": instance.metadata.uid, "ownerReferences": owners}}),
+        notes: Notes::default(),
+    });
+}
+
+fn scale(
+    observed: &Observed<'_>,
+    owned: &[&VirtualMachineInstance],
+    active: &[&VirtualMachineInstance],
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    let set = observed.set;
+    if let Some(failure) = observed.failure.filter(|failure| failure.blocks(observed.now)) {
+        decision.wake(failure.remaining(observed.now));
+        return Ok(());
+    }
+    if set.spec.paused {
+        return Ok(());
+    }
+    let regarding = || Kind::ReplicaSet.reference(&set.metadata);
+    for instance in owned.iter().filter(|instance| instance.is_final() && !instance.is_deleting()).take(BURST) {
+        let name = instance.metadata.name.as_deref().unwrap_or_default();
+        decision.push(
+            Effect::delete(Kind::Instance, &instance.metadata)
+                .on_success(Note::normal(
+                    regarding(),
+                    event::SUCCESSFUL_DELETE,
+                    format!("Deleted finished virtual machine: {name}"),
+                ))
+                .on_failure(Note::warning(
+                    regarding(),
+                    event::FAILED_DELETE,
+                    format!("Error deleting finished virtual machine {name}: {{error}}"),
+                )),
+        );
+    }
+    let (unknown, known): (Vec<&VirtualMachineInstance>, Vec<&VirtualMachineInstance>) = active.iter().partition(|instance| {
+        // Its node is lost: it may or may not run. It is replaced, and deleted as well.
+        let ready = instance.condition(condition::READY);
+        ready.is_some_and(|ready| ready.is_false() && ready.reason.as_deref() == Some(reason::POD_TERMINATING))
+    });
+    let wanted = wanted_replicas(set);
+    let surplus = active.len().saturating_sub(wanted);
+    for instance in unknown.into_iter().chain(in_order_of_deletion(known)).take(surplus.min(BURST)) {
+        let name = instance.metadata.name.as_deref().unwrap_or_default();
+        let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+        decision.push(
+            Effect::delete(Kind::Instance, &instance.metadata)
+                .on_success(Note::normal(
+                    regarding(),
+                    event::SUCCESSFUL_DELETE,
+                    format!("Stopped the virtual machine by deleting the virtual machine instance {uid}"),
+                ))
+                .on_failure(Note::warning(
+                    regarding(),
+                    event::FAILED_DELETE,
+                    format!("Error deleting virtual machine instance {name}: {{error}}"),
+                )),
+        );
+    }
+    for _ in active.len()..wanted.min(active.len().saturating_add(BURST)) {
+        let effect = Effect::create(Kind::Instance, set.metadata.namespace.as_deref(), &replica(set))?
+            .on_success(Note::normal(
+                regarding(),
+                event::SUCCESSFUL_CREATE,
+                "Started the virtual machine by creating the new virtual machine instance {name}",
+            ))
+            .on_failure(Note::warning(
+                regarding(),
+                event::FAILED_CREATE,
+                "Error creating virtual machine instance: {error}",
+            ));
+        decision.push(effect);
+    }
+    Ok(())
+}
+
+/// Those that serve nobody first, then the youngest.
+fn in_order_of_deletion(mut instances: Vec<&VirtualMachineInstance>) -> Vec<&VirtualMachineInstance> {
+    instances.sort_by_key(|instance| {
+        let ready = instance.condition(condition::READY).is_some_and(Condition::is_true);
+        let created = instance.metadata.creation_timestamp.as_ref().map(|at| at.0);
+        (ready, std::cmp::Reverse(created), instance.metadata.name.clone())
+    });
+    instances
+}
+
+fn replica(set: &VirtualMachineInstanceReplicaSet) -> VirtualMachineInstance {
+    let template = &set.spec.template;
+    let base = template.metadata.name.clone().filter(|name| !name.is_empty());
+    let base = base.or_else(|| template.metadata.generate_name.clone().filter(|name| !name.is_empty()));
+    VirtualMachineInstance {
+        metadata: ObjectMeta {
+            generate_name: base.or_else(|| set.metadata.name.clone()),
+            namespace: set.metadata.namespace.clone(),
+            labels: template.metadata.labels.clone(),
+            annotations: template.metadata.annotations.clone(),
+            owner_references: Some(vec![Kind::ReplicaSet.owner_reference(&set.metadata)]),
+            ..ObjectMeta::default()
+        },
+        spec: template.spec.clone().unwrap_or_default(),
+        status: None,
+    }
+}
+
+fn status(
+    observed: &Observed<'_>,
+    selector: &Selector,
+    active: &[&VirtualMachineInstance],
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    let set = observed.set;
+    let now = Time(observed.now);
+    let former = set.status.clone().unwrap_or_default();
+    let mut conditions = former.conditions.clone();
+    let was_paused = conditions.iter().any(|known| known.type_ == condition::REPLICA_PAUSED);
+    let regarding = || Kind::ReplicaSet.reference(&set.metadata);
+    if set.spec.paused {
+        let paused = Condition::new(condition::REPLICA_PAUSED, true, "Paused", "Controller got paused", &now);
+        if !was_paused {
+            decision.push(Effect::Event(Note::normal(regarding(), "SuccessfulPaused", "Paused")));
+        }
+        self::set(&mut conditions, paused);
+    } else if remove(&mut conditions, condition::REPLICA_PAUSED) {
+        decision.push(Effect::Event(Note::normal(regarding(), "SuccessfulResumed", "Resumed")));
+    }
+    match observed.failure {
+        Some(failure) => {
+            let failed = Condition::new(condition::REPLICA_FAILURE, true, failure.reason, &failure.message, &now);
+            self::set(&mut conditions, failed);
+        }
+        None => {
+            remove(&mut conditions, condition::REPLICA_FAILURE);
+        }
+    }
+    let ready = active.iter().filter(|instance| instance.condition(condition::READY).is_some_and(Condition::is_true));
+    let count = |number: usize| Some(i32::try_from(number).unwrap_or(i32::MAX));
+    let wanted = VirtualMachineInstanceReplicaSet {
+        status: Some(VirtualMachineInstanceReplicaSetStatus {
+            conditions,
+            label_selector: Some(selector.to_string()),
+            ready_replicas: count(ready.count()),
+            replicas: count(active.len()),
+        }),
+        ..set.clone()
+    };
+    decision.effects.extend(Effect::change(Kind::ReplicaSet, set, &wanted, Some("status"))?);
+    Ok(())
+}

@@ -1,0 +1,133 @@
+use serde_json::Value;
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2030-01-01T00:01:00Z".parse().unwrap()
+}
+
+fn set(change: &Value) -> VirtualMachineInstanceReplicaSet {
+    let mut set = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet",
+        "metadata": {"name": "r", "namespace": "d", "uid": "set", "resourceVersion": "1"},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": {"app": "x"}},
+            "template": {"metadata": {"labels": {"app": "x"}}, "spec": {"domain": {"devices": {}}}},
+        },
+    });
+    json_patch::merge(&mut set, change);
+    serde_json::from_value(set).unwrap()
+}
+
+fn machine(name: &str, owner: Option<&str>, change: &Value) -> Arc<VirtualMachineInstance> {
+    let owners = owner.map(|uid| json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet",
+        "name": "r", "uid": uid, "controller": true}]));
+    let mut machine = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": name, "namespace": "d", "uid": name, "labels": {"app": "x"}, "ownerReferences": owners},
+        "spec": {"domain": {"devices": {}}},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    json_patch::merge(&mut machine, change);
+    Arc::new(serde_json::from_value(machine).unwrap())
+}
+
+fn decided(set: &VirtualMachineInstanceReplicaSet, machines: &[Arc<VirtualMachineInstance>]) -> Decision {
+    decide(&Observed { set, instances: machines, failure: None, now: now() }).unwrap()
+}
+
+fn created(decision: &Decision) -> usize {
+    decision.effects.iter().filter(|effect| matches!(effect, Effect::Create { .. })).count()
+}
+
+fn deleted(decision: &Decision) -> Vec<&str> {
+    let name = |effect| match effect {
+        &Effect::Delete { ref name, .. } => Some(name.as_str()),
+        _ => None,
+    };
+    decision.effects.iter().filter_map(name).collect()
+}
+
+fn status(decision: &Decision) -> Value {
+    let patch = decision.effects.iter().find_map(|effect| match effect {
+        Effect::Patch { kind: Kind::ReplicaSet, patch, .. } => Some(patch["status"].clone()),
+        _ => None,
+    });
+    patch.unwrap_or(Value::Null)
+}
+
+#[test]
+fn missing_machines_are_made_and_surplus_ones_deleted() {
+    assert_eq!(created(&decided(&set(&json!({})), &[])), 2);
+    assert_eq!(created(&decided(&set(&json!({"spec": {"replicas": null}})), &[])), 1);
+    let three = [machine("a", Some("set"), &json!({})), machine("b", Some("set"), &json!({})), machine("c", Some("set"), &json!({}))];
+    let decision = decided(&set(&json!({})), &three);
+    assert_eq!((created(&decision), deleted(&decision).len()), (0, 1));
+}
+
+#[test]
+fn machine_that_is_not_ready_goes_before_one_that_is() {
+    let unready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+    let machines = [machine("a", Some("set"), &json!({})), machine("b", Some("set"), &unready), machine("c", Some("set"), &json!({}))];
+    assert_eq!(deleted(&decided(&set(&json!({})), &machines)), ["b"]);
+}
+
+#[test]
+fn finished_machines_are_deleted_and_replaced() {
+    let machines = [machine("a", Some("set"), &json!({"status": {"phase": "Succeeded"}})), machine("b", Some("set"), &json!({}))];
+    let decision = decided(&set(&json!({})), &machines);
+    assert_eq!((created(&decision), deleted(&decision)), (1, vec!["a"]));
+}
+
+#[test]
+fn paused_or_deleted_set_does_not_scale() {
+    for change in [json!({"spec": {"paused": true}}), json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}})] {
+        let decision = decided(&set(&change), &[machine("a", Some("set"), &json!({}))]);
+        assert_eq!((created(&decision), deleted(&decision).len()), (0, 0));
+        assert_eq!(status(&decision)["replicas"], 1);
+    }
+    let decision = decided(&set(&json!({"spec": {"paused": true}})), &[]);
+    assert_eq!(status(&decision)["conditions"][0]["type"], "ReplicaPaused");
+    assert!(decision.effects.iter().any(|effect| matches!(effect, Effect::Event(note) if note.reason == "SuccessfulPaused")));
+}
+
+#[test]
+fn matching_orphan_is_adopted_before_anything_is_made() {
+    let decision = decided(&set(&json!({})), &[machine("a", None, &json!({}))]);
+    assert_eq!(created(&decision), 0);
+    assert!(matches!(&decision.effects[0], Effect::Patch { kind: Kind::Instance, patch, .. }
+        if patch["metadata"]["ownerReferences"][0]["uid"] == "set"));
+    let foreign = decided(&set(&json!({})), &[machine("a", Some("another"), &json!({}))]);
+    assert_eq!(created(&foreign), 2);
+}
+
+#[test]
+fn machine_whose_labels_do_not_match_any_more_is_released() {
+    let decision = decided(&set(&json!({})), &[machine("a", Some("set"), &json!({"metadata": {"labels": {"app": "y"}}}))]);
+    assert!(matches!(&decision.effects[0], Effect::Patch { kind: Kind::Instance, patch, .. }
+        if patch["metadata"]["ownerReferences"] == json!([])));
+}
+
+#[test]
+fn status_counts_and_is_then_settled() {
+    let machines = [machine("a", Some("set"), &json!({})), machine("b", Some("set"), &json!({}))];
+    let status = status(&decided(&set(&json!({})), &machines));
+    assert_eq!(status, json!({"labelSelector": "app=x", "readyReplicas": 2, "replicas": 2}));
+    assert_eq!(decided(&set(&json!({"status": status})), &machines), Decision::settled());
+}
+
+#[test]
+fn refused_machine_shows_as_replica_failure() {
+    let failure = Failure {
+        reason: "FailedCreate",
+        message: "denied".to_owned(),
+        retry_at: "2030-01-01T00:01:10Z".parse().unwrap(),
+        attempts: 1,
+    };
+    let set = set(&json!({}));
+    let decision = decide(&Observed { set: &set, instances: &[], failure: Some(&failure), now: now() }).unwrap();
+    assert_eq!(created(&decision), 0);
+    let condition = &status(&decision)["conditions"][0];
+    assert_eq!((&condition["type"], &condition["reason"]), (&json!("ReplicaFailure"), &json!("FailedCreate")));
+}

@@ -1,0 +1,273 @@
+//! The one place that writes to the API server.
+//!
+//! Each write is checked against leadership, bounded in time, counted, and its answer put into the caches.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use kube::{
+    Client,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    core::Request,
+};
+use serde_json::{Value, json};
+
+use super::{
+    Effect, Kind, Note,
+    effect::Notes,
+    lease::Leadership,
+    metrics::Metrics,
+    recorder::Recorder,
+};
+
+/// Longest time for one write. Shorter than the time leadership outlasts a lost connection, see [`super::lease`].
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Name under which fields are recorded as ours.
+const FIELD_MANAGER: &str = "virt-controller";
+
+/// Takes the answers to writes.
+pub trait Answers: Send + Sync {
+    /// An object was written; this is what it is now.
+    fn written(&self, kind: Kind, object: Value);
+    /// An object is gone.
+    fn deleted(&self, kind: Kind, namespace: Option<&str>, name: &str, uid: Option<&str>);
+}
+
+/// How the effects of a decision went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All were made. Names the remembered reasons of those that succeeded.
+    Done {
+        /// Failure reasons of the effects made.
+        succeeded: Vec<&'static str>,
+    },
+    /// One was refused by the API server.
+    Refused {
+        /// The reason the effect gives for this.
+        reason: Option<&'static str>,
+        /// What the API server said.
+        message: String,
+    },
+    /// The object had changed meanwhile; a newer observation will come.
+    Stale,
+    /// The API server did not answer, or only that it is overloaded.
+    Unreachable,
+    /// This replica does not lead any more.
+    NotLeading,
+}
+
+enum WriteError {
+    Refused(String),
+    Stale,
+    Gone,
+    Unreachable(String),
+}
+
+/// Carries out effects.
+pub struct Executor {
+    client: Client,
+    leadership: Leadership,
+    recorder: Recorder,
+    metrics: Metrics,
+    answers: Arc<dyn Answers>,
+    /// One request kept per address, since they are immutable.
+    requests: Mutex<HashMap<(Kind, Option<String>), Request>>,
+}
+
+/// Namespaces whose request builders are kept; more than this many start over.
+const KEPT_REQUESTS: usize = 256;
+
+impl Executor {
+    /// An executor that writes while `leadership` holds.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        leadership: Leadership,
+        recorder: Recorder,
+        metrics: Metrics,
+        answers: Arc<dyn Answers>,
+    ) -> Arc<Self> {
+        Arc::new(Self { client, leadership, recorder, metrics, answers, requests: Mutex::default() })
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Carries out effects in order; the first that fails ends the rest.
+    pub async fn carry_out(&self, controller: &'static str, effects: Vec<Effect>) -> Outcome {
+        let mut succeeded = Vec::new();
+        // A second patch of an object follows the version that the first one made.
+        let mut versions: HashMap<(Kind, Option<String>, String), String> = HashMap::new();
+        for effect in effects {
+            if let Effect::Event(note) = effect {
+                self.recorder.emit(note, None, None);
+                continue;
+            }
+            if !self.leadership.holds() {
+                tracing::warn!("not leading; nothing is written");
+                return Outcome::NotLeading;
+            }
+            let (verb, resource) = label(&effect);
+            let result = tokio::time::timeout(WRITE_TIMEOUT, self.write(&effect, &mut versions)).await;
+            let (notes, regarding_name) = parts(&effect);
+            match result.unwrap_or_else(|_| Err(WriteError::Unreachable("no answer in time".to_owned()))) {
+                Ok(answer) => {
+                    self.metrics.wrote(controller, verb, resource, "succeeded");
+                    tracing::debug!(verb, resource, object = regarding_name, "written");
+                    if let Some(note) = &notes.success {
+                        self.recorder.emit(note.clone(), answer.as_ref(), None);
+                    }
+                    succeeded.extend(notes.failure_reason);
+                }
+                Err(WriteError::Stale) => {
+                    self.metrics.wrote(controller, verb, resource, "stale");
+                    tracing::debug!(verb, resource, object = regarding_name, "object has changed meanwhile");
+                    return Outcome::Stale;
+                }
+                // What is to be changed or deleted is gone: the watch will tell, there is nothing to repeat.
+                Err(WriteError::Gone) => {
+                    self.metrics.wrote(controller, verb, resource, "gone");
+                    return Outcome::Done { succeeded };
+                }
+                Err(WriteError::Unreachable(message)) => {
+                    self.metrics.wrote(controller, verb, resource, "unreachable");
+                    tracing::warn!(verb, resource, object = regarding_name, error = %message, "write failed");
+                    return Outcome::Unreachable;
+                }
+                Err(WriteError::Refused(message)) => {
+                    self.metrics.wrote(controller, verb, resource, "refused");
+                    tracing::warn!(verb, resource, object = regarding_name, error = %message, "write was refused");
+                    if let Some(note) = &notes.failure {
+                        self.recorder.emit(note.clone(), None, Some(&message));
+                    }
+                    return Outcome::Refused { reason: notes.failure_reason, message };
+                }
+            }
+        }
+        Outcome::Done { succeeded }
+    }
+
+    fn request(&self, kind: Kind, namespace: Option<&str>) -> Request {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if requests.len() > KEPT_REQUESTS {
+            requests.clear();
+        }
+        requests
+            .entry((kind, namespace.map(str::to_owned)))
+            .or_insert_with(|| Request::new(kind.path(namespace)))
+            .clone()
+    }
+
+    async fn write(
+        &self,
+        effect: &Effect,
+        versions: &mut HashMap<(Kind, Option<String>, String), String>,
+    ) -> Result<Option<Value>, WriteError> {
+        match effect {
+            Effect::Event(_) => Ok(None),
+            Effect::Create { kind, namespace, object, .. } => {
+                let body = serde_json::to_vec(object).map_err(|error| WriteError::Refused(error.to_string()))?;
+                let parameters =
+                    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+                let request = self
+                    .request(*kind, namespace.as_deref())
+                    .create(&parameters, body)
+                    .map_err(|error| WriteError::Refused(error.to_string()))?;
+                let answer: Value = self.client.request(request).await.map_err(|error| classify(&error, true))?;
+                self.answers.written(*kind, answer.clone());
+                Ok(Some(answer))
+            }
+            Effect::Patch { kind, namespace, name, resource_version, subresource, strategic, patch, .. } => {
+                if patch.as_object().is_some_and(serde_json::Map::is_empty) {
+                    return Ok(None);
+                }
+                let key = (*kind, namespace.clone(), name.clone());
+                let mut patch = patch.clone();
+                if let Some(version) = resource_version.as_ref().map(|version| versions.get(&key).unwrap_or(version)) {
+                    patch["metadata"]["resourceVersion"] = json!(version);
+                }
+                let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                let request = self.request(*kind, namespace.as_deref());
+                let patch = if *strategic { Patch::Strategic(&patch) } else { Patch::Merge(&patch) };
+                let request = match subresource {
+                    Some(subresource) => request.patch_subresource(subresource, name, &parameters, &patch),
+                    None => request.patch(name, &parameters, &patch),
+                }
+                .map_err(|error| WriteError::Refused(error.to_string()))?;
+                let answer: Value = self.client.request(request).await.map_err(|error| classify(&error, false))?;
+                if let Some(version) = answer["metadata"]["resourceVersion"].as_str() {
+                    versions.insert(key, version.to_owned());
+                }
+                self.answers.written(*kind, answer.clone());
+                Ok(Some(answer))
+            }
+            Effect::Delete { kind, namespace, name, uid, grace_seconds, .. } => {
+                let parameters = DeleteParams {
+                    grace_period_seconds: *grace_seconds,
+                    preconditions: Some(Preconditions { resource_version: None, uid: uid.clone() }),
+                    ..DeleteParams::background()
+                };
+                let request = self
+                    .request(*kind, namespace.as_deref())
+                    .delete(name, &parameters)
+                    .map_err(|error| WriteError::Refused(error.to_string()))?;
+                match self.client.request::<Value>(request).await {
+                    Ok(answer) => {
+                        // A deletion in steps is answered with the object, a finished one with a Status.
+                        if answer["metadata"]["deletionTimestamp"].is_string() {
+                            self.answers.written(*kind, answer.clone());
+                        } else {
+                            self.answers.deleted(*kind, namespace.as_deref(), name, uid.as_deref());
+                        }
+                        Ok(Some(answer))
+                    }
+                    Err(error) => match classify(&error, false) {
+                        // Gone, or another object has the name now: in either case this one is deleted.
+                        WriteError::Gone | WriteError::Stale => {
+                            self.answers.deleted(*kind, namespace.as_deref(), name, uid.as_deref());
+                            Ok(None)
+                        }
+                        other => Err(other),
+                    },
+                }
+            }
+        }
+    }
+}
+
+fn label(effect: &Effect) -> (&'static str, &'static str) {
+    match effect {
+        Effect::Create { kind, .. } => ("create", kind.plural()),
+        Effect::Patch { kind, .. } => ("patch", kind.plural()),
+        Effect::Delete { kind, .. } => ("delete", kind.plural()),
+        Effect::Event(_) => ("event", "events"),
+    }
+}
+
+fn parts(effect: &Effect) -> (Notes, &str) {
+    match effect {
+        Effect::Create { notes, object, .. } => {
+            let name = object["metadata"]["name"].as_str().or(object["metadata"]["generateName"].as_str());
+            (notes.clone(), name.unwrap_or_default())
+        }
+        Effect::Patch { notes, name, .. } | Effect::Delete { notes, name, .. } => (notes.clone(), name),
+        Effect::Event(Note { .. }) => (Notes::default(), ""),
+    }
+}
+
+/// Sorts errors into those to be told to users and those to be repeated.
+fn classify(error: &kube::Error, create: bool) -> WriteError {
+    let kube::Error::Api(status) = error else { return WriteError::Unreachable(error.to_string()) };
+    match status.code {
+        404 if !create => WriteError::Gone,
+        // Creation with a fixed name: the object exists, the watch will bring it.
+        409 => WriteError::Stale,
+        // A webhook that is not reachable is answered with 500; the API server itself being unwell is no refusal.
+        429 | 502 | 503 | 504 => WriteError::Unreachable(status.message.clone()),
+        _ => WriteError::Refused(status.message.clone()),
+    }
+}

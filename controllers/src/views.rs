@@ -1,0 +1,382 @@
+//! Objects reduced to what the controllers read.
+
+use std::collections::BTreeMap;
+
+use api::constants::{annotation, component, label};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        apps::v1::{DaemonSet, Deployment},
+        core::v1::{ContainerStatus, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    kube_aggregator::pkg::apis::apiregistration::v1::APIService,
+};
+
+use crate::{
+    runtime::Cached,
+    world::{POD_ANNOTATIONS, keep},
+};
+
+/// Name, version and owners: what every view keeps of metadata.
+fn slim(meta: ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: meta.name,
+        namespace: meta.namespace,
+        uid: meta.uid,
+        resource_version: meta.resource_version,
+        generation: meta.generation,
+        creation_timestamp: meta.creation_timestamp,
+        deletion_timestamp: meta.deletion_timestamp,
+        owner_references: meta.owner_references,
+        ..ObjectMeta::default()
+    }
+}
+
+/// A condition of a pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodConditionView {
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// Word for machines.
+    pub reason: Option<String>,
+    /// Sentence for people.
+    pub message: Option<String>,
+}
+
+/// A pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Where it runs.
+    pub node_name: Option<String>,
+    /// Its phase.
+    pub phase: String,
+    /// Its quality of service class.
+    pub qos_class: Option<String>,
+    /// Reason of a failed pod, such as `Evicted`.
+    pub reason: Option<String>,
+    /// Message of a failed pod.
+    pub message: Option<String>,
+    /// Image of the compute container.
+    pub image: Option<String>,
+    /// Condition `PodScheduled`.
+    pub scheduled: Option<PodConditionView>,
+    /// Condition `Ready`.
+    pub ready: Option<PodConditionView>,
+    /// Condition of the readiness gate.
+    pub unpaused: Option<PodConditionView>,
+    /// A container waits for this reason, with this message.
+    pub waiting: Option<(String, String)>,
+    /// The compute container runs.
+    pub compute_running: bool,
+    /// The compute container has ended; when.
+    pub compute_ended: Option<Option<Timestamp>>,
+    /// Every container has ended.
+    pub all_ended: bool,
+    /// Addresses.
+    pub addresses: Vec<String>,
+}
+
+impl PodView {
+    /// Succeeded, failed, or the compute container has ended.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        matches!(self.phase.as_str(), "Succeeded" | "Failed") || self.compute_ended.is_some()
+    }
+
+    /// Down or being deleted.
+    #[must_use]
+    pub fn is_going_down(&self) -> bool {
+        self.is_down() || self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// The launcher runs.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        !self.is_going_down() && self.phase == "Running" && self.compute_running
+    }
+}
+
+impl Cached for PodView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+fn waiting(statuses: &[ContainerStatus]) -> Option<(String, String)> {
+    statuses.iter().find_map(|status| {
+        let waiting = status.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.clone()?;
+        // What every container goes through.
+        if matches!(reason.as_str(), "ContainerCreating" | "PodInitializing") {
+            return None;
+        }
+        Some((reason, waiting.message.clone().unwrap_or_default()))
+    })
+}
+
+impl From<Pod> for PodView {
+    fn from(pod: Pod) -> Self {
+        let spec = pod.spec.unwrap_or_default();
+        let status = pod.status.unwrap_or_default();
+        let annotations = keep(pod.metadata.annotations.as_ref(), POD_ANNOTATIONS);
+        let labels = keep(pod.metadata.labels.as_ref(), &[label::NODE_NAME, label::OUTDATED_LAUNCHER_IMAGE]);
+        let condition = |wanted: &str| {
+            let found = status.conditions.iter().flatten().find(|condition| condition.type_ == wanted)?;
+            Some(PodConditionView {
+                status: found.status.clone(),
+                reason: found.reason.clone(),
+                message: found.message.clone(),
+            })
+        };
+        let containers = status.container_statuses.as_deref().unwrap_or_default();
+        let compute = containers.iter().find(|status| status.name == component::COMPUTE_CONTAINER);
+        let state = compute.and_then(|status| status.state.as_ref());
+        let ended = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
+        Self {
+            node_name: spec.node_name,
+            image: spec
+                .containers
+                .into_iter()
+                .find(|container| container.name == component::COMPUTE_CONTAINER)
+                .and_then(|container| container.image),
+            scheduled: condition("PodScheduled"),
+            ready: condition("Ready"),
+            unpaused: condition(api::constants::condition::POD_UNPAUSED),
+            waiting: waiting(status.init_container_statuses.as_deref().unwrap_or_default())
+                .or_else(|| waiting(containers)),
+            compute_running: state.is_some_and(|state| state.running.is_some()),
+            compute_ended: state
+                .and_then(|state| state.terminated.as_ref())
+                .map(|ended| ended.finished_at.as_ref().map(|at| at.0)),
+            all_ended: !containers.is_empty() && containers.iter().all(ended),
+            addresses: status
+                .pod_ips
+                .as_deref()
+                .unwrap_or_default()
+                .iter()
+                .map(|address| address.ip.clone())
+                .collect(),
+            phase: status.phase.unwrap_or_default(),
+            qos_class: status.qos_class,
+            reason: status.reason,
+            message: status.message,
+            metadata: ObjectMeta { annotations, labels, ..slim(pod.metadata) },
+        }
+    }
+}
+
+/// A node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeView {
+    /// Metadata, reduced to names, the heartbeat annotation and the label of its outcome.
+    pub metadata: ObjectMeta,
+}
+
+impl Cached for NodeView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<Node> for NodeView {
+    fn from(node: Node) -> Self {
+        let annotations = keep(node.metadata.annotations.as_ref(), &[annotation::HEARTBEAT]);
+        let labels = keep(node.metadata.labels.as_ref(), &[label::SCHEDULABLE]);
+        Self { metadata: ObjectMeta { annotations, labels, ..slim(node.metadata) } }
+    }
+}
+
+/// A persistent volume claim.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClaimView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// The volume is a block device.
+    pub block: bool,
+    /// How it may be attached.
+    pub access_modes: Vec<String>,
+    /// `Pending`, `Bound` or `Lost`.
+    pub phase: String,
+}
+
+impl Cached for ClaimView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<PersistentVolumeClaim> for ClaimView {
+    fn from(claim: PersistentVolumeClaim) -> Self {
+        let spec = claim.spec.unwrap_or_default();
+        Self {
+            metadata: slim(claim.metadata),
+            block: spec.volume_mode.as_deref() == Some("Block"),
+            access_modes: spec.access_modes.unwrap_or_default(),
+            phase: claim.status.and_then(|status| status.phase).unwrap_or_default(),
+        }
+    }
+}
+
+/// A resource quota.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct QuotaView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// It limits memory limits.
+    pub memory_limits: bool,
+    /// It limits CPU limits.
+    pub cpu_limits: bool,
+}
+
+impl Cached for QuotaView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn index(&self) -> Option<String> {
+        self.metadata.namespace.clone()
+    }
+}
+
+impl From<ResourceQuota> for QuotaView {
+    fn from(quota: ResourceQuota) -> Self {
+        let hard = quota.spec.and_then(|spec| spec.hard).unwrap_or_default();
+        Self {
+            metadata: slim(quota.metadata),
+            memory_limits: hard.contains_key("limits.memory"),
+            cpu_limits: hard.contains_key("limits.cpu"),
+        }
+    }
+}
+
+/// A namespace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NamespaceView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Cached for NamespaceView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<Namespace> for NamespaceView {
+    fn from(mut namespace: Namespace) -> Self {
+        let labels = namespace.metadata.labels.take().unwrap_or_default();
+        Self { metadata: slim(namespace.metadata), labels }
+    }
+}
+
+/// A Deployment or DaemonSet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WorkloadView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Its controller has seen the present version.
+    pub observed: bool,
+    /// Pods wanted.
+    pub wanted: i32,
+    /// Pods available.
+    pub available: i32,
+    /// Pods of the present version.
+    pub updated: i32,
+    /// Pods that are ready.
+    pub ready: i32,
+    /// Image of the first container.
+    pub image: Option<String>,
+}
+
+impl Cached for WorkloadView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<Deployment> for WorkloadView {
+    fn from(deployment: Deployment) -> Self {
+        let spec = deployment.spec.unwrap_or_default();
+        let status = deployment.status.unwrap_or_default();
+        Self {
+            observed: status.observed_generation >= deployment.metadata.generation,
+            wanted: spec.replicas.unwrap_or(1),
+            available: status.available_replicas.unwrap_or(0),
+            updated: status.updated_replicas.unwrap_or(0),
+            ready: status.ready_replicas.unwrap_or(0),
+            image: spec.template.spec.and_then(|spec| spec.containers.into_iter().next()?.image),
+            metadata: slim(deployment.metadata),
+        }
+    }
+}
+
+impl From<DaemonSet> for WorkloadView {
+    fn from(set: DaemonSet) -> Self {
+        let status = set.status.unwrap_or_default();
+        Self {
+            observed: status.observed_generation >= set.metadata.generation,
+            wanted: status.desired_number_scheduled,
+            available: status.number_available.unwrap_or(0),
+            updated: status.updated_number_scheduled.unwrap_or(0),
+            ready: status.number_ready,
+            image: set.spec.and_then(|spec| spec.template.spec?.containers.into_iter().next()?.image),
+            metadata: slim(set.metadata),
+        }
+    }
+}
+
+/// An object that carries a CA bundle, once or once per webhook.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CaBundleView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Name of each webhook (empty for an API service) with its bundle.
+    pub bundles: Vec<(String, Vec<u8>)>,
+    /// The API server can use the service (API services only).
+    pub available: bool,
+}
+
+impl Cached for CaBundleView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<APIService> for CaBundleView {
+    fn from(service: APIService) -> Self {
+        let bundle = service.spec.and_then(|spec| spec.ca_bundle).map(|bytes| bytes.0).unwrap_or_default();
+        let conditions = service.status.and_then(|status| status.conditions).unwrap_or_default();
+        let available =
+            conditions.iter().any(|condition| condition.type_ == "Available" && condition.status == "True");
+        Self { metadata: slim(service.metadata), bundles: vec![(String::new(), bundle)], available }
+    }
+}
+
+impl From<MutatingWebhookConfiguration> for CaBundleView {
+    fn from(configuration: MutatingWebhookConfiguration) -> Self {
+        let bundles = configuration
+            .webhooks
+            .unwrap_or_default()
+            .into_iter()
+            .map(|hook| (hook.name, hook.client_config.ca_bundle.map(|bytes| bytes.0).unwrap_or_default()))
+            .collect();
+        Self { metadata: slim(configuration.metadata), bundles, available: true }
+    }
+}
+
+impl From<ValidatingWebhookConfiguration> for CaBundleView {
+    fn from(configuration: ValidatingWebhookConfiguration) -> Self {
+        let bundles = configuration
+            .webhooks
+            .unwrap_or_default()
+            .into_iter()
+            .map(|hook| (hook.name, hook.client_config.ca_bundle.map(|bytes| bytes.0).unwrap_or_default()))
+            .collect();
+        Self { metadata: slim(configuration.metadata), bundles, available: true }
+    }
+}

@@ -1,0 +1,75 @@
+//! How long a machine that fails before it ever ran is left alone.
+
+use std::time::Duration;
+
+use api::{RunStrategy, VirtualMachineInstance, VmiPhase, vm::status::VirtualMachineStartFailure};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sha2::{Digest, Sha256};
+
+/// Longest delay.
+const LONGEST: u64 = 300;
+/// Unit of the quadratic growth.
+const INTERVAL: u64 = 10;
+
+/// Strategies that start a machine again by themselves.
+pub(super) fn applies(strategy: &RunStrategy) -> bool {
+    matches!(strategy, RunStrategy::Always | RunStrategy::RerunOnFailure | RunStrategy::Once)
+}
+
+/// The delay after the n-th failure in a row: 10·n² seconds and up to half of that more, at most 300.
+///
+/// The part that spreads machines out comes from the UID, so that deciding twice gives the same answer.
+fn delay(count: i32, uid: &str) -> Duration {
+    let count = u64::try_from(count).unwrap_or(1).max(1);
+    let base = INTERVAL.saturating_mul(count.saturating_mul(count));
+    let spread = Sha256::digest(uid.as_bytes()).first().copied().unwrap_or(0);
+    let extra = (base / 2).saturating_mul(u64::from(spread)) / 255;
+    Duration::from_secs(base.saturating_add(extra).min(LONGEST))
+}
+
+/// The record of failures after looking at the machine.
+pub(super) fn update(
+    former: Option<&VirtualMachineStartFailure>,
+    strategy: &RunStrategy,
+    instance: Option<&VirtualMachineInstance>,
+    now: Timestamp,
+) -> Option<VirtualMachineStartFailure> {
+    if !applies(strategy) {
+        return None;
+    }
+    let Some(instance) = instance else { return former.cloned() };
+    let timestamps = instance.status.as_ref().map(|status| status.phase_transition_timestamps.as_slice());
+    let ran = *instance.phase() == VmiPhase::Running
+        || timestamps.unwrap_or_default().iter().any(|stamp| stamp.phase == Some(VmiPhase::Running));
+    if ran {
+        return None;
+    }
+    let uid = instance.metadata.uid.clone().unwrap_or_default();
+    let counted = former.is_some_and(|former| former.last_failed_vmi_uid.as_deref() == Some(uid.as_str()));
+    if *instance.phase() != VmiPhase::Failed || counted {
+        return former.cloned();
+    }
+    let count = former.and_then(|former| former.consecutive_fail_count).unwrap_or(0).saturating_add(1);
+    let wait = jiff::SignedDuration::try_from(delay(count, &uid)).unwrap_or(jiff::SignedDuration::ZERO);
+    Some(VirtualMachineStartFailure {
+        consecutive_fail_count: Some(count),
+        last_failed_vmi_uid: Some(uid),
+        retry_after_timestamp: now.checked_add(wait).ok().map(Time),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delay_grows_with_the_square_within_its_bounds() {
+        for (count, low, high) in [(1, 10, 15), (2, 40, 60), (3, 90, 135), (4, 160, 240), (5, 250, 300), (9, 300, 300)] {
+            for uid in ["a", "b", "c"] {
+                let seconds = delay(count, uid).as_secs();
+                assert!((low..=high).contains(&seconds), "{count}: {seconds}");
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Virtual machines: run strategies, the machine (VMI) of each, status.
+//!
+//! ```text
+//!             start                         deleted by us, or stopped        no pod, no finalizer
+//!  no VMI ───────────────> VMI lives ─────────────────────────────> VMI final ─────────> no VMI
+//!    ^                                                                                      │
+//!    └──────────── run strategy and requests say whether to start again (run_strategy.rs) ──┘
+//! ```
+
+mod backoff;
+mod printable;
+mod restart;
+mod run_strategy;
+mod start;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use api::{
+    RunStrategy, VirtualMachine, VirtualMachineInstance,
+    constants::{event, finalizer},
+    vm::status::VirtualMachineStateChangeRequest,
+};
+use jiff::Timestamp;
+use serde_json::json;
+
+use self::run_strategy::Action;
+use crate::{
+    runtime::{Decision, Effect, Failure, Kind, Note},
+    world::{controller_of, is_controlled},
+};
+
+/// Finalizer by which a user asks that a VM's machine outlives it.
+const ORPHAN: &str = "orphan";
+
+/// Everything a decision about a VM rests on.
+pub struct Observed<'a> {
+    /// The VM.
+    pub vm: &'a VirtualMachine,
+    /// The machine of the VM's name, whoever controls it.
+    pub instance: Option<&'a VirtualMachineInstance>,
+    /// A claim that the template names is not bound.
+    pub unbound_claim: bool,
+    /// The last write for this VM that was refused.
+    pub failure: Option<&'a Failure>,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// An error that shows in condition Failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SyncError {
+    reason: String,
+    message: String,
+}
+
+impl SyncError {
+    fn new(reason: &str, message: impl Into<String>) -> Self {
+        Self { reason: reason.to_owned(), message: message.into() }
+    }
+}
+
+/// Decides what to do about a VM.
+pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+    let vm = observed.vm;
+    let mut decision = Decision::settled();
+    let owned = observed.instance.filter(|instance| is_ours(vm, instance));
+    let mut error = None;
+
+    if vm.metadata.deletion_timestamp.is_some() {
+        if deleting(observed, owned, &mut decision)? {
+            // Nobody reads the status of an object that goes away with this very write.
+            return Ok(decision);
+        }
+    } else if !has_finalizer(vm) {
+        let mut wanted = vm.clone();
+        wanted.metadata.finalizers.get_or_insert_default().push(finalizer::VM.to_owned());
+        decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
+    }
+    let mut failed_instance_restarts = false;
+    if vm.metadata.deletion_timestamp.is_none() {
+        match observed.instance {
+            Some(instance) if owned.is_none() && is_controlled(&instance.metadata) => {
+                let name = instance.metadata.name.as_deref().unwrap_or_default();
+                let message = format!("VirtualMachineInstance {name} exists and belongs to another object");
+                error = Some(SyncError::new(event::FAILED_CREATE, message));
+            }
+            Some(instance) if owned.is_none() => adopt(vm, instance, &mut decision),
+            _ => {
+                let (failure, restarts) = synchronize(observed, owned, &mut decision)?;
+                error = failure;
+                failed_instance_restarts = restarts;
+            }
+        }
+    }
+
+    // What was just asked for changes the status in a moment: one write then instead of two.
+    let changes_instance = decision.effects.iter().any(|effect| {
+        matches!(effect, Effect::Create { kind: Kind::Instance, .. } | Effect::Delete { kind: Kind::Instance, .. })
+    });
+    if changes_instance && error.is_none() && !failed_instance_restarts {
+        return Ok(decision);
+    }
+    let mut wanted = vm.clone();
+    status::update(observed, owned, error.as_ref(), &mut wanted);
+    if failed_instance_restarts {
+        let requests = &mut wanted.status.get_or_insert_default().state_change_requests;
+        if requests.is_empty() {
+            requests.push(VirtualMachineStateChangeRequest {
+                action: api::StateChangeAction::Start,
+                ..VirtualMachineStateChangeRequest::default()
+            });
+        }
+    }
+    if let Some(change) = Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))? {
+        // Before the machine goes: a start that is not written down would be lost with us.
+        let at = if failed_instance_restarts { 0 } else { decision.effects.len() };
+        decision.effects.insert(at, change);
+    }
+    Ok(decision)
+}
+
+/// Names of the claims behind the template's volumes.
+#[must_use]
+pub fn claim_names(vm: &VirtualMachine) -> Vec<String> {
+    let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
+    volumes
+        .filter_map(|volume| {
+            let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
+            claim.or_else(|| volume.data_volume.as_ref().map(|source| source.name.clone()))
+        })
+        .collect()
+}
+
+fn has_finalizer(vm: &VirtualMachine) -> bool {
+    vm.metadata.finalizers.iter().flatten().any(|name| name == finalizer::VM)
+}
+
+fn is_ours(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
+    let owner = controller_of(&instance.metadata, Kind::VirtualMachine);
+    owner.is_some_and(|(uid, _)| Some(uid.as_str()) == vm.metadata.uid.as_deref())
+}
+
+/// Ends what the VM has. True when nothing is left to be done or shown.
+fn deleting(
+    observed: &Observed<'_>,
+    owned: Option<&VirtualMachineInstance>,
+    decision: &mut Decision,
+) -> Result<bool, serde_json::Error> {
+    let vm = observed.vm;
+    let orphans = vm.metadata.finalizers.iter().flatten().any(|name| name == ORPHAN);
+    match owned {
+        Some(instance) if !orphans => {
+            delete_instance(observed, instance, decision);
+            Ok(false)
+        }
+        _ => {
+            let mut wanted = vm.clone();
+            let list = wanted.metadata.finalizers.take().unwrap_or_default();
+            let left: Vec<String> = list.into_iter().filter(|name| name != finalizer::VM).collect();
+            wanted.metadata.finalizers = (!left.is_empty()).then_some(left);
+            decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
+            Ok(true)
+        }
+    }
+}
+
+fn adopt(vm: &VirtualMachine, instance: &VirtualMachineInstance, decision: &mut Decision) {
+    decision.push(Effect::Patch {
+        kind: Kind::Instance,
+        namespace: instance.metadata.namespace.clone(),
+        name: instance.metadata.name.clone().unwrap_or_default(),
+        resource_version: instance.metadata.resource_version.clone(),
+        subresource: None,
+        strategic: false,
+        patch: json!({"metadata": {
+            "uid": instance.metadata.uid,
+            "ownerReferences": [Kind::VirtualMachine.owner_reference(&vm.metadata)],
+        }}),
+        notes: crate::runtime::effect::Notes::default(),
+    });
+}
+
+/// Carries out the run strategy. Returns an error to show, and whether a failed machine is to be started again.
+fn synchronize(
+    observed: &Observed<'_>,
+    owned: Option<&VirtualMachineInstance>,
+    decision: &mut Decision,
+) -> Result<(Option<SyncError>, bool), serde_json::Error> {
+    let vm = observed.vm;
+    if vm.spec.running.is_some() && vm.spec.run_strategy.is_some() {
+        let message = "running and runstrategy are mutually exclusive";
+        return Ok((Some(SyncError::new(event::FAILED_CREATE, message)), false));
+    }
+    match run_strategy::next(vm, owned, observed.now) {
+        Action::Nothing => Ok((None, false)),
+        Action::Wait(time) => {
+            decision.wake(time);
+            Ok((None, false))
+        }
+        Action::Unknown(strategy) => {
+            let message = format!("unknown runstrategy: {strategy}");
+            Ok((Some(SyncError::new("UnsupportedSyncError", message)), false))
+        }
+        Action::Delete { restart } => {
+            if let Some(instance) = owned {
+                delete_instance(observed, instance, decision);
+            }
+            Ok((blocked(observed, event::FAILED_DELETE, "Error deleting virtual machine instance"), restart))
+        }
+        Action::SwitchToAlways => {
+            let mut wanted = vm.clone();
+            if wanted.spec.run_strategy.is_some() {
+                wanted.spec.run_strategy = Some(RunStrategy::Always);
+            } else {
+                wanted.spec.running = Some(true);
+            }
+            decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
+            Ok((None, false))
+        }
+        Action::Start { paused } => Ok((start_instance(observed, paused, decision)?, false)),
+    }
+}
+
+fn start_instance(
+    observed: &Observed<'_>,
+    paused: bool,
+    decision: &mut Decision,
+) -> Result<Option<SyncError>, serde_json::Error> {
+    let vm = observed.vm;
+    if vm.condition(api::constants::condition::MANUAL_RECOVERY_REQUIRED).is_some_and(api::Condition::is_true) {
+        return Ok(None);
+    }
+    let instance = match start::instance(vm, paused) {
+        Ok(instance) => instance,
+        Err(message) => return Ok(Some(SyncError::new(event::FAILED_CREATE, message))),
+    };
+    let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+        decision.wake(failure.remaining(observed.now));
+    } else {
+        let regarding = || Kind::VirtualMachine.reference(&vm.metadata);
+        let effect = Effect::create(Kind::Instance, vm.metadata.namespace.as_deref(), &instance)?
+            .on_success(Note::normal(
+                regarding(),
+                event::SUCCESSFUL_CREATE,
+                "Started the virtual machine by creating the new virtual machine instance {name}",
+            ))
+            .on_failure(Note::warning(
+                regarding(),
+                event::FAILED_CREATE,
+                "Error creating virtual machine instance: {error}",
+            ));
+        decision.push(effect);
+    }
+    Ok(blocked(observed, event::FAILED_CREATE, "Failure while starting VMI"))
+}
+
+/// The error of a refused write, if the last one was for this reason.
+fn blocked(observed: &Observed<'_>, reason: &str, what: &str) -> Option<SyncError> {
+    let failure = observed.failure.filter(|failure| failure.reason == reason)?;
+    Some(SyncError::new(reason, format!("{what}: {}", failure.message)))
+}
+
+fn delete_instance(observed: &Observed<'_>, instance: &VirtualMachineInstance, decision: &mut Decision) {
+    if instance.is_deleting() {
+        return;
+    }
+    let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
+    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+        decision.wake(failure.remaining(observed.now));
+        return;
+    }
+    let regarding = || Kind::VirtualMachine.reference(&observed.vm.metadata);
+    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+    let name = instance.metadata.name.as_deref().unwrap_or_default();
+    decision.push(
+        Effect::delete(Kind::Instance, &instance.metadata)
+            .on_success(Note::normal(
+                regarding(),
+                event::SUCCESSFUL_DELETE,
+                format!("Stopped the virtual machine by deleting the virtual machine instance {uid}"),
+            ))
+            .on_failure(Note::warning(
+                regarding(),
+                event::FAILED_DELETE,
+                format!("Error deleting virtual machine instance {name}: {{error}}"),
+            )),
+    );
+}

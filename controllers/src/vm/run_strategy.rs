@@ -1,0 +1,149 @@
+//! What the run strategy and the requests of users demand.
+
+use std::time::Duration;
+
+use api::{
+    RunStrategy, StateChangeAction, VirtualMachine, VirtualMachineInstance, VmiPhase,
+    vm::status::VirtualMachineStateChangeRequest,
+};
+use jiff::Timestamp;
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// All is as it should be.
+    Nothing,
+    /// The start is put off.
+    Wait(Duration),
+    /// Create the machine.
+    Start {
+        /// With its CPUs stopped.
+        paused: bool,
+    },
+    /// Delete the machine.
+    Delete {
+        /// And note that it is to be started again.
+        restart: bool,
+    },
+    /// A start was asked for where the strategy keeps machines off: change the strategy.
+    SwitchToAlways,
+    /// A strategy that this version does not know.
+    Unknown(String),
+}
+
+/// The request at the head of the queue: the only one that counts.
+fn head(vm: &VirtualMachine) -> Option<&VirtualMachineStateChangeRequest> {
+    vm.status.as_ref()?.state_change_requests.first()
+}
+
+fn start_request(vm: &VirtualMachine) -> Option<&VirtualMachineStateChangeRequest> {
+    head(vm).filter(|request| request.action == StateChangeAction::Start)
+}
+
+fn stop_requested(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
+    head(vm).is_some_and(|request| {
+        request.action == StateChangeAction::Stop && request.uid.is_some() && request.uid == instance.metadata.uid
+    })
+}
+
+fn paused(vm: &VirtualMachine) -> bool {
+    start_request(vm).is_some_and(|request| request.data.get("paused").is_some_and(|value| value == "true"))
+}
+
+/// The last strategy the status speaks of is another one.
+pub(super) fn has_switched(vm: &VirtualMachine, strategy: &RunStrategy) -> bool {
+    vm.status.as_ref().and_then(|status| status.run_strategy.as_ref()) != Some(strategy)
+}
+
+/// The next step for a VM with the machine it controls.
+pub(super) fn next(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>, now: Timestamp) -> Action {
+    let strategy = vm.spec.effective_run_strategy();
+    let live = instance.filter(|instance| !instance.is_final());
+    let final_phase = instance.filter(|instance| instance.is_final()).map(VirtualMachineInstance::phase);
+    if instance.is_some_and(VirtualMachineInstance::is_deleting) {
+        return Action::Nothing;
+    }
+    let start = || after_backoff(vm, now);
+    match strategy {
+        RunStrategy::Always => match (instance, live) {
+            (None, _) => start(),
+            (Some(_), Some(live)) if stop_requested(vm, live) => Action::Delete { restart: false },
+            (Some(_), Some(_)) => Action::Nothing,
+            (Some(_), None) => Action::Delete { restart: false },
+        },
+        RunStrategy::RerunOnFailure => match (instance, final_phase) {
+            (None, _) if start_request(vm).is_some() || has_switched(vm, &strategy) => start(),
+            (None, _) => Action::Nothing,
+            (Some(_), Some(VmiPhase::Failed)) => Action::Delete { restart: true },
+            (Some(_), Some(_)) => Action::Delete { restart: false },
+            (Some(instance), None) if stop_requested(vm, instance) => Action::Delete { restart: false },
+            (Some(_), None) => Action::Nothing,
+        },
+        RunStrategy::Manual => match instance {
+            Some(instance) if stop_requested(vm, instance) => Action::Delete { restart: false },
+            Some(_) => Action::Nothing,
+            None if start_request(vm).is_some() => Action::Start { paused: paused(vm) },
+            None => Action::Nothing,
+        },
+        RunStrategy::Halted => match instance {
+            Some(_) => Action::Delete { restart: false },
+            None if start_request(vm).is_some() => Action::SwitchToAlways,
+            None => Action::Nothing,
+        },
+        RunStrategy::Once => match instance {
+            None => Action::Start { paused: paused(vm) },
+            Some(_) => Action::Nothing,
+        },
+        other => Action::Unknown(other.as_str().to_owned()),
+    }
+}
+
+fn after_backoff(vm: &VirtualMachine, now: Timestamp) -> Action {
+    let retry = vm.status.as_ref().and_then(|status| status.start_failure.as_ref());
+    let left = retry
+        .and_then(|failure| failure.retry_after_timestamp.as_ref())
+        .map(|at| at.0.duration_since(now))
+        .and_then(|left| Duration::try_from(left).ok())
+        .filter(|left| !left.is_zero());
+    match left {
+        Some(left) => Action::Wait(left),
+        None => Action::Start { paused: paused(vm) },
+    }
+}
+
+/// True when the strategy and the requests want the machine to run.
+pub(super) fn wants_to_run(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> bool {
+    let strategy = vm.spec.effective_run_strategy();
+    match strategy {
+        RunStrategy::Always => true,
+        RunStrategy::Manual => match instance {
+            Some(instance) => !stop_requested(vm, instance),
+            None => start_request(vm).is_some(),
+        },
+        RunStrategy::RerunOnFailure => match instance {
+            Some(instance) => *instance.phase() != VmiPhase::Succeeded,
+            None => start_request(vm).is_some() || has_switched(vm, &strategy),
+        },
+        RunStrategy::Once => instance.is_none(),
+        _ => false,
+    }
+}
+
+/// Drops the request at the head once it is fulfilled or void; at most one at a time.
+pub(super) fn trim(
+    requests: &mut Vec<VirtualMachineStateChangeRequest>,
+    instance: Option<&VirtualMachineInstance>,
+) {
+    let Some(head) = requests.first() else { return };
+    let done = match head.action {
+        StateChangeAction::Stop => {
+            instance.is_none_or(|instance| head.uid.is_none() || head.uid != instance.metadata.uid)
+        }
+        StateChangeAction::Start => instance.is_some_and(|instance| !instance.is_deleting() && !instance.is_final()),
+        // Nobody will ever carry it out, and it must not block what comes after.
+        StateChangeAction::Other(_) => true,
+    };
+    if done {
+        requests.remove(0);
+    }
+}

@@ -1,0 +1,71 @@
+//! The machine that a VM is started as.
+
+use api::{
+    StartStrategy, VirtualMachine, VirtualMachineInstance,
+    constants::annotation,
+    vmi::{devices::Input, disks::Disk},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use uuid::Uuid;
+
+use super::restart::{TEMPLATE_HASH, template_hash};
+use crate::runtime::Kind;
+
+/// Namespace of the firmware UUIDs made from VM names.
+const FIRMWARE_NAMESPACE: Uuid = Uuid::from_u128(0x6a1a_24a1_4061_4607_8bf4_a396_3d0c_5895);
+
+/// The machine, or why the VM cannot be started by this version.
+pub(super) fn instance(vm: &VirtualMachine, paused: bool) -> Result<VirtualMachineInstance, String> {
+    if vm.spec.instancetype.is_some() || vm.spec.preference.is_some() {
+        return Err("Failure while starting VMI: instancetypes and preferences are not supported".to_owned());
+    }
+    if !vm.spec.data_volume_templates.is_empty() {
+        return Err("Failure while starting VMI: dataVolumeTemplates are not supported".to_owned());
+    }
+    let name = vm.metadata.name.clone().unwrap_or_default();
+    let template = &vm.spec.template;
+    let mut spec = template
+        .spec
+        .clone()
+        .ok_or_else(|| "Failure while starting VMI: spec.template.spec is missing".to_owned())?;
+    if paused {
+        spec.start_strategy = Some(StartStrategy::Paused);
+    }
+    let firmware = spec.domain.firmware.get_or_insert_default();
+    if firmware.uuid.as_ref().is_none_or(String::is_empty) {
+        // From the name, so that guests see the same machine at each start.
+        firmware.uuid = Some(Uuid::new_v5(&FIRMWARE_NAMESPACE, name.as_bytes()).to_string());
+    }
+    let devices = &mut spec.domain.devices;
+    for volume in &spec.volumes {
+        let used = devices.disks.iter().any(|disk| disk.name == volume.name)
+            || devices.filesystems.iter().any(|filesystem| filesystem.name == volume.name);
+        if !used {
+            devices.disks.push(Disk { name: volume.name.clone(), ..Disk::default() });
+        }
+    }
+    if devices.autoattach_input_device == Some(true) && devices.inputs.is_empty() {
+        devices.inputs.push(Input {
+            name: "default-0".to_owned(),
+            bus: Some("usb".to_owned()),
+            type_: "tablet".to_owned(),
+        });
+    }
+    let mut annotations = template.metadata.annotations.clone().unwrap_or_default();
+    annotations.insert(annotation::VM_GENERATION.to_owned(), vm.metadata.generation.unwrap_or(0).to_string());
+    if let Some(hash) = template_hash(vm) {
+        annotations.insert(TEMPLATE_HASH.to_owned(), hash);
+    }
+    Ok(VirtualMachineInstance {
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: vm.metadata.namespace.clone(),
+            labels: template.metadata.labels.clone(),
+            annotations: Some(annotations),
+            owner_references: Some(vec![Kind::VirtualMachine.owner_reference(&vm.metadata)]),
+            ..ObjectMeta::default()
+        },
+        spec,
+        status: None,
+    })
+}

@@ -1,0 +1,86 @@
+//! The status of a VM.
+
+use api::{
+    Condition, VirtualMachine, VirtualMachineInstance,
+    condition::{remove, set},
+    constants::{condition, reason},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{Observed, SyncError, backoff, printable, restart, run_strategy};
+
+/// Conditions that are the VM's own; all others are its machine's.
+const OWN: &[&str] =
+    &[condition::READY, condition::FAILURE, condition::RESTART_REQUIRED, condition::MANUAL_RECOVERY_REQUIRED];
+
+pub(super) fn update(
+    observed: &Observed<'_>,
+    instance: Option<&VirtualMachineInstance>,
+    error: Option<&SyncError>,
+    wanted: &mut VirtualMachine,
+) {
+    let vm = observed.vm;
+    let strategy = vm.spec.effective_run_strategy();
+    let now = Time(observed.now);
+    let former = vm.status.clone().unwrap_or_default();
+    let mut status = former.clone();
+    status.created = instance.is_some();
+    status.ready = instance.and_then(|instance| instance.condition(condition::READY)).is_some_and(Condition::is_true);
+    status.desired_generation = vm.metadata.generation;
+    if let Some(instance) = instance {
+        status.observed_generation = restart::observed_generation(vm, instance).or(former.observed_generation);
+    }
+    // Written first when there is a machine, so that a strategy just switched to is seen as such until it has acted.
+    if status.created || status.run_strategy.is_some() {
+        status.run_strategy = Some(strategy.clone());
+    }
+    run_strategy::trim(&mut status.state_change_requests, instance);
+    status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
+    conditions(vm, instance, error, &mut status.conditions, &now);
+    status.printable_status =
+        Some(printable::status(vm, instance, status.start_failure.as_ref(), observed.unbound_claim));
+    wanted.status = Some(status);
+}
+
+fn conditions(
+    vm: &VirtualMachine,
+    instance: Option<&VirtualMachineInstance>,
+    error: Option<&SyncError>,
+    conditions: &mut Vec<Condition>,
+    now: &Time,
+) {
+    set(conditions, ready(instance, now));
+    match error {
+        Some(error) => {
+            set(conditions, Condition::new(condition::FAILURE, true, &error.reason, &error.message, now));
+        }
+        None => {
+            remove(conditions, condition::FAILURE);
+        }
+    }
+    match restart::condition(vm, instance, now) {
+        Some(condition) => {
+            set(conditions, condition);
+        }
+        None => {
+            remove(conditions, condition::RESTART_REQUIRED);
+        }
+    }
+    let mirrored = instance.and_then(|instance| instance.status.as_ref()).map(|status| status.conditions.as_slice());
+    let mirrored = mirrored.unwrap_or_default();
+    conditions.retain(|known| {
+        OWN.contains(&known.type_.as_str()) || mirrored.iter().any(|mirrored| mirrored.type_ == known.type_)
+    });
+    for condition in mirrored.iter().filter(|condition| !OWN.contains(&condition.type_.as_str())) {
+        set(conditions, condition.clone());
+    }
+}
+
+fn ready(instance: Option<&VirtualMachineInstance>, now: &Time) -> Condition {
+    let not = |reason: &str, message: &str| Condition::new(condition::READY, false, reason, message, now);
+    let Some(instance) = instance else { return not(reason::VMI_NOT_EXISTS, "VMI does not exist") };
+    match instance.condition(condition::READY) {
+        Some(ready) => ready.clone(),
+        None => not(reason::VMI_CONDITION_MISSING, "VMI is missing the Ready condition"),
+    }
+}

@@ -1,0 +1,151 @@
+//! Conditions that this controller writes.
+
+use api::{
+    Condition, VirtualMachineInstance, VmiPhase,
+    condition::{remove, set},
+    constants::{condition, reason},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{Observed, SyncError};
+use crate::views::PodView;
+
+/// Reasons for which a container does not start, and which do not pass by themselves.
+const STUCK: &[&str] = &[
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+];
+
+pub(super) fn update(
+    observed: &Observed<'_>,
+    pod: Option<&PodView>,
+    error: Option<&SyncError>,
+    wanted: &mut VirtualMachineInstance,
+) {
+    let now = Time(observed.now);
+    let final_phase = wanted.is_final();
+    let phase = wanted.phase().clone();
+    let unstarted = matches!(phase, VmiPhase::Unset | VmiPhase::Pending);
+    let former = observed.instance.condition(condition::READY);
+    let paused = observed.instance.condition(condition::PAUSED).is_some_and(Condition::is_true);
+    let ready = ready(&phase, pod, former.filter(|_| !paused), &now);
+    let evicted = wanted.status.as_ref().and_then(|status| status.evacuation_node_name.as_deref());
+    let evicted = evicted.is_some_and(|node| !node.is_empty());
+    // Nothing is written about a machine that waits for its pod to be scheduled, unless something is wrong.
+    if unstarted && error.is_none() && wanted.status.as_ref().is_none_or(|status| status.conditions.is_empty()) {
+        return;
+    }
+    let conditions = &mut wanted.status.get_or_insert_default().conditions;
+    set(conditions, ready);
+    if final_phase {
+        remove(conditions, condition::POD_SCHEDULED);
+        return;
+    }
+    if evicted {
+        let reason = condition::EVICTION_REQUESTED;
+        set(conditions, Condition::new(reason, true, reason, "VMI is marked for eviction", &now));
+    } else {
+        remove(conditions, condition::EVICTION_REQUESTED);
+    }
+    synchronized(&phase, pod, error, conditions, &now);
+    scheduled(&phase, pod, error, conditions, &now);
+}
+
+/// `former` is the condition to keep while the pod is about to become ready.
+fn ready(phase: &VmiPhase, pod: Option<&PodView>, former: Option<&Condition>, now: &Time) -> Condition {
+    let not = |reason: &str, message: &str| Condition::new(condition::READY, false, reason, message, now);
+    let Some(pod) = pod else {
+        return not(reason::POD_NOT_EXISTS, "virt-launcher pod has not yet been scheduled");
+    };
+    if pod.is_going_down() {
+        return not(reason::POD_TERMINATING, "virt-launcher pod is terminating");
+    }
+    if *phase != VmiPhase::Running {
+        return not(reason::GUEST_NOT_RUNNING, "Guest VM is not reported as running");
+    }
+    match &pod.ready {
+        // Our own readiness gate is all that is missing: it is on its way and needs no write of its own.
+        Some(ready) if ready.reason.as_deref() == Some("ReadinessGatesNotReady") && former.is_some_and(Condition::is_false) => {
+            former.cloned().unwrap_or_default()
+        }
+        Some(ready) => Condition {
+            status: ready.status.clone(),
+            reason: ready.reason.clone(),
+            message: ready.message.clone(),
+            ..Condition::new(condition::READY, true, "", "", now)
+        },
+        None => not(reason::POD_CONDITION_MISSING, "virt-launcher pod is missing the Ready condition"),
+    }
+}
+
+/// Says why a start does not get on. Once the node agent has the machine, the condition is the agent's.
+fn synchronized(
+    phase: &VmiPhase,
+    pod: Option<&PodView>,
+    error: Option<&SyncError>,
+    conditions: &mut Vec<Condition>,
+    now: &Time,
+) {
+    let ours = matches!(phase, VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling);
+    if !ours {
+        return;
+    }
+    let stuck = pod.and_then(|pod| pod.waiting.as_ref()).filter(|(reason, _)| STUCK.contains(&reason.as_str()));
+    let told = match (error, stuck) {
+        (Some(error), _) => Some((error.reason.as_str(), error.message.as_str())),
+        (None, Some((reason, message))) => Some((reason.as_str(), message.as_str())),
+        (None, None) => None,
+    };
+    match told {
+        Some((reason, message)) => {
+            // A changed wording alone (an image pull counts its attempts in it) is not worth a write.
+            let known = conditions.iter().any(|known| {
+                known.type_ == condition::SYNCHRONIZED
+                    && known.is_false()
+                    && known.reason.as_deref() == Some(reason)
+                    && stuck.is_some()
+            });
+            if !known {
+                set(conditions, Condition::new(condition::SYNCHRONIZED, false, reason, message, now));
+            }
+        }
+        None => {
+            remove(conditions, condition::SYNCHRONIZED);
+        }
+    }
+}
+
+/// Mirrors that the pod cannot be scheduled.
+fn scheduled(
+    phase: &VmiPhase,
+    pod: Option<&PodView>,
+    error: Option<&SyncError>,
+    conditions: &mut Vec<Condition>,
+    now: &Time,
+) {
+    let missing_claim = error.filter(|error| error.reason == reason::FAILED_PVC_NOT_FOUND);
+    if let Some(error) = missing_claim {
+        let unschedulable = reason::UNSCHEDULABLE;
+        set(conditions, Condition::new(condition::POD_SCHEDULED, false, unschedulable, &error.message, now));
+        return;
+    }
+    let unscheduled = pod.and_then(|pod| pod.scheduled.as_ref()).filter(|condition| condition.status == "False");
+    match unscheduled {
+        Some(unscheduled) if *phase == VmiPhase::Scheduling => {
+            let reason = unscheduled.reason.as_deref().unwrap_or_default();
+            let message = unscheduled.message.as_deref().unwrap_or_default();
+            set(conditions, Condition::new(condition::POD_SCHEDULED, false, reason, message, now));
+        }
+        _ => {
+            remove(conditions, condition::POD_SCHEDULED);
+        }
+    }
+}

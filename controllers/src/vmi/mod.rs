@@ -1,0 +1,321 @@
+//! Machines: their launcher pods, their phases as far as the cluster decides them, their conditions.
+//!
+//! ```text
+//!            pod bound to a node,          handler (or launcher ready)      handler
+//!  Pending ───────────────────> Scheduling ────────────────────> Scheduled ─────────> Running
+//!     │    or it cannot be         │                                │                    │
+//!     │                            │ pod ended or gone              │ pod gone           │ guest ended: handler
+//!     v                            v                                v                    v pod gone: Failed
+//!   Failed <───────────────────────┴────────────────────────────────┴──────────── Succeeded / Failed
+//! ```
+//! A pod is created once in the life of a machine: only while its phase is Pending and it has none.
+//! The node agent owns everything from Scheduled on; this controller only ends machines whose pod is gone.
+
+mod conditions;
+mod phase;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use api::{
+    VirtualMachineInstance, VmiPhase,
+    config::ClusterConfig,
+    constants::{annotation, condition, event, finalizer, label, reason},
+    vmi::status::VirtualMachineInstancePhaseTransitionTimestamp,
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+
+use crate::{
+    launcher_pod::{self, Inputs, NamespaceLimits, RenderError},
+    runtime::{Decision, Effect, Failure, Kind, Note},
+    views::{ClaimView, PodView},
+};
+
+/// Everything a decision about a machine rests on.
+pub struct Observed<'a> {
+    /// The machine.
+    pub instance: &'a VirtualMachineInstance,
+    /// Pods it controls.
+    pub pods: &'a [Arc<PodView>],
+    /// Its VM still exists.
+    pub owner_exists: bool,
+    /// Configuration in force.
+    pub config: &'a ClusterConfig,
+    /// Launcher image of this installation.
+    pub launcher_image: &'a str,
+    /// Claims of the namespace that the machine names.
+    pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
+    /// Limits the namespace makes necessary.
+    pub limits: NamespaceLimits,
+    /// The last write for this machine that was refused.
+    pub failure: Option<&'a Failure>,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// An error that shows in condition Synchronized.
+pub(crate) struct SyncError {
+    reason: String,
+    message: String,
+}
+
+/// Decides what to do about a machine.
+pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+    let instance = observed.instance;
+    let mut decision = Decision::settled();
+    let mut error = None;
+
+    if instance.is_deleting() {
+        delete_pods(observed, &mut decision);
+    } else if !instance.is_final() && observed.pods.is_empty() && is_unstarted(instance) {
+        error = create_pod(observed, &mut decision)?;
+    }
+
+    let mut wanted = instance.clone();
+    let pod = current_pod(observed.instance, observed.pods);
+    phase::advance(observed, pod, &mut wanted, &mut decision);
+    conditions::update(observed, pod, error.as_ref(), &mut wanted);
+    derived_status(observed, pod, &mut wanted);
+    finalizers(observed, &mut wanted);
+    stamp_phase(instance, &mut wanted, observed.now);
+
+    // A pod that was decided on first, so that its machine's status never delays a start.
+    if let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? {
+        decision.push(change);
+    }
+    if let Some(pod) = pod {
+        readiness_gate(instance, pod, observed.now, &mut decision);
+        pod_labels(observed, pod, &mut decision);
+    }
+    Ok(decision)
+}
+
+fn is_unstarted(instance: &VirtualMachineInstance) -> bool {
+    matches!(instance.phase(), VmiPhase::Unset | VmiPhase::Pending)
+}
+
+/// The pod that runs the machine: the newest it controls; once its node is known, the newest there.
+fn current_pod<'a>(instance: &VirtualMachineInstance, pods: &'a [Arc<PodView>]) -> Option<&'a PodView> {
+    let node = instance.status.as_ref().and_then(|status| status.node_name.as_deref()).filter(|name| !name.is_empty());
+    pods.iter()
+        .filter(|pod| node.is_none() || pod.node_name.as_deref() == node)
+        .max_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|at| at.0))
+        .map(Arc::as_ref)
+}
+
+fn create_pod(observed: &Observed<'_>, decision: &mut Decision) -> Result<Option<SyncError>, serde_json::Error> {
+    let instance = observed.instance;
+    let regarding = || Kind::Instance.reference(&instance.metadata);
+    let inputs = Inputs {
+        instance,
+        config: observed.config,
+        launcher_image: observed.launcher_image,
+        claims: observed.claims,
+        limits: observed.limits,
+    };
+    let pod = match launcher_pod::render(&inputs) {
+        Ok(pod) => pod,
+        Err(RenderError::ClaimNotFound(claim)) => {
+            let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+            let message = format!("PVC {namespace}/{claim} does not exist, waiting for it to appear");
+            // The claim's appearance wakes this machine up; the event is told once per change of the condition.
+            if !shows(instance, reason::FAILED_PVC_NOT_FOUND, &message) {
+                decision.push(Effect::Event(Note::normal(regarding(), reason::FAILED_PVC_NOT_FOUND, message.clone())));
+            }
+            return Ok(Some(SyncError { reason: reason::FAILED_PVC_NOT_FOUND.to_owned(), message }));
+        }
+        Err(other) => {
+            let message = format!("failed to render launch manifest: {other}");
+            if !shows(instance, event::FAILED_CREATE, &message) {
+                decision.push(Effect::Event(Note::warning(regarding(), event::FAILED_CREATE, message.clone())));
+            }
+            return Ok(Some(SyncError { reason: reason::FAILED_CREATE.to_owned(), message }));
+        }
+    };
+    let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+        decision.wake(failure.remaining(observed.now));
+    } else {
+        let effect = Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?
+            .on_success(Note::normal(regarding(), event::SUCCESSFUL_CREATE, "Created virtual machine pod {name}"))
+            .on_failure(Note::warning(regarding(), event::FAILED_CREATE, "Error creating pod: {error}"));
+        decision.push(effect);
+    }
+    Ok(failure.map(|failure| SyncError {
+        reason: reason::FAILED_CREATE.to_owned(),
+        message: format!("Error creating pod: {}", failure.message),
+    }))
+}
+
+/// True when condition Synchronized says this already.
+fn shows(instance: &VirtualMachineInstance, reason: &str, message: &str) -> bool {
+    instance.condition(condition::SYNCHRONIZED).is_some_and(|condition| {
+        condition.reason.as_deref() == Some(reason) && condition.message.as_deref() == Some(message)
+    })
+}
+
+fn delete_pods(observed: &Observed<'_>, decision: &mut Decision) {
+    for pod in observed.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let regarding = || Kind::Instance.reference(&observed.instance.metadata);
+        let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
+        if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+            decision.wake(failure.remaining(observed.now));
+            continue;
+        }
+        decision.push(
+            Effect::delete(Kind::Pod, &pod.metadata)
+                .on_success(Note::normal(
+                    regarding(),
+                    event::SUCCESSFUL_DELETE,
+                    format!("Deleted virtual machine pod {name}"),
+                ))
+                .on_failure(Note::warning(
+                    regarding(),
+                    event::FAILED_DELETE,
+                    format!("Failed to delete virtual machine pod {name}"),
+                )),
+        );
+    }
+}
+
+/// Status that follows from the pod. Waits for the first write that has another cause, as one write tells it all.
+fn derived_status(observed: &Observed<'_>, pod: Option<&PodView>, wanted: &mut VirtualMachineInstance) {
+    let started = !matches!(wanted.phase(), VmiPhase::Unset | VmiPhase::Pending);
+    if !started || wanted.is_final() {
+        return;
+    }
+    let status = wanted.status.get_or_insert_default();
+    let active: BTreeMap<String, String> = observed
+        .pods
+        .iter()
+        .filter(|pod| !matches!(pod.phase.as_str(), "Succeeded" | "Failed"))
+        .filter_map(|pod| Some((pod.metadata.uid.clone()?, pod.node_name.clone().unwrap_or_default())))
+        .collect();
+    if !active.is_empty() {
+        status.active_pods = active;
+    }
+    let Some(pod) = pod else { return };
+    if let Some(image) = &pod.image {
+        status.launcher_container_image_version = Some(image.clone());
+        let outdated = image != observed.launcher_image;
+        let labels = wanted.metadata.labels.get_or_insert_default();
+        if outdated {
+            labels.insert(label::OUTDATED_LAUNCHER_IMAGE.to_owned(), String::new());
+        } else {
+            labels.remove(label::OUTDATED_LAUNCHER_IMAGE);
+        }
+    }
+}
+
+fn finalizers(observed: &Observed<'_>, wanted: &mut VirtualMachineInstance) {
+    if let Some(list) = &mut wanted.metadata.finalizers
+        && let Some(legacy) = list.iter().position(|name| name == finalizer::VMI_LEGACY)
+    {
+        list.remove(legacy);
+        if !list.iter().any(|name| name == finalizer::VMI) {
+            list.push(finalizer::VMI.to_owned());
+        }
+    }
+    if !wanted.is_final() || !observed.pods.is_empty() {
+        return;
+    }
+    let deleting = wanted.is_deleting();
+    let Some(list) = &mut wanted.metadata.finalizers else { return };
+    // A machine that has ended keeps its finalizer until it is deleted or has no pod; it has none here.
+    list.retain(|name| name != finalizer::VMI && name != finalizer::VMI_LEGACY);
+    if deleting && !observed.owner_exists {
+        list.retain(|name| name != finalizer::VM);
+    }
+    if list.is_empty() {
+        wanted.metadata.finalizers = None;
+    }
+    if let Some(labels) = &mut wanted.metadata.labels {
+        labels.remove(label::OUTDATED_LAUNCHER_IMAGE);
+    }
+    if let Some(status) = &mut wanted.status {
+        status.launcher_container_image_version = None;
+        status.active_pods.clear();
+    }
+}
+
+/// Notes the time of a phase that was not entered before.
+fn stamp_phase(former: &VirtualMachineInstance, wanted: &mut VirtualMachineInstance, now: Timestamp) {
+    if former.phase() == wanted.phase() {
+        return;
+    }
+    let phase = wanted.phase().clone();
+    let Some(status) = &mut wanted.status else { return };
+    if status.phase_transition_timestamps.iter().any(|known| known.phase.as_ref() == Some(&phase)) {
+        return;
+    }
+    status.phase_transition_timestamps.push(VirtualMachineInstancePhaseTransitionTimestamp {
+        phase: Some(phase),
+        phase_transition_timestamp: Some(Time(now)),
+    });
+}
+
+/// Keeps the pod's readiness gate in step with the machine: a paused machine takes no traffic.
+fn readiness_gate(instance: &VirtualMachineInstance, pod: &PodView, now: Timestamp, decision: &mut Decision) {
+    if pod.is_going_down() || instance.is_final() || *instance.phase() != VmiPhase::Running {
+        return;
+    }
+    let paused = instance.condition(condition::PAUSED).is_some_and(api::Condition::is_true);
+    let (status, reason, message) = if paused {
+        ("False", reason::PAUSED, "the virtual machine is paused")
+    } else {
+        ("True", reason::NOT_PAUSED, "the virtual machine is not paused")
+    };
+    if pod.unpaused.as_ref().is_some_and(|known| known.status == status) {
+        return;
+    }
+    decision.push(Effect::Patch {
+        kind: Kind::Pod,
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        // The kubelet writes pod status often; the list is merged by type, so no lock is needed.
+        resource_version: None,
+        subresource: Some("status"),
+        strategic: true,
+        patch: json!({"status": {"conditions": [{
+            "type": condition::POD_UNPAUSED,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": Time(now),
+        }]}}),
+        notes: crate::runtime::effect::Notes::default(),
+    });
+}
+
+/// Marks pods that run an older launcher, as their machines are.
+fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
+    if pod.is_going_down() || observed.instance.is_final() {
+        return;
+    }
+    let outdated = pod.image.as_deref().is_some_and(|image| image != observed.launcher_image);
+    let labels = pod.metadata.labels.as_ref();
+    let marked = labels.is_some_and(|labels| labels.contains_key(label::OUTDATED_LAUNCHER_IMAGE));
+    if outdated == marked {
+        return;
+    }
+    let value = if outdated { json!("") } else { serde_json::Value::Null };
+    decision.push(Effect::Patch {
+        kind: Kind::Pod,
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        resource_version: None,
+        subresource: None,
+        strategic: false,
+        patch: json!({"metadata": {"labels": {label::OUTDATED_LAUNCHER_IMAGE: value}}}),
+        notes: crate::runtime::effect::Notes::default(),
+    });
+}
+
+/// Memory overhead that a pod was rendered with.
+fn memory_overhead(pod: &PodView) -> Option<i64> {
+    pod.metadata.annotations.as_ref()?.get(annotation::MEMORY_OVERHEAD_BYTES)?.parse().ok()
+}

@@ -1,0 +1,272 @@
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::Value;
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2030-01-01T00:01:00Z".parse().unwrap()
+}
+
+fn machine(change: &Value) -> VirtualMachineInstance {
+    let mut machine = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": "m", "namespace": "d", "uid": "u", "resourceVersion": "3",
+            "finalizers": ["kubevirt.io/foregroundDeleteVirtualMachine"],
+        },
+        "spec": {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}},
+        "status": {"phase": "Pending"},
+    });
+    json_patch::merge(&mut machine, change);
+    serde_json::from_value(machine).unwrap()
+}
+
+fn in_phase(phase: &str) -> VirtualMachineInstance {
+    machine(&json!({
+        "metadata": {"labels": {"kubevirt.io/nodeName": "n"}},
+        "status": {
+            "phase": phase, "nodeName": "n", "activePods": {"p": "n"}, "launcherContainerImageVersion": "launcher:1",
+            "conditions": [{"type": "Ready", "status": "False", "reason": "GuestNotRunning",
+                "message": "Guest VM is not reported as running"}],
+        },
+    }))
+}
+
+fn pod(change: &Value) -> PodView {
+    let mut pod = json!({
+        "metadata": {"name": "virt-launcher-m-x", "namespace": "d", "uid": "p", "creationTimestamp": "2030-01-01T00:00:00Z"},
+        "spec": {"nodeName": "n", "containers": [{"name": "compute", "image": "launcher:1"}]},
+        "status": {"phase": "Pending", "qosClass": "Burstable", "conditions": [{"type": "PodScheduled", "status": "True"}]},
+    });
+    json_patch::merge(&mut pod, change);
+    PodView::from(serde_json::from_value::<Pod>(pod).unwrap())
+}
+
+fn running_pod(ready: &Value) -> PodView {
+    pod(&json!({"status": {
+        "phase": "Running",
+        "conditions": [
+            {"type": "PodScheduled", "status": "True"},
+            {"type": "kubevirt.io/virtual-machine-unpaused", "status": "True"},
+            ready,
+        ],
+        "containerStatuses": [{"name": "compute", "ready": true, "restartCount": 0, "image": "", "imageID": "",
+            "state": {"running": {}}}],
+    }}))
+}
+
+fn ended_pod(finished: &str) -> PodView {
+    pod(&json!({"status": {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+            "state": {"terminated": {"exitCode": 1, "finishedAt": finished}}}],
+    }}))
+}
+
+fn decided_after(instance: &VirtualMachineInstance, pods: &[PodView], failure: Option<&Failure>) -> Decision {
+    let pods: Vec<Arc<PodView>> = pods.iter().cloned().map(Arc::new).collect();
+    decide(&Observed {
+        instance,
+        pods: &pods,
+        owner_exists: false,
+        config: &ClusterConfig::default(),
+        launcher_image: "launcher:1",
+        claims: &BTreeMap::new(),
+        limits: NamespaceLimits::default(),
+        failure,
+        now: now(),
+    })
+    .unwrap()
+}
+
+fn decided(instance: &VirtualMachineInstance, pods: &[PodView]) -> Decision {
+    decided_after(instance, pods, None)
+}
+
+fn patch_of(decision: &Decision, kind: Kind) -> Option<Value> {
+    decision.effects.iter().find_map(|effect| match effect {
+        Effect::Patch { kind: found, patch, .. } if *found == kind => Some(patch.clone()),
+        _ => None,
+    })
+}
+
+fn status_of(decision: &Decision) -> Value {
+    patch_of(decision, Kind::Instance).unwrap()["status"].clone()
+}
+
+fn condition_in(status: &Value, type_: &str) -> Value {
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.into_iter().find(|condition| condition["type"] == type_).unwrap_or(Value::Null)
+}
+
+#[test]
+fn new_machine_gets_its_pod_and_nothing_else_is_written() {
+    let decision = decided(&machine(&json!({})), &[]);
+    assert!(matches!(decision.effects.as_slice(), [Effect::Create { kind: Kind::Pod, .. }]), "{decision:?}");
+}
+
+#[test]
+fn pod_that_waits_for_the_scheduler_causes_no_write() {
+    let waiting = pod(&json!({"spec": {"nodeName": null}, "status": {"conditions": null}}));
+    assert_eq!(decided(&machine(&json!({})), &[waiting]), Decision::settled());
+}
+
+#[test]
+fn bound_pod_is_told_in_one_write() {
+    let decision = decided(&machine(&json!({})), &[pod(&json!({}))]);
+    assert_eq!(decision.effects.len(), 1);
+    let patch = patch_of(&decision, Kind::Instance).unwrap();
+    assert_eq!(patch["metadata"]["labels"]["kubevirt.io/nodeName"], "n");
+    let status = &patch["status"];
+    assert_eq!(status["phase"], "Scheduling");
+    assert_eq!(status["nodeName"], "n");
+    assert_eq!(status["activePods"], json!({"p": "n"}));
+    assert_eq!(status["qosClass"], "Burstable");
+    assert_eq!(status["launcherContainerImageVersion"], "launcher:1");
+    assert_eq!(condition_in(status, "Ready")["status"], "False");
+    assert_eq!(status["phaseTransitionTimestamps"][0]["phase"], "Scheduling");
+}
+
+#[test]
+fn pod_that_cannot_be_scheduled_is_told_with_its_reason() {
+    let unschedulable = pod(&json!({"spec": {"nodeName": null}, "status": {"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}]}}));
+    let decision = decided(&machine(&json!({})), &[unschedulable]);
+    let status = status_of(&decision);
+    assert_eq!(status["phase"], "Scheduling");
+    assert_eq!(status.get("nodeName"), None);
+    let condition = condition_in(&status, "PodScheduled");
+    assert_eq!((&condition["reason"], &condition["message"]), (&json!("Unschedulable"), &json!("no node")));
+}
+
+#[test]
+fn image_that_cannot_be_pulled_is_told_once() {
+    let stuck = |message: &str| {
+        pod(&json!({"status": {"containerStatuses": [{"name": "compute", "ready": false, "restartCount": 0, "image": "",
+            "imageID": "", "state": {"waiting": {"reason": "ErrImagePull", "message": message}}}]}}))
+    };
+    let decision = decided(&in_phase("Scheduling"), &[stuck("a")]);
+    let condition = condition_in(&status_of(&decision), "Synchronized");
+    assert_eq!((&condition["status"], &condition["reason"]), (&json!("False"), &json!("ErrImagePull")));
+    let mut told = in_phase("Scheduling");
+    let status = told.status.as_mut().unwrap();
+    status.conditions.push(serde_json::from_value(condition).unwrap());
+    assert_eq!(decided(&told, &[stuck("another wording")]), Decision::settled());
+}
+
+#[test]
+fn refused_pod_shows_its_reason_and_is_tried_again_later() {
+    let failure = Failure {
+        reason: "FailedCreate",
+        message: "exceeded quota".to_owned(),
+        retry_at: "2030-01-01T00:01:30Z".parse().unwrap(),
+        attempts: 1,
+    };
+    let decision = decided_after(&machine(&json!({})), &[], Some(&failure));
+    assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(30)));
+    assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Create { .. })));
+    let condition = condition_in(&status_of(&decision), "Synchronized");
+    assert_eq!(condition["reason"], "FailedCreate");
+    assert_eq!(condition["message"], "Error creating pod: exceeded quota");
+    let due = Failure { retry_at: now(), ..failure };
+    let decision = decided_after(&machine(&json!({})), &[], Some(&due));
+    assert!(matches!(decision.effects[0], Effect::Create { kind: Kind::Pod, .. }));
+}
+
+#[test]
+fn missing_claim_is_told_and_waited_for() {
+    let claim = machine(&json!({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}));
+    let decision = decided(&claim, &[]);
+    let condition = condition_in(&status_of(&decision), "Synchronized");
+    assert_eq!(condition["reason"], "FailedPvcNotFound");
+    assert_eq!(condition["message"], "PVC d/c does not exist, waiting for it to appear");
+    assert!(decision.effects.iter().any(|effect| matches!(effect, Effect::Event(_))));
+}
+
+#[test]
+fn running_machine_opens_its_readiness_gate_and_waits_for_the_pod() {
+    let unready = running_pod(&json!({"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady"}));
+    let closed = PodView { unpaused: None, ..unready.clone() };
+    let decision = decided(&in_phase("Running"), &[closed]);
+    assert_eq!(decision.effects.len(), 1, "{decision:?}");
+    let gate = &patch_of(&decision, Kind::Pod).unwrap()["status"]["conditions"][0];
+    assert_eq!((&gate["status"], &gate["reason"]), (&json!("True"), &json!("NotPaused")));
+    assert_eq!(decided(&in_phase("Running"), &[unready]), Decision::settled());
+}
+
+#[test]
+fn ready_pod_makes_its_machine_ready_and_then_all_is_settled() {
+    let ready = running_pod(&json!({"type": "Ready", "status": "True"}));
+    let decision = decided(&in_phase("Running"), std::slice::from_ref(&ready));
+    assert_eq!(decision.effects.len(), 1);
+    let status = status_of(&decision);
+    assert_eq!(condition_in(&status, "Ready")["status"], "True");
+    let mut settled = in_phase("Running");
+    settled.status.as_mut().unwrap().conditions = serde_json::from_value(status["conditions"].clone()).unwrap();
+    assert_eq!(decided(&settled, &[ready]), Decision::settled());
+}
+
+#[test]
+fn paused_machine_closes_its_readiness_gate() {
+    let mut paused = in_phase("Running");
+    let condition = json!({"type": "Paused", "status": "True"});
+    paused.status.as_mut().unwrap().conditions.push(serde_json::from_value(condition).unwrap());
+    let decision = decided(&paused, &[running_pod(&json!({"type": "Ready", "status": "True"}))]);
+    let gate = &patch_of(&decision, Kind::Pod).unwrap()["status"]["conditions"][0];
+    assert_eq!((&gate["status"], &gate["reason"]), (&json!("False"), &json!("Paused")));
+}
+
+#[test]
+fn node_agent_is_given_time_to_record_the_end_of_a_launcher() {
+    let decision = decided(&in_phase("Running"), &[ended_pod("2030-01-01T00:00:55Z")]);
+    assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(5)));
+    assert_eq!(status_of(&decision).get("phase"), None);
+    let decision = decided(&in_phase("Running"), &[ended_pod("2030-01-01T00:00:50Z")]);
+    assert_eq!(status_of(&decision)["phase"], "Failed");
+}
+
+#[test]
+fn started_machine_without_pod_fails_and_never_gets_a_second_one() {
+    for phase in ["Scheduling", "Scheduled", "Running"] {
+        let decision = decided(&in_phase(phase), &[]);
+        assert_eq!(status_of(&decision)["phase"], "Failed", "{phase}");
+        assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Create { .. })));
+    }
+    assert!(!decided(&in_phase("Failed"), &[]).effects.iter().any(|effect| matches!(effect, Effect::Create { .. })));
+}
+
+#[test]
+fn deletion_takes_the_pod_first_and_the_finalizer_when_both_are_done() {
+    let deleting = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:30Z"}});
+    let merged = |phase: &str| {
+        let mut machine = serde_json::to_value(in_phase(phase)).unwrap();
+        json_patch::merge(&mut machine, &deleting);
+        serde_json::from_value::<VirtualMachineInstance>(machine).unwrap()
+    };
+    let ready = running_pod(&json!({"type": "Ready", "status": "True"}));
+    let decision = decided(&merged("Running"), &[ready]);
+    assert!(matches!(decision.effects[0], Effect::Delete { kind: Kind::Pod, .. }));
+    let patch = patch_of(&decision, Kind::Instance);
+    assert!(patch.is_none_or(|patch| patch["metadata"].get("finalizers").is_none()));
+    let patch = patch_of(&decided(&merged("Succeeded"), &[]), Kind::Instance).unwrap();
+    assert_eq!(patch["metadata"]["finalizers"], Value::Null);
+}
+
+#[test]
+fn machine_deleted_before_it_had_a_pod_goes_in_one_write() {
+    let deleting = machine(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:30Z"}}));
+    let decision = decided(&deleting, &[]);
+    let patch = patch_of(&decision, Kind::Instance).unwrap();
+    assert_eq!(patch["status"]["phase"], "Failed");
+    assert_eq!(patch["metadata"]["finalizers"], Value::Null);
+    assert_eq!(decision.effects.len(), 1);
+}
+
+#[test]
+fn machine_with_an_older_launcher_is_marked_with_its_pod() {
+    let old = PodView { image: Some("launcher:0".to_owned()), ..running_pod(&json!({"type": "Ready", "status": "True"})) };
+    let decision = decided(&in_phase("Running"), &[old]);
+    let key = "kubevirt.io/outdatedLauncherImage";
+    assert_eq!(patch_of(&decision, Kind::Instance).unwrap()["metadata"]["labels"][key], "");
+    assert_eq!(patch_of(&decision, Kind::Pod).unwrap()["metadata"]["labels"][key], "");
+}

@@ -1,0 +1,486 @@
+//! Which change wakes which controller, and what each controller is shown.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use api::{VirtualMachineInstance, VmiPhase, constants::component, tls};
+use jiff::Timestamp;
+use kube::{
+    Client, ResourceExt,
+    core::{Selector, SelectorExt},
+};
+use process::config::ConfigHandle;
+
+use crate::{
+    certificates::{self, Authority, Lives},
+    kubevirt, launcher_pod,
+    launcher_pod::NamespaceLimits,
+    node,
+    options::Options,
+    replicaset,
+    runtime::{Cached, Decision, Failure, Key, Kind, driver::Driver, executor::Executor, metrics::Metrics, queue::Queue},
+    views::{CaBundleView, ClaimView},
+    vm, vmi,
+    world::{World, controller_of},
+};
+
+/// Label of namespaces: memory limit over request.
+const MEMORY_LIMIT_RATIO: &str = "alpha.kubevirt.io/auto-memory-limits-ratio";
+
+type Keys = Arc<Queue<Key>>;
+
+/// All controllers with their queues.
+pub struct Controllers {
+    world: Arc<World>,
+    executor: Arc<Executor>,
+    config: ConfigHandle,
+    metrics: Metrics,
+    namespace: String,
+    launcher_image: String,
+    vms: Keys,
+    instances: Keys,
+    replica_sets: Keys,
+    nodes: Keys,
+    certificates: Keys,
+    requests: Keys,
+    kubevirts: Keys,
+}
+
+impl Controllers {
+    /// Controllers that work on `world` through `executor`.
+    #[must_use]
+    pub fn new(
+        world: Arc<World>,
+        executor: Arc<Executor>,
+        config: ConfigHandle,
+        metrics: Metrics,
+        options: &Options,
+    ) -> Self {
+        Self {
+            world,
+            executor,
+            config,
+            metrics,
+            namespace: options.namespace.clone(),
+            launcher_image: options.launcher_image.clone(),
+            vms: Arc::default(),
+            instances: Arc::default(),
+            replica_sets: Arc::default(),
+            nodes: Arc::default(),
+            certificates: Arc::default(),
+            requests: Arc::default(),
+            kubevirts: Arc::default(),
+        }
+    }
+
+    /// Fills the caches, then starts the controllers. Certificates come first: everything else waits for them.
+    pub async fn start(self, client: Client) {
+        self.listen_installation();
+        self.listen_machines();
+        self.listen_nodes();
+        self.world.follow(&client, &self.namespace);
+
+        self.world.certificates_synced().await;
+        self.start_certificates();
+        self.world.synced().await;
+        tracing::info!(
+            vms = self.world.vms.len(),
+            machines = self.world.instances.len(),
+            pods = self.world.pods.len(),
+            "caches are filled"
+        );
+        self.start_machines();
+        self.start_installation();
+        self.follow_config().await;
+    }
+
+    fn listen_machines(&self) {
+        let queue = self.vms.clone();
+        self.world.vms.listen(move |(former, present)| {
+            queue.extend(former.or(present).map(|vm| Key::of(&vm.metadata)));
+        });
+        let queue = self.replica_sets.clone();
+        self.world.replica_sets.listen(move |(former, present)| {
+            queue.extend(former.or(present).map(|set| Key::of(&set.metadata)));
+        });
+        let (vms, instances, sets, nodes) =
+            (self.vms.clone(), self.instances.clone(), self.replica_sets.clone(), self.nodes.clone());
+        let (known_sets, metrics, installation) =
+            (self.world.replica_sets.clone(), self.metrics.clone(), self.kubevirts.clone());
+        let installation_key = Key::new(self.namespace.clone(), "");
+        self.world.instances.listen(move |(former, present)| {
+            let Some(instance) = present.or(former) else { return };
+            let key = Key::of(&instance.metadata);
+            instances.add(key.clone());
+            vms.add(key.clone());
+            // A machine that is not controlled by another object may belong to any set of its namespace.
+            if controller_of(&instance.metadata, Kind::VirtualMachine).is_none() {
+                sets.extend(known_sets.keys().into_iter().filter(|set| set.namespace == key.namespace));
+            }
+            if let Some(name) = instance.status.as_ref().and_then(|status| status.node_name.clone()) {
+                nodes.add(Key::new("", name));
+            }
+            let outdated = |instance: &VirtualMachineInstance| {
+                instance.labels().contains_key(api::constants::label::OUTDATED_LAUNCHER_IMAGE)
+            };
+            if former.is_some_and(outdated) != present.is_some_and(outdated) {
+                installation.add(installation_key.clone());
+            }
+            if let (Some(former), Some(present)) = (former, present) {
+                observe_phase(&metrics, former, present);
+            }
+        });
+        let instances = self.instances.clone();
+        self.world.pods.listen(move |(former, present)| {
+            let Some(pod) = present.or(former) else { return };
+            if let Some((_, name)) = controller_of(&pod.metadata, Kind::Instance) {
+                instances.add(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), name));
+            }
+        });
+        let (vms, instances) = (self.vms.clone(), self.instances.clone());
+        let (known_vms, known_instances) = (self.world.vms.clone(), self.world.instances.clone());
+        self.world.claims.listen(move |(former, present)| {
+            let same = |former: &ClaimView, present: &ClaimView| former.phase == present.phase;
+            if matches!((former, present), (Some(former), Some(present)) if same(former, present)) {
+                return;
+            }
+            let Some(claim) = present.or(former) else { return };
+            let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.clone().unwrap_or_default());
+            let waiting = known_instances.filter(|instance| {
+                instance.metadata.namespace.as_deref() == namespace
+                    && is_unstarted(instance)
+                    && launcher_pod::claim_names(instance).contains(&name)
+            });
+            instances.extend(waiting.iter().map(|instance| Key::of(&instance.metadata)));
+            let naming = known_vms.filter(|vm| {
+                vm.metadata.namespace.as_deref() == namespace && vm::claim_names(vm).contains(&name)
+            });
+            vms.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
+        });
+    }
+
+    fn listen_nodes(&self) {
+        let queue = self.nodes.clone();
+        self.world.nodes.listen(move |(former, present)| {
+            queue.extend(present.or(former).map(|node| Key::of(&node.metadata)));
+        });
+        let queue = self.nodes.clone();
+        self.world.handlers.listen(move |(former, present)| {
+            let name = present.or(former).and_then(|pod| pod.node_name.clone());
+            queue.extend(name.map(|name| Key::new("", name)));
+        });
+    }
+
+    fn listen_installation(&self) {
+        // One decision covers all certificates, and one the object of the installation.
+        let one = Key::new(self.namespace.clone(), "");
+        macro_rules! wake {
+            ($cache:expr, $($queue:expr),+) => {{
+                let (queues, key) = ([$($queue.clone()),+], one.clone());
+                $cache.listen(move |_| queues.iter().for_each(|queue| queue.add(key.clone())));
+            }};
+        }
+        wake!(self.world.secrets, self.certificates);
+        wake!(self.world.config_maps, self.certificates, self.kubevirts);
+        wake!(self.world.kubevirts, self.certificates, self.kubevirts);
+        wake!(self.world.api_services, self.certificates, self.kubevirts);
+        wake!(self.world.mutating_webhooks, self.certificates, self.kubevirts);
+        wake!(self.world.validating_webhooks, self.certificates, self.kubevirts);
+        wake!(self.world.deployments, self.kubevirts);
+        wake!(self.world.daemon_sets, self.kubevirts);
+        let queue = self.requests.clone();
+        self.world.requests.listen(move |(_, present)| {
+            queue.extend(present.map(|request| Key::of(&request.metadata)));
+        });
+        let (queue, requests, known) = (self.certificates.clone(), self.requests.clone(), self.world.requests.clone());
+        queue.add(one);
+        // A new authority may be what requests have waited for.
+        self.world.secrets.listen(move |_| requests.extend(known.keys()));
+    }
+
+    fn start_certificates(&self) {
+        let (world, namespace) = (self.world.clone(), self.namespace.clone());
+        let reconcile = move |_: &Key, _: Option<&Failure>, now| certificates_decision(&world, &namespace, now);
+        Driver::new("certificates", self.certificates.clone(), self.executor.clone(), reconcile).start(1);
+
+        let (world, namespace) = (self.world.clone(), self.namespace.clone());
+        let reconcile = move |key: &Key, _: Option<&Failure>, now| request_decision(&world, &namespace, key, now);
+        Driver::new("requests", self.requests.clone(), self.executor.clone(), reconcile).start(1);
+    }
+
+    fn start_machines(&self) {
+        let world = self.world.clone();
+        let reconcile = move |key: &Key, failure: Option<&Failure>, now| vm_decision(&world, key, failure, now);
+        let driver = Driver::new("vm", self.vms.clone(), self.executor.clone(), reconcile);
+        let forgetful = driver.clone();
+        self.world.vms.listen(move |seen| forget_deleted(&forgetful, seen));
+        driver.start(3);
+
+        let (world, config, image) = (self.world.clone(), self.config.clone(), self.launcher_image.clone());
+        let reconcile = move |key: &Key, failure: Option<&Failure>, now| {
+            instance_decision(&world, &config, &image, key, failure, now)
+        };
+        let driver = Driver::new("vmi", self.instances.clone(), self.executor.clone(), reconcile);
+        let forgetful = driver.clone();
+        self.world.instances.listen(move |seen| forget_deleted(&forgetful, seen));
+        driver.start(10);
+
+        let world = self.world.clone();
+        let reconcile = move |key: &Key, failure: Option<&Failure>, now| set_decision(&world, key, failure, now);
+        let driver = Driver::new("replicaset", self.replica_sets.clone(), self.executor.clone(), reconcile);
+        let forgetful = driver.clone();
+        self.world.replica_sets.listen(move |seen| forget_deleted(&forgetful, seen));
+        driver.start(3);
+
+        let world = self.world.clone();
+        let reconcile = move |key: &Key, _: Option<&Failure>, now| node_decision(&world, key, now);
+        Driver::new("node", self.nodes.clone(), self.executor.clone(), reconcile).start(1);
+    }
+
+    fn start_installation(&self) {
+        let (world, namespace) = (self.world.clone(), self.namespace.clone());
+        let reconcile = move |_: &Key, _: Option<&Failure>, now| installation_decision(&world, &namespace, now);
+        Driver::new("kubevirt", self.kubevirts.clone(), self.executor.clone(), reconcile).start(1);
+    }
+
+    /// A changed configuration may let machines start that could not.
+    async fn follow_config(mut self) {
+        loop {
+            self.config.changed().await;
+            let unstarted = self.world.instances.filter(is_unstarted);
+            self.instances.extend(unstarted.iter().map(|instance| Key::of(&instance.metadata)));
+        }
+    }
+}
+
+fn is_unstarted(instance: &VirtualMachineInstance) -> bool {
+    matches!(instance.phase(), VmiPhase::Unset | VmiPhase::Pending)
+}
+
+fn forget_deleted<K: Cached>(driver: &Driver, (former, present): (Option<&K>, Option<&K>)) {
+    let successor = |former: &K, present: &K| former.meta().uid != present.meta().uid;
+    match (former, present) {
+        (Some(former), None) => driver.forget(&Key::of(former.meta())),
+        (Some(former), Some(present)) if successor(former, present) => driver.forget(&Key::of(present.meta())),
+        _ => {}
+    }
+}
+
+fn observe_phase(metrics: &Metrics, former: &VirtualMachineInstance, present: &VirtualMachineInstance) {
+    if former.phase() == present.phase() {
+        return;
+    }
+    let Some(created) = present.metadata.creation_timestamp.as_ref() else { return };
+    let took = Timestamp::now().duration_since(created.0).as_secs_f64().max(0.0);
+    metrics.phase_from_creation.with_label_values(&[present.phase().as_str()]).observe(took);
+}
+
+fn vm_decision(
+    world: &World,
+    key: &Key,
+    failure: Option<&Failure>,
+    now: Timestamp,
+) -> Result<Decision, serde_json::Error> {
+    let Some(vm) = world.vms.get(key) else { return Ok(Decision::settled()) };
+    let instance = world.instances.get(key);
+    let unbound_claim = vm::claim_names(&vm).into_iter().any(|name| {
+        let claim = world.claims.get(&Key::new(key.namespace.clone(), name));
+        claim.is_some_and(|claim| claim.phase != "Bound")
+    });
+    vm::decide(&vm::Observed { vm: &vm, instance: instance.as_deref(), unbound_claim, failure, now })
+}
+
+fn instance_decision(
+    world: &World,
+    config: &ConfigHandle,
+    launcher_image: &str,
+    key: &Key,
+    failure: Option<&Failure>,
+    now: Timestamp,
+) -> Result<Decision, serde_json::Error> {
+    let Some(instance) = world.instances.get(key) else { return Ok(Decision::settled()) };
+    let config = config.current();
+    let claims: BTreeMap<String, Arc<ClaimView>> = launcher_pod::claim_names(&instance)
+        .into_iter()
+        .filter_map(|name| {
+            let claim = world.claims.get(&Key::new(key.namespace.clone(), name.clone()))?;
+            Some((name, claim))
+        })
+        .collect();
+    vmi::decide(&vmi::Observed {
+        instance: &instance,
+        pods: &world.pods_of(instance.metadata.uid.as_deref()),
+        owner_exists: world.vm_of(&instance).is_some(),
+        config: &config,
+        launcher_image,
+        claims: &claims,
+        limits: namespace_limits(world, &config, &key.namespace),
+        failure,
+        now,
+    })
+}
+
+fn namespace_limits(world: &World, config: &api::config::ClusterConfig, namespace: &str) -> NamespaceLimits {
+    let quotas = world.quotas.owned_by(namespace);
+    let known = world.namespaces.get(&Key::new("", namespace));
+    let labels = known.as_ref().map(|namespace| &namespace.labels);
+    let selected = config.auto_cpu_limit_namespaces.clone().and_then(|selector| Selector::try_from(selector).ok());
+    NamespaceLimits {
+        memory: quotas.iter().any(|quota| quota.memory_limits),
+        cpu: quotas.iter().any(|quota| quota.cpu_limits)
+            || selected.zip(labels).is_some_and(|(selector, labels)| selector.matches(labels)),
+        memory_ratio: labels
+            .and_then(|labels| labels.get(MEMORY_LIMIT_RATIO)?.parse::<f64>().ok())
+            .filter(|ratio| ratio.is_finite()),
+    }
+}
+
+fn set_decision(
+    world: &World,
+    key: &Key,
+    failure: Option<&Failure>,
+    now: Timestamp,
+) -> Result<Decision, serde_json::Error> {
+    let Some(set) = world.replica_sets.get(key) else { return Ok(Decision::settled()) };
+    let instances =
+        world.instances.filter(|instance| instance.metadata.namespace.as_deref() == Some(key.namespace.as_str()));
+    replicaset::decide(&replicaset::Observed { set: &set, instances: &instances, failure, now })
+}
+
+fn node_decision(world: &World, key: &Key, now: Timestamp) -> Result<Decision, serde_json::Error> {
+    let node = world.nodes.get(key);
+    let on_node = world.instances.filter(|instance| {
+        instance.status.as_ref().and_then(|status| status.node_name.as_deref()) == Some(key.name.as_str())
+    });
+    let machines: Vec<node::Machine> = on_node
+        .into_iter()
+        .map(|instance| {
+            let pods = world.pods_of(instance.metadata.uid.as_deref());
+            node::Machine { instance, pods }
+        })
+        .collect();
+    let handlers = world.handlers.filter(|pod| pod.node_name.as_deref() == Some(key.name.as_str()) && !pod.is_down());
+    let set = world.daemon_sets.filter(|set| set.metadata.name.as_deref() == Some(component::VIRT_HANDLER));
+    node::decide(&node::Observed {
+        key,
+        node: node.as_deref(),
+        machines: &machines,
+        has_handler: !handlers.is_empty(),
+        daemon_set: set.first().map(Arc::as_ref),
+        now,
+    })
+}
+
+fn lives(world: &World) -> Lives {
+    let kubevirt = world.kubevirts.filter(|object| object.metadata.deletion_timestamp.is_none());
+    kubevirt.first().map_or_else(Lives::default, |object| Lives::from_strategy(&object.spec.certificate_rotate_strategy))
+}
+
+fn bundle(world: &World, namespace: &str) -> Option<String> {
+    let map = world.config_maps.get(&Key::new(namespace, tls::CA_CONFIG_MAP))?;
+    map.data.as_ref()?.get(tls::CA_BUNDLE_KEY).cloned()
+}
+
+fn carriers(world: &World) -> Vec<(Kind, Arc<CaBundleView>)> {
+    let all = |kind: Kind, objects: Vec<Arc<CaBundleView>>| objects.into_iter().map(move |object| (kind, object));
+    all(Kind::ApiService, world.api_services.filter(|_| true))
+        .chain(all(Kind::MutatingWebhooks, world.mutating_webhooks.filter(|_| true)))
+        .chain(all(Kind::ValidatingWebhooks, world.validating_webhooks.filter(|_| true)))
+        .collect()
+}
+
+fn certificates_decision(world: &World, namespace: &str, now: Timestamp) -> Result<Decision, serde_json::Error> {
+    let secret = |name: &str| world.secrets.get(&Key::new(namespace, name));
+    let held: Vec<_> = crate::world::CERTIFICATE_SECRETS
+        .iter()
+        .filter_map(|name| Some(((*name).to_owned(), secret(name)?)))
+        .collect();
+    let leaves = held.iter().map(|(name, secret)| (name.clone(), secret.as_ref())).collect();
+    let map = world.config_maps.get(&Key::new(namespace, tls::CA_CONFIG_MAP));
+    let authority = secret(tls::CA_SECRET);
+    let observed = certificates::Observed {
+        namespace,
+        authority: authority.as_deref(),
+        bundle: map.as_deref(),
+        leaves: &leaves,
+        lives: lives(world),
+        now,
+    };
+    let mut decision = match certificates::decide(&observed) {
+        Ok(decision) => decision,
+        Err(certificates::CertificateError::Json(error)) => return Err(error),
+        Err(error) => {
+            tracing::error!(%error, "certificates cannot be made");
+            let mut decision = Decision::settled();
+            decision.wake(std::time::Duration::from_secs(30));
+            decision
+        }
+    };
+    if let Some(bundle) = bundle(world, namespace) {
+        decision
+            .effects
+            .extend(carriers(world).iter().filter_map(|(kind, object)| certificates::inject(*kind, object, &bundle)));
+    }
+    Ok(decision)
+}
+
+fn request_decision(
+    world: &World,
+    namespace: &str,
+    key: &Key,
+    now: Timestamp,
+) -> Result<Decision, serde_json::Error> {
+    let Some(request) = world.requests.get(key) else { return Ok(Decision::settled()) };
+    let secret = world.secrets.get(&Key::new(namespace, tls::CA_SECRET));
+    // What signs has to be in the bundle.
+    let published = bundle(world, namespace).unwrap_or_default();
+    let authority =
+        secret.as_deref().and_then(Authority::from_secret).filter(|authority| published.contains(authority.pem()));
+    match certificates::decide_request(&request, namespace, authority.as_ref(), lives(world), now) {
+        Ok(decision) => Ok(decision),
+        Err(certificates::CertificateError::Json(error)) => Err(error),
+        Err(error) => {
+            tracing::error!(%error, "request cannot be answered");
+            let mut decision = Decision::settled();
+            decision.wake(std::time::Duration::from_secs(30));
+            Ok(decision)
+        }
+    }
+}
+
+fn installation_decision(world: &World, namespace: &str, now: Timestamp) -> Result<Decision, serde_json::Error> {
+    let objects = world.kubevirts.filter(|object| object.metadata.deletion_timestamp.is_none());
+    let Some(object) = objects.first() else { return Ok(Decision::settled()) };
+    let api = world.deployments.get(&Key::new(namespace, component::VIRT_API));
+    let controller = world.deployments.get(&Key::new(namespace, component::VIRT_CONTROLLER));
+    let handler = world.daemon_sets.get(&Key::new(namespace, component::VIRT_HANDLER));
+    let carriers = carriers(world);
+    let expected = tls::API_SERVICES.len() + 2;
+    let bundle_in_place = bundle(world, namespace).is_some_and(|bundle| {
+        carriers.len() == expected
+            && carriers.iter().all(|(_, object)| object.bundles.iter().all(|(_, known)| known == bundle.as_bytes()))
+    });
+    let outdated =
+        world.instances.filter(|instance| instance.labels().contains_key(api::constants::label::OUTDATED_LAUNCHER_IMAGE));
+    kubevirt::decide(&kubevirt::Observed {
+        kubevirt: object,
+        components: kubevirt::Components {
+            api: api.as_deref(),
+            controller: controller.as_deref(),
+            handler: handler.as_deref(),
+            bundle_in_place,
+            api_services_available: carriers.iter().all(|(_, object)| object.available),
+        },
+        version: concat!("v", env!("CARGO_PKG_VERSION")),
+        architecture: architecture(),
+        outdated_machines: outdated.len(),
+        now,
+    })
+}
+
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}

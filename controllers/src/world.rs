@@ -1,0 +1,342 @@
+//! What the controllers observe: caches of the cluster, reduced to what is read, and who is told of changes.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use api::{
+    KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
+    constants::{annotation, component, label},
+    tls,
+};
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        apps::v1::{DaemonSet, Deployment},
+        certificates::v1::CertificateSigningRequest,
+        core::v1::{ConfigMap, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota, Secret},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    kube_aggregator::pkg::apis::apiregistration::v1::APIService,
+};
+use kube::{Api, Client, runtime::watcher};
+use serde_json::Value;
+
+use crate::{
+    runtime::{
+        Cache, Cached, Key, Kind,
+        cache::{controller_uid, trim_meta},
+        executor::Answers,
+    },
+    views::{CaBundleView, ClaimView, NamespaceView, NodeView, PodView, QuotaView, WorkloadView},
+};
+
+impl Cached for VirtualMachine {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+}
+
+impl Cached for VirtualMachineInstance {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+}
+
+impl Cached for VirtualMachineInstanceReplicaSet {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+}
+
+impl Cached for KubeVirt {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+}
+
+impl Cached for Secret {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+}
+
+impl Cached for ConfigMap {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+}
+
+impl Cached for CertificateSigningRequest {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+}
+
+/// All caches.
+#[derive(Default)]
+pub struct World {
+    /// VirtualMachines.
+    pub vms: Arc<Cache<VirtualMachine>>,
+    /// Machines.
+    pub instances: Arc<Cache<VirtualMachineInstance>>,
+    /// Replica sets of machines.
+    pub replica_sets: Arc<Cache<VirtualMachineInstanceReplicaSet>>,
+    /// Launcher pods, found by the UID of their machine.
+    pub pods: Arc<Cache<PodView>>,
+    /// Pods of the node agents.
+    pub handlers: Arc<Cache<PodView>>,
+    /// Nodes.
+    pub nodes: Arc<Cache<NodeView>>,
+    /// Persistent volume claims.
+    pub claims: Arc<Cache<ClaimView>>,
+    /// Resource quotas.
+    pub quotas: Arc<Cache<QuotaView>>,
+    /// Namespaces.
+    pub namespaces: Arc<Cache<NamespaceView>>,
+    /// Deployments of the install namespace.
+    pub deployments: Arc<Cache<WorkloadView>>,
+    /// DaemonSets of the install namespace.
+    pub daemon_sets: Arc<Cache<WorkloadView>>,
+    /// The configuration object.
+    pub kubevirts: Arc<Cache<KubeVirt>>,
+    /// Secrets with certificates, by name.
+    pub secrets: Arc<Cache<Secret>>,
+    /// The CA bundle.
+    pub config_maps: Arc<Cache<ConfigMap>>,
+    /// Requests for certificates of node agents.
+    pub requests: Arc<Cache<CertificateSigningRequest>>,
+    /// API services that carry the CA bundle.
+    pub api_services: Arc<Cache<CaBundleView>>,
+    /// Mutating webhooks that carry the CA bundle.
+    pub mutating_webhooks: Arc<Cache<CaBundleView>>,
+    /// Validating webhooks that carry the CA bundle.
+    pub validating_webhooks: Arc<Cache<CaBundleView>>,
+}
+
+/// Secrets with certificates that are followed.
+pub const CERTIFICATE_SECRETS: [&str; 4] =
+    [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET];
+
+impl World {
+    /// Starts all watches. Each object that must be named in RBAC is watched by its name.
+    pub fn follow(&self, client: &Client, namespace: &str) {
+        let all = watcher::Config::default();
+        let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let labelled = |value: &str| watcher::Config::default().labels(&format!("{}={value}", label::APP));
+
+        tokio::spawn(self.vms.clone().follow(Api::all(client.clone()), all.clone(), |object| object));
+        tokio::spawn(self.instances.clone().follow(Api::all(client.clone()), all.clone(), |object| object));
+        tokio::spawn(self.replica_sets.clone().follow(Api::all(client.clone()), all.clone(), |object| object));
+        tokio::spawn(self.pods.clone().follow(
+            Api::<Pod>::all(client.clone()),
+            labelled(component::VIRT_LAUNCHER),
+            PodView::from,
+        ));
+        tokio::spawn(self.handlers.clone().follow(
+            Api::<Pod>::namespaced(client.clone(), namespace),
+            labelled(component::VIRT_HANDLER),
+            PodView::from,
+        ));
+        tokio::spawn(self.nodes.clone().follow(Api::<Node>::all(client.clone()), all.clone(), NodeView::from));
+        tokio::spawn(self.claims.clone().follow(
+            Api::<PersistentVolumeClaim>::all(client.clone()),
+            all.clone(),
+            ClaimView::from,
+        ));
+        tokio::spawn(self.quotas.clone().follow(
+            Api::<ResourceQuota>::all(client.clone()),
+            all.clone(),
+            QuotaView::from,
+        ));
+        tokio::spawn(self.namespaces.clone().follow(
+            Api::<Namespace>::all(client.clone()),
+            all.clone(),
+            NamespaceView::from,
+        ));
+        tokio::spawn(self.deployments.clone().follow(
+            Api::<Deployment>::namespaced(client.clone(), namespace),
+            all.clone(),
+            WorkloadView::from,
+        ));
+        tokio::spawn(self.daemon_sets.clone().follow(
+            Api::<DaemonSet>::namespaced(client.clone(), namespace),
+            all.clone(),
+            WorkloadView::from,
+        ));
+        tokio::spawn(self.kubevirts.clone().follow(
+            Api::<KubeVirt>::namespaced(client.clone(), namespace),
+            all.clone(),
+            |object| object,
+        ));
+        let signer = watcher::Config::default().fields(&format!("spec.signerName={}", tls::HANDLER_SIGNER));
+        tokio::spawn(self.requests.clone().follow(
+            Api::<CertificateSigningRequest>::all(client.clone()),
+            signer,
+            |object| object,
+        ));
+        for name in CERTIFICATE_SECRETS {
+            let api = Api::<Secret>::namespaced(client.clone(), namespace);
+            tokio::spawn(self.secrets.clone().follow_one(api, named(name), name, |object| object));
+        }
+        let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
+        tokio::spawn(self.config_maps.clone().follow_one(
+            api,
+            named(tls::CA_CONFIG_MAP),
+            tls::CA_CONFIG_MAP,
+            |object| object,
+        ));
+        for name in tls::API_SERVICES {
+            let api = Api::<APIService>::all(client.clone());
+            tokio::spawn(self.api_services.clone().follow_one(api, named(name), name, CaBundleView::from));
+        }
+        let api = Api::<MutatingWebhookConfiguration>::all(client.clone());
+        let name = tls::MUTATING_WEBHOOKS;
+        tokio::spawn(self.mutating_webhooks.clone().follow_one(api, named(name), name, CaBundleView::from));
+        let api = Api::<ValidatingWebhookConfiguration>::all(client.clone());
+        let name = tls::VALIDATING_WEBHOOKS;
+        tokio::spawn(self.validating_webhooks.clone().follow_one(api, named(name), name, CaBundleView::from));
+    }
+
+    /// Waits until everything that certificates depend on has been read.
+    pub async fn certificates_synced(&self) {
+        self.secrets.synced_all(CERTIFICATE_SECRETS.len()).await;
+        self.config_maps.synced().await;
+        self.kubevirts.synced().await;
+        self.requests.synced().await;
+    }
+
+    /// Waits until everything has been read.
+    pub async fn synced(&self) {
+        self.certificates_synced().await;
+        self.vms.synced().await;
+        self.instances.synced().await;
+        self.replica_sets.synced().await;
+        self.pods.synced().await;
+        self.handlers.synced().await;
+        self.nodes.synced().await;
+        self.claims.synced().await;
+        self.quotas.synced().await;
+        self.namespaces.synced().await;
+        self.deployments.synced().await;
+        self.daemon_sets.synced().await;
+        self.api_services.synced_all(tls::API_SERVICES.len()).await;
+        self.mutating_webhooks.synced().await;
+        self.validating_webhooks.synced().await;
+    }
+
+    /// Launcher pods controlled by the machine with this UID.
+    #[must_use]
+    pub fn pods_of(&self, instance_uid: Option<&str>) -> Vec<Arc<PodView>> {
+        instance_uid.map(|uid| self.pods.owned_by(uid)).unwrap_or_default()
+    }
+
+    /// The VM that controls a machine.
+    #[must_use]
+    pub fn vm_of(&self, instance: &VirtualMachineInstance) -> Option<Arc<VirtualMachine>> {
+        let owner = controller_of(&instance.metadata, Kind::VirtualMachine)?;
+        let namespace = instance.metadata.namespace.clone().unwrap_or_default();
+        let vm = self.vms.get(&Key::new(namespace, owner.1))?;
+        (vm.metadata.uid.as_deref() == Some(owner.0.as_str())).then_some(vm)
+    }
+}
+
+/// UID and name of the controller of a kind.
+#[must_use]
+pub fn controller_of(meta: &ObjectMeta, kind: Kind) -> Option<(String, String)> {
+    let owners = meta.owner_references.as_ref()?;
+    let owner = owners.iter().find(|owner| {
+        owner.controller == Some(true) && owner.kind == kind.kind() && owner.api_version == kind.api_version()
+    })?;
+    Some((owner.uid.clone(), owner.name.clone()))
+}
+
+/// True when the object is controlled by anything.
+#[must_use]
+pub fn is_controlled(meta: &ObjectMeta) -> bool {
+    controller_uid(meta).is_some()
+}
+
+fn typed<T: serde::de::DeserializeOwned>(kind: Kind, object: Value) -> Option<T> {
+    match serde_json::from_value(object) {
+        Ok(object) => Some(object),
+        Err(error) => {
+            // The watch brings the object anyway.
+            tracing::warn!(resource = kind.plural(), %error, "answer of the API server cannot be read");
+            None
+        }
+    }
+}
+
+impl Answers for World {
+    fn written(&self, kind: Kind, object: Value) {
+        match kind {
+            Kind::VirtualMachine => typed(kind, object).into_iter().for_each(|object| self.vms.observe(object)),
+            Kind::Instance => typed(kind, object).into_iter().for_each(|object| self.instances.observe(object)),
+            Kind::ReplicaSet => typed(kind, object).into_iter().for_each(|object| self.replica_sets.observe(object)),
+            Kind::Pod => typed::<Pod>(kind, object).into_iter().for_each(|object| self.pods.observe(object.into())),
+            Kind::Secret => typed(kind, object).into_iter().for_each(|object| self.secrets.observe(object)),
+            Kind::ConfigMap => typed(kind, object).into_iter().for_each(|object| self.config_maps.observe(object)),
+            Kind::Node => typed::<Node>(kind, object).into_iter().for_each(|object| self.nodes.observe(object.into())),
+            Kind::KubeVirt => typed(kind, object).into_iter().for_each(|object| self.kubevirts.observe(object)),
+            Kind::CertificateSigningRequest => {
+                typed(kind, object).into_iter().for_each(|object| self.requests.observe(object));
+            }
+            Kind::ApiService => typed::<APIService>(kind, object)
+                .into_iter()
+                .for_each(|object| self.api_services.observe(object.into())),
+            Kind::MutatingWebhooks => typed::<MutatingWebhookConfiguration>(kind, object)
+                .into_iter()
+                .for_each(|object| self.mutating_webhooks.observe(object.into())),
+            Kind::ValidatingWebhooks => typed::<ValidatingWebhookConfiguration>(kind, object)
+                .into_iter()
+                .for_each(|object| self.validating_webhooks.observe(object.into())),
+        }
+    }
+
+    fn deleted(&self, kind: Kind, namespace: Option<&str>, name: &str, uid: Option<&str>) {
+        let key = Key::new(namespace.unwrap_or_default(), name);
+        match kind {
+            Kind::VirtualMachine => self.vms.observe_deleted(&key, uid),
+            Kind::Instance => self.instances.observe_deleted(&key, uid),
+            Kind::ReplicaSet => self.replica_sets.observe_deleted(&key, uid),
+            Kind::Pod => self.pods.observe_deleted(&key, uid),
+            Kind::CertificateSigningRequest => self.requests.observe_deleted(&key, uid),
+            // Nothing else is deleted by us.
+            _ => {}
+        }
+    }
+}
+
+/// Annotations of pods that are read.
+pub const POD_ANNOTATIONS: &[&str] = &[annotation::MEMORY_OVERHEAD_BYTES, annotation::MIGRATION_TRANSPORT_UNIX];
+
+/// Copies the entries of a map whose keys are wanted.
+#[must_use]
+pub fn keep(map: Option<&BTreeMap<String, String>>, wanted: &[&str]) -> Option<BTreeMap<String, String>> {
+    let kept: BTreeMap<String, String> = map?
+        .iter()
+        .filter(|(key, _)| wanted.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    (!kept.is_empty()).then_some(kept)
+}
