@@ -117,6 +117,9 @@ impl Launcher for Service {
 
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let request = request.into_inner();
+        if request.uid != self.machine.args().uid {
+            return Err(Status::invalid_argument("this launcher runs another machine"));
+        }
         self.machine.hello(request.capabilities_cache, request.allow_emulation).await?;
         Ok(Response::new(HelloReply { launcher_version: env!("CARGO_PKG_VERSION").into() }))
     }

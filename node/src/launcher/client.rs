@@ -72,11 +72,12 @@ impl LauncherError {
     }
 
     fn from_status(call: &'static str, status: &Status) -> Self {
+        // What the connection itself reports carries its cause; what the launcher answers does not.
+        if std::error::Error::source(status).is_some() {
+            return Self::Lost(bounded(status.message()));
+        }
         match status.code() {
-            Code::Unavailable | Code::Cancelled => Self::Lost(bounded(status.message())),
             Code::DeadlineExceeded => Self::Deadline { call, after: CALL_TIMEOUT },
-            // A transport error has no status of its own and comes as Unknown with a source.
-            Code::Unknown if std::error::Error::source(status).is_some() => Self::Lost(bounded(status.message())),
             code => Self::Refused {
                 call,
                 message: if status.message().is_empty() {
@@ -128,14 +129,16 @@ impl Launcher {
         Ok(Self { client })
     }
 
-    /// Says hello and hands over what the node knows; the launcher starts libvirtd.
+    /// Says hello to the launcher of the machine `uid` and hands over what the node knows; the launcher starts libvirtd.
+    /// The launcher of another machine refuses.
     pub async fn hello(
         &self,
+        uid: &str,
         capabilities_cache: Vec<CacheFile>,
         allow_emulation: bool,
     ) -> Result<String, LauncherError> {
         let mut client = self.client.clone();
-        let request = HelloRequest { capabilities_cache, allow_emulation };
+        let request = HelloRequest { capabilities_cache, allow_emulation, uid: uid.to_owned() };
         let reply = call("Hello", CALL_TIMEOUT, client.hello(request)).await?;
         Ok(bounded(&reply.launcher_version))
     }
@@ -259,7 +262,9 @@ mod tests {
         let failed = LauncherError::from_status("Sync", &Status::internal("no such disk"));
         assert!(!failed.is_lost());
         assert_eq!(failed.to_string(), "no such disk");
-        assert!(LauncherError::from_status("Sync", &Status::unavailable("gone")).is_lost());
+        let broken = Status::from_error(Box::new(std::io::Error::from(std::io::ErrorKind::BrokenPipe)));
+        assert!(LauncherError::from_status("Sync", &broken).is_lost());
+        assert!(!LauncherError::from_status("Sync", &Status::unavailable("busy")).is_lost());
     }
 
     #[test]

@@ -166,7 +166,7 @@ fn connect(machine: &Machine, now: Now, decision: &mut Decision) {
 
 /// Connected: bring the machine to where it should be. Shutdown goes before start, the end before both.
 fn drive(machine: &Machine, now: Now, decision: &mut Decision) {
-    let Link::Up { greeted, networked, synced, .. } = &machine.link else { return };
+    let Link::Up { greeted, .. } = &machine.link else { return };
     let domain = machine.domain();
     if machine.finished {
         // The launcher has been told; whether it lets go of the connection is its own affair.
@@ -178,9 +178,22 @@ fn drive(machine: &Machine, now: Now, decision: &mut Decision) {
     if let Err(Some(at)) = status::lost(machine, now) {
         decision.wake(at);
     }
-    let retry_at = machine.failure.as_ref().map_or(Duration::ZERO, |failure| failure.retry_at);
+    let retry_at = machine.call_at();
     if !greeted && !machine.busy.hello && decision.due(retry_at, now) {
         decision.push(Effect::Hello);
+    }
+    if !machine.facts.is_final() && !machine.is_leaving() {
+        start(machine, now, decision);
+        return;
+    }
+    // Only a launcher that answered to the machine's UID is told to end it.
+    if !greeted {
+        if let Presence::Deleted(at) = machine.presence
+            && !decision.due_before(at + LAST_CONNECT_LIMIT, now)
+        {
+            decision.push(Effect::Retire);
+        }
+        return;
     }
     if machine.is_leaving() {
         if domain.is_alive() {
@@ -190,19 +203,27 @@ fn drive(machine: &Machine, now: Now, decision: &mut Decision) {
         }
         return;
     }
-    if machine.facts.is_final() {
-        // Something ended the machine in the records while it runs: it has to end here as well.
-        if domain.is_alive() {
-            kill(machine, now, decision);
-        } else if !machine.busy.sync {
-            finish(machine, now, decision);
-        }
-        return;
+    // Something ended the machine in the records while it runs: it has to end here as well.
+    if domain.is_alive() {
+        kill(machine, now, decision);
+    } else if !machine.busy.sync {
+        finish(machine, now, decision);
     }
+}
+
+/// Connected, and the machine should run: prepare it, start it, keep it as its object says.
+fn start(machine: &Machine, now: Now, decision: &mut Decision) {
+    let Link::Up { greeted, networked, synced, .. } = &machine.link else { return };
+    let domain = machine.domain();
+    let retry_at = machine.call_at();
     let hopeless = machine.failure.as_ref().is_some_and(|failure| failure.hopeless)
         || machine.report.as_ref().is_some_and(|report| !report.failure.is_empty());
     if hopeless {
         // The status says so first; then the machine is final.
+        return;
+    }
+    // The network is set up in the pod of this very machine only, while libvirtd starts there.
+    if !greeted {
         return;
     }
     if !networked && !machine.busy.network && decision.due(retry_at, now) {
@@ -213,7 +234,7 @@ fn drive(machine: &Machine, now: Now, decision: &mut Decision) {
         Domain::None | Domain::Ended(End::Unknown) => !machine.ran && machine.facts.phase != Phase::Running,
         Domain::Unclear | Domain::ShuttingDown | Domain::Ended(_) => false,
     };
-    let ready = *greeted && *networked && startable && !machine.busy.sync;
+    let ready = *networked && startable && !machine.busy.sync;
     if !ready {
         return;
     }
@@ -278,7 +299,7 @@ fn kill(machine: &Machine, now: Now, decision: &mut Decision) {
 
 /// The machine is over. The launcher may exit once that is on record, or there is nothing to record.
 fn finish(machine: &Machine, now: Now, decision: &mut Decision) {
-    if machine.busy.finish {
+    if machine.busy.finish || machine.busy.power {
         return;
     }
     let never_ran = !machine.ran && machine.facts.phase != Phase::Running;
@@ -288,10 +309,13 @@ fn finish(machine: &Machine, now: Now, decision: &mut Decision) {
         _ => false,
     };
     let recorded = machine.facts.is_final() || matches!(machine.presence, Presence::Deleted(_)) || nothing_to_record;
-    let retry_at = machine.failure.as_ref().map_or(Duration::ZERO, |failure| failure.retry_at);
-    if recorded && decision.due(retry_at, now) {
-        decision.push(Effect::Finish);
+    let retry_at = machine.call_at();
+    if !recorded || !decision.due(retry_at, now) {
+        return;
     }
+    // A launcher that still waits for its machine has to hear that none will come.
+    let waits = machine.domain() == Domain::None && !machine.stopping.is_some_and(|stopping| stopping.killed);
+    decision.push(if waits { Effect::Kill } else { Effect::Finish });
 }
 
 /// Keep the object's status as it should be.
@@ -437,10 +461,10 @@ mod tests {
     }
 
     #[test]
-    fn hello_and_network_go_out_together_as_soon_as_there_is_a_connection() {
+    fn nothing_but_hello_is_said_to_a_launcher_that_has_not_answered_to_the_machines_uid() {
         let mut machine = Machine::new(Arc::new(vmi("Scheduling")), NODE);
         machine.learn(Outcome::Connected(Ok(1)), NODE, at(0));
-        assert_eq!(names(&decide(&machine, at(0))), ["hello", "network"]);
+        assert_eq!(names(&decide(&machine, at(0))), ["hello"]);
     }
 
     #[test]
@@ -448,8 +472,8 @@ mod tests {
         let mut machine = Machine::new(Arc::new(vmi("Scheduling")), NODE);
         for (outcome, expected) in [
             (None, vec!["connect"]),
-            (Some(Outcome::Connected(Ok(1))), vec!["hello", "network"]),
-            (Some(Outcome::Greeted(1, Ok(()))), vec![]),
+            (Some(Outcome::Connected(Ok(1))), vec!["hello"]),
+            (Some(Outcome::Greeted(1, Ok(()))), vec!["network"]),
             (Some(Outcome::Network(1, Ok(crate::network::PodNetwork::default()))), vec![]),
         ] {
             if let Some(outcome) = outcome {
@@ -483,7 +507,7 @@ mod tests {
             ("Running", ShuttingDown, "user", &["write"]),
             ("Running", Paused, "user", &["write", "sync"]),
             ("Succeeded", Shutoff, "shutdown", &["finish"]),
-            ("Failed", NoDomain, "", &["finish"]),
+            ("Failed", NoDomain, "", &["kill"]),
             ("Failed", Running, "", &["kill", "Deleted"]),
         ];
         for (phase, lifecycle, reason, expected) in rows {
@@ -559,6 +583,20 @@ mod tests {
     }
 
     #[test]
+    fn a_launcher_that_did_not_answer_to_the_machines_uid_is_never_told_to_end_it() {
+        for phase in ["Running", "Failed"] {
+            let mut machine = prepared(phase, Lifecycle::Running, "");
+            machine.link = Link::Up { connection: 1, greeted: false, networked: false, synced: None };
+            machine.busy.hello = true;
+            deleting(&mut machine);
+            assert!(!names(&decide(&machine, at(0))).iter().any(|name| ["shutdown", "kill", "finish"].contains(name)));
+            machine.presence = Presence::Deleted(Duration::ZERO);
+            assert!(decide(&machine, at(29)).effects.is_empty());
+            assert_eq!(names(&decide(&machine, at(30))), ["retire"]);
+        }
+    }
+
+    #[test]
     fn without_grace_the_machine_is_stopped_at_once() {
         let mut machine = live();
         machine.facts.grace = 0;
@@ -570,6 +608,9 @@ mod tests {
     fn a_machine_deleted_before_its_start_is_released() {
         let mut machine = prepared("Scheduling", Lifecycle::NoDomain, "");
         deleting(&mut machine);
+        assert_eq!(names(&decide(&machine, at(0))), ["kill"]);
+        machine.begin(&Effect::Kill, at(0));
+        machine.learn(Outcome::Signalled(Ok(())), NODE, at(0));
         assert_eq!(names(&decide(&machine, at(0))), ["finish"]);
         machine.begin(&Effect::Finish, at(0));
         machine.learn(Outcome::Finished(Ok(())), NODE, at(0));
@@ -598,6 +639,15 @@ mod tests {
         assert_eq!(names(&decide(&machine, at(0))), ["read"]);
         machine.learn(Outcome::Read(Ok(None)), NODE, at(1));
         assert_eq!(names(&decide(&machine, at(1))), ["shutdown", "ShuttingDown"]);
+    }
+
+    #[test]
+    fn the_answer_to_a_write_does_not_bring_back_an_object_that_has_gone() {
+        let mut machine = live();
+        machine.busy.record = true;
+        machine.presence = Presence::Unseen;
+        machine.learn(Outcome::Written(Ok(machine.vmi.clone()), Vec::new()), NODE, at(1));
+        assert_eq!(names(&decide(&machine, at(1))), ["read"]);
     }
 
     #[test]

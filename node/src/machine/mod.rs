@@ -6,7 +6,7 @@
 //! launchers' sockets, and running machines do not notice.
 //!
 //! ```text
-//!              socket found, peer checked            hello answered; network ready
+//!              socket found, peer checked        hello answered to our UID; network ready
 //!   Waiting ────────────────────────────▶ Preparing ───────────────────────────────▶ Starting
 //!      ▲ │                                   │  ▲                                   (Sync called)
 //!      │ │ VMI gone, no socket               │  │ call failed: wait 1 s .. 60 s          │

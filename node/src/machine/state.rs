@@ -136,6 +136,10 @@ pub struct Machine {
     pub network: Option<Arc<PodNetwork>>,
     /// The last call that failed and is tried again.
     pub failure: Option<Failure>,
+    /// Connections lost in a row before the launcher had accepted the machine over them.
+    pub losses: u32,
+    /// No call to the launcher before: the last one met a connection that is breaking.
+    pub hold_until: Duration,
     /// Being stopped.
     pub stopping: Option<Stopping>,
     /// Standing still after an I/O error.
@@ -264,6 +268,8 @@ impl Machine {
             report: None,
             network: None,
             failure: None,
+            losses: 0,
+            hold_until: Duration::ZERO,
             stopping: None,
             io_pause: None,
             finished: false,
@@ -280,6 +286,11 @@ impl Machine {
     /// The domain as last reported.
     pub fn domain(&self) -> Domain {
         Domain::of(self.report.as_ref())
+    }
+
+    /// When the next call to the launcher may be made.
+    pub fn call_at(&self) -> Duration {
+        self.failure.as_ref().map_or(Duration::ZERO, |failure| failure.retry_at).max(self.hold_until)
     }
 
     /// The machine shall not run any longer: its object is going or gone.
@@ -327,6 +338,12 @@ impl Machine {
         if self.presence != Presence::Elsewhere {
             self.presence = Presence::Present;
         }
+        self.take(vmi, node);
+    }
+
+    /// Takes over a version, unless it is older. Says nothing about whether the object is still there: the answer to
+    /// a write may come after the news of the deletion.
+    fn take(&mut self, vmi: Arc<VirtualMachineInstance>, node: &str) {
         if is_older(&vmi, &self.vmi) {
             return;
         }
@@ -361,6 +378,10 @@ impl Machine {
     pub fn lose(&mut self, connection: u64, now: Now) {
         if matches!(self.link, Link::Up { connection: current, .. } if current == connection) {
             self.link = Link::down(now.since_start, true);
+            if let Link::Down { retry_at, .. } = &mut self.link {
+                *retry_at = now.since_start + AFTER_LOSS.saturating_mul(1 << self.losses.min(7));
+            }
+            self.losses = self.losses.saturating_add(1);
         }
     }
 
@@ -396,6 +417,7 @@ impl Machine {
                 match result {
                     Ok(started) => {
                         self.failure = None;
+                        self.losses = 0;
                         self.ran |= started;
                         self.with_link(connection, |_, _, synced| *synced = Some(fingerprint));
                         self.delay_io_retry(now);
@@ -492,6 +514,7 @@ impl Machine {
     fn failed(&mut self, error: &LauncherError, now: Now) -> Vec<Announcement> {
         // The connection's own end is reported by the state stream, and a new one is made.
         if error.is_lost() {
+            self.hold_until = now.since_start + RECONNECT;
             return Vec::new();
         }
         let hopeless = matches!(error, LauncherError::Refused { irrecoverable: true, .. });
@@ -518,7 +541,7 @@ impl Machine {
                 self.write_retry = None;
                 self.guest_changed_at = None;
                 self.guest_written_at = Some(now.since_start);
-                self.see(vmi, node);
+                self.take(vmi, node);
             }
             Err(WriteError::Gone) => self.presence = Presence::Unseen,
             Err(WriteError::Conflict) => self.delay_write("conflict".into(), now, true),
@@ -546,7 +569,7 @@ impl Machine {
                 let here = vmi.metadata.labels.as_ref().and_then(|labels| labels.get(api::constants::label::NODE_NAME));
                 self.presence =
                     if here.is_some_and(|name| name == node) { Presence::Present } else { Presence::Elsewhere };
-                self.see(vmi, node);
+                self.take(vmi, node);
             }
             Err(WriteError::Conflict) => self.delay_write("conflict".into(), now, false),
             Err(WriteError::Other(message)) => self.delay_write(message, now, false),
@@ -560,6 +583,9 @@ impl Link {
     }
 }
 
+/// Pause after a lost connection: short, for a worker that is restarted is back at once. Doubles, up to some seconds,
+/// while connections are lost before the launcher has accepted the machine.
+const AFTER_LOSS: Duration = Duration::from_millis(50);
 /// Pause after a refused connection.
 const RECONNECT: Duration = Duration::from_millis(500);
 /// First and longest pause before a machine that stands still after an I/O error is tried again.

@@ -53,12 +53,15 @@ struct Connection {
     number: u64,
     launcher: Launcher,
     peer: Arc<Peer>,
-    follower: AbortHandle,
+    /// Follows the machine's state, once the launcher has answered to the machine's UID.
+    follower: Option<AbortHandle>,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.follower.abort();
+        if let Some(follower) = &self.follower {
+            follower.abort();
+        }
     }
 }
 
@@ -169,10 +172,23 @@ impl Task {
             }
             Report::Lost(error) => {
                 tracing::info!(%error, "launcher lost");
-                self.connection = None;
-                self.machine.lose(connection, now);
+                self.lose(connection, now);
             }
         }
+    }
+
+    fn follow(&mut self, number: u64) {
+        if let Some(connection) = self.connection.as_mut().filter(|connection| connection.number == number) {
+            let follow = launcher::follow(connection.launcher.clone(), number, self.report.clone());
+            connection.follower = Some(tokio::spawn(follow.in_current_span()).abort_handle());
+        }
+    }
+
+    fn lose(&mut self, number: u64, now: Now) {
+        if self.connection.as_ref().is_some_and(|connection| connection.number == number) {
+            self.connection = None;
+        }
+        self.machine.lose(number, now);
     }
 
     fn complete(&mut self, completed: Result<Completed, tokio::task::JoinError>) {
@@ -183,9 +199,7 @@ impl Task {
                 self.connections += 1;
                 let number = self.connections;
                 tracing::info!(pid = peer.pid(), "connected to the launcher");
-                let follow = launcher::follow(launcher.clone(), number, self.report.clone());
-                let follower = tokio::spawn(follow.in_current_span()).abort_handle();
-                self.connection = Some(Connection { number, launcher, peer, follower });
+                self.connection = Some(Connection { number, launcher, peer, follower: None });
                 Outcome::Connected(Ok(number))
             }
             Ok(Completed::Connected(Err(error))) => {
@@ -201,6 +215,12 @@ impl Task {
             }
         };
         log(&outcome);
+        match &outcome {
+            Outcome::Greeted(number, Ok(())) => self.follow(*number),
+            // Nothing follows the connection yet that would notice its end.
+            Outcome::Greeted(number, Err(error)) if error.is_lost() => self.lose(*number, now),
+            _ => {}
+        }
         for announcement in self.machine.learn(outcome, self.host.name(), now) {
             self.records.announce(&self.machine.vmi, announcement);
         }
@@ -246,7 +266,8 @@ impl Task {
         let (host, vmi) = (self.host.clone(), self.machine.vmi.clone());
         match effect {
             Effect::Hello => self.call(async move {
-                let greeted = greet(&*host, &launcher, &peer).await;
+                let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
+                let greeted = greet(&*host, &launcher, &peer, uid).await;
                 Completed::Outcome(Outcome::Greeted(number, greeted))
             }),
             Effect::SetUpNetwork => self.call(async move {
@@ -348,14 +369,14 @@ async fn connect(host: &dyn Host, pod: &str, within: Duration) -> Result<(Launch
     }
 }
 
-async fn greet(host: &dyn Host, launcher: &Launcher, peer: &Arc<Peer>) -> Result<(), LauncherError> {
+async fn greet(host: &dyn Host, launcher: &Launcher, peer: &Arc<Peer>, uid: &str) -> Result<(), LauncherError> {
     const CALL: &str = "Hello";
     let cache = match tokio::time::timeout(EQUIP_LIMIT, host.equip(peer)).await {
         Ok(Ok(cache)) => cache,
         Ok(Err(message)) => return Err(LauncherError::Refused { call: CALL, message, irrecoverable: false }),
         Err(_) => return Err(LauncherError::Deadline { call: CALL, after: EQUIP_LIMIT }),
     };
-    let version = launcher.hello(cache, host.settings().allow_emulation).await?;
+    let version = launcher.hello(uid, cache, host.settings().allow_emulation).await?;
     tracing::debug!(%version, "the launcher answered hello");
     Ok(())
 }

@@ -103,7 +103,11 @@ impl LauncherService for Served {
     type VncStream = Output<Chunk>;
 
     async fn hello(&self, request: Rpc<HelloRequest>) -> Result<Response<HelloReply>, Status> {
-        self.0.note(format!("hello {}", request.into_inner().capabilities_cache.len()));
+        let request = request.into_inner();
+        if request.uid != "u1" {
+            return Err(Status::invalid_argument("this launcher runs another machine"));
+        }
+        self.0.note(format!("hello {}", request.capabilities_cache.len()));
         Ok(Response::new(HelloReply { launcher_version: "test".into() }))
     }
     async fn sync(&self, request: Rpc<SyncRequest>) -> Result<Response<SyncReply>, Status> {
@@ -472,8 +476,12 @@ async fn a_machine_is_running_after_one_write() {
     let phases: Vec<_> = status.phase_transition_timestamps.iter().map(|entry| entry.phase.clone().unwrap()).collect();
     assert_eq!(phases, [Phase::Scheduled, Phase::Running]);
     assert!(status.condition("LiveMigratable").unwrap().is_false());
-    let reasons = stage.records.reasons();
-    assert!(reasons.contains(&"Created") && reasons.contains(&"Started"), "{reasons:?}");
+    let announced = async {
+        while !["Created", "Started"].iter().all(|reason| stage.records.reasons().contains(reason)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, announced).await.is_ok(), "{:?}", stage.records.reasons());
     stage.stop.cancel();
     stage.machines.stopped().await;
 }
@@ -627,6 +635,20 @@ async fn a_new_object_of_the_same_name_gets_a_task_of_its_own() {
     stage.until_called("shutdown 30").await;
     stage.until_called("finish").await;
     assert_eq!(stage.machines.get("ns", "m").unwrap().uid, "u2");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_names_the_pod_of_another_machine_reaches_nothing_of_it() {
+    let stage = Stage::new();
+    stage.launcher.become_(Lifecycle::Running, "booted");
+    stage.host.serve(&stage.launcher);
+    stage.machines.see(Arc::new(stage.records.put(&vmi("m", "intruder"))));
+    let failed = stage.until_phase(&Phase::Failed).await;
+    assert!(failed.status.unwrap().interfaces.is_empty());
+    stage.change(|vmi| vmi["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(stage.launcher.calls().is_empty());
+    assert!(stage.machines.get("ns", "m").unwrap().launcher().is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
