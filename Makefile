@@ -40,9 +40,12 @@ images: build ## Builds the images of all processes into build/images
 guests: build ## Builds the images of all test guests into build/images
 	$(IMAGES) build guests
 
-.PHONY: up
-up: images ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt, boots a machine
+.PHONY: tiny
+tiny: images
 	$(IMAGES) build guest-tiny guest-tiny-kernel
+
+.PHONY: up
+up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt, boots a machine
 	$(CLUSTER) demo
 
 .PHONY: down
@@ -64,7 +67,7 @@ unit: ## Unit tests
 	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked
 
 .PHONY: e2e
-e2e: images guests ## End-to-end tests, on the own cluster or on that of KUBECONFIG
+e2e: tiny ## End-to-end tests, on the own cluster or on that of KUBECONFIG
 	$(CARGO) test -p ferrovirt-e2e-tests --locked --no-run
 	$(CLUSTER) run -- $(CARGO) test -p ferrovirt-e2e-tests --locked
 
@@ -72,7 +75,7 @@ e2e: images guests ## End-to-end tests, on the own cluster or on that of KUBECON
 test: deps lint unit e2e ## Everything: lint, unit tests, cluster up, end-to-end tests, cluster down
 
 .PHONY: bench
-bench: images guests ## Measures starts, memory and API calls; writes build/bench.json
+bench: tiny ## Measures starts, memory and API calls; writes build/bench.json
 	$(CLUSTER) run -- $(RELEASE)/bench
 
 .PHONY: push
