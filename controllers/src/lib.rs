@@ -20,7 +20,12 @@ pub mod world;
 use std::sync::Arc;
 
 use api::tls;
-use process::{config::ConfigHandle, logging::Verbosity, ops::Readiness, tls::Identity};
+use process::{
+    config::ConfigHandle,
+    logging::Verbosity,
+    ops::{Ops, Readiness},
+    tls::Identity,
+};
 use prometheus::Registry;
 
 use crate::{
@@ -69,9 +74,8 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     let identity = Identity::follow(client.clone(), &options.namespace, tls::CONTROLLER_SECRET);
     follow_verbosity(config.clone(), verbosity);
     watch_readiness(identity.clone(), config.clone(), readiness.clone(), metrics.clone());
-    server::start(&options, client.clone(), config.clone(), readiness, registry, metrics.clone(), &identity, stop.clone())
-        .await
-        .map_err(RunError::Server)?;
+    let ops = Ops::new(client.clone(), config.clone(), readiness, registry);
+    server::start(options.listen, ops, metrics.clone(), &identity, stop.clone()).await.map_err(RunError::Server)?;
 
     let name = options.identity.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let mut election = Election::new(client.clone(), &options.namespace, LEASE, name, Times::default());
@@ -82,8 +86,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     metrics.set_leading(true);
     let world = Arc::new(World::default());
     let recorder = Recorder::start(client.clone(), EVENT_SOURCE, metrics.clone());
-    let executor =
-        Executor::new(client.clone(), election.leadership(), recorder, metrics.clone(), world.clone());
+    let executor = Executor::new(client.clone(), election.leadership(), recorder, metrics.clone(), world.clone());
     let controllers = Controllers::new(world, executor, config, metrics.clone(), &options);
     // Caches are filled only now: what they list is newer than anything the former leader wrote.
     let started = tokio::spawn(controllers.start(client));
@@ -119,4 +122,3 @@ fn watch_readiness(identity: Identity, mut config: ConfigHandle, readiness: Read
         metrics.set_ready(true);
     });
 }
-

@@ -1,25 +1,24 @@
 //! The server for metrics and health.
 
-use axum::{Json, Router, routing::get};
-use kube::Client;
+use std::net::SocketAddr;
+
+use axum::{Json, routing::get};
 use process::{
     CancellationToken,
-    config::ConfigHandle,
-    ops::{Ops, Readiness},
+    ops::Ops,
     tls::{ClientPolicy, Identity, Limits, TlsError, serve, server_config},
 };
-use prometheus::Registry;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::{options::Options, runtime::metrics::Metrics};
+use crate::runtime::metrics::Metrics;
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address cannot be used.
     #[error("{0} cannot be listened on")]
-    Listen(std::net::SocketAddr, #[source] std::io::Error),
+    Listen(SocketAddr, #[source] std::io::Error),
     /// TLS refused its configuration.
     #[error("TLS cannot be set up")]
     Tls(#[source] TlsError),
@@ -28,23 +27,17 @@ pub enum ServerError {
 /// Few ask for metrics and health.
 const CONNECTIONS: usize = 64;
 
-/// Starts the server. Handshakes succeed from the moment there is a certificate.
+/// Starts the server. Handshakes succeed from the moment `identity` has a certificate.
 pub async fn start(
-    options: &Options,
-    client: Client,
-    config: ConfigHandle,
-    readiness: Readiness,
-    registry: Registry,
+    listen: SocketAddr,
+    ops: Ops,
     metrics: Metrics,
     identity: &Identity,
     stop: CancellationToken,
 ) -> Result<(), ServerError> {
-    let router: Router = Ops::new(client, config, readiness, registry)
-        .router()
-        .route("/leader", get(move || std::future::ready(leader(&metrics))));
+    let router = ops.router().route("/leader", get(move || std::future::ready(leader(&metrics))));
     let tls = server_config(identity, ClientPolicy::None, &["http/1.1"]).map_err(ServerError::Tls)?;
-    let listener =
-        TcpListener::bind(options.listen).await.map_err(|error| ServerError::Listen(options.listen, error))?;
+    let listener = TcpListener::bind(listen).await.map_err(|error| ServerError::Listen(listen, error))?;
     let limits = Limits { connections: CONNECTIONS, ..Limits::default() };
     tokio::spawn(serve(listener, tls, router, limits, stop));
     Ok(())

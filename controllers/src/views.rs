@@ -153,13 +153,7 @@ impl From<Pod> for PodView {
                 .and_then(|state| state.terminated.as_ref())
                 .map(|ended| ended.finished_at.as_ref().map(|at| at.0)),
             all_ended: !containers.is_empty() && containers.iter().all(ended),
-            addresses: status
-                .pod_ips
-                .as_deref()
-                .unwrap_or_default()
-                .iter()
-                .map(|address| address.ip.clone())
-                .collect(),
+            addresses: status.pod_ips.as_deref().unwrap_or_default().iter().map(|address| address.ip.clone()).collect(),
             phase: status.phase.unwrap_or_default(),
             qos_class: status.qos_class,
             reason: status.reason,
@@ -351,8 +345,7 @@ impl From<APIService> for CaBundleView {
     fn from(service: APIService) -> Self {
         let bundle = service.spec.and_then(|spec| spec.ca_bundle).map(|bytes| bytes.0).unwrap_or_default();
         let conditions = service.status.and_then(|status| status.conditions).unwrap_or_default();
-        let available =
-            conditions.iter().any(|condition| condition.type_ == "Available" && condition.status == "True");
+        let available = conditions.iter().any(|condition| condition.type_ == "Available" && condition.status == "True");
         Self { metadata: slim(service.metadata), bundles: vec![(String::new(), bundle)], available }
     }
 }

@@ -17,7 +17,9 @@ use crate::{
     node,
     options::Options,
     replicaset,
-    runtime::{Cached, Decision, Failure, Key, Kind, driver::Driver, executor::Executor, metrics::Metrics, queue::Queue},
+    runtime::{
+        Cached, Decision, Failure, Key, Kind, driver::Driver, executor::Executor, metrics::Metrics, queue::Queue,
+    },
     views::{CaBundleView, ClaimView},
     vm, vmi,
     world::{World, controller_of},
@@ -144,16 +146,16 @@ impl Controllers {
                 return;
             }
             let Some(claim) = present.or(former) else { return };
-            let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.clone().unwrap_or_default());
+            let (namespace, name) =
+                (claim.metadata.namespace.as_deref(), claim.metadata.name.clone().unwrap_or_default());
             let waiting = known_instances.filter(|instance| {
                 instance.metadata.namespace.as_deref() == namespace
                     && is_unstarted(instance)
                     && launcher_pod::claim_names(instance).contains(&name)
             });
             instances.extend(waiting.iter().map(|instance| Key::of(&instance.metadata)));
-            let naming = known_vms.filter(|vm| {
-                vm.metadata.namespace.as_deref() == namespace && vm::claim_names(vm).contains(&name)
-            });
+            let naming = known_vms
+                .filter(|vm| vm.metadata.namespace.as_deref() == namespace && vm::claim_names(vm).contains(&name));
             vms.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
         });
     }
@@ -372,7 +374,9 @@ fn node_decision(world: &World, key: &Key, now: Timestamp) -> Result<Decision, s
 
 fn lives(world: &World) -> Lives {
     let kubevirt = world.kubevirts.filter(|object| object.metadata.deletion_timestamp.is_none());
-    kubevirt.first().map_or_else(Lives::default, |object| Lives::from_strategy(&object.spec.certificate_rotate_strategy))
+    kubevirt
+        .first()
+        .map_or_else(Lives::default, |object| Lives::from_strategy(&object.spec.certificate_rotate_strategy))
 }
 
 fn bundle(world: &World, namespace: &str) -> Option<String> {
@@ -390,10 +394,8 @@ fn carriers(world: &World) -> Vec<(Kind, Arc<CaBundleView>)> {
 
 fn certificates_decision(world: &World, namespace: &str, now: Timestamp) -> Result<Decision, serde_json::Error> {
     let secret = |name: &str| world.secrets.get(&Key::new(namespace, name));
-    let held: Vec<_> = crate::world::CERTIFICATE_SECRETS
-        .iter()
-        .filter_map(|name| Some(((*name).to_owned(), secret(name)?)))
-        .collect();
+    let held: Vec<_> =
+        crate::world::CERTIFICATE_SECRETS.iter().filter_map(|name| Some(((*name).to_owned(), secret(name)?))).collect();
     let leaves = held.iter().map(|(name, secret)| (name.clone(), secret.as_ref())).collect();
     let map = world.config_maps.get(&Key::new(namespace, tls::CA_CONFIG_MAP));
     let authority = secret(tls::CA_SECRET);
@@ -423,12 +425,7 @@ fn certificates_decision(world: &World, namespace: &str, now: Timestamp) -> Resu
     Ok(decision)
 }
 
-fn request_decision(
-    world: &World,
-    namespace: &str,
-    key: &Key,
-    now: Timestamp,
-) -> Result<Decision, serde_json::Error> {
+fn request_decision(world: &World, namespace: &str, key: &Key, now: Timestamp) -> Result<Decision, serde_json::Error> {
     let Some(request) = world.requests.get(key) else { return Ok(Decision::settled()) };
     let secret = world.secrets.get(&Key::new(namespace, tls::CA_SECRET));
     // What signs has to be in the bundle.
@@ -459,8 +456,9 @@ fn installation_decision(world: &World, namespace: &str, now: Timestamp) -> Resu
         carriers.len() == expected
             && carriers.iter().all(|(_, object)| object.bundles.iter().all(|(_, known)| known == bundle.as_bytes()))
     });
-    let outdated =
-        world.instances.filter(|instance| instance.labels().contains_key(api::constants::label::OUTDATED_LAUNCHER_IMAGE));
+    let outdated = world
+        .instances
+        .filter(|instance| instance.labels().contains_key(api::constants::label::OUTDATED_LAUNCHER_IMAGE));
     kubevirt::decide(&kubevirt::Observed {
         kubevirt: object,
         components: kubevirt::Components {

@@ -1,6 +1,6 @@
 //! Following one named object.
 
-use std::{fmt::Debug, future::Future};
+use std::fmt::Debug;
 
 use futures::StreamExt;
 use k8s_openapi::serde::de::DeserializeOwned;
@@ -10,18 +10,16 @@ use kube::{
 };
 
 /// Calls `seen` with each version of the object `name` (`None`: it does not exist), for ever, in a task of its own.
-pub(crate) fn follow<K, F>(api: Api<K>, name: String, mut seen: F) -> impl Future<Output = ()> + Send
+pub(crate) async fn follow<K, F>(api: Api<K>, name: String, mut seen: F)
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     F: FnMut(Option<K>) + Send + 'static,
 {
-    async move {
-        let mut versions = std::pin::pin!(watcher::watch_object(api, &name).default_backoff());
-        while let Some(version) = versions.next().await {
-            match version {
-                Ok(object) => seen(object),
-                Err(error) => tracing::warn!(object = %name, error = %chain(&error), "watch was interrupted"),
-            }
+    let mut versions = std::pin::pin!(watcher::watch_object(api, &name).default_backoff());
+    while let Some(version) = versions.next().await {
+        match version {
+            Ok(object) => seen(object),
+            Err(error) => tracing::warn!(object = %name, error = %chain(&error), "watch was interrupted"),
         }
     }
 }

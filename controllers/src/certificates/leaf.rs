@@ -3,9 +3,7 @@
 use api::tls;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use rcgen::{
-    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose,
-};
+use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
 
 use super::{
     Authority, CertificateError, ISSUER, Observed,
@@ -96,8 +94,7 @@ pub(super) fn issue(
     observed: &Observed<'_>,
 ) -> Result<(String, String), CertificateError> {
     let key = KeyPair::generate().map_err(CertificateError::Make)?;
-    let mut params =
-        CertificateParams::new(role.dns_names(observed.namespace)).map_err(CertificateError::Make)?;
+    let mut params = CertificateParams::new(role.dns_names(observed.namespace)).map_err(CertificateError::Make)?;
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, role.common_name(observed.namespace));
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];

@@ -234,8 +234,11 @@ impl Step {
     }
 }
 
+/// Changes data and annotations of the authority's Secret.
+type ChangeSecret<'a> = dyn Fn(&mut BTreeMap<String, ByteString>, &mut BTreeMap<String, String>) + 'a;
+
 fn perform(observed: &Observed<'_>, step: &Step) -> Result<Effect, CertificateError> {
-    let secret = |change: &dyn Fn(&mut BTreeMap<String, ByteString>, &mut BTreeMap<String, String>)| {
+    let secret = |change: &ChangeSecret<'_>| {
         let former = observed.authority.cloned().unwrap_or_default();
         let mut data = former.data.unwrap_or_default();
         let mut annotations = former.metadata.annotations.unwrap_or_default();

@@ -7,16 +7,13 @@ use api::{constants::component, tls};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use rcgen::{
-    CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, DnValue,
-    ExtendedKeyUsagePurpose, KeyUsagePurpose, PublicKey, SanType,
+    CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType, DnValue, ExtendedKeyUsagePurpose,
+    KeyUsagePurpose, PublicKey, SanType,
 };
 use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject};
 use serde_json::json;
 
-use super::{
-    Authority, CertificateError, Lives,
-    authority::leaf_dates,
-};
+use super::{Authority, CertificateError, Lives, authority::leaf_dates};
 use crate::runtime::{Decision, Effect, Kind, effect::Notes};
 
 /// Longest request that is looked at.
@@ -129,8 +126,8 @@ fn sign(
     lives: Lives,
     now: Timestamp,
 ) -> Result<String, CertificateError> {
-    let mut params = CertificateParams::new(vec![tls::handler_server_name(&granted.node)])
-        .map_err(CertificateError::Make)?;
+    let mut params =
+        CertificateParams::new(vec![tls::handler_server_name(&granted.node)]).map_err(CertificateError::Make)?;
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, tls::HANDLER_CN);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];

@@ -14,12 +14,7 @@ struct Store {
 
 impl Store {
     fn new() -> Self {
-        Self {
-            authority: None,
-            bundle: None,
-            leaves: BTreeMap::new(),
-            now: "2030-01-01T00:00:00Z".parse().unwrap(),
-        }
+        Self { authority: None, bundle: None, leaves: BTreeMap::new(), now: "2030-01-01T00:00:00Z".parse().unwrap() }
     }
 
     fn with<T>(&self, ask: impl FnOnce(&Observed<'_>) -> T) -> T {
@@ -40,7 +35,9 @@ impl Store {
 
     fn apply(&mut self, effect: Effect) {
         let (kind, name, change) = match effect {
-            Effect::Create { kind, object, .. } => (kind, object["metadata"]["name"].as_str().unwrap().to_owned(), object),
+            Effect::Create { kind, object, .. } => {
+                (kind, object["metadata"]["name"].as_str().unwrap().to_owned(), object)
+            }
             Effect::Patch { kind, name, patch, .. } => (kind, name, patch),
             other => panic!("{other:?}"),
         };
@@ -161,7 +158,8 @@ fn process_that_starts_after_everything_has_ended_starts_over() {
 #[test]
 fn lives_come_from_the_configuration_and_nonsense_is_left_out() {
     let lives = |strategy: Value| Lives::from_strategy(&serde_json::from_value(strategy).unwrap());
-    let short = lives(json!({"selfSigned": {"ca": {"duration": "20h", "renewBefore": "5h"}, "server": {"duration": "10h"}}}));
+    let short =
+        lives(json!({"selfSigned": {"ca": {"duration": "20h", "renewBefore": "5h"}, "server": {"duration": "10h"}}}));
     assert_eq!(short.authority, SignedDuration::from_hours(20));
     assert_eq!(short.authority_before, SignedDuration::from_hours(5));
     assert_eq!((short.leaf, short.leaf_before), (SignedDuration::from_hours(10), SignedDuration::from_hours(2)));
@@ -218,7 +216,11 @@ fn request_that_is_not_from_the_agent_on_the_node_it_names_is_denied() {
     let refused = [
         request(&json!({"spec": {"username": "system:serviceaccount:default:x"}}), tls::HANDLER_CN, &own),
         request(&json!({"spec": {"extra": null}}), tls::HANDLER_CN, &own),
-        request(&json!({"spec": {"extra": {"authentication.kubernetes.io/node-name": ["n", "m"]}}}), tls::HANDLER_CN, &own),
+        request(
+            &json!({"spec": {"extra": {"authentication.kubernetes.io/node-name": ["n", "m"]}}}),
+            tls::HANDLER_CN,
+            &own,
+        ),
         request(&json!({}), tls::HANDLER_CN, &tls::handler_server_name("m")),
         request(&json!({}), tls::API_CLIENT_CN, &own),
         request(&json!({"spec": {"usages": ["cert sign"]}}), tls::HANDLER_CN, &own),

@@ -1,9 +1,6 @@
 //! The one container, `compute`.
 
-use api::{
-    constants::component,
-    vmi::spec::Probe as MachineProbe,
-};
+use api::{constants::component, vmi::spec::Probe as MachineProbe};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, ObjectFieldSelector, Probe, SecurityContext,
 };
@@ -31,7 +28,11 @@ pub(super) fn compute(
         args: Some(arguments(inputs, grace)),
         env: Some(environment(inputs, mounts)),
         ports: some(ports(inputs)),
-        readiness_probe: spec.readiness_probe.as_ref().map(|probe| convert_probe("readinessProbe", probe)).transpose()?,
+        readiness_probe: spec
+            .readiness_probe
+            .as_ref()
+            .map(|probe| convert_probe("readinessProbe", probe))
+            .transpose()?,
         liveness_probe: spec.liveness_probe.as_ref().map(|probe| convert_probe("livenessProbe", probe)).transpose()?,
         security_context: Some(SecurityContext {
             run_as_user: Some(LAUNCHER_UID),
@@ -74,11 +75,8 @@ fn arguments(inputs: &Inputs<'_>, grace: i64) -> Vec<String> {
 }
 
 fn environment(inputs: &Inputs<'_>, mounts: &Mounts) -> Vec<EnvVar> {
-    let variable = |name: &str, value: &str| EnvVar {
-        name: name.to_owned(),
-        value: Some(value.to_owned()),
-        ..EnvVar::default()
-    };
+    let variable =
+        |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
     let mut variables = vec![
         variable("XDG_CACHE_HOME", "/var/run/kubevirt-private"),
         variable("XDG_CONFIG_HOME", "/var/run/kubevirt-private"),

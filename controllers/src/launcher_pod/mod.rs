@@ -117,7 +117,6 @@ pub fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
                         name: claim.name.clone(),
                         resource_claim_name: claim.resource_claim_name.clone(),
                         resource_claim_template_name: claim.resource_claim_template_name.clone(),
-                        ..PodResourceClaim::default()
                     })
                     .collect(),
             ),
@@ -138,10 +137,9 @@ pub fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
                     .clone()
                     .map(|type_| SELinuxOptions { type_: Some(type_), ..SELinuxOptions::default() }),
                 seccomp_profile: Some(match &inputs.config.seccomp_localhost_profile {
-                    Some(profile) => SeccompProfile {
-                        type_: "Localhost".to_owned(),
-                        localhost_profile: Some(profile.clone()),
-                    },
+                    Some(profile) => {
+                        SeccompProfile { type_: "Localhost".to_owned(), localhost_profile: Some(profile.clone()) }
+                    }
                     None => SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None },
                 }),
                 ..PodSecurityContext::default()

@@ -78,8 +78,7 @@ fn is_guaranteed(requests: &Amounts, limits: &Amounts) -> bool {
 
 fn cpu(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) -> Result<(), RenderError> {
     let domain = &inputs.instance.spec.domain;
-    let threads =
-        domain.io_threads.as_ref().and_then(|threads| threads.supplemental_pool_thread_count).unwrap_or(0);
+    let threads = domain.io_threads.as_ref().and_then(|threads| threads.supplemental_pool_thread_count).unwrap_or(0);
     let vcpus = i64::from(domain.cpu.as_ref().map_or(1, |cpu| cpu.vcpus()));
     let total = vcpus.saturating_add(i64::from(threads));
     let pinned = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
@@ -101,12 +100,7 @@ fn cpu(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) -> Res
     Ok(())
 }
 
-fn memory(
-    inputs: &Inputs<'_>,
-    requests: &mut Amounts,
-    limits: &mut Amounts,
-    overhead: i64,
-) -> Result<(), RenderError> {
+fn memory(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts, overhead: i64) -> Result<(), RenderError> {
     let domain = &inputs.instance.spec.domain;
     let memory = domain.memory.as_ref();
     let guest = memory
@@ -165,7 +159,8 @@ fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) ->
     }
     if !inputs.config.use_emulation {
         limits.insert(device::KVM.to_owned(), one());
-        let virtio = |model: &Option<String>| model.as_deref().is_none_or(|model| model.is_empty() || model == "virtio");
+        let virtio =
+            |model: &Option<String>| model.as_deref().is_none_or(|model| model.is_empty() || model == "virtio");
         if devices.interfaces.iter().any(|interface| virtio(&interface.model)) {
             limits.insert(device::VHOST_NET.to_owned(), one());
         }

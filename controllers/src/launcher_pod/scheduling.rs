@@ -68,11 +68,8 @@ fn host_dependent_model<'a>(inputs: &Inputs<'a>) -> Option<&'a str> {
 
 pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {
     let spec = &inputs.instance.spec;
-    let requirement = |key: String, operator: &str| NodeSelectorRequirement {
-        key,
-        operator: operator.to_owned(),
-        values: None,
-    };
+    let requirement =
+        |key: String, operator: &str| NodeSelectorRequirement { key, operator: operator.to_owned(), values: None };
     let mut required = vec![requirement(label::SCHEDULABLE.to_owned(), "Exists")];
     let cpu = spec.domain.cpu.as_ref();
     let model = cpu.and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
@@ -86,8 +83,7 @@ pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {
     }
     let mut affinity = spec.affinity.clone().unwrap_or_default();
     let node = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
-    let selector =
-        node.required_during_scheduling_ignored_during_execution.get_or_insert_with(NodeSelector::default);
+    let selector = node.required_during_scheduling_ignored_during_execution.get_or_insert_with(NodeSelector::default);
     if selector.node_selector_terms.is_empty() {
         selector.node_selector_terms.push(NodeSelectorTerm::default());
     }

@@ -39,7 +39,10 @@ fn small() -> Value {
 fn rendered_with(spec: Value, config: &ClusterConfig, limits: NamespaceLimits) -> Result<Value, RenderError> {
     let instance = machine(spec);
     let claims = BTreeMap::from([
-        ("shared".to_owned(), Arc::new(ClaimView { access_modes: vec!["ReadWriteMany".to_owned()], ..ClaimView::default() })),
+        (
+            "shared".to_owned(),
+            Arc::new(ClaimView { access_modes: vec!["ReadWriteMany".to_owned()], ..ClaimView::default() }),
+        ),
         ("raw".to_owned(), Arc::new(ClaimView { block: true, ..ClaimView::default() })),
     ]);
     let inputs = Inputs { instance: &instance, config, launcher_image: "launcher:1", claims: &claims, limits };
@@ -105,8 +108,11 @@ fn container_disk_is_a_read_only_image_volume_at_its_index() {
 fn cloud_init_secret_is_mounted_in_both_spellings() {
     let pod = rendered(small());
     let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
-    let paths: Vec<&str> =
-        mounts.iter().filter(|mount| mount["name"] == "ci-udata").filter_map(|mount| mount["mountPath"].as_str()).collect();
+    let paths: Vec<&str> = mounts
+        .iter()
+        .filter(|mount| mount["name"] == "ci-udata")
+        .filter_map(|mount| mount["mountPath"].as_str())
+        .collect();
     let base = "/var/run/kubevirt-private/secret/ci";
     assert_eq!(paths, [format!("{base}/userdata"), format!("{base}/userData")]);
 }
@@ -126,7 +132,8 @@ fn grace_period_is_padded_for_launcher_and_pod() {
 fn memory_request_is_guest_plus_overhead_and_cpu_is_shared() {
     let pod = rendered(small());
     let resources = &pod["spec"]["containers"][0]["resources"];
-    let overhead: i64 = pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+    let overhead: i64 =
+        pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
     let request = Quantity(resources["requests"]["memory"].as_str().unwrap().to_owned());
     assert_eq!(api::quantity::units(&request).unwrap(), 128 * 1024 * 1024 + overhead);
     assert_eq!(resources["requests"]["cpu"], "100m");
@@ -151,22 +158,22 @@ fn quota_on_limits_gives_the_pod_limits() {
     let limits = NamespaceLimits { memory: true, cpu: true, memory_ratio: None };
     let pod = rendered_with(small(), &ClusterConfig::default(), limits).unwrap();
     let resources = &pod["spec"]["containers"][0]["resources"];
-    let bytes = |what: &str| {
-        api::quantity::units(&Quantity(resources[what]["memory"].as_str().unwrap().to_owned())).unwrap()
-    };
+    let bytes =
+        |what: &str| api::quantity::units(&Quantity(resources[what]["memory"].as_str().unwrap().to_owned())).unwrap();
     assert_eq!(bytes("limits"), 2 * bytes("requests"));
     assert_eq!(resources["limits"]["cpu"], "1");
 }
 
 #[test]
 fn users_own_requests_and_limits_win_with_the_overhead_added() {
-    let resources = json!({"domain": {"resources": {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}}});
+    let resources =
+        json!({"domain": {"resources": {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}}});
     let pod = rendered(merged(small(), &resources));
-    let overhead: i64 = pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+    let overhead: i64 =
+        pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
     let resources = &pod["spec"]["containers"][0]["resources"];
-    let bytes = |what: &str| {
-        api::quantity::units(&Quantity(resources[what]["memory"].as_str().unwrap().to_owned())).unwrap()
-    };
+    let bytes =
+        |what: &str| api::quantity::units(&Quantity(resources[what]["memory"].as_str().unwrap().to_owned())).unwrap();
     assert_eq!(resources["requests"]["cpu"], "2");
     assert_eq!(bytes("requests"), (1 << 30) + overhead);
     assert_eq!(bytes("limits"), (2 << 30) + overhead);
@@ -187,7 +194,8 @@ fn dedicated_cpus_are_requested_whole_with_a_memory_limit() {
 fn hugepages_take_the_place_of_guest_memory() {
     let pages = json!({"domain": {"memory": {"guest": "128Mi", "hugepages": {"pageSize": "2Mi"}}}});
     let pod = rendered(merged(small(), &pages));
-    let overhead = pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+    let overhead =
+        pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
     let resources = &pod["spec"]["containers"][0]["resources"];
     assert_eq!(resources["requests"]["hugepages-2Mi"], "128Mi");
     assert_eq!(resources["limits"]["hugepages-2Mi"], "128Mi");
@@ -203,7 +211,9 @@ fn claims_are_mounted_by_their_mode_and_missing_ones_are_named() {
     assert_eq!(pod["spec"]["containers"][0]["volumeDevices"], json!([{"name": "data", "devicePath": "/dev/data"}]));
     let pod = rendered(with("shared"));
     let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
-    assert!(env.contains(&json!({"name": "SHARED_FILESYSTEM_PATHS", "value": "/var/run/kubevirt-private/vmi-disks/data"})));
+    assert!(
+        env.contains(&json!({"name": "SHARED_FILESYSTEM_PATHS", "value": "/var/run/kubevirt-private/vmi-disks/data"}))
+    );
     let missing = rendered_with(with("absent"), &ClusterConfig::default(), NamespaceLimits::default());
     assert_eq!(missing.unwrap_err(), RenderError::ClaimNotFound("absent".to_owned()));
 }
@@ -216,7 +226,8 @@ fn required_node_terms_do_not_flip_and_users_terms_are_kept() {
     ]}}}, "nodeSelector": {"disk": "fast"}});
     let pod = rendered(merged(small(), &affinity));
     assert_eq!(pod["spec"]["nodeSelector"], json!({"kubernetes.io/arch": "amd64", "disk": "fast"}));
-    let terms = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    let terms =
+        &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
     for term in terms.as_array().unwrap() {
         let expressions = term["matchExpressions"].as_array().unwrap();
         assert_eq!(expressions[0]["key"], "zone");

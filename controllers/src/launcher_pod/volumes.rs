@@ -27,7 +27,10 @@ impl Mounts {
     fn empty_dir(&mut self, name: &str, path: &str, medium: Option<&str>) {
         self.volumes.push(Volume {
             name: name.to_owned(),
-            empty_dir: Some(EmptyDirVolumeSource { medium: medium.map(str::to_owned), ..EmptyDirVolumeSource::default() }),
+            empty_dir: Some(EmptyDirVolumeSource {
+                medium: medium.map(str::to_owned),
+                ..EmptyDirVolumeSource::default()
+            }),
             ..Volume::default()
         });
         self.mount(name, path, false);

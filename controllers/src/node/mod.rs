@@ -146,8 +146,7 @@ fn give_up(
     status.phase = Some(VmiPhase::Failed);
     status.reason = Some(UNRESPONSIVE.to_owned());
     if let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? {
-        let message =
-            format!("virt-handler on node {} is not responsive, marking VMI as failed", observed.key.name);
+        let message = format!("virt-handler on node {} is not responsive, marking VMI as failed", observed.key.name);
         decision.push(change.on_success(Note::normal(
             Kind::Instance.reference(&instance.metadata),
             UNRESPONSIVE,

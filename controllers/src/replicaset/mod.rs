@@ -140,11 +140,12 @@ fn scale(
                 )),
         );
     }
-    let (unknown, known): (Vec<&VirtualMachineInstance>, Vec<&VirtualMachineInstance>) = active.iter().partition(|instance| {
-        // Its node is lost: it may or may not run. It is replaced, and deleted as well.
-        let ready = instance.condition(condition::READY);
-        ready.is_some_and(|ready| ready.is_false() && ready.reason.as_deref() == Some(reason::POD_TERMINATING))
-    });
+    let (unknown, known): (Vec<&VirtualMachineInstance>, Vec<&VirtualMachineInstance>) =
+        active.iter().partition(|instance| {
+            // Its node is lost: it may or may not run. It is replaced, and deleted as well.
+            let ready = instance.condition(condition::READY);
+            ready.is_some_and(|ready| ready.is_false() && ready.reason.as_deref() == Some(reason::POD_TERMINATING))
+        });
     let wanted = wanted_replicas(set);
     let surplus = active.len().saturating_sub(wanted);
     for instance in unknown.into_iter().chain(in_order_of_deletion(known)).take(surplus.min(BURST)) {

@@ -21,8 +21,10 @@ fn set(change: &Value) -> VirtualMachineInstanceReplicaSet {
 }
 
 fn machine(name: &str, owner: Option<&str>, change: &Value) -> Arc<VirtualMachineInstance> {
-    let owners = owner.map(|uid| json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet",
-        "name": "r", "uid": uid, "controller": true}]));
+    let owners = owner.map(|uid| {
+        json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet",
+        "name": "r", "uid": uid, "controller": true}])
+    });
     let mut machine = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {"name": name, "namespace": "d", "uid": name, "labels": {"app": "x"}, "ownerReferences": owners},
@@ -41,9 +43,9 @@ fn created(decision: &Decision) -> usize {
     decision.effects.iter().filter(|effect| matches!(effect, Effect::Create { .. })).count()
 }
 
-fn deleted(decision: &Decision) -> Vec<&str> {
-    let name = |effect| match effect {
-        &Effect::Delete { ref name, .. } => Some(name.as_str()),
+fn deleted<'a>(decision: &'a Decision) -> Vec<&'a str> {
+    let name = |effect: &'a Effect| match effect {
+        Effect::Delete { name, .. } => Some(name.as_str()),
         _ => None,
     };
     decision.effects.iter().filter_map(name).collect()
@@ -61,7 +63,11 @@ fn status(decision: &Decision) -> Value {
 fn missing_machines_are_made_and_surplus_ones_deleted() {
     assert_eq!(created(&decided(&set(&json!({})), &[])), 2);
     assert_eq!(created(&decided(&set(&json!({"spec": {"replicas": null}})), &[])), 1);
-    let three = [machine("a", Some("set"), &json!({})), machine("b", Some("set"), &json!({})), machine("c", Some("set"), &json!({}))];
+    let three = [
+        machine("a", Some("set"), &json!({})),
+        machine("b", Some("set"), &json!({})),
+        machine("c", Some("set"), &json!({})),
+    ];
     let decision = decided(&set(&json!({})), &three);
     assert_eq!((created(&decision), deleted(&decision).len()), (0, 1));
 }
@@ -69,27 +75,39 @@ fn missing_machines_are_made_and_surplus_ones_deleted() {
 #[test]
 fn machine_that_is_not_ready_goes_before_one_that_is() {
     let unready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
-    let machines = [machine("a", Some("set"), &json!({})), machine("b", Some("set"), &unready), machine("c", Some("set"), &json!({}))];
+    let machines = [
+        machine("a", Some("set"), &json!({})),
+        machine("b", Some("set"), &unready),
+        machine("c", Some("set"), &json!({})),
+    ];
     assert_eq!(deleted(&decided(&set(&json!({})), &machines)), ["b"]);
 }
 
 #[test]
 fn finished_machines_are_deleted_and_replaced() {
-    let machines = [machine("a", Some("set"), &json!({"status": {"phase": "Succeeded"}})), machine("b", Some("set"), &json!({}))];
+    let machines =
+        [machine("a", Some("set"), &json!({"status": {"phase": "Succeeded"}})), machine("b", Some("set"), &json!({}))];
     let decision = decided(&set(&json!({})), &machines);
     assert_eq!((created(&decision), deleted(&decision)), (1, vec!["a"]));
 }
 
 #[test]
 fn paused_or_deleted_set_does_not_scale() {
-    for change in [json!({"spec": {"paused": true}}), json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}})] {
+    for change in
+        [json!({"spec": {"paused": true}}), json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}})]
+    {
         let decision = decided(&set(&change), &[machine("a", Some("set"), &json!({}))]);
         assert_eq!((created(&decision), deleted(&decision).len()), (0, 0));
         assert_eq!(status(&decision)["replicas"], 1);
     }
     let decision = decided(&set(&json!({"spec": {"paused": true}})), &[]);
     assert_eq!(status(&decision)["conditions"][0]["type"], "ReplicaPaused");
-    assert!(decision.effects.iter().any(|effect| matches!(effect, Effect::Event(note) if note.reason == "SuccessfulPaused")));
+    assert!(
+        decision
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Event(note) if note.reason == "SuccessfulPaused"))
+    );
 }
 
 #[test]
@@ -104,7 +122,8 @@ fn matching_orphan_is_adopted_before_anything_is_made() {
 
 #[test]
 fn machine_whose_labels_do_not_match_any_more_is_released() {
-    let decision = decided(&set(&json!({})), &[machine("a", Some("set"), &json!({"metadata": {"labels": {"app": "y"}}}))]);
+    let decision =
+        decided(&set(&json!({})), &[machine("a", Some("set"), &json!({"metadata": {"labels": {"app": "y"}}}))]);
     assert!(matches!(&decision.effects[0], Effect::Patch { kind: Kind::Instance, patch, .. }
         if patch["metadata"]["ownerReferences"] == json!([])));
 }

@@ -47,9 +47,6 @@ mod tests {
     fn patch_names_only_what_changed() {
         let old = json!({"a": 1, "b": {"c": 1, "d": 2}, "gone": true, "list": [1, 2]});
         let new = json!({"a": 1, "b": {"c": 1, "d": 3}, "list": [1], "new": {"x": 1}});
-        assert_eq!(
-            merge_patch(&old, &new),
-            Some(json!({"b": {"d": 3}, "gone": null, "list": [1], "new": {"x": 1}}))
-        );
+        assert_eq!(merge_patch(&old, &new), Some(json!({"b": {"d": 3}, "gone": null, "list": [1], "new": {"x": 1}})));
     }
 }

@@ -125,7 +125,8 @@ impl Driver {
 
     /// One reconcile; true when it is to be repeated soon.
     async fn work(&self, key: &Key) -> bool {
-        let span = tracing::info_span!("reconcile", controller = self.name, namespace = %key.namespace, name = %key.name);
+        let span =
+            tracing::info_span!("reconcile", controller = self.name, namespace = %key.namespace, name = %key.name);
         async {
             let failure = self.failures.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
             let started = std::time::Instant::now();

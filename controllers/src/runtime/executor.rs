@@ -15,13 +15,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    Effect, Kind, Note,
-    effect::Notes,
-    lease::Leadership,
-    metrics::Metrics,
-    recorder::Recorder,
-};
+use super::{Effect, Kind, Note, effect::Notes, lease::Leadership, metrics::Metrics, recorder::Recorder};
 
 /// Longest time for one write. Shorter than the time leadership outlasts a lost connection, see [`super::lease`].
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -171,8 +165,7 @@ impl Executor {
             Effect::Event(_) => Ok(None),
             Effect::Create { kind, namespace, object, .. } => {
                 let body = serde_json::to_vec(object).map_err(|error| WriteError::Refused(error.to_string()))?;
-                let parameters =
-                    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+                let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
                 let request = self
                     .request(*kind, namespace.as_deref())
                     .create(&parameters, body)
@@ -190,7 +183,8 @@ impl Executor {
                 if let Some(version) = resource_version.as_ref().map(|version| versions.get(&key).unwrap_or(version)) {
                     patch["metadata"]["resourceVersion"] = json!(version);
                 }
-                let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                let parameters =
+                    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
                 let request = self.request(*kind, namespace.as_deref());
                 let patch = if *strategic { Patch::Strategic(&patch) } else { Patch::Merge(&patch) };
                 let request = match subresource {

@@ -184,7 +184,6 @@ impl Election {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.spec(None, &now)),
-                ..Lease::default()
             };
             return self.outcome(self.leases.create(&PostParams::default(), &lease).await, started);
         };

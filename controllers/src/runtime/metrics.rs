@@ -18,9 +18,8 @@ pub struct Metrics {
 }
 
 /// Buckets of phase transition times, in seconds.
-const PHASE_BUCKETS: &[f64] = &[
-    0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0,
-];
+const PHASE_BUCKETS: &[f64] =
+    &[0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0];
 
 impl Metrics {
     /// Registers all counters.

@@ -136,17 +136,9 @@ async fn write(
     }
     // Events of cluster-wide objects live in the default namespace.
     let namespace = note.regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
-    let name = format!(
-        "{}.{:x}",
-        note.regarding.name.as_deref().unwrap_or_default(),
-        now.as_nanosecond()
-    );
+    let name = format!("{}.{:x}", note.regarding.name.as_deref().unwrap_or_default(), now.as_nanosecond());
     let event = Event {
-        metadata: ObjectMeta {
-            name: Some(name.clone()),
-            namespace: Some(namespace.clone()),
-            ..ObjectMeta::default()
-        },
+        metadata: ObjectMeta { name: Some(name.clone()), namespace: Some(namespace.clone()), ..ObjectMeta::default() },
         involved_object: note.regarding.clone(),
         type_: Some(
             match note.note_type {
@@ -180,7 +172,10 @@ mod tests {
     #[test]
     fn placeholders_are_filled_and_long_messages_cut() {
         let answer = json!({"metadata": {"name": "pod-x", "uid": "1"}});
-        assert_eq!(fill("Created virtual machine pod {name}", Some(&answer), None), "Created virtual machine pod pod-x");
+        assert_eq!(
+            fill("Created virtual machine pod {name}", Some(&answer), None),
+            "Created virtual machine pod pod-x"
+        );
         assert_eq!(fill("Error creating pod: {error}", None, Some("no")), "Error creating pod: no");
         assert_eq!(fill("{error}", None, Some(&"ü".repeat(2000))).len(), MESSAGE_LIMIT);
     }

@@ -65,7 +65,8 @@ mod tests {
 
     #[test]
     fn delay_grows_with_the_square_within_its_bounds() {
-        for (count, low, high) in [(1, 10, 15), (2, 40, 60), (3, 90, 135), (4, 160, 240), (5, 250, 300), (9, 300, 300)] {
+        for (count, low, high) in [(1, 10, 15), (2, 40, 60), (3, 90, 135), (4, 160, 240), (5, 250, 300), (9, 300, 300)]
+        {
             for uid in ["a", "b", "c"] {
                 let seconds = delay(count, uid).as_secs();
                 assert!((low..=high).contains(&seconds), "{count}: {seconds}");

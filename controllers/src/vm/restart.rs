@@ -3,7 +3,10 @@
 //! The machine carries a hash of the template it was started from. No change is applied to a running machine yet, so
 //! that any difference asks for a restart.
 
-use api::{Condition, VirtualMachine, VirtualMachineInstance, constants::{annotation, condition}};
+use api::{
+    Condition, VirtualMachine, VirtualMachineInstance,
+    constants::{annotation, condition},
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sha2::{Digest, Sha256};
 

@@ -130,10 +130,7 @@ pub(super) fn wants_to_run(vm: &VirtualMachine, instance: Option<&VirtualMachine
 }
 
 /// Drops the request at the head once it is fulfilled or void; at most one at a time.
-pub(super) fn trim(
-    requests: &mut Vec<VirtualMachineStateChangeRequest>,
-    instance: Option<&VirtualMachineInstance>,
-) {
+pub(super) fn trim(requests: &mut Vec<VirtualMachineStateChangeRequest>, instance: Option<&VirtualMachineInstance>) {
     let Some(head) = requests.first() else { return };
     let done = match head.action {
         StateChangeAction::Stop => {

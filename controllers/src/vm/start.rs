@@ -24,10 +24,8 @@ pub(super) fn instance(vm: &VirtualMachine, paused: bool) -> Result<VirtualMachi
     }
     let name = vm.metadata.name.clone().unwrap_or_default();
     let template = &vm.spec.template;
-    let mut spec = template
-        .spec
-        .clone()
-        .ok_or_else(|| "Failure while starting VMI: spec.template.spec is missing".to_owned())?;
+    let mut spec =
+        template.spec.clone().ok_or_else(|| "Failure while starting VMI: spec.template.spec is missing".to_owned())?;
     if paused {
         spec.start_strategy = Some(StartStrategy::Paused);
     }

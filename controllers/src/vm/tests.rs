@@ -144,7 +144,10 @@ fn refused_machine_shows_in_the_failure_condition_until_it_is_made() {
     assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(10)));
     let status = status_patch(&decision);
     let failed = status["conditions"].as_array().unwrap().iter().find(|known| known["type"] == "Failure").unwrap();
-    assert_eq!((&failed["reason"], &failed["message"]), (&json!("FailedCreate"), &json!("Failure while starting VMI: denied")));
+    assert_eq!(
+        (&failed["reason"], &failed["message"]),
+        (&json!("FailedCreate"), &json!("Failure while starting VMI: denied"))
+    );
     let machine = instance(&vm, "Pending");
     let mut told = vm;
     told.status = serde_json::from_value(status).unwrap();
@@ -199,7 +202,8 @@ fn requests_are_dropped_when_they_are_fulfilled() {
 
 #[test]
 fn printable_status_follows_the_machine() {
-    let condition = |type_: &str, status: &str, reason: &str| json!({"type": type_, "status": status, "reason": reason});
+    let condition =
+        |type_: &str, status: &str, reason: &str| json!({"type": type_, "status": status, "reason": reason});
     let none = json!([]);
     let table: &[(&str, Value, &str)] = &[
         ("Pending", none.clone(), "Starting"),

@@ -111,12 +111,7 @@ fn started(
 }
 
 /// A launcher that has ended ends its machine. The node agent, which knows how, goes first.
-fn ended(
-    observed: &Observed<'_>,
-    pod: &PodView,
-    wanted: &mut VirtualMachineInstance,
-    decision: &mut Decision,
-) {
+fn ended(observed: &Observed<'_>, pod: &PodView, wanted: &mut VirtualMachineInstance, decision: &mut Decision) {
     if !pod.is_down() {
         return;
     }
@@ -137,4 +132,3 @@ fn ended(
         decision.wake(std::time::Duration::try_from(left).unwrap_or(UNKNOWN_END_WAIT));
     }
 }
-

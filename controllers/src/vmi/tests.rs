@@ -142,8 +142,10 @@ fn pod_that_cannot_be_scheduled_is_told_with_its_reason() {
 #[test]
 fn image_that_cannot_be_pulled_is_told_once() {
     let stuck = |message: &str| {
-        pod(&json!({"status": {"containerStatuses": [{"name": "compute", "ready": false, "restartCount": 0, "image": "",
-            "imageID": "", "state": {"waiting": {"reason": "ErrImagePull", "message": message}}}]}}))
+        pod(
+            &json!({"status": {"containerStatuses": [{"name": "compute", "ready": false, "restartCount": 0, "image": "",
+            "imageID": "", "state": {"waiting": {"reason": "ErrImagePull", "message": message}}}]}}),
+        )
     };
     let decision = decided(&in_phase("Scheduling"), &[stuck("a")]);
     let condition = condition_in(&status_of(&decision), "Synchronized");
@@ -264,7 +266,8 @@ fn machine_deleted_before_it_had_a_pod_goes_in_one_write() {
 
 #[test]
 fn machine_with_an_older_launcher_is_marked_with_its_pod() {
-    let old = PodView { image: Some("launcher:0".to_owned()), ..running_pod(&json!({"type": "Ready", "status": "True"})) };
+    let old =
+        PodView { image: Some("launcher:0".to_owned()), ..running_pod(&json!({"type": "Ready", "status": "True"})) };
     let decision = decided(&in_phase("Running"), &[old]);
     let key = "kubevirt.io/outdatedLauncherImage";
     assert_eq!(patch_of(&decision, Kind::Instance).unwrap()["metadata"]["labels"][key], "");
