@@ -47,6 +47,8 @@ async fn main() -> anyhow::Result<()> {
     match command.as_str() {
         "start" => {
             let vmi = std::fs::read(argument.context("VMI file")?)?;
+            let object: serde_json::Value = serde_json::from_slice(&vmi)?;
+            let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
             let mut cache = Vec::new();
             for entry in args.get(3).map(std::fs::read_dir).transpose()?.into_iter().flatten() {
                 let entry = entry?;
@@ -55,7 +57,7 @@ async fn main() -> anyhow::Result<()> {
                     content: std::fs::read(entry.path())?,
                 });
             }
-            let reply = client.hello(HelloRequest { capabilities_cache: cache, allow_emulation: true }).await?;
+            let reply = client.hello(HelloRequest { uid, capabilities_cache: cache, allow_emulation: true }).await?;
             println!("{:7.3}s hello: {:?}", started.elapsed().as_secs_f32(), reply.into_inner());
             let nics = match args.get(4) {
                 Some(tap) => vec![Nic {

@@ -16,8 +16,10 @@ use std::{
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
+    sys::stat::{Mode, SFlag, mknod},
     unistd::{Gid, Uid, setgid, setgroups, setuid},
 };
+use rustix::process::{Pid, WaitOptions, wait};
 use thiserror::Error;
 
 use crate::{
@@ -158,22 +160,26 @@ fn run_probe(scratch: &Path, kvm: bool) -> Result<(), CapabilitiesError> {
         .stdin(Stdio::null())
         .spawn()
         .map_err(io(&program))?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let started = Instant::now();
     loop {
-        match child.try_wait().map_err(io(&program))? {
-            Some(status) if status.success() => {
-                tracing::info!(what, seconds = started.elapsed().as_secs_f32(), "probed");
-                return Ok(());
+        // In its container this is process 1: the QEMU processes that libvirt probes end up here, and libvirt waits until
+        // they are reaped.
+        while let Ok(Some((reaped, status))) = wait(WaitOptions::NOHANG) {
+            if Some(reaped) == pid {
+                if status.exit_status() == Some(0) {
+                    tracing::info!(what, seconds = started.elapsed().as_secs_f32(), "probed");
+                    return Ok(());
+                }
+                return Err(CapabilitiesError::Probe(what));
             }
-            Some(_) => return Err(CapabilitiesError::Probe(what)),
-            None if started.elapsed() > PROBE_DEADLINE => {
-                // The run is process 1 of nothing: its daemon is found by the socket and ended with it.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(CapabilitiesError::Timeout(what));
-            }
-            None => std::thread::sleep(Duration::from_millis(20)),
         }
+        if started.elapsed() > PROBE_DEADLINE {
+            // What the run has started ends with this container.
+            let _ = child.kill();
+            return Err(CapabilitiesError::Timeout(what));
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -183,13 +189,16 @@ fn run_probe(scratch: &Path, kvm: bool) -> Result<(), CapabilitiesError> {
 /// # Errors
 /// When any of that fails.
 pub fn probe(scratch: &Path, kvm: bool, verify: bool) -> Result<(), CapabilitiesError> {
-    let mut groups = Vec::new();
     if rustix::process::getuid().is_root() {
         unshare(CloneFlags::CLONE_NEWNS)?;
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
         if let Ok(device) = fs::metadata(KVM) {
             if kvm {
-                groups.push(Gid::from_raw(device.gid()));
+                // Launcher pods get a device that they may open; the host's own may be for root alone.
+                let open = scratch.join("kvm-device");
+                mknod(&open, SFlag::S_IFCHR, Mode::empty(), device.rdev())?;
+                fs::set_permissions(&open, fs::Permissions::from_mode(0o666)).map_err(io(&open))?;
+                mount(Some(&open), KVM, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
             } else {
                 // A file that only root may open takes the device's place.
                 let cover = scratch.join("no-kvm");
@@ -198,7 +207,7 @@ pub fn probe(scratch: &Path, kvm: bool, verify: bool) -> Result<(), Capabilities
                 mount(Some(&cover), KVM, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
             }
         }
-        setgroups(&groups)?;
+        setgroups(&[])?;
         setgid(Gid::from_raw(LAUNCHER_ID))?;
         setuid(Uid::from_raw(LAUNCHER_ID))?;
     }

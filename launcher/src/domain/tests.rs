@@ -1,1 +1,301 @@
+use std::{collections::BTreeMap, path::PathBuf};
+
+use serde_json::{Value, json};
+
 use super::*;
+use crate::disks::{Backend, DiskSource, ImageFormat};
+
+fn vmi(spec: Value) -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "ns", "uid": "u"}, "spec": spec,
+    }))
+    .unwrap()
+}
+
+fn file(path: &str, format: ImageFormat) -> DiskSource {
+    DiskSource {
+        backend: Backend::File { path: path.into(), format },
+        backing: None,
+        direct_io: true,
+        preallocated: false,
+        made_size: 0,
+    }
+}
+
+fn prepared() -> Prepared {
+    let mut sources = BTreeMap::new();
+    let mut root = file("/eph/root/disk.qcow2", ImageFormat::Qcow2);
+    root.backing = Some(("/images/disk.img".into(), ImageFormat::Raw));
+    sources.insert("root".into(), root);
+    sources.insert("ci".into(), DiskSource { made_size: 4096, ..file("/eph/ci.iso", ImageFormat::Raw) });
+    sources.insert("slow".into(), DiskSource { direct_io: false, ..file("/eph/slow.img", ImageFormat::Raw) });
+    let block = Backend::Block { path: "/dev/data".into() };
+    sources.insert("data".into(), DiskSource { backend: block, ..file("", ImageFormat::Raw) });
+    Prepared { sources, kernel: Some("/k/vmlinuz".into()), initrd: Some("/k/initrd".into()) }
+}
+
+fn options() -> protocol::MachineOptions {
+    protocol::MachineOptions {
+        smbios: Some(protocol::SmBios { manufacturer: "KubeVirt".into(), product: "None".into(), family: "KubeVirt".into(), ..Default::default() }),
+        balloon_stats_period: 10,
+        nics: vec![protocol::Nic { name: "default".into(), tap: "tap0".into(), mtu: 1450, mac: "02:00:00:00:00:01".into(), ..Default::default() }],
+        serial_console_log_disabled: false,
+    }
+}
+
+fn convert_with(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Domain, DomainError> {
+    let uefi = Uefi { code: "/ovmf/code.fd".into(), vars: "/ovmf/vars.fd".into(), secure: false };
+    convert(
+        vmi,
+        &Environment {
+            kvm,
+            allow_emulation: true,
+            serial: Path::new("/p/u/virt-serial0"),
+            vnc: Path::new("/p/u/virt-vnc"),
+            nvram: Path::new("/p/nvram/vm_VARS.fd"),
+            secrets: Path::new("/p/secret"),
+            prepared: &prepared(),
+            uefi: Some(&uefi),
+            options: &options(),
+        },
+    )
+}
+
+fn xml(spec: Value) -> String {
+    convert_with(&vmi(spec), true).unwrap().xml
+}
+
+fn error(spec: Value) -> DomainError {
+    convert_with(&vmi(spec), true).unwrap_err()
+}
+
+/// A spec with one disk, changed by `change`.
+fn with_disk(disk: Value) -> Value {
+    json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"disks": [disk]}},
+        "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "slow", "emptyDisk": {"capacity": "1Mi"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]})
+}
+
+fn with_domain(part: Value) -> Value {
+    let mut domain = json!({"memory": {"guest": "64Mi"}, "devices": {}});
+    domain.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+    json!({"domain": domain})
+}
+
+fn full() -> Value {
+    json!({
+        "startStrategy": "Paused",
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [
+            {"name": "root", "containerDisk": {"image": "i"}},
+            {"name": "ci", "cloudInitNoCloud": {"userData": "x"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "tables", "secret": {"secretName": "s"}},
+        ],
+        "domain": {
+            "machine": {"type": "pc-q35-9.2"},
+            "rebootPolicy": "Terminate",
+            "memory": {"guest": "1Gi"},
+            "cpu": {"sockets": 2, "cores": 2, "threads": 1, "model": "Skylake-Server",
+                "features": [{"name": "vmx", "policy": "require"}, {"name": "pcid"}]},
+            "chassis": {"manufacturer": "m", "asset": "a"},
+            "ioThreadsPolicy": "auto",
+            "resources": {"requests": {"cpu": "2"}},
+            "clock": {"utc": {"offsetSeconds": 60}, "timer": {"rtc": {"tickPolicy": "catchup", "track": "guest"},
+                "pit": {"tickPolicy": "delay"}, "hpet": {"present": false}, "hyperv": {}, "kvm": {}}},
+            "features": {"acpi": {}, "apic": {"endOfInterrupt": true}, "smm": {}, "kvm": {"hidden": true}, "pvspinlock": {},
+                "hyperv": {"relaxed": {}, "vapic": {}, "vpindex": {}, "synic": {}, "spinlocks": {"spinlocks": 8191},
+                    "synictimer": {"direct": {}}, "vendorid": {"vendorid": "me & you"}, "tlbflush": {}, "ipi": {},
+                    "frequencies": {}, "reenlightenment": {}, "reset": {}, "runtime": {}, "evmcs": {"enabled": false}}},
+            "firmware": {"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223", "serial": "S<1>",
+                "bootloader": {"efi": {"secureBoot": false}}, "acpi": {"slicNameRef": "tables"},
+                "kernelBoot": {"kernelArgs": "console=ttyS0 a='b'", "container": {"image": "k", "kernelPath": "/k"}}},
+            "devices": {
+                "blockMultiQueue": true, "networkInterfaceMultiqueue": true, "rng": {},
+                "watchdog": {"name": "dog", "i6300esb": {"action": "poweroff"}},
+                "sound": {"name": "snd", "model": "ac97"},
+                "panicDevices": [{"model": "isa"}],
+                "inputs": [{"name": "t", "type": "tablet", "bus": "usb"}, {"name": "v", "type": "tablet", "bus": "virtio"}],
+                "interfaces": [{"name": "default", "masquerade": {}, "bootOrder": 2, "acpiIndex": 3, "pciAddress": "0000:03:00.0"}],
+                "disks": [
+                    {"name": "root", "disk": {"bus": "virtio"}, "bootOrder": 1, "serial": "root", "dedicatedIOThread": true},
+                    {"name": "ci", "cdrom": {"bus": "sata", "tray": "closed"}},
+                    {"name": "data", "lun": {"bus": "scsi"}, "shareable": true, "errorPolicy": "report",
+                        "blockSize": {"custom": {"logical": 512, "physical": 4096}}},
+                    {"name": "drive", "cdrom": {"bus": "sata"}},
+                ],
+            },
+        },
+    })
+}
+
+#[test]
+fn machines_become_the_recorded_xml_and_libvirts_schema_accepts_it() {
+    let plain = json!({"domain": {"memory": {"guest": "128Mi"}, "features": {"acpi": {}},
+            "devices": {"interfaces": [{"name": "default", "masquerade": {}}],
+                "disks": [{"name": "root", "disk": {"bus": "virtio"}}, {"name": "ci", "disk": {"bus": "virtio"}}]}},
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "ci", "cloudInitNoCloud": {"userData": "x"}}]});
+    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/domain/recorded");
+    for (name, spec, kvm) in [("plain", &plain, true), ("plain-emulated", &plain, false), ("full", &full(), true)] {
+        let xml = convert_with(&vmi(spec.clone()), kvm).unwrap().xml;
+        let path = directory.join(format!("{name}.xml"));
+        if std::env::var_os("RECORD").is_some() {
+            std::fs::write(&path, &xml).unwrap();
+        }
+        assert_eq!(xml, std::fs::read_to_string(&path).unwrap(), "{name}; run with RECORD=1 to record anew");
+        match std::process::Command::new("virt-xml-validate").arg(&path).arg("domain").output() {
+            Ok(output) => assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr)),
+            Err(_) => eprintln!("virt-xml-validate is not installed: {name} was not checked against the schema"),
+        }
+    }
+}
+
+#[test]
+fn without_kvm_emulation_must_be_allowed() {
+    let vmi = vmi(with_domain(json!({})));
+    let prepared = Prepared::default();
+    let options = protocol::MachineOptions::default();
+    let environment = Environment {
+        kvm: false,
+        allow_emulation: false,
+        serial: Path::new(""),
+        vnc: Path::new(""),
+        nvram: Path::new(""),
+        secrets: Path::new(""),
+        prepared: &prepared,
+        uefi: None,
+        options: &options,
+    };
+    assert_eq!(convert(&vmi, &environment), Err(DomainError::NoKvm));
+    let domain = convert(&vmi, &Environment { allow_emulation: true, ..environment }).unwrap();
+    assert!(domain.xml.starts_with("<domain type='qemu'>") && domain.xml.contains("<cpu mode='maximum'>"));
+}
+
+#[test]
+fn memory_comes_from_guest_then_request_then_limit() {
+    for (domain, expected) in [
+        (json!({"memory": {"guest": "1Gi"}, "resources": {"requests": {"memory": "2Gi"}}}), "1073741824"),
+        (json!({"memory": {}, "resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "3Gi"}}}), "2147483648"),
+        (json!({"memory": {}, "resources": {"limits": {"memory": "64M"}}}), "64000000"),
+    ] {
+        assert!(xml(with_domain(domain)).contains(&format!("<memory unit='b'>{expected}</memory>")));
+    }
+    assert_eq!(error(with_domain(json!({"memory": {}}))), DomainError::NoMemory);
+    assert_eq!(error(with_domain(json!({"memory": {"guest": "-1Gi"}}))), DomainError::Memory("-1Gi".into()));
+}
+
+#[test]
+fn processors_come_from_the_topology_or_the_cpu_quantity() {
+    for (domain, vcpus, topology) in [
+        (json!({}), 1, "sockets='1' cores='1' threads='1'"),
+        (json!({"cpu": {"cores": 2, "threads": 2}}), 4, "sockets='1' cores='2' threads='2'"),
+        (json!({"resources": {"limits": {"cpu": "2500m"}}}), 3, "sockets='3' cores='1' threads='1'"),
+        (json!({"resources": {"requests": {"cpu": "2"}}}), 2, "sockets='2' cores='1' threads='1'"),
+    ] {
+        let xml = xml(with_domain(domain));
+        assert!(xml.contains(&format!("<vcpu placement='static'>{vcpus}</vcpu>")), "{xml}");
+        assert!(xml.contains(topology), "{xml}");
+    }
+}
+
+#[test]
+fn cache_follows_what_the_storage_can_do() {
+    for (disk, expected) in [
+        (json!({"name": "root", "disk": {"bus": "virtio"}}), "cache='none'"),
+        (json!({"name": "slow", "disk": {"bus": "virtio"}}), "cache='writethrough'"),
+        (json!({"name": "slow", "cache": "writeback", "disk": {"bus": "virtio"}}), "cache='writeback'"),
+        (json!({"name": "data", "disk": {"bus": "virtio"}}), "cache='none' io='native'"),
+        (json!({"name": "data", "io": "threads", "disk": {"bus": "virtio"}}), "cache='none' io='threads'"),
+        (json!({"name": "data", "shareable": true, "disk": {"bus": "virtio"}}), "<shareable/>"),
+    ] {
+        let xml = xml(with_disk(disk.clone()));
+        assert!(xml.contains(expected), "{disk}: {xml}");
+    }
+}
+
+#[test]
+fn what_cannot_be_carried_out_is_an_error() {
+    assert!(matches!(error(with_disk(json!({"name": "slow", "cache": "none", "disk": {"bus": "virtio"}}))), DomainError::DirectIo(_)));
+    assert!(matches!(error(with_disk(json!({"name": "root", "shareable": true, "cache": "writeback", "disk": {}}))), DomainError::ShareableCache(_)));
+    assert!(matches!(error(with_disk(json!({"name": "gone", "disk": {"bus": "virtio"}}))), DomainError::NoVolume(_)));
+    assert!(matches!(error(with_disk(json!({"name": "root", "disk": {"bus": "sata", "pciAddress": "0000:01:00.0"}}))), DomainError::PciAddressOfDisk(_)));
+    for (disk, field) in [
+        (json!({"name": "root", "disk": {"bus": "ide"}}), "spec.domain.devices.disks.bus"),
+        (json!({"name": "root", "io": "fast", "disk": {}}), "spec.domain.devices.disks.io"),
+        (json!({"name": "root", "errorPolicy": "cry", "disk": {}}), "spec.domain.devices.disks.errorPolicy"),
+        (json!({"name": "root", "blockSize": {"matchVolume": {}}, "disk": {}}), "spec.domain.devices.disks.blockSize.matchVolume"),
+    ] {
+        assert!(matches!(error(with_disk(disk)), DomainError::Unsupported { field: f, .. } if f == field));
+    }
+    for (devices, field) in [
+        (json!({"video": {"type": "qxl"}}), "spec.domain.devices.video.type"),
+        (json!({"inputs": [{"name": "a", "type": "mouse"}]}), "spec.domain.devices.inputs.type"),
+        (json!({"watchdog": {"name": "d", "diag288": {}}}), "spec.domain.devices.watchdog"),
+        (json!({"interfaces": [{"name": "default", "model": "ne1000"}]}), "spec.domain.devices.interfaces.model"),
+    ] {
+        let error = error(with_domain(json!({"devices": devices})));
+        assert!(matches!(error, DomainError::Unsupported { field: f, .. } if f == field), "{error}");
+    }
+    let interface = json!({"devices": {"interfaces": [{"name": "other"}]}});
+    assert_eq!(error(with_domain(interface)), DomainError::NoNic("other".into()));
+    let firmware = json!({"firmware": {"bootloader": {"efi": {}}}});
+    assert_eq!(error(with_domain(firmware)), DomainError::NoFirmware(true));
+    let control = json!({"firmware": {"serial": "a\u{1}"}});
+    assert_eq!(error(with_domain(control)), DomainError::ControlCharacter);
+}
+
+#[test]
+fn a_value_cannot_add_elements() {
+    let xml = xml(with_domain(json!({"firmware": {"serial": "</entry><entry name='x'>",
+        "kernelBoot": {"kernelArgs": "a & b < c"}}})));
+    assert!(xml.contains("&lt;/entry&gt;&lt;entry name='x'&gt;"), "{xml}");
+    assert!(xml.contains("<cmdline>a &amp; b &lt; c</cmdline>"), "{xml}");
+}
+
+#[test]
+fn devices_keep_the_names_that_the_status_recorded() {
+    let mut vmi = vmi(full());
+    vmi.status = Some(serde_json::from_value(json!({"volumeStatus": [{"name": "ci", "target": "sdc"}]})).unwrap());
+    let targets: Vec<(String, String)> =
+        convert_with(&vmi, true).unwrap().disks.into_iter().map(|disk| (disk.volume, disk.target)).collect();
+    let expected = [("root", "vda"), ("ci", "sdc"), ("data", "sda"), ("drive", "sdb")];
+    assert_eq!(targets, expected.map(|(volume, target)| (volume.to_owned(), target.to_owned())));
+}
+
+#[test]
+fn features_left_out_mean_no_acpi_and_reboot_policy_is_heard() {
+    assert!(!xml(with_domain(json!({}))).contains("<acpi/>"));
+    assert!(!convert_with(&vmi(with_domain(json!({}))), true).unwrap().acpi);
+    let rebooting = xml(with_domain(json!({"rebootPolicy": "Reboot"})));
+    assert!(rebooting.contains("<on_reboot>restart</on_reboot>"));
+}
+
+#[test]
+fn firmware_is_found_under_the_names_of_several_distributions() {
+    let has = |files: &'static [&str]| move |path: &Path| files.iter().any(|f| Path::new(f) == path);
+    let directories = [Path::new("/usr/share/edk2/ovmf"), Path::new("/usr/share/OVMF")];
+    let debian = ["/usr/share/OVMF/OVMF_CODE_4M.secboot.fd", "/usr/share/OVMF/OVMF_VARS_4M.ms.fd",
+        "/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"];
+    let debian: &'static [&str] = Box::leak(Box::new(debian));
+    assert_eq!(select_uefi(&directories, true, has(debian)).unwrap().code, Path::new(debian[0]));
+    assert_eq!(select_uefi(&directories, false, has(debian)).unwrap().vars, Path::new(debian[3]));
+    let fedora: &'static [&str] = &["/usr/share/edk2/ovmf/OVMF_CODE.secboot.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"];
+    assert!(select_uefi(&directories, true, has(fedora)).is_none());
+    assert_eq!(select_uefi(&directories, false, has(fedora)).unwrap().code, Path::new(fedora[0]));
+}
+
+#[test]
+fn io_threads_follow_the_policy() {
+    let spec = |policy: Value| {
+        let mut spec = with_disk(json!({"name": "root", "disk": {"bus": "virtio"}}));
+        spec["domain"].as_object_mut().unwrap().extend(policy.as_object().unwrap().clone());
+        xml(spec)
+    };
+    assert!(!spec(json!({})).contains("iothread"));
+    let shared = spec(json!({"ioThreadsPolicy": "shared"}));
+    assert!(shared.contains("<iothreads>1</iothreads>") && shared.contains("iothread='1'"), "{shared}");
+    let pool = spec(json!({"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 2}}));
+    assert!(pool.contains("<iothreads>2</iothreads>") && pool.contains("<iothread id='2'/>"), "{pool}");
+}
