@@ -74,18 +74,35 @@ pub enum InstallationError {
     NotGone(String),
 }
 
-/// Brings the definitions up to date.
+/// Brings the definitions up to date. Those that are so already, as after a first installation, are not written: it takes
+/// the API server seconds to digest one.
 pub async fn apply_definitions() -> Result<(), InstallationError> {
     let api = Api::<CustomResourceDefinition>::all(process::client::connect().await?);
     let definitions = api::crds::all().map_err(|error| InstallationError::Definitions(error.to_string()))?;
-    for definition in definitions {
-        let name = definition.name_any();
-        api.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&definition))
+    for wanted in definitions {
+        let name = wanted.name_any();
+        let live = api.get_opt(&name).await.map_err(call(format!("cannot read the definition {name}")))?;
+        if live.is_some_and(|live| is_current(&live, &wanted)) {
+            tracing::info!(name, "definition is up to date");
+            continue;
+        }
+        api.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&wanted))
             .await
             .map_err(call(format!("cannot apply the definition {name}")))?;
-        tracing::info!(name, "definition is up to date");
+        tracing::info!(name, "definition was brought up to date");
     }
     Ok(())
+}
+
+/// Whether a definition in the cluster says what is wanted. The schemas must be the same; outside of them the API server
+/// fills in defaults.
+fn is_current(live: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
+    let (live_names, names) = (&live.spec.names, &wanted.spec.names);
+    live.spec.versions == wanted.spec.versions
+        && live.spec.scope == wanted.spec.scope
+        && live_names.short_names == names.short_names
+        && live_names.categories == names.categories
+        && wanted.labels().iter().all(|(key, value)| live.labels().get(key) == Some(value))
 }
 
 /// Refuses while machines run.
@@ -279,6 +296,21 @@ mod tests {
             }}))
         );
         assert_eq!(unmarked(&map(&["kubernetes.io/hostname"]), &map(&[SKIP_NODE])), None);
+    }
+
+    #[test]
+    fn definition_is_current_when_only_defaults_of_the_server_differ() {
+        let wanted = api::crds::all().unwrap().remove(0);
+        let mut live = wanted.clone();
+        live.metadata.uid = Some("u1".into());
+        live.metadata.labels.get_or_insert_default().insert("a".into(), "b".into());
+        live.spec.names.list_kind = Some("List".into());
+        assert!(is_current(&live, &wanted));
+        let mut older = live.clone();
+        older.spec.versions.truncate(1);
+        assert!(!is_current(&older, &wanted));
+        live.metadata.labels = None;
+        assert!(!is_current(&live, &wanted));
     }
 
     #[test]

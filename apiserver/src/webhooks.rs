@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use admission::{TrustedUsers, Webhook};
 use axum::{
     Router,
     body::{Body, Bytes},
@@ -35,23 +34,15 @@ const DEADLINE: Duration = Duration::from_secs(4);
 #[derive(Clone)]
 struct Webhooks {
     config: ConfigHandle,
-    trusted: Arc<TrustedUsers>,
+    namespace: Arc<str>,
     slots: Arc<Semaphore>,
     metrics: Metrics,
 }
 
 /// The routes of all webhooks.
 pub fn router(config: ConfigHandle, namespace: &str, metrics: Metrics) -> Router {
-    let state = Webhooks {
-        config,
-        trusted: Arc::new(TrustedUsers::new(namespace)),
-        slots: Arc::new(Semaphore::new(MAX_REVIEWS)),
-        metrics,
-    };
-    Webhook::ALL
-        .into_iter()
-        .fold(Router::new(), |router, webhook| router.route(webhook.path(), post(review)))
-        .with_state(state)
+    let state = Webhooks { config, namespace: namespace.into(), slots: Arc::new(Semaphore::new(MAX_REVIEWS)), metrics };
+    admission::PATHS.into_iter().fold(Router::new(), |router, path| router.route(path, post(review))).with_state(state)
 }
 
 async fn review(State(webhooks): State<Webhooks>, request: Request) -> Response {
@@ -81,14 +72,13 @@ impl Webhooks {
             Ok(body) => body,
             Err(_) => return empty_response(StatusCode::PAYLOAD_TOO_LARGE),
         };
-        let answer = admission::handle(path, &body, &self.config.current(), &self.trusted);
-        match serde_json::to_vec(&answer) {
-            Ok(answer) => {
+        match admission::handle(path, &body, &self.config.current(), &self.namespace) {
+            Some(answer) => {
                 let mut response = Response::new(Body::from(answer));
                 response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 response
             }
-            Err(error) => text_response(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            None => empty_response(StatusCode::INTERNAL_SERVER_ERROR),
         }
     }
 }
