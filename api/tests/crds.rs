@@ -50,7 +50,8 @@ fn check(path: &str, node: &Value, found: &mut Vec<String>) {
             "required",
             "type",
         ];
-        if !known.contains(&key.as_str()) && !key.starts_with("x-kubernetes-") && !(int_or_string && key == "anyOf") {
+        let extension = key.starts_with("x-kubernetes-") || (int_or_string && key == "anyOf");
+        if !extension && !known.contains(&key.as_str()) {
             found.push(format!("{path} has {key}"));
         }
     }

@@ -1,0 +1,264 @@
+//! Defaults of a machine's spec.
+//!
+//! [`spec`] sets what can be told without knowing that the machine is about to run; it is also applied to a copy of a
+//! VM's template before the template is checked. [`machine`] sets the rest on a machine as it is made.
+
+mod features;
+pub mod machine;
+
+use api::{
+    VirtualMachineInstanceSpec,
+    config::ClusterConfig,
+    quantity,
+    vmi::{
+        cpu::Cpu,
+        disks::Disk,
+        domain::Machine,
+        memory::Memory,
+        network::{Interface, InterfaceBridge, InterfaceMasquerade, Network, PodNetwork},
+    },
+};
+use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Time};
+
+/// Name of the network and interface a machine gets when it asks for none.
+const DEFAULT_NETWORK: &str = "default";
+/// CPU request that is the same as asking for none.
+const PLAIN_CPU_REQUEST: &str = "100m";
+
+/// What is made up for one request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fresh {
+    /// The moment.
+    pub now: Time,
+    /// A random UUID.
+    pub uuid: String,
+    /// Another random UUID.
+    pub serial: String,
+}
+
+/// Sets the defaults a template and a machine share. Fails when the cluster's own default network is not allowed.
+pub fn spec(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), String> {
+    platform(spec, config);
+    resources(spec, config);
+    topology(spec);
+    pull_policies(spec);
+    if spec.eviction_strategy.is_none() {
+        spec.eviction_strategy = Some(config.eviction_strategy.clone());
+    }
+    network(spec, config)?;
+    disks(spec);
+    Ok(())
+}
+
+/// Architecture and board.
+pub(crate) fn platform(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
+    if is_empty(spec.architecture.as_ref()) {
+        spec.architecture = Some(config.default_architecture.clone());
+    }
+    let board = &config.arch(spec.architecture.as_deref().unwrap_or_default()).machine_type;
+    let machine = spec.domain.machine.get_or_insert_with(Machine::default);
+    if machine.type_.is_empty() {
+        machine.type_.clone_from(board);
+    }
+}
+
+/// Requests follow limits; guest memory follows what is requested.
+fn resources(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
+    let domain = &mut spec.domain;
+    let dedicated = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
+    let resources = &mut domain.resources;
+    if let Some(limit) = resources.limits.get("cpu")
+        && resources.requests.get("cpu").is_none_or(is_zero)
+    {
+        resources.requests.insert("cpu".to_owned(), limit.clone());
+    }
+    if config.cpu_request.0 != PLAIN_CPU_REQUEST && !dedicated {
+        resources.requests.entry("cpu".to_owned()).or_insert_with(|| config.cpu_request.clone());
+    }
+
+    let memory = domain.memory.get_or_insert_with(Memory::default);
+    if memory.guest.is_none() {
+        let page = memory.hugepages.as_ref().and_then(|pages| pages.page_size.clone()).map(Quantity);
+        let given = |amounts: &std::collections::BTreeMap<String, Quantity>| {
+            amounts.get("memory").filter(|amount| !is_zero(amount)).cloned()
+        };
+        memory.guest = given(&resources.requests).or_else(|| given(&resources.limits)).or(page);
+    }
+}
+
+/// Sockets, when nothing is said about the topology.
+fn topology(spec: &mut VirtualMachineInstanceSpec) {
+    let resources = &spec.domain.resources;
+    let cpus = |amount: Option<&Quantity>| {
+        amount
+            .and_then(|amount| quantity::units(amount).ok())
+            .and_then(|cpus| u32::try_from(cpus).ok())
+            .filter(|n| *n > 0)
+    };
+    let sockets = cpus(resources.limits.get("cpu")).or_else(|| cpus(resources.requests.get("cpu"))).unwrap_or(1);
+    let cpu = spec.domain.cpu.get_or_insert_with(Cpu::default);
+    let unset = |part: Option<u32>| part.unwrap_or(0) == 0;
+    if unset(cpu.sockets) && unset(cpu.cores) && unset(cpu.threads) {
+        cpu.sockets = Some(sockets);
+        cpu.cores = Some(1);
+        cpu.threads = Some(1);
+    }
+}
+
+fn pull_policies(spec: &mut VirtualMachineInstanceSpec) {
+    for disk in spec.volumes.iter_mut().filter_map(|volume| volume.container_disk.as_mut()) {
+        if is_empty(disk.image_pull_policy.as_ref()) {
+            disk.image_pull_policy = Some(pull_policy(&disk.image).to_owned());
+        }
+    }
+}
+
+/// An image without tag or with tag `latest` may change under its name.
+fn pull_policy(image: &str) -> &'static str {
+    let moving = image.ends_with(":latest") || !image.contains([':', '@']);
+    if moving { "Always" } else { "IfNotPresent" }
+}
+
+fn network(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), String> {
+    let devices = &mut spec.domain.devices;
+    if devices.autoattach_pod_interface == Some(false) || !spec.networks.is_empty() || !devices.interfaces.is_empty() {
+        return Ok(());
+    }
+    let mut interface = Interface { name: DEFAULT_NETWORK.to_owned(), ..Interface::default() };
+    match config.default_network_interface.as_str() {
+        "bridge" if !config.permit_bridge_interface_on_pod_network => {
+            return Err("bridge interface is not enabled in kubevirt-config".to_owned());
+        }
+        "bridge" => interface.bridge = Some(InterfaceBridge::default()),
+        "slirp" => return Err("slirp interface is deprecated as of v1.3".to_owned()),
+        _ => interface.masquerade = Some(InterfaceMasquerade::default()),
+    }
+    devices.interfaces.push(interface);
+    spec.networks.push(Network {
+        name: DEFAULT_NETWORK.to_owned(),
+        pod: Some(PodNetwork::default()),
+        ..Network::default()
+    });
+    Ok(())
+}
+
+/// A disk for each volume that nothing uses.
+fn disks(spec: &mut VirtualMachineInstanceSpec) {
+    let devices = &mut spec.domain.devices;
+    for volume in &spec.volumes {
+        let used = devices.disks.iter().any(|disk| disk.name == volume.name)
+            || devices.filesystems.iter().any(|filesystem| filesystem.name == volume.name);
+        if !used {
+            devices.disks.push(Disk { name: volume.name.clone(), ..Disk::default() });
+        }
+    }
+}
+
+/// Whether a text is missing or empty.
+pub(crate) fn is_empty(text: Option<&String>) -> bool {
+    text.is_none_or(String::is_empty)
+}
+
+fn is_zero(amount: &Quantity) -> bool {
+    quantity::milli(amount) == Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn defaulted(given: Value, config: &ClusterConfig) -> Value {
+        let mut machine: VirtualMachineInstanceSpec = serde_json::from_value(given).unwrap();
+        spec(&mut machine, config).unwrap();
+        serde_json::to_value(&machine).unwrap()
+    }
+
+    #[test]
+    fn smallest_machine_gets_platform_topology_and_network() {
+        let spec = defaulted(
+            json!({"domain": {"devices": {}, "memory": {"guest": "128Mi"}}, "volumes": [{"name": "cd", "containerDisk": {"image": "a:b"}}]}),
+            &ClusterConfig::default(),
+        );
+        assert_eq!(
+            spec,
+            json!({
+                "architecture": "amd64",
+                "domain": {
+                    "cpu": {"sockets": 1, "cores": 1, "threads": 1},
+                    "devices": {
+                        "disks": [{"name": "cd"}],
+                        "interfaces": [{"name": "default", "masquerade": {}}],
+                    },
+                    "machine": {"type": "q35"},
+                    "memory": {"guest": "128Mi"},
+                    "resources": {},
+                },
+                "evictionStrategy": "None",
+                "networks": [{"name": "default", "pod": {}}],
+                "volumes": [{"name": "cd", "containerDisk": {"image": "a:b", "imagePullPolicy": "IfNotPresent"}}],
+            })
+        );
+    }
+
+    #[test]
+    fn defaults_are_set_once() {
+        let config = ClusterConfig::default();
+        let once = defaulted(json!({"domain": {"devices": {}}}), &config);
+        assert_eq!(defaulted(once.clone(), &config), once);
+    }
+
+    #[test]
+    fn guest_memory_follows_request_then_limit_then_page() {
+        for (domain, want) in [
+            (json!({"devices": {}, "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "2Gi"}}}), "1Gi"),
+            (json!({"devices": {}, "resources": {"limits": {"memory": "2Gi"}}}), "2Gi"),
+            (json!({"devices": {}, "memory": {"hugepages": {"pageSize": "2Mi"}}}), "2Mi"),
+        ] {
+            let spec = defaulted(json!({"domain": domain}), &ClusterConfig::default());
+            assert_eq!(spec["domain"]["memory"]["guest"], want);
+        }
+    }
+
+    #[test]
+    fn sockets_follow_the_cpu_limit_and_partial_topologies_stay() {
+        let config = ClusterConfig::default();
+        let spec = defaulted(json!({"domain": {"devices": {}, "resources": {"limits": {"cpu": "1500m"}}}}), &config);
+        assert_eq!(spec["domain"]["cpu"]["sockets"], 2);
+        assert_eq!(spec["domain"]["resources"]["requests"]["cpu"], "1500m");
+        let spec = defaulted(json!({"domain": {"devices": {}, "cpu": {"cores": 3}}}), &config);
+        assert_eq!(spec["domain"]["cpu"], json!({"cores": 3}));
+    }
+
+    #[test]
+    fn machine_without_pod_interface_gets_none() {
+        let spec =
+            defaulted(json!({"domain": {"devices": {"autoattachPodInterface": false}}}), &ClusterConfig::default());
+        assert_eq!(spec.get("networks"), None);
+    }
+
+    #[test]
+    fn default_network_follows_the_cluster() {
+        let mut config = ClusterConfig { default_network_interface: "bridge".to_owned(), ..ClusterConfig::default() };
+        let spec = defaulted(json!({"domain": {"devices": {}}}), &config);
+        assert_eq!(spec["domain"]["devices"]["interfaces"][0], json!({"name": "default", "bridge": {}}));
+        config.permit_bridge_interface_on_pod_network = false;
+        assert!(super::spec(&mut VirtualMachineInstanceSpec::default(), &config).is_err());
+        config.default_network_interface = "slirp".to_owned();
+        assert!(super::spec(&mut VirtualMachineInstanceSpec::default(), &config).is_err());
+    }
+
+    #[test]
+    fn pull_policy_follows_the_tag() {
+        for (image, want) in [
+            ("a", "Always"),
+            ("a:latest", "Always"),
+            ("a:1", "IfNotPresent"),
+            ("a@sha256:0", "IfNotPresent"),
+            ("host:5000/a", "IfNotPresent"),
+        ] {
+            assert_eq!(pull_policy(image), want, "{image}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The wire form of admission reviews (`admission.k8s.io/v1`).
+
+use std::collections::BTreeMap;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::causes::{Cause, Causes};
+
+const API_VERSION: &str = "admission.k8s.io/v1";
+/// Causes listed in a denial; the rest is counted only.
+const CAUSES_SHOWN: usize = 10;
+/// Longest text of an error passed back.
+const TEXT_MAX: usize = 1024;
+
+/// What is done to the object.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Operation {
+    /// It is made.
+    Create,
+    /// It is changed.
+    Update,
+    /// It is deleted.
+    Delete,
+    /// A connection is opened to it.
+    Connect,
+}
+
+/// Who asks.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq)]
+#[serde(default)]
+pub struct UserInfo {
+    /// Name.
+    pub username: String,
+    /// Groups.
+    pub groups: Vec<String>,
+    /// Further facts, such as the node a token is bound to.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+/// Group, version and plural of a kind.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq)]
+#[serde(default)]
+pub struct Resource {
+    /// API group.
+    pub group: String,
+    /// Version.
+    pub version: String,
+    /// Plural.
+    pub resource: String,
+}
+
+/// A question of the API server.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Request {
+    /// Identifier to echo.
+    pub uid: String,
+    /// What the object is, in the version the webhook is registered for.
+    #[serde(default)]
+    pub resource: Resource,
+    /// Part of the object written to.
+    #[serde(default)]
+    pub sub_resource: Option<String>,
+    /// Namespace of the object.
+    #[serde(default)]
+    pub namespace: Option<String>,
+    /// What is done.
+    pub operation: Operation,
+    /// Who asks.
+    #[serde(default)]
+    pub user_info: UserInfo,
+    /// The object as it is to be.
+    #[serde(default)]
+    pub object: Value,
+    /// The object as it is.
+    #[serde(default)]
+    pub old_object: Value,
+}
+
+#[derive(Deserialize)]
+struct Question {
+    request: Request,
+}
+
+/// An answer to the API server.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AdmissionReview {
+    /// Version of the review.
+    pub api_version: &'static str,
+    /// Always `AdmissionReview`.
+    pub kind: &'static str,
+    /// The answer.
+    pub response: Response,
+}
+
+/// The answer of a review.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Response {
+    /// Identifier of the question.
+    pub uid: String,
+    /// Whether the object is let through.
+    pub allowed: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<Status>,
+    /// Changes to the object, a base64 JSON patch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patch: Option<String>,
+    /// Format of the changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patch_type: Option<&'static str>,
+    /// Sentences shown to the user though the object is let through.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// Why an object is refused.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Status {
+    /// Sentence for people.
+    pub message: String,
+    /// HTTP status.
+    pub code: u16,
+    /// `Invalid` when the object breaks rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+    /// The rules broken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Details>,
+}
+
+/// The rules broken.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Details {
+    /// The first of them.
+    pub causes: Vec<Cause>,
+}
+
+/// Reads a question; an answer that says what is wrong with it otherwise.
+pub fn read(body: &[u8]) -> Result<Request, Box<AdmissionReview>> {
+    serde_json::from_slice::<Question>(body).map(|question| question.request).map_err(|error| {
+        // The identifier lets the API server show the message rather than complain about the answer.
+        let uid = serde_json::from_slice::<Value>(body)
+            .ok()
+            .and_then(|body| Some(body.pointer("/request/uid")?.as_str()?.to_owned()))
+            .unwrap_or_default();
+        Box::new(AdmissionReview::refused(&uid, 400, format!("cannot read the admission review: {error}")))
+    })
+}
+
+impl AdmissionReview {
+    fn new(response: Response) -> Self {
+        Self { api_version: API_VERSION, kind: "AdmissionReview", response }
+    }
+
+    /// Lets the object through as it is.
+    pub fn allowed(uid: &str, warnings: Vec<String>) -> Self {
+        Self::new(Response { uid: uid.to_owned(), allowed: true, warnings, ..Response::default() })
+    }
+
+    /// Lets the object through with changes, a JSON patch; none when the list is empty.
+    pub fn patched(uid: &str, patch: &[Value], warnings: Vec<String>) -> Self {
+        let mut review = Self::allowed(uid, warnings);
+        if !patch.is_empty() {
+            review.response.patch = Some(STANDARD.encode(Value::from(patch.to_vec()).to_string()));
+            review.response.patch_type = Some("JSONPatch");
+        }
+        review
+    }
+
+    /// Refuses the object for breaking rules.
+    pub fn invalid(uid: &str, causes: &Causes) -> Self {
+        let causes = causes.as_slice();
+        let shown = &causes[..causes.len().min(CAUSES_SHOWN)];
+        let mut message = shown.iter().map(|cause| cause.message.as_str()).collect::<Vec<_>>().join(", ");
+        if causes.len() > shown.len() {
+            message = format!("{message}, and {} more validation errors", causes.len() - shown.len());
+        }
+        Self::new(Response {
+            uid: uid.to_owned(),
+            status: Some(Status {
+                message,
+                code: 422,
+                reason: Some("Invalid"),
+                details: Some(Details { causes: shown.to_vec() }),
+            }),
+            ..Response::default()
+        })
+    }
+
+    /// Refuses the request as such.
+    pub fn refused(uid: &str, code: u16, message: impl Into<String>) -> Self {
+        let message: String = message.into();
+        Self::new(Response {
+            uid: uid.to_owned(),
+            status: Some(Status { message: message.chars().take(TEXT_MAX).collect(), code, ..Status::default() }),
+            ..Response::default()
+        })
+    }
+
+    /// The answer to a list of causes: through when it is empty.
+    pub fn verdict(uid: &str, causes: &Causes, warnings: Vec<String>) -> Self {
+        if causes.is_empty() { Self::allowed(uid, warnings) } else { Self::invalid(uid, causes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn unreadable_body_is_refused_with_its_uid() {
+        let review = read(br#"{"request": {"uid": "u1", "operation": "DANCE"}}"#).unwrap_err();
+        assert_eq!(review.response.uid, "u1");
+        assert!(!review.response.allowed);
+        assert_eq!(review.response.status.as_ref().unwrap().code, 400);
+        for body in [&b""[..], b"{", b"[]", b"\xff\xfe", b"null", br#"{"request": null}"#] {
+            let review = read(body).unwrap_err();
+            assert!(!review.response.allowed);
+        }
+    }
+
+    #[test]
+    fn denial_lists_ten_causes_and_counts_the_rest() {
+        let mut causes = Causes::new();
+        for index in 0..12 {
+            causes.invalid(format!("spec.f{index}"), format!("m{index}"));
+        }
+        let status = AdmissionReview::invalid("u", &causes).response.status.unwrap();
+        assert_eq!(status.details.unwrap().causes.len(), 10);
+        assert!(status.message.ends_with("m9, and 2 more validation errors"));
+        assert_eq!((status.code, status.reason), (422, Some("Invalid")));
+    }
+
+    #[test]
+    fn wire_form_is_that_of_kubernetes() {
+        let review = AdmissionReview::patched("u", &[json!({"op": "add", "path": "/a", "value": 1})], vec![]);
+        let wire = serde_json::to_value(&review).unwrap();
+        assert_eq!(wire["kind"], "AdmissionReview");
+        assert_eq!(wire["response"]["patchType"], "JSONPatch");
+        assert_eq!(wire["response"].get("status"), None);
+        let mut causes = Causes::new();
+        causes.required("spec.x", "x is missing");
+        let wire = serde_json::to_value(AdmissionReview::invalid("u", &causes)).unwrap();
+        assert_eq!(
+            wire["response"]["status"]["details"]["causes"][0],
+            json!({"reason": "FieldValueRequired", "message": "x is missing", "field": "spec.x"})
+        );
+    }
+}

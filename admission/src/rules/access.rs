@@ -1,0 +1,112 @@
+//! Credentials put into the guest.
+
+use api::VirtualMachineInstanceSpec;
+
+use crate::causes::Causes;
+
+/// What is wrong with the credentials.
+pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    let no_cloud = spec.volumes.iter().any(|volume| volume.cloud_init_no_cloud.is_some());
+    let config_drive = spec.volumes.iter().any(|volume| volume.cloud_init_config_drive.is_some());
+    for (index, credential) in spec.access_credentials.iter().enumerate() {
+        let path = format!("{root}.accessCredentials[{index}]");
+        if credential.ssh_public_key.is_some() == credential.user_password.is_some() {
+            causes.invalid(path.clone(), format!("{path} must have exactly one access credential type set"));
+        }
+        if let Some(key) = &credential.ssh_public_key {
+            let field = format!("{path}.sshPublicKey");
+            let method = &key.propagation_method;
+            if key.source.secret.is_none() {
+                causes.invalid(format!("{field}.source"), format!("{path} must have exactly one source set"));
+            }
+            let methods = [method.no_cloud.is_some(), method.config_drive.is_some(), method.qemu_guest_agent.is_some()];
+            if methods.iter().filter(|set| **set).count() != 1 {
+                causes.invalid(
+                    format!("{field}.propagationMethod"),
+                    format!("{path} must have exactly one propagationMethod set"),
+                );
+            }
+            for (name, used, there) in [
+                ("noCloud", method.no_cloud.is_some(), no_cloud),
+                ("configDrive", method.config_drive.is_some(), config_drive),
+            ] {
+                if used && !there {
+                    causes.invalid(
+                        format!("{field}.propagationMethod"),
+                        format!(
+                            "{path} requires a {name} volume to exist when the {name} propagationMethod is in use."
+                        ),
+                    );
+                }
+            }
+            if method.qemu_guest_agent.as_ref().is_some_and(|agent| agent.users.is_empty()) {
+                causes.invalid(
+                    format!("{field}.propagationMethod.qemuGuestAgent.users"),
+                    format!("{path} requires at least one user to be present in the users list"),
+                );
+            }
+        }
+        if let Some(password) = &credential.user_password {
+            let field = format!("{path}.userPassword");
+            if password.source.secret.is_none() {
+                causes.invalid(format!("{field}.source"), format!("{path} must have exactly one source set"));
+            }
+            if password.propagation_method.qemu_guest_agent.is_none() {
+                causes.invalid(
+                    format!("{field}.propagationMethod"),
+                    format!("{path} must have exactly one propagationMethod set"),
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::rules::testing::*;
+
+    const A: &str = "spec.accessCredentials[0]";
+
+    fn credential(credential: Value) -> Value {
+        json!({
+            "accessCredentials": [credential],
+            "volumes": [{"name": "root", "cloudInitNoCloud": {"userData": "a"}}],
+        })
+    }
+
+    #[test]
+    fn credential_has_one_kind_source_and_method() {
+        let source = json!({"secret": {"secretName": "s"}});
+        accepts(credential(json!({"sshPublicKey": {"source": source, "propagationMethod": {"noCloud": {}}}})));
+        refuses(credential(json!({})), A, "exactly one access credential type set");
+        refuses(
+            credential(json!({"sshPublicKey": {"source": {}, "propagationMethod": {"noCloud": {}}}})),
+            &format!("{A}.sshPublicKey.source"),
+            "exactly one source set",
+        );
+        refuses(
+            credential(json!({"sshPublicKey": {"source": source, "propagationMethod": {}}})),
+            &format!("{A}.sshPublicKey.propagationMethod"),
+            "exactly one propagationMethod set",
+        );
+        refuses(
+            credential(json!({"sshPublicKey": {"source": source, "propagationMethod": {"configDrive": {}}}})),
+            &format!("{A}.sshPublicKey.propagationMethod"),
+            "requires a configDrive volume to exist",
+        );
+        refuses(
+            credential(
+                json!({"sshPublicKey": {"source": source, "propagationMethod": {"qemuGuestAgent": {"users": []}}}}),
+            ),
+            &format!("{A}.sshPublicKey.propagationMethod.qemuGuestAgent.users"),
+            "requires at least one user",
+        );
+        refuses(
+            credential(json!({"userPassword": {"source": source, "propagationMethod": {}}})),
+            &format!("{A}.userPassword.propagationMethod"),
+            "exactly one propagationMethod set",
+        );
+    }
+}

@@ -1,0 +1,364 @@
+//! Disks.
+
+use std::collections::BTreeSet;
+
+use api::{
+    VirtualMachineInstanceSpec,
+    config::ClusterConfig,
+    vmi::disks::{BlockSize, Disk},
+};
+
+use super::network::is_pci_address;
+use crate::{causes::Causes, names};
+
+const BUSES: [&str; 4] = ["virtio", "scsi", "sata", "usb"];
+const SERIAL_MAX: usize = 256;
+const SECTOR_MIN: u64 = 512;
+const SECTOR_MAX: u64 = 2 << 20;
+
+/// What is wrong between disks and volumes, and with the boot order.
+pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+    let devices = &spec.domain.devices;
+    for (index, disk) in devices.disks.iter().enumerate() {
+        let path = format!("{root}.domain.devices.disks[{index}]");
+        let volume = spec.volumes.iter().find(|volume| volume.name == disk.name);
+        if volume.is_none() && disk.cdrom.is_none() {
+            causes.invalid(format!("{path}.name"), format!("{path}.Name '{}' not found.", disk.name));
+        } else if volume.is_none() && !config.enabled("DeclarativeHotplugVolumes") {
+            causes.invalid(
+                format!("{path}.name"),
+                "DeclarativeHotplugVolumes feature gate not enabled, cannot define an empty CD-ROM disk",
+            );
+        }
+        let claim =
+            volume.is_some_and(|volume| volume.persistent_volume_claim.is_some() || volume.data_volume.is_some());
+        if disk.lun.is_some() && volume.is_some() && !claim {
+            causes.invalid(
+                format!("{path}.lun"),
+                format!("{path}.lun can only be mapped to a DataVolume or PersistentVolumeClaim volume."),
+            );
+        }
+    }
+    let mut orders = BTreeSet::new();
+    let disks = devices.disks.iter().map(|disk| disk.boot_order);
+    let interfaces = devices.interfaces.iter().map(|interface| interface.boot_order);
+    for (kind, index, order) in disks
+        .enumerate()
+        .map(|(index, order)| ("disks", index, order))
+        .chain(interfaces.enumerate().map(|(index, order)| ("interfaces", index, order)))
+    {
+        let Some(order) = order else { continue };
+        if order < 1 && kind == "interfaces" {
+            causes.invalid(
+                format!("{root}[{index}].bootOrder"),
+                format!("{root}[{index}] must have a boot order > 0, if supplied"),
+            );
+        }
+        if !orders.insert(order) {
+            let field = format!("{root}.domain.devices.{kind}[{index}].bootOrder");
+            let message = format!("Boot order for {field} already set for a different device.");
+            causes.invalid(field, message);
+        }
+    }
+}
+
+/// What is wrong with the disks themselves.
+pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    let list = format!("{root}.domain.devices.disks");
+    let disks = &spec.domain.devices.disks;
+    for (index, disk) in disks.iter().enumerate() {
+        for (other, _) in disks.iter().enumerate().take(index).filter(|(_, other)| other.name == disk.name) {
+            causes.invalid(
+                format!("{list}[{index}].name"),
+                format!("{list}[{index}] and {list}[{other}] must not have the same Name."),
+            );
+        }
+        one(&list, index, disk, causes);
+    }
+}
+
+fn one(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
+    // Tools know a few of these fields by a path that names the list twice.
+    let doubled = format!("{list}.domain.devices.disks");
+    let path = format!("{list}[{index}]");
+    let targets = [
+        ("disk", disk.disk.as_ref().map(|target| target.bus.as_deref())),
+        ("lun", disk.lun.as_ref().map(|target| target.bus.as_deref())),
+        ("cdrom", disk.cdrom.as_ref().map(|target| target.bus.as_deref())),
+    ];
+    if targets.iter().filter(|(_, bus)| bus.is_some()).count() > 1 {
+        causes.invalid(path.clone(), format!("{path} can only have a single target type defined"));
+    }
+    let address = disk.disk.as_ref().and_then(|target| target.pci_address.as_deref()).unwrap_or_default();
+    let bus_of_disk = disk.disk.as_ref().and_then(|target| target.bus.as_deref()).unwrap_or_default();
+    if !address.is_empty() {
+        let name = format!("{doubled}.disk[{index}].name");
+        let field = format!("{doubled}.disk[{index}].pciAddress");
+        if bus_of_disk != "virtio" {
+            causes.invalid(
+                field.clone(),
+                format!("disk {name} - setting a PCI address is only possible with bus type virtio."),
+            );
+        }
+        if !is_pci_address(address) {
+            causes.invalid(field, format!("disk {name} has malformed PCI address ({address})."));
+        }
+    }
+    if disk.boot_order.is_some_and(|order| order < 1) {
+        causes.invalid(format!("{path}.bootOrder"), format!("{path} must have a boot order > 0, if supplied"));
+    }
+    for (target, bus) in targets {
+        let Some(bus) = bus.flatten().filter(|bus| !bus.is_empty()) else { continue };
+        let field = format!("{path}.{target}.bus");
+        if bus == "ide" {
+            causes.invalid(field.clone(), "IDE bus is not supported");
+        } else if !BUSES.contains(&bus) {
+            causes.invalid(
+                field.clone(),
+                format!("{path} is set with an unrecognized bus {bus}, must be one of: [{}]", BUSES.join(" ")),
+            );
+        }
+        if target == "cdrom" && bus == "virtio" {
+            causes.invalid(field.clone(), "Bus type virtio is invalid for CD-ROM device");
+        }
+        if target == "disk" && bus == "sata" && disk.disk.as_ref().is_some_and(|disk| disk.readonly) {
+            causes.invalid(field, "sata hard-disks do not support read-only.");
+        }
+        if disk.dedicated_io_thread == Some(true) && bus != "virtio" {
+            causes.not_supported(
+                format!("{doubled}[{index}]"),
+                format!("IOThreads are not supported for disks on a {bus} bus"),
+            );
+        }
+    }
+    words(list, index, disk, causes);
+    for error in names::label_errors(&disk.name) {
+        causes.invalid(format!("{doubled}[{index}].name"), error);
+    }
+    if let Some(size) = &disk.block_size {
+        let sata = targets.iter().any(|(_, bus)| bus.flatten() == Some("sata"));
+        block_size(&path, size, sata, causes);
+    }
+}
+
+fn words(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
+    let path = format!("{list}[{index}]");
+    let text = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+    if let Some(serial) = text(&disk.serial) {
+        if !serial.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.+-".contains(&byte)) {
+            causes.invalid(
+                format!("{path}.serial"),
+                format!("{path} must be made up of the following characters [A-Za-z0-9_.+-], if specified"),
+            );
+        }
+        if serial.chars().count() > SERIAL_MAX {
+            causes.invalid(
+                format!("{path}.serial"),
+                format!("{path} must be less than or equal to {SERIAL_MAX} in length, if specified"),
+            );
+        }
+    }
+    if let Some(cache) =
+        text(&disk.cache).filter(|cache| !["none", "writethrough", "writeback"].contains(&cache.as_str()))
+    {
+        causes.invalid(format!("{path}.cache"), format!("{path}.cache has invalid value {cache}"));
+    }
+    if disk.shareable == Some(true) && text(&disk.cache).is_some_and(|cache| cache != "none") {
+        causes.invalid(format!("{path}.cache"), format!("{path}.cache must be none for a shareable disk"));
+    }
+    if text(&disk.io).is_some_and(|io| !["native", "threads"].contains(&io.as_str())) {
+        causes.not_supported(
+            format!("{list}.domain.devices.disks[{index}].io"),
+            format!("Disk IO mode for {list} is not supported. Supported modes are: native, threads."),
+        );
+    }
+    if let Some(policy) =
+        text(&disk.error_policy).filter(|policy| !["stop", "ignore", "report", "enospace"].contains(&policy.as_str()))
+    {
+        causes.invalid(format!("{path}.errorPolicy"), format!("{path}.errorPolicy has invalid value \"{policy}\""));
+    }
+    let tray = disk.cdrom.as_ref().and_then(|cdrom| cdrom.tray.as_deref()).unwrap_or_default();
+    if !["", "open", "closed"].contains(&tray) {
+        causes.invalid(format!("{path}.cdrom.tray"), format!("{path}.cdrom.tray has invalid value {tray}"));
+    }
+}
+
+fn block_size(path: &str, size: &BlockSize, sata: bool, causes: &mut Causes) {
+    let Some(custom) = &size.custom else { return };
+    if size.match_volume.as_ref().is_some_and(|matching| matching.is_enabled()) {
+        causes
+            .invalid(format!("{path}.blockSize"), "Block size matching can't be enabled together with a custom value");
+        return;
+    }
+    let field = |name: &str| format!("{path}.blockSize.custom.{name}");
+    let (logical, physical) = (custom.logical.unwrap_or(0), custom.physical.unwrap_or(0));
+    let discard = custom.discard_granularity.unwrap_or(0);
+    if logical > physical {
+        causes.invalid(
+            field("logical"),
+            format!("Logical size {logical} must be the same or less than the physical size of {physical}"),
+        );
+    } else if sata && logical != SECTOR_MIN {
+        causes.invalid(field("logical"), format!("Logical size {logical} must be 512 for SATA devices"));
+    } else if logical != 0 && discard % logical != 0 {
+        causes.invalid(
+            field("discardGranularity"),
+            format!("Discard granularity {discard} must be multiples of logical size {logical}"),
+        );
+    }
+    for (name, value) in [("logical", logical), ("physical", physical)] {
+        let problem = if value < SECTOR_MIN {
+            format!("is less than the supported minimum size of {SECTOR_MIN}")
+        } else if value > SECTOR_MAX {
+            format!("is greater than the supported maximum size of {SECTOR_MAX}")
+        } else if !value.is_power_of_two() {
+            "is not a power of 2".to_owned()
+        } else {
+            continue;
+        };
+        causes.invalid(field(name), format!("Provided size of {value} {problem}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::rules::testing::*;
+
+    const DISK: &str = "spec.domain.devices.disks[0]";
+
+    fn disk(extra: Value) -> Value {
+        let mut disk = json!({"name": "root"});
+        for (key, value) in extra.as_object().unwrap() {
+            disk[key] = value.clone();
+        }
+        json!({"domain": {"devices": {"disks": [disk]}}})
+    }
+
+    #[test]
+    fn disk_has_its_volume() {
+        refuses(
+            disk(json!({"name": "missing"})),
+            "spec.domain.devices.disks[0].name",
+            "spec.domain.devices.disks[0].Name 'missing' not found.",
+        );
+        refuses(
+            disk(json!({"lun": {}})),
+            &format!("{DISK}.lun"),
+            "can only be mapped to a DataVolume or PersistentVolumeClaim",
+        );
+    }
+
+    #[test]
+    fn names_are_unique_labels() {
+        refuses(
+            json!({"domain": {"devices": {"disks": [{"name": "root"}, {"name": "root"}]}}}),
+            "spec.domain.devices.disks[1].name",
+            "must not have the same Name.",
+        );
+        refuses(
+            disk(json!({"name": "Root_1", "cdrom": {}})),
+            "spec.domain.devices.disks.domain.devices.disks[0].name",
+            "RFC 1123 label",
+        );
+    }
+
+    #[test]
+    fn disk_has_one_target_on_a_known_bus() {
+        for bus in ["virtio", "sata", "scsi", "usb"] {
+            accepts(disk(json!({"disk": {"bus": bus}})));
+        }
+        accepts(disk(json!({"cdrom": {"bus": "sata"}})));
+        refuses(disk(json!({"disk": {}, "cdrom": {}})), DISK, "can only have a single target type defined");
+        refuses(disk(json!({"disk": {"bus": "ide"}})), &format!("{DISK}.disk.bus"), "IDE bus is not supported");
+        refuses(
+            disk(json!({"disk": {"bus": "floppy"}})),
+            &format!("{DISK}.disk.bus"),
+            "unrecognized bus floppy, must be one of: [virtio scsi sata usb]",
+        );
+        refuses(disk(json!({"cdrom": {"bus": "virtio"}})), &format!("{DISK}.cdrom.bus"), "invalid for CD-ROM device");
+        refuses(
+            disk(json!({"disk": {"bus": "sata", "readonly": true}})),
+            &format!("{DISK}.disk.bus"),
+            "do not support read-only",
+        );
+    }
+
+    #[test]
+    fn pci_address_is_for_virtio_disks() {
+        let field = "spec.domain.devices.disks.domain.devices.disks.disk[0].pciAddress";
+        accepts(disk(json!({"disk": {"bus": "virtio", "pciAddress": "0000:04:10.0"}})));
+        refuses(
+            disk(json!({"disk": {"bus": "scsi", "pciAddress": "0000:04:10.0"}})),
+            field,
+            "only possible with bus type virtio",
+        );
+        refuses(disk(json!({"disk": {"bus": "virtio", "pciAddress": "4:10"}})), field, "malformed PCI address (4:10)");
+    }
+
+    #[test]
+    fn boot_orders_are_positive_and_unique() {
+        accepts(disk(json!({"bootOrder": 1})));
+        refuses(disk(json!({"bootOrder": 0})), &format!("{DISK}.bootOrder"), "must have a boot order > 0");
+        refuses(
+            json!({"domain": {"devices": {
+                "disks": [{"name": "root", "bootOrder": 1}],
+                "interfaces": [{"name": "default", "masquerade": {}, "bootOrder": 1}],
+            }}}),
+            "spec.domain.devices.interfaces[0].bootOrder",
+            "already set for a different device",
+        );
+    }
+
+    #[test]
+    fn words_are_known() {
+        accepts(disk(json!({"serial": "CVLY-62.3_+", "cache": "none", "io": "native", "errorPolicy": "report"})));
+        refuses(disk(json!({"serial": "a b"})), &format!("{DISK}.serial"), "following characters");
+        refuses(disk(json!({"serial": "x".repeat(257)})), &format!("{DISK}.serial"), "256 in length");
+        refuses(disk(json!({"cache": "lots"})), &format!("{DISK}.cache"), "has invalid value lots");
+        refuses(disk(json!({"cache": "writeback", "shareable": true})), &format!("{DISK}.cache"), "must be none");
+        refuses(
+            disk(json!({"io": "uring"})),
+            "spec.domain.devices.disks.domain.devices.disks[0].io",
+            "Supported modes are: native, threads.",
+        );
+        refuses(disk(json!({"errorPolicy": "pray"})), &format!("{DISK}.errorPolicy"), "has invalid value \"pray\"");
+        refuses(disk(json!({"cdrom": {"tray": "ajar"}})), &format!("{DISK}.cdrom.tray"), "has invalid value ajar");
+        refuses(
+            disk(json!({"dedicatedIOThread": true, "disk": {"bus": "sata"}})),
+            "spec.domain.devices.disks.domain.devices.disks[0]",
+            "IOThreads are not supported for disks on a sata bus",
+        );
+    }
+
+    #[test]
+    fn block_sizes_are_powers_of_two() {
+        let custom = |logical: u64, physical: u64| {
+            disk(
+                json!({"disk": {"bus": "virtio"}, "blockSize": {"custom": {"logical": logical, "physical": physical}}}),
+            )
+        };
+        let field = |name: &str| format!("{DISK}.blockSize.custom.{name}");
+        accepts(custom(512, 4096));
+        refuses(custom(4096, 512), &field("logical"), "must be the same or less than the physical size");
+        refuses(custom(256, 4096), &field("logical"), "less than the supported minimum size of 512");
+        refuses(custom(1000, 1000), &field("physical"), "is not a power of 2");
+        refuses(custom(512, 4 << 20), &field("physical"), "greater than the supported maximum size of 2097152");
+        refuses(
+            disk(json!({"disk": {"bus": "sata"}, "blockSize": {"custom": {"logical": 4096, "physical": 4096}}})),
+            &field("logical"),
+            "must be 512 for SATA devices",
+        );
+        refuses(
+            disk(json!({"blockSize": {"custom": {"logical": 512, "physical": 512, "discardGranularity": 700}}})),
+            &field("discardGranularity"),
+            "must be multiples of logical size 512",
+        );
+        refuses(
+            disk(json!({"blockSize": {"custom": {"logical": 512, "physical": 512}, "matchVolume": {}}})),
+            &format!("{DISK}.blockSize"),
+            "can't be enabled together with a custom value",
+        );
+    }
+}

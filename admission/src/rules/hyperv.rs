@@ -1,0 +1,95 @@
+//! Hyper-V enlightenments that need each other.
+
+use api::{
+    VirtualMachineInstanceSpec,
+    vmi::features::{FeatureHyperv, FeatureState},
+};
+
+use crate::causes::Causes;
+
+/// Path of the enlightenments in messages; tools know it in this form.
+const PATH: &str = "spec.domain.features.hyperv.domain.features.hyperv";
+
+/// What is wrong with a machine's enlightenments.
+pub fn causes(spec: &VirtualMachineInstanceSpec) -> Causes {
+    let mut causes = Causes::new();
+    let Some(features) = &spec.domain.features else { return causes };
+    let Some(hyperv) = &features.hyperv else { return causes };
+    for (name, needed, set, there) in dependencies(hyperv) {
+        if set && !there {
+            let field = format!("{PATH}.{name}");
+            causes.invalid(field.clone(), format!("'{field}' requires '{PATH}.{needed}', which was disabled."));
+        }
+    }
+    if is_on(hyperv.evmcs.as_ref()) {
+        let cpu_features = spec.domain.cpu.as_ref().map(|cpu| cpu.features.as_slice()).unwrap_or_default();
+        match cpu_features.iter().position(|feature| feature.name == "vmx") {
+            None => causes.required("spec.domain.cpu.features", "vmx cpu feature is required when evmcs is set"),
+            Some(index) if cpu_features[index].policy.as_deref() != Some("require") => causes.invalid(
+                format!("spec.domain.cpu.features[{index}].policy"),
+                "vmx cpu feature has to be set to require policy",
+            ),
+            Some(_) => {}
+        }
+    }
+    if features.hyperv_passthrough.as_ref().is_some_and(|passthrough| passthrough.enabled.unwrap_or(true)) {
+        causes.invalid(
+            "spec.domain.features.hyperv",
+            "Cannot explicitly set hyperV features if HypervPassthrough is being used. Please use either HyperV or HypervPassthrough.",
+        );
+    }
+    causes
+}
+
+fn is_on(state: Option<&FeatureState>) -> bool {
+    state.is_some_and(FeatureState::is_enabled)
+}
+
+type Dependency = (&'static str, &'static str, bool, bool);
+
+fn dependencies(hyperv: &FeatureHyperv) -> [Dependency; 5] {
+    let timer = hyperv.synictimer.as_ref().is_some_and(|timer| timer.enabled.unwrap_or(true));
+    let flush = hyperv.tlbflush.as_ref().is_some_and(|flush| flush.enabled.unwrap_or(true));
+    let vpindex = is_on(hyperv.vpindex.as_ref());
+    [
+        ("evmcs", "vapic", is_on(hyperv.evmcs.as_ref()), is_on(hyperv.vapic.as_ref())),
+        ("ipi", "vpindex", is_on(hyperv.ipi.as_ref()), vpindex),
+        ("tlbflush", "vpindex", flush, vpindex),
+        ("synictimer", "synic", timer, is_on(hyperv.synic.as_ref())),
+        ("synic", "vpindex", is_on(hyperv.synic.as_ref()), vpindex),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::rules::testing::machine;
+
+    fn check(domain: Value) -> Vec<String> {
+        let causes = causes(&machine(json!({"domain": domain})));
+        causes.as_slice().iter().map(|cause| cause.message.clone()).collect()
+    }
+
+    #[test]
+    fn enlightenments_need_each_other() {
+        assert!(check(json!({"features": {"hyperv": {"synic": {}, "vpindex": {}}}})).is_empty());
+        let found = check(json!({"features": {"hyperv": {"synic": {"enabled": true}, "vpindex": {"enabled": false}}}}));
+        assert!(found[0].contains("synic' requires") && found[0].ends_with("vpindex', which was disabled."));
+    }
+
+    #[test]
+    fn evmcs_needs_vmx() {
+        let evmcs = json!({"hyperv": {"evmcs": {}, "vapic": {}}});
+        let vmx = |policy| json!({"features": evmcs, "cpu": {"features": [{"name": "vmx", "policy": policy}]}});
+        assert!(check(vmx("require")).is_empty());
+        assert_eq!(check(vmx("optional")), ["vmx cpu feature has to be set to require policy"]);
+        assert_eq!(check(json!({"features": evmcs})), ["vmx cpu feature is required when evmcs is set"]);
+    }
+
+    #[test]
+    fn passthrough_excludes_a_choice() {
+        assert_eq!(check(json!({"features": {"hyperv": {}, "hypervPassthrough": {}}})).len(), 1);
+    }
+}

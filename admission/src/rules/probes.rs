@@ -1,0 +1,112 @@
+//! Readiness and liveness probes.
+
+use api::{VirtualMachineInstanceSpec, vmi::spec::Probe};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::{causes::Causes, names};
+
+/// What is wrong with the probes.
+pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    let pod_network = spec.networks.iter().any(|network| network.pod.is_some());
+    for (name, probe) in [("readinessProbe", &spec.readiness_probe), ("livenessProbe", &spec.liveness_probe)] {
+        if let Some(probe) = probe {
+            one(&format!("{root}.{name}"), probe, pod_network, causes);
+        }
+    }
+}
+
+fn one(path: &str, probe: &Probe, pod_network: bool, causes: &mut Causes) {
+    let handlers =
+        [probe.http_get.is_some(), probe.tcp_socket.is_some(), probe.exec.is_some(), probe.guest_agent_ping.is_some()];
+    match handlers.iter().filter(|set| **set).count() {
+        0 => causes.required(
+            path,
+            format!("either {path}.tcpSocket, {path}.exec or {path}.httpGet must be set if a {path} is specified"),
+        ),
+        1 => {}
+        _ => causes.invalid(path, format!("{path} must have exactly one probe type set")),
+    }
+    for (handler, set) in [("httpGet", probe.http_get.is_some()), ("tcpSocket", probe.tcp_socket.is_some())] {
+        if set && !pod_network {
+            let field = format!("{path}.{handler}");
+            let message = format!("{field} is only allowed if the Pod Network is attached");
+            causes.invalid(field, message);
+        }
+    }
+    let ports = [
+        ("httpGet", probe.http_get.as_ref().map(|get| &get.port)),
+        ("tcpSocket", probe.tcp_socket.as_ref().map(|socket| &socket.port)),
+    ];
+    for (handler, port) in ports {
+        let valid = match port {
+            None => true,
+            Some(IntOrString::Int(port)) => (1..=65535).contains(port),
+            Some(IntOrString::String(name)) => names::is_port_name(name),
+        };
+        if !valid {
+            causes.invalid(format!("{path}.{handler}.port"), "Port field must be in range 0 < x < 65536.");
+        }
+    }
+    if probe.exec.as_ref().is_some_and(|exec| exec.command.as_ref().is_none_or(Vec::is_empty)) {
+        causes.required(format!("{path}.exec.command"), format!("{path}.exec.command must not be empty"));
+    }
+    for (field, value) in [
+        ("initialDelaySeconds", probe.initial_delay_seconds),
+        ("periodSeconds", probe.period_seconds),
+        ("timeoutSeconds", probe.timeout_seconds),
+        ("successThreshold", probe.success_threshold),
+        ("failureThreshold", probe.failure_threshold),
+    ] {
+        if value.is_some_and(|value| value < 0) {
+            let field = format!("{path}.{field}");
+            let message = format!("{field} must be greater than or equal to 0");
+            causes.invalid(field, message);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::rules::testing::*;
+
+    #[test]
+    fn probe_has_one_handler() {
+        accepts(json!({"readinessProbe": {"tcpSocket": {"port": 22}}}));
+        accepts(json!({"livenessProbe": {"httpGet": {"port": "http", "path": "/"}}}));
+        refuses(
+            json!({"readinessProbe": {}}),
+            "spec.readinessProbe",
+            "must be set if a spec.readinessProbe is specified",
+        );
+        refuses(
+            json!({"livenessProbe": {"httpGet": {"port": 80}, "tcpSocket": {"port": 22}}}),
+            "spec.livenessProbe",
+            "must have exactly one probe type set",
+        );
+    }
+
+    #[test]
+    fn network_probes_need_the_pod_network() {
+        refuses(
+            json!({
+                "domain": {"devices": {"interfaces": []}},
+                "networks": [],
+                "readinessProbe": {"tcpSocket": {"port": 22}},
+            }),
+            "spec.readinessProbe.tcpSocket",
+            "is only allowed if the Pod Network is attached",
+        );
+    }
+
+    #[test]
+    fn ports_and_times_are_in_range() {
+        refuses(json!({"readinessProbe": {"tcpSocket": {"port": 0}}}), "spec.readinessProbe.tcpSocket.port", "range");
+        refuses(
+            json!({"readinessProbe": {"tcpSocket": {"port": 1}, "periodSeconds": -1}}),
+            "spec.readinessProbe.periodSeconds",
+            "greater than or equal to 0",
+        );
+    }
+}

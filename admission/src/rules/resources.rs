@@ -1,0 +1,221 @@
+//! Memory and CPU amounts.
+
+use api::{VirtualMachineInstanceSpec, quantity, quantity::QuantityError};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::causes::Causes;
+
+/// Smallest memory anything could run in.
+const MEMORY_MIN: i64 = 1_000_000;
+/// Largest guest memory: past every host there is, and far from where sums overflow.
+const MEMORY_MAX: i64 = 64 << 40;
+
+const MALFORMED: &str = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
+
+/// An amount that is read, with its text for messages.
+struct Amount<'a> {
+    path: String,
+    text: &'a str,
+    value: i64,
+}
+
+impl<'a> Amount<'a> {
+    fn read(
+        path: String,
+        quantity: Option<&'a Quantity>,
+        read: fn(&Quantity) -> Result<i64, QuantityError>,
+        causes: &mut Causes,
+    ) -> Option<Self> {
+        let quantity = quantity?;
+        match read(quantity) {
+            Ok(value) => Some(Self { path, text: &quantity.0, value }),
+            Err(QuantityError::Malformed(_)) => {
+                let message = format!("{path} '{}': {MALFORMED}", quantity.0);
+                causes.invalid(path, message);
+                None
+            }
+            Err(QuantityError::OutOfRange(_)) => {
+                let message = format!("{path} '{}': is out of range", quantity.0);
+                causes.invalid(path, message);
+                None
+            }
+        }
+    }
+
+    fn not_negative(&self, causes: &mut Causes) {
+        if self.value < 0 {
+            let message = format!("{} '{}': must be greater than or equal to 0.", self.path, self.text);
+            causes.invalid(self.path.clone(), message);
+        }
+    }
+
+    fn at_least(&self, least: i64, text: &str, causes: &mut Causes) {
+        if self.value < least {
+            let message = format!("{} '{}': must be greater than or equal to {text}.", self.path, self.text);
+            causes.invalid(self.path.clone(), message);
+        }
+    }
+}
+
+/// What is wrong with the amounts.
+pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    memory(root, spec, causes);
+    cpu(root, spec, causes);
+}
+
+fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    let resources = &spec.domain.resources;
+    let path = |which: &str| format!("{root}.domain.resources.{which}.memory");
+    let request = Amount::read(path("requests"), resources.requests.get("memory"), quantity::units, causes);
+    let limit = Amount::read(path("limits"), resources.limits.get("memory"), quantity::units, causes);
+    if let Some(request) = &request {
+        request.not_negative(causes);
+        if request.value > 0 {
+            request.at_least(MEMORY_MIN, "1M", causes);
+        }
+    }
+    if let Some(limit) = &limit {
+        limit.not_negative(causes);
+        if let Some(request) = request.as_ref().filter(|request| limit.value > 0 && request.value > limit.value) {
+            let message =
+                format!("{} '{}' is greater than {} '{}'", request.path, request.text, limit.path, limit.text);
+            causes.invalid(request.path.clone(), message);
+        }
+    }
+
+    let given = spec.domain.memory.as_ref();
+    let path = format!("{root}.domain.memory.guest");
+    let Some(guest) = Amount::read(path, given.and_then(|memory| memory.guest.as_ref()), quantity::units, causes)
+    else {
+        return;
+    };
+    guest.at_least(MEMORY_MIN, "1M", causes);
+    if guest.value > MEMORY_MAX {
+        let message = format!("{} '{}': must be less than or equal to 64Ti.", guest.path, guest.text);
+        causes.invalid(guest.path.clone(), message);
+    }
+    if let Some(limit) = limit.filter(|limit| limit.value > 0 && guest.value > limit.value) {
+        let message = format!(
+            "{} '{}' must be equal to or less than the memory limit {} '{}'",
+            guest.path, guest.text, limit.path, limit.text
+        );
+        causes.invalid(guest.path.clone(), message);
+    }
+}
+
+fn cpu(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    let resources = &spec.domain.resources;
+    let path = |which: &str| format!("{root}.domain.resources.{which}.cpu");
+    let request = Amount::read(path("requests"), resources.requests.get("cpu"), quantity::milli, causes);
+    let limit = Amount::read(path("limits"), resources.limits.get("cpu"), quantity::milli, causes);
+    if let Some(request) = &request {
+        request.not_negative(causes);
+    }
+    if let Some(limit) = &limit {
+        limit.not_negative(causes);
+    }
+    if let (Some(request), Some(limit)) = (request, limit)
+        && limit.value > 0
+        && request.value > limit.value
+    {
+        let message = format!("{} '{}' is greater than {} '{}'", request.path, request.text, limit.path, limit.text);
+        causes.invalid(request.path, message);
+    }
+}
+
+/// A machine needs memory from somewhere.
+pub fn mandatory_memory(spec: &VirtualMachineInstanceSpec) -> Causes {
+    let mut causes = Causes::new();
+    let memory = spec.domain.memory.as_ref();
+    let requested = spec.domain.resources.requests.get("memory").is_some_and(|amount| quantity::units(amount) != Ok(0));
+    let given = memory.is_some_and(|memory| memory.guest.is_some() || memory.hugepages.is_some());
+    if !requested && !given {
+        causes.required(
+            "",
+            "no memory requested, at least one of 'spec.domain.memory.guest', 'spec.domain.memory.hugepages.pageSize' or 'spec.domain.resources.requests.memory' must be set",
+        );
+    }
+    causes
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn resources(resources: Value) -> Value {
+        json!({"domain": {"resources": resources}})
+    }
+
+    #[test]
+    fn memory_request_is_positive_and_below_its_limit() {
+        let path = "spec.domain.resources.requests.memory";
+        accepts(resources(json!({"requests": {"memory": "128Mi"}, "limits": {"memory": "1Gi"}})));
+        refuses(
+            resources(json!({"requests": {"memory": "-64Mi"}})),
+            path,
+            "'-64Mi': must be greater than or equal to 0.",
+        );
+        refuses(resources(json!({"requests": {"memory": "64Ki"}})), path, "must be greater than or equal to 1M.");
+        refuses(
+            resources(json!({"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}})),
+            path,
+            "spec.domain.resources.requests.memory '2Gi' is greater than spec.domain.resources.limits.memory '1Gi'",
+        );
+        refuses(
+            resources(json!({"limits": {"memory": "-1"}})),
+            "spec.domain.resources.limits.memory",
+            "must be greater than or equal to 0.",
+        );
+    }
+
+    #[test]
+    fn guest_memory_is_possible() {
+        let guest = |amount: &str| json!({"domain": {"memory": {"guest": amount}}});
+        accepts(guest("64Mi"));
+        for (amount, message) in [
+            ("0", "must be greater than or equal to 1M."),
+            ("-1Gi", "must be greater than or equal to 1M."),
+            ("900Ti", "must be less than or equal to 64Ti."),
+            ("900000Ei", "is out of range"),
+            ("much", "quantities must match"),
+        ] {
+            refuses(guest(amount), "spec.domain.memory.guest", message);
+        }
+    }
+
+    #[test]
+    fn guest_memory_is_within_the_limit() {
+        let with_limit = |limit: &str| resources(json!({"limits": {"memory": limit}}));
+        accepts(with_limit("128Mi"));
+        refuses(with_limit("64Mi"), "spec.domain.memory.guest", "must be equal to or less than the memory limit");
+    }
+
+    #[test]
+    fn cpu_request_is_positive_and_below_its_limit() {
+        accepts(resources(json!({"requests": {"cpu": "500m"}, "limits": {"cpu": 1}})));
+        refuses(
+            resources(json!({"requests": {"cpu": "-1"}})),
+            "spec.domain.resources.requests.cpu",
+            "must be greater than or equal to 0.",
+        );
+        refuses(
+            resources(json!({"limits": {"cpu": "-1"}})),
+            "spec.domain.resources.limits.cpu",
+            "must be greater than or equal to 0.",
+        );
+        refuses(
+            resources(json!({"requests": {"cpu": "2"}, "limits": {"cpu": "1500m"}})),
+            "spec.domain.resources.requests.cpu",
+            "'2' is greater than spec.domain.resources.limits.cpu '1500m'",
+        );
+    }
+
+    #[test]
+    fn machine_without_memory_is_refused() {
+        assert!(mandatory_memory(&machine(json!({}))).is_empty());
+        assert!(!mandatory_memory(&VirtualMachineInstanceSpec::default()).is_empty());
+    }
+}

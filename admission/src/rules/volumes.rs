@@ -1,0 +1,423 @@
+//! Volumes.
+
+use api::{
+    VirtualMachineInstanceSpec,
+    config::ClusterConfig,
+    quantity,
+    vmi::volumes::{ContainerDiskSource, HostDisk, Volume},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use k8s_openapi::api::core::v1::LocalObjectReference;
+
+use super::firmware::image_path;
+use crate::{causes::Causes, names};
+
+/// Most bytes of inline cloud-init data.
+const CLOUD_INIT_MAX: usize = 2048;
+const PULL_POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
+
+/// What is wrong with the volumes.
+pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+    let list = format!("{root}.volumes");
+    for (index, volume) in spec.volumes.iter().enumerate() {
+        let path = format!("{list}[{index}]");
+        for (other, _) in spec.volumes.iter().enumerate().take(index).filter(|(_, other)| other.name == volume.name) {
+            causes.invalid(format!("{path}.name"), format!("{path} and {list}[{other}] must not have the same Name."));
+        }
+        for error in names::label_errors(&volume.name) {
+            causes.invalid(format!("{path}.name"), error);
+        }
+        one(&path, volume, config, causes);
+    }
+    for (what, count) in [
+        ("serviceAccount volume", spec.volumes.iter().filter(|volume| volume.service_account.is_some()).count()),
+        ("downwardMetric volume", spec.volumes.iter().filter(|volume| volume.downward_metrics.is_some()).count()),
+        ("memory dump volume", spec.volumes.iter().filter(|volume| volume.memory_dump.is_some()).count()),
+    ] {
+        if count > 1 {
+            causes.invalid(list.clone(), format!("{list} must have max one {what} set"));
+        }
+    }
+    for (index, volume) in spec.volumes.iter().enumerate() {
+        if let Some(disk) = &volume.container_disk {
+            container_disk(&format!("{list}[{index}].containerDisk"), disk, causes);
+        }
+    }
+    if !spec.utility_volumes.is_empty() {
+        causes.invalid(
+            format!("{root}.utilityVolumes"),
+            "cannot create VMI with utility volumes in spec, utility volumes can only be added via hotplug",
+        );
+    }
+}
+
+fn sources(volume: &Volume) -> usize {
+    [
+        volume.persistent_volume_claim.is_some(),
+        volume.sysprep.is_some(),
+        volume.cloud_init_no_cloud.is_some(),
+        volume.cloud_init_config_drive.is_some(),
+        volume.container_disk.is_some(),
+        volume.ephemeral.is_some(),
+        volume.empty_disk.is_some(),
+        volume.host_disk.is_some(),
+        volume.data_volume.is_some(),
+        volume.config_map.is_some(),
+        volume.secret.is_some(),
+        volume.downward_api.is_some(),
+        volume.service_account.is_some(),
+        volume.downward_metrics.is_some(),
+        volume.memory_dump.is_some(),
+        volume.container_path.is_some(),
+    ]
+    .into_iter()
+    .filter(|set| *set)
+    .count()
+}
+
+fn one(path: &str, volume: &Volume, config: &ClusterConfig, causes: &mut Causes) {
+    if volume.data_volume.as_ref().is_some_and(|source| source.name.is_empty()) {
+        causes.required(format!("{path}.name"), "DataVolume 'name' must be set");
+    }
+    if sources(volume) != 1 {
+        causes.invalid(path, format!("{path} must have exactly one source type set"));
+    }
+    if let Some(source) = &volume.cloud_init_no_cloud {
+        CloudInit {
+            kind: "cloudInitNoCloud",
+            user: (&source.user_data, &source.user_data_base64, &source.secret_ref),
+            network: (&source.network_data, &source.network_data_base64, &source.network_data_secret_ref),
+        }
+        .check(path, causes);
+    }
+    if let Some(source) = &volume.cloud_init_config_drive {
+        CloudInit {
+            kind: "cloudInitConfigDrive",
+            user: (&source.user_data, &source.user_data_base64, &source.secret_ref),
+            network: (&source.network_data, &source.network_data_base64, &source.network_data_secret_ref),
+        }
+        .check(path, causes);
+    }
+    if volume.downward_metrics.is_some() && !config.enabled("DownwardMetrics") {
+        causes.invalid(path, "downwardMetrics disks are not allowed: DownwardMetrics feature gate is not enabled.");
+    }
+    if let Some(disk) = &volume.host_disk {
+        host_disk(path, disk, config, causes);
+    }
+    let named = [
+        ("configMap.name", volume.config_map.as_ref().map(|source| source.name.as_str())),
+        ("secret.secretName", volume.secret.as_ref().map(|source| source.secret_name.as_deref().unwrap_or_default())),
+        (
+            "serviceAccount.serviceAccountName",
+            volume.service_account.as_ref().map(|source| source.service_account_name.as_deref().unwrap_or_default()),
+        ),
+    ];
+    for (field, name) in named {
+        if name == Some("") {
+            let field = format!("{path}.{field}");
+            let message = format!("{field} is a required field");
+            causes.invalid(field, message);
+        }
+    }
+    let claims = [
+        ("persistentVolumeClaim", volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str())),
+        (
+            "ephemeral.persistentVolumeClaim",
+            volume
+                .ephemeral
+                .as_ref()
+                .and_then(|source| source.persistent_volume_claim.as_ref())
+                .map(|claim| claim.claim_name.as_str()),
+        ),
+    ];
+    for (field, name) in claims {
+        if name == Some("") {
+            let field = format!("{path}.{field}.claimName");
+            let message = format!("{field} is a required field");
+            causes.invalid(field, message);
+        }
+    }
+    if let Some(disk) = &volume.empty_disk
+        && quantity::units(&disk.capacity).is_ok_and(|bytes| bytes <= 0)
+    {
+        let field = format!("{path}.emptyDisk.capacity");
+        let message = format!("{field} '{}': must be greater than 0", disk.capacity.0);
+        causes.invalid(field, message);
+    }
+    if let Some(source) = &volume.sysprep
+        && source.config_map.is_some() == source.secret.is_some()
+    {
+        causes.invalid(
+            format!("{path}.sysprep"),
+            format!("{path}.sysprep must have exactly one of configMap and secret set"),
+        );
+    }
+}
+
+fn container_disk(path: &str, disk: &ContainerDiskSource, causes: &mut Causes) {
+    if disk.image.trim().is_empty() {
+        causes.required(format!("{path}.image"), format!("{path}.image must not be empty"));
+    }
+    pull_policy(path, disk.image_pull_policy.as_deref(), causes);
+    if let Some(file) = disk.path.as_deref().filter(|file| !file.is_empty()) {
+        image_path(path, path, file, causes);
+    }
+}
+
+/// Pull policies are those of Kubernetes.
+pub(super) fn pull_policy(path: &str, policy: Option<&str>, causes: &mut Causes) {
+    let policy = policy.unwrap_or_default();
+    if !PULL_POLICIES.contains(&policy) {
+        causes.not_supported(
+            format!("{path}.imagePullPolicy"),
+            format!("{path}.imagePullPolicy: Unsupported value: \"{policy}\": supported values: \"Always\", \"IfNotPresent\", \"Never\""),
+        );
+    }
+}
+
+fn host_disk(path: &str, disk: &HostDisk, config: &ClusterConfig, causes: &mut Causes) {
+    if !config.enabled("HostDisk") {
+        causes.invalid(path, "HostDisk feature gate is not enabled");
+    }
+    let field = |name: &str| format!("{path}.hostDisk.{name}");
+    if disk.path.is_empty() {
+        causes.not_found(field("path"), format!("{} is required for hostDisk volume", field("path")));
+    }
+    if !["Disk", "DiskOrCreate"].contains(&disk.type_.as_str()) {
+        causes.invalid(
+            field("type"),
+            format!("{} has invalid value '{}', allowed are 'Disk' or 'DiskOrCreate'", field("type"), disk.type_),
+        );
+    }
+    if disk.type_ == "Disk" && disk.capacity.is_some() {
+        causes.invalid(
+            field("capacity"),
+            format!("{} is allowed to pass only with {} equal to 'DiskOrCreate'", field("capacity"), field("type")),
+        );
+    }
+}
+
+/// Inline text, encoded text, secret.
+type Data<'a> = (&'a Option<String>, &'a Option<String>, &'a Option<LocalObjectReference>);
+
+struct CloudInit<'a> {
+    kind: &'static str,
+    user: Data<'a>,
+    network: Data<'a>,
+}
+
+impl CloudInit<'_> {
+    fn check(&self, volume: &str, causes: &mut Causes) {
+        let path = format!("{volume}.{}", self.kind);
+        let user =
+            self.data(&path, self.user, "userdata", "userDataBase64", "UserDataSecretRef", "userdatasource", causes);
+        let network = self.data(
+            &path,
+            self.network,
+            "networkdata",
+            "networkDataBase64",
+            "NetworkDataSecretRef",
+            "networkdata source",
+            causes,
+        );
+        if user == 0 && network == 0 {
+            causes.invalid(
+                path.clone(),
+                format!("{path} must have at least one userdatasource or one networkdatasource set."),
+            );
+        }
+    }
+
+    /// Checks one kind of data; says how many sources it has.
+    #[expect(clippy::too_many_arguments, reason = "the words differ between the two kinds in no regular way")]
+    fn data(
+        &self,
+        path: &str,
+        (text, encoded, secret): Data<'_>,
+        what: &str,
+        encoded_field: &str,
+        secret_field: &str,
+        source: &str,
+        causes: &mut Causes,
+    ) -> usize {
+        let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+        let (text, encoded) = (given(text), given(encoded));
+        let secret = secret.as_ref().is_some_and(|secret| !secret.name.is_empty());
+        let mut length = text.as_ref().map_or(0, String::len);
+        if let Some(encoded) = &encoded {
+            match STANDARD.decode(encoded.trim()) {
+                Ok(decoded) => length = decoded.len(),
+                Err(_) => causes.invalid(
+                    format!("{path}.{encoded_field}"),
+                    format!("{path}.{encoded_field}.{}.{encoded_field} is not a valid base64 value.", self.kind),
+                ),
+            }
+        }
+        let count = usize::from(text.is_some()) + usize::from(encoded.is_some()) + usize::from(secret);
+        if count > 1 {
+            causes.invalid(path, format!("{path} must have only one {source} set."));
+        }
+        if length > CLOUD_INIT_MAX {
+            causes.invalid(
+                path,
+                format!(
+                    "{path} {what} exceeds {CLOUD_INIT_MAX} byte limit. Should use {secret_field} for larger data."
+                ),
+            );
+        }
+        count
+    }
+}
+
+/// Volumes of a machine that nothing uses.
+pub fn mapped(spec: &VirtualMachineInstanceSpec) -> Causes {
+    let mut causes = Causes::new();
+    let devices = &spec.domain.devices;
+    for (index, volume) in spec.volumes.iter().enumerate() {
+        let disk = devices.disks.iter().any(|disk| disk.name == volume.name);
+        let filesystem = devices.filesystems.iter().any(|filesystem| filesystem.name == volume.name);
+        if volume.memory_dump.is_none() && !disk && !filesystem {
+            let field = format!("spec.domain.volumes[{index}].name");
+            let message = format!("{field} '{}' not found.", volume.name);
+            causes.invalid(field, message);
+        }
+    }
+    causes
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::rules::testing::*;
+
+    fn volume(source: Value) -> Value {
+        let mut volume = json!({"name": "root"});
+        for (key, value) in source.as_object().unwrap() {
+            volume[key] = value.clone();
+        }
+        json!({"volumes": [volume]})
+    }
+
+    #[test]
+    fn volume_has_one_source_and_a_unique_name() {
+        refuses(volume(json!({})), "spec.volumes[0]", "must have exactly one source type set");
+        refuses(
+            volume(json!({"containerDisk": {"image": "a"}, "emptyDisk": {"capacity": "1Gi"}})),
+            "spec.volumes[0]",
+            "must have exactly one source type set",
+        );
+        refuses(
+            json!({"volumes": [{"name": "root", "containerDisk": {"image": "a"}}, {"name": "root", "containerDisk": {"image": "a"}}]}),
+            "spec.volumes[1].name",
+            "spec.volumes[1] and spec.volumes[0] must not have the same Name.",
+        );
+        refuses(
+            volume(json!({"name": "../x", "containerDisk": {"image": "a"}})),
+            "spec.volumes[0].name",
+            "RFC 1123 label",
+        );
+    }
+
+    #[test]
+    fn container_disk_names_image_and_file() {
+        let disk = |disk: Value| volume(json!({"containerDisk": disk}));
+        let field = "spec.volumes[0].containerDisk";
+        accepts(disk(json!({"image": "a:b", "path": "/disk/root.img", "imagePullPolicy": "Never"})));
+        refuses(disk(json!({"image": ""})), "spec.volumes[0].containerDisk.image", "must not be empty");
+        refuses(disk(json!({"image": "a", "path": "/"})), field, "must not point to root");
+        refuses(disk(json!({"image": "a", "path": "/disk/../etc/shadow"})), field, "without relative components");
+        refuses(
+            disk(json!({"image": "a", "imagePullPolicy": "Sometimes"})),
+            "spec.volumes[0].containerDisk.imagePullPolicy",
+            "Unsupported value: \"Sometimes\"",
+        );
+    }
+
+    #[test]
+    fn cloud_init_has_one_source_of_each_kind() {
+        let cloud = |source: Value| volume(json!({"cloudInitNoCloud": source}));
+        let field = "spec.volumes[0].cloudInitNoCloud";
+        accepts(cloud(json!({"userData": "#!/bin/sh"})));
+        accepts(cloud(json!({"userDataBase64": "IyEvYmluL3No", "networkData": "version: 2"})));
+        accepts(cloud(json!({"secretRef": {"name": "s"}})));
+        refuses(cloud(json!({})), field, "must have at least one userdatasource or one networkdatasource set.");
+        refuses(cloud(json!({"userData": "a", "secretRef": {"name": "s"}})), field, "only one userdatasource set.");
+        refuses(
+            cloud(json!({"networkData": "a", "networkDataBase64": "YQ=="})),
+            field,
+            "only one networkdata source set.",
+        );
+        refuses(
+            cloud(json!({"userDataBase64": "%%%"})),
+            "spec.volumes[0].cloudInitNoCloud.userDataBase64",
+            "is not a valid base64 value.",
+        );
+    }
+
+    #[test]
+    fn inline_cloud_init_data_is_small() {
+        let user = |length: usize| volume(json!({"cloudInitConfigDrive": {"userData": "x".repeat(length)}}));
+        accepts(user(2048));
+        refuses(
+            user(2049),
+            "spec.volumes[0].cloudInitConfigDrive",
+            "userdata exceeds 2048 byte limit. Should use UserDataSecretRef",
+        );
+        let network = volume(json!({"cloudInitNoCloud": {"networkData": "x".repeat(3000)}}));
+        refuses(
+            network,
+            "spec.volumes[0].cloudInitNoCloud",
+            "networkdata exceeds 2048 byte limit. Should use NetworkDataSecretRef",
+        );
+    }
+
+    #[test]
+    fn references_are_named() {
+        accepts(volume(json!({"persistentVolumeClaim": {"claimName": "c"}})));
+        accepts(volume(json!({"configMap": {"name": "c"}})));
+        refuses(
+            volume(json!({"persistentVolumeClaim": {"claimName": ""}})),
+            "spec.volumes[0].persistentVolumeClaim.claimName",
+            "is a required field",
+        );
+        refuses(volume(json!({"configMap": {}})), "spec.volumes[0].configMap.name", "is a required field");
+        refuses(volume(json!({"secret": {}})), "spec.volumes[0].secret.secretName", "is a required field");
+        refuses(
+            volume(json!({"serviceAccount": {}})),
+            "spec.volumes[0].serviceAccount.serviceAccountName",
+            "is a required field",
+        );
+        refuses(volume(json!({"dataVolume": {"name": ""}})), "spec.volumes[0].name", "DataVolume 'name' must be set");
+    }
+
+    #[test]
+    fn empty_disk_has_a_size() {
+        accepts(volume(json!({"emptyDisk": {"capacity": "1Gi"}})));
+        refuses(volume(json!({"emptyDisk": {"capacity": 0}})), "spec.volumes[0].emptyDisk.capacity", "greater than 0");
+    }
+
+    #[test]
+    fn gated_volumes_need_their_gate() {
+        refuses(
+            volume(json!({"hostDisk": {"path": "/d", "type": "Disk"}})),
+            "spec.volumes[0]",
+            "HostDisk feature gate",
+        );
+        refuses(volume(json!({"downwardMetrics": {}})), "spec.volumes[0]", "DownwardMetrics feature gate");
+        refuses(
+            json!({"utilityVolumes": [{"name": "u", "claimName": "c"}]}),
+            "spec.utilityVolumes",
+            "utility volumes can only be added via hotplug",
+        );
+    }
+
+    #[test]
+    fn every_volume_of_a_machine_is_used() {
+        let mut spec = machine(json!({}));
+        assert!(mapped(&spec).is_empty());
+        spec.domain.devices.disks.clear();
+        assert_eq!(mapped(&spec).as_slice()[0].message, "spec.domain.volumes[0].name 'root' not found.");
+    }
+}

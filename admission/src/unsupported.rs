@@ -1,0 +1,491 @@
+//! What the API knows but Ferrovirt does not carry out yet.
+//!
+//! One table, so that nothing is accepted and then ignored: each entry names a field, finds its uses, and says why it
+//! is refused. An entry goes when the launcher and the controllers carry the field out.
+
+use api::{EvictionStrategy, VirtualMachine, VirtualMachineInstanceSpec, vmi::features::FeatureState};
+
+use crate::causes::Causes;
+
+type Spec = VirtualMachineInstanceSpec;
+
+/// Where a spec uses a field: paths below the spec.
+type Uses = fn(&Spec) -> Vec<String>;
+
+struct Entry {
+    why: &'static str,
+    uses: Uses,
+}
+
+/// A field that is used or not.
+fn when(used: bool, path: &str) -> Vec<String> {
+    if used { vec![path.to_owned()] } else { vec![] }
+}
+
+/// Entries of a list that use a field.
+fn each<T>(list: &[T], path: &str, field: &str, used: impl Fn(&T) -> bool) -> Vec<String> {
+    list.iter()
+        .enumerate()
+        .filter(|(_, item)| used(item))
+        .map(|(index, _)| match field {
+            "" => format!("{path}[{index}]"),
+            _ => format!("{path}[{index}].{field}"),
+        })
+        .collect()
+}
+
+fn is_set(text: Option<&String>) -> bool {
+    text.is_some_and(|text| !text.is_empty())
+}
+
+const INTERFACES: &str = "domain.devices.interfaces";
+const DISKS: &str = "domain.devices.disks";
+const VOLUMES: &str = "volumes";
+
+const MIGRATION: &str = "live migration";
+const HOTPLUG: &str = "hot-plug";
+const HOST_DEVICES: &str = "devices of the host";
+const PINNING: &str = "pinned CPUs";
+const ENCRYPTION: &str = "encrypted guests";
+const SECONDARY: &str = "networks besides the pod's";
+
+const SPEC: &[Entry] = &[
+    Entry {
+        why: "CPU architectures other than amd64",
+        uses: |spec| {
+            when(is_set(spec.architecture.as_ref()) && spec.architecture.as_deref() != Some("amd64"), "architecture")
+        },
+    },
+    // Migration.
+    Entry {
+        why: MIGRATION,
+        uses: |spec| {
+            let asked =
+                matches!(spec.eviction_strategy, Some(EvictionStrategy::LiveMigrate | EvictionStrategy::External));
+            when(asked, "evictionStrategy")
+        },
+    },
+    // CPU.
+    Entry {
+        why: PINNING,
+        uses: |spec| {
+            when(
+                spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement),
+                "domain.cpu.dedicatedCpuPlacement",
+            )
+        },
+    },
+    Entry {
+        why: PINNING,
+        uses: |spec| {
+            when(
+                spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.isolate_emulator_thread),
+                "domain.cpu.isolateEmulatorThread",
+            )
+        },
+    },
+    Entry {
+        why: PINNING,
+        uses: |spec| when(spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.realtime.is_some()), "domain.cpu.realtime"),
+    },
+    Entry {
+        why: "NUMA topology",
+        uses: |spec| when(spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.numa.is_some()), "domain.cpu.numa"),
+    },
+    Entry {
+        why: HOTPLUG,
+        uses: |spec| {
+            let grows = spec.domain.cpu.as_ref().is_some_and(|cpu| {
+                let most = cpu.max_sockets.unwrap_or(0);
+                most > cpu.sockets.unwrap_or(1).max(1)
+            });
+            when(grows, "domain.cpu.maxSockets")
+        },
+    },
+    // Memory.
+    Entry {
+        why: HOTPLUG,
+        uses: |spec| {
+            when(spec.domain.memory.as_ref().is_some_and(|memory| memory.max_guest.is_some()), "domain.memory.maxGuest")
+        },
+    },
+    Entry {
+        why: "huge pages",
+        uses: |spec| {
+            when(
+                spec.domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some()),
+                "domain.memory.hugepages",
+            )
+        },
+    },
+    Entry {
+        why: "locked memory",
+        uses: |spec| {
+            let overhead = spec.domain.memory.as_ref().and_then(|memory| memory.reserved_overhead.as_ref());
+            when(
+                overhead.is_some_and(|overhead| overhead.mem_lock.as_deref() == Some("Required")),
+                "domain.memory.reservedOverhead.memLock",
+            )
+        },
+    },
+    // Firmware.
+    Entry {
+        why: "state that outlives a machine",
+        uses: |spec| {
+            let efi = spec.domain.firmware.as_ref().and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
+            when(efi.is_some_and(|efi| efi.persistent == Some(true)), "domain.firmware.bootloader.efi.persistent")
+        },
+    },
+    Entry { why: ENCRYPTION, uses: |spec| when(spec.domain.launch_security.is_some(), "domain.launchSecurity") },
+    // Devices.
+    Entry {
+        why: "an emulated TPM",
+        uses: |spec| {
+            let tpm = spec.domain.devices.tpm.as_ref();
+            when(tpm.is_some_and(|tpm| tpm.enabled.unwrap_or(true)), "domain.devices.tpm")
+        },
+    },
+    Entry { why: HOST_DEVICES, uses: |spec| each(&spec.domain.devices.gpus, "domain.devices.gpus", "", |_| true) },
+    Entry {
+        why: HOST_DEVICES,
+        uses: |spec| each(&spec.domain.devices.host_devices, "domain.devices.hostDevices", "", |_| true),
+    },
+    Entry { why: HOST_DEVICES, uses: |spec| each(&spec.resource_claims, "resourceClaims", "", |_| true) },
+    Entry {
+        why: "virtiofs",
+        uses: |spec| each(&spec.domain.devices.filesystems, "domain.devices.filesystems", "", |_| true),
+    },
+    Entry {
+        why: "VSOCK",
+        uses: |spec| when(spec.domain.devices.autoattach_vsock == Some(true), "domain.devices.autoattachVSOCK"),
+    },
+    Entry {
+        why: "USB redirection",
+        uses: |spec| when(spec.domain.devices.client_passthrough.is_some(), "domain.devices.clientPassthrough"),
+    },
+    Entry {
+        why: "host metrics",
+        uses: |spec| when(spec.domain.devices.downward_metrics.is_some(), "domain.devices.downwardMetrics"),
+    },
+    // Disks.
+    Entry {
+        why: "SCSI persistent reservations",
+        uses: |spec| {
+            each(&spec.domain.devices.disks, DISKS, "lun.reservation", |disk| {
+                disk.lun.as_ref().is_some_and(|lun| lun.reservation)
+            })
+        },
+    },
+    Entry {
+        why: "block sizes taken from the volume",
+        uses: |spec| {
+            each(&spec.domain.devices.disks, DISKS, "blockSize.matchVolume", |disk| {
+                let size = disk.block_size.as_ref();
+                size.and_then(|size| size.match_volume.as_ref()).is_some_and(FeatureState::is_enabled)
+            })
+        },
+    },
+    Entry {
+        why: "incremental backup",
+        uses: |spec| {
+            each(&spec.domain.devices.disks, DISKS, "changedBlockTracking", |disk| {
+                disk.changed_block_tracking == Some(true)
+            })
+        },
+    },
+    Entry {
+        why: "device roles",
+        uses: |spec| each(&spec.domain.devices.disks, DISKS, "tag", |disk| is_set(disk.tag.as_ref())),
+    },
+    // Networks.
+    Entry {
+        why: "bridge binding",
+        uses: |spec| {
+            each(&spec.domain.devices.interfaces, INTERFACES, "bridge", |interface| interface.bridge.is_some())
+        },
+    },
+    Entry {
+        why: "SR-IOV",
+        uses: |spec| each(&spec.domain.devices.interfaces, INTERFACES, "sriov", |interface| interface.sriov.is_some()),
+    },
+    Entry {
+        why: "passt",
+        uses: |spec| {
+            each(&spec.domain.devices.interfaces, INTERFACES, "passtBinding", |interface| {
+                interface.passt_binding.is_some()
+            })
+        },
+    },
+    Entry {
+        why: "binding plugins",
+        uses: |spec| {
+            each(&spec.domain.devices.interfaces, INTERFACES, "binding", |interface| interface.binding.is_some())
+        },
+    },
+    Entry {
+        why: "device roles",
+        uses: |spec| {
+            each(&spec.domain.devices.interfaces, INTERFACES, "tag", |interface| is_set(interface.tag.as_ref()))
+        },
+    },
+    Entry {
+        why: SECONDARY,
+        uses: |spec| each(&spec.networks, "networks", "multus", |network| network.multus.is_some()),
+    },
+    Entry {
+        why: SECONDARY,
+        uses: |spec| each(&spec.networks, "networks", "resourceClaim", |network| network.resource_claim.is_some()),
+    },
+    // Volumes.
+    Entry {
+        why: "DataVolumes",
+        uses: |spec| each(&spec.volumes, VOLUMES, "dataVolume", |volume| volume.data_volume.is_some()),
+    },
+    Entry {
+        why: "files of the node",
+        uses: |spec| each(&spec.volumes, VOLUMES, "hostDisk", |volume| volume.host_disk.is_some()),
+    },
+    Entry {
+        why: "host metrics",
+        uses: |spec| each(&spec.volumes, VOLUMES, "downwardMetrics", |volume| volume.downward_metrics.is_some()),
+    },
+    Entry {
+        why: "memory dumps",
+        uses: |spec| each(&spec.volumes, VOLUMES, "memoryDump", |volume| volume.memory_dump.is_some()),
+    },
+    Entry {
+        why: "virtiofs",
+        uses: |spec| each(&spec.volumes, VOLUMES, "containerPath", |volume| volume.container_path.is_some()),
+    },
+    Entry {
+        why: HOTPLUG,
+        uses: |spec| {
+            each(&spec.volumes, VOLUMES, "persistentVolumeClaim.hotpluggable", |volume| {
+                volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
+            })
+        },
+    },
+    Entry {
+        why: "more than one cloud-init volume: the guest reads only one",
+        uses: |spec| {
+            let mut seen = false;
+            spec.volumes
+                .iter()
+                .enumerate()
+                .filter(|(_, volume)| {
+                    let data = volume.cloud_init_no_cloud.is_some() || volume.cloud_init_config_drive.is_some();
+                    data && std::mem::replace(&mut seen, true)
+                })
+                .map(|(index, _)| format!("{VOLUMES}[{index}]"))
+                .collect()
+        },
+    },
+    // Guest agent.
+    Entry {
+        why: "probes by the guest agent",
+        uses: |spec| {
+            [("readinessProbe", &spec.readiness_probe), ("livenessProbe", &spec.liveness_probe)]
+                .into_iter()
+                .filter_map(|(name, probe)| Some((name, probe.as_ref()?)))
+                .flat_map(|(name, probe)| {
+                    [("exec", probe.exec.is_some()), ("guestAgentPing", probe.guest_agent_ping.is_some())]
+                        .into_iter()
+                        .filter(|(_, used)| *used)
+                        .map(move |(handler, _)| format!("{name}.{handler}"))
+                })
+                .collect()
+        },
+    },
+    Entry {
+        why: "credentials set by the guest agent",
+        uses: |spec| {
+            each(
+                &spec.access_credentials,
+                "accessCredentials",
+                "sshPublicKey.propagationMethod.qemuGuestAgent",
+                |credential| {
+                    credential
+                        .ssh_public_key
+                        .as_ref()
+                        .is_some_and(|key| key.propagation_method.qemu_guest_agent.is_some())
+                },
+            )
+        },
+    },
+    Entry {
+        why: "credentials set by the guest agent",
+        uses: |spec| {
+            each(&spec.access_credentials, "accessCredentials", "userPassword", |credential| {
+                credential.user_password.is_some()
+            })
+        },
+    },
+];
+
+fn refuse(path: String, why: &str, causes: &mut Causes) {
+    let message = format!("{path} is not supported yet: {why}");
+    causes.not_supported(path, message);
+}
+
+/// What a machine's spec at `root` asks for that is not carried out.
+pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    for entry in SPEC {
+        for path in (entry.uses)(spec) {
+            refuse(format!("{root}.{path}"), entry.why, causes);
+        }
+    }
+}
+
+/// What a VM asks for beyond its template that is not carried out.
+pub fn vm(vm: &VirtualMachine) -> Causes {
+    let mut causes = Causes::new();
+    let spec = &vm.spec;
+    for (used, path, why) in [
+        (spec.instancetype.is_some(), "spec.instancetype", "instance types"),
+        (spec.preference.is_some(), "spec.preference", "preferences"),
+        (!spec.data_volume_templates.is_empty(), "spec.dataVolumeTemplates", "DataVolumes"),
+        (
+            spec.update_volumes_strategy.as_deref() == Some("Migration"),
+            "spec.updateVolumesStrategy",
+            "volume migration",
+        ),
+    ] {
+        if used {
+            refuse(path.to_owned(), why, &mut causes);
+        }
+    }
+    causes
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{causes::CauseType, rules::testing::machine};
+
+    fn refused(change: Value) -> Vec<String> {
+        let mut causes = Causes::new();
+        spec("spec", &machine(change), &mut causes);
+        assert!(causes.as_slice().iter().all(|cause| cause.type_ == Some(CauseType::FieldValueNotSupported)));
+        causes.as_slice().iter().map(|cause| cause.field.clone()).collect()
+    }
+
+    #[test]
+    fn what_is_carried_out_is_let_through() {
+        for change in [
+            json!({}),
+            json!({"evictionStrategy": "LiveMigrateIfPossible"}),
+            json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 2}}}),
+            json!({"domain": {"devices": {"tpm": {"enabled": false}}}}),
+            json!({"domain": {"firmware": {"bootloader": {"efi": {"secureBoot": false}}}}}),
+            json!({"volumes": [
+                {"name": "a", "cloudInitConfigDrive": {"userData": "x"}},
+                {"name": "b", "ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}},
+                {"name": "c", "sysprep": {"secret": {"name": "s"}}},
+                {"name": "d", "downwardAPI": {}},
+            ]}),
+        ] {
+            assert_eq!(refused(change.clone()), Vec::<String>::new(), "{change}");
+        }
+    }
+
+    #[test]
+    fn each_entry_names_its_field() {
+        let devices = |devices: Value| json!({"domain": {"devices": devices}});
+        let disk = |disk: Value| json!({"domain": {"devices": {"disks": [disk]}}});
+        let interface = |interface: Value| json!({"domain": {"devices": {"interfaces": [interface]}}});
+        let volume = |source: Value| json!({"volumes": [source]});
+        let secret = json!({"secret": {"secretName": "s"}});
+        for (change, field) in [
+            (json!({"architecture": "arm64"}), "architecture"),
+            (json!({"evictionStrategy": "LiveMigrate"}), "evictionStrategy"),
+            (json!({"evictionStrategy": "External"}), "evictionStrategy"),
+            (json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}), "domain.cpu.dedicatedCpuPlacement"),
+            (json!({"domain": {"cpu": {"isolateEmulatorThread": true}}}), "domain.cpu.isolateEmulatorThread"),
+            (json!({"domain": {"cpu": {"realtime": {}}}}), "domain.cpu.realtime"),
+            (json!({"domain": {"cpu": {"numa": {}}}}), "domain.cpu.numa"),
+            (json!({"domain": {"cpu": {"maxSockets": 4}}}), "domain.cpu.maxSockets"),
+            (json!({"domain": {"memory": {"maxGuest": "1Gi"}}}), "domain.memory.maxGuest"),
+            (json!({"domain": {"memory": {"hugepages": {"pageSize": "2Mi"}}}}), "domain.memory.hugepages"),
+            (
+                json!({"domain": {"memory": {"reservedOverhead": {"memLock": "Required"}}}}),
+                "domain.memory.reservedOverhead.memLock",
+            ),
+            (
+                json!({"domain": {"firmware": {"bootloader": {"efi": {"persistent": true}}}}}),
+                "domain.firmware.bootloader.efi.persistent",
+            ),
+            (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
+            (devices(json!({"tpm": {}})), "domain.devices.tpm"),
+            (devices(json!({"gpus": [{"name": "g"}]})), "domain.devices.gpus[0]"),
+            (devices(json!({"hostDevices": [{"name": "h"}]})), "domain.devices.hostDevices[0]"),
+            (json!({"resourceClaims": [{"name": "r"}]}), "resourceClaims[0]"),
+            (devices(json!({"filesystems": [{"name": "f", "virtiofs": {}}]})), "domain.devices.filesystems[0]"),
+            (devices(json!({"autoattachVSOCK": true})), "domain.devices.autoattachVSOCK"),
+            (devices(json!({"clientPassthrough": {}})), "domain.devices.clientPassthrough"),
+            (devices(json!({"downwardMetrics": {}})), "domain.devices.downwardMetrics"),
+            (disk(json!({"name": "root", "lun": {"reservation": true}})), "domain.devices.disks[0].lun.reservation"),
+            (
+                disk(json!({"name": "root", "blockSize": {"matchVolume": {}}})),
+                "domain.devices.disks[0].blockSize.matchVolume",
+            ),
+            (
+                disk(json!({"name": "root", "changedBlockTracking": true})),
+                "domain.devices.disks[0].changedBlockTracking",
+            ),
+            (disk(json!({"name": "root", "tag": "boot"})), "domain.devices.disks[0].tag"),
+            (interface(json!({"name": "default", "bridge": {}})), "domain.devices.interfaces[0].bridge"),
+            (interface(json!({"name": "default", "sriov": {}})), "domain.devices.interfaces[0].sriov"),
+            (interface(json!({"name": "default", "passtBinding": {}})), "domain.devices.interfaces[0].passtBinding"),
+            (interface(json!({"name": "default", "binding": {"name": "b"}})), "domain.devices.interfaces[0].binding"),
+            (interface(json!({"name": "default", "masquerade": {}, "tag": "t"})), "domain.devices.interfaces[0].tag"),
+            (json!({"networks": [{"name": "default", "multus": {"networkName": "n"}}]}), "networks[0].multus"),
+            (json!({"networks": [{"name": "default", "resourceClaim": {}}]}), "networks[0].resourceClaim"),
+            (volume(json!({"name": "root", "dataVolume": {"name": "d"}})), "volumes[0].dataVolume"),
+            (volume(json!({"name": "root", "hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),
+            (volume(json!({"name": "root", "downwardMetrics": {}})), "volumes[0].downwardMetrics"),
+            (volume(json!({"name": "root", "memoryDump": {"claimName": "c"}})), "volumes[0].memoryDump"),
+            (volume(json!({"name": "root", "containerPath": {"path": "/p"}})), "volumes[0].containerPath"),
+            (
+                volume(json!({"name": "root", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}})),
+                "volumes[0].persistentVolumeClaim.hotpluggable",
+            ),
+            (
+                json!({"volumes": [{"name": "a", "cloudInitNoCloud": {}}, {"name": "b", "cloudInitConfigDrive": {}}]}),
+                "volumes[1]",
+            ),
+            (json!({"readinessProbe": {"exec": {"command": ["true"]}}}), "readinessProbe.exec"),
+            (json!({"livenessProbe": {"guestAgentPing": {}}}), "livenessProbe.guestAgentPing"),
+            (
+                json!({"accessCredentials": [{"sshPublicKey": {"source": secret, "propagationMethod": {"qemuGuestAgent": {"users": ["u"]}}}}]}),
+                "accessCredentials[0].sshPublicKey.propagationMethod.qemuGuestAgent",
+            ),
+            (
+                json!({"accessCredentials": [{"userPassword": {"source": secret, "propagationMethod": {"qemuGuestAgent": {}}}}]}),
+                "accessCredentials[0].userPassword",
+            ),
+        ] {
+            assert_eq!(refused(change.clone()), [format!("spec.{field}")], "{change}");
+        }
+    }
+
+    #[test]
+    fn what_a_vm_adds_is_refused_where_it_stands() {
+        let vm = |spec: Value| {
+            serde_json::from_value::<VirtualMachine>(
+                json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {}, "spec": spec}),
+            )
+            .unwrap()
+        };
+        assert!(super::vm(&vm(json!({"template": {}, "updateVolumesStrategy": "Replacement"}))).is_empty());
+        for (spec, field) in [
+            (json!({"template": {}, "instancetype": {"name": "i"}}), "spec.instancetype"),
+            (json!({"template": {}, "preference": {"name": "p"}}), "spec.preference"),
+            (json!({"template": {}, "dataVolumeTemplates": [{"spec": {}}]}), "spec.dataVolumeTemplates"),
+            (json!({"template": {}, "updateVolumesStrategy": "Migration"}), "spec.updateVolumesStrategy"),
+        ] {
+            assert_eq!(super::vm(&vm(spec)).as_slice()[0].field, field);
+        }
+    }
+}

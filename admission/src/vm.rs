@@ -1,0 +1,189 @@
+//! VMs: defaults and rules.
+
+use std::collections::BTreeSet;
+
+use api::{
+    RunStrategy, VirtualMachine, VirtualMachineInstanceSpec,
+    config::{ClusterConfig, RolloutStrategy},
+    constants::annotation,
+    vmi::firmware::Firmware,
+};
+
+use crate::{
+    causes::Causes,
+    defaults::{self, Fresh, is_empty},
+    rules, semantic, unsupported,
+    vmi::has_pcie_hotplug,
+};
+
+const ROOT: &str = "spec.template.spec";
+
+/// Sets the defaults of a VM. The template stays sparse otherwise: the machine made from it gets the rest.
+pub fn set_defaults(vm: &mut VirtualMachine, config: &ClusterConfig, created: bool, fresh: &Fresh) {
+    let template = &mut vm.spec.template;
+    let Some(spec) = &mut template.spec else { return };
+    if created {
+        // A guest that knows its hardware by these must find them the same at each start.
+        let firmware = spec.domain.firmware.get_or_insert_with(Firmware::default);
+        if is_empty(firmware.uuid.as_ref()) {
+            firmware.uuid = Some(fresh.uuid.clone());
+        }
+        if is_empty(firmware.serial.as_ref()) {
+            firmware.serial = Some(fresh.serial.clone());
+        }
+    }
+    defaults::platform(spec, config);
+    if created && has_pcie_hotplug(spec) {
+        template
+            .metadata
+            .annotations
+            .get_or_insert_default()
+            .entry(annotation::PCI_TOPOLOGY_VERSION.to_owned())
+            .or_insert_with(|| annotation::PCI_TOPOLOGY_V3.to_owned());
+    }
+}
+
+/// Sentences shown to whoever writes the VM.
+pub fn warnings(vm: &VirtualMachine) -> Vec<String> {
+    if vm.spec.running.is_some() {
+        vec!["spec.running is deprecated, please use spec.runStrategy instead.".to_owned()]
+    } else {
+        vec![]
+    }
+}
+
+/// What is wrong with a VM; `old` is there when it is changed. The template is checked with its defaults set. An error
+/// is about the cluster, not the VM.
+pub fn causes(
+    vm: &VirtualMachine,
+    old: Option<&VirtualMachine>,
+    config: &ClusterConfig,
+    is_component: bool,
+) -> Result<Causes, String> {
+    let mut causes = Causes::new();
+    let template = &vm.spec.template;
+    let Some(spec) = &template.spec else {
+        causes.required("spec.template", "missing virtual machine template.");
+        return Ok(causes);
+    };
+    let mut spec = spec.clone();
+    defaults::spec(&mut spec, config)?;
+    if old.is_none() {
+        causes.extend(rules::discontinued(&spec, "spec", config));
+    }
+    causes.extend(unsupported::vm(vm));
+    causes.extend(rules::metadata::causes("spec.template.metadata", &template.metadata, config, is_component));
+    causes.extend(rules::spec(ROOT, &spec, config));
+    causes.extend(run_strategy(vm, config));
+    if config.vm_rollout_strategy == RolloutStrategy::LiveUpdate {
+        causes.extend(live_update(&spec));
+    }
+    if !causes.is_empty() {
+        return Ok(causes);
+    }
+    if let Some(old) = old {
+        causes.extend(in_progress_causes(vm, old));
+    }
+    if causes.is_empty() {
+        causes.extend(volume_request_causes(vm));
+    }
+    Ok(causes)
+}
+
+fn run_strategy(vm: &VirtualMachine, config: &ClusterConfig) -> Causes {
+    let mut causes = Causes::new();
+    let spec = &vm.spec;
+    match (&spec.running, &spec.run_strategy) {
+        (Some(_), Some(_)) => causes.invalid(
+            "spec.running",
+            "Running and RunStrategy are mutually exclusive. Note that Running is deprecated, please use RunStrategy instead",
+        ),
+        (None, None) => causes.invalid("spec.running", "RunStrategy must be specified"),
+        (None, Some(RunStrategy::WaitAsReceiver)) if !config.enabled("DecentralizedLiveMigration") => causes.invalid(
+            "spec.runStrategy",
+            "Invalid RunStrategy (WaitAsReceiver), DecentralizedLiveMigration feature gate is not enabled in kubevirt resource",
+        ),
+        (None, Some(RunStrategy::WaitAsReceiver)) => causes
+            .not_supported("spec.runStrategy", "spec.runStrategy WaitAsReceiver is not supported yet: live migration"),
+        (None, Some(RunStrategy::Other(word))) => {
+            causes.invalid("spec.runStrategy", format!("Invalid RunStrategy ({word})"));
+        }
+        _ => {}
+    }
+    causes
+}
+
+fn live_update(spec: &VirtualMachineInstanceSpec) -> Causes {
+    let mut causes = Causes::new();
+    if let Some(cpu) = &spec.domain.cpu
+        && let (Some(sockets), Some(most)) = (cpu.sockets, cpu.max_sockets)
+        && most != 0
+        && sockets > most
+    {
+        causes.invalid(
+            format!("{ROOT}.domain.cpu.sockets"),
+            "Number of sockets in CPU topology is greater than the maximum sockets allowed",
+        );
+    }
+    causes
+}
+
+/// What a snapshot or restore in progress forbids to change.
+pub fn in_progress_causes(vm: &VirtualMachine, old: &VirtualMachine) -> Causes {
+    let mut causes = Causes::new();
+    let Some(status) = &vm.status else { return causes };
+    let (new, old) = (&vm.spec, &old.spec);
+    if let Some(snapshot) = status.snapshot_in_progress.as_deref().filter(|name| !name.is_empty()) {
+        let volumes = |spec: &api::VirtualMachineSpec| spec.template.spec.as_ref().map(|spec| spec.volumes.clone());
+        if volumes(new) != volumes(old) {
+            causes.not_supported(
+                "spec",
+                format!("Cannot update vm disks or volumes until snapshot \"{snapshot}\" completes"),
+            );
+        }
+        if (new.running, &new.run_strategy) != (old.running, &old.run_strategy) {
+            causes.not_supported(
+                "spec",
+                format!("Cannot update vm running state until snapshot \"{snapshot}\" completes"),
+            );
+        }
+    }
+    if let Some(restore) = status.restore_in_progress.as_deref().filter(|name| !name.is_empty())
+        && !semantic::equal(new, old)
+        && new.effective_run_strategy() != old.effective_run_strategy()
+    {
+        causes.not_supported("spec", format!("Cannot update VM runStrategy until restore \"{restore}\" completes"));
+    }
+    causes
+}
+
+/// What is wrong with the hot-plugs asked for.
+pub fn volume_request_causes(vm: &VirtualMachine) -> Causes {
+    const FIELD: &str = "Status.volumeRequests";
+    let mut causes = Causes::new();
+    let requests = vm.status.as_ref().map(|status| status.volume_requests.as_slice()).unwrap_or_default();
+    let (mut added, mut removed) = (BTreeSet::new(), BTreeSet::new());
+    for request in requests {
+        let message = match (&request.add_volume_options, &request.remove_volume_options) {
+            (Some(_), Some(_)) => {
+                "VolumeRequests require either addVolumeOptions or removeVolumeOptions to be set, not both".to_owned()
+            }
+            (None, None) => {
+                "VolumeRequests require one of either addVolumeOptions or removeVolumeOptions to be set".to_owned()
+            }
+            (Some(add), None) if !added.insert(&add.name) => {
+                format!("AddVolume request for [{}] aleady exists", add.name)
+            }
+            (None, Some(remove)) if !removed.insert(&remove.name) => {
+                format!("RemoveVolume request for [{}] aleady exists", remove.name)
+            }
+            _ => continue,
+        };
+        causes.invalid(FIELD, message);
+        return causes;
+    }
+    if !requests.is_empty() {
+        causes.not_supported(FIELD, "volume requests are not supported yet: hot-plug");
+    }
+    causes
+}
