@@ -35,6 +35,8 @@ use crate::{
 
 /// Time between signs of life.
 const INTERVAL: Duration = Duration::from_secs(60);
+/// Longest wait for the cluster configuration before the first sign of life.
+const CONFIGURATION_WAIT: Duration = Duration::from_secs(10);
 /// Longest call to the API server.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Pauses after failed calls, the last one repeated: well within the time after which a node counts as lost.
@@ -76,7 +78,9 @@ pub async fn run(
     let mut observed: Option<ObjectMeta> = None;
     let mut failures = 0;
     let mut due = Instant::now();
-    cluster.read_once().await;
+    // Labels that depend on the configuration should not change a moment after the start; a node whose agent cannot
+    // read the configuration is alive all the same.
+    let _ = timeout(CONFIGURATION_WAIT, cluster.read_once()).await;
     loop {
         let now = Instant::now();
         let capabilities = documents.read(&config.labeller_dir);
