@@ -98,7 +98,6 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(8)
-        .thread_stack_size(1024 * 1024)
         .enable_all()
         .build()
 }

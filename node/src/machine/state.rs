@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use api::{VirtualMachineInstance, VmiPhase as Phase};
 use protocol::{Lifecycle, MachineState};
+use sha2::{Digest, Sha256};
 
 use super::{
     decide::Effect,
@@ -405,7 +406,10 @@ impl Machine {
             Outcome::Network(connection, result) => {
                 self.busy.network = false;
                 match result {
-                    Ok(ready) => {
+                    Ok(mut ready) => {
+                        for nic in ready.nics.iter_mut().filter(|nic| nic.mac.is_empty()) {
+                            nic.mac = generated_mac(&self.facts.uid, &nic.name);
+                        }
                         self.network = Some(Arc::new(ready));
                         self.with_link(connection, |_, networked, _| *networked = true);
                     }
@@ -595,6 +599,16 @@ const IO_RETRY_LAST: Duration = Duration::from_secs(180);
 /// Pause after the n-th failure in a row: 1 s, doubling, at most a minute.
 fn pause(count: u32) -> Duration {
     Duration::from_secs(1 << count.saturating_sub(1).min(6)).min(Duration::from_secs(60))
+}
+
+/// The address of an interface whose object names none: the same each time, so that it outlives the agent, with the
+/// prefix of QEMU's own addresses. It is seen inside the pod only.
+fn generated_mac(uid: &str, name: &str) -> String {
+    let digest = Sha256::new().chain_update(uid).chain_update([0]).chain_update(name).finalize();
+    match digest.as_slice() {
+        [a, b, c, ..] => format!("52:54:00:{a:02x}:{b:02x}:{c:02x}"),
+        _ => String::new(),
+    }
 }
 
 /// Resource versions are ordered numbers; where they are not, the newer arrival counts.

@@ -472,6 +472,7 @@ async fn a_machine_is_running_after_one_write() {
     assert_eq!(stage.records.patches.lock().unwrap().len(), 1);
     let status = vmi.status.unwrap();
     assert_eq!(status.interfaces[0].ip_address.as_deref(), Some("10.244.0.9"));
+    assert!(status.interfaces[0].mac.as_deref().unwrap().starts_with("52:54:00:"));
     assert_eq!(status.machine.as_ref().unwrap().type_, "pc-q35-10.0");
     let phases: Vec<_> = status.phase_transition_timestamps.iter().map(|entry| entry.phase.clone().unwrap()).collect();
     assert_eq!(phases, [Phase::Scheduled, Phase::Running]);
