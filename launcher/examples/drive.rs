@@ -7,7 +7,11 @@
 //! drive SOCKET screenshot FILE
 //! ```
 
-use std::{io::Write, path::PathBuf, time::{Duration, Instant}};
+use std::{
+    io::Write,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, bail};
 use hyper_util::rt::TokioIo;
@@ -28,7 +32,9 @@ async fn connect(socket: PathBuf) -> anyhow::Result<LauncherClient<Channel>> {
 async fn follow(client: &mut LauncherClient<Channel>, limit: Duration) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut states = client.watch(WatchRequest {}).await?.into_inner();
-    while let Ok(Some(state)) = tokio::time::timeout(limit.saturating_sub(started.elapsed()), states.message()).await.unwrap_or(Ok(None)) {
+    while let Ok(Some(state)) =
+        tokio::time::timeout(limit.saturating_sub(started.elapsed()), states.message()).await.unwrap_or(Ok(None))
+    {
         println!("{:7.3}s {} {:?}", started.elapsed().as_secs_f32(), state.lifecycle().as_str_name(), state);
         if !state.failure.is_empty() || matches!(state.lifecycle(), Lifecycle::Shutoff | Lifecycle::Crashed) {
             break;
@@ -76,7 +82,12 @@ async fn main() -> anyhow::Result<()> {
                 None => Vec::new(),
             };
             let options = MachineOptions {
-                smbios: Some(SmBios { manufacturer: "KubeVirt".into(), product: "None".into(), family: "KubeVirt".into(), ..SmBios::default() }),
+                smbios: Some(SmBios {
+                    manufacturer: "KubeVirt".into(),
+                    product: "None".into(),
+                    family: "KubeVirt".into(),
+                    ..SmBios::default()
+                }),
                 balloon_stats_period: 10,
                 nics,
                 serial_console_log_disabled: false,

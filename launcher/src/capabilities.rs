@@ -155,11 +155,7 @@ fn run_probe(scratch: &Path, kvm: bool) -> Result<(), CapabilitiesError> {
     if kvm {
         command.arg("--kvm");
     }
-    let mut child = command
-        .env("LIBVIRT_AUTOSTART", "0")
-        .stdin(Stdio::null())
-        .spawn()
-        .map_err(io(&program))?;
+    let mut child = command.env("LIBVIRT_AUTOSTART", "0").stdin(Stdio::null()).spawn().map_err(io(&program))?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let started = Instant::now();
     loop {
@@ -211,10 +207,8 @@ pub fn probe(scratch: &Path, kvm: bool, verify: bool) -> Result<(), Capabilities
         setgid(Gid::from_raw(LAUNCHER_ID))?;
         setuid(Uid::from_raw(LAUNCHER_ID))?;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(io(Path::new("runtime")))?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io(Path::new("runtime")))?;
     let result = runtime.block_on(probe_as_launcher(scratch, verify));
     runtime.shutdown_timeout(Duration::from_secs(1));
     result

@@ -218,7 +218,9 @@ async fn supervise(program: DaemonProgram, paths: Paths, mut stopped: watch::Rec
         }
         first = false;
         match running {
-            Ok(how) => tracing::warn!(program = %program.path.display(), how, "libvirt's daemon ended, starting it again"),
+            Ok(how) => {
+                tracing::warn!(program = %program.path.display(), how, "libvirt's daemon ended, starting it again")
+            }
             Err(error) => tracing::error!(%error, program = %program.path.display(), "cannot run libvirt's daemon"),
         }
         if started.elapsed() > RESTART_PAUSE.1 {

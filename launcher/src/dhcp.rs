@@ -13,9 +13,7 @@ use dhcproto::{
     v4::{DhcpOption, Flags, Message, MessageType, Opcode, OptionCode, UnknownOption},
 };
 use ipnet::Ipv4Net;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt,
-};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt};
 use thiserror::Error;
 use tokio::net::UdpSocket;
 
@@ -142,10 +140,7 @@ pub fn answer(lease: &Lease, packet: &[u8]) -> Option<Vec<u8>> {
         options.insert(DhcpOption::BootfileName(file.clone().into_bytes()));
     }
     for (code, value) in &lease.private {
-        options.insert(DhcpOption::Unknown(UnknownOption::new(
-            OptionCode::Unknown(*code),
-            value.clone().into_bytes(),
-        )));
+        options.insert(DhcpOption::Unknown(UnknownOption::new(OptionCode::Unknown(*code), value.clone().into_bytes())));
     }
     let mut bytes = Vec::new();
     reply.encode(&mut Encoder::new(&mut bytes)).ok()?;
@@ -158,13 +153,8 @@ pub fn answer(lease: &Lease, packet: &[u8]) -> Option<Vec<u8>> {
 /// When the port cannot be bound.
 pub fn open(bridge: &str) -> Result<UdpSocket, DhcpError> {
     let failed = |source: std::io::Error| DhcpError::Socket { bridge: bridge.to_owned(), source };
-    let fd = socket(
-        AddressFamily::Inet,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
-        None,
-    )
-    .map_err(|e| failed(e.into()))?;
+    let fd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)
+        .map_err(|e| failed(e.into()))?;
     setsockopt(&fd, sockopt::ReuseAddr, &true).map_err(|e| failed(e.into()))?;
     setsockopt(&fd, sockopt::Broadcast, &true).map_err(|e| failed(e.into()))?;
     setsockopt(&fd, sockopt::BindToDevice, &OsString::from(bridge)).map_err(|e| failed(e.into()))?;
@@ -230,7 +220,8 @@ mod tests {
 
     #[test]
     fn discover_is_offered_and_request_acknowledged_with_the_one_lease() {
-        for (kind, expected) in [(MessageType::Discover, MessageType::Offer), (MessageType::Request, MessageType::Ack)] {
+        for (kind, expected) in [(MessageType::Discover, MessageType::Offer), (MessageType::Request, MessageType::Ack)]
+        {
             let reply = answer(&lease(), &encoded(&request(kind, [2, 0, 0, 0, 0, 1]))).unwrap();
             let reply = Message::decode(&mut Decoder::new(&reply)).unwrap();
             assert_eq!(reply.yiaddr(), Ipv4Addr::new(10, 0, 2, 2));
@@ -238,9 +229,14 @@ mod tests {
             let options = reply.opts();
             assert_eq!(options.get(OptionCode::MessageType), Some(&DhcpOption::MessageType(expected)));
             assert_eq!(options.get(OptionCode::InterfaceMtu), Some(&DhcpOption::InterfaceMtu(1450)));
-            assert_eq!(options.get(OptionCode::SubnetMask), Some(&DhcpOption::SubnetMask(Ipv4Addr::new(255, 255, 255, 0))));
+            assert_eq!(
+                options.get(OptionCode::SubnetMask),
+                Some(&DhcpOption::SubnetMask(Ipv4Addr::new(255, 255, 255, 0)))
+            );
             assert_eq!(options.get(OptionCode::AddressLeaseTime), Some(&DhcpOption::AddressLeaseTime(LEASE_SECONDS)));
-            assert!(matches!(options.get(OptionCode::DomainSearch), Some(DhcpOption::DomainSearch(list)) if list.len() == 1));
+            assert!(
+                matches!(options.get(OptionCode::DomainSearch), Some(DhcpOption::DomainSearch(list)) if list.len() == 1)
+            );
         }
     }
 
@@ -266,10 +262,7 @@ mod tests {
 
     #[test]
     fn routes_carry_the_default_route_last() {
-        let lease = Lease {
-            routes: vec![("192.168.0.0/16".parse().unwrap(), Ipv4Addr::new(10, 0, 2, 1))],
-            ..lease()
-        };
+        let lease = Lease { routes: vec![("192.168.0.0/16".parse().unwrap(), Ipv4Addr::new(10, 0, 2, 1))], ..lease() };
         let reply = answer(&lease, &encoded(&request(MessageType::Discover, [2, 0, 0, 0, 0, 1]))).unwrap();
         let reply = Message::decode(&mut Decoder::new(&reply)).unwrap();
         let Some(DhcpOption::ClasslessStaticRoute(routes)) = reply.opts().get(OptionCode::ClasslessStaticRoute) else {

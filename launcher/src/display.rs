@@ -79,7 +79,15 @@ mod tests {
 
     #[test]
     fn broken_pictures_are_refused() {
-        for picture in [&b""[..], b"P6", b"P6 1 1 255", b"P6 1 1 65535\n", b"P6 99999 99999 255\n", b"P5 1 1 255\nxxx", b"P6 2 2 255\nxx"] {
+        for picture in [
+            &b""[..],
+            b"P6",
+            b"P6 1 1 255",
+            b"P6 1 1 65535\n",
+            b"P6 99999 99999 255\n",
+            b"P5 1 1 255\nxxx",
+            b"P6 2 2 255\nxx",
+        ] {
             assert!(to_png(picture.to_vec()).is_err(), "{picture:?}");
         }
     }

@@ -186,7 +186,8 @@ mod tests {
         symlink(scratch.0.join("host-secret"), scratch.0.join("image/disk/absolute.img")).unwrap();
         symlink("ok.img", scratch.0.join("image/disk/inner.img")).unwrap();
         let image = UntrustedDir::open(&scratch.0.join("image")).unwrap();
-        for path in ["../host-secret", "/../host-secret", "disk/../../host-secret", "disk/up.img", "disk/absolute.img"] {
+        for path in ["../host-secret", "/../host-secret", "disk/../../host-secret", "disk/up.img", "disk/absolute.img"]
+        {
             assert!(image.regular_file(Path::new(path)).is_err(), "{path}");
             assert!(image.read(Path::new(path), 100).is_err(), "{path}");
         }

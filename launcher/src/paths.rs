@@ -129,7 +129,8 @@ impl Paths {
     /// Whether `path` is beneath the launcher's own directories: used to keep names from spilling out of them.
     pub fn is_single_component(name: &str) -> bool {
         let mut components = Path::new(name).components();
-        matches!(components.next(), Some(std::path::Component::Normal(only)) if only == name) && components.next().is_none()
+        matches!(components.next(), Some(std::path::Component::Normal(only)) if only == name)
+            && components.next().is_none()
     }
 }
 

@@ -211,11 +211,8 @@ impl Launcher for Service {
     }
 
     async fn vnc(&self, request: Request<Streaming<Chunk>>) -> Result<Response<Self::VncStream>, Status> {
-        let permit = self
-            .vnc
-            .clone()
-            .try_acquire_owned()
-            .map_err(|_| Status::resource_exhausted("too many VNC connections"))?;
+        let permit =
+            self.vnc.clone().try_acquire_owned().map_err(|_| Status::resource_exhausted("too many VNC connections"))?;
         let path = self.machine.paths().vnc(&self.machine.args().uid);
         let display = UnixStream::connect(&path)
             .await

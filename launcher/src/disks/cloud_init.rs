@@ -7,7 +7,10 @@ use base64::Engine;
 use serde_json::{Map, Value, json};
 
 use super::{DiskError, iso::Files};
-use crate::{files::{FileError, UntrustedDir}, paths::Paths};
+use crate::{
+    files::{FileError, UntrustedDir},
+    paths::Paths,
+};
 
 /// Largest user data or network data, in bytes: a secret's largest size.
 const DATA_LIMIT: u64 = 1024 * 1024;
@@ -69,7 +72,11 @@ pub struct CloudInitData {
 ///
 /// # Errors
 /// When there is none, it is not valid, or a secret cannot be read.
-pub fn collect(volume: &CloudInitVolume<'_>, vmi: &VirtualMachineInstance, paths: &Paths) -> Result<CloudInitData, DiskError> {
+pub fn collect(
+    volume: &CloudInitVolume<'_>,
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+) -> Result<CloudInitData, DiskError> {
     let failed = |message: &str| DiskError::CloudInit { volume: volume.name.to_owned(), message: message.to_owned() };
     let inline = |text: Option<&str>, encoded: Option<&str>| match (text, encoded) {
         (Some(text), _) if !text.is_empty() => Ok(text.as_bytes().to_vec()),

@@ -174,13 +174,8 @@ pub fn create_qcow2(path: &Path, size: u64, backing: Option<(&Path, ImageFormat)
         return Err(ImageError::TooLarge(size));
     }
     let staging = path.with_extension("staging");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o640)
-        .open(&staging)
-        .map_err(failed)?;
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(&staging).map_err(failed)?;
     write_qcow2(&mut file, size, backing).map_err(failed)?;
     std::fs::rename(&staging, path).map_err(failed)
 }

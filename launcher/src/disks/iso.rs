@@ -44,8 +44,7 @@ pub type Files = BTreeMap<String, Vec<u8>>;
 pub fn write(path: &Path, label: &str, files: &Files) -> Result<u64, IsoError> {
     let image = build(label, files)?;
     let staging = path.with_extension("staging");
-    let mut file =
-        std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(&staging)?;
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(&staging)?;
     file.write_all(&image)?;
     drop(file);
     std::fs::rename(&staging, path)?;
@@ -158,7 +157,10 @@ fn tree(files: &Files) -> Result<Vec<Directory>, IsoError> {
     for (number, path) in files.keys().enumerate() {
         let mut components: Vec<&str> = path.split('/').collect();
         let invalid = || IsoError::Name(path.clone());
-        if components.iter().any(|name| name.is_empty() || *name == "." || *name == ".." || name.encode_utf16().count() > NAME_LIMIT) {
+        if components
+            .iter()
+            .any(|name| name.is_empty() || *name == "." || *name == ".." || name.encode_utf16().count() > NAME_LIMIT)
+        {
             return Err(invalid());
         }
         let name = components.pop().ok_or_else(invalid)?;

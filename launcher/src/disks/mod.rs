@@ -13,7 +13,10 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-pub use self::{image::ImageFormat, prepare::{prepare, Prepared}};
+pub use self::{
+    image::ImageFormat,
+    prepare::{Prepared, prepare},
+};
 use crate::files::FileError;
 
 /// Why the images of a machine cannot be made. All of these are final: trying again gives the same result.
@@ -50,7 +53,9 @@ pub enum DiskError {
     #[error("volume {0}: capacity is not a quantity")]
     Quantity(String),
     /// There is not enough space for a disk image.
-    #[error("unable to create {path}, not enough space, demanded size {wanted} B is bigger than available space {free} B")]
+    #[error(
+        "unable to create {path}, not enough space, demanded size {wanted} B is bigger than available space {free} B"
+    )]
     NoSpace {
         /// The image.
         path: PathBuf,

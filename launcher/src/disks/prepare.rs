@@ -167,7 +167,13 @@ fn container_disk(volume: &str, directory: &Path, path: Option<&str>) -> Result<
 }
 
 /// A writable layer over an image that stays as it is.
-fn layer(volume: &str, backing: PathBuf, format: ImageFormat, size: u64, paths: &Paths) -> Result<DiskSource, DiskError> {
+fn layer(
+    volume: &str,
+    backing: PathBuf,
+    format: ImageFormat,
+    size: u64,
+    paths: &Paths,
+) -> Result<DiskSource, DiskError> {
     let path = paths.overlay(volume);
     make_parent(&path)?;
     // A disk consists of whole sectors; a raw file may not.
@@ -185,7 +191,12 @@ fn layer(volume: &str, backing: PathBuf, format: ImageFormat, size: u64, paths: 
 }
 
 /// A claim: a device if it is mounted as one, else the image file in its filesystem, made if it is missing.
-fn claim_source(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths, create: bool) -> Result<DiskSource, DiskError> {
+fn claim_source(
+    volume: &str,
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    create: bool,
+) -> Result<DiskSource, DiskError> {
     let device = paths.block_volume(volume);
     if image::is_block_device(&device) {
         let direct_io = image::supports_direct_io(&device);
@@ -295,7 +306,11 @@ fn cloud_init_volume(volume: &Volume) -> Option<CloudInitVolume<'_>> {
     volume.cloud_init_config_drive.as_ref().map(|source| common!(DataSource::ConfigDrive, source))
 }
 
-fn make_cloud_init(volume: &CloudInitVolume<'_>, vmi: &VirtualMachineInstance, paths: &Paths) -> Result<DiskSource, DiskError> {
+fn make_cloud_init(
+    volume: &CloudInitVolume<'_>,
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+) -> Result<DiskSource, DiskError> {
     let data = cloud_init::collect(volume, vmi, paths)?;
     let files = cloud_init::files(volume.source, vmi, data);
     make_iso(volume.name, paths.cloud_init(volume.name), volume.source.label(), &files)
@@ -338,7 +353,6 @@ fn make_parent(path: &Path) -> Result<(), DiskError> {
         .create(parent)
         .map_err(|source| DiskError::Write { path: parent.to_owned(), source })
 }
-
 
 #[cfg(test)]
 mod tests {

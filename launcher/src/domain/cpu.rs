@@ -36,10 +36,9 @@ pub(super) fn cpu(spec: &DomainSpec, kvm: bool) -> Result<Element, DomainError> 
         ("host-passthrough", true) => Element::new("cpu").with("mode", "host-passthrough"),
         ("" | "host-model" | "host-passthrough", false) => Element::new("cpu").with("mode", "maximum"),
         (name, true) => Element::new("cpu").with("mode", "custom").child(Element::new("model").text(name)),
-        (name, false) => Element::new("cpu")
-            .with("mode", "custom")
-            .with("check", "none")
-            .child(Element::new("model").text(name)),
+        (name, false) => {
+            Element::new("cpu").with("mode", "custom").with("check", "none").child(Element::new("model").text(name))
+        }
     };
     let (sockets, cores, threads) = topology(spec);
     element = element.child(
@@ -52,7 +51,10 @@ pub(super) fn cpu(spec: &DomainSpec, kvm: bool) -> Result<Element, DomainError> 
     for feature in spec.cpu.iter().flat_map(|cpu| &cpu.features) {
         let policy = feature.policy.as_deref().filter(|p| !p.is_empty()).unwrap_or("require");
         if !["force", "require", "optional", "disable", "forbid"].contains(&policy) {
-            return Err(DomainError::Unsupported { field: "spec.domain.cpu.features.policy", value: policy.to_owned() });
+            return Err(DomainError::Unsupported {
+                field: "spec.domain.cpu.features.policy",
+                value: policy.to_owned(),
+            });
         }
         has_mpx |= feature.name == "mpx";
         element = element.child(Element::new("feature").with("policy", policy).with("name", &feature.name));

@@ -44,11 +44,17 @@ pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     }
     if let Some(watchdog) = &devices.watchdog {
         let Some(chip) = &watchdog.i6300esb else {
-            return Err(DomainError::Unsupported { field: "spec.domain.devices.watchdog", value: watchdog.name.clone() });
+            return Err(DomainError::Unsupported {
+                field: "spec.domain.devices.watchdog",
+                value: watchdog.name.clone(),
+            });
         };
         let action = chip.action.as_deref().filter(|a| !a.is_empty()).unwrap_or("reset");
         if !["poweroff", "reset", "shutdown"].contains(&action) {
-            return Err(DomainError::Unsupported { field: "spec.domain.devices.watchdog.i6300esb.action", value: action.into() });
+            return Err(DomainError::Unsupported {
+                field: "spec.domain.devices.watchdog.i6300esb.action",
+                value: action.into(),
+            });
         }
         list.push(
             Element::new("watchdog").with("model", "i6300esb").with("action", action).child(alias(&watchdog.name)),
@@ -99,9 +105,9 @@ fn display(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Vec<El
     }
     let vram = matches!(kind, "vga" | "cirrus").then_some("16384");
     Ok(vec![
-        Element::new("graphics").with("type", "vnc").child(
-            Element::new("listen").with("type", "socket").with("socket", env.vnc.to_string_lossy()),
-        ),
+        Element::new("graphics")
+            .with("type", "vnc")
+            .child(Element::new("listen").with("type", "socket").with("socket", env.vnc.to_string_lossy())),
         Element::new("video")
             .child(Element::new("model").with("type", kind).with_some("vram", vram).with("heads", "1")),
     ])
@@ -116,7 +122,10 @@ fn inputs(vmi: &VirtualMachineInstance) -> Result<Vec<Element>, DomainError> {
         .map(|input| {
             let bus = input.bus.as_deref().filter(|b| !b.is_empty()).unwrap_or("usb");
             if !["usb", "virtio"].contains(&bus) {
-                return Err(DomainError::Unsupported { field: "spec.domain.devices.inputs.bus", value: bus.to_owned() });
+                return Err(DomainError::Unsupported {
+                    field: "spec.domain.devices.inputs.bus",
+                    value: bus.to_owned(),
+                });
             }
             if input.type_ != "tablet" {
                 return Err(DomainError::Unsupported {
@@ -124,7 +133,8 @@ fn inputs(vmi: &VirtualMachineInstance) -> Result<Vec<Element>, DomainError> {
                     value: input.type_.clone(),
                 });
             }
-            let model = (bus == "virtio").then(|| virtio_model(vmi));
+            // Input devices have no transitional forms.
+            let model = (bus == "virtio").then_some("virtio");
             Ok(Element::new("input")
                 .with("type", "tablet")
                 .with("bus", bus)

@@ -54,11 +54,8 @@ pub(super) fn io_threads(spec: &DomainSpec) -> IoThreads {
             let cpus = cpus.and_then(|q| quantity::units(q).ok()).and_then(|n| u32::try_from(n).ok()).unwrap_or(1);
             let limit = cpus.max(1).saturating_mul(2);
             let plain = disks.saturating_sub(dedicated);
-            let shared = if plain.saturating_add(dedicated) > limit {
-                limit.saturating_sub(dedicated).max(1)
-            } else {
-                plain
-            };
+            let shared =
+                if plain.saturating_add(dedicated) > limit { limit.saturating_sub(dedicated).max(1) } else { plain };
             IoThreads { total: shared + dedicated, shared, pool: false }
         }
         Some("shared") => IoThreads { total: 1 + dedicated, shared: 1, pool: false },
@@ -155,8 +152,7 @@ fn one(
             Backend::Block { path } => Element::new("source").with("dev", path.to_string_lossy()),
         });
         if let Some((path, format)) = &source.backing {
-            let (kind, attribute) =
-                if path.starts_with("/dev") { ("block", "dev") } else { ("file", "file") };
+            let (kind, attribute) = if path.starts_with("/dev") { ("block", "dev") } else { ("file", "file") };
             // The chain ends here, whatever the image says: nothing further is ever opened.
             element = element.child(
                 Element::new("backingStore")

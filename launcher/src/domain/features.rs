@@ -2,7 +2,7 @@
 
 use api::{
     VirtualMachineInstance,
-    vmi::{features::{FeatureHyperv, FeatureState}},
+    vmi::features::{FeatureHyperv, FeatureState},
 };
 
 use super::{DomainError, on_off, xml::Element, yes_no};
@@ -45,9 +45,8 @@ fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {
     let state = |name, feature: &Option<FeatureState>| {
         feature.as_ref().map(|feature| Element::new(name).with("state", on_off(feature.is_enabled())))
     };
-    let mut element = Element::new("hyperv")
-        .children(state("relaxed", &hyperv.relaxed))
-        .children(state("vapic", &hyperv.vapic));
+    let mut element =
+        Element::new("hyperv").children(state("relaxed", &hyperv.relaxed)).children(state("vapic", &hyperv.vapic));
     if let Some(spinlocks) = &hyperv.spinlocks {
         let on = is_on(spinlocks.enabled);
         let retries = on.then(|| spinlocks.spinlocks.unwrap_or(4096).to_string());
@@ -67,10 +66,13 @@ fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {
         let on = is_on(vendor.enabled);
         let id = vendor.vendorid.as_deref().unwrap_or_default();
         if on && (id.is_empty() || id.len() > 12 || id.contains(',')) {
-            return Err(DomainError::Unsupported { field: "spec.domain.features.hyperv.vendorid", value: id.to_owned() });
+            return Err(DomainError::Unsupported {
+                field: "spec.domain.features.hyperv.vendorid",
+                value: id.to_owned(),
+            });
         }
-        element = element
-            .child(Element::new("vendor_id").with("state", on_off(on)).with_some("value", on.then_some(id)));
+        element =
+            element.child(Element::new("vendor_id").with("state", on_off(on)).with_some("value", on.then_some(id)));
     }
     element = element
         .children(state("frequencies", &hyperv.frequencies))

@@ -18,10 +18,8 @@ pub struct Uefi {
 }
 
 /// File names of firmware with secure boot enforced, code and variables with enrolled keys; distributions differ.
-const SECURE: [(&str, &str); 2] = [
-    ("OVMF_CODE.secboot.fd", "OVMF_VARS.secboot.fd"),
-    ("OVMF_CODE_4M.secboot.fd", "OVMF_VARS_4M.ms.fd"),
-];
+const SECURE: [(&str, &str); 2] =
+    [("OVMF_CODE.secboot.fd", "OVMF_VARS.secboot.fd"), ("OVMF_CODE_4M.secboot.fd", "OVMF_VARS_4M.ms.fd")];
 /// Without secure boot.
 const PLAIN: [(&str, &str); 3] = [
     ("OVMF_CODE.secboot.fd", "OVMF_VARS.fd"),
@@ -84,10 +82,8 @@ pub(super) fn os(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<
         os = os.child(Element::new("bootmenu").with("enable", "yes").with("timeout", "10000"));
     }
     os = os.child(Element::new("smbios").with("mode", "sysinfo"));
-    let use_serial = firmware
-        .and_then(|f| f.bootloader.as_ref())
-        .and_then(|b| b.bios.as_ref())
-        .and_then(|bios| bios.use_serial);
+    let use_serial =
+        firmware.and_then(|f| f.bootloader.as_ref()).and_then(|b| b.bios.as_ref()).and_then(|bios| bios.use_serial);
     if use_serial == Some(true) {
         os = os.child(Element::new("bios").with("useserial", "yes"));
     }

@@ -13,7 +13,7 @@ pub mod xml;
 
 use std::path::{Path, PathBuf};
 
-use api::{VirtualMachineInstance, StartStrategy, quantity};
+use api::{StartStrategy, VirtualMachineInstance, quantity};
 use thiserror::Error;
 
 pub use self::firmware::{Uefi, select_uefi};
@@ -197,7 +197,11 @@ fn memory(vmi: &VirtualMachineInstance) -> Result<u64, DomainError> {
 
 /// Model of virtio devices.
 fn virtio_model(vmi: &VirtualMachineInstance) -> &'static str {
-    if vmi.spec.domain.devices.use_virtio_transitional == Some(true) { "virtio-transitional" } else { "virtio-non-transitional" }
+    if vmi.spec.domain.devices.use_virtio_transitional == Some(true) {
+        "virtio-transitional"
+    } else {
+        "virtio-non-transitional"
+    }
 }
 
 /// Alias of a device that a user named.
@@ -212,7 +216,8 @@ fn pci_address(text: &str) -> Result<Element, DomainError> {
     let (bus, rest) = rest.split_once(':').ok_or_else(invalid)?;
     let (slot, function) = rest.split_once('.').ok_or_else(invalid)?;
     let mut address = Element::new("address").with("type", "pci");
-    for (name, value, length) in [("domain", domain, 4), ("bus", bus, 2), ("slot", slot, 2), ("function", function, 1)] {
+    for (name, value, length) in [("domain", domain, 4), ("bus", bus, 2), ("slot", slot, 2), ("function", function, 1)]
+    {
         if value.len() > length || u32::from_str_radix(value, 16).is_err() {
             return Err(invalid());
         }

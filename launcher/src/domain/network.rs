@@ -40,7 +40,10 @@ fn one(
     let model = interface.model.as_deref().filter(|m| !m.is_empty()).unwrap_or("virtio");
     let virtio = model == "virtio";
     if !virtio && !EMULATED.contains(&model) {
-        return Err(DomainError::Unsupported { field: "spec.domain.devices.interfaces.model", value: model.to_owned() });
+        return Err(DomainError::Unsupported {
+            field: "spec.domain.devices.interfaces.model",
+            value: model.to_owned(),
+        });
     }
     let mac = interface.mac_address.as_deref().unwrap_or(&nic.mac);
     let mut element = Element::new("interface").with("type", "ethernet");
@@ -57,7 +60,10 @@ fn one(
         None | Some("" | "up") => {}
         Some("down") => element = element.child(Element::new("link").with("state", "down")),
         Some(other) => {
-            return Err(DomainError::Unsupported { field: "spec.domain.devices.interfaces.state", value: other.to_owned() });
+            return Err(DomainError::Unsupported {
+                field: "spec.domain.devices.interfaces.state",
+                value: other.to_owned(),
+            });
         }
     }
     if nic.mtu != 0 {

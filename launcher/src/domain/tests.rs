@@ -37,9 +37,20 @@ fn prepared() -> Prepared {
 
 fn options() -> protocol::MachineOptions {
     protocol::MachineOptions {
-        smbios: Some(protocol::SmBios { manufacturer: "KubeVirt".into(), product: "None".into(), family: "KubeVirt".into(), ..Default::default() }),
+        smbios: Some(protocol::SmBios {
+            manufacturer: "KubeVirt".into(),
+            product: "None".into(),
+            family: "KubeVirt".into(),
+            ..Default::default()
+        }),
         balloon_stats_period: 10,
-        nics: vec![protocol::Nic { name: "default".into(), tap: "tap0".into(), mtu: 1450, mac: "02:00:00:00:00:01".into(), ..Default::default() }],
+        nics: vec![protocol::Nic {
+            name: "default".into(),
+            tap: "tap0".into(),
+            mtu: 1450,
+            mac: "02:00:00:00:00:01".into(),
+            ..Default::default()
+        }],
         serial_console_log_disabled: false,
     }
 }
@@ -177,7 +188,10 @@ fn without_kvm_emulation_must_be_allowed() {
 fn memory_comes_from_guest_then_request_then_limit() {
     for (domain, expected) in [
         (json!({"memory": {"guest": "1Gi"}, "resources": {"requests": {"memory": "2Gi"}}}), "1073741824"),
-        (json!({"memory": {}, "resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "3Gi"}}}), "2147483648"),
+        (
+            json!({"memory": {}, "resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "3Gi"}}}),
+            "2147483648",
+        ),
         (json!({"memory": {}, "resources": {"limits": {"memory": "64M"}}}), "64000000"),
     ] {
         assert!(xml(with_domain(domain)).contains(&format!("<memory unit='b'>{expected}</memory>")));
@@ -217,15 +231,27 @@ fn cache_follows_what_the_storage_can_do() {
 
 #[test]
 fn what_cannot_be_carried_out_is_an_error() {
-    assert!(matches!(error(with_disk(json!({"name": "slow", "cache": "none", "disk": {"bus": "virtio"}}))), DomainError::DirectIo(_)));
-    assert!(matches!(error(with_disk(json!({"name": "root", "shareable": true, "cache": "writeback", "disk": {}}))), DomainError::ShareableCache(_)));
+    assert!(matches!(
+        error(with_disk(json!({"name": "slow", "cache": "none", "disk": {"bus": "virtio"}}))),
+        DomainError::DirectIo(_)
+    ));
+    assert!(matches!(
+        error(with_disk(json!({"name": "root", "shareable": true, "cache": "writeback", "disk": {}}))),
+        DomainError::ShareableCache(_)
+    ));
     assert!(matches!(error(with_disk(json!({"name": "gone", "disk": {"bus": "virtio"}}))), DomainError::NoVolume(_)));
-    assert!(matches!(error(with_disk(json!({"name": "root", "disk": {"bus": "sata", "pciAddress": "0000:01:00.0"}}))), DomainError::PciAddressOfDisk(_)));
+    assert!(matches!(
+        error(with_disk(json!({"name": "root", "disk": {"bus": "sata", "pciAddress": "0000:01:00.0"}}))),
+        DomainError::PciAddressOfDisk(_)
+    ));
     for (disk, field) in [
         (json!({"name": "root", "disk": {"bus": "ide"}}), "spec.domain.devices.disks.bus"),
         (json!({"name": "root", "io": "fast", "disk": {}}), "spec.domain.devices.disks.io"),
         (json!({"name": "root", "errorPolicy": "cry", "disk": {}}), "spec.domain.devices.disks.errorPolicy"),
-        (json!({"name": "root", "blockSize": {"matchVolume": {}}, "disk": {}}), "spec.domain.devices.disks.blockSize.matchVolume"),
+        (
+            json!({"name": "root", "blockSize": {"matchVolume": {}}, "disk": {}}),
+            "spec.domain.devices.disks.blockSize.matchVolume",
+        ),
     ] {
         assert!(matches!(error(with_disk(disk)), DomainError::Unsupported { field: f, .. } if f == field));
     }
@@ -276,8 +302,12 @@ fn features_left_out_mean_no_acpi_and_reboot_policy_is_heard() {
 fn firmware_is_found_under_the_names_of_several_distributions() {
     let has = |files: &'static [&str]| move |path: &Path| files.iter().any(|f| Path::new(f) == path);
     let directories = [Path::new("/usr/share/edk2/ovmf"), Path::new("/usr/share/OVMF")];
-    let debian = ["/usr/share/OVMF/OVMF_CODE_4M.secboot.fd", "/usr/share/OVMF/OVMF_VARS_4M.ms.fd",
-        "/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"];
+    let debian = [
+        "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd",
+        "/usr/share/OVMF/OVMF_VARS_4M.ms.fd",
+        "/usr/share/OVMF/OVMF_CODE_4M.fd",
+        "/usr/share/OVMF/OVMF_VARS_4M.fd",
+    ];
     let debian: &'static [&str] = Box::leak(Box::new(debian));
     assert_eq!(select_uefi(&directories, true, has(debian)).unwrap().code, Path::new(debian[0]));
     assert_eq!(select_uefi(&directories, false, has(debian)).unwrap().vars, Path::new(debian[3]));

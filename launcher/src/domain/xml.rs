@@ -65,7 +65,8 @@ impl Element {
     /// Whether some value holds a character that no XML document can.
     pub fn has_forbidden_character(&self) -> bool {
         let forbidden = |text: &str| {
-            text.chars().any(|c| (c.is_control() && !matches!(c, '\t' | '\n' | '\r')) || matches!(c, '\u{fffe}' | '\u{ffff}'))
+            text.chars()
+                .any(|c| (c.is_control() && !matches!(c, '\t' | '\n' | '\r')) || matches!(c, '\u{fffe}' | '\u{ffff}'))
         };
         self.attributes.iter().any(|(_, value)| forbidden(value))
             || self.text.as_deref().is_some_and(forbidden)
@@ -121,9 +122,8 @@ mod tests {
 
     #[test]
     fn values_cannot_leave_their_place() {
-        let element = Element::new("a")
-            .with("x", "'/><evil y=\"1\">&\n")
-            .child(Element::new("b").text("</b><evil/>]]>\u{e9}"));
+        let element =
+            Element::new("a").with("x", "'/><evil y=\"1\">&\n").child(Element::new("b").text("</b><evil/>]]>\u{e9}"));
         assert_eq!(
             element.to_xml(),
             "<a x='&apos;/&gt;&lt;evil y=&quot;1&quot;&gt;&amp;&#10;'>\n  <b>&lt;/b&gt;&lt;evil/&gt;]]&gt;\u{e9}</b>\n</a>\n"

@@ -210,9 +210,8 @@ pub(super) fn last_code() -> u32 {
 
 /// What the guest agent tells: OS, host name and interfaces, as libvirt's named parameters.
 pub(super) fn guest_parameters(domain: &Domain) -> Result<Vec<(String, Parameter)>, Error> {
-    const KINDS: u32 = sys::VIR_DOMAIN_GUEST_INFO_OS
-        | sys::VIR_DOMAIN_GUEST_INFO_HOSTNAME
-        | sys::VIR_DOMAIN_GUEST_INFO_INTERFACES;
+    const KINDS: u32 =
+        sys::VIR_DOMAIN_GUEST_INFO_OS | sys::VIR_DOMAIN_GUEST_INFO_HOSTNAME | sys::VIR_DOMAIN_GUEST_INFO_INTERFACES;
     let mut params: sys::virTypedParameterPtr = ptr::null_mut();
     let mut count: c_int = 0;
     // SAFETY: the domain is alive; both out pointers are valid for the call.

@@ -29,9 +29,7 @@ pub struct GuestFacts {
 pub fn guest_facts_from(parameters: &[(String, Parameter)]) -> GuestFacts {
     let by_name: HashMap<&str, &Parameter> = parameters.iter().map(|(name, value)| (name.as_str(), value)).collect();
     let text = |name: &str| match by_name.get(name) {
-        Some(Parameter::Text(text)) => {
-            text.chars().filter(|c| !c.is_control()).take(TEXT_LIMIT).collect::<String>()
-        }
+        Some(Parameter::Text(text)) => text.chars().filter(|c| !c.is_control()).take(TEXT_LIMIT).collect::<String>(),
         _ => String::new(),
     };
     let number = |name: &str| match by_name.get(name) {

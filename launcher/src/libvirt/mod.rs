@@ -17,16 +17,10 @@ use std::{
 
 use thiserror::Error;
 use tokio::sync::{Notify, Semaphore};
-use virt::{
-    connect::Connect,
-    domain::Domain,
-    error::ErrorNumber,
-    stream::Stream,
-    sys,
-};
+use virt::{connect::Connect, domain::Domain, error::ErrorNumber, stream::Stream, sys};
 
-pub use self::guest::{GuestFacts, guest_facts_from};
 use self::callbacks::Registrations;
+pub use self::guest::{GuestFacts, guest_facts_from};
 
 /// Calls that may be under way at once. A call whose deadline passed keeps its thread until libvirt answers; this bounds
 /// how many threads a wedged daemon can hold.

@@ -172,7 +172,7 @@ impl MachineHandle {
 
     async fn ask<T>(&self, request: impl FnOnce(queue::Reply<T>) -> Request) -> Result<T, RequestError> {
         let (reply, answer) = oneshot::channel();
-        self.shared.queue().push(request(reply)).map_err(|(_, error)| error)?;
+        self.shared.queue().push(request(reply))?;
         self.shared.pushed.notify_one();
         answer.await.map_err(|_| RequestError::Gone)?
     }

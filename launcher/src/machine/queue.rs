@@ -92,18 +92,14 @@ impl RequestQueue {
         self.ended = ended;
     }
 
-    /// Queues a request, or gives it back with the reason why not.
+    /// Queues a request.
     ///
     /// # Errors
-    /// The request and why it is refused.
-    pub fn push(&mut self, request: Request) -> Result<(), (Request, RequestError)> {
-        match self.judge(&request) {
-            Ok(()) => {
-                self.waiting.push_back(request);
-                Ok(())
-            }
-            Err(error) => Err((request, error)),
-        }
+    /// Why it is refused.
+    pub fn push(&mut self, request: Request) -> Result<(), RequestError> {
+        self.judge(&request)?;
+        self.waiting.push_back(request);
+        Ok(())
     }
 
     /// The next request. What ends the machine comes first.
@@ -117,12 +113,16 @@ impl RequestQueue {
     /// Whether a request waits that makes a start pointless.
     pub fn wants_end(&self) -> bool {
         self.waiting.iter().any(|request| {
-            matches!(request, Request::Act { action: Action::Kill | Action::Terminate { .. } | Action::Shutdown { .. }, .. })
+            matches!(
+                request,
+                Request::Act { action: Action::Kill | Action::Terminate { .. } | Action::Shutdown { .. }, .. }
+            )
         })
     }
 
     fn judge(&self, request: &Request) -> Result<(), RequestError> {
-        let ending = matches!(request, Request::Act { action: Action::Terminate { .. } | Action::Kill | Action::Finish, .. });
+        let ending =
+            matches!(request, Request::Act { action: Action::Terminate { .. } | Action::Kill | Action::Finish, .. });
         if self.waiting.len() >= QUEUE_LIMIT && !(ending && self.waiting.len() < QUEUE_LIMIT * 2) {
             return Err(RequestError::Busy);
         }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     fn refused(queue: &mut RequestQueue, request: Request) -> Option<RequestError> {
-        queue.push(request).err().map(|(_, error)| error)
+        queue.push(request).err()
     }
 
     #[test]

@@ -90,8 +90,7 @@ impl Start {
 
     /// Starts DHCP on the bridges of the machine's interfaces.
     pub(super) fn serve_dhcp(&self) -> Result<Vec<JoinHandle<()>>, RequestError> {
-        let resolver =
-            Resolver::read(Path::new("/etc/resolv.conf")).with_subdomain(self.vmi.spec.subdomain.as_deref());
+        let resolver = Resolver::read(Path::new("/etc/resolv.conf")).with_subdomain(self.vmi.spec.subdomain.as_deref());
         let mut servers = Vec::new();
         for nic in self.options.nics.iter().filter(|nic| !nic.bridge.is_empty()) {
             let lease = lease(nic, &self.vmi, &resolver).ok_or_else(|| lasting(DhcpError::Lease(nic.name.clone())))?;
@@ -117,7 +116,9 @@ fn lease(nic: &protocol::Nic, vmi: &VirtualMachineInstance, resolver: &Resolver)
     let routes = told
         .routes
         .iter()
-        .map(|route| Some((route.destination.parse().ok()?, optional(&route.gateway)?.unwrap_or(Ipv4Addr::UNSPECIFIED))))
+        .map(|route| {
+            Some((route.destination.parse().ok()?, optional(&route.gateway)?.unwrap_or(Ipv4Addr::UNSPECIFIED)))
+        })
         .collect::<Option<Vec<_>>>()?;
     let interface = vmi.spec.domain.devices.interfaces.iter().find(|interface| interface.name == nic.name);
     let extra = interface.and_then(|interface| interface.dhcp_options.as_ref());
@@ -178,7 +179,10 @@ mod tests {
         assert_eq!(lease.hostname.as_deref(), Some("web"));
         assert_eq!(lease.client, None);
         assert_eq!(lease.mtu, 1450);
-        let broken = protocol::Nic { dhcp: Some(protocol::DhcpLease { address: "10.0.2.2".into(), ..nic.dhcp.clone().unwrap() }), ..nic };
+        let broken = protocol::Nic {
+            dhcp: Some(protocol::DhcpLease { address: "10.0.2.2".into(), ..nic.dhcp.clone().unwrap() }),
+            ..nic
+        };
         assert_eq!(super::lease(&broken, &vmi, &Resolver::default()), None);
     }
 }

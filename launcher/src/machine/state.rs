@@ -16,19 +16,55 @@ pub fn lifecycle(state: DomainState) -> (Lifecycle, &'static str) {
     match state.state {
         1 | 2 => (
             Lifecycle::Running,
-            reason(&["unknown", "booted", "migrated", "restored", "fromSnapshot", "unpaused", "migrationCanceled",
-                "saveCanceled", "wakeup", "crashed", "postcopy", "postcopyFailed"]),
+            reason(&[
+                "unknown",
+                "booted",
+                "migrated",
+                "restored",
+                "fromSnapshot",
+                "unpaused",
+                "migrationCanceled",
+                "saveCanceled",
+                "wakeup",
+                "crashed",
+                "postcopy",
+                "postcopyFailed",
+            ]),
         ),
         3 => (
             Lifecycle::Paused,
-            reason(&["unknown", "user", "migration", "save", "dump", "ioError", "watchdog", "fromSnapshot",
-                "shuttingDown", "snapshot", "crashed", "startingUp", "postcopy", "postcopyFailed", "apiError"]),
+            reason(&[
+                "unknown",
+                "user",
+                "migration",
+                "save",
+                "dump",
+                "ioError",
+                "watchdog",
+                "fromSnapshot",
+                "shuttingDown",
+                "snapshot",
+                "crashed",
+                "startingUp",
+                "postcopy",
+                "postcopyFailed",
+                "apiError",
+            ]),
         ),
         4 => (Lifecycle::ShuttingDown, reason(&["unknown", "user"])),
         5 => (
             Lifecycle::Shutoff,
-            reason(&["unknown", "shutdown", "destroyed", "crashed", "migrated", "saved", "failed", "fromSnapshot",
-                "daemon"]),
+            reason(&[
+                "unknown",
+                "shutdown",
+                "destroyed",
+                "crashed",
+                "migrated",
+                "saved",
+                "failed",
+                "fromSnapshot",
+                "daemon",
+            ]),
         ),
         6 => (Lifecycle::Crashed, reason(&["unknown", "panicked"])),
         7 => (Lifecycle::PmSuspended, "unknown"),
@@ -73,7 +109,8 @@ pub fn active_domain(xml: &str) -> ActiveDomain {
         let child = |name: &str| device.children().find(|node| node.has_tag_name(name));
         match device.tag_name().name() {
             "disk" => {
-                let volume = child("alias").and_then(|alias| alias.attribute("name")).and_then(|n| n.strip_prefix("ua-"));
+                let volume =
+                    child("alias").and_then(|alias| alias.attribute("name")).and_then(|n| n.strip_prefix("ua-"));
                 let target = child("target").and_then(|target| target.attribute("dev"));
                 if let (Some(volume), Some(target)) = (volume, target) {
                     domain.disks.push(DiskTarget { volume: volume.to_owned(), target: target.to_owned(), size: 0 });

@@ -154,7 +154,10 @@ mod signals {
 
     use std::{
         io::Read,
-        os::{fd::{AsFd, BorrowedFd}, unix::net::UnixStream},
+        os::{
+            fd::{AsFd, BorrowedFd},
+            unix::net::UnixStream,
+        },
         sync::{
             Arc,
             atomic::{AtomicBool, Ordering},
