@@ -689,6 +689,26 @@ mod tests {
     }
 
     #[test]
+    fn refused_connections_are_tried_again_at_growing_intervals_and_shown_after_a_while() {
+        let mut machine = live();
+        machine.lose(1, at(100));
+        let mut waits = Vec::new();
+        let mut now = at(101);
+        while now.since_start < Duration::from_secs(112) {
+            let decision = decide(&machine, now);
+            assert!(written(&decision).is_none() || now.since_start >= Duration::from_secs(111), "{now:?}");
+            machine.learn(Outcome::Connected(Err(ConnectError::Refused("nobody listens".into()))), NODE, now);
+            let Link::Down { retry_at, .. } = machine.link else { panic!("there is no connection") };
+            waits.push((retry_at - now.since_start).as_millis());
+            now.since_start = retry_at;
+        }
+        assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 3200, 3200]);
+        let status = written(&decide(&machine, now)).unwrap().clone();
+        assert_eq!(status.condition("Synchronized").unwrap().message.as_deref(), Some("nobody listens"));
+        assert_eq!(status.phase, Some(Phase::Running));
+    }
+
+    #[test]
     fn an_io_error_is_tried_again_at_growing_intervals() {
         let mut machine = live();
         machine.hear(state(Lifecycle::Paused, "ioError"), at(100));

@@ -50,8 +50,8 @@ pub enum Link {
         retry_at: Duration,
         /// The pod's directory has been missing from the node since.
         pod_missing_since: Option<Duration>,
-        /// Why the last attempt failed, where that is more than a socket that is not there yet.
-        trouble: Option<String>,
+        /// Attempts in a row that met more than a socket that is not there yet: since when, how many, and why.
+        trouble: Option<Trouble>,
     },
     /// There is one.
     Up {
@@ -64,6 +64,17 @@ pub enum Link {
         /// `Sync` succeeded over this connection for this fingerprint.
         synced: Option<u64>,
     },
+}
+
+/// Connections that are refused, again and again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// The first one.
+    pub since: Duration,
+    /// How many there were.
+    pub attempts: u32,
+    /// What the last one met.
+    pub message: String,
 }
 
 /// A call that failed and is tried again later.
@@ -486,21 +497,20 @@ impl Machine {
             }
             Err(error) => {
                 let Link::Down { retry_at, pod_missing_since, trouble, .. } = &mut self.link else { return };
+                // Usually the attempt itself was the wait; where it was not, this keeps it from being made all the time.
+                *retry_at = now.since_start + RECONNECT;
                 match error {
-                    ConnectError::NoSocket => {
-                        (*pod_missing_since, *trouble) = (None, None);
-                        // The attempt itself was the wait.
-                        *retry_at = now.since_start;
-                    }
+                    ConnectError::NoSocket => (*pod_missing_since, *trouble) = (None, None),
                     ConnectError::NoPod => {
                         pod_missing_since.get_or_insert(now.since_start);
                         *trouble = None;
-                        *retry_at = now.since_start;
                     }
                     ConnectError::Refused(message) => {
                         *pod_missing_since = None;
-                        *trouble = Some(message);
-                        *retry_at = now.since_start + RECONNECT;
+                        let (since, attempts) =
+                            trouble.take().map_or((now.since_start, 0), |known| (known.since, known.attempts));
+                        *retry_at = now.since_start + RECONNECT.saturating_mul(1 << attempts.min(5));
+                        *trouble = Some(Trouble { since, attempts: attempts.saturating_add(1), message });
                     }
                 }
             }
@@ -590,8 +600,8 @@ impl Link {
 /// Pause after a lost connection: short, for a worker that is restarted is back at once. Doubles, up to some seconds,
 /// while connections are lost before the launcher has accepted the machine.
 const AFTER_LOSS: Duration = Duration::from_millis(50);
-/// Pause after a refused connection.
-const RECONNECT: Duration = Duration::from_millis(500);
+/// Pause after an attempt to connect; doubles, up to some seconds, while connections are refused.
+const RECONNECT: Duration = Duration::from_millis(100);
 /// First and longest pause before a machine that stands still after an I/O error is tried again.
 const IO_RETRY_FIRST: Duration = Duration::from_secs(10);
 const IO_RETRY_LAST: Duration = Duration::from_secs(180);

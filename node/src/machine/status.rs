@@ -21,6 +21,8 @@ use super::{
 const LOST_AFTER: std::time::Duration = std::time::Duration::from_secs(30);
 /// The same where this agent has not been connected to it: its pod may be starting.
 const NEVER_MET_AFTER: std::time::Duration = std::time::Duration::from_secs(180);
+/// A launcher that refuses connections this long is worth telling; a worker that is restarted is back much sooner.
+const TROUBLE_SHOWS: std::time::Duration = std::time::Duration::from_secs(10);
 /// Longest text taken from the guest agent.
 const MAX_GUEST_TEXT: usize = 256;
 
@@ -74,7 +76,10 @@ pub fn wanted(machine: &Machine, now: Now) -> Option<Wanted> {
         machine.report.as_ref().map(|report| report.failure.as_str()).filter(|text| !text.is_empty());
     let failure = lost.or(launcher_failure).or(machine.failure.as_ref().map(|failure| failure.message.as_str())).or(
         match &machine.link {
-            Link::Down { trouble, .. } => trouble.as_deref(),
+            Link::Down { trouble: Some(trouble), .. } if now.since_start >= trouble.since + TROUBLE_SHOWS => {
+                Some(trouble.message.as_str())
+            }
+            Link::Down { .. } => None,
             Link::Up { .. } => None,
         },
     );
