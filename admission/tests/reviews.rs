@@ -1,5 +1,7 @@
 //! Whole reviews, as the API server sends them.
 
+#![allow(clippy::unwrap_used, reason = "a test ends here")]
+
 use admission::{PATHS, TrustedUsers, respond};
 use api::config::ClusterConfig;
 use base64::{Engine, engine::general_purpose::STANDARD};

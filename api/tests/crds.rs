@@ -1,5 +1,7 @@
 //! The definitions in the chart are those of the types, and the API server can take them.
 
+#![allow(clippy::unwrap_used, reason = "a test ends here")]
+
 use std::{fs, path::Path};
 
 use serde_json::Value;

@@ -1,5 +1,7 @@
 //! The wire form of the types: objects with every field set read and write without loss.
 
+#![allow(clippy::unwrap_used, reason = "a test ends here")]
+
 use api::{KubeVirt, VirtualMachine, VirtualMachineInstance};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};

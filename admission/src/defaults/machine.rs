@@ -5,7 +5,7 @@ use api::{
     config::ClusterConfig,
     vmi::{
         cpu::Cpu,
-        devices::{Diag288Watchdog, I6300EsbWatchdog},
+        devices::{Diag288Watchdog, I6300EsbWatchdog, Input},
         disks::{Disk, DiskTarget},
         features::Features,
         firmware::{Bootloader, Efi, Firmware},
@@ -36,6 +36,9 @@ pub fn set(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig, fresh:
 
     for disk in &mut domain.devices.disks {
         default_disk(disk, &architecture);
+    }
+    if domain.devices.autoattach_input_device == Some(true) && domain.devices.inputs.is_empty() {
+        domain.devices.inputs.push(Input { name: "default-0".to_owned(), ..Input::default() });
     }
     for input in &mut domain.devices.inputs {
         if is_empty(input.bus.as_ref()) {
@@ -181,6 +184,12 @@ mod tests {
             spec["readinessProbe"],
             json!({"tcpSocket": {"port": 22}, "periodSeconds": 5, "timeoutSeconds": 1, "successThreshold": 1, "failureThreshold": 3})
         );
+    }
+
+    #[test]
+    fn input_device_is_attached_on_request() {
+        let spec = defaulted(json!({"domain": {"devices": {"autoattachInputDevice": true}}}));
+        assert_eq!(spec["domain"]["devices"]["inputs"], json!([{"name": "default-0", "bus": "usb", "type": "tablet"}]));
     }
 
     #[test]

@@ -1,0 +1,92 @@
+//! Tests of the configuration.
+
+use serde_json::json;
+
+use super::*;
+
+fn read(configuration: serde_json::Value) -> Result<ClusterConfig, ConfigError> {
+    let object = serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt", "resourceVersion": "7"},
+        "spec": {"configuration": configuration},
+    }))
+    .unwrap();
+    ClusterConfig::from_kubevirt(&object)
+}
+
+#[test]
+fn empty_object_gives_the_defaults() {
+    let want = ClusterConfig { resource_version: "7".to_owned(), ..ClusterConfig::default() };
+    assert_eq!(read(json!({})), Ok(want));
+}
+
+#[test]
+fn zero_values_do_not_override() {
+    let config = read(json!({
+        "imagePullPolicy": "",
+        "developerConfiguration": {"cpuAllocationRatio": 0, "memoryOvercommit": 0},
+        "smbios": {"family": "", "product": "Box"},
+    }))
+    .unwrap();
+    assert_eq!(config.image_pull_policy, "IfNotPresent");
+    assert_eq!(config.cpu_allocation_ratio, 10);
+    assert_eq!(config.memory_overcommit, 100);
+    assert_eq!((config.smbios.family.as_str(), config.smbios.product.as_str()), ("KubeVirt", "Box"));
+}
+
+#[test]
+fn values_of_the_object_win() {
+    let config = read(json!({
+        "machineType": "pc-q35-8.2",
+        "memBalloonStatsPeriod": 0,
+        "architectureConfiguration": {"amd64": {"emulatedMachines": ["pc-i440fx*"]}},
+        "developerConfiguration": {
+            "useEmulation": true,
+            "featureGates": ["HostDisk"],
+            "logVerbosity": {"virtAPI": 5, "nodeVerbosity": {"n1": 9}},
+        },
+        "migrations": {"allowPostCopy": true},
+        "virtualMachineOptions": {"disableSerialConsoleLog": {}},
+    }))
+    .unwrap();
+    assert!(config.use_emulation && config.enabled("HostDisk"));
+    assert_eq!(config.arch("amd64").machine_type, "pc-q35-8.2");
+    assert!(config.arch("amd64").allows_machine("pc-i440fx-9.0"));
+    assert!(!config.arch("amd64").allows_machine("q35"));
+    assert_eq!(config.mem_balloon_stats_period, 0);
+    assert!(config.migrations.allow_workload_disruption);
+    assert!(!config.log_serial_console);
+    assert_eq!(config.verbosity(component::VIRT_API, None), 5);
+    assert_eq!(config.verbosity(component::VIRT_HANDLER, Some("n1")), 9);
+    assert_eq!(config.verbosity(component::VIRT_HANDLER, Some("n2")), 2);
+}
+
+#[test]
+fn unusable_values_are_refused() {
+    for configuration in [
+        json!({"imagePullPolicy": "Sometimes"}),
+        json!({"developerConfiguration": {"memoryOvercommit": -1}}),
+        json!({"developerConfiguration": {"cpuAllocationRatio": -1}}),
+        json!({"developerConfiguration": {"pvcTolerateLessSpaceUpToPercent": 101}}),
+        json!({"network": {"defaultNetworkInterface": "tunnel"}}),
+        json!({"additionalGuestMemoryOverheadRatio": "much"}),
+        json!({"cpuRequest": "some"}),
+    ] {
+        assert!(read(configuration.clone()).is_err(), "{configuration}");
+    }
+}
+
+#[test]
+fn globs_match_as_in_a_shell() {
+    for (glob, text, want) in [
+        ("q35*", "q35", true),
+        ("pc-q35*", "pc-q35-9.2", true),
+        ("q35*", "pc-q35", false),
+        ("*-?", "a-b", true),
+        ("*a*b", "xaxxb", true),
+        ("", "x", false),
+    ] {
+        assert_eq!(glob_matches(glob, text), want, "{glob} {text}");
+    }
+}
