@@ -11,3 +11,5 @@ chroot "$1" update-initramfs -u -k all >/dev/null
 test -e "$1/vmlinuz" && test -e "$1/initrd.img"
 rm -rf "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/usr/share/locale/* "$1"/usr/share/info/*
 rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/var/log/*.log "$1"/var/log/apt
+# Times of last access are the only ones that differ between two disks made from this directory.
+find "$1" -xdev \( -path "$1/proc" -o -path "$1/sys" -o -path "$1/dev" \) -prune -o -exec touch -h -a -d @1735689600 {} +

@@ -86,8 +86,11 @@ fn make(dir: &Path, sources: &str, request: &Request<'_>) -> Result<()> {
     fs::create_dir(&packages).at(&packages)?;
     let list = dir.join("sources.list");
     fs::write(&list, sources).at(&list)?;
-    let mut command = Command::new("mmdebstrap");
+    // In a mount namespace of its own: what it mounts into the root is gone when it ends, however it ends, and no
+    // clean-up can ever reach the host's devices through a leftover mount.
+    let mut command = Command::new("unshare");
     command
+        .args(["--mount", "--", "mmdebstrap"])
         .env("SOURCE_DATE_EPOCH", EPOCH.to_string())
         .env("DEBIAN_FRONTEND", "noninteractive")
         .args(["--mode=root", "--architectures=amd64", "--components=main"])
@@ -106,6 +109,6 @@ fn make(dir: &Path, sources: &str, request: &Request<'_>) -> Result<()> {
         command.arg(format!("--customize-hook={hook}"));
     }
     command.arg(SUITE).arg(dir.join("root")).arg(&list);
-    tool::run(&mut command, "Debian package mmdebstrap")?;
+    tool::run(&mut command, "Debian packages util-linux and mmdebstrap")?;
     Ok(())
 }

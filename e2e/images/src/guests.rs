@@ -149,7 +149,7 @@ fn tiny_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
         let boot = Boot {
             kernel: "/boot/vmlinuz",
             initrd: "/boot/initrd",
-            arguments: "console=tty0 console=ttyS0,115200 quiet tsc=reliable",
+            arguments: "console=tty0 console=ttyS0,115200 quiet nokaslr",
         };
         let raw = work.join("disk.raw");
         disk::make(&tools.path, &staging, &system, &boot, &work, &raw)?;
@@ -328,6 +328,7 @@ const DEBIAN_FILES: &[(&str, u32, &str)] = &[
     ("etc/hosts", 0o644, "127.0.0.1 localhost\n127.0.1.1 debian\n::1 localhost ip6-localhost ip6-loopback\n"),
     ("etc/systemd/network/50-dhcp.network", 0o644, guest_file!("debian/50-dhcp.network")),
     ("etc/systemd/system/ssh.service.d/keys.conf", 0o644, guest_file!("debian/ssh-keys.conf")),
+    ("etc/ssh/sshd_config.d/ferrovirt.conf", 0o644, guest_file!("debian/sshd.conf")),
     ("etc/cloud/cloud.cfg.d/90-ferrovirt.cfg", 0o644, guest_file!("debian/cloud.cfg")),
 ];
 

@@ -109,12 +109,12 @@ impl Picked<'_> {
                 continue;
             }
             let name = path.rsplit('/').next().unwrap_or(&path).to_owned();
-            let mut needed = object.needed.clone();
             if let Some(interpreter) = &object.interpreter {
-                needed.push(interpreter.rsplit('/').next().unwrap_or(interpreter).to_owned());
+                // The kernel opens it under exactly this name.
+                self.add(&normalize(interpreter))?;
             }
-            for library in needed {
-                let at = self.find(&path, &object, &library)?;
+            for library in &object.needed {
+                let at = self.find(&path, &object, library)?;
                 self.add(&at)?;
                 let real = self.real(&at);
                 if let Some(node) = self.tree.get(&real)
