@@ -59,7 +59,7 @@ pub struct Failure {
     pub message: String,
     /// Not to be tried again before.
     pub retry_at: Timestamp,
-    /// UID of the object of the key at the time, so that a successor of the same name is not blamed.
+    /// Refusals in a row.
     pub attempts: u32,
 }
 
@@ -126,7 +126,7 @@ impl Driver {
     /// One reconcile; true when it is to be repeated soon.
     async fn work(&self, key: &Key) -> bool {
         let span =
-            tracing::info_span!("reconcile", controller = self.name, namespace = %key.namespace, name = %key.name);
+            tracing::info_span!("reconcile", controller = self.name, namespace = %key.namespace, object = %key.name);
         async {
             let failure = self.failures.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
             let started = std::time::Instant::now();

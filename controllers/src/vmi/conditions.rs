@@ -74,7 +74,9 @@ fn ready(phase: &VmiPhase, pod: Option<&PodView>, former: Option<&Condition>, no
     match &pod.ready {
         // Our own readiness gate is all that is missing: it is on its way and needs no write of its own.
         Some(ready)
-            if ready.reason.as_deref() == Some("ReadinessGatesNotReady") && former.is_some_and(Condition::is_false) =>
+            if ready.status == "False"
+                && ready.reason.as_deref() == Some("ReadinessGatesNotReady")
+                && former.is_some_and(Condition::is_false) =>
         {
             former.cloned().unwrap_or_default()
         }
