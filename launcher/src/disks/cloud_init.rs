@@ -77,7 +77,7 @@ pub fn collect(
     vmi: &VirtualMachineInstance,
     paths: &Paths,
 ) -> Result<CloudInitData, DiskError> {
-    let failed = |message: &str| DiskError::CloudInit { volume: volume.name.to_owned(), message: message.to_owned() };
+    let failed = |message: &str| DiskError::Content { volume: volume.name.to_owned(), message: message.to_owned() };
     let inline = |text: Option<&str>, encoded: Option<&str>| match (text, encoded) {
         (Some(text), _) if !text.is_empty() => Ok(text.as_bytes().to_vec()),
         (_, Some(encoded)) => base64::engine::general_purpose::STANDARD

@@ -64,9 +64,9 @@ pub enum DiskError {
         /// What is free.
         free: u64,
     },
-    /// cloud-init's data cannot be had.
+    /// The volume's content is not what it has to be.
     #[error("volume {volume}: {message}")]
-    CloudInit {
+    Content {
         /// The volume.
         volume: String,
         /// Why.

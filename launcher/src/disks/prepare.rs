@@ -103,8 +103,7 @@ fn make(volume: &Volume, index: usize, vmi: &VirtualMachineInstance, paths: &Pat
             .map_err(|source| DiskError::Image { volume: name.to_owned(), source })?;
         return Ok(file_source(path, ImageFormat::Qcow2));
     }
-    if let Some(claim) = volume.ephemeral.as_ref().and_then(|e| e.persistent_volume_claim.as_ref()) {
-        let _ = claim;
+    if volume.ephemeral.as_ref().is_some_and(|ephemeral| ephemeral.persistent_volume_claim.is_some()) {
         let (path, size) = match claim_source(name, vmi, paths, false)?.backend {
             Backend::File { path, .. } => {
                 let info =
@@ -144,7 +143,7 @@ fn make(volume: &Volume, index: usize, vmi: &VirtualMachineInstance, paths: &Pat
     if volume.sysprep.is_some()
         && !files.keys().any(|f| ["autounattend.xml", "unattend.xml"].contains(&f.to_ascii_lowercase().as_str()))
     {
-        return Err(DiskError::CloudInit {
+        return Err(DiskError::Content {
             volume: name.to_owned(),
             message: "Sysprep drive should contain autounattend.xml or unattend.xml but neither were found.".into(),
         });

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use api::{
     VirtualMachineInstance, quantity,
-    vmi::{disks::Disk, domain::DomainSpec},
+    vmi::{disks::Disk, domain::DomainSpec, features::FeatureState},
 };
 
 use super::{DomainError, Environment, alias, pci_address, virtio_model, xml::Element};
@@ -166,19 +166,19 @@ fn one(
     let tray = disk.cdrom.as_ref().and_then(|cdrom| cdrom.tray.as_deref()).filter(|tray| !tray.is_empty());
     element = element.child(Element::new("target").with("dev", target).with("bus", bus).with_some("tray", tray));
     if let Some(size) = &disk.block_size {
-        let Some(custom) = &size.custom else {
+        if size.match_volume.as_ref().is_some_and(FeatureState::is_enabled) {
             return Err(DomainError::Unsupported {
                 field: "spec.domain.devices.disks.blockSize.matchVolume",
                 value: disk.name.clone(),
             });
-        };
+        }
         let text = |value: Option<u64>| value.filter(|v| *v > 0).map(|v| v.to_string());
-        element = element.child(
+        element = element.children(size.custom.as_ref().map(|custom| {
             Element::new("blockio")
                 .with_some("logical_block_size", text(custom.logical))
                 .with_some("physical_block_size", text(custom.physical))
-                .with_some("discard_granularity", text(custom.discard_granularity)),
-        );
+                .with_some("discard_granularity", text(custom.discard_granularity))
+        }));
     }
     let readonly = disk.cdrom.is_some()
         || disk.disk.as_ref().is_some_and(|disk| disk.readonly)
