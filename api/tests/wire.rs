@@ -17,11 +17,7 @@ fn tame(value: &mut Value) {
             }
             fields.values_mut().for_each(tame);
         }
-        Value::Number(number) => {
-            if number.as_i64().is_none() {
-                *value = json!(12);
-            }
-        }
+        Value::Number(number) if number.as_i64().is_none() => *value = json!(12),
         _ => {}
     }
 }
