@@ -60,8 +60,9 @@ pub enum InstallationError {
     },
     /// Machines run.
     #[error(
-        "{count} virtual machines are running, and nothing would look after them any more: {}{}. Stop them, or leave \
-         them running on their own with `helm uninstall --no-hooks`", named.join(", "), if named.len() < *count { ", ..." } else { "" }
+        "{count} virtual machines are running, and nothing would look after them any more: {}{}. Stop them and uninstall \
+         again, or leave them running on their own with `helm uninstall --no-hooks`; `helm rollback` keeps the \
+         installation as it was", named.join(", "), if named.len() < *count { ", ..." } else { "" }
     )]
     Running {
         /// How many.
