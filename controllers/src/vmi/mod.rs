@@ -68,17 +68,21 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let mut decision = Decision::settled();
     let mut error = None;
 
+    let (own, surplus) = split_surplus(instance, observed.pods);
     if instance.is_deleting() {
-        delete_pods(observed, &mut decision);
-    } else if !instance.is_final() && observed.pods.is_empty() && is_unstarted(instance) {
-        error = create_pod(observed, &mut decision)?;
+        delete_pods(observed, observed.pods.iter().map(Arc::as_ref), &mut decision);
+    } else {
+        delete_pods(observed, surplus.into_iter(), &mut decision);
+        if observed.pods.is_empty() && is_unstarted(instance) {
+            error = create_pod(observed, &mut decision)?;
+        }
     }
 
     let mut wanted = instance.clone();
-    let pod = current_pod(observed.instance, observed.pods);
+    let pod = current_pod(instance, &own);
     phase::advance(observed, pod, &mut wanted, &mut decision);
     conditions::update(observed, pod, error.as_ref(), &mut wanted);
-    derived_status(observed, pod, &mut wanted);
+    derived_status(observed, &own, pod, &mut wanted);
     finalizers(observed, &mut wanted);
     stamp_phase(instance, &mut wanted, observed.now);
 
@@ -97,13 +101,37 @@ fn is_unstarted(instance: &VirtualMachineInstance) -> bool {
     matches!(instance.phase(), VmiPhase::Unset | VmiPhase::Pending)
 }
 
-/// The pod that runs the machine: the newest it controls; once its node is known, the newest there.
-fn current_pod<'a>(instance: &VirtualMachineInstance, pods: &'a [Arc<PodView>]) -> Option<&'a PodView> {
+/// The machine's own pods, and those that must not be there. A pod whose creation was not answered in time may come
+/// into being after another was made in its place: the first that became the machine's stays, later ones go.
+fn split_surplus<'a>(
+    instance: &VirtualMachineInstance,
+    pods: &'a [Arc<PodView>],
+) -> (Vec<&'a PodView>, Vec<&'a PodView>) {
+    let status = instance.status.as_ref();
+    if status.is_some_and(|status| status.migration_state.is_some()) {
+        return (pods.iter().map(Arc::as_ref).collect(), Vec::new());
+    }
+    let active = status.map(|status| &status.active_pods).filter(|active| !active.is_empty());
+    let first = pods
+        .iter()
+        .min_by_key(|pod| (pod.metadata.creation_timestamp.as_ref().map(|at| at.0), pod.metadata.name.clone()));
+    let first = first.and_then(|pod| pod.metadata.uid.as_deref());
+    pods.iter().map(Arc::as_ref).partition(|pod| {
+        let uid = pod.metadata.uid.as_deref();
+        match active {
+            Some(active) => uid.is_some_and(|uid| active.contains_key(uid)) || pod.is_down(),
+            None => uid == first,
+        }
+    })
+}
+
+/// The pod that runs the machine: the newest of its own; once its node is known, the newest there.
+fn current_pod<'a>(instance: &VirtualMachineInstance, pods: &[&'a PodView]) -> Option<&'a PodView> {
     let node = instance.status.as_ref().and_then(|status| status.node_name.as_deref()).filter(|name| !name.is_empty());
     pods.iter()
+        .copied()
         .filter(|pod| node.is_none() || pod.node_name.as_deref() == node)
         .max_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|at| at.0))
-        .map(Arc::as_ref)
 }
 
 fn create_pod(observed: &Observed<'_>, decision: &mut Decision) -> Result<Option<SyncError>, serde_json::Error> {
@@ -157,8 +185,8 @@ fn shows(instance: &VirtualMachineInstance, reason: &str, message: &str) -> bool
     })
 }
 
-fn delete_pods(observed: &Observed<'_>, decision: &mut Decision) {
-    for pod in observed.pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+fn delete_pods<'a>(observed: &Observed<'_>, pods: impl Iterator<Item = &'a PodView>, decision: &mut Decision) {
+    for pod in pods.filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let regarding = || Kind::Instance.reference(&observed.instance.metadata);
         let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
@@ -183,14 +211,18 @@ fn delete_pods(observed: &Observed<'_>, decision: &mut Decision) {
 }
 
 /// Status that follows from the pod. Waits for the first write that has another cause, as one write tells it all.
-fn derived_status(observed: &Observed<'_>, pod: Option<&PodView>, wanted: &mut VirtualMachineInstance) {
+fn derived_status(
+    observed: &Observed<'_>,
+    own: &[&PodView],
+    pod: Option<&PodView>,
+    wanted: &mut VirtualMachineInstance,
+) {
     let started = !matches!(wanted.phase(), VmiPhase::Unset | VmiPhase::Pending);
     if !started || wanted.is_final() {
         return;
     }
     let status = wanted.status.get_or_insert_default();
-    let active: BTreeMap<String, String> = observed
-        .pods
+    let active: BTreeMap<String, String> = own
         .iter()
         .filter(|pod| !matches!(pod.phase.as_str(), "Succeeded" | "Failed"))
         .filter_map(|pod| Some((pod.metadata.uid.clone()?, pod.node_name.clone().unwrap_or_default())))

@@ -273,3 +273,23 @@ fn machine_with_an_older_launcher_is_marked_with_its_pod() {
     assert_eq!(patch_of(&decision, Kind::Instance).unwrap()["metadata"]["labels"][key], "");
     assert_eq!(patch_of(&decision, Kind::Pod).unwrap()["metadata"]["labels"][key], "");
 }
+
+#[test]
+fn second_pod_of_a_start_that_was_not_answered_in_time_is_deleted() {
+    let second =
+        |at: &str| pod(&json!({"metadata": {"name": "virt-launcher-m-y", "uid": "q", "creationTimestamp": at}}));
+    let deleted = |decision: &Decision| {
+        let name = |effect: &Effect| match effect {
+            Effect::Delete { kind: Kind::Pod, uid, .. } => uid.clone(),
+            _ => None,
+        };
+        decision.effects.iter().filter_map(name).collect::<Vec<_>>()
+    };
+    let decision = decided(&machine(&json!({})), &[pod(&json!({})), second("2030-01-01T00:00:05Z")]);
+    assert_eq!(deleted(&decision), ["q"]);
+    assert_eq!(status_of(&decision)["activePods"], json!({"p": "n"}));
+    // The pod that the machine runs in stays, whichever is older.
+    let decision = decided(&in_phase("Running"), &[pod(&json!({})), second("2029-01-01T00:00:05Z")]);
+    assert_eq!(deleted(&decision), ["q"]);
+    assert_ne!(status_of(&decided(&in_phase("Running"), &[second("2030-01-01T00:00:05Z")]))["phase"], "Running");
+}
