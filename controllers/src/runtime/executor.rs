@@ -133,6 +133,7 @@ impl Executor {
                     return Outcome::Unreachable;
                 }
                 Err(WriteError::Refused(message)) => {
+                    let message = without_generated_name(message, &effect);
                     self.metrics.wrote(controller, verb, resource, "refused");
                     tracing::warn!(verb, resource, object = regarding_name, error = %message, "write was refused");
                     if let Some(note) = &notes.failure {
@@ -253,6 +254,25 @@ fn parts(effect: &Effect) -> (Notes, &str) {
     }
 }
 
+/// Length of what the API server appends to `generateName`.
+const GENERATED_SUFFIX: usize = 5;
+
+/// Takes the name that the API server made up out of a refusal: with it, each attempt would read as a new problem.
+fn without_generated_name(message: String, effect: &Effect) -> String {
+    let Effect::Create { object, .. } = effect else { return message };
+    let Some(prefix) = object["metadata"]["generateName"].as_str().filter(|prefix| !prefix.is_empty()) else {
+        return message;
+    };
+    let mut parts = message.split(prefix);
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let suffix = part.bytes().take(GENERATED_SUFFIX).take_while(u8::is_ascii_alphanumeric).count();
+        text.push_str(prefix);
+        text.push_str(if suffix == GENERATED_SUFFIX { &part[GENERATED_SUFFIX..] } else { part });
+    }
+    text
+}
+
 /// Sorts errors into those to be told to users and those to be repeated.
 fn classify(error: &kube::Error, create: bool) -> WriteError {
     let kube::Error::Api(status) = error else { return WriteError::Unreachable(error.to_string()) };
@@ -263,5 +283,34 @@ fn classify(error: &kube::Error, create: bool) -> WriteError {
         // A webhook that is not reachable is answered with 500; the API server itself being unwell is no refusal.
         429 | 502 | 503 | 504 => WriteError::Unreachable(status.message.clone()),
         _ => WriteError::Refused(status.message.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_of_generated_names_read_the_same_each_time() {
+        let object = json!({"metadata": {"generateName": "virt-launcher-m-"}});
+        let effect = Effect::Create { kind: Kind::Pod, namespace: None, object, notes: Notes::default() };
+        let told = |message: &str| without_generated_name(message.to_owned(), &effect);
+        assert_eq!(told("pods \"virt-launcher-m-5v42t\" is forbidden"), "pods \"virt-launcher-m-\" is forbidden");
+        assert_eq!(told("no name in it"), "no name in it");
+        assert_eq!(told("virt-launcher-m-\u{fc}"), "virt-launcher-m-\u{fc}");
+    }
+
+    #[test]
+    fn errors_are_told_repeated_or_left_by_their_kind() {
+        let error = |code: u16| {
+            let status = json!({"status": "Failure", "message": "m", "reason": "r", "code": code});
+            kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+        };
+        assert!(matches!(classify(&error(403), true), WriteError::Refused(_)));
+        assert!(matches!(classify(&error(422), false), WriteError::Refused(_)));
+        assert!(matches!(classify(&error(409), false), WriteError::Stale));
+        assert!(matches!(classify(&error(404), false), WriteError::Gone));
+        assert!(matches!(classify(&error(404), true), WriteError::Refused(_)));
+        assert!(matches!(classify(&error(503), true), WriteError::Unreachable(_)));
     }
 }
