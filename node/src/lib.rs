@@ -95,11 +95,7 @@ pub enum Error {
 
 /// The runtime of the process: the work is waiting, so a few threads do.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(8)
-        .enable_all()
-        .build()
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).max_blocking_threads(8).enable_all().build()
 }
 
 /// Runs the agent until the process is asked to stop.

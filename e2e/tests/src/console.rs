@@ -95,6 +95,8 @@ impl Console {
         // The Enters of above may have made more prompts.
         self.send(&format!("{user}\n")).await?;
         self.expect("assword: ", Duration::from_secs(20)).await?;
+        // login throws away what was typed before it has turned the echo off, which it does after the prompt.
+        tokio::time::sleep(Duration::from_secs(1)).await;
         self.send(&format!("{password}\n")).await?;
         let (_, status) = self.run("true").await.context("log in")?;
         if status == 0 { Ok(()) } else { bail!("no shell after the log-in") }

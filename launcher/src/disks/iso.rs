@@ -19,6 +19,9 @@ const IMAGE_LIMIT: usize = 64 * 1024 * 1024;
 /// 2020-01-01 00:00:00 UTC in a directory record; images with the same content are the same.
 const RECORD_TIME: [u8; 7] = [120, 1, 1, 0, 0, 0, 0];
 const VOLUME_TIME: &[u8; 17] = b"2020010100000000\0";
+/// Empty sectors at the end, as other writers of such images leave them: kernels read ahead past the last file, and
+/// programs that look for labels (busybox's `findfs`) take a disk of less than 64 KiB for a broken one.
+const PADDING: usize = 150;
 
 /// Why an image cannot be written.
 #[derive(Debug, Error)]
@@ -118,6 +121,7 @@ pub fn build(label: &str, files: &Files) -> Result<Vec<u8>, IsoError> {
         })
         .collect();
 
+    at += PADDING;
     let mut image = Image { bytes: vec![0; at * SECTOR] };
     for (sector, plan) in [16, 17].into_iter().zip(&plans) {
         image.put(sector, &descriptor(plan, label, at));
@@ -432,6 +436,7 @@ mod tests {
         ]);
         let image = build("cidata", &wanted).unwrap();
         assert_eq!(image.len() % SECTOR, 0);
+        assert!(image.len() > 64 * 1024, "guests take a smaller disk for a broken one");
         assert_eq!(&image[16 * SECTOR + 40..16 * SECTOR + 46], b"cidata");
         let (label, found) = read_back(&image);
         assert_eq!(label, "cidata");
