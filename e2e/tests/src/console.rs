@@ -1,6 +1,10 @@
 //! A guest's serial console, through the plugin that users use.
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    process::Stdio,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use tokio::{
@@ -17,7 +21,6 @@ pub struct Console {
     input: Option<ChildStdin>,
     output: ChildStdout,
     seen: String,
-    commands: u32,
 }
 
 impl Console {
@@ -34,7 +37,7 @@ impl Console {
             .context("cannot start kubectl-virt")?;
         let input = process.stdin.take();
         let output = process.stdout.take().context("no output")?;
-        Ok(Self { process, input, output, seen: String::new(), commands: 0 })
+        Ok(Self { process, input, output, seen: String::new() })
     }
 
     /// Sends these bytes.
@@ -107,10 +110,12 @@ impl Console {
     /// # Errors
     /// When neither a prompt nor a shell answers.
     pub async fn login_or_shell(&mut self, user: &str, password: &str) -> Result<()> {
-        if self.run("true").await.is_ok() {
-            return Ok(());
+        match self.run("true").await {
+            Ok(_) => Ok(()),
+            // Nobody answers a console that has ended.
+            Err(error) if matches!(self.process.try_wait(), Ok(Some(_))) => Err(error),
+            Err(_) => self.login(user, password).await,
         }
-        self.login(user, password).await
     }
 
     /// Runs a shell command in the guest; returns what it printed and its exit code.
@@ -118,8 +123,9 @@ impl Console {
     /// # Errors
     /// When it does not end in time.
     pub async fn run(&mut self, command: &str) -> Result<(String, i32)> {
-        self.commands += 1;
-        let n = self.commands;
+        static COMMANDS: AtomicU32 = AtomicU32::new(0);
+        // Unlike any of a former console, whose end may still stand on the screen.
+        let n = COMMANDS.fetch_add(1, Ordering::Relaxed);
         // The terminal echoes the line, which therefore must not contain the marks themselves.
         self.send(&format!("printf '<%s>' begin-{n}; {command}; printf '<%s:%s>' end-{n} $?\n")).await?;
         self.expect(&format!("<begin-{n}>"), Duration::from_secs(20))

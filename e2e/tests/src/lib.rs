@@ -11,7 +11,7 @@ mod story;
 use std::path::PathBuf;
 
 pub use console::Console;
-pub use story::{Story, story};
+pub use story::{Story, story, story_alone};
 
 /// The root of the repository.
 #[must_use]

@@ -1,6 +1,9 @@
 //! Looking at a node itself, from a privileged pod in a namespace of its own.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -16,7 +19,8 @@ impl Story {
     /// # Errors
     /// When the pod does not come up or the script fails.
     pub async fn on_node(&self, script: &str) -> Result<String> {
-        let namespace = format!("{}-node", self.namespace);
+        static LOOKS: AtomicU32 = AtomicU32::new(0);
+        let namespace = format!("{}-node-{}", self.namespace, LOOKS.fetch_add(1, Ordering::Relaxed));
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {
             "ferrovirt.io/e2e": "node", "pod-security.kubernetes.io/enforce": "privileged"}}});

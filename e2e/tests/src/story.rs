@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     process::Stdio,
+    sync::RwLock,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -40,6 +41,29 @@ pub struct Story {
 /// # Panics
 /// When the story fails, or leaves something that keeps its namespace from going: that is how a test fails.
 pub fn story<F>(name: &str, body: F)
+where
+    F: AsyncFnOnce(&Story) -> Result<()>,
+{
+    let _others = STAGE.read();
+    tell(name, body);
+}
+
+/// As [`story`], with no other story told at the same time: for those that disturb the whole cluster.
+///
+/// # Panics
+/// As [`story`].
+pub fn story_alone<F>(name: &str, body: F)
+where
+    F: AsyncFnOnce(&Story) -> Result<()>,
+{
+    let _nobody_else = STAGE.write();
+    tell(name, body);
+}
+
+/// Who tells a story now. A story that failed has poisoned it, which means nothing to the others.
+static STAGE: RwLock<()> = RwLock::new(());
+
+fn tell<F>(name: &str, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
@@ -296,6 +320,22 @@ impl Story {
     /// When the plugin cannot be started.
     pub fn console(&self, vmi: &str) -> Result<Console> {
         Console::open(self.virt_command(&["console", vmi]))
+    }
+
+    /// Opens the console again after a fault, as often as a user would, and logs in unless a former console did.
+    ///
+    /// # Errors
+    /// When the machine cannot be reached for a minute.
+    pub async fn console_again(&self, vmi: &str, user: &str, password: &str) -> Result<Console> {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            let mut console = self.console(vmi)?;
+            match console.login_or_shell(user, password).await {
+                Ok(()) => return Ok(console),
+                Err(error) if tokio::time::Instant::now() > deadline => return Err(error),
+                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        }
     }
 
     /// Starts a pod with a shell and the usual network tools, and waits until it runs.

@@ -67,15 +67,18 @@ impl End {
 pub(super) async fn console(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
     let machine = served.machines.get(&namespace, &name).ok_or_else(|| Failure::unknown(&namespace, &name))?;
     let launcher = machine.launcher()?;
+    // Output of before only for who asks: programs that talk to guests would take it for an answer.
+    let replay = is_set(query.as_deref().unwrap_or_default(), "replay");
     let Some(session) = machine.sessions.console.claim(false) else {
         return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, "the console is taken".into()));
     };
     // The far end first: what fails before the upgrade can still be said in words.
-    let (input, output) = launcher.console(true).await.map_err(Refusal::from)?;
+    let (input, output) = launcher.console(replay).await.map_err(Refusal::from)?;
     let span = tracing::info_span!("console", %namespace, %name);
     let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::Console };
     let wrap = |data: Bytes| ConsoleInput { data: data.into(), replay: false };
@@ -90,7 +93,7 @@ pub(super) async fn vnc(
 ) -> Result<Response, Failure> {
     let machine = served.machines.get(&namespace, &name).ok_or_else(|| Failure::unknown(&namespace, &name))?;
     let launcher = machine.launcher()?;
-    let preserve = preserves_session(query.as_deref().unwrap_or_default());
+    let preserve = is_set(query.as_deref().unwrap_or_default(), "preserveSession");
     let Some(session) = machine.sessions.vnc.claim(preserve) else {
         return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, "Active VNC connection. Request denied.".into()));
     };
@@ -102,11 +105,11 @@ pub(super) async fn vnc(
 }
 
 /// What does not parse counts as false.
-fn preserves_session(query: &str) -> bool {
+fn is_set(query: &str, flag: &str) -> bool {
     query
         .split('&')
         .filter_map(|pair| pair.split_once('='))
-        .any(|(key, value)| key == "preserveSession" && matches!(value, "true" | "True" | "TRUE" | "t" | "T" | "1"))
+        .any(|(key, value)| key == flag && matches!(value, "true" | "True" | "TRUE" | "t" | "T" | "1"))
 }
 
 fn prepared(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
@@ -235,7 +238,7 @@ mod tests {
             ("preserveSession=true", true),
             ("a=b&preserveSession=1", true),
         ] {
-            assert_eq!(preserves_session(query), wanted, "{query}");
+            assert_eq!(is_set(query, "preserveSession"), wanted, "{query}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use ferrovirt_e2e_tests::story;
+use ferrovirt_e2e_tests::{story, story_alone};
 use kube::{
     Api,
     api::{DeleteParams, ListParams},
@@ -15,7 +15,7 @@ type Pods = Api<k8s_openapi::api::core::v1::Pod>;
 
 #[test]
 fn machine_runs_on_while_the_node_agent_is_replaced() {
-    story("agent", async |s| {
+    story_alone("agent", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
         let before = s.wait_running("box").await?;
         let mut console = s.console("box")?;
@@ -30,8 +30,7 @@ fn machine_runs_on_while_the_node_agent_is_replaced() {
         let end = console.wait_end(Duration::from_secs(15)).await?;
         ensure!(!end.success(), "a console whose agent is gone ends with an error");
 
-        let mut console = s.console("box")?;
-        console.login_or_shell("root", "story").await?;
+        let mut console = s.console_again("box", "root", "story").await?;
         let (mark, _) = console.run("cat /tmp/mark").await?;
         ensure!(mark.contains("kept"), "the guest is another one: {mark:?}");
         console.leave().await?;
@@ -56,8 +55,7 @@ fn crashed_launcher_worker_comes_back_and_the_guest_runs_on() {
         s.kill_in_launcher(&pod, "virt-launcher").await?;
         console.wait_end(Duration::from_secs(30)).await?;
 
-        let mut console = s.console("box")?;
-        console.login_or_shell("root", "story").await?;
+        let mut console = s.console_again("box", "root", "story").await?;
         let (mark, _) = console.run("cat /tmp/mark").await?;
         ensure!(mark.contains("kept"), "the guest is another one: {mark:?}");
         console.leave().await?;
@@ -85,7 +83,7 @@ fn killed_qemu_makes_the_machine_fail_and_run_strategy_always_restarts_it() {
 
 #[test]
 fn second_controller_leads_when_the_first_is_gone() {
-    story("leader", async |s| {
+    story_alone("leader", async |s| {
         let pods: Pods = Api::namespaced(s.client.clone(), "kubevirt");
         let labels = ListParams::default().labels("kubevirt.io=virt-controller");
         for pod in pods.list(&labels).await? {

@@ -90,9 +90,13 @@ fn deleted_vm_is_shut_down_by_acpi_and_leaves_nothing_on_its_node() {
         s.wait_gone("vmi", "box", MINUTE).await?;
         s.wait_gone("Pod", &pod_name, MINUTE).await?;
 
+        // kubelet removes a pod's directory in its own time, a little after the pod.
         let search = format!(
-            "find /host/var/lib/kubelet/pods /host/var/run/kubevirt /host/var/run/kubevirt-private -maxdepth 6 \
-             2>/dev/null | grep -e {pod_uid} -e {vmi_uid}; true"
+            "for i in $(seq 30); do \
+               left=$(find /host/var/lib/kubelet/pods /host/var/run/kubevirt /host/var/run/kubevirt-private -maxdepth 6 \
+                      2>/dev/null | grep -e {pod_uid} -e {vmi_uid}); \
+               [ -z \"$left\" ] && break; sleep 1; \
+             done; echo \"$left\""
         );
         let left = s.on_node(&search).await?;
         ensure!(left.trim().is_empty(), "files are left on the node: {left}");
