@@ -100,13 +100,27 @@ async fn console(address: SocketAddr) -> WebSocketStream<TcpStream> {
     tokio::time::timeout(PATIENCE, connect).await.unwrap()
 }
 
+/// Length of what the stand-in for a launcher says first on a console.
+const BANNER: usize = "replay=Some(false)\n".len();
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_console_replays_and_carries_bytes_both_ways() {
+async fn a_console_replays_only_for_who_asks() {
+    let stage = Stage::running().await;
+    let address = served(&stage).await;
+    let mut plain = console(address).await;
+    let banner = b"replay=Some(false)\n";
+    assert_eq!(read(&mut plain, banner.len()).await, banner);
+    let mut asking = open(address, "console?replay=true").await.unwrap();
+    let banner = b"replay=Some(true)\n";
+    assert_eq!(read(&mut asking, banner.len()).await, banner);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_console_carries_bytes_both_ways() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     let mut socket = console(address).await;
-    let banner = b"replay=Some(true)\n";
-    assert_eq!(read(&mut socket, banner.len()).await, banner);
+    assert_eq!(read(&mut socket, BANNER).await.len(), BANNER);
     // Larger than one chunk: arrives in order and complete.
     let sent: Vec<u8> = (0..200_000_u32).map(|number| number as u8).collect();
     socket.send(Message::Binary(Bytes::from(sent.clone()))).await.unwrap();
@@ -121,7 +135,7 @@ async fn a_new_console_ends_the_former() {
     let mut second = console(address).await;
     assert_eq!(closed(&mut first).await, "another client has taken the stream");
     second.send(Message::Binary(Bytes::from_static(b"x"))).await.unwrap();
-    assert!(read(&mut second, 19).await.ends_with(b"x"));
+    assert!(read(&mut second, BANNER + 1).await.ends_with(b"x"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
