@@ -1,0 +1,147 @@
+//! Definitions of kubevirt.io: machines, sets of equal machines, and the installation.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+use serde_json::{Value, json};
+
+use super::{CONDITION, CrdError, Definition, Rule, embedded_metadata};
+use crate::{KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet};
+
+/// Old version of the group's kinds, still served.
+const OLD: &str = "v1alpha3";
+
+const V1ALPHA3_WARNING: &str = "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
+
+/// Rules below a machine's spec.
+pub(super) const VMI_SPEC: &[Rule] = &[
+    ("accessCredentials", || json!({"maxItems": 256})),
+    ("networks", || json!({"maxItems": 256})),
+    ("volumes", || json!({"maxItems": 256})),
+    (
+        "utilityVolumes",
+        || json!({"maxItems": 256, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ),
+    ("resourceClaims", || json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]})),
+    (
+        "topologySpreadConstraints",
+        || json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["topologyKey", "whenUnsatisfiable"]}),
+    ),
+    (
+        "accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent.users",
+        || json!({"x-kubernetes-list-type": "set"}),
+    ),
+    ("domain.devices.disks", || json!({"maxItems": 256})),
+    ("domain.devices.interfaces", || json!({"maxItems": 256})),
+    ("domain.memory.reservedOverhead.memLock", || json!({"enum": ["NotRequired", "Required"]})),
+    ("domain.rebootPolicy", || json!({"enum": ["Reboot", "Terminate"]})),
+    ("domain.clock", || json!({"x-kubernetes-preserve-unknown-fields": true})),
+    ("volumes[].containerPath.path", || {
+        json!({
+            "maxLength": 4096,
+            "x-kubernetes-validations": [
+                {"rule": "self.startsWith('/')", "message": "path must be absolute (start with '/')"},
+                {"rule": "!self.contains('..')", "message": "path must not contain '..'"},
+            ],
+        })
+    }),
+    ("volumes[].containerPath.readOnly", || {
+        json!({
+            "default": true,
+            "x-kubernetes-validations": [
+                {"rule": "self == true", "message": "readOnly must be true, write access is not supported"},
+            ],
+        })
+    }),
+];
+
+/// Share of a claim a filesystem takes.
+pub(super) const CLAIM_OVERHEAD: fn() -> Value = || json!({"pattern": r"^(0(?:\.\d{1,3})?|1)$"});
+
+const VMI_STATUS: &[Rule] = &[
+    ("VSOCKCID", || json!({"minimum": 0, "maximum": 4_294_967_295_u64})),
+    ("migratedVolumes[].sourcePVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
+    ("migratedVolumes[].destinationPVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
+    ("volumeStatus[].persistentVolumeClaimInfo.filesystemOverhead", CLAIM_OVERHEAD),
+    ("migrationState.migrationConfiguration.maxDowntimeMs", || json!({"minimum": 1, "maximum": 2_000_000})),
+    ("migrationState.migrationConfiguration.experimental.compression", || json!({"enum": ["none", "zstd"]})),
+    (
+        "migrationState.migrationConfiguration.experimental.stallDetector.stallMargin",
+        || json!({"minimum": 0, "maximum": 100}),
+    ),
+];
+
+/// Rules below a virtual machine's spec, without those of its template's spec.
+pub(super) const VM_SPEC: &[Rule] = &[
+    ("template.metadata", embedded_metadata),
+    ("dataVolumeTemplates[]", || json!({"nullable": true})),
+    ("dataVolumeTemplates[].metadata", embedded_metadata),
+    ("dataVolumeTemplates[].status", || json!({"nullable": true})),
+    ("dataVolumeTemplates[].spec.contentType", || json!({"enum": ["kubevirt", "archive"]})),
+];
+
+const VM_STATUS: &[Rule] = &[
+    ("printableStatus", || json!({"default": "Stopped"})),
+    ("volumeUpdateState.volumeMigrationState.migratedVolumes[].sourcePVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
+    ("volumeUpdateState.volumeMigrationState.migratedVolumes[].destinationPVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
+];
+
+const REPLICA_SET_SPEC: &[Rule] = &[("template.metadata", embedded_metadata)];
+
+const KUBEVIRT_SPEC: &[Rule] = &[
+    ("configuration.developerConfiguration.memoryOvercommit", || json!({"minimum": 10})),
+    ("configuration.hypervisors", || json!({"maxItems": 1})),
+    ("configuration.hypervisors[].name", || json!({"enum": ["kvm", "hyperv-direct"]})),
+    ("configuration.instancetype.referencePolicy", || json!({"enum": ["reference", "expand", "expandAll"]})),
+    ("configuration.roleAggregationStrategy", || json!({"enum": ["AggregateToDefault", "Manual"]})),
+    (
+        "configuration.tlsConfiguration.minTLSVersion",
+        || json!({"enum": ["VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]}),
+    ),
+    ("configuration.tlsConfiguration.ciphers", || json!({"x-kubernetes-list-type": "set"})),
+    ("configuration.vmRolloutStrategy", || json!({"enum": ["Stage", "LiveUpdate"]})),
+    ("configuration.migrations.maxDowntimeMs", || json!({"minimum": 1, "maximum": 2_000_000})),
+    (
+        "configuration.supportContainerResources",
+        || json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ),
+    ("configuration.confidentialCompute.tdx.attestation.enforced", || json!({"default": false})),
+    (
+        "configuration.confidentialCompute.tdx.attestation.qgsSocketPath",
+        || json!({"default": "/var/run/tdx-qgs/qgs.socket"}),
+    ),
+    ("customizeComponents.patches[].resourceName", || json!({"minLength": 1})),
+    ("customizeComponents.patches[].resourceType", || json!({"minLength": 1})),
+];
+
+/// The group's definitions.
+pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
+    Ok(vec![
+        Definition::new(&VirtualMachine::crd())?
+            .rules("spec", VM_SPEC)?
+            .rules("spec.template.spec", VMI_SPEC)?
+            .rules("status", CONDITION)?
+            .rules("status", VM_STATUS)?
+            .deprecated_version(OLD, V1ALPHA3_WARNING)
+            .finish()?,
+        Definition::new(&VirtualMachineInstance::crd())?
+            .rules("spec", VMI_SPEC)?
+            .rules("status", CONDITION)?
+            .rules("status", VMI_STATUS)?
+            .without_status_subresource()
+            .deprecated_version(OLD, V1ALPHA3_WARNING)
+            .finish()?,
+        Definition::new(&VirtualMachineInstanceReplicaSet::crd())?
+            .rules("spec", REPLICA_SET_SPEC)?
+            .rules("spec.template.spec", VMI_SPEC)?
+            .rules("status", CONDITION)?
+            .rules("", &[("status", || json!({"nullable": true}))])?
+            .deprecated_version(OLD, V1ALPHA3_WARNING)
+            .finish()?,
+        Definition::new(&KubeVirt::crd())?
+            .rules("spec", KUBEVIRT_SPEC)?
+            .rules("status", CONDITION)?
+            .label("operator.kubevirt.io")
+            .deprecated_version(OLD, V1ALPHA3_WARNING)
+            .finish()?,
+    ])
+}
