@@ -14,6 +14,7 @@ pub mod kubevirt;
 pub mod overhead;
 pub mod quantity;
 pub mod replicaset;
+pub mod subresources;
 pub mod tls;
 pub mod vm;
 pub mod vmi;
