@@ -1,6 +1,7 @@
 //! Defaulting and validation of the virtualization kinds.
 //!
-//! The rules are pure functions of the object, the old object, the user and the cluster configuration; [`handle`]
+//! The rules are pure functions of the object, the old object, the user, the cluster configuration and what was read of
+//! other objects; [`handle`]
 //! wraps them as admission webhooks. Whatever a client sends, the answer is a well-formed review: nothing here
 //! panics, and nothing is accepted that could not be read.
 //!
@@ -8,15 +9,18 @@
 //! body -> review::Request -> read (typed, unknown fields found)
 //!           mutating:   defaults  -> patch (only what changes)
 //!           validating: rules + unsupported -> causes -> denial
+//!           either:     needs other objects -> the server reads them -> again, with `Neighbours`
 //! ```
 
 pub mod causes;
 pub mod defaults;
+pub mod neighbours;
 pub mod patch;
 pub mod read;
 pub mod replica_set;
 pub mod review;
 pub mod rules;
+pub mod status;
 pub mod unsupported;
 pub mod vm;
 pub mod vmi;
@@ -26,4 +30,4 @@ mod semantic;
 mod webhook;
 
 pub use review::AdmissionReview;
-pub use webhook::{PATHS, TrustedUsers, Webhook, answer, handle, review as respond};
+pub use webhook::{Context, Question, Stop, TrustedUsers, WEBHOOKS, Webhook, handle};

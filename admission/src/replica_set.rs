@@ -2,7 +2,18 @@
 
 use api::{VirtualMachineInstanceReplicaSet, config::ClusterConfig};
 
-use crate::{causes::Causes, rules};
+use crate::{
+    causes::Causes,
+    review::AdmissionReview,
+    rules,
+    webhook::{Context, Stop},
+};
+
+/// The webhook that checks.
+pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
+    let set: VirtualMachineInstanceReplicaSet = context.object()?;
+    Ok(context.verdict(&causes(&set, context.config, context.is_create()), vec![]))
+}
 
 /// What is wrong with a replica set.
 pub fn causes(set: &VirtualMachineInstanceReplicaSet, config: &ClusterConfig, created: bool) -> Causes {

@@ -12,11 +12,35 @@ use api::{
 use crate::{
     causes::Causes,
     defaults::{self, Fresh, is_empty},
+    review::AdmissionReview,
     rules, semantic, unsupported,
     vmi::has_pcie_hotplug,
+    webhook::{Context, Stop},
 };
 
 const ROOT: &str = "spec.template.spec";
+
+/// The webhook that sets defaults.
+pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
+    context.patched::<VirtualMachine>(|vm| {
+        if vm.metadata.deletion_timestamp.is_none() {
+            set_defaults(vm, context.config, context.is_create(), context.fresh);
+        }
+        Ok(vec![])
+    })
+}
+
+/// The webhook that checks.
+pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
+    let vm: VirtualMachine = context.object()?;
+    if vm.metadata.deletion_timestamp.is_some() {
+        return Ok(context.allowed());
+    }
+    let old: Option<VirtualMachine> = context.old_object()?;
+    let causes = causes(&vm, old.as_ref(), context.config, context.is_component())
+        .map_err(|message| Stop::refused(400, message))?;
+    Ok(context.verdict(&causes, warnings(&vm)))
+}
 
 /// Sets the defaults of a VM. The template stays sparse otherwise: the machine made from it gets the rest.
 pub fn set_defaults(vm: &mut VirtualMachine, config: &ClusterConfig, created: bool, fresh: &Fresh) {

@@ -17,12 +17,40 @@ use crate::{
     TrustedUsers,
     causes::Causes,
     defaults::{self, Fresh},
-    review::{Request, UserInfo},
+    review::{AdmissionReview, Request, UserInfo},
     rules, semantic,
+    webhook::{Context, Stop},
 };
 
 /// Key of a user's extra facts that holds the node its token is bound to.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+
+/// The webhook that sets defaults on creation, and keeps the status on changes.
+pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
+    let is_component = context.is_component();
+    if context.is_create() {
+        return context.patched::<VirtualMachineInstance>(|machine| {
+            set_defaults(machine, context.config, is_component, context.fresh)
+                .map(|()| vec![])
+                .map_err(|message| Stop::refused(400, message))
+        });
+    }
+    Ok(AdmissionReview::patched(&context.request.uid, &keep_status(context.request, is_component), vec![]))
+}
+
+/// The webhook that checks a new machine.
+pub(crate) fn validate_create(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
+    let machine: VirtualMachineInstance = context.object()?;
+    Ok(context.verdict(&create_causes(&machine, context.config, context.is_component()), vec![]))
+}
+
+/// The webhook that checks a change of a machine.
+pub(crate) fn validate_update(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
+    let machine: VirtualMachineInstance = context.object()?;
+    let Some(old) = context.old_object::<VirtualMachineInstance>()? else { return Ok(context.allowed()) };
+    let causes = update_causes(&machine, &old, context.config, context.trusted, &context.request.user_info);
+    Ok(context.verdict(&causes, vec![]))
+}
 
 /// Sets the defaults of a machine that is being made. A status sent by anyone but a component is dropped.
 pub fn set_defaults(

@@ -1,20 +1,20 @@
 //! The webhooks: which path asks for which rules.
+//!
+//! A webhook is a line in [`WEBHOOKS`]: its path, the resources it is registered for, and a function of the
+//! [`Context`]. The functions live with their kinds.
 
-use api::{
-    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet, config::ClusterConfig,
-    constants::component,
-};
+use api::{config::ClusterConfig, constants::component};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::Value;
 use uuid::Uuid;
 
 use crate::{
     causes::Causes,
     defaults::Fresh,
+    neighbours::{Needs, Neighbours, Wanted},
     patch, read, replica_set,
     review::{self, AdmissionReview, Operation, Request, UserInfo},
-    vm, vmi,
+    status, vm, vmi,
 };
 
 /// Service accounts of the components, who may write what users may not.
@@ -48,223 +48,245 @@ impl TrustedUsers {
     }
 }
 
-/// The webhooks served.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Webhook {
-    /// Defaults of VMs.
-    MutateVirtualMachine,
-    /// Defaults of machines, and protection of their status.
-    MutateMachine,
-    /// Rules of VMs.
-    ValidateVirtualMachine,
-    /// Rules of new machines.
-    ValidateMachineCreate,
-    /// Rules of changed machines.
-    ValidateMachineUpdate,
-    /// Rules of replica sets.
-    ValidateReplicaSet,
-    /// Rules of status writes.
-    ValidateStatus,
+/// What an answer depends on.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The question.
+    pub request: &'a Request,
+    /// The cluster's configuration.
+    pub config: &'a ClusterConfig,
+    /// Namespace of the installation.
+    pub install_namespace: &'a str,
+    /// Who is a component.
+    pub trusted: &'a TrustedUsers,
+    /// Random and temporal values for new objects.
+    pub fresh: &'a Fresh,
+    /// Other objects of the cluster.
+    pub neighbours: &'a Neighbours,
 }
 
-impl Webhook {
-    /// All webhooks.
-    pub const ALL: [Self; 7] = [
-        Self::MutateVirtualMachine,
-        Self::MutateMachine,
-        Self::ValidateVirtualMachine,
-        Self::ValidateMachineCreate,
-        Self::ValidateMachineUpdate,
-        Self::ValidateReplicaSet,
-        Self::ValidateStatus,
-    ];
+impl Context<'_> {
+    /// Whether the request is a creation.
+    pub fn is_create(&self) -> bool {
+        self.request.operation == Operation::Create
+    }
 
-    /// Path the webhook is served at.
-    pub const fn path(self) -> &'static str {
-        match self {
-            Self::MutateVirtualMachine => "/virtualmachines-mutate",
-            Self::MutateMachine => "/virtualmachineinstances-mutate",
-            Self::ValidateVirtualMachine => "/virtualmachines-validate",
-            Self::ValidateMachineCreate => "/virtualmachineinstances-validate-create",
-            Self::ValidateMachineUpdate => "/virtualmachineinstances-validate-update",
-            Self::ValidateReplicaSet => "/virtualmachinereplicaset-validate",
-            Self::ValidateStatus => "/status-validate",
+    /// Whether a component asks.
+    pub fn is_component(&self) -> bool {
+        self.trusted.contains(&self.request.user_info)
+    }
+
+    /// The object as its type.
+    pub fn object<T: DeserializeOwned>(&self) -> Result<T, Stop> {
+        Ok(read::object(&self.request.object)?)
+    }
+
+    /// The stored object as its type; `None` on creation. It passed admission once, so unknown fields of other
+    /// versions are let pass.
+    pub fn old_object<T: DeserializeOwned>(&self) -> Result<Option<T>, Stop> {
+        if self.request.operation == Operation::Create {
+            return Ok(None);
         }
+        T::deserialize(&self.request.old_object).map(Some).map_err(|error| {
+            let mut causes = Causes::new();
+            causes.shape(format!("cannot read the stored object: {error}"));
+            Stop::Causes(causes)
+        })
     }
 
-    /// The webhook at a path.
-    pub fn at(path: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|webhook| webhook.path() == path)
+    /// Lets the object through as it is.
+    pub fn allowed(&self) -> AdmissionReview {
+        AdmissionReview::allowed(&self.request.uid, vec![])
     }
 
-    fn plural(self) -> Option<&'static str> {
-        match self {
-            Self::MutateVirtualMachine | Self::ValidateVirtualMachine => Some("virtualmachines"),
-            Self::MutateMachine | Self::ValidateMachineCreate | Self::ValidateMachineUpdate => {
-                Some("virtualmachineinstances")
+    /// The answer to a list of causes: through when it is empty.
+    pub fn verdict(&self, causes: &Causes, warnings: Vec<String>) -> AdmissionReview {
+        AdmissionReview::verdict(&self.request.uid, causes, warnings)
+    }
+
+    /// Changes the object in its typed form and answers with the difference.
+    pub fn patched<T: DeserializeOwned + Serialize + Clone>(
+        &self,
+        change: impl FnOnce(&mut T) -> Result<Vec<String>, Stop>,
+    ) -> Result<AdmissionReview, Stop> {
+        let before: T = self.object()?;
+        let mut after = before.clone();
+        let warnings = change(&mut after)?;
+        match (serde_json::to_value(&before), serde_json::to_value(&after)) {
+            (Ok(before), Ok(after)) => {
+                let patch = patch::between(&self.request.object, &before, &after);
+                Ok(AdmissionReview::patched(&self.request.uid, &patch, warnings))
             }
-            Self::ValidateReplicaSet => Some("virtualmachineinstancereplicasets"),
-            Self::ValidateStatus => None,
+            _ => Err(Stop::refused(500, "the object cannot be written")),
         }
     }
 }
 
-/// Paths of all webhooks.
-pub const PATHS: [&str; 7] = [
-    Webhook::MutateVirtualMachine.path(),
-    Webhook::MutateMachine.path(),
-    Webhook::ValidateVirtualMachine.path(),
-    Webhook::ValidateMachineCreate.path(),
-    Webhook::ValidateMachineUpdate.path(),
-    Webhook::ValidateReplicaSet.path(),
-    Webhook::ValidateStatus.path(),
+/// Why evaluation ends early.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stop {
+    /// The object breaks rules.
+    Causes(Causes),
+    /// The request as such is refused.
+    Refused {
+        /// HTTP status.
+        code: u16,
+        /// Sentence for people.
+        message: String,
+    },
+    /// Other objects have to be read, or cannot be.
+    Needs(Needs),
+}
+
+impl Stop {
+    /// Refuses the request as such; 400 is what the reference answers to most of what is no rule.
+    pub fn refused(code: u16, message: impl Into<String>) -> Self {
+        Self::Refused { code, message: message.into() }
+    }
+}
+
+impl From<Causes> for Stop {
+    fn from(causes: Causes) -> Self {
+        Self::Causes(causes)
+    }
+}
+
+impl From<Needs> for Stop {
+    fn from(needs: Needs) -> Self {
+        Self::Needs(needs)
+    }
+}
+
+/// A webhook.
+pub struct Webhook {
+    /// Path it is served at.
+    pub path: &'static str,
+    /// Group and plural of the resources it is for; a request for another is refused. Empty: it checks that itself,
+    /// because it has its own words or many resources.
+    pub resources: &'static [(&'static str, &'static str)],
+    /// Operations it is for; other ones are let through.
+    pub operations: &'static [Operation],
+    /// Answers.
+    pub answer: fn(&Context<'_>) -> Result<AdmissionReview, Stop>,
+}
+
+const WRITES: &[Operation] = &[Operation::Create, Operation::Update];
+const CREATES: &[Operation] = &[Operation::Create];
+const UPDATES: &[Operation] = &[Operation::Update];
+
+const VMS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachines")];
+const MACHINES: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstances")];
+const REPLICA_SETS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstancereplicasets")];
+
+/// All webhooks served. The configurations in the chart register them.
+pub const WEBHOOKS: &[Webhook] = &[
+    Webhook { path: "/virtualmachines-mutate", resources: VMS, operations: WRITES, answer: vm::mutate },
+    Webhook { path: "/virtualmachines-validate", resources: VMS, operations: WRITES, answer: vm::validate },
+    Webhook { path: "/virtualmachineinstances-mutate", resources: MACHINES, operations: WRITES, answer: vmi::mutate },
+    Webhook {
+        path: "/virtualmachineinstances-validate-create",
+        resources: MACHINES,
+        operations: CREATES,
+        answer: vmi::validate_create,
+    },
+    Webhook {
+        path: "/virtualmachineinstances-validate-update",
+        resources: MACHINES,
+        operations: UPDATES,
+        answer: vmi::validate_update,
+    },
+    Webhook {
+        path: "/virtualmachinereplicaset-validate",
+        resources: REPLICA_SETS,
+        operations: WRITES,
+        answer: replica_set::validate,
+    },
+    Webhook { path: "/status-validate", resources: &[], operations: WRITES, answer: status::validate },
 ];
 
-/// Answers an admission review sent to `path` of an installation in `namespace`, as JSON. `None` when the answer
-/// cannot be written, which the API server takes for a refusal.
-pub fn handle(path: &str, body: &[u8], config: &ClusterConfig, namespace: &str) -> Option<Vec<u8>> {
-    serde_json::to_vec(&review(path, body, config, &TrustedUsers::new(namespace))).ok()
-}
-
-/// Answers an admission review sent to `path`.
-pub fn review(path: &str, body: &[u8], config: &ClusterConfig, trusted: &TrustedUsers) -> AdmissionReview {
-    let request = match review::read(body) {
-        Ok(request) => request,
-        Err(refusal) => return *refusal,
-    };
-    let Some(webhook) = Webhook::at(path) else {
-        return AdmissionReview::refused(&request.uid, 404, format!("there is no webhook at {path}"));
-    };
-    answer(webhook, &request, config, trusted, &Fresh::now())
-}
-
-/// Answers a request; pure but for `fresh`.
-pub fn answer(
-    webhook: Webhook,
-    request: &Request,
-    config: &ClusterConfig,
-    trusted: &TrustedUsers,
-    fresh: &Fresh,
-) -> AdmissionReview {
-    let uid = &request.uid;
-    if let Some(plural) = webhook.plural()
-        && (request.resource.resource != plural || request.resource.group != api::constants::GROUP)
-    {
-        return AdmissionReview::refused(uid, 400, format!("expect resource to be '{plural}'"));
+impl Webhook {
+    /// The webhook at a path.
+    pub fn at(path: &str) -> Option<&'static Self> {
+        WEBHOOKS.iter().find(|webhook| webhook.path == path)
     }
-    if !matches!(request.operation, Operation::Create | Operation::Update) {
-        return AdmissionReview::allowed(uid, vec![]);
-    }
-    let result = match webhook {
-        Webhook::MutateVirtualMachine => mutate_vm(request, config, fresh),
-        Webhook::MutateMachine => mutate_machine(request, config, trusted, fresh),
-        Webhook::ValidateVirtualMachine => validate_vm(request, config, trusted),
-        Webhook::ValidateMachineCreate => read::object::<VirtualMachineInstance>(&request.object).map(|machine| {
-            let causes = vmi::create_causes(&machine, config, trusted.contains(&request.user_info));
-            AdmissionReview::verdict(uid, &causes, vec![])
-        }),
-        Webhook::ValidateMachineUpdate => validate_machine_update(request, config, trusted),
-        Webhook::ValidateReplicaSet => read::object::<VirtualMachineInstanceReplicaSet>(&request.object).map(|set| {
-            let created = request.operation == Operation::Create;
-            AdmissionReview::verdict(uid, &replica_set::causes(&set, config, created), vec![])
-        }),
-        Webhook::ValidateStatus => validate_status(request),
-    };
-    result.unwrap_or_else(|causes| AdmissionReview::invalid(uid, &causes))
-}
 
-/// Changes an object in its typed form and answers with the difference.
-fn patched<T: DeserializeOwned + Serialize + Clone>(
-    request: &Request,
-    change: impl FnOnce(&mut T) -> Result<(), String>,
-) -> Result<AdmissionReview, Causes> {
-    let uid = &request.uid;
-    let before: T = read::object(&request.object)?;
-    let mut after = before.clone();
-    if let Err(message) = change(&mut after) {
-        return Ok(AdmissionReview::refused(uid, 400, message));
-    }
-    match (serde_json::to_value(&before), serde_json::to_value(&after)) {
-        (Ok(before), Ok(after)) => {
-            Ok(AdmissionReview::patched(uid, &patch::between(&request.object, &before, &after), vec![]))
+    /// Answers a request. An error lists what has to be read first.
+    pub fn review(&self, context: &Context<'_>) -> Result<AdmissionReview, Vec<Wanted>> {
+        let Request { uid, resource, operation, .. } = context.request;
+        if let Some((_, plural)) = self.resources.first()
+            && !self.resources.contains(&(resource.group.as_str(), resource.resource.as_str()))
+        {
+            return Ok(AdmissionReview::refused(uid, 400, format!("expect resource to be '{plural}'")));
         }
-        _ => Ok(AdmissionReview::refused(uid, 500, "the object cannot be written")),
-    }
-}
-
-fn mutate_vm(request: &Request, config: &ClusterConfig, fresh: &Fresh) -> Result<AdmissionReview, Causes> {
-    let created = request.operation == Operation::Create;
-    patched::<VirtualMachine>(request, |vm| {
-        if vm.metadata.deletion_timestamp.is_none() {
-            vm::set_defaults(vm, config, created, fresh);
+        if !self.operations.contains(operation) {
+            return Ok(context.allowed());
         }
-        Ok(())
-    })
+        match (self.answer)(context) {
+            Ok(review) => Ok(review),
+            Err(Stop::Causes(causes)) => Ok(AdmissionReview::invalid(uid, &causes)),
+            Err(Stop::Refused { code, message }) => Ok(AdmissionReview::refused(uid, code, message)),
+            Err(Stop::Needs(Needs::Failed(message))) => Ok(AdmissionReview::refused(uid, 500, message)),
+            Err(Stop::Needs(Needs::Reads(wanted))) => Err(wanted),
+        }
+    }
 }
 
-fn mutate_machine(
-    request: &Request,
+/// A review that was read and can be answered.
+pub struct Question {
+    webhook: &'static Webhook,
+    request: Request,
+    fresh: Fresh,
+}
+
+impl Question {
+    /// Reads a review sent to `path`; the answer to one that cannot be read.
+    pub fn read(path: &str, body: &[u8]) -> Result<Self, Box<AdmissionReview>> {
+        let request = review::read(body)?;
+        match Webhook::at(path) {
+            Some(webhook) => Ok(Self { webhook, request, fresh: Fresh::now() }),
+            None => {
+                Err(Box::new(AdmissionReview::refused(&request.uid, 404, format!("there is no webhook at {path}"))))
+            }
+        }
+    }
+
+    /// Answers for an installation in `namespace`; an error lists what has to be read first. The same neighbours give
+    /// the same answer.
+    pub fn answer(
+        &self,
+        config: &ClusterConfig,
+        namespace: &str,
+        neighbours: &Neighbours,
+    ) -> Result<AdmissionReview, Vec<Wanted>> {
+        self.webhook.review(&Context {
+            request: &self.request,
+            config,
+            install_namespace: namespace,
+            trusted: &TrustedUsers::new(namespace),
+            fresh: &self.fresh,
+            neighbours,
+        })
+    }
+
+    /// A refusal because of the server's own trouble.
+    pub fn failed(&self, message: impl Into<String>) -> AdmissionReview {
+        AdmissionReview::refused(&self.request.uid, 500, message)
+    }
+}
+
+/// Answers a review sent to `path` of an installation in `namespace`, given what was read of other objects. An error
+/// lists what has to be read first. Whatever the body, there is a well-formed answer.
+pub fn handle(
+    path: &str,
+    body: &[u8],
     config: &ClusterConfig,
-    trusted: &TrustedUsers,
-    fresh: &Fresh,
-) -> Result<AdmissionReview, Causes> {
-    let is_component = trusted.contains(&request.user_info);
-    if request.operation == Operation::Create {
-        return patched::<VirtualMachineInstance>(request, |machine| {
-            vmi::set_defaults(machine, config, is_component, fresh)
-        });
+    namespace: &str,
+    neighbours: &Neighbours,
+) -> Result<AdmissionReview, Vec<Wanted>> {
+    match Question::read(path, body) {
+        Ok(question) => question.answer(config, namespace, neighbours),
+        Err(refusal) => Ok(*refusal),
     }
-    Ok(AdmissionReview::patched(&request.uid, &vmi::keep_status(request, is_component), vec![]))
-}
-
-fn validate_vm(request: &Request, config: &ClusterConfig, trusted: &TrustedUsers) -> Result<AdmissionReview, Causes> {
-    let vm: VirtualMachine = read::object(&request.object)?;
-    if vm.metadata.deletion_timestamp.is_some() {
-        return Ok(AdmissionReview::allowed(&request.uid, vec![]));
-    }
-    let old = match request.operation {
-        Operation::Update => Some(old_object::<VirtualMachine>(&request.old_object)?),
-        _ => None,
-    };
-    let causes = match vm::causes(&vm, old.as_ref(), config, trusted.contains(&request.user_info)) {
-        Ok(causes) => causes,
-        Err(message) => return Ok(AdmissionReview::refused(&request.uid, 400, message)),
-    };
-    Ok(AdmissionReview::verdict(&request.uid, &causes, vm::warnings(&vm)))
-}
-
-fn validate_machine_update(
-    request: &Request,
-    config: &ClusterConfig,
-    trusted: &TrustedUsers,
-) -> Result<AdmissionReview, Causes> {
-    let machine: VirtualMachineInstance = read::object(&request.object)?;
-    let old: VirtualMachineInstance = old_object(&request.old_object)?;
-    let causes = vmi::update_causes(&machine, &old, config, trusted, &request.user_info);
-    Ok(AdmissionReview::verdict(&request.uid, &causes, vec![]))
-}
-
-/// Status writes of VMs are checked against what a snapshot or restore in progress forbids; the API server has
-/// checked the shape.
-fn validate_status(request: &Request) -> Result<AdmissionReview, Causes> {
-    let is_vm = request.resource.resource == "virtualmachines";
-    if !is_vm || request.operation != Operation::Update {
-        return Ok(AdmissionReview::allowed(&request.uid, vec![]));
-    }
-    let vm: VirtualMachine = read::object(&request.object)?;
-    let old: VirtualMachine = old_object(&request.old_object)?;
-    let mut causes = vm::in_progress_causes(&vm, &old);
-    causes.extend(vm::volume_request_causes(&vm));
-    Ok(AdmissionReview::verdict(&request.uid, &causes, vec![]))
-}
-
-/// Reads the stored object. It passed admission once, so unknown fields of other versions are let pass.
-fn old_object<T: DeserializeOwned>(raw: &Value) -> Result<T, Causes> {
-    T::deserialize(raw).map_err(|error| {
-        let mut causes = Causes::new();
-        causes.shape(format!("cannot read the stored object: {error}"));
-        causes
-    })
 }
 
 impl Fresh {

@@ -2,13 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
-use admission::{PATHS, TrustedUsers, respond};
+use admission::{WEBHOOKS, handle, neighbours::Neighbours};
 use api::config::ClusterConfig;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 const CONTROLLER: &str = "system:serviceaccount:kubevirt:kubevirt-controller";
 const HANDLER: &str = "system:serviceaccount:kubevirt:kubevirt-handler";
+
+/// The answer of an installation in `kubevirt` where no other object is.
+fn respond(path: &str, body: &[u8]) -> admission::AdmissionReview {
+    handle(path, body, &ClusterConfig::default(), "kubevirt", &Neighbours::new()).unwrap()
+}
 
 struct Call {
     path: &'static str,
@@ -53,8 +58,7 @@ impl Call {
                 "dryRun": false,
             },
         });
-        let trusted = TrustedUsers::new("kubevirt");
-        let review = respond(self.path, body.to_string().as_bytes(), &ClusterConfig::default(), &trusted);
+        let review = respond(self.path, body.to_string().as_bytes());
         let review = serde_json::to_value(review).unwrap();
         assert_eq!(review["response"]["uid"], "the-uid");
         review["response"].clone()
@@ -337,7 +341,6 @@ fn other_resources_and_paths_are_refused() {
 
 #[test]
 fn any_body_gets_a_review() {
-    let trusted = TrustedUsers::new("kubevirt");
     let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
     let odd = json!({"request": {
         "uid": "u",
@@ -346,14 +349,14 @@ fn any_body_gets_a_review() {
         "resource": {"group": "kubevirt.io", "resource": "virtualmachines"},
     }})
     .to_string();
-    for path in PATHS {
+    for path in WEBHOOKS.iter().map(|webhook| webhook.path) {
         for body in ["", "null", "0", "\"\"", "{}", "{\"request\":{}}", "{\"request\":{\"uid\":1}}", "\u{0}", &deep] {
-            let review = respond(path, body.as_bytes(), &ClusterConfig::default(), &trusted);
+            let review = respond(path, body.as_bytes());
             assert!(!review.response.allowed, "{path} {body}");
             assert_eq!(review.response.status.unwrap().code, 400, "{path} {body}");
         }
         // What matters here is that there is an answer at all.
-        let review = respond(path, odd.as_bytes(), &ClusterConfig::default(), &trusted);
+        let review = respond(path, odd.as_bytes());
         assert_eq!(review.response.uid, "u");
     }
 }

@@ -38,6 +38,7 @@ pub mod installation;
 pub mod instance;
 pub mod lifecycle;
 pub mod metrics;
+pub mod neighbours;
 pub mod openapi;
 pub mod options;
 pub mod path;
@@ -115,7 +116,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         front_proxy,
         authorizer: Authorizer::new(client.clone()),
         handler: HandlerClient::new(client.clone(), &namespace, handler_tls),
-        client,
+        client: client.clone(),
         ops: ops.clone(),
         metrics: metrics.clone(),
         stream_slots: Arc::new(Semaphore::new(MAX_STREAMS)),
@@ -126,7 +127,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         .fallback(subresources::serve)
         .with_state(server)
         .merge(ops.router())
-        .merge(webhooks::router(config, &namespace, metrics));
+        .merge(webhooks::router(client, config, &namespace, metrics));
 
     let listener = listen(port).await.map_err(|source| StartError::Listen { port, source })?;
     let tls = tls::server_config(&identity).map_err(StartError::ServerTls)?;
