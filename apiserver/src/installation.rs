@@ -17,6 +17,7 @@ use api::{
 };
 use k8s_openapi::{
     api::{
+        certificates::v1::CertificateSigningRequest,
         coordination::v1::Lease,
         core::v1::{ConfigMap, Node, Pod, Secret},
     },
@@ -61,14 +62,16 @@ pub enum InstallationError {
     /// Machines run.
     #[error(
         "{count} virtual machines are running, and nothing would look after them any more: {}{}. Stop them and uninstall \
-         again, or leave them running on their own with `helm uninstall --no-hooks`; `helm rollback` keeps the \
-         installation as it was", named.join(", "), if named.len() < *count { ", ..." } else { "" }
+         again, or leave them running on their own with `helm uninstall --no-hooks`. To keep the installation, which Helm \
+         shows as uninstalling now: `{keep}`", named.join(", "), if named.len() < *count { ", ..." } else { "" }
     )]
     Running {
         /// How many.
         count: usize,
         /// Some of them.
         named: Vec<String>,
+        /// The command that undoes the attempt.
+        keep: String,
     },
     /// A process did not go away.
     #[error("{0} is still running")]
@@ -106,8 +109,9 @@ fn is_current(live: &CustomResourceDefinition, wanted: &CustomResourceDefinition
         && wanted.labels().iter().all(|(key, value)| live.labels().get(key) == Some(value))
 }
 
-/// Refuses while machines run.
-pub async fn check_uninstall() -> Result<(), InstallationError> {
+/// Refuses while machines run. `keep` is the command that undoes the attempt to uninstall: Helm marks a release before it
+/// asks its hooks, and only a rollback to the revision takes the mark away.
+pub async fn check_uninstall(keep: String) -> Result<(), InstallationError> {
     let client = process::client::connect().await?;
     let mut running = Vec::new();
     for_each(&Api::<VirtualMachineInstance>::all(client), |vmi| {
@@ -121,7 +125,7 @@ pub async fn check_uninstall() -> Result<(), InstallationError> {
     }
     let count = running.len();
     running.truncate(MAX_NAMED);
-    Err(InstallationError::Running { count, named: running })
+    Err(InstallationError::Running { count, named: running, keep })
 }
 
 fn is_running(vmi: &VirtualMachineInstance) -> bool {
@@ -141,6 +145,7 @@ pub async fn clean_up() -> Result<(), InstallationError> {
     }
     delete::<ConfigMap>(&client, &namespace, tls::CA_CONFIG_MAP).await?;
     delete::<Lease>(&client, &namespace, component::VIRT_CONTROLLER).await?;
+    delete_requests(&client).await?;
     release::<VirtualMachineInstance>(&client).await?;
     release::<VirtualMachine>(&client).await?;
     release::<VirtualMachineInstanceReplicaSet>(&client).await?;
@@ -173,6 +178,16 @@ where
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         Err(error) => Err(call(format!("cannot delete {} {name}", K::kind(&())))(error)),
     }
+}
+
+/// Removes the certificate requests of the agents.
+async fn delete_requests(client: &Client) -> Result<(), InstallationError> {
+    let ours = ListParams::default().fields(&format!("spec.signerName={}", tls::HANDLER_SIGNER));
+    Api::<CertificateSigningRequest>::all(client.clone())
+        .delete_collection(&DeleteParams::default(), &ours)
+        .await
+        .map(|_| ())
+        .map_err(call("cannot delete the certificate requests of the agents".to_owned()))
 }
 
 /// Takes our finalizers off all objects of a kind, so that their owners can delete them.
@@ -351,10 +366,15 @@ mod tests {
 
     #[test]
     fn refusal_names_some_machines_and_the_way_out() {
-        let error = InstallationError::Running { count: 12, named: vec!["a/b".into(), "a/c".into()] };
+        let error = InstallationError::Running {
+            count: 12,
+            named: vec!["a/b".into(), "a/c".into()],
+            keep: "helm rollback r 1".into(),
+        };
         let text = error.to_string();
         assert!(text.starts_with("12 virtual machines are running"), "{text}");
         assert!(text.contains("a/b, a/c, ..."), "{text}");
         assert!(text.contains("--no-hooks"), "{text}");
+        assert!(text.contains("`helm rollback r 1`"), "{text}");
     }
 }

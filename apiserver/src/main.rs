@@ -19,12 +19,16 @@ struct Arguments {
 }
 
 /// Steps that the chart's hooks take.
-#[derive(Clone, Copy, Subcommand)]
+#[derive(Clone, Subcommand)]
 enum Step {
     /// Bring the definitions of the kinds up to date.
     ApplyDefinitions,
     /// Fail while machines run.
-    CheckUninstall,
+    CheckUninstall {
+        /// The command that keeps the installation, told in a refusal
+        #[arg(long, default_value = "helm rollback")]
+        keep: String,
+    },
     /// Remove what the processes made and kept.
     CleanUp,
 }
@@ -36,7 +40,7 @@ async fn main() -> anyhow::Result<()> {
     match arguments.step {
         None => apiserver::run(arguments.port, verbosity).await.context("virt-api cannot serve"),
         Some(Step::ApplyDefinitions) => Ok(apiserver::installation::apply_definitions().await?),
-        Some(Step::CheckUninstall) => Ok(apiserver::installation::check_uninstall().await?),
+        Some(Step::CheckUninstall { keep }) => Ok(apiserver::installation::check_uninstall(keep).await?),
         Some(Step::CleanUp) => Ok(apiserver::installation::clean_up().await?),
     }
 }
