@@ -67,7 +67,7 @@ unit: ## Unit tests
 	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked
 
 .PHONY: e2e
-e2e: tiny ## End-to-end tests, on the own cluster or on that of KUBECONFIG
+e2e: images guests ## End-to-end tests, on the own cluster or on that of KUBECONFIG
 	$(CARGO) test -p ferrovirt-e2e-tests --locked --no-run
 	$(CLUSTER) run -- $(CARGO) test -p ferrovirt-e2e-tests --locked
 

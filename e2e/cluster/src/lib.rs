@@ -27,6 +27,7 @@ pub mod render;
 pub mod session;
 pub mod status;
 pub mod target;
+pub mod uninstall;
 pub mod up;
 
 use std::{fs, fs::File};

@@ -10,7 +10,7 @@ use ferrovirt_e2e_cluster::{
     progress::Progress,
     session, status,
     target::{Target, foreign},
-    up,
+    uninstall, up,
 };
 
 /// A real Kubernetes cluster on this machine, for tests and for a first look.
@@ -52,6 +52,8 @@ enum Action {
         #[arg(long, default_value_t = 1)]
         nodes: u8,
     },
+    /// Uninstalls Ferrovirt, and fails when more than its definitions is left
+    Uninstall,
     /// Installs Ferrovirt and runs the example machine
     Demo,
     /// Installs Ferrovirt, runs a command against the cluster, and takes the cluster down if it was not up before
@@ -136,6 +138,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let error = images::enter(pid, ["--mount", "--net", "--uts", "--pid"]).args(command).exec();
             return Err(error).context("starting nsenter");
         }
+        Action::Uninstall => uninstall::uninstall(&Target::ready(&plan, 1, &progress)?, &progress)?,
         Action::Install { nodes } => {
             install::install(&plan, &Target::ready(&plan, *nodes, &progress)?, &progress)?;
         }

@@ -10,17 +10,23 @@ use crate::{
     plan::Plan,
     progress::Progress,
     target::{Target, foreign},
+    uninstall,
 };
 
-/// Installs Ferrovirt, runs the command, and takes down what was not up before, also after a failure. Whether the
-/// command succeeded is the result.
+/// Installs Ferrovirt, runs the command, and takes down what was not up before, also after a failure; after a success
+/// it uninstalls Ferrovirt first, which must leave nothing. Whether the command succeeded is the result.
 ///
 /// # Errors
 /// When a step fails.
 pub fn run(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) -> Result<bool> {
     let own = foreign(plan, std::env::var_os("KUBECONFIG").map(Into::into)).is_none();
     let ours_to_remove = own && host::init_process(&plan.control_namespace()).is_none();
-    let result = run_installed(plan, nodes, command, progress);
+    let result = run_installed(plan, nodes, command, progress).and_then(|(target, succeeded)| {
+        if ours_to_remove && succeeded {
+            uninstall::uninstall(&target, progress)?;
+        }
+        Ok(succeeded)
+    });
     if ours_to_remove {
         if !matches!(result, Ok(true)) {
             progress.step(format!("failed; the cluster's logs stay in {}", plan.logs().display()));
@@ -31,14 +37,14 @@ pub fn run(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) ->
     result
 }
 
-fn run_installed(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) -> Result<bool> {
+fn run_installed(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) -> Result<(Target, bool)> {
     let target = Target::ready(plan, nodes, progress)?;
     install::install(plan, &target, progress)?;
-    let Some((program, arguments)) = command.split_first() else { return Ok(true) };
+    let Some((program, arguments)) = command.split_first() else { return Ok((target, true)) };
     let mut command = Command::new(program);
     command.args(arguments).env("KUBECONFIG", &target.kubeconfig).env("PATH", target.path(plan));
     progress.step(format!("running {}", crate::command::line(&command)));
     let status = command.status().map_err(|source| start_error("running the command", &command, source))?;
     progress.step(format!("the command ended with {status}"));
-    Ok(status.success())
+    Ok((target, status.success()))
 }

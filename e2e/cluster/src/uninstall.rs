@@ -1,0 +1,91 @@
+//! Uninstalling Ferrovirt, and looking at what it leaves.
+
+use crate::{
+    command::run,
+    error::{Error, Result},
+    install::{NAMESPACE, with_diagnosis},
+    progress::Progress,
+    target::Target,
+};
+
+/// Cluster-wide kinds in which an installation has objects.
+const CLUSTER_WIDE: &str = "apiservices,certificatesigningrequests,clusterrolebindings,clusterroles,\
+    mutatingwebhookconfigurations,priorityclasses,validatingadmissionpolicies,validatingadmissionpolicybindings,\
+    validatingwebhookconfigurations";
+/// Kinds in its namespace.
+const NAMESPACED: &str = "all,configmaps,leases,networkpolicies,poddisruptionbudgets,rolebindings,roles,secrets,\
+    serviceaccounts";
+/// What Kubernetes itself puts into each namespace.
+const OF_KUBERNETES: [&str; 2] = ["configmap/kube-root-ca.crt", "serviceaccount/default"];
+/// Made by this test cluster, not by the chart.
+const OF_THE_CLUSTER: &str = "ferrovirt:kubelet-api";
+
+/// Uninstalls Ferrovirt; only the definitions of its kinds may be left.
+///
+/// # Errors
+/// When Helm refuses, or something is left.
+pub fn uninstall(target: &Target, progress: &Progress) -> Result<()> {
+    progress.step("uninstalling the chart");
+    let mut helm = target.helm(&["uninstall", "ferrovirt", "--namespace", NAMESPACE, "--timeout", "4m"]);
+    run("uninstalling the chart", &mut helm).map_err(|error| with_diagnosis(error, target))?;
+
+    let kubectl = &target.kubectl;
+    let cluster = kubectl.run("listing what is left", &["get", CLUSTER_WIDE, "-o", "name"])?;
+    let namespace = kubectl.run("listing what is left", &["get", NAMESPACED, "-n", NAMESPACE, "-o", "name"])?;
+    let keys = "jsonpath={range .items[*]}{.metadata.labels}{.metadata.annotations}{end}";
+    let nodes = kubectl.run("looking at the nodes", &["get", "nodes", "-o", keys])?;
+    let left = left_over(&cluster, &namespace, &nodes);
+    if left.is_empty() {
+        progress.step("nothing is left but the definitions");
+        return Ok(());
+    }
+    Err(Error::Refused(format!("uninstalling left {}", left.join(", "))))
+}
+
+/// The names of what an installation left, from the names in the cluster and in its namespace, and the labels and
+/// annotations of the nodes.
+fn left_over(cluster: &str, namespace: &str, nodes: &str) -> Vec<String> {
+    let ours =
+        |name: &&str| (name.contains("virt")) && !name.contains(OF_THE_CLUSTER) && !is_served_by_definitions(name);
+    let cluster = cluster.lines().filter(ours);
+    // A pod that is on its way out is named until kubelet has seen to it.
+    let namespace = namespace.lines().filter(|name| !OF_KUBERNETES.contains(name) && !name.is_empty());
+    let nodes = nodes.contains("kubevirt.io/").then_some("labels or annotations of nodes");
+    cluster.chain(namespace).chain(nodes).map(str::to_owned).collect()
+}
+
+/// Whether the API server made this APIService for a definition, which stays.
+fn is_served_by_definitions(name: &str) -> bool {
+    name.strip_prefix("apiservice.apiregistration.k8s.io/")
+        .is_some_and(|service| service.ends_with("kubevirt.io") && !service.contains("subresources"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definitions_and_what_kubernetes_makes_are_no_left_overs() {
+        let cluster = "apiservice.apiregistration.k8s.io/v1.kubevirt.io\n\
+            clusterrolebinding.rbac.authorization.k8s.io/ferrovirt:kubelet-api\n\
+            clusterrole.rbac.authorization.k8s.io/view\n";
+        let namespace = "configmap/kube-root-ca.crt\nserviceaccount/default\n";
+        assert!(left_over(cluster, namespace, r#"{"kubernetes.io/hostname":"a"}"#).is_empty());
+    }
+
+    #[test]
+    fn each_left_over_is_named() {
+        let cluster = "apiservice.apiregistration.k8s.io/v1.subresources.kubevirt.io\n\
+            clusterrole.rbac.authorization.k8s.io/kubevirt.io:view\n";
+        let left = left_over(cluster, "secret/kubevirt-ca\n", r#"{"kubevirt.io/schedulable":"true"}"#);
+        assert_eq!(
+            left,
+            [
+                "apiservice.apiregistration.k8s.io/v1.subresources.kubevirt.io",
+                "clusterrole.rbac.authorization.k8s.io/kubevirt.io:view",
+                "secret/kubevirt-ca",
+                "labels or annotations of nodes",
+            ]
+        );
+    }
+}
