@@ -31,3 +31,20 @@ pub fn kubeconfig() -> PathBuf {
 pub fn kubectl_virt() -> PathBuf {
     std::env::var_os("KUBECTL_VIRT").map_or_else(|| repository().join("build/bin/kubectl-virt"), PathBuf::from)
 }
+
+/// Where the images of processes and guests come from: `REGISTRY`, as for `make push` and `make up`, else the name under
+/// which the test cluster's nodes have them.
+#[must_use]
+pub fn registry() -> String {
+    std::env::var("REGISTRY").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| OWN_REGISTRY.to_owned())
+}
+
+/// The prefix of images in manifests.
+const OWN_REGISTRY: &str = "ferrovirt.io";
+
+/// The manifest with the images of the registry in use.
+fn with_images(manifest: &str) -> String {
+    ["guests/", "toolbox:"].into_iter().fold(manifest.to_owned(), |text, image| {
+        text.replace(&format!("{OWN_REGISTRY}/{image}"), &format!("{}/{image}", registry()))
+    })
+}

@@ -40,7 +40,7 @@ impl Story {
                 "hostPID": true, "hostNetwork": true, "terminationGracePeriodSeconds": 0,
                 "automountServiceAccountToken": false,
                 "containers": [{
-                    "name": "node", "image": "ferrovirt.io/toolbox:devel", "imagePullPolicy": "IfNotPresent",
+                    "name": "node", "image": format!("{}/toolbox:devel", crate::registry()), "imagePullPolicy": "IfNotPresent",
                     "command": ["sleep", "600"],
                     "securityContext": {"privileged": true, "runAsUser": 0},
                     "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true}],

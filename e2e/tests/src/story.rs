@@ -144,7 +144,7 @@ impl Story {
     /// # Errors
     /// What the API server says against it.
     pub async fn apply(&self, manifest: &str) -> Result<()> {
-        for document in serde_yaml::Deserializer::from_str(manifest) {
+        for document in serde_yaml::Deserializer::from_str(&crate::with_images(manifest)) {
             let mut value = Value::deserialize(document).context("manifest is not YAML")?;
             if value.is_null() {
                 continue;

@@ -7,6 +7,8 @@
 mod access;
 mod boot;
 mod faults;
+mod guest_agent;
+mod installation;
 mod lifecycle;
 mod manifests;
 mod network;
