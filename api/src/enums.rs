@@ -116,6 +116,46 @@ impl VmiPhase {
 }
 
 words! {
+    /// Place in the life of a migration.
+    ///
+    /// ```text
+    /// "" -> Pending -> Scheduling -> Scheduled -> PreparingTarget -> TargetReady -> Running -> Succeeded | Failed
+    /// between clusters, before Pending: "" -> WaitingForSync (receiving) | Synchronizing (sending)
+    /// ```
+    MigrationPhase {
+        /// No phase yet.
+        Unset = "",
+        /// The receiving half waits for the sending half.
+        WaitingForSync = "WaitingForSync",
+        /// The sending half tells the receiving half of the machine.
+        Synchronizing = "Synchronizing",
+        /// Accepted, in the queue.
+        Pending = "Pending",
+        /// The target pod exists.
+        Scheduling = "Scheduling",
+        /// The target pod runs on its node.
+        Scheduled = "Scheduled",
+        /// The target node gets the machine's devices ready.
+        PreparingTarget = "PreparingTarget",
+        /// The target waits for the guest.
+        TargetReady = "TargetReady",
+        /// The guest is copied.
+        Running = "Running",
+        /// The guest runs at the target.
+        Succeeded = "Succeeded",
+        /// The guest stayed where it was, or was lost.
+        Failed = "Failed",
+    } default Unset
+}
+
+impl MigrationPhase {
+    /// Whether the migration is over.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+words! {
     /// When a VM's machine runs.
     RunStrategy {
         /// Always; started again whenever it ends.

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
-use api::{KubeVirt, VirtualMachine, VirtualMachineInstance};
+use api::{
+    KubeVirt, MigrationPolicy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    VirtualMachineInstancePreset, VirtualMachinePool,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -70,6 +73,67 @@ fn virtual_machine_survives() {
 #[test]
 fn virtual_machine_instance_survives() {
     round_trip::<VirtualMachineInstance>(include_str!("data/virtualmachineinstance.json"));
+}
+
+#[test]
+fn migration_survives() {
+    round_trip::<VirtualMachineInstanceMigration>(include_str!("data/virtualmachineinstancemigration.json"));
+}
+
+#[test]
+fn preset_survives() {
+    round_trip::<VirtualMachineInstancePreset>(include_str!("data/virtualmachineinstancepreset.json"));
+}
+
+#[test]
+fn pool_survives() {
+    round_trip::<VirtualMachinePool>(include_str!("data/virtualmachinepool.json"));
+}
+
+#[test]
+fn migration_policy_survives() {
+    round_trip::<MigrationPolicy>(include_str!("data/migrationpolicy.json"));
+}
+
+/// Properties of a schema that a sample does not set, but for those below `shared` fields, which have samples of their
+/// own.
+fn unset(path: &str, schema: &Value, sample: Option<&Value>, shared: &[&str], found: &mut Vec<String>) {
+    let Some(sample) = sample else {
+        found.push(path.to_owned());
+        return;
+    };
+    if let Some(items) = schema.get("items") {
+        unset(&format!("{path}[]"), items, sample.get(0), shared, found);
+    }
+    for (name, inner) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+        if !shared.contains(&name.as_str()) {
+            unset(&format!("{path}.{name}"), inner, sample.get(name), shared, found);
+        }
+    }
+}
+
+#[test]
+fn samples_set_every_field() {
+    for (kind, text, shared) in [
+        (
+            "VirtualMachineInstanceMigration",
+            include_str!("data/virtualmachineinstancemigration.json"),
+            &["metadata"][..],
+        ),
+        ("VirtualMachineInstancePreset", include_str!("data/virtualmachineinstancepreset.json"), &["metadata", "domain"]),
+        ("VirtualMachinePool", include_str!("data/virtualmachinepool.json"), &["metadata"]),
+        ("MigrationPolicy", include_str!("data/migrationpolicy.json"), &["metadata"]),
+    ] {
+        let mut schema = api::crds::schema(kind).unwrap();
+        if let Some(template) = schema.pointer_mut("/properties/spec/properties/virtualMachineTemplate/properties") {
+            // The spec of VMs has a sample of its own.
+            template["spec"] = json!({});
+        }
+        let sample: Value = serde_json::from_str(text).unwrap();
+        let mut found = vec![];
+        unset("", &schema, Some(&sample), shared, &mut found);
+        assert!(found.is_empty(), "{kind}: {}", found.join(", "));
+    }
 }
 
 #[test]
