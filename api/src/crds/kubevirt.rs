@@ -4,13 +4,14 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
-use super::{CONDITION, CrdError, Definition, Rule, embedded_metadata};
+use super::{CONDITION, CrdError, Definition, Rule, embedded_metadata, migration};
 use crate::{KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet};
 
 /// Old version of the group's kinds, still served.
-const OLD: &str = "v1alpha3";
+pub(super) const OLD: &str = "v1alpha3";
 
-const V1ALPHA3_WARNING: &str = "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
+/// What clients of the old version are told.
+pub(super) const V1ALPHA3_WARNING: &str = "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
 
 /// Rules below a machine's spec.
 pub(super) const VMI_SPEC: &[Rule] = &[
@@ -62,12 +63,6 @@ const VMI_STATUS: &[Rule] = &[
     ("migratedVolumes[].sourcePVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
     ("migratedVolumes[].destinationPVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
     ("volumeStatus[].persistentVolumeClaimInfo.filesystemOverhead", CLAIM_OVERHEAD),
-    ("migrationState.migrationConfiguration.maxDowntimeMs", || json!({"minimum": 1, "maximum": 2_000_000})),
-    ("migrationState.migrationConfiguration.experimental.compression", || json!({"enum": ["none", "zstd"]})),
-    (
-        "migrationState.migrationConfiguration.experimental.stallDetector.stallMargin",
-        || json!({"minimum": 0, "maximum": 100}),
-    ),
 ];
 
 /// Rules below a virtual machine's spec, without those of its template's spec.
@@ -127,6 +122,7 @@ pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
             .rules("spec", VMI_SPEC)?
             .rules("status", CONDITION)?
             .rules("status", VMI_STATUS)?
+            .rules("status.migrationState.migrationConfiguration", migration::OPTIONS)?
             .without_status_subresource()
             .deprecated_version(OLD, V1ALPHA3_WARNING)
             .finish()?,

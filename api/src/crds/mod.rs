@@ -8,6 +8,9 @@ use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 mod kubevirt;
+mod migration;
+mod pool;
+mod preset;
 
 /// Why a definition cannot be made.
 #[derive(Debug, Error)]
@@ -31,7 +34,7 @@ pub enum CrdError {
 const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
 /// Fields of Kubernetes' own types: their long descriptions are left out to keep the definitions small.
-const FOREIGN: [&str; 14] = [
+const FOREIGN: [&str; 15] = [
     "affinity",
     "dnsConfig",
     "exec",
@@ -40,6 +43,7 @@ const FOREIGN: [&str; 14] = [
     "labelSelector",
     "namespaceLabelSelector",
     "nodeLabelSelector",
+    "nodeSelectorRequirementMatcher",
     "pvc",
     "selector",
     "storage",
@@ -65,7 +69,12 @@ fn embedded_metadata() -> Value {
 
 /// All definitions of this version, in the order they are installed.
 pub fn all() -> Result<Vec<CustomResourceDefinition>, CrdError> {
-    let groups: &[fn() -> Result<Vec<CustomResourceDefinition>, CrdError>] = &[kubevirt::definitions];
+    let groups: &[fn() -> Result<Vec<CustomResourceDefinition>, CrdError>] = &[
+        kubevirt::definitions,
+        preset::definitions,
+        migration::definitions,
+        pool::definitions,
+    ];
     let mut definitions = vec![];
     for group in groups {
         definitions.extend(group()?);
@@ -153,10 +162,13 @@ impl Definition {
     }
 
     /// Serves an older version with the same schema, listed before those there are; with a warning, if one is given.
-    #[allow(dead_code, reason = "for the groups that had an earlier version")]
     fn older_version(mut self, name: &str, warning: Option<&str>) -> Self {
         self.add_version(name, true, warning);
         self
+    }
+
+    fn versions(&mut self) -> &mut [Value] {
+        self.crd.pointer_mut("/spec/versions").and_then(Value::as_array_mut).map_or(&mut [], Vec::as_mut_slice)
     }
 
     fn add_version(&mut self, name: &str, first: bool, warning: Option<&str>) {
@@ -169,6 +181,31 @@ impl Definition {
             other["deprecationWarning"] = json!(warning);
         }
         versions.insert(if first { 0 } else { versions.len() }, other);
+    }
+
+    /// Warns the clients of a version.
+    fn deprecate(mut self, name: &str, warning: &str) -> Self {
+        for version in self.versions().iter_mut().filter(|version| version["name"] == json!(name)) {
+            version["deprecated"] = json!(true);
+            version["deprecationWarning"] = json!(warning);
+        }
+        self
+    }
+
+    /// Stores objects in a version other than the derived one.
+    fn stored_in(mut self, name: &str) -> Self {
+        for version in self.versions() {
+            version["storage"] = json!(version["name"] == json!(name));
+        }
+        self
+    }
+
+    /// Lets objects come without a spec, as the API server sees it; admission wants one.
+    fn spec_optional(mut self) -> Self {
+        if let Ok(Some(root)) = self.root().map(Value::as_object_mut) {
+            root.remove("required");
+        }
+        self
     }
 
     /// Says outright that versions are not converted.
@@ -228,8 +265,8 @@ fn normalize(node: &mut Value, bare: bool) {
             if let (Some(description), Some(property)) = (description, property.as_object_mut()) {
                 property.insert("description".to_owned(), description);
             }
-            if name == "port" || name == "targetPort" {
-                // A port is a number or a name, not an amount.
+            if ["maxUnavailable", "port", "targetPort"].contains(&name.as_str()) {
+                // A number or a name, or a percentage, not an amount.
                 if let Some(port) = property.as_object_mut() {
                     port.remove("pattern");
                 }
