@@ -24,7 +24,9 @@ pub mod vm;
 pub mod vmi;
 
 pub use condition::Condition;
-pub use enums::{EvictionStrategy, MigrationPhase, PrintableStatus, RunStrategy, StartStrategy, StateChangeAction, VmiPhase};
+pub use enums::{
+    EvictionStrategy, MigrationPhase, PrintableStatus, RunStrategy, StartStrategy, StateChangeAction, VmiPhase,
+};
 pub use kubevirt::spec::KubeVirt;
 pub use migration::VirtualMachineInstanceMigration;
 pub use policy::MigrationPolicy;

@@ -34,6 +34,14 @@ pub fn units(quantity: &Quantity) -> Result<i64, QuantityError> {
     parse(&quantity.0, 0)
 }
 
+/// Whether the quantity is a whole number of thousandths. One too large to tell is taken for whole.
+pub fn has_whole_milli(quantity: &Quantity) -> bool {
+    match (parse(&quantity.0, 3), parse(&quantity.0, 9)) {
+        (Ok(milli), Ok(nano)) => milli.checked_mul(1_000_000) == Some(nano),
+        _ => true,
+    }
+}
+
 /// A number of bytes as a quantity, with the largest binary suffix that divides it.
 pub fn bytes(bytes: i64) -> Quantity {
     for (suffix, power) in BINARY.iter().rev() {

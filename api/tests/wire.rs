@@ -120,7 +120,11 @@ fn samples_set_every_field() {
             include_str!("data/virtualmachineinstancemigration.json"),
             &["metadata"][..],
         ),
-        ("VirtualMachineInstancePreset", include_str!("data/virtualmachineinstancepreset.json"), &["metadata", "domain"]),
+        (
+            "VirtualMachineInstancePreset",
+            include_str!("data/virtualmachineinstancepreset.json"),
+            &["metadata", "domain"],
+        ),
         ("VirtualMachinePool", include_str!("data/virtualmachinepool.json"), &["metadata"]),
         ("MigrationPolicy", include_str!("data/migrationpolicy.json"), &["metadata"]),
     ] {

@@ -11,7 +11,8 @@ use crate::{KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInst
 pub(super) const OLD: &str = "v1alpha3";
 
 /// What clients of the old version are told.
-pub(super) const V1ALPHA3_WARNING: &str = "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
+pub(super) const V1ALPHA3_WARNING: &str =
+    "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
 
 /// Rules below a machine's spec.
 pub(super) const VMI_SPEC: &[Rule] = &[

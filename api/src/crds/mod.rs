@@ -69,12 +69,8 @@ fn embedded_metadata() -> Value {
 
 /// All definitions of this version, in the order they are installed.
 pub fn all() -> Result<Vec<CustomResourceDefinition>, CrdError> {
-    let groups: &[fn() -> Result<Vec<CustomResourceDefinition>, CrdError>] = &[
-        kubevirt::definitions,
-        preset::definitions,
-        migration::definitions,
-        pool::definitions,
-    ];
+    let groups: &[fn() -> Result<Vec<CustomResourceDefinition>, CrdError>] =
+        &[kubevirt::definitions, preset::definitions, migration::definitions, pool::definitions];
     let mut definitions = vec![];
     for group in groups {
         definitions.extend(group()?);
