@@ -3,21 +3,26 @@
 //! Everything here is data and pure functions; nothing does IO. The wire form (field names, which fields are
 //! always present, which are left out when empty) is the one clients of the API know.
 
+pub mod backup;
+pub mod clone;
 pub mod condition;
 pub mod config;
 pub mod constants;
 pub mod crds;
 pub mod duration;
 pub mod enums;
+pub mod export;
 pub mod gates;
 pub mod kubevirt;
 pub mod migration;
 pub mod overhead;
+pub mod plugin;
 pub mod policy;
 pub mod pool;
 pub mod preset;
 pub mod quantity;
 pub mod replicaset;
+pub mod snapshot;
 pub mod subresources;
 pub mod tls;
 pub mod vm;

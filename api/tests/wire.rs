@@ -5,6 +5,11 @@
 use api::{
     KubeVirt, MigrationPolicy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VirtualMachineInstancePreset, VirtualMachinePool,
+    backup::{VirtualMachineBackup, VirtualMachineBackupTracker},
+    clone::VirtualMachineClone,
+    export::VirtualMachineExport,
+    plugin::Plugin,
+    snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -73,6 +78,46 @@ fn virtual_machine_survives() {
 #[test]
 fn virtual_machine_instance_survives() {
     round_trip::<VirtualMachineInstance>(include_str!("data/virtualmachineinstance.json"));
+}
+
+#[test]
+fn snapshot_survives() {
+    round_trip::<VirtualMachineSnapshot>(include_str!("data/virtualmachinesnapshot.json"));
+}
+
+#[test]
+fn snapshot_content_survives() {
+    round_trip::<VirtualMachineSnapshotContent>(include_str!("data/virtualmachinesnapshotcontent.json"));
+}
+
+#[test]
+fn restore_survives() {
+    round_trip::<VirtualMachineRestore>(include_str!("data/virtualmachinerestore.json"));
+}
+
+#[test]
+fn export_survives() {
+    round_trip::<VirtualMachineExport>(include_str!("data/virtualmachineexport.json"));
+}
+
+#[test]
+fn clone_survives() {
+    round_trip::<VirtualMachineClone>(include_str!("data/virtualmachineclone.json"));
+}
+
+#[test]
+fn backup_survives() {
+    round_trip::<VirtualMachineBackup>(include_str!("data/virtualmachinebackup.json"));
+}
+
+#[test]
+fn backup_tracker_survives() {
+    round_trip::<VirtualMachineBackupTracker>(include_str!("data/virtualmachinebackuptracker.json"));
+}
+
+#[test]
+fn plugin_survives() {
+    round_trip::<Plugin>(include_str!("data/plugin.json"));
 }
 
 #[test]
