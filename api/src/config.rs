@@ -228,6 +228,8 @@ pub struct ClusterConfig {
     pub tls: TlsConfiguration,
     /// Show VGA instead of bochs to EFI guests.
     pub vga_display_for_efi: bool,
+    /// Whether virt-template is not switched off; its gate counts too.
+    pub virt_template: bool,
     /// Feature gates turned on.
     pub feature_gates: Vec<String>,
     /// Feature gates turned off.
@@ -311,6 +313,7 @@ impl Default for ClusterConfig {
             support_container_resources: BTreeMap::new(),
             tls: TlsConfiguration::default(),
             vga_display_for_efi: false,
+            virt_template: true,
             feature_gates: Vec::new(),
             disabled_feature_gates: Vec::new(),
             log_verbosity: LogVerbosity::default(),
@@ -358,6 +361,8 @@ impl ClusterConfig {
         }
         config.vga_display_for_efi =
             object.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(VGA_DISPLAY_EFI));
+        config.virt_template =
+            from.virt_template_deployment.as_ref().and_then(|deployment| deployment.enabled).unwrap_or(true);
         config.overlay_developer(from)?;
         config.overlay_machine(from)?;
         config.overlay_network(from)?;

@@ -75,7 +75,7 @@ pub(super) const VM_SPEC: &[Rule] = &[
     ("dataVolumeTemplates[].spec.contentType", || json!({"enum": ["kubevirt", "archive"]})),
 ];
 
-const VM_STATUS: &[Rule] = &[
+pub(super) const VM_STATUS: &[Rule] = &[
     ("printableStatus", || json!({"default": "Stopped"})),
     ("volumeUpdateState.volumeMigrationState.migratedVolumes[].sourcePVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
     ("volumeUpdateState.volumeMigrationState.migratedVolumes[].destinationPVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
