@@ -172,6 +172,18 @@ fn samples_set_every_field() {
         ),
         ("VirtualMachinePool", include_str!("data/virtualmachinepool.json"), &["metadata"]),
         ("MigrationPolicy", include_str!("data/migrationpolicy.json"), &["metadata"]),
+        ("VirtualMachineSnapshot", include_str!("data/virtualmachinesnapshot.json"), &["metadata"]),
+        ("VirtualMachineRestore", include_str!("data/virtualmachinerestore.json"), &["metadata"]),
+        ("VirtualMachineExport", include_str!("data/virtualmachineexport.json"), &["metadata"]),
+        ("VirtualMachineClone", include_str!("data/virtualmachineclone.json"), &["metadata"]),
+        ("VirtualMachineBackup", include_str!("data/virtualmachinebackup.json"), &["metadata"]),
+        ("VirtualMachineBackupTracker", include_str!("data/virtualmachinebackuptracker.json"), &["metadata"]),
+        (
+            "VirtualMachineSnapshotContent",
+            include_str!("data/virtualmachinesnapshotcontent.json"),
+            &["metadata", "virtualMachine", "persistentVolumeClaim"],
+        ),
+        ("Plugin", include_str!("data/plugin.json"), &["metadata", "sidecar"]),
     ] {
         let mut schema = api::crds::schema(kind).unwrap();
         if let Some(template) = schema.pointer_mut("/properties/spec/properties/virtualMachineTemplate/properties") {
