@@ -5,6 +5,7 @@
 #![allow(missing_docs, reason = "tests say what they are by their names")]
 
 mod access;
+mod actions;
 mod boot;
 mod faults;
 mod guest_agent;
@@ -14,3 +15,5 @@ mod manifests;
 mod network;
 mod refusals;
 mod replicas;
+mod rights;
+mod streams;

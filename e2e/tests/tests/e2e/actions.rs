@@ -1,0 +1,169 @@
+//! Actions on machines: what they do, what a dry run leaves alone, and what they answer in the wrong state.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Story, story};
+use http::{Method, Request};
+use serde_json::{Value, json};
+
+use crate::manifests;
+
+#[test]
+fn guest_reboots_by_soft_reboot_and_by_reset() {
+    story("reboot", async |s| {
+        s.apply(&manifests::kernel_vmi("box")).await?;
+        let before = s.wait_running("box").await?;
+        for action in ["softreboot", "reset"] {
+            let mut console = s.console_again("box", "root", "ferrovirt").await?;
+            console.run("touch /tmp/before").await?;
+            console.leave().await?;
+            let (code, said) = put(s, "virtualmachineinstances/box", action, &json!({})).await?;
+            ensure!(code == 200, "{action}: {code} {said}");
+            // A file in memory is gone when the guest has booted anew.
+            let deadline = tokio::time::Instant::now() + Duration::from_secs(90);
+            loop {
+                let mut console = s.console_again("box", "root", "ferrovirt").await?;
+                let gone = console.run("test -e /tmp/before").await.is_ok_and(|(_, code)| code != 0);
+                console.leave().await.ok();
+                if gone {
+                    break;
+                }
+                ensure!(tokio::time::Instant::now() < deadline, "the guest did not reboot by {action}");
+            }
+        }
+        let after = s.get("vmi", "box").await?;
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "a reboot keeps the machine");
+        ensure!(after["status"]["phase"] == "Running", "the machine is {}", after["status"]["phase"]);
+        Ok(())
+    });
+}
+
+#[test]
+fn dry_runs_change_nothing() {
+    story("dryrun", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        let before = s.wait_running("box").await?;
+        let dry = json!({"dryRun": ["All"]});
+        for (object, action) in [
+            ("virtualmachines/box", "stop"),
+            ("virtualmachines/box", "restart"),
+            ("virtualmachineinstances/box", "pause"),
+        ] {
+            let (code, said) = put(s, object, action, &dry).await?;
+            ensure!(code < 300, "{action}: {code} {said}");
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let after = s.get("vmi", "box").await?;
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the machine was started anew");
+        ensure!(condition(&after, "Paused").is_none(), "the machine was paused");
+        let vm = s.get("vm", "box").await?;
+        ensure!(vm["spec"]["runStrategy"] == "Always", "the run strategy was changed");
+        ensure!(vm["status"]["stateChangeRequests"].is_null(), "a request was recorded: {}", vm["status"]);
+        Ok(())
+    });
+}
+
+#[test]
+fn machine_starts_paused_and_goes_on_when_told() {
+    story("paused", async |s| {
+        s.apply(&manifests::vm("box", "Manual")).await?;
+        s.wait("vm", "box", "be Stopped", Duration::from_secs(20), |vm| vm["status"]["printableStatus"] == "Stopped")
+            .await?;
+        s.virt(&["start", "box", "--paused"]).await?;
+        let paused = |vmi: &Value| condition(vmi, "Paused").is_some_and(|c| c["status"] == "True");
+        s.wait("vmi", "box", "be paused", Duration::from_secs(60), paused).await?;
+        s.virt(&["unpause", "vm", "box"]).await?;
+        s.wait("vmi", "box", "go on", Duration::from_secs(20), |vmi| !paused(vmi)).await?;
+        let mut console = s.console("box")?;
+        console.login("root", "story").await?;
+        console.leave().await
+    });
+}
+
+#[test]
+fn wrong_state_is_answered_with_a_conflict_and_unknown_machine_with_not_found() {
+    story("wrong", async |s| {
+        s.apply(&manifests::vm("off", "Halted")).await?;
+        s.wait("vm", "off", "be Stopped", Duration::from_secs(20), |vm| vm["status"]["printableStatus"] == "Stopped")
+            .await?;
+        for (method, object, subresource, body, codes) in [
+            (Method::PUT, "virtualmachines/off", "stop", json!({}), [409, 409]),
+            (Method::PUT, "virtualmachines/off", "restart", json!({}), [409, 404]),
+            (Method::PUT, "virtualmachineinstances/off", "pause", json!({}), [404, 404]),
+            (Method::PUT, "virtualmachineinstances/off", "freeze", json!({}), [404, 404]),
+            (Method::GET, "virtualmachineinstances/off", "guestosinfo", Value::Null, [404, 404]),
+            (Method::GET, "virtualmachineinstances/off", "console", Value::Null, [404, 400]),
+            (Method::PUT, "virtualmachines/none", "start", json!({}), [404, 404]),
+            (Method::GET, "virtualmachines/none", "expand-spec", Value::Null, [404, 404]),
+            (Method::GET, "virtualmachines/off", "no-such-subresource", Value::Null, [404, 404]),
+            (Method::DELETE, "virtualmachines/off", "start", Value::Null, [405, 405]),
+        ] {
+            let (code, status) = call(s, &method, object, subresource, &body).await?;
+            ensure!(codes.contains(&code), "{method} {object}/{subresource}: {code} {status}");
+            ensure!(!status.trim().is_empty(), "{method} {object}/{subresource}: {code} without a word");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_not_available_yet_says_so() {
+    story("later", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        s.wait_running("box").await?;
+        let volume = json!({"name": "more", "disk": {"disk": {"bus": "scsi"}},
+            "volumeSource": {"persistentVolumeClaim": {"claimName": "more", "hotpluggable": true}}});
+        for (object, subresource, body) in [
+            ("virtualmachines/box", "migrate", json!({})),
+            ("virtualmachines/box", "addvolume", volume.clone()),
+            ("virtualmachineinstances/box", "addvolume", volume),
+            ("virtualmachines/box", "memorydump", json!({"claimName": "dump"})),
+            ("virtualmachineinstances/box", "backup", json!({})),
+        ] {
+            let (code, said) = put(s, object, subresource, &body).await?;
+            ensure!((400..600).contains(&code), "{object}/{subresource} was accepted: {code} {said}");
+            ensure!(!said.trim().is_empty(), "{object}/{subresource}: {code} without a word");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn specification_is_expanded_and_the_objects_of_a_machine_are_told() {
+    story("queries", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        s.wait_running("box").await?;
+        let (code, expanded) = call(s, &Method::GET, "virtualmachines/box", "expand-spec", &Value::Null).await?;
+        ensure!(code == 200, "expand-spec: {code} {expanded}");
+        let expanded: Value = serde_json::from_str(&expanded).context("expand-spec is not JSON")?;
+        ensure!(expanded["kind"] == "VirtualMachine", "{}", expanded["kind"]);
+        ensure!(expanded["spec"]["template"]["spec"]["domain"]["memory"]["guest"] == "128Mi", "{expanded}");
+        for object in ["virtualmachines/box", "virtualmachineinstances/box"] {
+            let (code, graph) = call(s, &Method::GET, object, "objectgraph", &Value::Null).await?;
+            ensure!(code == 200, "objectgraph: {code} {graph}");
+            ensure!(graph.contains("box"), "{graph}");
+        }
+        Ok(())
+    });
+}
+
+fn condition<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == name)
+}
+
+async fn put(s: &Story, object: &str, subresource: &str, body: &Value) -> Result<(u16, String)> {
+    call(s, &Method::PUT, object, subresource, body).await
+}
+
+/// Status and text of a call of a subresource.
+async fn call(s: &Story, method: &Method, object: &str, subresource: &str, body: &Value) -> Result<(u16, String)> {
+    let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{}/{object}/{subresource}", s.namespace);
+    let request = Request::builder().method(method).uri(&path).header("Content-Type", "application/json");
+    let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(body)? };
+    match s.client.request_text(request.body(body)?).await {
+        Ok(text) => Ok((200, text)),
+        Err(kube::Error::Api(status)) => Ok((status.code, status.message)),
+        Err(error) => Err(error).with_context(|| format!("{method} {path}")),
+    }
+}

@@ -1,0 +1,159 @@
+//! The rights of the roles that users get: each subresource, asked for by each kind of user through the API server.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Story, story};
+use http::{Method, Request};
+
+/// Who may use a subresource: the roles that Kubernetes hands out in a namespace.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum May {
+    /// `admin` only.
+    Admin,
+    /// `admin` and `edit`.
+    Edit,
+    /// `admin`, `edit` and `view`.
+    View,
+    /// No role of a namespace.
+    Nobody,
+}
+
+use May::{Admin, Edit, Nobody, View};
+
+const GET: Method = Method::GET;
+const PUT: Method = Method::PUT;
+const VM: &str = "virtualmachines/none";
+const VMI: &str = "virtualmachineinstances/none";
+
+/// Verb, object, subresource, and who may.
+const RIGHTS: &[(Method, &str, &str, May)] = &[
+    (GET, VMI, "console", Edit),
+    (GET, VMI, "vnc", Edit),
+    (GET, VMI, "portforward/80", Edit),
+    (GET, VMI, "usbredir", Edit),
+    (GET, VMI, "vnc/screenshot", Admin),
+    (GET, VMI, "guestosinfo", View),
+    (GET, VMI, "filesystemlist", View),
+    (GET, VMI, "userlist", View),
+    (GET, VMI, "sev/fetchcertchain", View),
+    (GET, VMI, "sev/querylaunchmeasurement", View),
+    (GET, VMI, "objectgraph", View),
+    (GET, VM, "objectgraph", View),
+    (PUT, VMI, "pause", Edit),
+    (PUT, VMI, "unpause", Edit),
+    (PUT, VMI, "addvolume", Edit),
+    (PUT, VMI, "removevolume", Edit),
+    (PUT, VMI, "freeze", Edit),
+    (PUT, VMI, "unfreeze", Edit),
+    (PUT, VMI, "softreboot", Edit),
+    (PUT, VMI, "reset", Edit),
+    (PUT, VMI, "sev/setupsession", Edit),
+    (PUT, VMI, "sev/injectlaunchsecret", Edit),
+    (PUT, VMI, "evacuate/cancel", Edit),
+    (GET, VM, "expand-spec", View),
+    (GET, VM, "portforward/80", Edit),
+    (PUT, VM, "start", Edit),
+    (PUT, VM, "stop", Edit),
+    (PUT, VM, "restart", Edit),
+    (PUT, VM, "addvolume", Edit),
+    (PUT, VM, "removevolume", Edit),
+    (PUT, VM, "memorydump", Edit),
+    (PUT, VM, "removememorydump", Edit),
+    (PUT, VM, "evacuate/cancel", Edit),
+    (PUT, VM, "migrate", Nobody),
+    (GET, VMI, "vsock", Nobody),
+    (PUT, VMI, "backup", Nobody),
+    (PUT, VMI, "redefine-checkpoint", Nobody),
+];
+
+#[test]
+fn each_role_reaches_the_subresources_it_should_and_no_other() {
+    story("rights", async |s| {
+        let users = bind_roles(s).await?;
+        let mut wrong = Vec::new();
+        for version in ["v1", "v1alpha3"] {
+            for (verb, object, subresource, may) in RIGHTS {
+                for (user, role) in &users {
+                    let path = format!(
+                        "/apis/subresources.kubevirt.io/{version}/namespaces/{}/{object}/{subresource}",
+                        s.namespace
+                    );
+                    // No such machine exists: whoever may ask learns that, all others only that they may not ask.
+                    let permitted = code(s, verb, &path, user).await? != 403;
+                    let expected = match may {
+                        Admin => *role == "admin",
+                        Edit => ["admin", "edit"].contains(role),
+                        View => ["admin", "edit", "view"].contains(role),
+                        Nobody => false,
+                    };
+                    if permitted != expected {
+                        wrong.push(format!("{role}: {verb} {version} {object}/{subresource} permitted: {permitted}"));
+                    }
+                }
+            }
+        }
+        ensure!(wrong.is_empty(), "{} of the rights are wrong:\n{}", wrong.len(), wrong.join("\n"));
+        Ok(())
+    });
+}
+
+#[test]
+fn everybody_who_is_authenticated_reads_the_version_only() {
+    story("version", async |s| {
+        for (path, expected) in [
+            ("/apis/subresources.kubevirt.io/v1/version", 200),
+            ("/apis/subresources.kubevirt.io/v1/healthz", 200),
+            ("/apis/subresources.kubevirt.io/v1", 200),
+        ] {
+            let code = code(s, &GET, path, "nobody-at-all").await?;
+            ensure!(code == expected, "{path}: {code} instead of {expected}");
+        }
+        Ok(())
+    });
+}
+
+/// Users and their roles: those of a namespace, one without any, and a service account without any.
+async fn bind_roles(s: &Story) -> Result<Vec<(String, &'static str)>> {
+    let mut users = Vec::new();
+    for role in ["admin", "edit", "view"] {
+        let user = format!("{role}-{}", s.namespace);
+        s.apply(&format!(
+            "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: {role}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {role}}}
+subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {user}}}]
+"
+        ))
+        .await?;
+        users.push((user, role));
+    }
+    users.push(("nobody-at-all".to_owned(), "nobody"));
+    users.push((format!("system:serviceaccount:{}:default", s.namespace), "service account"));
+    // Bindings are cached by the API server: the last one must have come.
+    let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{}/{VM}/expand-spec", s.namespace);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while code(s, &GET, &path, &format!("view-{}", s.namespace)).await? == 403 {
+        ensure!(tokio::time::Instant::now() < deadline, "a viewer may not read what viewers may");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    Ok(users)
+}
+
+/// The HTTP status of a call in the name of the user.
+async fn code(s: &Story, verb: &Method, path: &str, user: &str) -> Result<u16> {
+    let request = Request::builder()
+        .method(verb)
+        .uri(path)
+        .header("Impersonate-User", user)
+        .header("Content-Type", "application/json");
+    // A service account is of the groups its token would name; without groups nobody is authenticated.
+    let request = ["system:authenticated"].iter().fold(request, |r, group| r.header("Impersonate-Group", *group));
+    match s.client.request_text(request.body(Vec::new())?).await {
+        Ok(_) => Ok(200),
+        Err(kube::Error::Api(status)) => Ok(status.code),
+        Err(error) => Err(error).with_context(|| format!("{verb} {path} as {user}")),
+    }
+}
