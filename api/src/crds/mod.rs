@@ -72,9 +72,12 @@ fn embedded_metadata() -> Value {
     json!({"nullable": true, "x-kubernetes-preserve-unknown-fields": true})
 }
 
+/// Makes the definitions of a group.
+type Group = fn() -> Result<Vec<CustomResourceDefinition>, CrdError>;
+
 /// All definitions of this version, in the order they are installed.
 pub fn all() -> Result<Vec<CustomResourceDefinition>, CrdError> {
-    let groups: &[fn() -> Result<Vec<CustomResourceDefinition>, CrdError>] = &[
+    let groups: &[Group] = &[
         kubevirt::definitions,
         preset::definitions,
         migration::definitions,
