@@ -17,6 +17,8 @@ pub enum CauseType {
     FieldValueNotFound,
     /// The value may not be set.
     FieldValueForbidden,
+    /// Something that came from the API server could not be used.
+    UnexpectedServerResponse,
 }
 
 /// One thing wrong.
@@ -74,6 +76,11 @@ impl Causes {
     /// `field` may not be set.
     pub fn forbidden(&mut self, field: impl Into<String>, message: impl Into<String>) {
         self.add(CauseType::FieldValueForbidden, field, message);
+    }
+
+    /// What came from the API server cannot be used.
+    pub fn unexpected(&mut self, message: impl Into<String>) {
+        self.add(CauseType::UnexpectedServerResponse, "", message);
     }
 
     /// The object does not have the shape of its kind.

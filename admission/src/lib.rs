@@ -14,8 +14,13 @@
 
 pub mod causes;
 pub mod defaults;
+pub mod eviction;
+pub mod migration;
 pub mod neighbours;
 pub mod patch;
+pub mod policy;
+pub mod pool;
+pub mod preset;
 pub mod read;
 pub mod replica_set;
 pub mod review;

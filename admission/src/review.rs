@@ -64,6 +64,9 @@ pub struct Request {
     /// Part of the object written to.
     #[serde(default)]
     pub sub_resource: Option<String>,
+    /// Name of the object.
+    #[serde(default)]
+    pub name: Option<String>,
     /// Namespace of the object.
     #[serde(default)]
     pub namespace: Option<String>,
@@ -78,6 +81,9 @@ pub struct Request {
     /// The object as it is.
     #[serde(default)]
     pub old_object: Value,
+    /// Whether nothing is to be stored.
+    #[serde(default)]
+    pub dry_run: Option<bool>,
 }
 
 #[derive(Deserialize)]

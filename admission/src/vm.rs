@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::{
-    RunStrategy, VirtualMachine, VirtualMachineInstanceSpec,
+    RunStrategy, VirtualMachine, VirtualMachineInstanceSpec, VirtualMachineSpec,
     config::{ClusterConfig, RolloutStrategy},
     constants::annotation,
     vmi::firmware::Firmware,
@@ -17,8 +17,6 @@ use crate::{
     vmi::has_pcie_hotplug,
     webhook::{Context, Stop},
 };
-
-const ROOT: &str = "spec.template.spec";
 
 /// The webhook that sets defaults.
 pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
@@ -95,13 +93,7 @@ pub fn causes(
     if old.is_none() {
         causes.extend(rules::discontinued(&spec, "spec", config));
     }
-    causes.extend(unsupported::vm(vm));
-    causes.extend(rules::metadata::causes("spec.template.metadata", &template.metadata, config, is_component));
-    causes.extend(rules::spec(ROOT, &spec, config));
-    causes.extend(run_strategy(vm, config));
-    if config.vm_rollout_strategy == RolloutStrategy::LiveUpdate {
-        causes.extend(live_update(&spec));
-    }
+    causes.extend(spec_causes("spec", &vm.spec, &spec, config, is_component));
     if !causes.is_empty() {
         return Ok(causes);
     }
@@ -114,30 +106,53 @@ pub fn causes(
     Ok(causes)
 }
 
-fn run_strategy(vm: &VirtualMachine, config: &ClusterConfig) -> Causes {
+/// What is wrong with the spec of a VM at `root`, its own or that in the template of a pool. `machine` is the spec of the
+/// machine's template as it is to be checked.
+pub(crate) fn spec_causes(
+    root: &str,
+    spec: &VirtualMachineSpec,
+    machine: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    is_component: bool,
+) -> Causes {
+    let mut causes = unsupported::vm(root, spec);
+    let metadata = format!("{root}.template.metadata");
+    causes.extend(rules::metadata::causes(&metadata, &spec.template.metadata, config, is_component));
+    let template = format!("{root}.template.spec");
+    causes.extend(rules::spec(&template, machine, config));
+    causes.extend(run_strategy(root, spec, config));
+    if config.vm_rollout_strategy == RolloutStrategy::LiveUpdate {
+        causes.extend(live_update(&template, machine));
+    }
+    causes
+}
+
+fn run_strategy(root: &str, spec: &VirtualMachineSpec, config: &ClusterConfig) -> Causes {
     let mut causes = Causes::new();
-    let spec = &vm.spec;
+    let (running, strategy) = (format!("{root}.running"), format!("{root}.runStrategy"));
     match (&spec.running, &spec.run_strategy) {
         (Some(_), Some(_)) => causes.invalid(
-            "spec.running",
+            running,
             "Running and RunStrategy are mutually exclusive. Note that Running is deprecated, please use RunStrategy instead",
         ),
-        (None, None) => causes.invalid("spec.running", "RunStrategy must be specified"),
+        (None, None) => causes.invalid(running, "RunStrategy must be specified"),
         (None, Some(RunStrategy::WaitAsReceiver)) if !config.enabled("DecentralizedLiveMigration") => causes.invalid(
-            "spec.runStrategy",
+            strategy,
             "Invalid RunStrategy (WaitAsReceiver), DecentralizedLiveMigration feature gate is not enabled in kubevirt resource",
         ),
-        (None, Some(RunStrategy::WaitAsReceiver)) => causes
-            .not_supported("spec.runStrategy", "spec.runStrategy WaitAsReceiver is not supported yet: live migration"),
+        (None, Some(RunStrategy::WaitAsReceiver)) => {
+            let message = format!("{strategy} WaitAsReceiver is not supported yet: live migration");
+            causes.not_supported(strategy, message);
+        }
         (None, Some(RunStrategy::Other(word))) => {
-            causes.invalid("spec.runStrategy", format!("Invalid RunStrategy ({word})"));
+            causes.invalid(strategy, format!("Invalid RunStrategy ({word})"));
         }
         _ => {}
     }
     causes
 }
 
-fn live_update(spec: &VirtualMachineInstanceSpec) -> Causes {
+fn live_update(root: &str, spec: &VirtualMachineInstanceSpec) -> Causes {
     let mut causes = Causes::new();
     if let Some(cpu) = &spec.domain.cpu
         && let (Some(sockets), Some(most)) = (cpu.sockets, cpu.max_sockets)
@@ -145,7 +160,7 @@ fn live_update(spec: &VirtualMachineInstanceSpec) -> Causes {
         && sockets > most
     {
         causes.invalid(
-            format!("{ROOT}.domain.cpu.sockets"),
+            format!("{root}.domain.cpu.sockets"),
             "Number of sockets in CPU topology is greater than the maximum sockets allowed",
         );
     }

@@ -17,6 +17,7 @@ use crate::{
     TrustedUsers,
     causes::Causes,
     defaults::{self, Fresh},
+    preset,
     review::{AdmissionReview, Request, UserInfo},
     rules, semantic,
     webhook::{Context, Stop},
@@ -30,9 +31,11 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
     let is_component = context.is_component();
     if context.is_create() {
         return context.patched::<VirtualMachineInstance>(|machine| {
+            let presets = preset::of(context, machine)?;
+            let warnings = preset::apply(machine, &presets).map_err(|message| Stop::refused(422, message))?;
             set_defaults(machine, context.config, is_component, context.fresh)
-                .map(|()| vec![])
-                .map_err(|message| Stop::refused(400, message))
+                .map_err(|message| Stop::refused(400, message))?;
+            Ok(warnings)
         });
     }
     Ok(AdmissionReview::patched(&context.request.uid, &keep_status(context.request, is_component), vec![]))

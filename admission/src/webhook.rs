@@ -11,8 +11,9 @@ use uuid::Uuid;
 use crate::{
     causes::Causes,
     defaults::Fresh,
+    eviction, migration,
     neighbours::{Needs, Neighbours, Wanted},
-    patch, read, replica_set,
+    patch, policy, pool, preset, read, replica_set,
     review::{self, AdmissionReview, Operation, Request, UserInfo},
     status, vm, vmi,
 };
@@ -42,9 +43,14 @@ impl TrustedUsers {
         })
     }
 
+    /// Whether the user is the component with this service account.
+    pub fn is(&self, user: &UserInfo, account: &str) -> bool {
+        user.username.strip_prefix(&self.prefix) == Some(account)
+    }
+
     /// Whether the user is the agent of a node.
     pub fn is_handler(&self, user: &UserInfo) -> bool {
-        user.username.strip_prefix(&self.prefix) == Some(component::HANDLER_SERVICE_ACCOUNT)
+        self.is(user, component::HANDLER_SERVICE_ACCOUNT)
     }
 }
 
@@ -176,6 +182,8 @@ const UPDATES: &[Operation] = &[Operation::Update];
 
 const VMS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachines")];
 const MACHINES: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstances")];
+const MIGRATIONS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstancemigrations")];
+const PRESETS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstancepresets")];
 const REPLICA_SETS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstancereplicasets")];
 
 /// All webhooks served. The configurations in the chart register them.
@@ -201,6 +209,23 @@ pub const WEBHOOKS: &[Webhook] = &[
         operations: WRITES,
         answer: replica_set::validate,
     },
+    Webhook { path: "/vmipreset-validate", resources: PRESETS, operations: WRITES, answer: preset::validate },
+    Webhook { path: "/virtualmachinepool-validate", resources: &[], operations: WRITES, answer: pool::validate },
+    Webhook { path: "/migration-mutate-create", resources: MIGRATIONS, operations: CREATES, answer: migration::mutate },
+    Webhook {
+        path: "/migration-validate-create",
+        resources: &[],
+        operations: CREATES,
+        answer: migration::validate_create,
+    },
+    Webhook {
+        path: "/migration-validate-update",
+        resources: &[],
+        operations: UPDATES,
+        answer: migration::validate_update,
+    },
+    Webhook { path: "/migration-policy-validate-create", resources: &[], operations: WRITES, answer: policy::validate },
+    Webhook { path: "/pod-eviction-validate", resources: &[], operations: CREATES, answer: eviction::validate },
     Webhook { path: "/status-validate", resources: &[], operations: WRITES, answer: status::validate },
 ];
 

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
-use admission::{WEBHOOKS, handle, neighbours::Neighbours};
+use admission::{
+    WEBHOOKS, handle,
+    neighbours::{Ask, MAX_WANTED, Neighbours, Outcome},
+};
 use api::config::ClusterConfig;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
@@ -10,9 +13,29 @@ use serde_json::{Value, json};
 const CONTROLLER: &str = "system:serviceaccount:kubevirt:kubevirt-controller";
 const HANDLER: &str = "system:serviceaccount:kubevirt:kubevirt-handler";
 
-/// The answer of an installation in `kubevirt` where no other object is.
+/// The answer in a cluster that holds no other objects.
 fn respond(path: &str, body: &[u8]) -> admission::AdmissionReview {
-    handle(path, body, &ClusterConfig::default(), "kubevirt", &Neighbours::new()).unwrap()
+    respond_beside(path, body, &|_| vec![])
+}
+
+/// The answer in a cluster that holds these objects of each plural.
+fn respond_beside(path: &str, body: &[u8], objects: &dyn Fn(&str) -> Vec<Value>) -> admission::AdmissionReview {
+    let mut neighbours = Neighbours::new();
+    loop {
+        match handle(path, body, &ClusterConfig::default(), "kubevirt", &neighbours) {
+            Ok(review) => return review,
+            Err(wanted) => {
+                assert!(neighbours.len() < MAX_WANTED);
+                for wanted in wanted {
+                    let outcome = match wanted.ask {
+                        Ask::List { .. } => Outcome::List(objects(&wanted.plural)),
+                        _ => Outcome::Object(objects(&wanted.plural).into_iter().next()),
+                    };
+                    neighbours.insert(wanted, outcome);
+                }
+            }
+        }
+    }
 }
 
 struct Call {
@@ -23,19 +46,45 @@ struct Call {
     object: Value,
     old: Value,
     node: Option<&'static str>,
+    group: &'static str,
+    beside: Vec<(&'static str, Value)>,
 }
 
 impl Call {
     fn new(path: &'static str, plural: &'static str, operation: &'static str, object: Value) -> Self {
-        Self { path, plural, operation, user: "jane", object, old: Value::Null, node: None }
+        Self {
+            path,
+            plural,
+            operation,
+            user: "jane",
+            object,
+            old: Value::Null,
+            node: None,
+            group: "kubevirt.io",
+            beside: vec![],
+        }
     }
 
     fn by(self, user: &'static str) -> Self {
         Self { user, ..self }
     }
 
+    /// In a cluster that holds an object of a plural.
+    fn beside(mut self, plural: &'static str, object: Value) -> Self {
+        self.beside.push((plural, object));
+        self
+    }
+
     fn was(self, old: Value) -> Self {
         Self { old, ..self }
+    }
+
+    fn version(&self) -> &'static str {
+        match self.group {
+            "pool.kubevirt.io" => "v1beta1",
+            "migrations.kubevirt.io" => "v1alpha1",
+            _ => "v1",
+        }
     }
 
     fn send(&self) -> Value {
@@ -49,7 +98,7 @@ impl Call {
             "request": {
                 "uid": "the-uid",
                 "kind": {"group": "kubevirt.io", "version": "v1", "kind": "Any"},
-                "resource": {"group": "kubevirt.io", "version": "v1", "resource": self.plural},
+                "resource": {"group": self.group, "version": self.version(), "resource": self.plural},
                 "namespace": "default",
                 "operation": self.operation,
                 "userInfo": {"username": self.user, "groups": ["system:authenticated"], "extra": extra},
@@ -58,7 +107,10 @@ impl Call {
                 "dryRun": false,
             },
         });
-        let review = respond(self.path, body.to_string().as_bytes());
+        let beside = |plural: &str| {
+            self.beside.iter().filter(|(of, _)| *of == plural).map(|(_, object)| object.clone()).collect()
+        };
+        let review = respond_beside(self.path, body.to_string().as_bytes(), &beside);
         let review = serde_json::to_value(review).unwrap();
         assert_eq!(review["response"]["uid"], "the-uid");
         review["response"].clone()
@@ -321,6 +373,97 @@ fn replica_set_selects_its_own_machines() {
     call(object.clone()).refused("selector does not match labels.");
     object["spec"]["template"] = json!({});
     call(object).refused("missing virtual machine template.");
+}
+
+fn preset(name: &str, domain: Value) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstancePreset",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"selector": {"matchLabels": {"app": "web"}}, "domain": domain},
+    })
+}
+
+#[test]
+fn new_machine_gets_what_presets_hold() {
+    let cpu = |cores: u32| json!({"devices": {}, "cpu": {"cores": cores}});
+    let call = || create(machine()).beside("virtualmachineinstancepresets", preset("small", cpu(2)));
+    let object = call().patched();
+    assert_eq!(object["spec"]["domain"]["cpu"]["cores"], 2);
+    assert_eq!(object["metadata"]["annotations"]["virtualmachinepreset.kubevirt.io/small"], "kubevirt.io/v1");
+    let warning = "kubevirt.io/v1 VirtualMachineInstancePresets is now deprecated and will be removed in v2.";
+    assert_eq!(call().allowed()["warnings"], json!([warning]));
+
+    let response = call().beside("virtualmachineinstancepresets", preset("large", cpu(8))).send();
+    assert_eq!(response["status"]["code"], 422);
+    assert_eq!(response["status"].get("reason"), None);
+    let message = response["status"]["message"].as_str().unwrap();
+    let start =
+        "VirtualMachinePresets cannot be applied due to conflicts: presets 'small' and 'large' conflict: spec.cpu: ";
+    assert!(message.starts_with(start), "{message}");
+
+    let mut plain = machine();
+    plain["metadata"]["annotations"] = json!({"virtualmachineinstancepresets.admission.kubevirt.io/exclude": "true"});
+    let object = create(plain).beside("virtualmachineinstancepresets", preset("small", cpu(2))).patched();
+    assert_eq!(object["spec"]["domain"]["cpu"]["cores"], 1);
+}
+
+#[test]
+fn preset_is_checked_as_far_as_machines_get_it() {
+    let call = |object| Call::new("/vmipreset-validate", "virtualmachineinstancepresets", "CREATE", object);
+    call(preset("p", json!({"devices": {"tpm": {}}, "cpu": {"cores": 2}}))).allowed();
+    call(preset("p", json!({"devices": {}, "cpu": {"dedicatedCpuPlacement": true}})))
+        .refused("spec.domain.cpu.dedicatedCpuPlacement is not supported yet");
+}
+
+#[test]
+fn new_migration_is_labelled_with_its_machine() {
+    let mut object = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": "m", "namespace": "default"},
+        "spec": {"vmiName": "web"},
+    });
+    for _ in 0..2 {
+        let call = Call::new("/migration-mutate-create", "virtualmachineinstancemigrations", "CREATE", object.clone());
+        object = call.patched();
+        assert_eq!(
+            object["metadata"],
+            json!({
+                "name": "m",
+                "namespace": "default",
+                "labels": {"kubevirt.io/vmi-name": "web"},
+                "finalizers": ["kubevirt.io/migrationJobFinalize"],
+            })
+        );
+    }
+}
+
+#[test]
+fn kinds_that_nothing_works_on_are_refused_once_they_are_sound() {
+    let mut running = machine();
+    running["status"] = json!({"phase": "Running"});
+    let migration = json!({"metadata": {"name": "m"}, "spec": {"vmiName": "m"}});
+    Call::new("/migration-validate-create", "virtualmachineinstancemigrations", "CREATE", migration)
+        .beside("virtualmachineinstances", running)
+        .refused("VirtualMachineInstanceMigration is not supported yet: live migration");
+
+    let policy = json!({"metadata": {"name": "p"}, "spec": {"selectors": {}}});
+    let call = Call::new("/migration-policy-validate-create", "migrationpolicies", "CREATE", policy.clone());
+    Call { group: "migrations.kubevirt.io", ..call }.refused("MigrationPolicy is not supported yet: live migration");
+    let call =
+        Call::new("/migration-policy-validate-create", "migrationpolicies", "UPDATE", policy.clone()).was(policy);
+    Call { group: "migrations.kubevirt.io", ..call }.allowed();
+
+    let pool = json!({
+        "metadata": {"name": "p"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "web"}},
+            "virtualMachineTemplate": {"metadata": {"labels": {"app": "web"}}, "spec": vm()["spec"]},
+        },
+    });
+    let call = Call::new("/virtualmachinepool-validate", "virtualmachinepools", "CREATE", pool);
+    Call { group: "pool.kubevirt.io", ..call }.refused("VirtualMachinePool is not supported yet");
 }
 
 #[test]

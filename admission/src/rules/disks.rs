@@ -62,8 +62,8 @@ pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &Cl
     }
 }
 
-/// What is wrong with the disks themselves.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// What is wrong with the disks themselves, of a machine or a preset.
+pub(crate) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let list = format!("{root}.domain.devices.disks");
     let disks = &spec.domain.devices.disks;
     for (index, disk) in disks.iter().enumerate() {

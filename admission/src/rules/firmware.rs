@@ -1,6 +1,6 @@
 //! Boot firmware, direct kernel boot, and paths inside images.
 
-use api::VirtualMachineInstanceSpec;
+use api::{VirtualMachineInstanceSpec, vmi::firmware::Firmware};
 
 use super::volumes::pull_policy;
 use crate::causes::Causes;
@@ -27,11 +27,8 @@ pub(super) fn acpi(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut C
     }
 }
 
-/// What is wrong with boot loader and kernel.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
-    let domain = &spec.domain;
-    let Some(firmware) = &domain.firmware else { return };
-    let path = format!("{root}.domain.firmware");
+/// What is wrong with boot loader and kernel of the firmware at `path`, of a machine or a preset.
+pub(crate) fn boot(path: &str, firmware: &Firmware, causes: &mut Causes) {
     if let Some(bootloader) = &firmware.bootloader {
         let field = format!("{path}.bootloader");
         if bootloader.efi.is_some() && bootloader.bios.is_some() {
@@ -73,6 +70,14 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
             }
         }
     }
+}
+
+/// What is wrong with the firmware.
+pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    let domain = &spec.domain;
+    let Some(firmware) = &domain.firmware else { return };
+    let path = format!("{root}.domain.firmware");
+    boot(&path, firmware, causes);
     let efi = firmware.bootloader.as_ref().and_then(|bootloader| bootloader.efi.as_ref());
     let smm = domain.features.as_ref().and_then(|features| features.smm.as_ref()).is_some_and(|smm| smm.is_enabled());
     let tdx = domain.launch_security.as_ref().is_some_and(|security| security.tdx.is_some());

@@ -1,0 +1,276 @@
+use api::config::ClusterConfig;
+
+use super::*;
+use crate::{Question, neighbours::Neighbours};
+
+fn vmi(strategy: Value, status: Value) -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "m", "namespace": "ns"},
+        "spec": {"evictionStrategy": strategy, "domain": {"devices": {}}},
+        "status": status,
+    }))
+    .unwrap()
+}
+
+fn movable() -> Value {
+    json!([{"type": "LiveMigratable", "status": "True"}])
+}
+
+#[test]
+fn strategy_decides() {
+    let at_node = |conditions: Value| json!({"nodeName": "n1", "conditions": conditions});
+    let stays = |text: &str| Verdict::Refuse(text.to_owned());
+    let cannot = stays("VMI m is configured with an eviction strategy but is not live-migratable");
+    for (strategy, status, want) in [
+        (json!("None"), at_node(movable()), Verdict::Evict),
+        (json!("Pray"), at_node(movable()), Verdict::Evict),
+        (Value::Null, at_node(movable()), Verdict::Evict),
+        (json!("LiveMigrate"), at_node(json!([])), cannot.clone()),
+        (json!("LiveMigrate"), at_node(json!([{"type": "LiveMigratable", "status": "False"}])), cannot),
+        (json!("LiveMigrate"), at_node(movable()), Verdict::Mark),
+        (json!("LiveMigrateIfPossible"), at_node(json!([])), Verdict::Evict),
+        (json!("LiveMigrateIfPossible"), at_node(movable()), Verdict::Mark),
+        (json!("External"), at_node(json!([])), Verdict::Mark),
+        (
+            json!("External"),
+            json!({"nodeName": "n1", "evacuationNodeName": "n1"}),
+            stays("Evacuation in progress: Eviction triggered evacuation of VMI \"ns/m\""),
+        ),
+        (json!("External"), json!({"nodeName": "n2"}), stays("Eviction request for target Pod")),
+        (json!("External"), json!({}), stays("Eviction request for target Pod")),
+    ] {
+        assert_eq!(
+            decide(&vmi(strategy.clone(), status.clone()), "n1", &EvictionStrategy::None),
+            want,
+            "{strategy} {status}"
+        );
+    }
+    let machine = vmi(Value::Null, at_node(movable()));
+    assert_eq!(decide(&machine, "n1", &EvictionStrategy::LiveMigrate), Verdict::Mark);
+}
+
+/// A cluster that answers what it is asked.
+struct Cluster {
+    pod: Outcome,
+    owner: Outcome,
+    vmi: Outcome,
+    patch: Outcome,
+    patched: Vec<(Value, bool)>,
+}
+
+fn object(object: Value) -> Outcome {
+    Outcome::Object(Some(object))
+}
+
+fn failed(message: &str) -> Outcome {
+    Outcome::Failed { code: 500, message: message.to_owned() }
+}
+
+fn launcher_pod(annotations: Value, owner: &str, phase: &str) -> Value {
+    json!({
+        "metadata": {
+            "name": "virt-launcher-m-x", "namespace": "ns", "labels": {"kubevirt.io": "virt-launcher"},
+            "annotations": annotations,
+            "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": owner, "name": "m", "uid": "u"}],
+        },
+        "spec": {"nodeName": "n1", "containers": []},
+        "status": {"phase": phase},
+    })
+}
+
+fn running_launcher() -> Value {
+    launcher_pod(json!({"kubevirt.io/domain": "m"}), "VirtualMachineInstance", "Running")
+}
+
+fn hotplug_pod() -> Value {
+    json!({
+        "metadata": {
+            "name": "hp-volume-x", "namespace": "ns", "labels": {"kubevirt.io": "hotplug-disk"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-x", "uid": "u"}],
+        },
+    })
+}
+
+impl Cluster {
+    fn new(pod: Value, vmi: Value) -> Self {
+        Self {
+            pod: object(pod),
+            owner: object(running_launcher()),
+            vmi: object(vmi),
+            patch: object(json!({})),
+            patched: vec![],
+        }
+    }
+
+    /// Code and message of the refusal; none when the eviction is let through.
+    fn evict(&mut self, eviction: &Value, dry_run: bool) -> Option<(u16, String)> {
+        let name = match &self.pod {
+            Outcome::Object(Some(pod)) => pod["metadata"]["name"].as_str().unwrap().to_owned(),
+            _ => "p".to_owned(),
+        };
+        let body = json!({"request": {
+            "uid": "u", "operation": "CREATE", "namespace": "ns", "name": name, "subResource": "eviction",
+            "resource": {"group": "", "version": "v1", "resource": "pods"}, "object": eviction, "dryRun": dry_run,
+        }});
+        let question = Question::read("/pod-eviction-validate", body.to_string().as_bytes()).unwrap();
+        let mut neighbours = Neighbours::new();
+        loop {
+            match question.answer(&ClusterConfig::default(), "kubevirt", &neighbours) {
+                Ok(review) => {
+                    assert_eq!(review.response.allowed, review.response.status.is_none());
+                    return review.response.status.map(|status| (status.code, status.message));
+                }
+                Err(wanted) => {
+                    for wanted in wanted {
+                        let outcome = self.answer(&wanted, &name);
+                        neighbours.insert(wanted, outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, wanted: &Wanted, pod: &str) -> Outcome {
+        use crate::neighbours::Ask;
+        match &wanted.ask {
+            Ask::Patch { patch, dry_run, .. } => {
+                self.patched.push((serde_json::from_str(patch).unwrap(), *dry_run));
+                self.patch.clone()
+            }
+            Ask::Get { name } if wanted.plural == "pods" && name == pod => self.pod.clone(),
+            Ask::Get { .. } if wanted.plural == "pods" => self.owner.clone(),
+            Ask::Get { .. } => self.vmi.clone(),
+            other => panic!("asked for {other:?}"),
+        }
+    }
+}
+
+fn plain_vmi(strategy: &str, conditions: Value) -> Value {
+    serde_json::to_value(vmi(json!(strategy), json!({"nodeName": "n1", "conditions": conditions}))).unwrap()
+}
+
+#[test]
+fn pods_that_are_not_ours_go() {
+    let other = |metadata: Value| json!({"metadata": metadata});
+    for pod in [
+        other(json!({"name": "virt-launcher-web", "namespace": "ns"})),
+        other(json!({"name": "p", "namespace": "ns", "labels": {"kubevirt.io": "virt-api"}})),
+        launcher_pod(json!({}), "VirtualMachineInstance", "Running"),
+        launcher_pod(json!({"kubevirt.io/domain": "m"}), "ReplicaSet", "Running"),
+        launcher_pod(json!({"kubevirt.io/domain": "m"}), "VirtualMachineInstance", "Succeeded"),
+        launcher_pod(json!({"kubevirt.io/domain": "m"}), "VirtualMachineInstance", "Failed"),
+    ] {
+        let mut cluster = Cluster::new(pod.clone(), Value::Null);
+        cluster.vmi = failed("no machine is asked for");
+        assert_eq!(cluster.evict(&json!({}), false), None, "{pod}");
+    }
+    for pod in [Outcome::Object(None), failed("forbidden")] {
+        let mut cluster = Cluster::new(Value::Null, Value::Null);
+        cluster.pod = pod;
+        assert_eq!(cluster.evict(&json!({}), false), None);
+    }
+}
+
+#[test]
+fn launchers_go_by_the_strategy_of_their_machine() {
+    for (strategy, conditions, want) in [
+        ("None", json!([]), None),
+        ("LiveMigrateIfPossible", json!([]), None),
+        (
+            "LiveMigrate",
+            json!([]),
+            Some((429, "VMI m is configured with an eviction strategy but is not live-migratable".to_owned())),
+        ),
+    ] {
+        let mut cluster = Cluster::new(running_launcher(), plain_vmi(strategy, conditions));
+        assert_eq!(cluster.evict(&json!({}), false), want, "{strategy}");
+        assert!(cluster.patched.is_empty());
+    }
+}
+
+#[test]
+fn machine_that_cannot_be_read_holds_its_launcher() {
+    for (vmi, want) in [
+        (Outcome::Object(None), "virtualmachineinstances.kubevirt.io \"m\" not found"),
+        (failed("no answer"), "no answer"),
+    ] {
+        let mut cluster = Cluster::new(running_launcher(), Value::Null);
+        cluster.vmi = vmi;
+        let want = format!("kubevirt failed getting the vmi: {want}");
+        assert_eq!(cluster.evict(&json!({}), false), Some((429, want)));
+    }
+}
+
+#[test]
+fn machine_that_can_move_is_marked() {
+    let mark = json!({"op": "add", "path": "/status/evacuationNodeName", "value": "n1"});
+    let descheduler = json!({"metadata": {"annotations": {"requested-by": "sigs.k8s.io/descheduler"}}});
+    let whole =
+        json!({"op": "add", "path": "/metadata/annotations", "value": {"kubevirt.io/eviction-source": "descheduler"}});
+    for (eviction, dry_run, want) in [
+        (json!({}), false, (json!([mark]), false)),
+        (json!({}), true, (json!([mark]), true)),
+        (json!({"deleteOptions": {"dryRun": ["All"]}}), false, (json!([mark]), true)),
+        (descheduler.clone(), false, (json!([mark, whole]), false)),
+    ] {
+        let mut cluster = Cluster::new(running_launcher(), plain_vmi("LiveMigrate", movable()));
+        let refusal = (429, "Eviction triggered evacuation of VMI \"ns/m\"".to_owned());
+        assert_eq!(cluster.evict(&eviction, dry_run), Some(refusal));
+        assert_eq!(cluster.patched, [want]);
+    }
+
+    let mut annotated = plain_vmi("LiveMigrate", movable());
+    annotated["metadata"]["annotations"] = json!({"a": "b"});
+    let mut cluster = Cluster::new(running_launcher(), annotated);
+    cluster.evict(&descheduler, false);
+    assert_eq!(
+        cluster.patched[0].0[1],
+        json!({"op": "add", "path": "/metadata/annotations/kubevirt.io~1eviction-source", "value": "descheduler"})
+    );
+
+    let mut cluster = Cluster::new(running_launcher(), plain_vmi("LiveMigrate", movable()));
+    cluster.patch = failed("conflict");
+    let refusal = (429, "kubevirt failed marking the vmi for eviction: conflict".to_owned());
+    assert_eq!(cluster.evict(&json!({}), false), Some(refusal));
+
+    let mut cluster = Cluster::new(running_launcher(), plain_vmi("LiveMigrate", movable()));
+    let refusal = cluster.evict(&json!({"metadata": 3}), false).unwrap();
+    assert!(refusal.1.starts_with("failed to parse the eviction object: "), "{}", refusal.1);
+    assert!(cluster.patched.is_empty());
+}
+
+#[test]
+fn hotplug_pods_go_with_their_launcher() {
+    let vmi = || plain_vmi("None", json!([]));
+    let mut cluster = Cluster::new(hotplug_pod(), vmi());
+    let refusal = "cannot evict hotplug pod: hp-volume-x associated with running vmi: m in namespace ns";
+    assert_eq!(cluster.evict(&json!({}), false), Some((429, refusal.to_owned())));
+
+    let mut cluster = Cluster::new(hotplug_pod(), vmi());
+    cluster.owner = failed("no answer");
+    let refusal = "failed getting owner for hotplug pod: no answer";
+    assert_eq!(cluster.evict(&json!({}), false), Some((429, refusal.to_owned())));
+
+    let mut cluster = Cluster::new(hotplug_pod(), vmi());
+    cluster.vmi = failed("no answer");
+    let refusal = "kubevirt failed getting the vmi: no answer";
+    assert_eq!(cluster.evict(&json!({}), false), Some((429, refusal.to_owned())));
+
+    let mut unowned = hotplug_pod();
+    unowned["metadata"]["ownerReferences"] = json!([]);
+    assert_eq!(Cluster::new(unowned, vmi()).evict(&json!({}), false), None);
+    for owner in [
+        Outcome::Object(None),
+        object(json!({"metadata": {"name": "virt-launcher-m-x"}})),
+        object(launcher_pod(json!({}), "VirtualMachineInstance", "Running")),
+        object(launcher_pod(json!({"kubevirt.io/domain": "m"}), "VirtualMachineInstance", "Succeeded")),
+    ] {
+        let mut cluster = Cluster::new(hotplug_pod(), vmi());
+        cluster.owner = owner.clone();
+        assert_eq!(cluster.evict(&json!({}), false), None, "{owner:?}");
+    }
+    let mut cluster = Cluster::new(hotplug_pod(), vmi());
+    cluster.vmi = Outcome::Object(None);
+    assert_eq!(cluster.evict(&json!({}), false), None);
+}
