@@ -139,6 +139,18 @@ pub enum RolloutStrategy {
     Stage,
 }
 
+/// What becomes of the instance type and preference a VM names.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum ReferencePolicy {
+    /// The VM goes on naming them, and copies are kept of them.
+    #[default]
+    Reference,
+    /// They are written into the VM, unless copies are kept already.
+    Expand,
+    /// They are written into the VM, and copies that are kept are deleted.
+    ExpandAll,
+}
+
 /// The configuration in force.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterConfig {
@@ -182,6 +194,8 @@ pub struct ClusterConfig {
     pub eviction_strategy: EvictionStrategy,
     /// How template changes reach running machines.
     pub vm_rollout_strategy: RolloutStrategy,
+    /// What becomes of the instance types and preferences that VMs name.
+    pub reference_policy: ReferencePolicy,
     /// Bounds of hot-plug.
     pub live_update: LiveUpdate,
     /// Migration settings.
@@ -273,6 +287,7 @@ impl Default for ClusterConfig {
             mem_balloon_stats_period: 10,
             eviction_strategy: EvictionStrategy::None,
             vm_rollout_strategy: RolloutStrategy::LiveUpdate,
+            reference_policy: ReferencePolicy::Reference,
             live_update: LiveUpdate { max_hotplug_ratio: 4, max_cpu_sockets: None, max_guest: None },
             migrations: Migrations {
                 parallel_migrations_per_cluster: 5,
@@ -502,6 +517,11 @@ impl ClusterConfig {
         }
         if from.vm_rollout_strategy.as_deref() == Some("Stage") {
             self.vm_rollout_strategy = RolloutStrategy::Stage;
+        }
+        match from.instancetype.as_ref().and_then(|settings| settings.reference_policy.as_deref()) {
+            Some("expand") => self.reference_policy = ReferencePolicy::Expand,
+            Some("expandAll") => self.reference_policy = ReferencePolicy::ExpandAll,
+            _ => {}
         }
         self.vm_state_storage_class = text(from.vm_state_storage_class.as_ref());
         if let Some(devices) = &from.permitted_host_devices {

@@ -8,6 +8,10 @@ use api::{
     backup::{VirtualMachineBackup, VirtualMachineBackupTracker},
     clone::VirtualMachineClone,
     export::VirtualMachineExport,
+    instancetype::{
+        VirtualMachineClusterInstancetype, VirtualMachineClusterPreference, VirtualMachineInstancetype,
+        VirtualMachinePreference,
+    },
     plugin::Plugin,
     snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore},
 };
@@ -184,6 +188,8 @@ fn samples_set_every_field() {
             &["metadata", "virtualMachine", "persistentVolumeClaim"],
         ),
         ("Plugin", include_str!("data/plugin.json"), &["metadata", "sidecar"]),
+        ("VirtualMachineInstancetype", include_str!("data/virtualmachineinstancetype.json"), &["metadata"]),
+        ("VirtualMachinePreference", include_str!("data/virtualmachinepreference.json"), &["metadata"]),
     ] {
         let mut schema = api::crds::schema(kind).unwrap();
         if let Some(template) = schema.pointer_mut("/properties/spec/properties/virtualMachineTemplate/properties") {
@@ -195,6 +201,24 @@ fn samples_set_every_field() {
         unset("", &schema, Some(&sample), shared, &mut found);
         assert!(found.is_empty(), "{kind}: {}", found.join(", "));
     }
+}
+
+#[test]
+fn instance_types_survive() {
+    let text = include_str!("data/virtualmachineinstancetype.json");
+    round_trip::<VirtualMachineInstancetype>(text);
+    round_trip::<VirtualMachineClusterInstancetype>(
+        &text.replace("VirtualMachineInstancetype", "VirtualMachineClusterInstancetype"),
+    );
+}
+
+#[test]
+fn preferences_survive() {
+    let text = include_str!("data/virtualmachinepreference.json");
+    round_trip::<VirtualMachinePreference>(text);
+    round_trip::<VirtualMachineClusterPreference>(
+        &text.replace("VirtualMachinePreference", "VirtualMachineClusterPreference"),
+    );
 }
 
 #[test]

@@ -10,6 +10,7 @@ use thiserror::Error;
 mod backup;
 mod clone;
 mod export;
+mod instancetype;
 mod kubevirt;
 mod migration;
 mod plugin;
@@ -79,6 +80,7 @@ type Group = fn() -> Result<Vec<CustomResourceDefinition>, CrdError>;
 pub fn all() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     let groups: &[Group] = &[
         kubevirt::definitions,
+        instancetype::definitions,
         preset::definitions,
         migration::definitions,
         pool::definitions,
