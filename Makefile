@@ -78,6 +78,10 @@ test: deps lint unit e2e ## Everything: lint, unit tests, cluster up, end-to-end
 bench: tiny ## Measures starts, memory and API calls; writes build/bench.json
 	$(CLUSTER) run -- $(RELEASE)/bench
 
+.PHONY: clients
+clients: tiny ## Lets VNC clients of other people use a machine's display (see e2e/clients)
+	$(CLUSTER) run -- e2e/clients/run.sh
+
 .PHONY: push
 push: ## Sends the images to REGISTRY=host/path with skopeo
 	@test -n "$(REGISTRY)" || { echo 'REGISTRY=host/path is not set' >&2; exit 1; }
