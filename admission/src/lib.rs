@@ -15,6 +15,7 @@
 pub mod causes;
 pub mod defaults;
 pub mod eviction;
+pub mod kubevirt;
 pub mod migration;
 pub mod neighbours;
 pub mod patch;
@@ -32,6 +33,7 @@ pub mod vmi;
 
 mod names;
 mod semantic;
+mod volume_requests;
 mod webhook;
 
 pub use review::AdmissionReview;

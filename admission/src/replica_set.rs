@@ -23,6 +23,8 @@ pub fn causes(set: &VirtualMachineInstanceReplicaSet, config: &ClusterConfig, cr
         causes.required("spec.template", "missing virtual machine template.");
         return causes;
     };
+    let metadata = &set.spec.template.metadata;
+    causes.extend(rules::grace::annotations("spec.template.metadata", metadata, spec, config));
     causes.extend(rules::spec(root, spec, config));
     let labels = set.spec.template.metadata.labels.clone().unwrap_or_default();
     match rules::scheduling::selector_matches(&set.spec.selector, &labels) {
@@ -34,7 +36,7 @@ pub fn causes(set: &VirtualMachineInstanceReplicaSet, config: &ClusterConfig, cr
         causes.invalid("spec.replicas", "spec.replicas must be greater than or equal to 0.");
     }
     if created {
-        causes.extend(rules::discontinued(spec, "spec", config));
+        causes.extend(rules::discontinued_gates(spec, config));
     }
     causes
 }

@@ -179,10 +179,19 @@ impl AdmissionReview {
         review
     }
 
-    /// Refuses the object for breaking rules.
+    /// Refuses the object for breaking rules. The first few are listed, the rest is counted.
     pub fn invalid(uid: &str, causes: &Causes) -> Self {
+        Self::broken(uid, causes, CAUSES_SHOWN, vec![])
+    }
+
+    /// Refuses the object for breaking rules, all of which are listed.
+    pub fn invalid_in_full(uid: &str, causes: &Causes, warnings: Vec<String>) -> Self {
+        Self::broken(uid, causes, usize::MAX, warnings)
+    }
+
+    fn broken(uid: &str, causes: &Causes, most: usize, warnings: Vec<String>) -> Self {
         let causes = causes.as_slice();
-        let shown = &causes[..causes.len().min(CAUSES_SHOWN)];
+        let shown = &causes[..causes.len().min(most)];
         let mut message = shown.iter().map(|cause| cause.message.as_str()).collect::<Vec<_>>().join(", ");
         if causes.len() > shown.len() {
             message = format!("{message}, and {} more validation errors", causes.len() - shown.len());
@@ -195,6 +204,7 @@ impl AdmissionReview {
                 reason: Some("Invalid"),
                 details: Some(Details { causes: shown.to_vec() }),
             }),
+            warnings,
             ..Response::default()
         })
     }

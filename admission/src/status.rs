@@ -1,23 +1,38 @@
 //! Writes of the status subresource.
 
-use api::VirtualMachine;
+use api::{VirtualMachine, VirtualMachineInstanceReplicaSet};
 
 use crate::{
-    review::{AdmissionReview, Operation},
-    vm,
+    causes::Causes,
+    review::AdmissionReview,
+    vm, volume_requests,
     webhook::{Context, Stop},
 };
 
-/// The webhook that checks. Status writes of VMs are checked against what a snapshot or restore in progress forbids;
-/// the API server has checked the shape.
+/// The webhook that checks. Status writes of VMs are checked against what a snapshot or restore in progress forbids.
 pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
-    let is_vm = context.request.resource.resource == "virtualmachines";
-    if !is_vm || context.request.operation != Operation::Update {
-        return Ok(context.allowed());
+    let kind = context.request.object.get("kind").and_then(serde_json::Value::as_str).unwrap_or_default();
+    if kind.is_empty() {
+        let mut causes = Causes::new();
+        causes.shape("could not determine object kind");
+        return Err(causes.into());
+    }
+    match context.request.resource.resource.as_str() {
+        "virtualmachines" => {}
+        "virtualmachineinstancereplicasets" => {
+            context.object::<VirtualMachineInstanceReplicaSet>()?;
+            return Ok(context.allowed());
+        }
+        _ => return Ok(context.allowed()),
     }
     let vm: VirtualMachine = context.object()?;
-    let Some(old) = context.old_object::<VirtualMachine>()? else { return Ok(context.allowed()) };
-    let mut causes = vm::in_progress_causes(&vm, &old);
-    causes.extend(vm::volume_request_causes(&vm));
+    let causes = volume_requests::causes(&vm, context.config, context.neighbours)?;
+    if !causes.is_empty() {
+        return Ok(context.verdict(&causes, vec![]));
+    }
+    let causes = match vm::old(context)? {
+        Some(old) => vm::in_progress_causes(&vm, &old),
+        None => Causes::new(),
+    };
     Ok(context.verdict(&causes, vec![]))
 }

@@ -1,7 +1,5 @@
 //! VMs: defaults and rules.
 
-use std::collections::BTreeSet;
-
 use api::{
     RunStrategy, VirtualMachine, VirtualMachineInstanceSpec, VirtualMachineSpec,
     config::{ClusterConfig, RolloutStrategy},
@@ -15,6 +13,7 @@ use crate::{
     review::AdmissionReview,
     rules, semantic, unsupported,
     vmi::has_pcie_hotplug,
+    volume_requests,
     webhook::{Context, Stop},
 };
 
@@ -34,10 +33,22 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
     if vm.metadata.deletion_timestamp.is_some() {
         return Ok(context.allowed());
     }
-    let old: Option<VirtualMachine> = context.old_object()?;
-    let causes = causes(&vm, old.as_ref(), context.config, context.is_component())
+    let old = old(context)?;
+    let mut causes = causes(&vm, old.as_ref(), context.config, context.is_component())
         .map_err(|message| Stop::refused(400, message))?;
+    if causes.is_empty() {
+        causes = volume_requests::causes(&vm, context.config, context.neighbours)?;
+    }
     Ok(context.verdict(&causes, warnings(&vm)))
+}
+
+/// The stored VM; `None` when it is being made.
+pub(crate) fn old(context: &Context<'_>) -> Result<Option<VirtualMachine>, Stop> {
+    context.old_object().map_err(|_| {
+        let mut causes = Causes::new();
+        causes.unexpected("Could not fetch old vm");
+        Stop::Causes(causes)
+    })
 }
 
 /// Sets the defaults of a VM. The template stays sparse otherwise: the machine made from it gets the rest.
@@ -92,16 +103,20 @@ pub fn causes(
     defaults::spec(&mut spec, config)?;
     if old.is_none() {
         causes.extend(rules::discontinued(&spec, "spec", config));
+        if !causes.is_empty() {
+            return Ok(causes);
+        }
     }
     causes.extend(spec_causes("spec", &vm.spec, &spec, config, is_component));
     if !causes.is_empty() {
         return Ok(causes);
     }
-    if let Some(old) = old {
-        causes.extend(in_progress_causes(vm, old));
+    if old.is_none_or(|old| old.spec.data_volume_templates != vm.spec.data_volume_templates) {
+        let namespace = vm.metadata.namespace.as_deref().unwrap_or_default();
+        causes.extend(rules::data_volumes::namespaces(&vm.spec, namespace));
     }
-    if causes.is_empty() {
-        causes.extend(volume_request_causes(vm));
+    if let Some(old) = old.filter(|_| causes.is_empty()) {
+        causes.extend(in_progress_causes(vm, old));
     }
     Ok(causes)
 }
@@ -115,15 +130,17 @@ pub(crate) fn spec_causes(
     config: &ClusterConfig,
     is_component: bool,
 ) -> Causes {
-    let mut causes = unsupported::vm(root, spec);
     let metadata = format!("{root}.template.metadata");
-    causes.extend(rules::metadata::causes(&metadata, &spec.template.metadata, config, is_component));
+    let mut causes = rules::metadata::causes(&metadata, &spec.template.metadata, config, is_component);
+    causes.extend(rules::grace::annotations(&metadata, &spec.template.metadata, machine, config));
     let template = format!("{root}.template.spec");
     causes.extend(rules::spec(&template, machine, config));
+    causes.extend(rules::data_volumes::causes(root, spec));
     causes.extend(run_strategy(root, spec, config));
     if config.vm_rollout_strategy == RolloutStrategy::LiveUpdate {
-        causes.extend(live_update(&template, machine));
+        causes.extend(rules::live_update::causes(&template, machine));
     }
+    causes.extend(unsupported::vm(root, spec));
     causes
 }
 
@@ -148,21 +165,6 @@ fn run_strategy(root: &str, spec: &VirtualMachineSpec, config: &ClusterConfig) -
             causes.invalid(strategy, format!("Invalid RunStrategy ({word})"));
         }
         _ => {}
-    }
-    causes
-}
-
-fn live_update(root: &str, spec: &VirtualMachineInstanceSpec) -> Causes {
-    let mut causes = Causes::new();
-    if let Some(cpu) = &spec.domain.cpu
-        && let (Some(sockets), Some(most)) = (cpu.sockets, cpu.max_sockets)
-        && most != 0
-        && sockets > most
-    {
-        causes.invalid(
-            format!("{root}.domain.cpu.sockets"),
-            "Number of sockets in CPU topology is greater than the maximum sockets allowed",
-        );
     }
     causes
 }
@@ -192,37 +194,6 @@ pub fn in_progress_causes(vm: &VirtualMachine, old: &VirtualMachine) -> Causes {
         && new.effective_run_strategy() != old.effective_run_strategy()
     {
         causes.not_supported("spec", format!("Cannot update VM runStrategy until restore \"{restore}\" completes"));
-    }
-    causes
-}
-
-/// What is wrong with the hot-plugs asked for.
-pub fn volume_request_causes(vm: &VirtualMachine) -> Causes {
-    const FIELD: &str = "Status.volumeRequests";
-    let mut causes = Causes::new();
-    let requests = vm.status.as_ref().map(|status| status.volume_requests.as_slice()).unwrap_or_default();
-    let (mut added, mut removed) = (BTreeSet::new(), BTreeSet::new());
-    for request in requests {
-        let message = match (&request.add_volume_options, &request.remove_volume_options) {
-            (Some(_), Some(_)) => {
-                "VolumeRequests require either addVolumeOptions or removeVolumeOptions to be set, not both".to_owned()
-            }
-            (None, None) => {
-                "VolumeRequests require one of either addVolumeOptions or removeVolumeOptions to be set".to_owned()
-            }
-            (Some(add), None) if !added.insert(&add.name) => {
-                format!("AddVolume request for [{}] aleady exists", add.name)
-            }
-            (None, Some(remove)) if !removed.insert(&remove.name) => {
-                format!("RemoveVolume request for [{}] aleady exists", remove.name)
-            }
-            _ => continue,
-        };
-        causes.invalid(FIELD, message);
-        return causes;
-    }
-    if !requests.is_empty() {
-        causes.not_supported(FIELD, "volume requests are not supported yet: hot-plug");
     }
     causes
 }

@@ -145,6 +145,7 @@ pub fn create_causes(machine: &VirtualMachineInstance, config: &ClusterConfig, i
     causes.extend(rules::volumes::mapped(&machine.spec));
     causes.extend(rules::resources::mandatory_memory(&machine.spec));
     causes.extend(rules::metadata::causes("metadata", &machine.metadata, config, is_component));
+    causes.extend(rules::grace::annotations("metadata", &machine.metadata, &machine.spec, config));
     causes.extend(rules::hyperv::causes(&machine.spec));
     causes.extend(rules::architecture::causes(&machine.spec));
     causes
@@ -168,7 +169,7 @@ pub fn update_causes(
     let is_component = trusted.contains(user);
     if !semantic::equal(&machine.spec, &old.spec) {
         if is_component {
-            running_change(machine, old, &mut causes);
+            causes.extend(rules::hotplug::causes(machine, old, config));
         } else {
             causes.not_supported("", "update of VMI object is restricted");
         }
@@ -212,49 +213,5 @@ fn node_restriction(
         causes.invalid("", "Node restriction, virt-handler is only allowed to modify VMIs it owns");
     } else if old_target.is_none() && target(&new_status).is_some() {
         causes.invalid("", "Node restriction, virt-handler is not allowed to set target node");
-    }
-}
-
-/// What a component may not change while the machine runs: what its guest was started with.
-fn running_change(machine: &VirtualMachineInstance, old: &VirtualMachineInstance, causes: &mut Causes) {
-    let (new, old) = (&machine.spec, &old.spec);
-    let max_sockets =
-        |spec: &api::VirtualMachineInstanceSpec| spec.domain.cpu.as_ref().and_then(|cpu| cpu.max_sockets).unwrap_or(0);
-    if max_sockets(new) != max_sockets(old) {
-        causes.invalid("", "CPU topology maxSockets changed");
-        return;
-    }
-    let max_guest = |spec: &api::VirtualMachineInstanceSpec| {
-        spec.domain.memory.as_ref().and_then(|memory| memory.max_guest.clone())
-    };
-    if let (Some(new), Some(old)) = (max_guest(new), max_guest(old))
-        && !semantic::equal(&json!({"maxGuest": new.0}), &json!({"maxGuest": old.0}))
-    {
-        causes.invalid("", "Memory maxGuest changed");
-        return;
-    }
-    if new.volumes.len() != old.volumes.len() {
-        causes.invalid("", "Number of permanent volumes has changed");
-        return;
-    }
-    for volume in &new.volumes {
-        let name = &volume.name;
-        match old.volumes.iter().find(|old| old.name == *name) {
-            None => causes.invalid("", format!("permanent volume {name}, not found")),
-            Some(old) if !semantic::equal(volume, old) => {
-                causes.invalid("", format!("permanent volume {name}, changed"));
-            }
-            Some(_) => {
-                let disk = |spec: &api::VirtualMachineInstanceSpec| {
-                    spec.domain.devices.disks.iter().find(|disk| disk.name == *name).cloned()
-                };
-                if disk(new) != disk(old) {
-                    causes.invalid("", format!("permanent disk {name}, changed"));
-                }
-            }
-        }
-        if !causes.is_empty() {
-            return;
-        }
     }
 }

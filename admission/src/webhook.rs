@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{
     causes::Causes,
     defaults::Fresh,
-    eviction, migration,
+    eviction, kubevirt, migration,
     neighbours::{Needs, Neighbours, Wanted},
     patch, policy, pool, preset, read, replica_set,
     review::{self, AdmissionReview, Operation, Request, UserInfo},
@@ -110,6 +110,14 @@ impl Context<'_> {
         AdmissionReview::verdict(&self.request.uid, causes, warnings)
     }
 
+    /// The same with all causes, however many.
+    pub fn verdict_in_full(&self, causes: &Causes, warnings: Vec<String>) -> AdmissionReview {
+        if causes.is_empty() {
+            return AdmissionReview::allowed(&self.request.uid, warnings);
+        }
+        AdmissionReview::invalid_in_full(&self.request.uid, causes, warnings)
+    }
+
     /// Changes the object in its typed form and answers with the difference.
     pub fn patched<T: DeserializeOwned + Serialize + Clone>(
         &self,
@@ -179,6 +187,7 @@ pub struct Webhook {
 const WRITES: &[Operation] = &[Operation::Create, Operation::Update];
 const CREATES: &[Operation] = &[Operation::Create];
 const UPDATES: &[Operation] = &[Operation::Update];
+const DELETES: &[Operation] = &[Operation::Delete];
 
 const VMS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachines")];
 const MACHINES: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstances")];
@@ -227,6 +236,24 @@ pub const WEBHOOKS: &[Webhook] = &[
     Webhook { path: "/migration-policy-validate-create", resources: &[], operations: WRITES, answer: policy::validate },
     Webhook { path: "/pod-eviction-validate", resources: &[], operations: CREATES, answer: eviction::validate },
     Webhook { path: "/status-validate", resources: &[], operations: WRITES, answer: status::validate },
+    Webhook {
+        path: "/kubevirt-validate-create",
+        resources: &[],
+        operations: CREATES,
+        answer: kubevirt::validate_create,
+    },
+    Webhook {
+        path: "/kubevirt-validate-update",
+        resources: &[],
+        operations: UPDATES,
+        answer: kubevirt::validate_update,
+    },
+    Webhook {
+        path: "/kubevirt-validate-delete",
+        resources: &[],
+        operations: DELETES,
+        answer: kubevirt::validate_delete,
+    },
 ];
 
 impl Webhook {

@@ -248,6 +248,8 @@ fn spec_of_a_machine_is_changed_by_components_only() {
     let mut same = old.clone();
     same["spec"]["domain"]["memory"]["guest"] = json!("131072Ki");
     update(same, old.clone()).allowed();
+    let mut old = old;
+    old["status"] = json!({"volumeStatus": [{"name": "root", "target": "vda"}]});
     let mut other = old.clone();
     other["spec"]["volumes"][0]["containerDisk"]["image"] = json!("c:d");
     update(other, old).by(CONTROLLER).refused("permanent volume root, changed");

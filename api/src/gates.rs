@@ -162,6 +162,19 @@ pub fn message(gate: &str) -> Option<&'static str> {
     DEPRECATED.iter().chain(DISCONTINUED).find(|(name, _)| *name == gate).map(|(_, message)| *message)
 }
 
+/// What whoever lists a gate in the cluster's configuration is told: its message, or that it is of no use any more.
+/// Nothing for a gate that still makes a difference; `None` for a name nobody knows.
+pub fn warning(gate: &str) -> Option<String> {
+    let text = match state(gate)? {
+        State::Alpha | State::Beta => String::new(),
+        State::Ga => format!(
+            "feature gate {gate} is deprecated (feature state is \"General Availability\"), therefore it can be safely removed and is redundant. For more info, please look at: https://github.com/kubevirt/kubevirt/blob/main/docs/deprecation.md"
+        ),
+        State::Deprecated | State::Discontinued => message(gate).unwrap_or_default().to_owned(),
+    };
+    Some(text)
+}
+
 /// Whether a gate is on, given the lists of the configuration.
 pub fn enabled(gate: &str, listed: &[String], disabled: &[String]) -> bool {
     match state(gate) {
@@ -190,6 +203,14 @@ mod tests {
         assert!(enabled("HostDisk", &gates(&["HostDisk"]), &none));
         assert!(enabled("Macvtap", &gates(&["Macvtap"]), &none));
         assert!(!enabled("Macvtap", &none, &none));
+    }
+
+    #[test]
+    fn listed_gates_of_no_use_are_warned_of() {
+        assert_eq!(warning("NoSuchGate"), None);
+        assert_eq!(warning("Snapshot").as_deref(), Some(""));
+        assert!(warning("GPU").is_some_and(|text| text.contains("\"General Availability\"")));
+        assert!(warning("Passt").is_some_and(|text| text.contains("discontinued since v1.3")));
     }
 
     #[test]

@@ -39,8 +39,8 @@ pub const API_SERVICE: &str = "virt-api";
 pub const API_SERVICES: [&str; 2] = ["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"];
 /// Mutating webhook configuration that carries the CA bundle.
 pub const MUTATING_WEBHOOKS: &str = "virt-api-mutator";
-/// Validating webhook configuration that carries the CA bundle.
-pub const VALIDATING_WEBHOOKS: &str = "virt-api-validator";
+/// Validating webhook configurations that carry the CA bundle.
+pub const VALIDATING_WEBHOOKS: [&str; 2] = ["virt-api-validator", "virt-operator-validator"];
 
 /// DNS names of virt-api's server certificate when installed in `namespace`.
 pub fn api_server_names(namespace: &str) -> [String; 4] {

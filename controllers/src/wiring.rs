@@ -451,7 +451,7 @@ fn installation_decision(world: &World, namespace: &str, now: Timestamp) -> Resu
     let controller = world.deployments.get(&Key::new(namespace, component::VIRT_CONTROLLER));
     let handler = world.daemon_sets.get(&Key::new(namespace, component::VIRT_HANDLER));
     let carriers = carriers(world);
-    let expected = tls::API_SERVICES.len() + 2;
+    let expected = tls::API_SERVICES.len() + 1 + tls::VALIDATING_WEBHOOKS.len();
     let bundle_in_place = bundle(world, namespace).is_some_and(|bundle| {
         carriers.len() == expected
             && carriers.iter().all(|(_, object)| object.bundles.iter().all(|(_, known)| known == bundle.as_bytes()))

@@ -212,9 +212,10 @@ impl World {
         let api = Api::<MutatingWebhookConfiguration>::all(client.clone());
         let name = tls::MUTATING_WEBHOOKS;
         tokio::spawn(self.mutating_webhooks.clone().follow_one(api, named(name), name, CaBundleView::from));
-        let api = Api::<ValidatingWebhookConfiguration>::all(client.clone());
-        let name = tls::VALIDATING_WEBHOOKS;
-        tokio::spawn(self.validating_webhooks.clone().follow_one(api, named(name), name, CaBundleView::from));
+        for name in tls::VALIDATING_WEBHOOKS {
+            let api = Api::<ValidatingWebhookConfiguration>::all(client.clone());
+            tokio::spawn(self.validating_webhooks.clone().follow_one(api, named(name), name, CaBundleView::from));
+        }
     }
 
     /// Waits until everything that certificates depend on has been read.
@@ -241,7 +242,7 @@ impl World {
         self.daemon_sets.synced().await;
         self.api_services.synced_all(tls::API_SERVICES.len()).await;
         self.mutating_webhooks.synced().await;
-        self.validating_webhooks.synced().await;
+        self.validating_webhooks.synced_all(tls::VALIDATING_WEBHOOKS.len()).await;
     }
 
     /// Launcher pods controlled by the machine with this UID.

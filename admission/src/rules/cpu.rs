@@ -1,6 +1,7 @@
 //! Virtual CPUs.
 
-use api::VirtualMachineInstanceSpec;
+use api::{VirtualMachineInstanceSpec, config::ClusterConfig, quantity, vmi::cpu::Cpu};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::causes::Causes;
 
@@ -8,9 +9,31 @@ use crate::causes::Causes;
 const VCPUS_MAX: u32 = 4096;
 
 /// What is wrong with the CPU.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
     let Some(cpu) = &spec.domain.cpu else { return };
     let path = |field: &str| format!("{root}.domain.cpu.{field}");
+    if cpu.dedicated_cpu_placement {
+        dedicated(root, spec, cpu, config, causes);
+    }
+    let mapped = cpu.numa.as_ref().is_some_and(|numa| numa.guest_mapping_passthrough.is_some());
+    if mapped {
+        let field = path("numa.guestMappingPassthrough");
+        if !config.enabled("NUMA") {
+            let message = format!("NUMA feature gate is not enabled in kubevirt-config, invalid entry {field}");
+            causes.invalid(field.clone(), message);
+        }
+        if !cpu.dedicated_cpu_placement {
+            let needed = path("dedicatedCpuPlacement");
+            let message = format!("{needed} must be set to true when NUMA topology strategy is set in {field}");
+            causes.invalid(field.clone(), message);
+        }
+        if spec.domain.memory.as_ref().is_none_or(|memory| memory.hugepages.is_none()) {
+            let message = format!(
+                "{root}.domain.memory.hugepages must be requested when NUMA topology strategy is set in {field}"
+            );
+            causes.invalid(field, message);
+        }
+    }
     if cpu.isolate_emulator_thread && !cpu.dedicated_cpu_placement {
         causes.invalid(
             path("isolateEmulatorThread"),
@@ -54,6 +77,87 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
         causes.required(
             path("dedicatedCpuPlacement"),
             format!("{} must be set to true when {} is used", path("dedicatedCpuPlacement"), path("realtime")),
+        );
+    }
+    if cpu.realtime.is_some() && !mapped {
+        let field = path("numa.guestMappingPassthrough");
+        let message = format!("{field} must be defined when {} is used", path("realtime"));
+        causes.required(field, message);
+    }
+}
+
+/// CPUs of its own: whole ones, the same number wherever it is said, and memory that is all there.
+fn dedicated(root: &str, spec: &VirtualMachineInstanceSpec, cpu: &Cpu, config: &ClusterConfig, causes: &mut Causes) {
+    let resources = &spec.domain.resources;
+    let memory = spec.domain.memory.as_ref();
+    let path = |which: &str, what: &str| format!("{root}.domain.resources.{which}.{what}");
+    let bytes = |amount: Option<&Quantity>| amount.and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
+    let milli = |amount: Option<&Quantity>| amount.and_then(|amount| quantity::milli(amount).ok()).unwrap_or(0);
+    let (wanted, limit) = (bytes(resources.requests.get("memory")), bytes(resources.limits.get("memory")));
+    if wanted == 0 && limit == 0 && memory.is_none_or(|memory| memory.hugepages.is_none() && memory.guest.is_none()) {
+        causes.invalid(
+            path("limits", "memory"),
+            format!(
+                "{}, {}, {root}.domain.memory.hugepages or {root}.domain.memory.guest should be provided",
+                path("requests", "memory"),
+                path("limits", "memory")
+            ),
+        );
+    }
+    let (request_cpu, limit_cpu) = (milli(resources.requests.get("cpu")), milli(resources.limits.get("cpu")));
+    for (which, amount) in [("requests", request_cpu), ("limits", limit_cpu)] {
+        if amount % 1000 != 0 {
+            causes.invalid(path(which, "cpu"), format!("provided resources CPU {which} must be an interger"));
+        }
+    }
+    if wanted > 0 && limit > 0 && wanted != limit {
+        let message = format!("{} must be equal to {}", path("requests", "memory"), path("limits", "memory"));
+        causes.invalid(path("requests", "memory"), message);
+    }
+
+    let field = format!("{root}.domain.cpu.dedicatedCpuPlacement");
+    let cores = format!("{root}.domain.cpu.cores");
+    let (request_path, limit_path) = (path("requests", "cpu"), path("limits", "cpu"));
+    let parts = [cpu.sockets, cpu.cores, cpu.threads].map(|part| i64::from(part.unwrap_or(0)));
+    let vcpus = if parts.iter().all(|part| *part == 0) {
+        0
+    } else {
+        parts.iter().fold(1_i64, |product, part| product.saturating_mul((*part).max(1)))
+    };
+    if request_cpu == 0 && limit_cpu == 0 && vcpus == 0 {
+        causes.invalid(
+            field.clone(),
+            format!(
+                "either {request_path} or {limit_path} or {cores} must be provided when DedicatedCPUPlacement is true "
+            ),
+        );
+    }
+    if request_cpu > 0 && limit_cpu > 0 && request_cpu != limit_cpu {
+        causes.invalid(
+            field.clone(),
+            format!("{request_path} or {limit_path} must be equal when DedicatedCPUPlacement is true "),
+        );
+    }
+    let asked = vcpus.saturating_mul(1000);
+    if (request_cpu > 0 || limit_cpu > 0) && vcpus > 0 && request_cpu != asked && limit_cpu != asked {
+        causes.invalid(
+            field.clone(),
+            format!("{request_path} or {limit_path} must not be provided at the same time with {cores} when DedicatedCPUPlacement is true "),
+        );
+    }
+    let threads = cpu.threads.unwrap_or(0);
+    let architecture =
+        spec.architecture.as_deref().filter(|name| !name.is_empty()).unwrap_or(config.default_architecture.as_str());
+    if architecture == "arm64" && threads > 1 {
+        causes.invalid(
+            format!("{root}.architecture"),
+            format!("threads must not be greater than 1 at {root}.domain.cpu.threads (got {threads}) when {root}.architecture is arm64"),
+        );
+    }
+    if threads > 2 {
+        causes.invalid(
+            field,
+            format!("Not more than two threads must be provided at {root}.domain.cpu.threads (got {threads}) when DedicatedCPUPlacement is true"),
         );
     }
 }

@@ -2,6 +2,7 @@
 
 use api::{VirtualMachineInstanceSpec, config::ClusterConfig, gates};
 
+use super::launch_security;
 use crate::causes::Causes;
 
 /// What is wrong with input devices.
@@ -37,11 +38,9 @@ pub(super) fn io_threads(root: &str, spec: &VirtualMachineInstanceSpec, causes: 
     }
 }
 
-/// What is wrong with the other devices.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
-    let domain = &spec.domain;
-    let devices = &domain.devices;
-    let path = |field: &str| format!("{root}.domain.devices.{field}");
+/// What is wrong with GPUs and host devices.
+pub(super) fn displays(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+    let devices = &spec.domain.devices;
     let displays = devices
         .gpus
         .iter()
@@ -55,6 +54,13 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
     if !devices.host_devices.is_empty() && !config.enabled("HostDevices") {
         causes.invalid(format!("{root}.HostDevices"), "Host Devices feature gate is not enabled in kubevirt-config");
     }
+}
+
+/// What is wrong with the other devices.
+pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+    let domain = &spec.domain;
+    let devices = &domain.devices;
+    let path = |field: &str| format!("{root}.domain.devices.{field}");
     if let Some(sound) = &devices.sound {
         if !["", "ich9", "ac97"].contains(&sound.model.as_deref().unwrap_or_default()) {
             causes.invalid(format!("{root}.Sound"), "Sound device type is not supported. Options: 'ich9' or 'ac97'");
@@ -63,6 +69,7 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
             causes.invalid(format!("{root}.Sound"), "Sound device requires a name field.");
         }
     }
+    launch_security::causes(root, spec, config, causes);
     if devices.autoattach_vsock == Some(true) && !config.enabled("VSOCK") {
         causes.invalid(path("autoattachVSOCK"), "VSOCK feature gate is not enabled in kubevirt-config");
     }
@@ -75,6 +82,15 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
             path("downwardMetrics"),
             "downwardMetrics virtio serial is not allowed: DownwardMetrics feature gate is not enabled",
         );
+    }
+    for filesystem in &devices.filesystems {
+        let claim = spec.volumes.iter().any(|volume| {
+            volume.name == filesystem.name && (volume.persistent_volume_claim.is_some() || volume.data_volume.is_some())
+        });
+        if claim && !config.enabled("EnableVirtioFsStorageVolumes") {
+            causes
+                .invalid(path("filesystems"), "virtiofs is not allowed: virtiofs feature gate is not enabled for PVC");
+        }
     }
     if devices.video.is_some() && devices.autoattach_graphics_device == Some(false) {
         causes.invalid(

@@ -39,6 +39,27 @@ pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &Cl
             );
         }
     }
+    let metrics =
+        |name: &str| spec.volumes.iter().any(|volume| volume.name == name && volume.downward_metrics.is_some());
+    for (index, disk) in devices.disks.iter().enumerate().filter(|(_, disk)| metrics(&disk.name)) {
+        let field = format!("{root}.domain.devices.disks[{index}].disk");
+        match &disk.disk {
+            None => {
+                let message =
+                    format!("DownwardMetrics volume must be mapped to a disk, but disk is not set on {field}.");
+                causes.required(field, message);
+            }
+            Some(target) => {
+                let bus = target.bus.as_deref().unwrap_or_default();
+                if !["", "virtio"].contains(&bus) {
+                    let field = format!("{field}.bus");
+                    let message =
+                        format!("DownwardMetrics volume must be mapped to virtio bus, but {field} is set to {bus}");
+                    causes.invalid(field, message);
+                }
+            }
+        }
+    }
     let mut orders = BTreeSet::new();
     let disks = devices.disks.iter().map(|disk| disk.boot_order);
     let interfaces = devices.interfaces.iter().map(|interface| interface.boot_order);

@@ -6,11 +6,17 @@
 pub mod access;
 pub mod architecture;
 pub mod cpu;
+pub mod data_volumes;
 pub mod devices;
 pub mod disks;
 pub mod dns;
+pub mod dra;
 pub mod firmware;
+pub mod grace;
+pub mod hotplug;
 pub mod hyperv;
+pub mod launch_security;
+pub mod live_update;
 pub mod metadata;
 pub mod network;
 pub mod probes;
@@ -29,13 +35,14 @@ pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfi
     resources::causes(root, spec, &mut causes);
     machine_type(root, spec, config, &mut causes);
     firmware::acpi(root, spec, &mut causes);
-    cpu::causes(root, spec, &mut causes);
+    cpu::causes(root, spec, config, &mut causes);
     start_strategy(root, spec, &mut causes);
     scheduling::affinity(root, spec.affinity.as_ref(), &mut causes);
     scheduling::topology_spread(root, &spec.topology_spread_constraints, &mut causes);
     scheduling::tolerations(root, &spec.tolerations, &mut causes);
     scheduling::node_selector(root, &spec.node_selector, &mut causes);
     network::causes(root, spec, config, &mut causes);
+    dra::causes(root, spec, config, &mut causes);
     disks::mapping(root, spec, config, &mut causes);
     devices::inputs(root, spec, &mut causes);
     devices::io_threads(root, spec, &mut causes);
@@ -46,14 +53,16 @@ pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfi
     access::causes(root, spec, &mut causes);
     dns::causes(root, spec, &mut causes);
     eviction_strategy(root, spec, config, &mut causes);
+    devices::displays(root, spec, config, &mut causes);
+    grace::causes(root, spec, config, &mut causes);
     devices::causes(root, spec, config, &mut causes);
     service_account(root, spec, &mut causes);
     unsupported::spec(root, spec, &mut causes);
     causes
 }
 
-/// Bindings that are gone for good.
-pub fn discontinued(spec: &VirtualMachineInstanceSpec, root: &str, config: &ClusterConfig) -> Causes {
+/// Features that are gone for good but still named by the cluster's configuration. Only new objects are refused.
+pub fn discontinued_gates(spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> Causes {
     let mut causes = Causes::new();
     let interfaces = &spec.domain.devices.interfaces;
     let listed = |gate: &str| config.feature_gates.iter().any(|name| name == gate);
@@ -65,16 +74,21 @@ pub fn discontinued(spec: &VirtualMachineInstanceSpec, root: &str, config: &Clus
             causes.not_supported("", gates::message(gate).unwrap_or(gate));
         }
     }
-    for (index, interface) in interfaces.iter().enumerate() {
-        let path = |binding| format!("{root}.domain.devices.interfaces[{index}].{binding}");
-        if interface.slirp.is_some() {
-            causes.invalid(path("slirp"), "Slirp interface support has been discontinued since v1.3");
-        }
-        if interface.passt.is_some() {
-            causes.invalid(path("passt"), "Passt network binding has been discontinued since v1.3");
-        }
-        if interface.macvtap.is_some() {
-            causes.invalid(path("macvtap"), "Macvtap network binding has been discontinued since v1.3");
+    causes
+}
+
+/// The former, and bindings that are gone for good.
+pub fn discontinued(spec: &VirtualMachineInstanceSpec, root: &str, config: &ClusterConfig) -> Causes {
+    let mut causes = discontinued_gates(spec, config);
+    for (index, interface) in spec.domain.devices.interfaces.iter().enumerate() {
+        for (binding, used, message) in [
+            ("slirp", interface.slirp.is_some(), "Slirp interface support has been discontinued since v1.3"),
+            ("passt", interface.passt.is_some(), "Passt network binding has been discontinued since v1.3"),
+            ("macvtap", interface.macvtap.is_some(), "Macvtap network binding has been discontinued since v1.3"),
+        ] {
+            if used {
+                causes.invalid(format!("{root}.domain.devices.interfaces[{index}].{binding}"), message);
+            }
         }
     }
     causes

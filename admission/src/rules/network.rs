@@ -28,6 +28,8 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
         state(&path, interface, network, causes);
         binding(&path, interface, network, config, causes);
     }
+    duplicate_names(root, &spec.networks, causes);
+    super::dra::networks(root, spec, config, causes);
     matching(root, spec, causes);
     for (index, interface) in interfaces.iter().enumerate() {
         let path = format!("{root}.domain.devices.interfaces[{index}]");
@@ -177,18 +179,24 @@ fn binding(path: &str, interface: &Interface, network: Option<&Network>, config:
     }
 }
 
+fn duplicate_names(root: &str, networks: &[Network], causes: &mut Causes) {
+    let mut seen = BTreeSet::new();
+    for (index, network) in networks.iter().enumerate() {
+        if seen.insert(&network.name) {
+            continue;
+        }
+        causes.duplicate(
+            format!("{root}.networks[{index}].name"),
+            format!("Network with name \"{}\" already exists, every network must have a unique name", network.name),
+        );
+    }
+}
+
 /// Networks and interfaces come in pairs.
 fn matching(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let interfaces = &spec.domain.devices.interfaces;
-    let mut seen = BTreeSet::new();
     for (index, network) in spec.networks.iter().enumerate() {
         let field = format!("{root}.networks[{index}].name");
-        if !seen.insert(&network.name) {
-            causes.duplicate(
-                field.clone(),
-                format!("Network with name \"{}\" already exists, every network must have a unique name", network.name),
-            );
-        }
         if !interfaces.iter().any(|interface| interface.name == network.name) {
             let message = format!("{field} '{}' not found.", network.name);
             causes.required(field, message);

@@ -84,6 +84,7 @@ fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     }
 
     let given = spec.domain.memory.as_ref();
+    huge_pages(root, spec, causes);
     let path = format!("{root}.domain.memory.guest");
     let Some(guest) = Amount::read(path, given.and_then(|memory| memory.guest.as_ref()), quantity::units, causes)
     else {
@@ -100,6 +101,40 @@ fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
             guest.path, guest.text, limit.path, limit.text
         );
         causes.invalid(guest.path.clone(), message);
+    }
+}
+
+/// Memory in huge pages is a whole number of them.
+fn huge_pages(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    let Some(memory) = spec.domain.memory.as_ref() else { return };
+    let Some(pages) = memory.hugepages.as_ref() else { return };
+    let text = pages.page_size.clone().unwrap_or_default();
+    let path = format!("{root}.domain.memory.hugepages.pageSize");
+    let page = match quantity::units(&Quantity(text.clone())) {
+        Ok(page) if page > 0 => page,
+        _ => {
+            let message = format!("{path} '{text}': {MALFORMED}");
+            causes.invalid(path, message);
+            return;
+        }
+    };
+    let resources = &spec.domain.resources;
+    let amount = |quantity: Option<&Quantity>| quantity.and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
+    let memory = [resources.requests.get("memory"), memory.guest.as_ref(), resources.limits.get("memory")]
+        .into_iter()
+        .map(amount)
+        .find(|amount| *amount != 0)
+        .unwrap_or(0);
+    let field = format!("{root}.domain.resources.requests.memory");
+    let shown = resources.requests.get("memory").map_or("0", |amount| amount.0.as_str());
+    if memory != 0 && memory < page {
+        causes.invalid(
+            field.clone(),
+            format!("{field} '{shown}' must be equal to or larger than page size {path} '{text}'"),
+        );
+    }
+    if memory % page != 0 {
+        causes.invalid(field.clone(), format!("{field} '{shown}' is not a multiple of the page size {path} '{text}'"));
     }
 }
 

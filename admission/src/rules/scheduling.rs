@@ -26,6 +26,20 @@ fn forbidden(path: &str, detail: &str, causes: &mut Causes) {
     causes.invalid(path, format!("{path}: Forbidden: {detail}"));
 }
 
+/// What is wrong with where a workload may run, for the pod spec at `root`.
+pub(crate) fn placement(
+    root: &str,
+    affinity: Option<&Affinity>,
+    selector: &BTreeMap<String, String>,
+    tolerations: &[Toleration],
+) -> Causes {
+    let mut causes = Causes::new();
+    self::affinity(&format!("{root}.affinity"), affinity, &mut causes);
+    node_selector(root, selector, &mut causes);
+    self::tolerations(root, tolerations, &mut causes);
+    causes
+}
+
 /// What is wrong with the affinity.
 pub(super) fn affinity(root: &str, affinity: Option<&Affinity>, causes: &mut Causes) {
     let Some(affinity) = affinity else { return };

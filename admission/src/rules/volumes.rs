@@ -281,6 +281,23 @@ pub fn mapped(spec: &VirtualMachineInstanceSpec) -> Causes {
             let message = format!("{field} '{}' not found.", volume.name);
             causes.invalid(field, message);
         }
+        let Some(source) = &volume.container_path else { continue };
+        let (field, name) = (format!("spec.domain.volumes[{index}]"), &volume.name);
+        if disk {
+            let message = format!("ContainerPath volume '{name}' must be mapped to a filesystem, not a disk");
+            causes.invalid(field.clone(), message);
+        }
+        if !filesystem {
+            let message = format!(
+                "ContainerPath volume '{name}' must have a matching filesystem defined in spec.domain.devices.filesystems"
+            );
+            causes.invalid(field.clone(), message);
+        }
+        let reserved = ["/var/run/kubevirt", "/var/run/libvirt"];
+        if let Some(prefix) = reserved.into_iter().find(|prefix| source.path.starts_with(prefix)) {
+            let message = format!("ContainerPath volume '{name}' uses reserved path prefix '{prefix}'");
+            causes.invalid(format!("{field}.containerPath.path"), message);
+        }
     }
     causes
 }

@@ -95,7 +95,6 @@ affinity:
 {{- define "ferrovirt.webhookClient" -}}
 {{- $root := index . 0 -}}
 admissionReviewVersions: [v1]
-sideEffects: None
 failurePolicy: Fail
 timeoutSeconds: 5
 clientConfig:

@@ -1,0 +1,261 @@
+//! Devices and networks that are claimed dynamically (`resource.k8s.io`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::{VirtualMachineInstanceSpec, config::ClusterConfig};
+
+use crate::{causes::Causes, names};
+
+fn text(value: Option<&String>) -> &str {
+    value.map(String::as_str).unwrap_or_default()
+}
+
+/// What is wrong with networks that are claimed.
+pub(super) fn networks(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+    let claimed = || {
+        spec.networks
+            .iter()
+            .enumerate()
+            .filter_map(|(index, network)| Some((index, network, network.resource_claim.as_ref()?)))
+    };
+    if claimed().next().is_none() {
+        return;
+    }
+    let list = format!("{root}.networks");
+    if !config.enabled("NetworkDevicesWithDRA") {
+        causes.invalid(
+            list,
+            "vmi.spec.networks contains DRA networks but NetworkDevicesWithDRA feature gate is not enabled",
+        );
+        return;
+    }
+    if spec.networks.iter().any(|network| network.multus.is_some()) {
+        causes.invalid(list, "mixing Multus and DRA resourceClaim networks in the same VMI is not supported");
+        return;
+    }
+    let mut seen = BTreeSet::new();
+    for (index, network, claim) in claimed() {
+        let interface = spec.domain.devices.interfaces.iter().find(|interface| interface.name == network.name);
+        if interface.is_some_and(|interface| interface.sriov.is_none() && interface.binding.is_none()) {
+            causes.invalid(
+                format!("{root}.domain.devices.interfaces"),
+                format!("DRA network \"{}\" requires an SR-IOV or binding plugin interface", network.name),
+            );
+        }
+        let path = format!("{list}[{index}]");
+        let (name, request) = (text(claim.claim_name.as_ref()), text(claim.request_name.as_ref()));
+        if name.is_empty() {
+            causes.required(format!("{path}.resourceClaim.claimName"), "claimName is required for DRA network");
+        }
+        if request.is_empty() {
+            causes.required(format!("{path}.resourceClaim.requestName"), "requestName is required for DRA network");
+        }
+        if !name.is_empty() && !spec.resource_claims.iter().any(|known| known.name == name) {
+            causes.not_found(
+                format!("{path}.resourceClaim.claimName"),
+                format!("network references resourceClaim \"{name}\" which is not defined in spec.resourceClaims"),
+            );
+        }
+        if !name.is_empty() && !request.is_empty() && !seen.insert((name, request)) {
+            causes.duplicate(path, format!("duplicate claimName/requestName combination \"{name}/{request}\""));
+        }
+    }
+}
+
+/// What is wrong with claims, and with GPUs and host devices that use them.
+pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+    claims(root, spec, causes);
+    let kinds = [
+        Kind {
+            list: "gpus",
+            word: "GPU",
+            plural: "GPUs",
+            gate: "GPUsWithDRA",
+            devices: spec
+                .domain
+                .devices
+                .gpus
+                .iter()
+                .map(|gpu| Device::new(&gpu.device_name, &gpu.claim_name, &gpu.request_name))
+                .collect(),
+        },
+        Kind {
+            list: "hostDevices",
+            word: "HostDevice",
+            plural: "HostDevices",
+            gate: "HostDevicesWithDRA",
+            devices: spec
+                .domain
+                .devices
+                .host_devices
+                .iter()
+                .map(|device| Device::new(&device.device_name, &device.claim_name, &device.request_name))
+                .collect(),
+        },
+    ];
+    for kind in &kinds {
+        kind.check(root, config, causes);
+    }
+    between_kinds(root, spec, &kinds, causes);
+    let known = |claim: &str| spec.resource_claims.iter().any(|known| known.name == claim);
+    let unknown = kinds
+        .iter()
+        .flat_map(|kind| kind.devices.iter())
+        .any(|device| device.is_claimed() && !device.claim.is_empty() && !known(device.claim));
+    if unknown {
+        causes.invalid(
+            format!("{root}.resourceClaims"),
+            "vmi.spec.resourceClaims must specify all claims used in vmi.spec.domain.devices.gpus and vmi.spec.domain.devices.hostDevices",
+        );
+    }
+}
+
+fn claims(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    let mut seen = BTreeSet::new();
+    for (index, claim) in spec.resource_claims.iter().enumerate() {
+        let path = format!("{root}.resourceClaims[{index}]");
+        let name = format!("{path}.name");
+        if claim.name.is_empty() {
+            causes.required(name.clone(), format!("{name} is a required field"));
+        } else {
+            if !seen.insert(&claim.name) {
+                causes.duplicate(name.clone(), format!("duplicate resourceClaims name \"{}\"", claim.name));
+            }
+            let errors = names::label_errors(&claim.name);
+            if !errors.is_empty() {
+                let message =
+                    format!("{name} does not conform to the kubernetes DNS_LABEL rules: {}", errors.join(", "));
+                causes.invalid(name, message);
+            }
+        }
+        match (&claim.resource_claim_name, &claim.resource_claim_template_name) {
+            (Some(_), Some(_)) => causes.invalid(
+                path.clone(),
+                "at most one of resourceClaimName or resourceClaimTemplateName may be specified",
+            ),
+            (None, None) => {
+                causes.invalid(path.clone(), "must specify one of: resourceClaimName, resourceClaimTemplateName");
+            }
+            _ => {}
+        }
+        for (field, value) in [
+            ("resourceClaimName", &claim.resource_claim_name),
+            ("resourceClaimTemplateName", &claim.resource_claim_template_name),
+        ] {
+            for error in value.iter().flat_map(|value| names::subdomain_errors(value)) {
+                causes.invalid(format!("{path}.{field}"), error);
+            }
+        }
+    }
+}
+
+/// A GPU or host device, as far as claims go.
+struct Device<'a> {
+    name: &'a str,
+    claim: &'a str,
+    request: &'a str,
+    asks: bool,
+}
+
+impl<'a> Device<'a> {
+    fn new(name: &'a Option<String>, claim: &'a Option<String>, request: &'a Option<String>) -> Self {
+        Self {
+            name: text(name.as_ref()),
+            claim: text(claim.as_ref()),
+            request: text(request.as_ref()),
+            asks: claim.is_some() || request.is_some(),
+        }
+    }
+
+    fn is_claimed(&self) -> bool {
+        self.name.is_empty() && self.asks
+    }
+}
+
+struct Kind<'a> {
+    list: &'static str,
+    word: &'static str,
+    plural: &'static str,
+    gate: &'static str,
+    devices: Vec<Device<'a>>,
+}
+
+impl Kind<'_> {
+    fn check(&self, root: &str, config: &ClusterConfig, causes: &mut Causes) {
+        let Self { list, word, plural, gate, devices } = self;
+        let field = format!("{root}.domain.devices.{list}");
+        let claimed = devices.iter().filter(|device| device.is_claimed()).count();
+        let named = devices.iter().filter(|device| !device.name.is_empty()).count();
+        if *list == "gpus" && claimed > 0 && named > 0 {
+            causes.invalid(
+                field,
+                "vmi.spec.domain.devices.gpus contains both DRA and non-DRA GPUs; each GPU must be either DRA or non-DRA",
+            );
+            return;
+        }
+        for _ in devices.iter().filter(|device| device.name.is_empty() && !device.asks) {
+            causes.required(
+                field.clone(),
+                format!("vmi.spec.domain.devices.{list} contains {plural} without deviceName or claimRequest; each {word} must specify either a deviceName or a claimRequest"),
+            );
+        }
+        for _ in devices.iter().filter(|device| !device.name.is_empty() && device.asks) {
+            causes.invalid(
+                field.clone(),
+                format!("vmi.spec.domain.devices.{list} contains {plural} with both deviceName and claimRequest"),
+            );
+        }
+        if claimed > 0 && !config.enabled(gate) {
+            causes.invalid(
+                field,
+                format!("vmi.spec.domain.devices.{list} contains DRA enabled {plural} but feature gate is not enabled"),
+            );
+            return;
+        }
+        let mut seen = BTreeSet::new();
+        for (index, device) in devices.iter().enumerate().filter(|(_, device)| device.is_claimed()) {
+            let path = format!("{field}[{index}]");
+            if device.claim.is_empty() {
+                causes.required(format!("{path}.claimName"), format!("claimName is required for DRA {word}"));
+            }
+            if device.request.is_empty() {
+                causes.required(format!("{path}.requestName"), format!("requestName is required for DRA {word}"));
+            }
+            let pair = (device.claim, device.request);
+            if !pair.0.is_empty() && !pair.1.is_empty() && !seen.insert(pair) {
+                causes.duplicate(path, format!("duplicate claimName/requestName pair \"{}/{}\"", pair.0, pair.1));
+            }
+        }
+    }
+}
+
+/// No request of a claim is used by two kinds of devices.
+fn between_kinds(root: &str, spec: &VirtualMachineInstanceSpec, kinds: &[Kind<'_>], causes: &mut Causes) {
+    let mut users: BTreeMap<(&str, &str), (&str, usize)> = BTreeMap::new();
+    let devices = kinds.iter().flat_map(|kind| {
+        kind.devices.iter().enumerate().filter(|(_, device)| device.is_claimed()).map(move |(index, device)| {
+            let path = format!("{root}.domain.devices.{}[{index}]", kind.list);
+            (kind.plural, index, path, device.claim, device.request)
+        })
+    });
+    let networks = spec.networks.iter().enumerate().filter_map(|(index, network)| {
+        let claim = network.resource_claim.as_ref()?;
+        let path = format!("{root}.networks[{index}]");
+        Some(("Networks", index, path, text(claim.claim_name.as_ref()), text(claim.request_name.as_ref())))
+    });
+    for (kind, index, path, claim, request) in devices.chain(networks) {
+        if claim.is_empty() || request.is_empty() {
+            continue;
+        }
+        match users.get(&(claim, request)) {
+            Some((other, at)) if *other != kind => causes.duplicate(
+                path,
+                format!("duplicate claimName/requestName pair \"{claim}/{request}\" between {other}[{at}] and {kind}[{index}]"),
+            ),
+            Some(_) => {}
+            None => {
+                users.insert((claim, request), (kind, index));
+            }
+        }
+    }
+}
