@@ -48,6 +48,12 @@ pub fn set(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig, fresh:
             input.type_ = "tablet".to_owned();
         }
     }
+    for gpu in &mut domain.devices.gpus {
+        let display = gpu.virtual_gpu_options.as_mut().and_then(|options| options.display.as_mut());
+        if let Some(frame_buffer) = display.and_then(|display| display.ram_fb.as_mut()) {
+            frame_buffer.enabled.get_or_insert(true);
+        }
+    }
     if let Some(watchdog) = &mut domain.devices.watchdog {
         let action = |action: &mut Option<String>| {
             if is_empty(action.as_ref()) {
