@@ -1,0 +1,125 @@
+//! One row for each default of the reference tables.
+//!
+//! The tables are the files of `tests/defaults/`: the webhook, the operation, an object (`base`), how many defaults of
+//! each section, and rows `[id, change, {pointer: value}]`: the object with the change merged in (null removes) has
+//! these values after the patch, null for none. Keys of the change that begin with `$` are not part of the object:
+//! `$config` is `spec.configuration` of the KubeVirt object. Each patched object is sent a second time, by a component,
+//! and has to come back as it is.
+
+#![allow(clippy::unwrap_used, reason = "a test ends here")]
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use admission::{
+    handle,
+    neighbours::{Neighbours, Outcome},
+};
+use api::{KubeVirt, config::ClusterConfig};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+#[derive(Deserialize)]
+struct Table {
+    webhook: String,
+    plural: String,
+    operation: String,
+    base: Value,
+    sections: BTreeMap<String, usize>,
+    rows: Vec<(String, Value, Map<String, Value>)>,
+}
+
+fn merge(into: &mut Value, change: &Value) {
+    let Value::Object(change) = change else {
+        *into = change.clone();
+        return;
+    };
+    if !into.is_object() {
+        *into = json!({});
+    }
+    let Value::Object(fields) = into else { return };
+    for (key, value) in change.iter().filter(|(key, _)| !key.starts_with('$')) {
+        if value.is_null() {
+            fields.remove(key);
+        } else {
+            merge(fields.entry(key.clone()).or_insert(Value::Null), value);
+        }
+    }
+}
+
+impl Table {
+    /// The object as the webhook leaves it.
+    fn patched(&self, object: &Value, user: &str, config: &ClusterConfig) -> Result<Value, String> {
+        let body = json!({"request": {
+            "uid": "u",
+            "resource": {"group": "kubevirt.io", "version": "v1", "resource": self.plural},
+            "namespace": "default",
+            "operation": self.operation,
+            "userInfo": {"username": user},
+            "object": object,
+            "oldObject": object,
+        }})
+        .to_string();
+        let mut known = Neighbours::new();
+        let review = loop {
+            match handle(&self.webhook, body.as_bytes(), config, "kubevirt", &known) {
+                Ok(review) => break review,
+                Err(wanted) => wanted.into_iter().for_each(|wanted| known.insert(wanted, Outcome::Object(None))),
+            }
+        };
+        if !review.response.allowed {
+            return Err(format!("{:?}", review.response.status));
+        }
+        let mut object = object.clone();
+        if let Some(patch) = &review.response.patch {
+            let patch: json_patch::Patch = serde_json::from_slice(&STANDARD.decode(patch).unwrap()).unwrap();
+            json_patch::patch(&mut object, &patch).map_err(|error| error.to_string())?;
+        }
+        Ok(object)
+    }
+
+    fn check(&self, change: &Value, expected: &Map<String, Value>) -> Result<(), String> {
+        let kubevirt = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "KubeVirt",
+            "metadata": {},
+            "spec": {"configuration": change.get("$config").unwrap_or(&json!({}))},
+        });
+        let config = ClusterConfig::from_kubevirt(&serde_json::from_value::<KubeVirt>(kubevirt).unwrap()).unwrap();
+        let mut object = self.base.clone();
+        merge(&mut object, change);
+        let once = self.patched(&object, "jane", &config)?;
+        for (pointer, value) in expected {
+            let found = once.pointer(pointer).unwrap_or(&Value::Null);
+            // A text in angle brackets stands for any text: random identifiers.
+            let any = value == "<any>" && found.as_str().is_some_and(|text| !text.is_empty());
+            if found != value && !any {
+                return Err(format!("{pointer} should be {value}, is {found}"));
+            }
+        }
+        let twice = self.patched(&once, "system:serviceaccount:kubevirt:kubevirt-controller", &config)?;
+        if twice == once { Ok(()) } else { Err(format!("a second pass changes it\n    {once}\n    {twice}")) }
+    }
+}
+
+#[test]
+fn each_default_is_set_once() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/defaults");
+    let mut wrong = Vec::new();
+    let mut total = 0;
+    for entry in fs::read_dir(directory).unwrap() {
+        let file = entry.unwrap().path();
+        let table: Table = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        let mut counted: BTreeMap<String, usize> = BTreeMap::new();
+        for (id, change, expected) in &table.rows {
+            *counted.entry(id.split('/').next().unwrap().to_owned()).or_default() += 1;
+            if let Err(message) = table.check(change, expected) {
+                wrong.push(format!("{} {id}: {message}", file.display()));
+            }
+        }
+        assert_eq!(counted, table.sections, "{}: each default of the sections has its row", file.display());
+        total += table.rows.len();
+    }
+    println!("defaults: {total}");
+    assert!(wrong.is_empty(), "{} rows:\n{}", wrong.len(), wrong.join("\n"));
+}
