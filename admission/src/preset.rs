@@ -175,8 +175,11 @@ pub fn apply(
         let mut matching = vec![];
         for preset in presets {
             let Some(domain) = &preset.spec.domain else { continue };
-            if rules::scheduling::selector_matches(&preset.spec.selector, &labels)? {
-                matching.push((preset.metadata.name.as_deref().unwrap_or_default(), domain));
+            let name = preset.metadata.name.as_deref().unwrap_or_default();
+            let matches = rules::scheduling::selector_matches(&preset.spec.selector, &labels)
+                .map_err(|error| format!("cannot read the selector of preset '{name}': {error}"))?;
+            if matches {
+                matching.push((name, domain));
             }
         }
         // Lists come in no order to rely on.

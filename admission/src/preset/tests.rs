@@ -164,5 +164,6 @@ fn a_selector_that_cannot_be_read_is_refused() {
     let mut odd = preset("p", json!({}));
     odd.spec.selector =
         serde_json::from_value(json!({"matchExpressions": [{"key": "a", "operator": "Near"}]})).unwrap();
-    assert!(apply(&mut machine(json!({})), &[odd]).is_err());
+    let refusal = apply(&mut machine(json!({})), &[odd]).unwrap_err();
+    assert!(refusal.starts_with("cannot read the selector of preset 'p': spec.selector."), "{refusal}");
 }
