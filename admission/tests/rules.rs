@@ -33,6 +33,8 @@ struct Table {
     webhook: String,
     #[serde(default)]
     group: Option<String>,
+    #[serde(default)]
+    version: Option<String>,
     plural: String,
     operation: String,
     base: Value,
@@ -101,7 +103,7 @@ impl Table {
             "uid": "u",
             "resource": {
                 "group": self.group.as_deref().unwrap_or("kubevirt.io"),
-                "version": "v1",
+                "version": self.version.as_deref().unwrap_or("v1"),
                 "resource": text("$plural", &self.plural),
             },
             "namespace": "default",
