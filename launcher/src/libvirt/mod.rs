@@ -238,6 +238,15 @@ impl Connection {
         self.run(what, deadline, move |connect| call(&Domain::lookup_by_name(connect, &name)?)).await
     }
 
+    /// Makes the daemon read what it needs for a start anyway: the capabilities cache and the processor models, 30 ms of
+    /// work. Its answer, QEMU's version, is of no interest.
+    ///
+    /// # Errors
+    /// A failed call.
+    pub async fn warm_up(&self, deadline: Duration) -> Result<(), Error> {
+        self.run("version", deadline, |connect| Ok(connect.get_hyp_version().map(drop)?)).await
+    }
+
     /// Defines a domain, or changes the definition of one that exists.
     ///
     /// # Errors

@@ -273,7 +273,15 @@ impl Driver {
             Ok(connection) => {
                 tracing::debug!("connected to libvirt");
                 let _ = self.connections.send_replace(Some(ConnectionHandle(connection.clone())));
-                self.connection = Some(connection);
+                self.connection = Some(connection.clone());
+                if self.stage == Stage::Waiting {
+                    // While the agent sets up the network. A start that comes first waits no longer than it would have.
+                    tokio::spawn(async move {
+                        if let Err(error) = connection.warm_up(CALL_DEADLINE).await {
+                            tracing::debug!(%error, "libvirt was not warmed up");
+                        }
+                    });
+                }
                 self.refresh().await;
             }
             Err(error) => {
