@@ -149,7 +149,7 @@ fn tiny_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
         let boot = Boot {
             kernel: "/boot/vmlinuz",
             initrd: "/boot/initrd",
-            arguments: "console=tty0 console=ttyS0,115200 quiet nokaslr",
+            arguments: "console=tty0 console=ttyS0,115200 quiet nokaslr cryptomgr.notests",
         };
         let raw = work.join("disk.raw");
         disk::make(&tools.path, &staging, &system, &boot, &work, &raw)?;
