@@ -15,6 +15,7 @@
 pub mod causes;
 pub mod defaults;
 pub mod eviction;
+pub mod instancetype;
 pub mod kubevirt;
 pub mod migration;
 pub mod neighbours;

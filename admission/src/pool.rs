@@ -251,7 +251,7 @@ mod tests {
         for (change, field) in [
             (json!({"runStrategy": "Sometimes"}), "runStrategy"),
             (json!({"running": true}), "running"),
-            (json!({"instancetype": {"name": "i"}}), "instancetype"),
+            (json!({"updateVolumesStrategy": "Migration"}), "updateVolumesStrategy"),
             (json!({"template": {"spec": {"hostname": "Web"}}}), "template.spec.hostname"),
             (json!({"template": {"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}}}), "template.metadata.labels"),
         ] {

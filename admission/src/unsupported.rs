@@ -340,8 +340,6 @@ pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) 
 pub fn vm(root: &str, spec: &VirtualMachineSpec) -> Causes {
     let mut causes = Causes::new();
     for (used, path, why) in [
-        (spec.instancetype.is_some(), "instancetype", "instance types"),
-        (spec.preference.is_some(), "preference", "preferences"),
         (!spec.data_volume_templates.is_empty(), "dataVolumeTemplates", "DataVolumes"),
         (spec.update_volumes_strategy.as_deref() == Some("Migration"), "updateVolumesStrategy", "volume migration"),
     ] {
@@ -486,8 +484,6 @@ mod tests {
         let causes = |spec: Value| super::vm("spec", &serde_json::from_value(spec).unwrap());
         assert!(causes(json!({"template": {}, "updateVolumesStrategy": "Replacement"})).is_empty());
         for (spec, field) in [
-            (json!({"template": {}, "instancetype": {"name": "i"}}), "spec.instancetype"),
-            (json!({"template": {}, "preference": {"name": "p"}}), "spec.preference"),
             (json!({"template": {}, "dataVolumeTemplates": [{"spec": {}}]}), "spec.dataVolumeTemplates"),
             (json!({"template": {}, "updateVolumesStrategy": "Migration"}), "spec.updateVolumesStrategy"),
         ] {

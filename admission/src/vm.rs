@@ -10,6 +10,7 @@ use api::{
 use crate::{
     causes::Causes,
     defaults::{self, Fresh, is_empty},
+    instancetype::{self, Chosen},
     review::AdmissionReview,
     rules, semantic, unsupported,
     vmi::has_pcie_hotplug,
@@ -21,6 +22,7 @@ use crate::{
 pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
     context.patched::<VirtualMachine>(|vm| {
         if vm.metadata.deletion_timestamp.is_none() {
+            instancetype::set_defaults(context, vm)?;
             set_defaults(vm, context.config, context.is_create(), context.fresh);
         }
         Ok(vec![])
@@ -34,7 +36,8 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
         return Ok(context.allowed());
     }
     let old = old(context)?;
-    let mut causes = causes(&vm, old.as_ref(), context.config, context.is_component())
+    let chosen = instancetype::chosen(context, &vm)?;
+    let mut causes = causes(&vm, old.as_ref(), &chosen, context.config, context.is_component())
         .map_err(|message| Stop::refused(400, message))?;
     if causes.is_empty() {
         causes = volume_requests::causes(&vm, context.config, context.neighbours)?;
@@ -90,6 +93,7 @@ pub fn warnings(vm: &VirtualMachine) -> Vec<String> {
 pub fn causes(
     vm: &VirtualMachine,
     old: Option<&VirtualMachine>,
+    chosen: &Chosen,
     config: &ClusterConfig,
     is_component: bool,
 ) -> Result<Causes, String> {
@@ -100,7 +104,14 @@ pub fn causes(
         return Ok(causes);
     };
     let mut spec = spec.clone();
+    if let Err(conflicts) = chosen.apply(&mut spec, &mut template.metadata.clone()) {
+        return Ok(conflicts);
+    }
     defaults::spec(&mut spec, config)?;
+    causes.extend(chosen.requirement_causes(&spec));
+    if !causes.is_empty() {
+        return Ok(causes);
+    }
     if old.is_none() {
         causes.extend(rules::discontinued(&spec, "spec", config));
         if !causes.is_empty() {

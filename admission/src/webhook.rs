@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{
     causes::Causes,
     defaults::Fresh,
-    eviction, kubevirt, migration,
+    eviction, instancetype, kubevirt, migration,
     neighbours::{Needs, Neighbours, Wanted},
     patch, policy, pool, preset, read, replica_set,
     review::{self, AdmissionReview, Operation, Request, UserInfo},
@@ -193,6 +193,10 @@ const VMS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachines")];
 const MACHINES: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstances")];
 const MIGRATIONS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstancemigrations")];
 const PRESETS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstancepresets")];
+const INSTANCETYPES: &[(&str, &str)] = &[(api::instancetype::GROUP, "virtualmachineinstancetypes")];
+const CLUSTER_INSTANCETYPES: &[(&str, &str)] = &[(api::instancetype::GROUP, "virtualmachineclusterinstancetypes")];
+const PREFERENCES: &[(&str, &str)] = &[(api::instancetype::GROUP, "virtualmachinepreferences")];
+const CLUSTER_PREFERENCES: &[(&str, &str)] = &[(api::instancetype::GROUP, "virtualmachineclusterpreferences")];
 const REPLICA_SETS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstancereplicasets")];
 
 /// All webhooks served. The configurations in the chart register them.
@@ -217,6 +221,30 @@ pub const WEBHOOKS: &[Webhook] = &[
         resources: REPLICA_SETS,
         operations: WRITES,
         answer: replica_set::validate,
+    },
+    Webhook {
+        path: "/virtualmachineinstancetypes-validate",
+        resources: INSTANCETYPES,
+        operations: WRITES,
+        answer: instancetype::validate_instancetype,
+    },
+    Webhook {
+        path: "/virtualmachineclusterinstancetypes-validate",
+        resources: CLUSTER_INSTANCETYPES,
+        operations: WRITES,
+        answer: instancetype::validate_instancetype,
+    },
+    Webhook {
+        path: "/virtualmachinepreferences-validate",
+        resources: PREFERENCES,
+        operations: WRITES,
+        answer: instancetype::validate_preference,
+    },
+    Webhook {
+        path: "/virtualmachineclusterpreferences-validate",
+        resources: CLUSTER_PREFERENCES,
+        operations: WRITES,
+        answer: instancetype::validate_preference,
     },
     Webhook { path: "/vmipreset-validate", resources: PRESETS, operations: WRITES, answer: preset::validate },
     Webhook { path: "/virtualmachinepool-validate", resources: &[], operations: WRITES, answer: pool::validate },

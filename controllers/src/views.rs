@@ -2,20 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use api::constants::{annotation, component, label};
+use api::{
+    constants::{annotation, component, label},
+    instancetype::MatchedKind,
+};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
         admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
-        apps::v1::{DaemonSet, Deployment},
+        apps::v1::{ControllerRevision, DaemonSet, Deployment},
         core::v1::{ContainerStatus, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota},
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
+use kube::Resource;
+use serde::Serialize;
 
 use crate::{
-    runtime::Cached,
+    runtime::{Cached, cache::trim_meta},
     world::{POD_ANNOTATIONS, keep},
 };
 
@@ -31,6 +36,58 @@ fn slim(meta: ObjectMeta) -> ObjectMeta {
         deletion_timestamp: meta.deletion_timestamp,
         owner_references: meta.owner_references,
         ..ObjectMeta::default()
+    }
+}
+
+/// An instance type or preference.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatchedView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Its kind.
+    pub kind: MatchedKind,
+    /// The whole object as JSON. It is looked into only when a machine is started from it.
+    pub object: Box<str>,
+}
+
+impl MatchedView {
+    /// The view of an object of a kind.
+    #[must_use]
+    pub fn new<K: Resource + Serialize>(kind: MatchedKind, mut object: K) -> Self {
+        trim_meta(object.meta_mut());
+        let json = serde_json::to_string(&object).unwrap_or_default();
+        Self { metadata: slim(std::mem::take(object.meta_mut())), kind, object: json.into() }
+    }
+}
+
+impl Cached for MatchedView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+/// The copy of an instance type or preference.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RevisionView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// What the object copied is and says, as JSON.
+    pub object: Box<str>,
+}
+
+impl From<ControllerRevision> for RevisionView {
+    fn from(revision: ControllerRevision) -> Self {
+        let mut object = revision.data.map(|data| data.0).unwrap_or_default();
+        if let Some(object) = object.as_object_mut() {
+            object.remove("metadata");
+        }
+        Self { metadata: slim(revision.metadata), object: object.to_string().into() }
+    }
+}
+
+impl Cached for RevisionView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
     }
 }
 

@@ -2,7 +2,15 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use api::{VirtualMachineInstance, VmiPhase, constants::component, tls};
+use api::{
+    VirtualMachineInstance, VmiPhase,
+    constants::component,
+    instancetype::{
+        MatchedKind,
+        matcher::{Role, Source},
+    },
+    tls,
+};
 use jiff::Timestamp;
 use kube::{
     Client, ResourceExt,
@@ -78,6 +86,7 @@ impl Controllers {
     pub async fn start(self, client: Client) {
         self.listen_installation();
         self.listen_machines();
+        self.listen_instancetypes();
         self.listen_nodes();
         self.world.follow(&client, &self.namespace);
 
@@ -160,6 +169,37 @@ impl Controllers {
         });
     }
 
+    /// What a VM names may be there at last, or again.
+    fn listen_instancetypes(&self) {
+        for kind in MatchedKind::ALL {
+            let (queue, known_vms) = (self.vms.clone(), self.world.vms.clone());
+            self.world.matched(kind).listen(move |(_, present)| {
+                let Some(object) = present else { return };
+                let wanted = Source::Object(kind, object.metadata.name.clone().unwrap_or_default());
+                let naming = known_vms.filter(|vm| {
+                    (kind.is_cluster_wide() || vm.metadata.namespace == object.metadata.namespace)
+                        && vm::instancetype::names(vm, &wanted)
+                });
+                queue.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
+            });
+        }
+        let (queue, known_vms) = (self.vms.clone(), self.world.vms.clone());
+        self.world.revisions.listen(move |(_, present)| {
+            let Some(revision) = present else { return };
+            let wanted = Source::Revision(revision.metadata.name.clone().unwrap_or_default());
+            // Most copies are their VM's own; one that a user names may be anybody's.
+            match controller_of(&revision.metadata, Kind::VirtualMachine) {
+                Some((_, name)) => queue.add(Key::new(revision.metadata.namespace.clone().unwrap_or_default(), name)),
+                None => {
+                    let naming = known_vms.filter(|vm| {
+                        vm.metadata.namespace == revision.metadata.namespace && vm::instancetype::names(vm, &wanted)
+                    });
+                    queue.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
+                }
+            }
+        });
+    }
+
     fn listen_nodes(&self) {
         let queue = self.nodes.clone();
         self.world.nodes.listen(move |(former, present)| {
@@ -210,8 +250,9 @@ impl Controllers {
     }
 
     fn start_machines(&self) {
-        let world = self.world.clone();
-        let reconcile = move |key: &Key, failure: Option<&Failure>, now| vm_decision(&world, key, failure, now);
+        let (world, config) = (self.world.clone(), self.config.clone());
+        let reconcile =
+            move |key: &Key, failure: Option<&Failure>, now| vm_decision(&world, &config, key, failure, now);
         let driver = Driver::new("vm", self.vms.clone(), self.executor.clone(), reconcile);
         let forgetful = driver.clone();
         self.world.vms.listen(move |seen| forget_deleted(&forgetful, seen));
@@ -246,8 +287,15 @@ impl Controllers {
 
     /// A changed configuration may let machines start that could not.
     async fn follow_config(mut self) {
+        let mut policy = self.config.current().reference_policy;
         loop {
             self.config.changed().await;
+            // Another policy is for the VMs there are, too.
+            let former = std::mem::replace(&mut policy, self.config.current().reference_policy);
+            if former != policy {
+                let naming = self.world.vms.filter(|vm| vm.spec.instancetype.is_some() || vm.spec.preference.is_some());
+                self.vms.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
+            }
             let unstarted = self.world.instances.filter(is_unstarted);
             self.instances.extend(unstarted.iter().map(|instance| Key::of(&instance.metadata)));
         }
@@ -278,6 +326,7 @@ fn observe_phase(metrics: &Metrics, former: &VirtualMachineInstance, present: &V
 
 fn vm_decision(
     world: &World,
+    config: &ConfigHandle,
     key: &Key,
     failure: Option<&Failure>,
     now: Timestamp,
@@ -288,7 +337,24 @@ fn vm_decision(
         let claim = world.claims.get(&Key::new(key.namespace.clone(), name));
         claim.is_some_and(|claim| claim.phase != "Bound")
     });
-    vm::decide(&vm::Observed { vm: &vm, instance: instance.as_deref(), unbound_claim, failure, now })
+    let look_up = |role: Role| {
+        let revision = |name: &str| world.revisions.get(&Key::new(key.namespace.clone(), name));
+        let object = |kind: MatchedKind, name: &str| {
+            let namespace = if kind.is_cluster_wide() { "" } else { key.namespace.as_str() };
+            world.matched(kind).get(&Key::new(namespace, name))
+        };
+        vm::instancetype::look_up(&vm, role, revision, object)
+    };
+    vm::decide(&vm::Observed {
+        vm: &vm,
+        instance: instance.as_deref(),
+        unbound_claim,
+        instancetype: look_up(Role::Instancetype),
+        preference: look_up(Role::Preference),
+        config: &config.current(),
+        failure,
+        now,
+    })
 }
 
 fn instance_decision(

@@ -5,12 +5,16 @@ use std::{collections::BTreeMap, sync::Arc};
 use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
     constants::{annotation, component, label},
+    instancetype::{
+        MatchedKind, VirtualMachineClusterInstancetype, VirtualMachineClusterPreference, VirtualMachineInstancetype,
+        VirtualMachinePreference, revision,
+    },
     tls,
 };
 use k8s_openapi::{
     api::{
         admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
-        apps::v1::{DaemonSet, Deployment},
+        apps::v1::{ControllerRevision, DaemonSet, Deployment},
         certificates::v1::CertificateSigningRequest,
         core::v1::{ConfigMap, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota, Secret},
     },
@@ -26,7 +30,9 @@ use crate::{
         cache::{controller_uid, trim_meta},
         executor::Answers,
     },
-    views::{CaBundleView, ClaimView, NamespaceView, NodeView, PodView, QuotaView, WorkloadView},
+    views::{
+        CaBundleView, ClaimView, MatchedView, NamespaceView, NodeView, PodView, QuotaView, RevisionView, WorkloadView,
+    },
 };
 
 impl Cached for VirtualMachine {
@@ -101,6 +107,10 @@ pub struct World {
     pub instances: Arc<Cache<VirtualMachineInstance>>,
     /// Replica sets of machines.
     pub replica_sets: Arc<Cache<VirtualMachineInstanceReplicaSet>>,
+    /// Instance types and preferences, a cache a kind, in the order of [`MatchedKind::ALL`].
+    pub matched: [Arc<Cache<MatchedView>>; 4],
+    /// Copies of instance types and preferences.
+    pub revisions: Arc<Cache<RevisionView>>,
     /// Launcher pods, found by the UID of their machine.
     pub pods: Arc<Cache<PodView>>,
     /// Pods of the node agents.
@@ -147,6 +157,27 @@ impl World {
         tokio::spawn(self.vms.clone().follow(Api::all(client.clone()), all.clone(), |object| object));
         tokio::spawn(self.instances.clone().follow(Api::all(client.clone()), all.clone(), |object| object));
         tokio::spawn(self.replica_sets.clone().follow(Api::all(client.clone()), all.clone(), |object| object));
+        let kind = MatchedKind::Instancetype;
+        let api = Api::<VirtualMachineInstancetype>::all(client.clone());
+        let view = move |object| MatchedView::new(kind, object);
+        tokio::spawn(self.matched(kind).clone().follow(api, all.clone(), view));
+        let kind = MatchedKind::ClusterInstancetype;
+        let api = Api::<VirtualMachineClusterInstancetype>::all(client.clone());
+        let view = move |object| MatchedView::new(kind, object);
+        tokio::spawn(self.matched(kind).clone().follow(api, all.clone(), view));
+        let kind = MatchedKind::Preference;
+        let api = Api::<VirtualMachinePreference>::all(client.clone());
+        let view = move |object| MatchedView::new(kind, object);
+        tokio::spawn(self.matched(kind).clone().follow(api, all.clone(), view));
+        let kind = MatchedKind::ClusterPreference;
+        let api = Api::<VirtualMachineClusterPreference>::all(client.clone());
+        let view = move |object| MatchedView::new(kind, object);
+        tokio::spawn(self.matched(kind).clone().follow(api, all.clone(), view));
+        tokio::spawn(self.revisions.clone().follow(
+            Api::<ControllerRevision>::all(client.clone()),
+            watcher::Config::default().labels(revision::OBJECT_KIND),
+            RevisionView::from,
+        ));
         tokio::spawn(self.pods.clone().follow(
             Api::<Pod>::all(client.clone()),
             labelled(component::VIRT_LAUNCHER),
@@ -232,6 +263,10 @@ impl World {
         self.vms.synced().await;
         self.instances.synced().await;
         self.replica_sets.synced().await;
+        for cache in &self.matched {
+            cache.synced().await;
+        }
+        self.revisions.synced().await;
         self.pods.synced().await;
         self.handlers.synced().await;
         self.nodes.synced().await;
@@ -243,6 +278,18 @@ impl World {
         self.api_services.synced_all(tls::API_SERVICES.len()).await;
         self.mutating_webhooks.synced().await;
         self.validating_webhooks.synced_all(tls::VALIDATING_WEBHOOKS.len()).await;
+    }
+
+    /// Objects of a kind that VMs name.
+    #[must_use]
+    pub fn matched(&self, kind: MatchedKind) -> &Arc<Cache<MatchedView>> {
+        let [instancetypes, cluster_instancetypes, preferences, cluster_preferences] = &self.matched;
+        match kind {
+            MatchedKind::Instancetype => instancetypes,
+            MatchedKind::ClusterInstancetype => cluster_instancetypes,
+            MatchedKind::Preference => preferences,
+            MatchedKind::ClusterPreference => cluster_preferences,
+        }
     }
 
     /// Launcher pods controlled by the machine with this UID.
@@ -295,6 +342,9 @@ impl Answers for World {
             Kind::Instance => typed(kind, object).into_iter().for_each(|object| self.instances.observe(object)),
             Kind::ReplicaSet => typed(kind, object).into_iter().for_each(|object| self.replica_sets.observe(object)),
             Kind::Pod => typed::<Pod>(kind, object).into_iter().for_each(|object| self.pods.observe(object.into())),
+            Kind::ControllerRevision => typed::<ControllerRevision>(kind, object)
+                .into_iter()
+                .for_each(|object| self.revisions.observe(object.into())),
             Kind::Secret => typed(kind, object).into_iter().for_each(|object| self.secrets.observe(object)),
             Kind::ConfigMap => typed(kind, object).into_iter().for_each(|object| self.config_maps.observe(object)),
             Kind::Node => typed::<Node>(kind, object).into_iter().for_each(|object| self.nodes.observe(object.into())),
@@ -321,6 +371,7 @@ impl Answers for World {
             Kind::Instance => self.instances.observe_deleted(&key, uid),
             Kind::ReplicaSet => self.replica_sets.observe_deleted(&key, uid),
             Kind::Pod => self.pods.observe_deleted(&key, uid),
+            Kind::ControllerRevision => self.revisions.observe_deleted(&key, uid),
             Kind::CertificateSigningRequest => self.requests.observe_deleted(&key, uid),
             // Nothing else is deleted by us.
             _ => {}

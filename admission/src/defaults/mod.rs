@@ -50,6 +50,13 @@ pub fn spec(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Re
     Ok(())
 }
 
+/// Adds the disks and the network that a machine gets without asking. Fails when the cluster's own default network is not
+/// allowed.
+pub fn attach(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), String> {
+    disks(spec);
+    network(spec, config)
+}
+
 /// Architecture and board.
 pub(crate) fn platform(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
     if is_empty(spec.architecture.as_ref()) {

@@ -31,6 +31,8 @@ pub enum Kind {
     ReplicaSet,
     /// `kubevirt.io/v1` KubeVirt.
     KubeVirt,
+    /// `apps/v1` ControllerRevision.
+    ControllerRevision,
     /// `certificates.k8s.io/v1` CertificateSigningRequest.
     CertificateSigningRequest,
     /// `apiregistration.k8s.io/v1` APIService.
@@ -55,6 +57,7 @@ impl Kind {
                 ("kubevirt.io/v1", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets")
             }
             Self::KubeVirt => ("kubevirt.io/v1", "KubeVirt", "kubevirts"),
+            Self::ControllerRevision => ("apps/v1", "ControllerRevision", "controllerrevisions"),
             Self::CertificateSigningRequest => {
                 ("certificates.k8s.io/v1", "CertificateSigningRequest", "certificatesigningrequests")
             }

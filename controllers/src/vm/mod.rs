@@ -8,6 +8,7 @@
 //! ```
 
 mod backoff;
+pub mod instancetype;
 mod printable;
 mod restart;
 mod run_strategy;
@@ -18,13 +19,17 @@ mod tests;
 
 use api::{
     RunStrategy, VirtualMachine, VirtualMachineInstance,
-    constants::{event, finalizer},
+    config::ClusterConfig,
+    constants::{condition, event, finalizer},
     vm::status::VirtualMachineStateChangeRequest,
 };
 use jiff::Timestamp;
 use serde_json::json;
 
-use self::run_strategy::Action;
+use self::{
+    instancetype::{Chosen, Lookup, Settled},
+    run_strategy::Action,
+};
 use crate::{
     runtime::{Decision, Effect, Failure, Kind, Note},
     world::{controller_of, is_controlled},
@@ -41,6 +46,12 @@ pub struct Observed<'a> {
     pub instance: Option<&'a VirtualMachineInstance>,
     /// A claim that the template names is not bound.
     pub unbound_claim: bool,
+    /// The instance type it names.
+    pub instancetype: Lookup,
+    /// The preference it names.
+    pub preference: Lookup,
+    /// The cluster's configuration.
+    pub config: &'a ClusterConfig,
     /// The last write for this VM that was refused.
     pub failure: Option<&'a Failure>,
     /// Now.
@@ -77,6 +88,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
         wanted.metadata.finalizers.get_or_insert_default().push(finalizer::VM.to_owned());
         decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
     }
+    let chosen = instancetype::chosen(observed);
     let mut failed_instance_restarts = false;
     if vm.metadata.deletion_timestamp.is_none() {
         match observed.instance {
@@ -87,8 +99,20 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
             }
             Some(instance) if owned.is_none() => adopt(vm, instance, &mut decision),
             _ => {
-                let (failure, restarts) = synchronize(observed, owned, &mut decision)?;
-                error = failure;
+                let settled = match &chosen {
+                    Ok(chosen) => instancetype::settle(observed, owned, chosen, &mut decision)?,
+                    Err(error) => Err(error.clone()),
+                };
+                // The next pass goes on with the VM as it is then.
+                if matches!(settled, Ok(Settled::Expanding)) {
+                    return Ok(decision);
+                }
+                let start = settled.and(chosen.as_ref().map_err(Clone::clone));
+                let (failure, restarts) = synchronize(observed, owned, start.as_ref(), &mut decision)?;
+                if let Err(error) = &start {
+                    tell(vm, error, &mut decision);
+                }
+                error = failure.or(start.err());
                 failed_instance_restarts = restarts;
             }
         }
@@ -101,8 +125,9 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     if changes_instance && error.is_none() && !failed_instance_restarts {
         return Ok(decision);
     }
+    let template = owned.and_then(|_| chosen.ok()?.hash(vm));
     let mut wanted = vm.clone();
-    status::update(observed, owned, error.as_ref(), &mut wanted);
+    status::update(observed, owned, error.as_ref(), template.as_deref(), &mut wanted);
     if failed_instance_restarts {
         let requests = &mut wanted.status.get_or_insert_default().state_change_requests;
         if requests.is_empty() {
@@ -118,6 +143,18 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
         decision.effects.insert(at, change);
     }
     Ok(decision)
+}
+
+/// Tells once why what a VM names is not kept.
+fn tell(vm: &VirtualMachine, error: &SyncError, decision: &mut Decision) {
+    let told = vm.condition(condition::FAILURE).and_then(|failure| failure.message.as_deref());
+    if told != Some(error.message.as_str()) {
+        decision.push(Effect::Event(Note::warning(
+            Kind::VirtualMachine.reference(&vm.metadata),
+            event::FAILED_CREATE,
+            format!("error encountered while storing instancetype.kubevirt.io controllerRevisions: {}", error.message),
+        )));
+    }
 }
 
 /// Names of the claims behind the template's volumes.
@@ -185,6 +222,7 @@ fn adopt(vm: &VirtualMachine, instance: &VirtualMachineInstance, decision: &mut 
 fn synchronize(
     observed: &Observed<'_>,
     owned: Option<&VirtualMachineInstance>,
+    chosen: Result<&&Chosen, &SyncError>,
     decision: &mut Decision,
 ) -> Result<(Option<SyncError>, bool), serde_json::Error> {
     let vm = observed.vm;
@@ -218,12 +256,16 @@ fn synchronize(
             decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
             Ok((None, false))
         }
-        Action::Start { paused } => Ok((start_instance(observed, paused, decision)?, false)),
+        Action::Start { paused } => match chosen {
+            Ok(chosen) => Ok((start_instance(observed, chosen, paused, decision)?, false)),
+            Err(error) => Ok((Some(error.clone()), false)),
+        },
     }
 }
 
 fn start_instance(
     observed: &Observed<'_>,
+    chosen: &Chosen,
     paused: bool,
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
@@ -231,7 +273,7 @@ fn start_instance(
     if vm.condition(api::constants::condition::MANUAL_RECOVERY_REQUIRED).is_some_and(api::Condition::is_true) {
         return Ok(None);
     }
-    let instance = match start::instance(vm, paused) {
+    let instance = match start::instance(vm, chosen, observed.config, paused) {
         Ok(instance) => instance,
         Err(message) => return Ok(Some(SyncError::new(event::FAILED_CREATE, message))),
     };

@@ -1,24 +1,27 @@
 //! The machine that a VM is started as.
 
 use api::{
-    StartStrategy, VirtualMachine, VirtualMachineInstance,
+    StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
+    config::ClusterConfig,
     constants::annotation,
     vmi::{devices::Input, disks::Disk},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use uuid::Uuid;
 
-use super::restart::{TEMPLATE_HASH, template_hash};
+use super::{instancetype::Chosen, restart::TEMPLATE_HASH};
 use crate::runtime::Kind;
 
 /// Namespace of the firmware UUIDs made from VM names.
 const FIRMWARE_NAMESPACE: Uuid = Uuid::from_u128(0x6a1a_24a1_4061_4607_8bf4_a396_3d0c_5895);
 
 /// The machine, or why the VM cannot be started by this version.
-pub(super) fn instance(vm: &VirtualMachine, paused: bool) -> Result<VirtualMachineInstance, String> {
-    if vm.spec.instancetype.is_some() || vm.spec.preference.is_some() {
-        return Err("Failure while starting VMI: instancetypes and preferences are not supported".to_owned());
-    }
+pub(super) fn instance(
+    vm: &VirtualMachine,
+    chosen: &Chosen,
+    config: &ClusterConfig,
+    paused: bool,
+) -> Result<VirtualMachineInstance, String> {
     if !vm.spec.data_volume_templates.is_empty() {
         return Err("Failure while starting VMI: dataVolumeTemplates are not supported".to_owned());
     }
@@ -34,27 +37,12 @@ pub(super) fn instance(vm: &VirtualMachine, paused: bool) -> Result<VirtualMachi
         // From the name, so that guests see the same machine at each start.
         firmware.uuid = Some(Uuid::new_v5(&FIRMWARE_NAMESPACE, name.as_bytes()).to_string());
     }
-    let devices = &mut spec.domain.devices;
-    for volume in &spec.volumes {
-        let used = devices.disks.iter().any(|disk| disk.name == volume.name)
-            || devices.filesystems.iter().any(|filesystem| filesystem.name == volume.name);
-        if !used {
-            devices.disks.push(Disk { name: volume.name.clone(), ..Disk::default() });
-        }
-    }
-    if devices.autoattach_input_device == Some(true) && devices.inputs.is_empty() {
-        devices.inputs.push(Input {
-            name: "default-0".to_owned(),
-            bus: Some("usb".to_owned()),
-            type_: "tablet".to_owned(),
-        });
-    }
     let mut annotations = template.metadata.annotations.clone().unwrap_or_default();
     annotations.insert(annotation::VM_GENERATION.to_owned(), vm.metadata.generation.unwrap_or(0).to_string());
-    if let Some(hash) = template_hash(vm) {
+    if let Some(hash) = chosen.hash(vm) {
         annotations.insert(TEMPLATE_HASH.to_owned(), hash);
     }
-    Ok(VirtualMachineInstance {
+    let mut machine = VirtualMachineInstance {
         metadata: ObjectMeta {
             name: Some(name),
             namespace: vm.metadata.namespace.clone(),
@@ -65,5 +53,36 @@ pub(super) fn instance(vm: &VirtualMachine, paused: bool) -> Result<VirtualMachi
         },
         spec,
         status: None,
-    })
+    };
+    let failed = |message: String| format!("Failure while starting VMI: {message}");
+    chosen.prepare(&mut machine, config).map_err(failed)?;
+    attach(&mut machine.spec);
+    chosen.apply(vm, &mut machine).map_err(failed)?;
+    complete_inputs(&mut machine.spec.domain.devices.inputs);
+    Ok(machine)
+}
+
+/// Adds the devices that a machine gets without naming them.
+fn attach(spec: &mut VirtualMachineInstanceSpec) {
+    let devices = &mut spec.domain.devices;
+    for volume in &spec.volumes {
+        let used = devices.disks.iter().any(|disk| disk.name == volume.name)
+            || devices.filesystems.iter().any(|filesystem| filesystem.name == volume.name);
+        if !used {
+            devices.disks.push(Disk { name: volume.name.clone(), ..Disk::default() });
+        }
+    }
+    if devices.autoattach_input_device == Some(true) && devices.inputs.is_empty() {
+        devices.inputs.push(Input { name: "default-0".to_owned(), ..Input::default() });
+    }
+}
+
+/// What a preference has left open of an input device.
+fn complete_inputs(inputs: &mut [Input]) {
+    for input in inputs {
+        input.bus.get_or_insert_with(|| "usb".to_owned());
+        if input.type_.is_empty() {
+            input.type_ = "tablet".to_owned();
+        }
+    }
 }

@@ -17,6 +17,7 @@ pub(super) fn update(
     observed: &Observed<'_>,
     instance: Option<&VirtualMachineInstance>,
     error: Option<&SyncError>,
+    template: Option<&str>,
     wanted: &mut VirtualMachine,
 ) {
     let vm = observed.vm;
@@ -28,7 +29,8 @@ pub(super) fn update(
     status.ready = instance.and_then(|instance| instance.condition(condition::READY)).is_some_and(Condition::is_true);
     status.desired_generation = vm.metadata.generation;
     if let Some(instance) = instance {
-        status.observed_generation = restart::observed_generation(vm, instance).or(former.observed_generation);
+        status.observed_generation =
+            restart::observed_generation(vm, template, instance).or(former.observed_generation);
     }
     // Written first when there is a machine, so that a strategy just switched to is seen as such until it has acted.
     if status.created || status.run_strategy.is_some() {
@@ -36,16 +38,17 @@ pub(super) fn update(
     }
     run_strategy::trim(&mut status.state_change_requests, instance);
     status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
-    conditions(vm, instance, error, &mut status.conditions, &now);
+    let restart = restart::condition(template, instance, &now);
+    conditions(instance, error, restart, &mut status.conditions, &now);
     status.printable_status =
         Some(printable::status(vm, instance, status.start_failure.as_ref(), observed.unbound_claim));
     wanted.status = Some(status);
 }
 
 fn conditions(
-    vm: &VirtualMachine,
     instance: Option<&VirtualMachineInstance>,
     error: Option<&SyncError>,
+    restart: Option<Condition>,
     conditions: &mut Vec<Condition>,
     now: &Time,
 ) {
@@ -58,7 +61,7 @@ fn conditions(
             remove(conditions, condition::FAILURE);
         }
     }
-    match restart::condition(vm, instance, now) {
+    match restart {
         Some(condition) => {
             set(conditions, condition);
         }

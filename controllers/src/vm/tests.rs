@@ -29,16 +29,38 @@ fn with_strategy(strategy: &str, status: &Value) -> VirtualMachine {
     vm(&json!({"runStrategy": strategy}), status)
 }
 
+fn started(vm: &VirtualMachine, paused: bool) -> VirtualMachineInstance {
+    start::instance(vm, &Chosen::default(), &ClusterConfig::default(), paused).unwrap()
+}
+
 fn instance(vm: &VirtualMachine, phase: &str) -> VirtualMachineInstance {
-    let mut instance = start::instance(vm, false).unwrap();
+    let mut instance = started(vm, false);
     instance.metadata.uid = Some("vmi-uid".to_owned());
     instance.metadata.resource_version = Some("9".to_owned());
     instance.status = serde_json::from_value(json!({"phase": phase})).unwrap();
     instance
 }
 
+fn observed<'a>(
+    vm: &'a VirtualMachine,
+    instance: Option<&'a VirtualMachineInstance>,
+    failure: Option<&'a Failure>,
+    config: &'a ClusterConfig,
+) -> Observed<'a> {
+    Observed {
+        vm,
+        instance,
+        unbound_claim: false,
+        instancetype: Lookup::Unnamed,
+        preference: Lookup::Unnamed,
+        config,
+        failure,
+        now: now(),
+    }
+}
+
 fn decided_with(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>, failure: Option<&Failure>) -> Decision {
-    decide(&Observed { vm, instance, unbound_claim: false, failure, now: now() }).unwrap()
+    decide(&observed(vm, instance, failure, &ClusterConfig::default())).unwrap()
 }
 
 fn decided(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> Decision {
@@ -118,14 +140,14 @@ fn new_vm_gets_its_finalizer_and_its_machine_without_a_status_write_between() {
 #[test]
 fn machine_is_made_from_the_template_and_owned() {
     let vm = with_strategy("Always", &Value::Null);
-    let machine = start::instance(&vm, true).unwrap();
+    let machine = started(&vm, true);
     assert_eq!(machine.metadata.name.as_deref(), Some("v"));
     assert_eq!(machine.metadata.labels.as_ref().unwrap()["app"], "x");
     assert_eq!(machine.metadata.annotations.as_ref().unwrap()["kubevirt.io/vm-generation"], "2");
     assert_eq!(machine.metadata.owner_references.as_ref().unwrap()[0].uid, "vm-uid");
     assert_eq!(machine.spec.start_strategy, Some(api::StartStrategy::Paused));
     assert_eq!(machine.spec.domain.devices.disks[0].name, "cd");
-    let uuid = |vm: &VirtualMachine| start::instance(vm, false).unwrap().spec.domain.firmware.unwrap().uuid.unwrap();
+    let uuid = |vm: &VirtualMachine| started(vm, false).spec.domain.firmware.unwrap().uuid.unwrap();
     assert_eq!(uuid(&vm), uuid(&vm));
     assert_eq!(uuid(&vm).len(), 36);
 }
@@ -294,13 +316,263 @@ fn machine_of_another_owner_is_left_alone_and_one_without_owner_adopted() {
 
 #[test]
 fn features_without_support_are_told_not_ignored() {
-    for spec in [
-        json!({"runStrategy": "Always", "instancetype": {"name": "big"}}),
-        json!({"runStrategy": "WaitAsReceiver"}),
-        json!({"runStrategy": "Always", "running": true}),
-    ] {
+    for spec in [json!({"runStrategy": "WaitAsReceiver"}), json!({"runStrategy": "Always", "running": true})] {
         let decision = decided(&vm(&spec, &Value::Null), None);
         assert!(!creates(&decision));
         assert!(status_patch(&decision)["conditions"].to_string().contains("Failure"), "{spec}");
+    }
+}
+
+mod instancetypes {
+    use std::sync::Arc;
+
+    use api::{config::ReferencePolicy, instancetype::MatchedKind};
+
+    use super::*;
+    use crate::views::{MatchedView, RevisionView};
+
+    const COPY: &str = "v-u1.small-v1beta1-u-1-4";
+
+    fn class() -> Arc<MatchedView> {
+        let object: api::instancetype::VirtualMachineClusterInstancetype = serde_json::from_value(json!({
+            "apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachineClusterInstancetype",
+            "metadata": {"name": "u1.small", "uid": "u-1", "generation": 4},
+            "spec": {"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}, "annotations": {"from": "class"}},
+        }))
+        .unwrap();
+        Arc::new(MatchedView::new(MatchedKind::ClusterInstancetype, object))
+    }
+
+    fn preference() -> Arc<MatchedView> {
+        let object: api::instancetype::VirtualMachinePreference = serde_json::from_value(json!({
+            "apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachinePreference",
+            "metadata": {"name": "linux", "namespace": "d", "uid": "u-2", "generation": 1},
+            "spec": {
+                "cpu": {"preferredCPUTopology": "cores"},
+                "devices": {
+                    "preferredDiskBus": "virtio", "preferredInterfaceModel": "e1000",
+                    "preferredAutoattachInputDevice": true, "preferredInputBus": "virtio",
+                },
+            },
+        }))
+        .unwrap();
+        Arc::new(MatchedView::new(MatchedKind::Preference, object))
+    }
+
+    fn copy() -> Arc<RevisionView> {
+        Arc::new(RevisionView {
+            metadata: serde_json::from_value(json!({
+                "name": COPY, "namespace": "d", "uid": "copy-uid",
+                "ownerReferences": [{
+                    "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid",
+                    "controller": true,
+                }],
+            }))
+            .unwrap(),
+            object: class().object.clone(),
+        })
+    }
+
+    fn naming(strategy: &str, status: &Value) -> VirtualMachine {
+        vm(
+            &json!({
+                "runStrategy": strategy,
+                "instancetype": {"name": "u1.small"},
+                "preference": {"name": "linux", "kind": "VirtualMachinePreference"},
+            }),
+            status,
+        )
+    }
+
+    fn kept() -> Value {
+        json!({
+            "instancetypeRef": {"name": "u1.small", "controllerRevisionRef": {"name": COPY}},
+            "preferenceRef": {
+                "name": "linux", "kind": "VirtualMachinePreference",
+                "controllerRevisionRef": {"name": "v-linux-v1beta1-u-2-1"},
+            },
+        })
+    }
+
+    fn found(
+        vm: &VirtualMachine,
+        instance: Option<&VirtualMachineInstance>,
+        policy: ReferencePolicy,
+        copies: bool,
+    ) -> Decision {
+        let config = ClusterConfig { reference_policy: policy, ..ClusterConfig::default() };
+        let instancetype = if copies { Lookup::Revision(copy()) } else { Lookup::Object(class(), None) };
+        let preference = Lookup::Object(preference(), Some(copy()));
+        decide(&Observed { instancetype, preference, ..observed(vm, instance, None, &config) }).unwrap()
+    }
+
+    fn made(decision: &Decision, wanted: Kind) -> Vec<Value> {
+        let objects = decision.effects.iter().filter_map(|effect| match effect {
+            Effect::Create { kind, object, .. } if *kind == wanted => Some(object.clone()),
+            _ => None,
+        });
+        objects.collect()
+    }
+
+    fn only(mut made: Vec<Value>) -> Value {
+        assert_eq!(made.len(), 1, "{made:?}");
+        made.remove(0)
+    }
+
+    #[test]
+    fn copy_is_made_and_named_before_the_machine_is_started_from_it() {
+        let vm = naming("Always", &Value::Null);
+        let decision = found(&vm, None, ReferencePolicy::Reference, false);
+        let revision = only(made(&decision, Kind::ControllerRevision));
+        assert_eq!(revision["metadata"]["name"], COPY);
+        assert_eq!(revision["metadata"]["ownerReferences"][0]["uid"], "vm-uid");
+        let labels = &revision["metadata"]["labels"];
+        assert_eq!(labels["instancetype.kubevirt.io/object-kind"], "VirtualMachineClusterInstancetype");
+        assert_eq!(labels["instancetype.kubevirt.io/object-generation"], "4");
+        assert_eq!(revision["data"]["spec"]["cpu"]["guest"], 2);
+        assert_eq!(revision["data"]["kind"], "VirtualMachineClusterInstancetype");
+        assert_eq!(status_patch(&decision), kept());
+        let position = |wanted: &dyn Fn(&Effect) -> bool| decision.effects.iter().position(wanted).unwrap();
+        let of =
+            |kind: Kind| move |effect: &Effect| matches!(effect, Effect::Create { kind: made, .. } if *made == kind);
+        assert!(position(&of(Kind::ControllerRevision)) < position(&of(Kind::Instance)));
+    }
+
+    #[test]
+    fn machine_is_made_with_instance_type_and_preference() {
+        let decision = found(&naming("Always", &kept()), None, ReferencePolicy::Reference, true);
+        assert_eq!(made(&decision, Kind::ControllerRevision), Vec::<Value>::new());
+        let machine = only(made(&decision, Kind::Instance));
+        let domain = &machine["spec"]["domain"];
+        assert_eq!(domain["cpu"], json!({"sockets": 1, "cores": 2, "threads": 1}));
+        assert_eq!(domain["memory"]["guest"], "1Gi");
+        assert_eq!(domain["devices"]["disks"], json!([{"name": "cd", "disk": {"bus": "virtio"}}]));
+        assert_eq!(domain["devices"]["interfaces"][0]["model"], "e1000");
+        assert_eq!(domain["devices"]["inputs"], json!([{"name": "default-0", "bus": "virtio", "type": "tablet"}]));
+        let annotations = &machine["metadata"]["annotations"];
+        assert_eq!(annotations["kubevirt.io/cluster-instancetype-name"], "u1.small");
+        assert_eq!(annotations["kubevirt.io/preference-name"], "linux");
+        assert_eq!(annotations["from"], "class");
+    }
+
+    #[test]
+    fn halted_vm_gets_its_copies_and_no_machine() {
+        let decision = found(&naming("Halted", &Value::Null), None, ReferencePolicy::Reference, false);
+        assert_eq!(made(&decision, Kind::ControllerRevision).len(), 1);
+        assert!(!creates(&decision));
+    }
+
+    #[test]
+    fn missing_instance_type_stops_the_start_and_is_told() {
+        let vm = naming("Always", &Value::Null);
+        let config = ClusterConfig::default();
+        let missing =
+            || instancetype::look_up(&vm, api::instancetype::matcher::Role::Instancetype, |_| None, |_, _| None);
+        let decided = |vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>| {
+            decide(&Observed { instancetype: missing(), ..observed(vm, instance, None, &config) }).unwrap()
+        };
+        let decision = decided(&vm, None);
+        assert!(!creates(&decision));
+        let status = status_patch(&decision);
+        let failure = status["conditions"].as_array().unwrap().iter().find(|known| known["type"] == "Failure").unwrap();
+        assert_eq!(failure["reason"], "FailedFindInstancetype");
+        let message = "virtualmachineclusterinstancetypes.instancetype.kubevirt.io \"u1.small\" not found";
+        assert_eq!(failure["message"], message);
+        let told = |decision: &Decision| decision.effects.iter().any(|effect| matches!(effect, Effect::Event(_)));
+        assert!(told(&decision));
+        let mut again = vm.clone();
+        again.status = serde_json::from_value(status).unwrap();
+        assert!(!told(&decided(&again, None)));
+        // A machine that runs can still be stopped, and needs no restart.
+        let halted = naming("Halted", &Value::Null);
+        let running = instance(&halted, "Running");
+        assert!(deletes(&decided(&halted, Some(&running))));
+        let status = status_patch(&decided(&vm, Some(&running)));
+        assert!(!status["conditions"].to_string().contains("RestartRequired"), "{status}");
+    }
+
+    #[test]
+    fn conflict_stops_the_start_and_names_the_fields() {
+        let mut vm = naming("Always", &kept());
+        let spec = vm.spec.template.spec.as_mut().unwrap();
+        spec.domain.memory = serde_json::from_value(json!({"guest": "2Gi"})).unwrap();
+        let decision = found(&vm, None, ReferencePolicy::Reference, true);
+        assert!(!creates(&decision));
+        let conditions = status_patch(&decision)["conditions"].to_string();
+        assert!(conditions.contains("fields: [spec.domain.memory.guest]"), "{conditions}");
+    }
+
+    #[test]
+    fn other_instance_type_asks_for_a_restart_and_the_same_does_not() {
+        let vm = naming("Always", &kept());
+        let machine = only(made(&found(&vm, None, ReferencePolicy::Reference, true), Kind::Instance));
+        let mut machine: VirtualMachineInstance = serde_json::from_value(machine).unwrap();
+        machine.metadata.uid = Some("vmi-uid".to_owned());
+        machine.status = serde_json::from_value(json!({"phase": "Running"})).unwrap();
+        let conditions = |decision: &Decision| {
+            let patches = decision.effects.iter().filter_map(|effect| match effect {
+                Effect::Patch { subresource: Some("status"), patch, .. } => {
+                    Some(patch["status"]["conditions"].to_string())
+                }
+                _ => None,
+            });
+            patches.collect::<String>()
+        };
+        let same = found(&vm, Some(&machine), ReferencePolicy::Reference, true);
+        assert!(!conditions(&same).contains("RestartRequired"));
+        let mut other = vm.clone();
+        other.spec.instancetype = None;
+        let changed = decide(&Observed {
+            preference: Lookup::Object(preference(), Some(copy())),
+            ..observed(&other, Some(&machine), None, &ClusterConfig::default())
+        })
+        .unwrap();
+        assert!(conditions(&changed).contains("RestartRequired"));
+        // The copy is of no use to the VM any more.
+        assert!(changed.effects.iter().any(|effect| {
+            matches!(effect, Effect::Patch { patch, .. } if patch["status"].get("instancetypeRef") == Some(&Value::Null))
+        }));
+    }
+
+    #[test]
+    fn policy_expand_writes_everything_into_the_vm() {
+        let vm = naming("Halted", &Value::Null);
+        let decision = found(&vm, None, ReferencePolicy::Expand, false);
+        let Some(Effect::Patch { kind: Kind::VirtualMachine, subresource: None, patch, .. }) = decision.effects.first()
+        else {
+            panic!("{decision:?}")
+        };
+        assert_eq!(patch["spec"]["instancetype"], Value::Null);
+        assert_eq!(patch["spec"]["preference"], Value::Null);
+        assert_eq!(patch["spec"]["template"]["spec"]["domain"]["cpu"]["cores"], 2);
+        assert!(made(&decision, Kind::ControllerRevision).is_empty());
+        // One that has copies already goes on naming them.
+        let decision = found(&naming("Halted", &kept()), None, ReferencePolicy::Expand, true);
+        assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Patch { subresource: None, .. })));
+    }
+
+    #[test]
+    fn policy_expand_all_takes_the_copies_away_and_leaves_the_machine_current() {
+        let vm = naming("Always", &kept());
+        let machine = only(made(&found(&vm, None, ReferencePolicy::Reference, true), Kind::Instance));
+        let mut machine: VirtualMachineInstance = serde_json::from_value(machine).unwrap();
+        machine.status = serde_json::from_value(json!({"phase": "Running"})).unwrap();
+        let decision = found(&vm, Some(&machine), ReferencePolicy::ExpandAll, true);
+        let deleted = |effect: &Effect| matches!(effect, Effect::Delete { kind: Kind::ControllerRevision, name, .. } if name == COPY);
+        assert!(decision.effects.iter().any(deleted));
+        let hash = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Patch { kind: Kind::Instance, patch, .. } => {
+                Some(patch["metadata"]["annotations"]["ferrovirt.io/started-from"].clone())
+            }
+            _ => None,
+        });
+        let mut expanded = serde_json::to_value(&vm).unwrap();
+        for effect in &decision.effects {
+            if let Effect::Patch { kind: Kind::VirtualMachine, subresource: None, patch, .. } = effect {
+                json_patch::merge(&mut expanded, patch);
+            }
+        }
+        let expanded: VirtualMachine = serde_json::from_value(expanded).unwrap();
+        assert_eq!(hash.unwrap(), Chosen::default().hash(&expanded).unwrap());
     }
 }

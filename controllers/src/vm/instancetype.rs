@@ -1,0 +1,307 @@
+//! The instance type and preference of a VM: where they come from, and what is kept of them.
+//!
+//! By the cluster's policy a VM goes on naming them, and a copy of each, as it was when the VM named it first, is kept in
+//! a ControllerRevision of the VM ([`ReferencePolicy::Reference`]), or they are written into the VM, which names nothing
+//! any more ([`ReferencePolicy::Expand`], [`ReferencePolicy::ExpandAll`]).
+//!
+//! ```text
+//!            reference                                expand
+//! VM names ─────────────> copy kept, named in status    │
+//!    └──────────────────────────────────────────────────┴────> VM that names nothing
+//! ```
+
+use std::sync::Arc;
+
+use admission::instancetype::expanded;
+use api::{
+    VirtualMachine, VirtualMachineInstance,
+    config::{ClusterConfig, ReferencePolicy},
+    constants::{annotation, event},
+    instancetype::{
+        VirtualMachineInstancetypeSpec, VirtualMachinePreferenceSpec, apply, expand,
+        matcher::{MatchedKind, Matcher, Role, Source, source, status_ref},
+        revision,
+    },
+    vm::status::{ControllerRevisionRef, InstancetypeStatusRef},
+};
+use k8s_openapi::{
+    api::apps::v1::ControllerRevision,
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, runtime::RawExtension},
+};
+use serde_json::{Value, json};
+
+use super::{Observed, SyncError, restart};
+use crate::{
+    runtime::{Decision, Effect, Kind, Note},
+    views::{MatchedView, RevisionView},
+};
+
+/// What a VM names, as the caches know it.
+#[derive(Clone, Debug, Default)]
+pub enum Lookup {
+    /// The VM names nothing.
+    #[default]
+    Unnamed,
+    /// A copy that is kept.
+    Revision(Arc<RevisionView>),
+    /// The object, and the copy of it that is kept already.
+    Object(Arc<MatchedView>, Option<Arc<RevisionView>>),
+    /// It does not exist; why.
+    Missing(String),
+}
+
+/// The specs of what a VM names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Chosen {
+    instancetype: Option<VirtualMachineInstancetypeSpec>,
+    preference: Option<VirtualMachinePreferenceSpec>,
+}
+
+/// Looks up what a VM names.
+pub fn look_up(
+    vm: &VirtualMachine,
+    role: Role,
+    revision_named: impl Fn(&str) -> Option<Arc<RevisionView>>,
+    object_named: impl Fn(MatchedKind, &str) -> Option<Arc<MatchedView>>,
+) -> Lookup {
+    match source(vm, role) {
+        None => Lookup::Unnamed,
+        Some(Err(error)) => Lookup::Missing(error.to_string()),
+        Some(Ok(Source::Revision(name))) => match revision_named(&name) {
+            Some(revision) => Lookup::Revision(revision),
+            None => Lookup::Missing(format!("controllerrevisions.apps \"{name}\" not found")),
+        },
+        Some(Ok(Source::Object(kind, name))) => match object_named(kind, &name) {
+            Some(object) => {
+                let vm_name = vm.metadata.name.as_deref().unwrap_or_default();
+                let kept = revision_named(&revision::name(vm_name, &object.metadata));
+                Lookup::Object(object, kept)
+            }
+            None => Lookup::Missing(format!("{}.{} \"{name}\" not found", kind.plural(), api::instancetype::GROUP)),
+        },
+    }
+}
+
+/// Whether a VM's instance type or preference is the object of this kind and name, or the copy of this name.
+pub fn names(vm: &VirtualMachine, wanted: &Source) -> bool {
+    Role::ALL.into_iter().any(|role| source(vm, role).is_some_and(|source| source.as_ref() == Ok(wanted)))
+}
+
+impl Lookup {
+    /// The object, whole; `None` when the VM names none.
+    fn object(&self, role: Role) -> Result<Option<Value>, SyncError> {
+        let (json, of) = match self {
+            Self::Unnamed => return Ok(None),
+            Self::Missing(message) => return Err(not_found(role, message.clone())),
+            Self::Revision(revision) => (&revision.object, &revision.metadata),
+            Self::Object(object, _) => (&object.object, &object.metadata),
+        };
+        serde_json::from_str(json).map(Some).map_err(|error| {
+            not_found(role, format!("cannot read {}: {error}", of.name.as_deref().unwrap_or_default()))
+        })
+    }
+
+    fn name(&self) -> &str {
+        let metadata = match self {
+            Self::Unnamed | Self::Missing(_) => return "",
+            Self::Revision(revision) => &revision.metadata,
+            Self::Object(object, _) => &object.metadata,
+        };
+        metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
+fn not_found(role: Role, message: String) -> SyncError {
+    let reason = match role {
+        Role::Instancetype => "FailedFindInstancetype",
+        Role::Preference => "FailedFindPreference",
+    };
+    SyncError::new(reason, message)
+}
+
+/// Reads what the VM names.
+pub(super) fn chosen(observed: &Observed<'_>) -> Result<Chosen, SyncError> {
+    let unreadable = |role: Role, lookup: &Lookup, error: revision::ContentError| {
+        not_found(role, format!("cannot use {}: {error}", lookup.name()))
+    };
+    let (class, preference) = (&observed.instancetype, &observed.preference);
+    let instancetype = class.object(Role::Instancetype)?;
+    let instancetype = instancetype.map(|object| revision::instancetype(&object)).transpose();
+    let preferred = preference.object(Role::Preference)?;
+    let preferred = preferred.map(|object| revision::preference(&object)).transpose();
+    Ok(Chosen {
+        instancetype: instancetype.map_err(|error| unreadable(Role::Instancetype, class, error))?,
+        preference: preferred.map_err(|error| unreadable(Role::Preference, preference, error))?,
+    })
+}
+
+/// What became of a VM's references.
+pub(super) enum Settled {
+    /// They are as they should be, or will be with the effects asked for.
+    Kept,
+    /// The VM is being changed; the next pass goes on.
+    Expanding,
+}
+
+/// Keeps copies of what the VM names, or writes it into the VM.
+pub(super) fn settle(
+    observed: &Observed<'_>,
+    owned: Option<&VirtualMachineInstance>,
+    chosen: &Chosen,
+    decision: &mut Decision,
+) -> Result<Result<Settled, SyncError>, serde_json::Error> {
+    let vm = observed.vm;
+    let names_something = vm.spec.instancetype.is_some() || vm.spec.preference.is_some();
+    let has_copies = Role::ALL
+        .into_iter()
+        .any(|role| status_ref(vm, role).is_some_and(|known| known.controller_revision_ref.is_some()));
+    let expands = match observed.config.reference_policy {
+        ReferencePolicy::Reference => false,
+        ReferencePolicy::Expand => !has_copies,
+        ReferencePolicy::ExpandAll => true,
+    };
+    if names_something && expands {
+        return expand_vm(observed, owned, chosen, decision);
+    }
+    let mut wanted = vm.clone();
+    for (role, lookup) in [(Role::Instancetype, &observed.instancetype), (Role::Preference, &observed.preference)] {
+        let kept = keep(observed, role, lookup, decision)?;
+        match role {
+            _ if kept.as_ref() == status_ref(vm, role) => {}
+            Role::Instancetype => wanted.status.get_or_insert_default().instancetype_ref = kept,
+            Role::Preference => wanted.status.get_or_insert_default().preference_ref = kept,
+        }
+    }
+    decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))?);
+    Ok(Ok(Settled::Kept))
+}
+
+/// What the VM's status is to say of one of the two, with the copy it names made if there is none.
+fn keep(
+    observed: &Observed<'_>,
+    role: Role,
+    lookup: &Lookup,
+    decision: &mut Decision,
+) -> Result<Option<InstancetypeStatusRef>, serde_json::Error> {
+    let vm = observed.vm;
+    let Some(matcher) = Matcher::of(vm, role) else { return Ok(None) };
+    let mut kept = matcher.status(status_ref(vm, role));
+    if let Lookup::Object(object, copy) = lookup {
+        let name = revision::name(vm.metadata.name.as_deref().unwrap_or_default(), &object.metadata);
+        if copy.is_none() {
+            let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+            if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+                decision.wake(failure.remaining(observed.now));
+                return Ok(status_ref(vm, role).cloned());
+            }
+            let copy = copy_of(vm, &name, object)?;
+            let effect = Effect::create(Kind::ControllerRevision, vm.metadata.namespace.as_deref(), &copy)?;
+            decision.push(effect.on_failure(Note::warning(
+                Kind::VirtualMachine.reference(&vm.metadata),
+                event::FAILED_CREATE,
+                "error encountered while storing instancetype.kubevirt.io controllerRevisions: {error}",
+            )));
+        }
+        kept.controller_revision_ref = Some(ControllerRevisionRef { name: Some(name) });
+    }
+    Ok(Some(kept))
+}
+
+fn copy_of(vm: &VirtualMachine, name: &str, object: &MatchedView) -> Result<ControllerRevision, serde_json::Error> {
+    Ok(ControllerRevision {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: vm.metadata.namespace.clone(),
+            labels: Some(revision::labels(object.kind, &object.metadata)),
+            owner_references: Some(vec![Kind::VirtualMachine.owner_reference(&vm.metadata)]),
+            ..ObjectMeta::default()
+        },
+        data: Some(RawExtension(serde_json::from_str(&object.object)?)),
+        revision: 0,
+    })
+}
+
+fn expand_vm(
+    observed: &Observed<'_>,
+    owned: Option<&VirtualMachineInstance>,
+    chosen: &Chosen,
+    decision: &mut Decision,
+) -> Result<Result<Settled, SyncError>, serde_json::Error> {
+    let vm = observed.vm;
+    let (class, preference) = (chosen.instancetype.as_ref(), chosen.preference.as_ref());
+    let wanted = match expanded(vm, class, preference, observed.config) {
+        Ok(wanted) => wanted,
+        Err(error) => return Ok(Err(SyncError::new(event::FAILED_CREATE, error.to_string()))),
+    };
+    // The machine runs what the VM says as much as before.
+    if let Some(instance) = owned.filter(|instance| restart::is_current(chosen.hash(vm).as_deref(), instance))
+        && let Some(hash) = Chosen::default().hash(&wanted)
+    {
+        decision.push(Effect::Patch {
+            kind: Kind::Instance,
+            namespace: instance.metadata.namespace.clone(),
+            name: instance.metadata.name.clone().unwrap_or_default(),
+            resource_version: instance.metadata.resource_version.clone(),
+            subresource: None,
+            strategic: false,
+            patch: json!({"metadata": {"annotations": {restart::TEMPLATE_HASH: hash}}}),
+            notes: crate::runtime::effect::Notes::default(),
+        });
+    }
+    decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
+    decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))?);
+    for lookup in [&observed.instancetype, &observed.preference] {
+        if observed.config.reference_policy == ReferencePolicy::ExpandAll
+            && let Lookup::Revision(revision) = lookup
+            && crate::world::controller_of(&revision.metadata, Kind::VirtualMachine)
+                .is_some_and(|(uid, _)| Some(uid) == vm.metadata.uid)
+        {
+            decision.push(Effect::delete(Kind::ControllerRevision, &revision.metadata));
+        }
+    }
+    Ok(Ok(Settled::Expanding))
+}
+
+impl Chosen {
+    /// Hash of what the VM's machine is made from: its template with everything applied. `None` when that cannot be
+    /// told.
+    pub(super) fn hash(&self, vm: &VirtualMachine) -> Option<String> {
+        let spec = vm.spec.template.spec.as_ref()?;
+        if *self == Self::default() {
+            return restart::template_hash(spec);
+        }
+        let mut spec = spec.clone();
+        let mut metadata = ObjectMeta::default();
+        apply(expand::TEMPLATE, self.instancetype.as_ref(), self.preference.as_ref(), &mut spec, &mut metadata).ok()?;
+        restart::template_hash(&spec)
+    }
+
+    /// Settles which devices a new machine gets by itself, and adds disks and network, so that preferences reach them.
+    pub(super) fn prepare(&self, machine: &mut VirtualMachineInstance, config: &ClusterConfig) -> Result<(), String> {
+        expand::prepare(self.preference.as_ref(), &mut machine.spec);
+        if self.preference.is_some() {
+            admission::defaults::attach(&mut machine.spec, config)?;
+        }
+        Ok(())
+    }
+
+    /// Applies it to a new machine of the VM.
+    pub(super) fn apply(&self, vm: &VirtualMachine, machine: &mut VirtualMachineInstance) -> Result<(), String> {
+        let (spec, metadata) = (&mut machine.spec, &mut machine.metadata);
+        apply("spec", self.instancetype.as_ref(), self.preference.as_ref(), spec, metadata).map_err(|conflicts| {
+            format!("Failed to apply instancetype: VMI conflicts with instancetype spec in fields: [{conflicts}]")
+        })?;
+        for role in Role::ALL {
+            let Some(matcher) = Matcher::of(vm, role) else { continue };
+            let Ok(kind) = role.kind(&matcher.kind) else { continue };
+            let key = match kind {
+                MatchedKind::Instancetype => annotation::INSTANCETYPE,
+                MatchedKind::ClusterInstancetype => annotation::CLUSTER_INSTANCETYPE,
+                MatchedKind::Preference => annotation::PREFERENCE,
+                MatchedKind::ClusterPreference => annotation::CLUSTER_PREFERENCE,
+            };
+            metadata.annotations.get_or_insert_default().insert(key.to_owned(), matcher.name);
+        }
+        Ok(())
+    }
+}
