@@ -3,8 +3,10 @@
 //!
 //! Prints a table and writes `build/bench.json`, a flat object with one number a key and the unit in the key.
 
+mod actions;
 mod memory;
 mod start;
+mod throughput;
 mod writes;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -45,6 +47,8 @@ fn main() -> Result<()> {
         memory::measure(s, &machine, &mut figures).await?;
         writes::measure(s, &machine, &mut figures).await?;
         machine.delete().await?;
+        actions::measure(s, options.rounds, &mut figures).await?;
+        throughput::measure(s, &mut figures).await?;
         Ok(())
     });
     println!("\n{:<36} {:>10}  target", "figure", "value");

@@ -133,7 +133,7 @@ async fn guest_up(story: &Story, pod: &str) -> Result<()> {
 
 /// Waits a part of a second: kubelet publishes container states once a second, and starts at fixed intervals would all
 /// hit the same point of its period.
-async fn out_of_phase() {
+pub async fn out_of_phase() {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());
     // Digits below the clock's period are as good as random here.
     let wait = u64::from(nanos / 100).wrapping_mul(6_364_136_223_846_793_005).rotate_left(17) % 1000;

@@ -19,6 +19,8 @@ pub async fn measure(story: &Story, machine: &Machine<'_>, figures: &mut Figures
         println!("no audit log at {}: API calls are not counted", path.display());
         return Ok(());
     };
+    let vmi = story.get("vmi", &machine.name).await?;
+    let since = vmi["metadata"]["creationTimestamp"].as_str().context("machine without time of creation")?.to_owned();
     let pod = story.launcher_pod(&machine.name).await?;
     let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
     let (mut writes, mut events) = (0.0, 0.0);
@@ -29,7 +31,7 @@ pub async fn measure(story: &Story, machine: &Machine<'_>, figures: &mut Figures
         }
         if entry["objectRef"]["resource"] == "events" {
             events += 1.0;
-        } else if about(&entry, &machine.name, &pod) {
+        } else if about(&entry, &machine.name, &pod, &since) {
             println!(
                 "  {} {} {}{} by {}: {}",
                 entry["verb"].as_str().unwrap_or_default(),
@@ -54,14 +56,15 @@ fn by_ferrovirt(entry: &Value) -> bool {
         && matches!(entry["verb"].as_str(), Some("create" | "update" | "patch" | "delete"))
 }
 
-/// Creations are named in the answer only, by the generateName's prefix in the log of the request.
-fn about(entry: &Value, machine: &str, pod: &str) -> bool {
+/// Whether a write is about the machine or its pod. A pod whose name the server makes has none in the log of its creation:
+/// since machines of the benchmark come one after another, one made since the machine was is the machine's.
+fn about(entry: &Value, machine: &str, pod: &str, since: &str) -> bool {
     let name = entry["objectRef"]["name"].as_str().unwrap_or_default();
-    let created = entry["responseObject"]["metadata"]["name"].as_str().unwrap_or_default();
-    name == machine
-        || name == pod
-        || created == pod
-        || (entry["verb"] == "create" && pod.starts_with(name) && !name.is_empty())
+    // Both are RFC 3339 in UTC; the machine's has no fraction.
+    let second = |time: &str| time.get(..19).map(str::to_owned);
+    let received = entry["requestReceivedTimestamp"].as_str().and_then(second);
+    let creates_pod = entry["verb"] == "create" && entry["objectRef"]["resource"] == "pods" && name.is_empty();
+    name == machine || name == pod || (creates_pod && received >= second(since))
 }
 
 #[cfg(test)]
@@ -79,7 +82,14 @@ mod tests {
         assert!(!by_ferrovirt(&entry(controller, "get", "ResponseComplete")));
         assert!(!by_ferrovirt(&entry(controller, "patch", "RequestReceived")));
         assert!(!by_ferrovirt(&entry("system:node:a", "patch", "ResponseComplete")));
-        assert!(about(&json!({"objectRef": {"name": "vmi"}}), "vmi", "virt-launcher-vmi-abc"));
-        assert!(!about(&json!({"objectRef": {"name": "other"}}), "vmi", "virt-launcher-vmi-abc"));
+        let about = |entry| about(&entry, "vmi", "virt-launcher-vmi-abc", "2026-01-02T03:04:05Z");
+        assert!(about(json!({"objectRef": {"name": "vmi"}})));
+        assert!(!about(json!({"objectRef": {"name": "other"}})));
+        let creation = |time: &str| {
+            json!({"verb": "create", "objectRef": {"resource": "pods"},
+            "requestReceivedTimestamp": time})
+        };
+        assert!(about(creation("2026-01-02T03:04:05.125000Z")));
+        assert!(!about(creation("2026-01-02T03:04:04.925000Z")));
     }
 }

@@ -1,0 +1,67 @@
+//! How long start, stop, restart and pause of a VM take, from the user's command to the state it asks for.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use ferrovirt_e2e_tests::Story;
+use serde_json::Value;
+
+use crate::{Figures, median, start::out_of_phase};
+
+/// Longest that one action may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const VM: &str = "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {name: actions}
+spec:
+  runStrategy: Manual
+  template:
+    spec:
+      terminationGracePeriodSeconds: 0
+      domain:
+        memory: {guest: 128Mi}
+        devices:
+          disks: [{name: root, disk: {bus: virtio}}]
+      volumes: [{name: root, containerDisk: {image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}]
+";
+
+/// Takes each action `rounds` times; the medians count.
+pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
+    story.apply(VM).await?;
+    let (mut start, mut pause, mut restart, mut stop) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        start.push(act(story, &["start", "actions"], "vmi", |vmi| running(vmi)).await?);
+        pause.push(act(story, &["pause", "vm", "actions"], "vmi", |vmi| is(vmi, "Paused")).await?);
+        act(story, &["unpause", "vm", "actions"], "vmi", |vmi| !is(vmi, "Paused")).await?;
+        let uid = story.get("vmi", "actions").await?["metadata"]["uid"].clone();
+        restart.push(
+            act(story, &["restart", "actions"], "vmi", |vmi| vmi["metadata"]["uid"] != uid && running(vmi)).await?,
+        );
+        stop.push(act(story, &["stop", "actions"], "vm", |vm| vm["status"]["printableStatus"] == "Stopped").await?);
+    }
+    story.delete("vm", "actions").await?;
+    for (name, values) in [("start_s", start), ("pause_s", pause), ("restart_s", restart), ("stop_s", stop)] {
+        figures.insert(name.into(), median(values).context("no round")?);
+    }
+    Ok(())
+}
+
+/// Runs the command and returns the seconds until the object is as `done` wants it.
+async fn act(story: &Story, command: &[&str], kind: &str, done: impl Fn(&Value) -> bool) -> Result<f64> {
+    out_of_phase().await;
+    let began = Instant::now();
+    story.virt(command).await?;
+    story.wait(kind, "actions", &format!("follow {command:?}"), PATIENCE, done).await?;
+    Ok(began.elapsed().as_secs_f64())
+}
+
+fn running(vmi: &Value) -> bool {
+    vmi["status"]["phase"] == "Running"
+}
+
+fn is(vmi: &Value, condition: &str) -> bool {
+    let all = vmi["status"]["conditions"].as_array();
+    all.is_some_and(|all| all.iter().any(|c| c["type"] == condition && c["status"] == "True"))
+}

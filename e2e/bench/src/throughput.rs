@@ -1,0 +1,123 @@
+//! What a forwarded port carries, next to `kubectl port-forward` to a pod that serves the same bytes.
+//!
+//! The bytes come from a web server: in the guest behind its emulated network card, and in a pod. The ratio therefore
+//! shows the price of the whole way into the guest, emulation included.
+
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use ferrovirt_e2e_tests::{Story, kubeconfig};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command},
+    time::{sleep, timeout},
+};
+
+use crate::Figures;
+
+/// What is fetched.
+const MIB: usize = 32;
+/// Longest that a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Measures both ways once.
+pub async fn measure(story: &Story, figures: &mut Figures) -> Result<()> {
+    let serve =
+        format!("mkdir -p /tmp/www; dd if=/dev/zero of=/tmp/www/f bs=1M count={MIB}; httpd -p 8080 -h /tmp/www");
+    story
+        .apply(&format!(
+            "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: server}}
+spec:
+  terminationGracePeriodSeconds: 0
+  domain:
+    memory: {{guest: 256Mi}}
+    devices:
+      disks:
+      - {{name: root, disk: {{bus: virtio}}}}
+      - {{name: seed, disk: {{bus: virtio}}}}
+      interfaces: [{{name: default, masquerade: {{}}}}]
+  networks: [{{name: default, pod: {{}}}}]
+  volumes:
+  - {{name: root, containerDisk: {{image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}}}
+  - name: seed
+    cloudInitNoCloud:
+      userData: |
+        #cloud-config
+        runcmd:
+        - {serve}
+"
+        ))
+        .await?;
+    story.toolbox("server").await?;
+    story.exec("server", &["sh", "-c", &format!("({serve}) >/dev/null 2>&1 </dev/null")]).await?;
+    story.wait_running("server").await?;
+
+    let port = free_port().await?;
+    let mut command = Command::new("kubectl");
+    command.env("KUBECONFIG", kubeconfig()).args(["port-forward", "-n", &story.namespace, "pod/server"]);
+    let pod = fetch(command, port).await.context("kubectl port-forward")?;
+    let port = free_port().await?;
+    let guest =
+        fetch(story.virt_command(&["port-forward", "vmi/server"]), port).await.context("kubectl virt port-forward")?;
+    story.delete("Pod", "server").await?;
+    story.delete("vmi", "server").await?;
+    figures.insert("portforward_mib_s".into(), guest);
+    figures.insert("portforward_pod_mib_s".into(), pod);
+    figures.insert("portforward_over_kubectl".into(), guest / pod);
+    Ok(())
+}
+
+async fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0)).await?.local_addr()?.port())
+}
+
+/// MiB a second through the forwarding of the local port that the command opens.
+async fn fetch(mut command: Command, port: u16) -> Result<f64> {
+    let mut forward = command
+        .arg(format!("{port}:8080"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot start")?;
+    let result = timeout(PATIENCE, fetch_when_served(&mut forward, port)).await;
+    forward.kill().await.ok();
+    result.context("no answer in time")?
+}
+
+async fn fetch_when_served(forward: &mut Child, port: u16) -> Result<f64> {
+    loop {
+        if let Some(status) = forward.try_wait()? {
+            bail!("ended with {status}");
+        }
+        match fetch_once(port).await {
+            Ok(rate) => return Ok(rate),
+            Err(_) => sleep(Duration::from_millis(500)).await,
+        }
+    }
+}
+
+async fn fetch_once(port: u16) -> Result<f64> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    stream.write_all(b"GET /f HTTP/1.0\r\n\r\n").await?;
+    let mut buffer = vec![0_u8; 64 * 1024];
+    // The clock starts with the first bytes: what comes before is the server's.
+    let first = stream.read(&mut buffer).await?;
+    ensure!(buffer.starts_with(b"HTTP/1.0 200") || buffer.starts_with(b"HTTP/1.1 200"), "the server has no such file");
+    let (began, mut total) = (Instant::now(), first);
+    loop {
+        match stream.read(&mut buffer).await? {
+            0 => break,
+            length => total += length,
+        }
+    }
+    ensure!(total > MIB << 20, "{total} bytes came");
+    Ok(MIB as f64 / began.elapsed().as_secs_f64())
+}
