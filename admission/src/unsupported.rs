@@ -160,10 +160,6 @@ const SPEC: &[Entry] = &[
         uses: |spec| when(spec.domain.devices.autoattach_vsock == Some(true), "domain.devices.autoattachVSOCK"),
     },
     Entry {
-        why: "USB redirection",
-        uses: |spec| when(spec.domain.devices.client_passthrough.is_some(), "domain.devices.clientPassthrough"),
-    },
-    Entry {
         why: "host metrics",
         uses: |spec| when(spec.domain.devices.downward_metrics.is_some(), "domain.devices.downwardMetrics"),
     },
@@ -387,6 +383,7 @@ mod tests {
             json!({"evictionStrategy": "LiveMigrateIfPossible"}),
             json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 2}}}),
             json!({"domain": {"devices": {"tpm": {"enabled": false}}}}),
+            json!({"domain": {"devices": {"clientPassthrough": {}}}}),
             json!({"domain": {"firmware": {"bootloader": {"efi": {"secureBoot": false}}}}}),
             json!({"volumes": [
                 {"name": "a", "cloudInitConfigDrive": {"userData": "x"}},
@@ -432,7 +429,6 @@ mod tests {
             (json!({"resourceClaims": [{"name": "r"}]}), "resourceClaims[0]"),
             (devices(json!({"filesystems": [{"name": "f", "virtiofs": {}}]})), "domain.devices.filesystems[0]"),
             (devices(json!({"autoattachVSOCK": true})), "domain.devices.autoattachVSOCK"),
-            (devices(json!({"clientPassthrough": {}})), "domain.devices.clientPassthrough"),
             (devices(json!({"downwardMetrics": {}})), "domain.devices.downwardMetrics"),
             (disk(json!({"name": "root", "lun": {"reservation": true}})), "domain.devices.disks[0].lun.reservation"),
             (

@@ -1,8 +1,8 @@
 //! The serial console.
 //!
 //! One task stays connected to the socket on which QEMU serves the machine's serial port. It keeps the last output, copies
-//! it to the pod's log, and hands it to at most one client. Nothing a client does can hold up the guest's output: a client
-//! that reads too slowly loses its connection.
+//! it to the pod's log, and hands it to at most one client. A client that reads slowly holds up the guest's output, as a
+//! slow terminal does; one that takes nothing for some seconds is cut off.
 
 use std::{collections::VecDeque, path::PathBuf, time::Duration};
 
@@ -11,6 +11,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixStream, unix::OwnedWriteHalf},
     sync::{mpsc, oneshot},
+    time::{Instant, sleep_until},
 };
 
 /// Output that is kept for a client that asks for it.
@@ -25,6 +26,8 @@ const READ_SIZE: usize = 4096;
 const RETRY: Duration = Duration::from_millis(20);
 /// How long a write of input may wait for the guest.
 const INPUT_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a client may take nothing before it is cut off.
+const OUTPUT_DEADLINE: Duration = Duration::from_secs(3);
 
 /// A client's side of the console.
 #[derive(Debug)]
@@ -33,6 +36,17 @@ pub struct Attachment {
     pub output: mpsc::Receiver<Bytes>,
     /// Input for the guest.
     pub input: mpsc::Sender<Bytes>,
+    /// Why the output ended; nothing if the console itself has ended.
+    pub cut_off: oneshot::Receiver<CutOff>,
+}
+
+/// Why a client was cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutOff {
+    /// Another client has attached.
+    Replaced,
+    /// It did not take the guest's output.
+    Slow,
 }
 
 struct Attach {
@@ -71,6 +85,32 @@ impl Console {
 struct Client {
     output: mpsc::Sender<Bytes>,
     input: mpsc::Receiver<Bytes>,
+    cut_off: oneshot::Sender<CutOff>,
+    /// A chunk that found no place, and when the client is cut off for it.
+    waiting: Option<(Bytes, Instant)>,
+}
+
+impl Client {
+    fn cut_off(self, why: CutOff) {
+        // It may have gone.
+        let _ = self.cut_off.send(why);
+    }
+
+    /// Hands over a chunk, or keeps it until there is a place. A client that has gone is kept for its input.
+    fn output(&mut self, chunk: Bytes) {
+        if let Err(mpsc::error::TrySendError::Full(chunk)) = self.output.try_send(chunk) {
+            self.waiting = Some((chunk, Instant::now() + OUTPUT_DEADLINE));
+        }
+    }
+}
+
+/// What a client did or failed to do.
+enum ClientEvent {
+    Input(Bytes),
+    InputEnded,
+    /// There is place for the chunk that waits, or nobody wants it any more.
+    Taken,
+    TooSlow,
 }
 
 struct Broker {
@@ -107,8 +147,9 @@ impl Broker {
         let (mut reader, mut writer) = stream.into_split();
         let mut buffer = [0; READ_SIZE];
         loop {
+            let held_up = self.client.as_ref().is_some_and(|client| client.waiting.is_some());
             tokio::select! {
-                read = reader.read(&mut buffer) => match read {
+                read = reader.read(&mut buffer), if !held_up => match read {
                     Ok(0) | Err(_) => return true,
                     Ok(n) => self.output(Bytes::copy_from_slice(buffer.get(..n).unwrap_or_default())),
                 },
@@ -116,13 +157,25 @@ impl Broker {
                     Some(request) => self.attach(request),
                     None => return false,
                 },
-                input = next_input(&mut self.client) => match input {
-                    Some(input) => {
+                event = client_event(&mut self.client) => match event {
+                    ClientEvent::Input(input) => {
                         if !write_input(&mut writer, &input).await {
                             return true;
                         }
                     }
-                    None => self.client = None,
+                    ClientEvent::InputEnded => self.client = None,
+                    ClientEvent::Taken => {
+                        if let Some(client) = &mut self.client
+                            && let Some((chunk, _)) = client.waiting.take()
+                        {
+                            client.output(chunk);
+                        }
+                    }
+                    ClientEvent::TooSlow => {
+                        if let Some(client) = self.client.take() {
+                            client.cut_off(CutOff::Slow);
+                        }
+                    }
                 },
             }
         }
@@ -131,6 +184,7 @@ impl Broker {
     fn attach(&mut self, request: Attach) {
         let (output, output_receiver) = mpsc::channel(CLIENT_QUEUE);
         let (input_sender, input) = mpsc::channel(INPUT_QUEUE);
+        let (cut_off, cut_off_receiver) = oneshot::channel();
         if request.replay {
             let (front, back) = self.kept.as_slices();
             for chunk in front.chunks(READ_SIZE).chain(back.chunks(READ_SIZE)) {
@@ -139,8 +193,11 @@ impl Broker {
                 }
             }
         }
-        if request.reply.send(Attachment { output: output_receiver, input: input_sender }).is_ok() {
-            self.client = Some(Client { output, input });
+        let attachment = Attachment { output: output_receiver, input: input_sender, cut_off: cut_off_receiver };
+        if request.reply.send(attachment).is_ok()
+            && let Some(former) = self.client.replace(Client { output, input, cut_off, waiting: None })
+        {
+            former.cut_off(CutOff::Replaced);
         }
     }
 
@@ -151,19 +208,20 @@ impl Broker {
         if let Some(log) = &self.log {
             let _ = log.try_send(chunk.clone());
         }
-        if let Some(client) = &self.client
-            && client.output.try_send(chunk).is_err()
-        {
-            self.client = None;
+        if let Some(client) = &mut self.client {
+            client.output(chunk);
         }
     }
 }
 
-/// The client's next input; pending forever without a client.
-async fn next_input(client: &mut Option<Client>) -> Option<Bytes> {
-    match client {
-        Some(client) => client.input.recv().await,
-        None => std::future::pending().await,
+/// What the client does next; pending forever without a client.
+async fn client_event(client: &mut Option<Client>) -> ClientEvent {
+    let Some(client) = client else { return std::future::pending().await };
+    let waiting = client.waiting.as_ref().map(|(_, until)| *until);
+    tokio::select! {
+        input = client.input.recv() => input.map_or(ClientEvent::InputEnded, ClientEvent::Input),
+        _ = client.output.reserve(), if waiting.is_some() => ClientEvent::Taken,
+        () = sleep_until(waiting.unwrap_or_else(Instant::now)), if waiting.is_some() => ClientEvent::TooSlow,
     }
 }
 
@@ -212,6 +270,7 @@ mod tests {
         assert_eq!(read_some(&mut first).await.unwrap(), "boot");
         let second = console.attach(false).await.unwrap();
         assert_eq!(read_some(&mut first).await, None);
+        assert_eq!(first.cut_off.await, Ok(CutOff::Replaced));
         second.input.send(Bytes::from_static(b"ls")).await.unwrap();
         let mut buffer = [0; 2];
         guest.read_exact(&mut buffer).await.unwrap();
@@ -219,20 +278,63 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_does_not_read_is_cut_off_and_the_guest_is_not_held_up() {
+    async fn a_client_that_does_not_read_is_cut_off_and_the_guest_goes_on() {
         let path = socket("slow");
         let listener = UnixListener::bind(&path).unwrap();
         let console = Console::start(path, false);
         let (mut guest, _) = listener.accept().await.unwrap();
         let slow = console.attach(false).await.unwrap();
-        let written = tokio::time::timeout(Duration::from_secs(10), async {
+        let written = tokio::time::timeout(Duration::from_secs(20), async {
             for _ in 0..1000 {
                 guest.write_all(&[b'x'; READ_SIZE]).await.unwrap();
             }
         });
         written.await.unwrap();
-        drop(slow);
+        assert_eq!(slow.cut_off.await, Ok(CutOff::Slow));
         let mut fresh = console.attach(true).await.unwrap();
         assert!(read_some(&mut fresh).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_slow_client_gets_everything() {
+        const CHUNKS: usize = 400;
+        let path = socket("patient");
+        let listener = UnixListener::bind(&path).unwrap();
+        let console = Console::start(path, false);
+        let (mut guest, _) = listener.accept().await.unwrap();
+        let mut client = console.attach(false).await.unwrap();
+        tokio::spawn(async move {
+            for number in 0..CHUNKS {
+                guest.write_all(&[number as u8; READ_SIZE]).await.unwrap();
+            }
+            // Stays open until all is read.
+            let _ = guest.read(&mut [0]).await;
+        });
+        // Far more than the queue and the socket's buffer hold is under way before the client reads at all.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut bytes = Vec::new();
+        while bytes.len() < CHUNKS * READ_SIZE {
+            bytes.extend_from_slice(&read_some(&mut client).await.unwrap());
+        }
+        let expected: Vec<u8> = (0..CHUNKS).flat_map(|number| [number as u8; READ_SIZE]).collect();
+        assert!(bytes == expected);
+    }
+
+    #[tokio::test]
+    async fn input_arrives_although_the_client_has_gone_and_its_output_is_unwanted() {
+        let path = socket("half");
+        let listener = UnixListener::bind(&path).unwrap();
+        let console = Console::start(path, false);
+        let (mut guest, _) = listener.accept().await.unwrap();
+        let Attachment { output, input, .. } = console.attach(false).await.unwrap();
+        drop(output);
+        for part in ["power", "off", "\n"] {
+            guest.write_all(b"echo").await.unwrap();
+            input.send(Bytes::from(part)).await.unwrap();
+        }
+        drop(input);
+        let mut buffer = [0; 9];
+        tokio::time::timeout(Duration::from_secs(5), guest.read_exact(&mut buffer)).await.unwrap().unwrap();
+        assert_eq!(&buffer, b"poweroff\n");
     }
 }

@@ -13,7 +13,10 @@ use dhcproto::{
     v4::{DhcpOption, Flags, Message, MessageType, Opcode, OptionCode, UnknownOption},
 };
 use ipnet::Ipv4Net;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt};
+use nix::{
+    libc,
+    sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt},
+};
 use thiserror::Error;
 use tokio::net::UdpSocket;
 
@@ -21,6 +24,15 @@ use tokio::net::UdpSocket;
 const LEASE_SECONDS: u32 = 999 * 24 * 3600;
 /// Largest packet that is looked at.
 const PACKET_LIMIT: usize = 1500;
+
+nix::sockopt_impl!(
+    /// Packets are sent without UDP checksum, which IPv4 allows (RFC 768).
+    NoChecksum,
+    SetOnly,
+    libc::SOL_SOCKET,
+    libc::SO_NO_CHECK,
+    bool
+);
 
 /// Why the server cannot start.
 #[derive(Debug, Error)]
@@ -157,6 +169,9 @@ pub fn open(bridge: &str) -> Result<UdpSocket, DhcpError> {
         .map_err(|e| failed(e.into()))?;
     setsockopt(&fd, sockopt::ReuseAddr, &true).map_err(|e| failed(e.into()))?;
     setsockopt(&fd, sockopt::Broadcast, &true).map_err(|e| failed(e.into()))?;
+    // Checksums are left to the network card, and a tap has none: clients that read raw packets, as those of DHCP do, would
+    // see a wrong one.
+    setsockopt(&fd, NoChecksum, &true).map_err(|e| failed(e.into()))?;
     setsockopt(&fd, sockopt::BindToDevice, &OsString::from(bridge)).map_err(|e| failed(e.into()))?;
     bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &SockaddrIn::new(0, 0, 0, 0, 67)).map_err(|e| failed(e.into()))?;
     UdpSocket::from_std(std::net::UdpSocket::from(fd)).map_err(failed)

@@ -5,10 +5,13 @@
 //! * [`libvirt`] is the connection to libvirt's daemon, and the only unsafe code.
 //! * [`daemon`] configures, starts and watches that daemon.
 //! * [`machine`] owns the machine: one task makes every change.
-//! * [`server`] answers the node agent; [`console`], [`display`] and [`dhcp`] serve streams and the guest's address.
+//! * [`agent`] asks the guest agent inside the machine.
+//! * [`server`] answers the node agent, [`stream`] carries its streams; [`console`], [`display`] and [`dhcp`] serve the
+//!   serial port, pictures and the guest's address.
 //! * [`capabilities`] prepares a node: what its libvirt and QEMU can do, kept so that launchers need not probe again.
 //! * [`worker`] wires all of it together.
 
+pub mod agent;
 pub mod capabilities;
 pub mod console;
 pub mod daemon;
@@ -23,4 +26,5 @@ pub mod options;
 pub mod paths;
 pub mod resolver;
 pub mod server;
+pub mod stream;
 pub mod worker;

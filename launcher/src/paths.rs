@@ -51,6 +51,16 @@ impl Paths {
         self.machine(uid).join("virt-vnc")
     }
 
+    /// Channel of the machine for USB redirection.
+    pub fn usb_redirection(&self, uid: &str, channel: usize) -> PathBuf {
+        self.machine(uid).join(format!("virt-usbredir-{channel}"))
+    }
+
+    /// File with the time at which the guest's file systems are to be thawed.
+    pub fn thaw_at(&self, uid: &str) -> PathBuf {
+        self.machine(uid).join("thaw-at")
+    }
+
     /// Socket on which the agent talks to the launcher.
     pub fn launcher_socket(&self) -> PathBuf {
         self.sockets.join("launcher-sock")

@@ -1,36 +1,32 @@
 //! The launcher's end of the protocol: a gRPC server on a unix socket, called by the node agent alone.
 
-use std::{path::Path, pin::Pin, time::Duration};
+use std::{path::Path, pin::Pin, sync::Arc};
 
 use api::VirtualMachineInstance;
-use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use protocol::{
-    Chunk, ConsoleInput, Done, FinishRequest, HelloReply, HelloRequest, KillRequest, MAX_CHUNK, MAX_MESSAGE_SIZE,
-    MachineState, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
-    SyncReply, SyncRequest, UnpauseRequest, WatchRequest,
+    Chunk, ConsoleInput, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest, GuestReportReply,
+    GuestReportRequest, HelloReply, HelloRequest, KillRequest, MAX_MESSAGE_SIZE, MachineState, PauseRequest,
+    ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, SyncReply, SyncRequest,
+    UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher, LauncherServer},
 };
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{UnixListener, UnixStream},
-    sync::{Semaphore, mpsc},
-};
-use tokio_stream::wrappers::{ReceiverStream, WatchStream};
+use tokio::{net::UnixListener, sync::Semaphore};
+use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
+    agent::AgentError,
     display,
     libvirt::Error,
     machine::{MachineHandle, RequestError, queue::Action},
+    stream::{self, USB_CHANNELS},
 };
 
 /// VNC connections at a time.
 const VNC_CONNECTIONS: usize = 8;
-/// Chunks of a stream that may wait for a client.
-const STREAM_QUEUE: usize = 4;
-/// How long a console's first message may take; after it, no kept output is sent.
-const FIRST_INPUT: Duration = Duration::from_secs(5);
+/// Users and file systems in a report; asked for alone there are more.
+const REPORT_LIST: usize = 10;
 
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -67,7 +63,8 @@ pub async fn serve(
         };
         std::future::ready(accepted)
     });
-    let service = LauncherServer::new(Service { machine, vnc: Semaphore::new(VNC_CONNECTIONS).into() })
+    let usb = std::array::from_fn(|_| Semaphore::new(1).into());
+    let service = LauncherServer::new(Service { machine, vnc: Semaphore::new(VNC_CONNECTIONS).into(), usb })
         .max_decoding_message_size(MAX_MESSAGE_SIZE)
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
     tonic::transport::Server::builder()
@@ -79,7 +76,21 @@ pub async fn serve(
 
 struct Service {
     machine: MachineHandle,
-    vnc: std::sync::Arc<Semaphore>,
+    vnc: Arc<Semaphore>,
+    usb: [Arc<Semaphore>; USB_CHANNELS],
+}
+
+impl From<AgentError> for Status {
+    fn from(error: AgentError) -> Self {
+        let message = error.to_string();
+        match error {
+            AgentError::NotConnected | AgentError::Unsupported(_) => Self::failed_precondition(message),
+            AgentError::Busy => Self::unavailable(message),
+            AgentError::Libvirt(Error::NoDomain) => Self::not_found(message),
+            AgentError::Libvirt(error) if error.is_transient() => Self::unavailable(message),
+            AgentError::Answer(_) | AgentError::Libvirt(_) => Self::internal(message),
+        }
+    }
 }
 
 impl From<RequestError> for Status {
@@ -114,6 +125,7 @@ impl Launcher for Service {
     type WatchStream = BoxStream<MachineState>;
     type ConsoleStream = BoxStream<Chunk>;
     type VncStream = BoxStream<Chunk>;
+    type UsbRedirectionStream = BoxStream<Chunk>;
 
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let request = request.into_inner();
@@ -170,80 +182,60 @@ impl Launcher for Service {
     ) -> Result<Response<Self::ConsoleStream>, Status> {
         let console =
             self.machine.console().ok_or_else(|| Status::failed_precondition("the machine has no serial console"))?;
-        let mut input = request.into_inner();
-        // Answers at once: the client may wait for the stream before it sends.
-        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
-        tokio::spawn(async move {
-            let first = match tokio::time::timeout(FIRST_INPUT, input.message()).await {
-                Ok(Ok(Some(first))) => first,
-                Ok(_) => return,
-                Err(_) => ConsoleInput::default(),
-            };
-            let Some(mut attachment) = console.attach(first.replay).await else { return };
-            if !first.data.is_empty() && attachment.input.send(Bytes::from(first.data)).await.is_err() {
-                return;
-            }
-            loop {
-                tokio::select! {
-                    chunk = attachment.output.recv() => match chunk {
-                        Some(chunk) => {
-                            if sender.send(Ok(Chunk { data: chunk.to_vec() })).await.is_err() {
-                                return;
-                            }
-                        }
-                        None => {
-                            let _ = sender.send(Err(Status::aborted("another console was opened"))).await;
-                            return;
-                        }
-                    },
-                    message = input.message() => match message {
-                        Ok(Some(message)) if message.data.len() <= MAX_CHUNK => {
-                            if attachment.input.send(Bytes::from(message.data)).await.is_err() {
-                                return;
-                            }
-                        }
-                        _ => return,
-                    },
-                }
-            }
-        });
-        Ok(Response::new(ReceiverStream::new(receiver).boxed()))
+        Ok(Response::new(stream::console(console, request.into_inner()).boxed()))
     }
 
     async fn vnc(&self, request: Request<Streaming<Chunk>>) -> Result<Response<Self::VncStream>, Status> {
         let permit =
             self.vnc.clone().try_acquire_owned().map_err(|_| Status::resource_exhausted("too many VNC connections"))?;
-        let path = self.machine.paths().vnc(&self.machine.args().uid);
-        let display = UnixStream::connect(&path)
-            .await
-            .map_err(|error| Status::failed_precondition(format!("the machine has no display: {error}")))?;
-        let (mut reader, mut writer) = display.into_split();
+        let display = stream::connect(&self.machine.paths().vnc(&self.machine.args().uid), "display").await?;
+        Ok(Response::new(stream::pipe(display, request.into_inner(), |chunk| chunk.data, permit).boxed()))
+    }
+
+    async fn usb_redirection(
+        &self,
+        request: Request<Streaming<UsbInput>>,
+    ) -> Result<Response<Self::UsbRedirectionStream>, Status> {
         let mut input = request.into_inner();
-        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
-        tokio::spawn(async move {
-            let to_display = async {
-                while let Ok(Some(chunk)) = input.message().await {
-                    if chunk.data.len() > MAX_CHUNK || writer.write_all(&chunk.data).await.is_err() {
-                        return;
-                    }
-                }
-            };
-            let from_display = async {
-                let mut buffer = vec![0; MAX_CHUNK / 2];
-                while let Ok(n) = reader.read(&mut buffer).await {
-                    let data = buffer.get(..n).unwrap_or_default().to_vec();
-                    if n == 0 || sender.send(Ok(Chunk { data })).await.is_err() {
-                        return;
-                    }
-                }
-            };
-            tokio::select! {
-                () = to_display => {}
-                () = from_display => {}
-            }
-            drop(permit);
-        });
-        Ok(Response::new(ReceiverStream::new(receiver).boxed()))
+        let first = match tokio::time::timeout(stream::FIRST_INPUT, input.message()).await {
+            Ok(Ok(Some(first))) => first,
+            Ok(Err(status)) => return Err(status),
+            Ok(Ok(None)) | Err(_) => return Err(Status::invalid_argument("no channel was named")),
+        };
+        let channel = usize::try_from(first.channel).unwrap_or(usize::MAX);
+        let place = self.usb.get(channel).ok_or_else(|| Status::invalid_argument("there is no such channel"))?;
+        let permit = place
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| Status::resource_exhausted("the channel for USB redirection is in use"))?;
+        let path = self.machine.paths().usb_redirection(&self.machine.args().uid, channel);
+        let socket = stream::connect(&path, "channel for USB redirection").await?;
+        Ok(Response::new(stream::pipe(socket, input, |chunk| chunk.data, permit).boxed()))
+    }
+
+    async fn guest_report(&self, _: Request<GuestReportRequest>) -> Result<Response<GuestReportReply>, Status> {
+        let mut report = self.machine.agent().report().await?;
+        report.users.truncate(REPORT_LIST);
+        report.file_systems.truncate(REPORT_LIST);
+        Ok(Response::new(report))
+    }
+
+    async fn users(&self, _: Request<UsersRequest>) -> Result<Response<UsersReply>, Status> {
+        Ok(Response::new(UsersReply { users: self.machine.agent().users().await? }))
+    }
+
+    async fn file_systems(&self, _: Request<FileSystemsRequest>) -> Result<Response<FileSystemsReply>, Status> {
+        Ok(Response::new(FileSystemsReply { file_systems: self.machine.agent().file_systems().await? }))
+    }
+
+    async fn freeze(&self, request: Request<FreezeRequest>) -> Result<Response<Done>, Status> {
+        self.machine.agent().freeze(request.into_inner().unfreeze_timeout_seconds).await?;
+        Ok(Response::new(Done {}))
+    }
+
+    async fn unfreeze(&self, _: Request<UnfreezeRequest>) -> Result<Response<Done>, Status> {
+        self.machine.agent().unfreeze().await?;
+        Ok(Response::new(Done {}))
     }
 
     async fn screenshot(&self, _: Request<ScreenshotRequest>) -> Result<Response<ScreenshotReply>, Status> {

@@ -32,6 +32,14 @@ pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
                 .child(Element::new("target").with("port", "0")),
         );
     }
+    if devices.client_passthrough.is_some() {
+        list.extend(env.usb_redirection.iter().map(|path| {
+            Element::new("redirdev")
+                .with("bus", "usb")
+                .with("type", "unix")
+                .child(Element::new("source").with("mode", "bind").with("path", path.to_string_lossy()))
+        }));
+    }
     list.extend(display(vmi, env)?);
     list.extend(inputs(vmi)?);
     list.push(balloon(vmi, env, model));
@@ -82,7 +90,8 @@ pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
 
 fn needs_usb(vmi: &VirtualMachineInstance) -> bool {
     let devices = &vmi.spec.domain.devices;
-    devices.inputs.iter().any(|input| input.bus.as_deref().is_none_or(|bus| bus.is_empty() || bus == "usb"))
+    devices.client_passthrough.is_some()
+        || devices.inputs.iter().any(|input| input.bus.as_deref().is_none_or(|bus| bus.is_empty() || bus == "usb"))
         || devices.disks.iter().any(|disk| super::disks::bus(disk) == "usb")
 }
 

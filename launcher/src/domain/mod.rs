@@ -80,6 +80,8 @@ pub struct Environment<'a> {
     pub serial: &'a Path,
     /// Socket of the display.
     pub vnc: &'a Path,
+    /// Sockets of the channels for USB redirection.
+    pub usb_redirection: &'a [PathBuf],
     /// File of UEFI variables.
     pub nvram: &'a Path,
     /// Directory of mounted secrets.

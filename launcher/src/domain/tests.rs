@@ -64,6 +64,7 @@ fn convert_with(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Domain, Domai
             allow_emulation: true,
             serial: Path::new("/p/u/virt-serial0"),
             vnc: Path::new("/p/u/virt-vnc"),
+            usb_redirection: &["/p/u/virt-usbredir-0".into(), "/p/u/virt-usbredir-1".into()],
             nvram: Path::new("/p/nvram/vm_VARS.fd"),
             secrets: Path::new("/p/secret"),
             prepared: &prepared(),
@@ -328,4 +329,16 @@ fn io_threads_follow_the_policy() {
     assert!(shared.contains("<iothreads>1</iothreads>") && shared.contains("iothread='1'"), "{shared}");
     let pool = spec(json!({"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 2}}));
     assert!(pool.contains("<iothreads>2</iothreads>") && pool.contains("<iothread id='2'/>"), "{pool}");
+}
+
+#[test]
+fn usb_redirection_has_its_channels_and_a_controller() {
+    let xml = xml(json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"clientPassthrough": {}}}}));
+    for part in [
+        "<redirdev bus=\"usb\" type=\"unix\"><source mode=\"bind\" path=\"/p/u/virt-usbredir-0\"/></redirdev>",
+        "path=\"/p/u/virt-usbredir-1\"",
+        "<controller type=\"usb\" index=\"0\" model=\"qemu-xhci\"/>",
+    ] {
+        assert!(xml.replace('\'', "\"").contains(part), "{part} is not in {xml}");
+    }
 }

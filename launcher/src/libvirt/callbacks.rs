@@ -9,7 +9,7 @@ use std::{
 
 use virt::{connect::Connect, domain::Domain, sys};
 
-use super::{Error, Signals, guest::Parameter};
+use super::{Error, Signals};
 
 /// The events that are registered for.
 const LIFECYCLE_LIKE: [sys::virDomainEventID; 4] = [
@@ -206,46 +206,6 @@ pub(super) fn last_code() -> u32 {
     }
     // SAFETY: not null, see above.
     u32::try_from(unsafe { (*error).code }).unwrap_or_default()
-}
-
-/// What the guest agent tells: OS, host name and interfaces, as libvirt's named parameters.
-pub(super) fn guest_parameters(domain: &Domain) -> Result<Vec<(String, Parameter)>, Error> {
-    const KINDS: u32 =
-        sys::VIR_DOMAIN_GUEST_INFO_OS | sys::VIR_DOMAIN_GUEST_INFO_HOSTNAME | sys::VIR_DOMAIN_GUEST_INFO_INTERFACES;
-    let mut params: sys::virTypedParameterPtr = ptr::null_mut();
-    let mut count: c_int = 0;
-    // SAFETY: the domain is alive; both out pointers are valid for the call.
-    let mut result = unsafe { sys::virDomainGetGuestInfo(domain.as_ptr(), KINDS, &raw mut params, &raw mut count, 0) };
-    if result < 0 {
-        // An agent that lacks one of the commands makes the call fail; with 0 libvirt asks for what the agent has.
-        // SAFETY: as above.
-        result = unsafe { sys::virDomainGetGuestInfo(domain.as_ptr(), 0, &raw mut params, &raw mut count, 0) };
-    }
-    if result < 0 {
-        return Err(virt::error::Error::last_error().into());
-    }
-    let mut list = Vec::new();
-    for i in 0..usize::try_from(count).unwrap_or_default() {
-        // SAFETY: libvirt returned `count` parameters at `params`.
-        let param = unsafe { &*params.add(i) };
-        // SAFETY: the field is a string that ends with a zero byte within its 80 bytes.
-        let name = unsafe { text(param.field.as_ptr()) };
-        let value = match u32::try_from(param.type_).unwrap_or_default() {
-            // SAFETY: the type says which member of the union is set.
-            sys::VIR_TYPED_PARAM_STRING => Parameter::Text(unsafe { text(param.value.s) }),
-            // SAFETY: as above.
-            sys::VIR_TYPED_PARAM_UINT => Parameter::Number(u64::from(unsafe { param.value.ui })),
-            // SAFETY: as above.
-            sys::VIR_TYPED_PARAM_ULLONG => Parameter::Number(unsafe { param.value.ul }),
-            // SAFETY: as above.
-            sys::VIR_TYPED_PARAM_INT => Parameter::Number(u64::try_from(unsafe { param.value.i }).unwrap_or_default()),
-            _ => continue,
-        };
-        list.push((name, value));
-    }
-    // SAFETY: the array came from libvirt, is freed once, and nothing refers to it any more.
-    unsafe { sys::virTypedParamsFree(params, count) };
-    Ok(list)
 }
 
 /// libvirt's description of the domains the host can run.

@@ -5,7 +5,6 @@
 //! *that* something changed, and the state driver reads *what* from libvirt, so no event can be lost by a full queue.
 
 mod callbacks;
-mod guest;
 
 use std::{
     sync::{
@@ -20,11 +19,14 @@ use tokio::sync::{Notify, Semaphore};
 use virt::{connect::Connect, domain::Domain, error::ErrorNumber, stream::Stream, sys};
 
 use self::callbacks::Registrations;
-pub use self::guest::{GuestFacts, guest_facts_from};
 
 /// Calls that may be under way at once. A call whose deadline passed keeps its thread until libvirt answers; this bounds
 /// how many threads a wedged daemon can hold.
 const CALLS_AT_ONCE: usize = 6;
+/// Time beyond its own limit that libvirt has to say that the guest agent does not answer.
+const AGENT_GRACE: Duration = Duration::from_secs(2);
+/// What libvirt says before the error that a guest agent answered (`qemuAgentCheckError`).
+const AGENT_REFUSED: &str = "unable to execute QEMU agent command";
 /// Largest picture taken of a display, in bytes of its uncompressed form (a little above 3840x2160 in 24 bit).
 const SCREENSHOT_LIMIT: usize = 32 * 1024 * 1024;
 
@@ -45,6 +47,9 @@ pub enum Error {
     /// The guest agent does not answer.
     #[error("the guest agent does not answer: {0}")]
     AgentUnresponsive(String),
+    /// The guest agent answered that it does not do it.
+    #[error("{0}")]
+    AgentRefused(String),
     /// The daemon cannot be reached.
     #[error("no connection to libvirt: {0}")]
     Disconnected(String),
@@ -66,7 +71,10 @@ impl From<virt::error::Error> for Error {
     fn from(error: virt::error::Error) -> Self {
         match error.code() {
             ErrorNumber::NoDomain => Self::NoDomain,
-            ErrorNumber::AgentUnresponsive => Self::AgentUnresponsive(error.message().to_owned()),
+            ErrorNumber::AgentUnresponsive | ErrorNumber::AgentUnsynced | ErrorNumber::AgentCommandTimeout => {
+                Self::AgentUnresponsive(error.message().to_owned())
+            }
+            ErrorNumber::AgentCommandFailed => Self::AgentRefused(error.message().to_owned()),
             ErrorNumber::NoConnect | ErrorNumber::InvalidConn | ErrorNumber::Rpc => {
                 Self::Disconnected(error.message().to_owned())
             }
@@ -384,13 +392,25 @@ impl Connection {
         .await
     }
 
-    /// What the guest agent tells about the guest.
+    /// Sends a command (JSON) to the guest agent and returns its answer (JSON).
     ///
     /// # Errors
-    /// A failed call, among them an agent that does not answer.
-    pub async fn guest_facts(&self, name: &str, deadline: Duration) -> Result<GuestFacts, Error> {
-        self.with_domain("guest info", name, deadline, |domain| {
-            Ok(guest_facts_from(&callbacks::guest_parameters(domain)?))
+    /// A failed call, among them an agent that does not answer or refuses.
+    pub async fn agent_command(&self, name: &str, command: String, deadline: Duration) -> Result<String, Error> {
+        if command.contains('\0') {
+            return Err(Error::ZeroByte);
+        }
+        // libvirt gives up first, so that no thread is left behind.
+        let seconds = i32::try_from(deadline.as_secs().max(1)).unwrap_or(i32::MAX);
+        self.with_domain("guest agent", name, deadline + AGENT_GRACE, move |domain| {
+            match domain.qemu_agent_command(&command, seconds, 0) {
+                Ok(answer) => Ok(answer),
+                // libvirt has one number for what the agent refuses and for its own failures; the text tells.
+                Err(error) if error.message().contains(AGENT_REFUSED) => {
+                    Err(Error::AgentRefused(error.message().to_owned()))
+                }
+                Err(error) => Err(error.into()),
+            }
         })
         .await
     }

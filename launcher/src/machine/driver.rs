@@ -4,22 +4,23 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use protocol::{Lifecycle, MachineState};
 use tokio::{
-    sync::{Notify, mpsc, watch},
+    sync::{Notify, watch},
     task::JoinHandle,
     time::{Instant, sleep_until},
 };
 
 use super::{
-    ConnectionHandle, MachineHandle, RequestError, Shared,
+    AgentChannel, ConnectionHandle, MachineHandle, RequestError, Shared,
     queue::{Action, Request, RequestQueue},
     start::Start,
     state::{active_domain, lifecycle},
 };
 use crate::{
+    agent::{GuestAgent, Told},
     console::Console,
     daemon::{self, Daemon, DaemonProgram},
     domain::domain_name,
-    libvirt::{Connection, Error, GuestFacts, RebootWay},
+    libvirt::{Connection, Error, RebootWay},
     options::MachineArgs,
     paths::Paths,
 };
@@ -40,8 +41,6 @@ const FINISH_DEADLINE: Duration = Duration::from_secs(300);
 const FINISH_DEADLINE_TERMINATING: Duration = Duration::from_secs(10);
 /// Starts that may fail for reasons that might pass.
 const START_ATTEMPTS: u32 = 3;
-/// Time between questions to the guest agent: at first, and when nothing is new.
-const AGENT_POLL: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(120));
 /// How long the guest agent may take to answer.
 const AGENT_DEADLINE: Duration = Duration::from_secs(10);
 /// A change may be missed while libvirt's daemon restarts, so the state is read anew at least this often.
@@ -71,12 +70,6 @@ struct Stopping {
     signal_at: Instant,
 }
 
-struct AgentPoll {
-    next: Instant,
-    interval: Duration,
-    running: bool,
-}
-
 /// The state driver.
 pub struct Driver {
     shared: Arc<Shared>,
@@ -98,8 +91,8 @@ pub struct Driver {
     finished: bool,
     refresh_at: Instant,
     retry_at: Instant,
-    poll: Option<AgentPoll>,
-    facts: (mpsc::Sender<Option<GuestFacts>>, mpsc::Receiver<Option<GuestFacts>>),
+    agent: GuestAgent,
+    told: watch::Receiver<Told>,
     dhcp: Vec<JoinHandle<()>>,
     disk_sizes: Vec<protocol::DiskTarget>,
     acpi: bool,
@@ -115,11 +108,15 @@ impl Driver {
         let (state, state_receiver) = watch::channel(initial);
         let (connections, connection) = watch::channel(None);
         let (consoles, console) = watch::channel(None);
+        let name = domain_name(&args.namespace, &args.name);
+        let channel = AgentChannel { connection: connection.clone(), domain: name.clone() };
+        let agent = GuestAgent::new(channel, paths.thaw_at(&args.uid));
         let handle = MachineHandle {
             shared: shared.clone(),
             state: state_receiver,
             connection,
             console,
+            agent: agent.clone(),
             paths: paths.clone(),
             args: args.clone(),
         };
@@ -129,7 +126,7 @@ impl Driver {
             state,
             connections,
             consoles,
-            name: domain_name(&args.namespace, &args.name),
+            name,
             paths,
             allow_emulation: args.allow_emulation,
             args,
@@ -144,8 +141,8 @@ impl Driver {
             finished: false,
             refresh_at: now,
             retry_at: now,
-            poll: None,
-            facts: mpsc::channel(1),
+            told: agent.told(),
+            agent,
             dhcp: Vec::new(),
             disk_sizes: Vec::new(),
             acpi: false,
@@ -213,15 +210,13 @@ impl Driver {
         };
         let refresh_at = if self.connection.is_some() && self.stage != Stage::Ended { self.refresh_at } else { never };
         let signal_at = self.stopping.as_ref().map_or(never, |stopping| stopping.signal_at.min(stopping.force_at));
-        let poll_at = self.poll.as_ref().filter(|poll| !poll.running).map_or(never, |poll| poll.next);
         tokio::select! {
             () = self.shared.pushed.notified() => {}
             () = changed => self.refresh().await,
             () = sleep_until(refresh_at) => self.refresh().await,
             () = sleep_until(if connecting { self.retry_at } else { never }) => self.connect().await,
             () = sleep_until(signal_at) => self.press_on().await,
-            () = sleep_until(poll_at) => self.ask_agent(),
-            Some(facts) = self.facts.1.recv() => self.learn(facts),
+            Ok(()) = self.told.changed() => self.learn(),
             () = sleep_until(self.finish_at.unwrap_or(never)) => {
                 tracing::warn!("the agent did not record the machine's end in time");
                 self.finished = true;
@@ -569,8 +564,7 @@ impl Driver {
             state.reason = reason.into();
             state.guest_agent_connected = agent;
             if !agent {
-                state.guest = None;
-                state.interfaces.clear();
+                forget_guest(state);
             }
             state.acpi = acpi;
             if !over && !active.machine_type.is_empty() {
@@ -585,59 +579,37 @@ impl Driver {
         };
         publish(&self.state, update);
         self.known();
-        match (&self.poll, agent) {
-            (None, true) => {
-                self.poll = Some(AgentPoll { next: Instant::now(), interval: AGENT_POLL.0, running: false });
-            }
-            (Some(_), false) => self.poll = None,
-            _ => {}
-        }
+        self.agent.attend(agent, lifecycle == Lifecycle::Running);
         if over {
             tracing::info!(reason, state = lifecycle.as_str_name(), "the machine has ended");
             self.end();
         }
     }
 
-    /// Asks the guest agent in the background: a guest must not hold up the driver.
-    fn ask_agent(&mut self) {
-        let (Some(poll), Some(connection)) = (&mut self.poll, self.connection.clone()) else {
-            self.poll = None;
-            return;
-        };
-        poll.running = true;
-        let (sender, name) = (self.facts.0.clone(), self.name.clone());
-        tokio::spawn(async move {
-            let facts = connection.guest_facts(&name, AGENT_DEADLINE).await;
-            if let Err(error) = &facts {
-                tracing::debug!(%error, "the guest agent does not tell about its guest");
+    /// Takes over what the guest agent has told.
+    fn learn(&mut self) {
+        let told = self.told.borrow_and_update().clone();
+        self.publish(|state| {
+            if state.guest_agent_connected {
+                state.guest = told.guest;
+                state.interfaces = told.interfaces;
+                state.agent = told.agent;
+                state.file_systems = told.file_systems;
             }
-            let _ = sender.send(facts.ok()).await;
         });
-    }
-
-    fn learn(&mut self, facts: Option<GuestFacts>) {
-        let Some(poll) = &mut self.poll else { return };
-        poll.running = false;
-        poll.next = Instant::now() + poll.interval;
-        poll.interval = (poll.interval * 2).min(AGENT_POLL.1);
-        if let Some(facts) = facts {
-            self.publish(|state| {
-                state.guest = Some(facts.guest);
-                state.interfaces = facts.interfaces;
-            });
-        }
     }
 
     /// The machine is over: what is left is to have it recorded.
     fn end(&mut self) {
         self.stage = Stage::Ended;
         self.stopping = None;
-        self.poll = None;
+        self.agent.attend(false, false);
         let deadline = if self.terminating { FINISH_DEADLINE_TERMINATING } else { FINISH_DEADLINE };
         let at = Instant::now() + deadline;
         self.finish_at = Some(self.finish_at.map_or(at, |earlier| earlier.min(at)));
         self.publish(|state| {
             state.guest_agent_connected = false;
+            forget_guest(state);
             if state.failure.is_empty() && state.lifecycle() == Lifecycle::NoDomain {
                 state.set_lifecycle(Lifecycle::Shutoff);
                 state.reason = "destroyed".into();
@@ -666,6 +638,14 @@ fn publish(sender: &watch::Sender<MachineState>, update: impl FnOnce(&mut Machin
         }
         changed
     });
+}
+
+/// What only a guest agent can tell is not known without one.
+fn forget_guest(state: &mut MachineState) {
+    state.guest = None;
+    state.interfaces.clear();
+    state.agent = None;
+    state.file_systems.clear();
 }
 
 fn listens(socket: &Path) -> bool {

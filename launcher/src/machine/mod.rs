@@ -23,16 +23,27 @@ pub mod queue;
 mod start;
 pub mod state;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use api::VirtualMachineInstance;
+use futures::future::BoxFuture;
 use protocol::MachineState;
 use thiserror::Error;
 use tokio::sync::{Notify, oneshot, watch};
 
 pub use self::driver::{Driver, Outcome};
 use self::queue::{Action, Request, RequestQueue};
-use crate::{console::Console, libvirt, libvirt::Connection, options::MachineArgs, paths::Paths};
+use crate::{
+    agent::{Channel, GuestAgent},
+    console::Console,
+    libvirt,
+    libvirt::Connection,
+    options::MachineArgs,
+    paths::Paths,
+};
 
 /// Why a request was not carried out.
 #[derive(Debug, Error)]
@@ -97,8 +108,25 @@ pub struct MachineHandle {
     state: watch::Receiver<MachineState>,
     connection: watch::Receiver<Option<ConnectionHandle>>,
     console: watch::Receiver<Option<Console>>,
+    agent: GuestAgent,
     paths: Paths,
     args: MachineArgs,
+}
+
+/// The way to the guest agent of a domain: whatever connection there is at the time.
+struct AgentChannel {
+    connection: watch::Receiver<Option<ConnectionHandle>>,
+    domain: String,
+}
+
+impl Channel for AgentChannel {
+    fn ask(&self, command: String, deadline: Duration) -> BoxFuture<'static, Result<String, libvirt::Error>> {
+        let (connection, domain) = (self.connection.borrow().clone(), self.domain.clone());
+        Box::pin(async move {
+            let connection = connection.ok_or_else(|| libvirt::Error::Disconnected("reconnecting".into()))?;
+            connection.0.agent_command(&domain, command, deadline).await
+        })
+    }
 }
 
 /// A connection to libvirt that can be shown in logs.
@@ -130,6 +158,11 @@ impl MachineHandle {
     /// The serial console, once the machine was started.
     pub fn console(&self) -> Option<Console> {
         self.console.borrow().clone()
+    }
+
+    /// The guest agent.
+    pub const fn agent(&self) -> &GuestAgent {
+        &self.agent
     }
 
     /// The agent says hello.

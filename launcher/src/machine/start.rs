@@ -17,6 +17,7 @@ use crate::{
     domain::{self, Domain, Environment},
     options::MachineArgs,
     paths::Paths,
+    stream::USB_CHANNELS,
     resolver::Resolver,
 };
 
@@ -69,6 +70,8 @@ impl Start {
         });
         let serial = self.paths.serial(&self.args.uid);
         let vnc = self.paths.vnc(&self.args.uid);
+        let usb_redirection: Vec<PathBuf> =
+            (0..USB_CHANNELS).map(|channel| self.paths.usb_redirection(&self.args.uid, channel)).collect();
         let nvram = self.paths.nvram().join(format!("{}_VARS.fd", self.args.name));
         std::fs::create_dir_all(self.paths.machine(&self.args.uid)).map_err(|error| RequestError::Start {
             message: format!("cannot make the machine's directory: {error}"),
@@ -79,6 +82,7 @@ impl Start {
             allow_emulation: self.allow_emulation,
             serial: &serial,
             vnc: &vnc,
+            usb_redirection: &usb_redirection,
             nvram: &nvram,
             secrets: &self.paths.private.join("secret"),
             prepared: &prepared,

@@ -1,0 +1,200 @@
+//! The guest agent's side of the launcher against a guest that is a variable.
+
+use std::{
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+};
+
+use super::*;
+
+/// A guest with an agent.
+#[derive(Default)]
+struct Guest {
+    frozen: AtomicBool,
+    silent: AtomicBool,
+    lacks_users: AtomicBool,
+    user_questions: AtomicU32,
+    commands: Mutex<Vec<String>>,
+}
+
+impl Guest {
+    fn answer(&self, command: &str) -> Result<String, libvirt::Error> {
+        if self.silent.load(Ordering::SeqCst) {
+            return Err(libvirt::Error::AgentUnresponsive("not connected".into()));
+        }
+        let execute: serde_json::Value = serde_json::from_str(command).unwrap();
+        let command = execute["execute"].as_str().unwrap().to_owned();
+        self.commands.lock().unwrap().push(command.clone());
+        let frozen = self.frozen.load(Ordering::SeqCst);
+        let value = match command.as_str() {
+            "guest-fsfreeze-status" => if frozen { r#""frozen""# } else { r#""thawed""# }.to_owned(),
+            "guest-fsfreeze-freeze" => {
+                self.frozen.store(true, Ordering::SeqCst);
+                "1".to_owned()
+            }
+            "guest-fsfreeze-thaw" => {
+                self.frozen.store(false, Ordering::SeqCst);
+                "1".to_owned()
+            }
+            _ if frozen => return Err(libvirt::Error::AgentRefused("not allowed while frozen".into())),
+            "guest-info" => {
+                let users = !self.lacks_users.load(Ordering::SeqCst);
+                let names = ["guest-fsfreeze-status", "guest-fsfreeze-freeze", "guest-fsfreeze-thaw", "guest-get-fsinfo"];
+                let mut commands: Vec<_> = names.iter().map(|n| format!(r#"{{"name":"{n}","enabled":true}}"#)).collect();
+                commands.push(format!(r#"{{"name":"guest-get-users","enabled":{users}}}"#));
+                commands.push(r#"{"name":"guest-get-host-name","enabled":true}"#.into());
+                format!(r#"{{"version":"10.0","supported_commands":[{}]}}"#, commands.join(","))
+            }
+            "guest-get-host-name" => r#"{"host-name":"web"}"#.into(),
+            "guest-get-users" => {
+                self.user_questions.fetch_add(1, Ordering::SeqCst);
+                r#"[{"user":"root","login-time":1.5}]"#.into()
+            }
+            "guest-get-fsinfo" => r#"[{"name":"vda1","mountpoint":"/","type":"ext4","disk":[]}]"#.into(),
+            other => panic!("{other} was not to be asked"),
+        };
+        Ok(format!(r#"{{"return":{value}}}"#))
+    }
+
+    fn asked(&self, command: &str) -> usize {
+        self.commands.lock().unwrap().iter().filter(|known| *known == command).count()
+    }
+}
+
+struct Wire(Arc<Guest>);
+
+impl Channel for Wire {
+    fn ask(&self, command: String, _: Duration) -> BoxFuture<'static, Result<String, libvirt::Error>> {
+        let guest = self.0.clone();
+        Box::pin(async move { guest.answer(&command) })
+    }
+}
+
+struct Stage {
+    guest: Arc<Guest>,
+    agent: GuestAgent,
+    file: PathBuf,
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.file);
+    }
+}
+
+fn stage(name: &str) -> Stage {
+    let guest = Arc::new(Guest::default());
+    let file = std::env::temp_dir().join(format!("launcher-agent-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_file(&file);
+    Stage { agent: GuestAgent::new(Wire(guest.clone()), file.clone()), guest, file }
+}
+
+impl Stage {
+    /// As if the poll had taken place.
+    async fn known(name: &str) -> Self {
+        let stage = stage(name);
+        stage.agent.attend(true, true);
+        let mut told = stage.agent.told();
+        let wait = told.wait_for(|told| !told.file_systems.is_empty() && told.guest.is_some());
+        tokio::time::timeout(Duration::from_secs(5), wait).await.unwrap().unwrap();
+        stage
+    }
+}
+
+fn exists(path: &Path) -> bool {
+    path.exists()
+}
+
+#[tokio::test]
+async fn the_poll_tells_and_a_disconnected_agent_is_forgotten() {
+    let stage = Stage::known("poll").await;
+    let told = stage.agent.told().borrow().clone();
+    assert_eq!(told.agent.unwrap().version, "10.0");
+    assert_eq!(told.guest.unwrap().hostname, "web");
+    assert_eq!(told.file_systems, "thawed");
+    stage.agent.attend(false, true);
+    assert_eq!(*stage.agent.told().borrow(), Told::default());
+    assert!(matches!(stage.agent.users().await, Err(AgentError::NotConnected)));
+}
+
+#[tokio::test]
+async fn many_who_ask_at_once_are_one_question() {
+    let stage = Stage::known("many").await;
+    let all = (0..50).map(|_| stage.agent.users());
+    for users in futures::future::join_all(all).await {
+        assert_eq!(users.unwrap()[0].name, "root");
+    }
+    assert_eq!(stage.guest.user_questions.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn what_was_known_stays_when_the_agent_is_silent() {
+    let stage = Stage::known("silent").await;
+    stage.agent.file_systems().await.unwrap();
+    stage.guest.silent.store(true, Ordering::SeqCst);
+    stage.agent.state().answers.iter_mut().for_each(|(_, at, _)| *at -= FRESH * 2);
+    assert_eq!(stage.agent.file_systems().await.unwrap()[0].mount_point, "/");
+    assert!(matches!(stage.agent.users().await, Err(AgentError::Libvirt(_))), "never known");
+}
+
+#[tokio::test]
+async fn a_command_that_the_agent_lacks_is_not_sent() {
+    let stage = stage("lacks");
+    stage.guest.lacks_users.store(true, Ordering::SeqCst);
+    stage.agent.attend(true, false);
+    let report = stage.agent.report().await;
+    // A paused guest is not polled, so the report asks for everything.
+    let report = report.unwrap();
+    assert_eq!(report.users, []);
+    assert_eq!(report.file_systems.len(), 1);
+    assert_eq!(report.guest.unwrap().hostname, "web");
+    assert_eq!(stage.guest.asked("guest-get-users"), 0);
+    assert_eq!(stage.guest.asked("guest-get-osinfo"), 0, "not in its list");
+}
+
+#[tokio::test]
+async fn file_systems_freeze_and_thaw_once() {
+    let stage = Stage::known("freeze").await;
+    stage.agent.freeze(0).await.unwrap();
+    stage.agent.freeze(0).await.unwrap();
+    assert_eq!(stage.guest.asked("guest-fsfreeze-freeze"), 1);
+    assert_eq!(stage.agent.told().borrow().file_systems, "frozen");
+    assert!(!exists(&stage.file), "no automatic thaw was asked for");
+    stage.agent.unfreeze().await.unwrap();
+    stage.agent.unfreeze().await.unwrap();
+    assert_eq!(stage.guest.asked("guest-fsfreeze-thaw"), 1);
+    assert_eq!(stage.agent.told().borrow().file_systems, "thawed");
+}
+
+#[tokio::test]
+async fn a_freeze_ends_by_itself() {
+    let stage = Stage::known("timeout").await;
+    stage.agent.freeze(1).await.unwrap();
+    assert!(exists(&stage.file));
+    let mut told = stage.agent.told();
+    let thawed = told.wait_for(|told| told.file_systems == "thawed");
+    tokio::time::timeout(Duration::from_secs(10), thawed).await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!exists(&stage.file));
+}
+
+#[tokio::test]
+async fn an_early_unfreeze_cancels_the_thaw() {
+    let stage = Stage::known("cancel").await;
+    stage.agent.freeze(3600).await.unwrap();
+    stage.agent.unfreeze().await.unwrap();
+    assert!(!exists(&stage.file));
+    assert!(stage.agent.inner.thaw.lock().unwrap().is_idle());
+}
+
+#[tokio::test]
+async fn a_restarted_worker_thaws_what_the_former_one_froze() {
+    let stage = stage("restart");
+    stage.guest.frozen.store(true, Ordering::SeqCst);
+    std::fs::write(&stage.file, "1").unwrap();
+    stage.agent.attend(true, true);
+    let mut told = stage.agent.told();
+    let thawed = told.wait_for(|told| told.file_systems == "thawed");
+    tokio::time::timeout(Duration::from_secs(10), thawed).await.unwrap().unwrap();
+    assert!(!stage.guest.frozen.load(Ordering::SeqCst));
+}
