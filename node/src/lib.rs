@@ -34,6 +34,7 @@ use process::{
     tls::{ClientPolicy, Identity, Limits, Roots, TlsError},
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     machine::{ApiRecords, Machines, NodeHost},
@@ -117,7 +118,9 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
 
     let mut parts = JoinSet::new();
     parts.spawn(follow_verbosity(config.clone(), verbosity, node.to_owned()));
-    serve(&options, &client, &config, &metrics, &readiness, &machines, &identity, &roots, &stop, &mut parts).await?;
+    let streams = TaskTracker::new();
+    serve(&options, &client, &config, &metrics, &readiness, &machines, &identity, &roots, &streams, &stop, &mut parts)
+        .await?;
     let listed = {
         let (readiness, ready) = (readiness.clone(), metrics.ready.clone());
         move || {
@@ -144,6 +147,9 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     metrics.ready.set(0);
     let ended = async {
         machines.stopped().await;
+        // Clients are told that their streams end.
+        streams.close();
+        streams.wait().await;
         // The part that follows the verbosity never ends by itself.
         while parts.len() > 1 && parts.join_next().await.is_some() {}
     };
@@ -164,6 +170,7 @@ async fn serve(
     machines: &Machines,
     identity: &Identity,
     roots: &Roots,
+    streams: &TaskTracker,
     stop: &CancellationToken,
     parts: &mut JoinSet<()>,
 ) -> Result<(), Error> {
@@ -178,7 +185,7 @@ async fn serve(
     let console_tls = process::tls::server_config(identity, clients, &["http/1.1"])?;
     let console_limits = Limits { connections: CONSOLE_CONNECTIONS, ..Limits::default() };
     let listener = listen(SocketAddr::new(options.listen, options.console_port)).await?;
-    let router = server::router(machines.clone(), metrics.streams.clone());
+    let router = server::router(machines.clone(), metrics.streams.clone(), streams.clone());
     parts.spawn(process::tls::serve(listener, console_tls, router, console_limits, stop.clone()));
 
     let (identity, readiness) = (identity.clone(), readiness.clone());

@@ -47,6 +47,8 @@ pub enum StreamKind {
     Console,
     /// The display.
     Vnc,
+    /// A channel for USB redirection.
+    UsbRedirection,
 }
 
 impl StreamKind {
@@ -54,6 +56,7 @@ impl StreamKind {
         match self {
             Self::Console => "console",
             Self::Vnc => "vnc",
+            Self::UsbRedirection => "usbredir",
         }
     }
 }
@@ -112,6 +115,14 @@ impl StreamMetrics {
             Direction::Output => "output",
         };
         self.bytes.with_label_values(&[kind.word(), direction]).inc_by(bytes as u64);
+    }
+}
+
+#[cfg(test)]
+impl StreamMetrics {
+    /// Streams of a kind that are open now.
+    pub(crate) fn open_now(&self, kind: StreamKind) -> i64 {
+        self.open.with_label_values(&[kind.word()]).get()
     }
 }
 

@@ -8,9 +8,11 @@ use std::{
 
 use hyper_util::rt::TokioIo;
 use protocol::{
-    CacheFile, Chunk, ConsoleInput, FinishRequest, HelloRequest, KillRequest, MAX_CHUNK, MAX_MESSAGE_SIZE,
+    CacheFile, Chunk, ConsoleInput, FileSystemsRequest, FinishRequest, FreezeRequest, GuestFileSystem,
+    GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest, MAX_CHUNK, MAX_MESSAGE_SIZE,
     MachineOptions, MachineState, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
-    SyncRequest, UnpauseRequest, WatchRequest, launcher_client::LauncherClient,
+    SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, WatchRequest,
+    launcher_client::LauncherClient,
 };
 use tokio::{net::UnixStream, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
@@ -23,6 +25,10 @@ use tonic::{
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for a synchronization: libvirtd may still be starting and the guest's disks have to be made.
 pub const SYNC_TIMEOUT: Duration = Duration::from_secs(90);
+/// Longest wait for what the guest agent tells; virt-api waits 10 s for the answer.
+const GUEST_TIMEOUT: Duration = Duration::from_secs(8);
+/// Longest wait for a freeze: the guest writes out what it has in memory first.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(65);
 /// Longest wait for the connection's HTTP/2 preface.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Silence after which the launcher is asked for a sign of life, and the time it has to answer. A launcher that
@@ -71,7 +77,8 @@ impl LauncherError {
         matches!(self, Self::Connect(_) | Self::Lost(_))
     }
 
-    fn from_status(call: &'static str, status: &Status) -> Self {
+    /// What the end of a call or of its stream means.
+    pub(crate) fn from_status(call: &'static str, status: &Status) -> Self {
         // What the connection itself reports carries its cause; what the launcher answers does not.
         if std::error::Error::source(status).is_some() {
             return Self::Lost(bounded(status.message()));
@@ -122,7 +129,7 @@ impl Launcher {
         let channel = tokio::time::timeout(CONNECT_TIMEOUT, endpoint.connect_with_connector(connector))
             .await
             .map_err(|_| LauncherError::Connect("no answer in time".into()))?
-            .map_err(|error| LauncherError::Connect(bounded(&chain(&error))))?;
+            .map_err(|error| LauncherError::Connect(bounded(&with_causes(&error))))?;
         let client = LauncherClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_SIZE)
             .max_encoding_message_size(MAX_MESSAGE_SIZE);
@@ -223,6 +230,50 @@ impl Launcher {
         Ok((sender, output))
     }
 
+    /// Opens a channel for USB redirection.
+    pub async fn usb_redirection(
+        &self,
+        channel: u32,
+    ) -> Result<(mpsc::Sender<UsbInput>, Streaming<Chunk>), LauncherError> {
+        let mut client = self.stream_client();
+        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
+        // The launcher answers when it knows the channel.
+        let first = UsbInput { data: Vec::new(), channel };
+        sender.send(first).await.map_err(|_| LauncherError::Lost("the stream was closed".into()))?;
+        let output = call("UsbRedirection", CALL_TIMEOUT, client.usb_redirection(ReceiverStream::new(receiver))).await?;
+        Ok((sender, output))
+    }
+
+    /// What the guest agent tells about its guest.
+    pub async fn guest_report(&self) -> Result<GuestReportReply, LauncherError> {
+        let mut client = self.client.clone();
+        call("GuestReport", GUEST_TIMEOUT, client.guest_report(GuestReportRequest {})).await
+    }
+
+    /// Who is logged in to the guest.
+    pub async fn users(&self) -> Result<Vec<GuestUser>, LauncherError> {
+        let mut client = self.client.clone();
+        Ok(call("Users", GUEST_TIMEOUT, client.users(UsersRequest {})).await?.users)
+    }
+
+    /// The guest's file systems.
+    pub async fn file_systems(&self) -> Result<Vec<GuestFileSystem>, LauncherError> {
+        let mut client = self.client.clone();
+        Ok(call("FileSystems", GUEST_TIMEOUT, client.file_systems(FileSystemsRequest {})).await?.file_systems)
+    }
+
+    /// Freezes the guest's file systems; after so many seconds they thaw by themselves, unless that is 0.
+    pub async fn freeze(&self, unfreeze_timeout_seconds: u32) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("Freeze", FREEZE_TIMEOUT, client.freeze(FreezeRequest { unfreeze_timeout_seconds })).await.map(drop)
+    }
+
+    /// Thaws the guest's file systems.
+    pub async fn unfreeze(&self) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("Unfreeze", CALL_TIMEOUT, client.unfreeze(UnfreezeRequest {})).await.map(drop)
+    }
+
     /// A client whose messages are chunks of a stream, and bounded as such.
     fn stream_client(&self) -> LauncherClient<Channel> {
         self.client.clone().max_decoding_message_size(MAX_CHUNK + 64).max_encoding_message_size(MAX_CHUNK + 64)
@@ -241,8 +292,8 @@ async fn call<T>(
     }
 }
 
-/// An error with its sources on one line.
-fn chain(error: &dyn std::error::Error) -> String {
+/// An error with its causes on one line: what was attempted, and what the kernel or the library said.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {

@@ -7,6 +7,6 @@ mod client;
 mod locate;
 mod watch;
 
-pub use client::{CALL_TIMEOUT, Launcher, LauncherError, SYNC_TIMEOUT};
+pub use client::{CALL_TIMEOUT, Launcher, LauncherError, SYNC_TIMEOUT, with_causes};
 pub use locate::{Candidates, candidates};
 pub use watch::{Report, follow};

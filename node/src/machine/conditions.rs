@@ -2,11 +2,12 @@
 
 use api::{Condition, VirtualMachineInstance, condition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use protocol::{Lifecycle, MachineState};
+use protocol::{GuestAgent, Lifecycle, MachineState};
 
 use super::{migratability, phase::simplified};
 
 const AGENT_CONNECTED: &str = "AgentConnected";
+const AGENT_NOT_SUPPORTED: &str = "AgentVersionNotSupported";
 const PAUSED: &str = "Paused";
 const LIVE_MIGRATABLE: &str = "LiveMigratable";
 const STORAGE_LIVE_MIGRATABLE: &str = "StorageLiveMigratable";
@@ -15,7 +16,34 @@ const SYNCHRONIZED: &str = "Synchronized";
 const SYNC_FAILED: &str = "Synchronizing with the Domain failed.";
 
 /// Conditions that follow what the guest does by itself; a change of only these may wait a little.
-pub const GUEST_DRIVEN: &[&str] = &[AGENT_CONNECTED];
+pub const GUEST_DRIVEN: &[&str] = &[AGENT_CONNECTED, AGENT_NOT_SUPPORTED];
+
+/// Commands that a guest agent has to have.
+const BASIC: &[&str] = &[
+    "guest-ping",
+    "guest-get-time",
+    "guest-info",
+    "guest-shutdown",
+    "guest-network-get-interfaces",
+    "guest-get-fsinfo",
+    "guest-get-host-name",
+    "guest-get-users",
+    "guest-get-timezone",
+    "guest-get-osinfo",
+];
+/// Commands for public keys, in either of two ways, if the machine has such credentials.
+const KEYS: &[&str] =
+    &["guest-ssh-get-authorized-keys", "guest-ssh-add-authorized-keys", "guest-ssh-remove-authorized-keys"];
+const KEYS_LEGACY: &[&str] = &[
+    "guest-exec",
+    "guest-exec-status",
+    "guest-file-open",
+    "guest-file-close",
+    "guest-file-read",
+    "guest-file-write",
+];
+/// Commands for passwords, if the machine has such credentials.
+const PASSWORDS: &[&str] = &["guest-set-user-password"];
 
 /// A failure shows while it lasts; a success takes it away.
 pub fn synchronized(list: &mut Vec<Condition>, failure: Option<&str>, succeeded: bool, now: &Time) {
@@ -37,8 +65,10 @@ pub fn of_domain(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, report
         let mut connected = Condition::new(AGENT_CONNECTED, true, "", "", now);
         connected.last_probe_time = Some(now.clone());
         condition::set(list, connected);
+        supported(list, vmi, report, now);
     } else {
         condition::remove(list, AGENT_CONNECTED);
+        condition::remove(list, AGENT_NOT_SUPPORTED);
     }
     migratable(list, vmi, now);
 }
@@ -47,6 +77,43 @@ pub fn of_domain(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, report
 pub fn ended(list: &mut Vec<Condition>) {
     condition::remove(list, PAUSED);
     condition::remove(list, AGENT_CONNECTED);
+    condition::remove(list, AGENT_NOT_SUPPORTED);
+}
+
+/// Whether the guest agent can do what this machine needs; nothing is said before the agent has told.
+fn supported(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, report: &MachineState, now: &Time) {
+    let Some(agent) = &report.agent else { return };
+    match missing(vmi, agent) {
+        Some(reason) => {
+            let mut condition = Condition::new(AGENT_NOT_SUPPORTED, true, reason, "", now);
+            condition.last_probe_time = Some(now.clone());
+            condition::set(list, condition);
+        }
+        None => {
+            condition::remove(list, AGENT_NOT_SUPPORTED);
+        }
+    }
+}
+
+/// What the guest agent lacks, as the reference words it.
+fn missing(vmi: &VirtualMachineInstance, agent: &GuestAgent) -> Option<&'static str> {
+    let has = |wanted: &[&str]| {
+        wanted.iter().all(|name| agent.commands.iter().any(|command| command.name == *name && command.enabled))
+    };
+    let credentials = &vmi.spec.access_credentials;
+    let keys = credentials.iter().any(|credential| {
+        credential.ssh_public_key.as_ref().is_some_and(|key| key.propagation_method.qemu_guest_agent.is_some())
+    });
+    let passwords = credentials.iter().any(|credential| credential.user_password.is_some());
+    if !has(BASIC) {
+        Some("This guest agent doesn't support required basic commands")
+    } else if keys && !has(KEYS) && !has(KEYS_LEGACY) {
+        Some("This guest agent doesn't support required public key commands")
+    } else if passwords && !has(PASSWORDS) {
+        Some("This guest agent doesn't support required password commands")
+    } else {
+        None
+    }
 }
 
 /// Shown with the reason of the pause that was seen first; gone as soon as the machine is not paused.
@@ -114,6 +181,63 @@ mod tests {
         assert!(list.is_empty());
         paused(&mut list, &state(Lifecycle::Paused, "starting-up"), &at(4));
         assert!(list.is_empty(), "a pause of the start is nobody's business");
+    }
+
+    fn agent(commands: &[&[&str]]) -> GuestAgent {
+        let commands = commands
+            .concat()
+            .into_iter()
+            .map(|name| protocol::GuestAgentCommand { name: name.into(), enabled: true })
+            .collect();
+        GuestAgent { version: "10.0".into(), commands }
+    }
+
+    #[test]
+    fn an_agent_has_to_do_what_the_machine_needs() {
+        let plain = VirtualMachineInstance::default();
+        let with = |credential: serde_json::Value| -> VirtualMachineInstance {
+            let spec = serde_json::json!({"domain": {"devices": {}}, "accessCredentials": [credential]});
+            serde_json::from_value(serde_json::json!({"metadata": {}, "spec": spec})).unwrap()
+        };
+        let keys = with(serde_json::json!({"sshPublicKey": {
+            "source": {"secret": {"secretName": "s"}}, "propagationMethod": {"qemuGuestAgent": {"users": ["u"]}},
+        }}));
+        let password = with(serde_json::json!({"userPassword": {
+            "source": {"secret": {"secretName": "s"}}, "propagationMethod": {"qemuGuestAgent": {}},
+        }}));
+        let basic = Some("This guest agent doesn't support required basic commands");
+        for (vmi, commands, expected) in [
+            (&plain, &[BASIC] as &[&[&str]], None),
+            (&plain, &[], basic),
+            (&plain, &[&BASIC[1..]], basic),
+            (&keys, &[BASIC], Some("This guest agent doesn't support required public key commands")),
+            (&keys, &[BASIC, KEYS], None),
+            (&keys, &[BASIC, KEYS_LEGACY], None),
+            (&password, &[BASIC], Some("This guest agent doesn't support required password commands")),
+            (&password, &[BASIC, PASSWORDS], None),
+        ] {
+            assert_eq!(missing(vmi, &agent(commands)), expected, "{commands:?}");
+        }
+        let mut off = agent(&[BASIC]);
+        off.commands[0].enabled = false;
+        assert_eq!(missing(&plain, &off), basic);
+    }
+
+    #[test]
+    fn an_agent_that_has_not_told_is_not_judged_and_one_that_is_gone_neither() {
+        let mut list = Vec::new();
+        let vmi = VirtualMachineInstance::default();
+        let mut report = state(Lifecycle::Running, "booted");
+        report.guest_agent_connected = true;
+        let names = |list: &[Condition]| -> Vec<String> { list.iter().map(|known| known.type_.clone()).collect() };
+        of_domain(&mut list, &vmi, &report, &at(1));
+        assert!(!names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
+        report.agent = Some(agent(&[]));
+        of_domain(&mut list, &vmi, &report, &at(2));
+        assert!(names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
+        report.guest_agent_connected = false;
+        of_domain(&mut list, &vmi, &report, &at(3));
+        assert!(!names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
     }
 
     #[test]

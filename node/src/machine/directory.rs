@@ -20,10 +20,13 @@ use tracing::Instrument;
 use super::{
     host::Host,
     records::{Records, trim},
-    state::{Refusal, Request},
+    state::{Announcement, Refusal, Request},
     task::{Asked, Feed, Task},
 };
-use crate::{launcher::Launcher, server::Sessions};
+use crate::{
+    launcher::Launcher,
+    server::{Ending, Sessions},
+};
 
 /// Requests that wait for one machine.
 const REQUESTS: usize = 4;
@@ -65,6 +68,15 @@ impl Handle {
         answered.await.unwrap_or_else(|_| Err(Refusal::NoLauncher(self.uid.clone())))
     }
 
+    /// The object as the watch has shown it last; `None` if it shows it no longer.
+    #[must_use]
+    pub fn vmi(&self) -> Option<Arc<VirtualMachineInstance>> {
+        match &*self.feed.borrow() {
+            Feed::Object(vmi) => Some(vmi.clone()),
+            Feed::Missing | Feed::Replaced => None,
+        }
+    }
+
     pub(super) fn set_launcher(&self, launcher: Option<&Launcher>) {
         self.launcher.send_if_modified(|current| {
             let change = current.is_some() != launcher.is_some();
@@ -101,6 +113,13 @@ impl Machines {
         self.lock().get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
+    /// Tells the users of a machine.
+    pub fn announce(&self, machine: &Handle, announcement: Announcement) {
+        if let Some(vmi) = machine.vmi() {
+            self.records.announce(&vmi, announcement);
+        }
+    }
+
     /// A version of an object was seen: starts its task, or feeds it.
     pub fn see(&self, vmi: Arc<VirtualMachineInstance>) {
         let key = (vmi.namespace().unwrap_or_default(), vmi.name_any());
@@ -121,8 +140,8 @@ impl Machines {
         let (machines, stop) = (self.clone(), self.stop.child_token());
         self.count.inc();
         let run = async move {
-            task.run(feed, requests, stop).await;
-            handle.sessions.end_all();
+            task.run(feed, requests, stop.clone()).await;
+            handle.sessions.end_all(if stop.is_cancelled() { Ending::AgentStops } else { Ending::MachineGone });
             machines.count.dec();
             let mut named = machines.lock();
             // A new machine of the same name may have taken the place.

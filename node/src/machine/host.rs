@@ -11,6 +11,7 @@ use tokio::net::UnixStream;
 use crate::{
     capabilities, device_access,
     network::{self, PodNetwork},
+    launcher::with_causes,
     safe_dir::{self, Peer, SafeDir},
 };
 
@@ -119,12 +120,12 @@ impl Host for NodeHost {
                 Ok(false) => Err(ConnectError::NoPod),
                 _ => Err(ConnectError::NoSocket),
             },
-            Err(error) => Err(ConnectError::Refused(error.to_string())),
+            Err(error) => Err(ConnectError::Refused(with_causes(&error))),
         }
     }
 
     async fn equip(&self, launcher: &Arc<Peer>) -> Result<Vec<CacheFile>, String> {
-        let granted = device_access::grant(launcher, RUNTIME_USER).map_err(|error| error.to_string())?;
+        let granted = device_access::grant(launcher, RUNTIME_USER).map_err(|error| with_causes(&error))?;
         tracing::debug!(devices = ?granted, "devices handed to the launcher");
         Ok(self.cache.files(device_access::has_kvm(launcher)))
     }
@@ -136,7 +137,7 @@ impl Host for NodeHost {
     ) -> Result<PodNetwork, NetworkFailure> {
         match network::setup(launcher, vmi).await {
             Ok(ready) => Ok(ready),
-            Err(error) => Err(NetworkFailure { permanent: error.is_permanent(), message: error.to_string() }),
+            Err(error) => Err(NetworkFailure { permanent: error.is_permanent(), message: with_causes(&error) }),
         }
     }
 }

@@ -44,4 +44,4 @@ pub(crate) mod tests;
 pub use directory::{Handle, Machines, follow};
 pub use host::{ConnectError, Host, NetworkFailure, NodeHost, Settings};
 pub use records::{ApiRecords, Records, WriteError};
-pub use state::{Refusal, Request};
+pub use state::{Announcement, Refusal, Request};

@@ -631,6 +631,7 @@ fn is_older(vmi: &VirtualMachineInstance, known: &VirtualMachineInstance) -> boo
 fn guest_differs(known: &MachineState, new: &MachineState) -> bool {
     known.guest_agent_connected != new.guest_agent_connected
         || known.guest != new.guest
+        || known.agent != new.agent
         || known.interfaces != new.interfaces
         || known.memory_current != new.memory_current
 }

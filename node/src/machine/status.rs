@@ -139,6 +139,11 @@ fn of_report(
     if let Some(guest) = report.guest.as_ref().filter(|guest| !guest.name.is_empty()) {
         next.guest_os_info = guest_os(guest);
     }
+    match report.file_systems.as_str() {
+        "" => {}
+        "thawed" => next.fs_freeze_status = None,
+        status => next.fs_freeze_status = Some(bounded(status)),
+    }
     if !report.machine_type.is_empty() {
         next.machine = Some(domain::Machine { type_: bounded(&report.machine_type) });
     }

@@ -16,9 +16,11 @@ use async_trait::async_trait;
 use futures::Stream;
 use process::CancellationToken;
 use protocol::{
-    CacheFile, Chunk, ConsoleInput, Done, FinishRequest, HelloReply, HelloRequest, KillRequest, Lifecycle,
-    MachineState, Nic, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest,
-    SoftRebootRequest, SyncReply, SyncRequest, UnpauseRequest, WatchRequest,
+    CacheFile, Chunk, ConsoleInput, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest,
+    GuestAgent, GuestFileSystem, GuestInfo, GuestReportReply, GuestReportRequest, GuestUser, HelloReply, HelloRequest,
+    KillRequest, Lifecycle, MachineState, Nic, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest,
+    ShutdownRequest, SoftRebootRequest, SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply,
+    UsersRequest, WatchRequest,
     launcher_server::{Launcher as LauncherService, LauncherServer},
 };
 use serde_json::{Value, json};
@@ -52,6 +54,8 @@ pub(crate) struct FakeLauncher {
     state: watch::Sender<MachineState>,
     calls: Mutex<Vec<String>>,
     refuse_sync: Mutex<Option<Status>>,
+    /// What came in over consoles.
+    typed: Mutex<Vec<u8>>,
     exit: CancellationToken,
 }
 
@@ -63,6 +67,7 @@ impl FakeLauncher {
             state: watch::Sender::new(state),
             calls: Mutex::default(),
             refuse_sync: Mutex::default(),
+            typed: Mutex::default(),
             exit: CancellationToken::new(),
         })
     }
@@ -76,8 +81,20 @@ impl FakeLauncher {
         self.exit.cancel();
     }
 
-    fn calls(&self) -> Vec<String> {
+    pub(crate) fn calls(&self) -> Vec<String> {
         self.calls.lock().unwrap().clone()
+    }
+
+    pub(crate) fn typed(&self) -> Vec<u8> {
+        self.typed.lock().unwrap().clone()
+    }
+
+    /// The guest's state changes.
+    pub(crate) fn report(&self, change: impl FnOnce(&mut MachineState)) {
+        self.state.send_modify(|state| {
+            change(state);
+            state.sequence += 1;
+        });
     }
 
     pub(crate) fn become_(&self, lifecycle: Lifecycle, reason: &str) {
@@ -101,6 +118,7 @@ impl LauncherService for Served {
     type WatchStream = Output<MachineState>;
     type ConsoleStream = Output<Chunk>;
     type VncStream = Output<Chunk>;
+    type UsbRedirectionStream = Output<Chunk>;
 
     async fn hello(&self, request: Rpc<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let request = request.into_inner();
@@ -160,11 +178,58 @@ impl LauncherService for Served {
         let mut input = request.into_inner();
         let first = input.message().await?.map(|first| first.replay);
         let banner = tokio_stream::once(Ok(Chunk { data: format!("replay={first:?}\n").into_bytes() }));
-        let echo = input.map(|message| message.map(|message| Chunk { data: message.data }));
+        let launcher = self.0.clone();
+        let echo = input.map(move |message| {
+            message.and_then(|message| {
+                launcher.typed.lock().unwrap().extend_from_slice(&message.data);
+                match message.data.as_slice() {
+                    b"fail" => Err(Status::resource_exhausted("the client was too slow")),
+                    _ => Ok(Chunk { data: message.data }),
+                }
+            })
+        });
         Ok(Response::new(Box::pin(banner.chain(echo))))
     }
     async fn vnc(&self, _: Rpc<Streaming<Chunk>>) -> Result<Response<Self::VncStream>, Status> {
         Err(Status::failed_precondition("no display"))
+    }
+    async fn usb_redirection(
+        &self,
+        request: Rpc<Streaming<UsbInput>>,
+    ) -> Result<Response<Self::UsbRedirectionStream>, Status> {
+        let mut input = request.into_inner();
+        let first = input.message().await?.map(|first| first.channel);
+        let banner = tokio_stream::once(Ok(Chunk { data: format!("channel={first:?}\n").into_bytes() }));
+        let echo = input.map(|message| message.map(|message| Chunk { data: message.data }));
+        Ok(Response::new(Box::pin(banner.chain(echo))))
+    }
+    async fn guest_report(&self, _: Rpc<GuestReportRequest>) -> Result<Response<GuestReportReply>, Status> {
+        let users = vec![GuestUser { name: "root".into(), domain: String::new(), login_time: 1.5 }];
+        Ok(Response::new(GuestReportReply {
+            guest: Some(GuestInfo { id: "debian".into(), hostname: "web".into(), ..GuestInfo::default() }),
+            agent: Some(GuestAgent { version: "10.0".into(), commands: Vec::new() }),
+            users,
+            ..GuestReportReply::default()
+        }))
+    }
+    async fn users(&self, _: Rpc<UsersRequest>) -> Result<Response<UsersReply>, Status> {
+        Err(Status::failed_precondition("VMI does not have guest agent connected"))
+    }
+    async fn file_systems(&self, _: Rpc<FileSystemsRequest>) -> Result<Response<FileSystemsReply>, Status> {
+        let root = GuestFileSystem { name: "vda1".into(), mount_point: "/".into(), ..GuestFileSystem::default() };
+        Ok(Response::new(FileSystemsReply { file_systems: vec![root] }))
+    }
+    async fn freeze(&self, request: Rpc<FreezeRequest>) -> Result<Response<Done>, Status> {
+        match request.into_inner().unfreeze_timeout_seconds {
+            13 => Err(Status::internal("no freeze today")),
+            seconds => {
+                self.0.note(format!("freeze {seconds}"));
+                Ok(Response::new(Done {}))
+            }
+        }
+    }
+    async fn unfreeze(&self, _: Rpc<UnfreezeRequest>) -> Result<Response<Done>, Status> {
+        Err(Status::internal("too cold"))
     }
     async fn screenshot(&self, _: Rpc<ScreenshotRequest>) -> Result<Response<ScreenshotReply>, Status> {
         Ok(Response::new(ScreenshotReply { png: b"\x89PNG".to_vec() }))
@@ -277,7 +342,7 @@ impl Host for FakeHost {
 
 /// Objects by name, with resource versions.
 #[derive(Default)]
-struct FakeRecords {
+pub(crate) struct FakeRecords {
     objects: Mutex<HashMap<String, Value>>,
     patches: Mutex<Vec<Value>>,
     events: Mutex<Vec<Announcement>>,
@@ -295,7 +360,7 @@ impl FakeRecords {
         serde_json::from_value(self.objects.lock().unwrap()[name].clone()).unwrap()
     }
 
-    fn reasons(&self) -> Vec<&'static str> {
+    pub(crate) fn reasons(&self) -> Vec<&'static str> {
         self.events.lock().unwrap().iter().map(|event| event.reason).collect()
     }
 
@@ -400,10 +465,10 @@ fn vmi(name: &str, uid: &str) -> Value {
 /// A node, an API server and a launcher that is not up yet.
 pub(crate) struct Stage {
     host: Arc<FakeHost>,
-    records: Arc<FakeRecords>,
+    pub(crate) records: Arc<FakeRecords>,
     pub(crate) launcher: Arc<FakeLauncher>,
     pub(crate) machines: Machines,
-    stop: CancellationToken,
+    pub(crate) stop: CancellationToken,
 }
 
 impl Stage {
@@ -670,4 +735,26 @@ async fn a_guest_that_reports_all_the_time_is_written_rarely() {
     }
     let written = stage.records.patches.lock().unwrap().len() - writes;
     assert!(written <= 1, "{written} writes in two seconds");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frozen_file_systems_show_in_the_status_until_they_are_thawed() {
+    let stage = Stage::running().await;
+    stage.launcher.report(|state| {
+        state.guest_agent_connected = true;
+        state.file_systems = "frozen".into();
+        state.guest = Some(GuestInfo { name: "Debian".into(), id: "debian".into(), ..GuestInfo::default() });
+        state.agent = Some(GuestAgent { version: "10.0".into(), commands: Vec::new() });
+    });
+    let frozen = stage.records.until("m", "frozen", |vmi| {
+        vmi.status.as_ref().is_some_and(|status| status.fs_freeze_status.as_deref() == Some("frozen"))
+    });
+    let status = frozen.await.status.unwrap();
+    assert_eq!(status.guest_os_info.id.as_deref(), Some("debian"));
+    assert!(status.condition("AgentConnected").is_some_and(|condition| condition.is_true()));
+    assert!(status.condition("AgentVersionNotSupported").is_some_and(|condition| condition.is_true()));
+    stage.launcher.report(|state| state.file_systems = "thawed".into());
+    let thawed =
+        stage.records.until("m", "thawed", |vmi| vmi.status.as_ref().is_some_and(|s| s.fs_freeze_status.is_none()));
+    thawed.await;
 }

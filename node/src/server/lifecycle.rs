@@ -30,7 +30,7 @@ async fn ask(
     Path((namespace, name)): Path<(String, String)>,
     request: Request,
 ) -> Result<StatusCode, Failure> {
-    let machine = served.machines.get(&namespace, &name).ok_or_else(|| Failure::unknown(&namespace, &name))?;
+    let machine = served.machine(&namespace, &name)?;
     machine.ask(request).await?;
     Ok(StatusCode::ACCEPTED)
 }
@@ -39,7 +39,7 @@ pub(super) async fn screenshot(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
-    let machine = served.machines.get(&namespace, &name).ok_or_else(|| Failure::unknown(&namespace, &name))?;
+    let machine = served.machine(&namespace, &name)?;
     let picture = machine.launcher()?.screenshot().await.map_err(Refusal::from)?;
     Ok(([(header::CONTENT_TYPE, "image/png")], picture).into_response())
 }

@@ -3,30 +3,35 @@
 //! Only virt-api gets in: each connection needs a client certificate of the cluster's CA with virt-api's own common
 //! name. What a user may do was decided there; here it is decided whether the machine can do it.
 
+mod guest;
 mod lifecycle;
 mod sessions;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod unavailable;
+
+use std::sync::Arc;
 
 use axum::{
     Router,
     extract::DefaultBodyLimit,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
-    routing::{get, put},
+    routing::{any, get, put},
 };
+use tokio_util::task::TaskTracker;
 
-pub use sessions::{Sessions, Slot};
+pub use sessions::{Ending, Sessions, Slot};
 
 use crate::{
-    machine::{Machines, Refusal},
+    machine::{Handle, Machines, Refusal},
     metrics::StreamMetrics,
 };
 
 /// Path of one machine.
 const MACHINE: &str = "/v1/namespaces/{namespace}/virtualmachineinstances/{name}";
-/// Requests carry no body that is read.
+/// Longest body; the only one that is read holds a duration.
 const MAX_BODY: usize = 64 * 1024;
 
 /// What the handlers work with.
@@ -34,10 +39,17 @@ const MAX_BODY: usize = 64 * 1024;
 struct Served {
     machines: Machines,
     metrics: StreamMetrics,
+    streams: TaskTracker,
 }
 
-/// The routes of the server.
-pub fn router(machines: Machines, metrics: StreamMetrics) -> Router {
+impl Served {
+    fn machine(&self, namespace: &str, name: &str) -> Result<Arc<Handle>, Failure> {
+        self.machines.get(namespace, name).ok_or_else(|| Failure::unknown(namespace, name))
+    }
+}
+
+/// The routes of the server. `streams` has a task for each open stream.
+pub fn router(machines: Machines, metrics: StreamMetrics, streams: TaskTracker) -> Router {
     let path = |rest: &str| format!("{MACHINE}/{rest}");
     Router::new()
         .route(&path("console"), get(stream::console))
@@ -47,8 +59,19 @@ pub fn router(machines: Machines, metrics: StreamMetrics) -> Router {
         .route(&path("unpause"), put(lifecycle::unpause))
         .route(&path("reset"), put(lifecycle::reset))
         .route(&path("softreboot"), put(lifecycle::soft_reboot))
+        .route(&path("usbredir"), get(stream::usb_redirection))
+        .route(&path("vsock"), get(unavailable::vsock))
+        .route(&path("guestosinfo"), get(guest::os_info))
+        .route(&path("userlist"), get(guest::users))
+        .route(&path("filesystemlist"), get(guest::file_systems))
+        .route(&path("freeze"), put(guest::freeze))
+        .route(&path("unfreeze"), put(guest::unfreeze))
+        .route(&path("backup"), any(unavailable::not_yet))
+        .route(&path("redefine-checkpoint"), any(unavailable::not_yet))
+        .route(&path("sev/{call}"), any(unavailable::not_yet))
+        .fallback(unavailable::unknown)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Served { machines, metrics })
+        .with_state(Served { machines, metrics, streams })
 }
 
 /// A refusal as virt-api passes it on: a code and plain text.

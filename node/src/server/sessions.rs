@@ -1,8 +1,12 @@
-//! The open streams of a machine: one console, one display; a new one ends the former.
+//! The open streams of a machine: one console, one display, where a new one ends the former; and the channels for USB
+//! redirection, each of one client.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use process::CancellationToken;
+use tokio::sync::watch;
+
+/// Channels of a machine for USB redirection.
+const USB_CHANNELS: usize = 4;
 
 /// The open streams of one machine.
 #[derive(Default)]
@@ -11,26 +15,47 @@ pub struct Sessions {
     pub console: Slot,
     /// The display.
     pub vnc: Slot,
+    /// The channels for USB redirection.
+    usb: [Slot; USB_CHANNELS],
+}
+
+/// Why a stream has to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Another client has taken its place.
+    Replaced,
+    /// The machine has left this node.
+    MachineGone,
+    /// This agent stops.
+    AgentStops,
 }
 
 impl Sessions {
-    /// Ends all streams: the machine has gone.
-    pub fn end_all(&self) {
-        self.console.end();
-        self.vnc.end();
+    /// Ends all streams.
+    pub fn end_all(&self, why: Ending) {
+        self.console.end(why);
+        self.vnc.end(why);
+        for slot in &self.usb {
+            slot.end(why);
+        }
+    }
+
+    /// The first channel for USB redirection that nobody uses.
+    pub fn claim_usb(&self) -> Option<(u32, Session)> {
+        (0..).zip(&self.usb).find_map(|(channel, slot)| Some((channel, slot.claim(true)?)))
     }
 }
 
 /// Place for one stream.
 #[derive(Clone, Default)]
 pub struct Slot {
-    current: Arc<Mutex<Option<CancellationToken>>>,
+    current: Arc<Mutex<Option<watch::Sender<Option<Ending>>>>>,
 }
 
 /// A stream that holds its place. Gives it up when dropped.
 pub struct Session {
     slot: Slot,
-    ended: CancellationToken,
+    ended: watch::Receiver<Option<Ending>>,
 }
 
 impl Slot {
@@ -41,37 +66,43 @@ impl Slot {
             if preserve {
                 return None;
             }
-            former.cancel();
+            former.send_replace(Some(Ending::Replaced));
         }
-        let ended = CancellationToken::new();
-        *current = Some(ended.clone());
+        let (end, ended) = watch::channel(None);
+        *current = Some(end);
         drop(current);
         Some(Session { slot: self.clone(), ended })
     }
 
-    fn end(&self) {
+    fn end(&self, why: Ending) {
         if let Some(session) = self.lock().take() {
-            session.cancel();
+            session.send_replace(Some(why));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<CancellationToken>> {
+    fn lock(&self) -> MutexGuard<'_, Option<watch::Sender<Option<Ending>>>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Session {
-    /// Resolves when the stream has to end because another one took its place or the machine went.
-    pub async fn ended(&self) {
-        self.ended.cancelled().await;
+    /// Resolves when the stream has to end, and says why.
+    pub async fn ended(&self) -> Ending {
+        let mut ended = self.ended.clone();
+        // Who drops the other end has told before.
+        ended.wait_for(Option::is_some).await.ok().and_then(|why| *why).unwrap_or(Ending::MachineGone)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.borrow().is_some()
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         let mut current = self.slot.lock();
-        // A place that was taken over is a cancelled one; it belongs to the next.
-        if !self.ended.is_cancelled() {
+        // The place of a stream that was ended belongs to another one, or to nobody.
+        if !self.has_ended() {
             *current = None;
         }
     }
@@ -81,12 +112,12 @@ impl Drop for Session {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_new_stream_ends_the_former_and_the_former_does_not_free_the_place() {
+    #[tokio::test]
+    async fn a_new_stream_ends_the_former_and_the_former_does_not_free_the_place() {
         let slot = Slot::default();
         let first = slot.claim(false).unwrap();
         let second = slot.claim(false).unwrap();
-        assert!(first.ended.is_cancelled());
+        assert_eq!(first.ended().await, Ending::Replaced);
         drop(first);
         assert!(slot.claim(true).is_none(), "the second still has the place");
         drop(second);
@@ -98,16 +129,29 @@ mod tests {
         let slot = Slot::default();
         let first = slot.claim(true).unwrap();
         assert!(slot.claim(true).is_none());
-        assert!(!first.ended.is_cancelled());
+        assert!(!first.has_ended());
+    }
+
+    #[tokio::test]
+    async fn all_end_with_the_machine() {
+        let sessions = Sessions::default();
+        let (console, vnc) = (sessions.console.claim(false).unwrap(), sessions.vnc.claim(false).unwrap());
+        let (_, usb) = sessions.claim_usb().unwrap();
+        sessions.end_all(Ending::AgentStops);
+        for session in [&console, &vnc, &usb] {
+            assert_eq!(session.ended().await, Ending::AgentStops);
+        }
+        drop((console, vnc));
+        assert!(sessions.vnc.claim(true).is_some());
     }
 
     #[test]
-    fn all_end_with_the_machine() {
+    fn usb_channels_are_taken_in_order_and_not_taken_over() {
         let sessions = Sessions::default();
-        let (console, vnc) = (sessions.console.claim(false).unwrap(), sessions.vnc.claim(false).unwrap());
-        sessions.end_all();
-        assert!(console.ended.is_cancelled() && vnc.ended.is_cancelled());
-        drop((console, vnc));
-        assert!(sessions.vnc.claim(true).is_some());
+        let mut held: Vec<_> = (0..4).map(|_| sessions.claim_usb().unwrap()).collect();
+        assert_eq!(held.iter().map(|(channel, _)| *channel).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert!(sessions.claim_usb().is_none());
+        drop(held.remove(1));
+        assert_eq!(sessions.claim_usb().unwrap().0, 1);
     }
 }

@@ -1,7 +1,8 @@
-//! Console and display: a WebSocket on one side, a stream of the launcher on the other.
+//! Console, display and USB redirection: a WebSocket on one side, a stream of the launcher on the other.
 //!
 //! Bytes are passed on as they come, in both directions, at the pace of the slower side: nothing is read that cannot
-//! be passed on. Either side's end ends both.
+//! be passed on. Either side's end ends both; what a client sent before it closed still reaches the machine. The client
+//! is told why its stream ended.
 
 use std::time::Duration;
 
@@ -18,13 +19,17 @@ use futures::{
     SinkExt, StreamExt,
     stream::{SplitSink, SplitStream},
 };
-use protocol::{Chunk, ConsoleInput, MAX_CHUNK};
+use protocol::{Chunk, ConsoleInput, MAX_CHUNK, UsbInput};
 use tokio::sync::mpsc;
-use tonic::Streaming;
+use tonic::{Code, Status, Streaming};
 use tracing::Instrument;
 
-use super::{Failure, Served, sessions::Session};
+use super::{
+    Failure, Served,
+    sessions::{Ending, Session},
+};
 use crate::{
+    launcher::LauncherError,
     machine::Refusal,
     metrics::{Direction, StreamKind, StreamMetrics},
 };
@@ -44,23 +49,55 @@ const SILENCE: Duration = Duration::from_secs(100);
 /// Time for the last words to a client.
 const GOODBYE: Duration = Duration::from_secs(2);
 
+/// Longest reason in a close frame, in bytes: a control frame holds 125, two of them are the code.
+const REASON: usize = 123;
+
 /// Why a stream ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
-    Client,
-    Launcher,
-    Replaced,
+    /// The client closed it, in order.
+    Closed,
+    /// The client's connection broke.
+    Broken,
+    /// Nothing was heard of the client.
     Silence,
+    /// The machine closed it.
+    Machine,
+    /// The launcher says why it does not go on.
+    Refused(String),
+    /// The connection to the launcher broke.
+    Lost,
+    /// This agent ended it.
+    Ended(Ending),
 }
 
 impl End {
-    fn word(self) -> &'static str {
+    /// For the metrics.
+    fn by(&self) -> &'static str {
         match self {
-            Self::Client => "client",
-            Self::Launcher => "launcher",
-            Self::Replaced => "replaced",
+            Self::Closed | Self::Broken => "client",
             Self::Silence => "silence",
+            Self::Machine | Self::Refused(_) | Self::Lost => "launcher",
+            Self::Ended(Ending::Replaced) => "replaced",
+            Self::Ended(Ending::MachineGone) => "machine",
+            Self::Ended(Ending::AgentStops) => "agent",
         }
+    }
+
+    /// The last words to the client.
+    fn goodbye(&self) -> CloseFrame {
+        let (code, reason) = match self {
+            Self::Closed | Self::Broken => (close_code::NORMAL, ""),
+            Self::Silence => (close_code::POLICY, "nothing was heard of the client"),
+            Self::Machine => (close_code::NORMAL, "the machine has closed the stream"),
+            Self::Refused(message) => (close_code::ERROR, message.as_str()),
+            Self::Lost => (close_code::AWAY, "the connection to the machine's launcher was lost"),
+            Self::Ended(Ending::Replaced) => (close_code::NORMAL, "another client has taken the stream"),
+            Self::Ended(Ending::MachineGone) => (close_code::NORMAL, "the machine has gone"),
+            Self::Ended(Ending::AgentStops) => (close_code::AWAY, "virt-handler is stopping"),
+        };
+        let end = (0..=REASON.min(reason.len())).rev().find(|at| reason.is_char_boundary(*at)).unwrap_or_default();
+        CloseFrame { code, reason: reason.get(..end).unwrap_or_default().into() }
     }
 }
 
@@ -70,7 +107,7 @@ pub(super) async fn console(
     RawQuery(query): RawQuery,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
-    let machine = served.machines.get(&namespace, &name).ok_or_else(|| Failure::unknown(&namespace, &name))?;
+    let machine = served.machine(&namespace, &name)?;
     let launcher = machine.launcher()?;
     // Output of before only for who asks: programs that talk to guests would take it for an answer.
     let replay = is_set(query.as_deref().unwrap_or_default(), "replay");
@@ -82,7 +119,9 @@ pub(super) async fn console(
     let span = tracing::info_span!("console", %namespace, %name);
     let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::Console };
     let wrap = |data: Bytes| ConsoleInput { data: data.into(), replay: false };
-    Ok(prepared(upgrade).on_upgrade(move |socket| bridge.run(socket, input, wrap).instrument(span)))
+    Ok(prepared(upgrade).on_upgrade(move |socket| {
+        served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))
+    }))
 }
 
 pub(super) async fn vnc(
@@ -91,7 +130,7 @@ pub(super) async fn vnc(
     RawQuery(query): RawQuery,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
-    let machine = served.machines.get(&namespace, &name).ok_or_else(|| Failure::unknown(&namespace, &name))?;
+    let machine = served.machine(&namespace, &name)?;
     let launcher = machine.launcher()?;
     let preserve = is_set(query.as_deref().unwrap_or_default(), "preserveSession");
     let Some(session) = machine.sessions.vnc.claim(preserve) else {
@@ -101,7 +140,28 @@ pub(super) async fn vnc(
     let span = tracing::info_span!("vnc", %namespace, %name);
     let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::Vnc };
     let wrap = |data: Bytes| Chunk { data: data.into() };
-    Ok(prepared(upgrade).on_upgrade(move |socket| bridge.run(socket, input, wrap).instrument(span)))
+    Ok(prepared(upgrade).on_upgrade(move |socket| {
+        served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))
+    }))
+}
+
+pub(super) async fn usb_redirection(
+    State(served): State<Served>,
+    Path((namespace, name)): Path<(String, String)>,
+    upgrade: WebSocketUpgrade,
+) -> Result<Response, Failure> {
+    let machine = served.machine(&namespace, &name)?;
+    let launcher = machine.launcher()?;
+    let Some((channel, session)) = machine.sessions.claim_usb() else {
+        return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, "all channels for USB redirection are in use".into()));
+    };
+    let (input, output) = launcher.usb_redirection(channel).await.map_err(Refusal::from)?;
+    let span = tracing::info_span!("usbredir", %namespace, %name, channel);
+    let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::UsbRedirection };
+    let wrap = |data: Bytes| UsbInput { data: data.into(), channel: 0 };
+    Ok(prepared(upgrade).on_upgrade(move |socket| {
+        served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))
+    }))
 }
 
 /// What does not parse counts as false.
@@ -132,30 +192,27 @@ struct Bridge {
 
 impl Bridge {
     async fn run<T: Send>(self, socket: WebSocket, input: mpsc::Sender<T>, wrap: impl Fn(Bytes) -> T + Send) {
-        let Self { session, output, metrics, kind } = self;
+        let Self { session, mut output, metrics, kind } = self;
         let open = metrics.open(kind);
         tracing::info!("stream opened");
         let (mut to_client, from_client) = socket.split();
         let end = tokio::select! {
             end = pass_input(from_client, &input, wrap, &metrics, kind) => end,
-            end = pass_output(output, &mut to_client, &metrics, kind) => end,
-            () = session.ended() => End::Replaced,
+            end = pass_output(&mut output, &mut to_client, &metrics, kind) => end,
+            why = session.ended() => End::Ended(why),
         };
-        tracing::info!(by = end.word(), "stream ended");
-        open.end(end.word());
-        // Both ends see the end before the place is free again.
+        tracing::info!(by = end.by(), "stream ended");
+        // The launcher sees the end before the place is free again; what a client sent before it closed reaches it first.
         drop(input);
-        let _ = tokio::time::timeout(GOODBYE, to_client.send(goodbye(end))).await;
+        if end == End::Closed {
+            let rest = async { while let Ok(Some(_)) = output.message().await {} };
+            let _ = tokio::time::timeout(GOODBYE, rest).await;
+        }
+        drop(output);
+        let _ = tokio::time::timeout(GOODBYE, to_client.send(Message::Close(Some(end.goodbye())))).await;
+        open.end(end.by());
         drop(session);
     }
-}
-
-fn goodbye(end: End) -> Message {
-    let reason = match end {
-        End::Replaced => "another client has taken the stream",
-        _ => "",
-    };
-    Message::Close(Some(CloseFrame { code: close_code::NORMAL, reason: reason.into() }))
 }
 
 /// From the client to the launcher. Anything a client sends shows that it is there.
@@ -171,9 +228,9 @@ async fn pass_input<T>(
             Ok(Some(Ok(message))) => message,
             Ok(Some(Err(error))) => {
                 tracing::debug!(%error, "the client's connection broke");
-                return End::Client;
+                return End::Broken;
             }
-            Ok(None) => return End::Client,
+            Ok(None) => return End::Broken,
             Err(_) => return End::Silence,
         };
         match message {
@@ -182,11 +239,12 @@ async fn pass_input<T>(
                 while !data.is_empty() {
                     let chunk = data.split_to(data.len().min(MAX_CHUNK));
                     if input.send(wrap(chunk)).await.is_err() {
-                        return End::Launcher;
+                        // The launcher takes no more; the other direction learns why.
+                        return std::future::pending().await;
                     }
                 }
             }
-            Message::Close(_) => return End::Client,
+            Message::Close(_) => return End::Closed,
             // Text has no meaning here; pings are answered by the library.
             Message::Text(_) | Message::Ping(_) | Message::Pong(_) => {}
         }
@@ -195,7 +253,7 @@ async fn pass_input<T>(
 
 /// From the launcher to the client, with a ping now and then.
 async fn pass_output(
-    mut output: Streaming<Chunk>,
+    output: &mut Streaming<Chunk>,
     to_client: &mut SplitSink<WebSocket, Message>,
     metrics: &StreamMetrics,
     kind: StreamKind,
@@ -210,23 +268,52 @@ async fn pass_output(
                     metrics.count(kind, Direction::Output, chunk.data.len());
                     Message::Binary(chunk.data.into())
                 }
-                Ok(None) => return End::Launcher,
+                Ok(None) => return End::Machine,
                 Err(status) => {
                     tracing::debug!(%status, "the launcher ended the stream");
-                    return End::Launcher;
+                    return ended_by(&status);
                 }
             },
             _ = ping.tick() => Message::Ping(Bytes::new()),
         };
         if to_client.send(message).await.is_err() {
-            return End::Client;
+            return End::Broken;
         }
+    }
+}
+
+/// What the end of a launcher's stream means.
+fn ended_by(status: &Status) -> End {
+    match (LauncherError::from_status("a stream", status), status.code()) {
+        (LauncherError::Lost(_) | LauncherError::Connect(_), _) => End::Lost,
+        // The machine has one console, whichever way a client came.
+        (_, Code::Aborted) => End::Ended(Ending::Replaced),
+        (error, _) => End::Refused(error.to_string()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn last_words_fit_a_close_frame() {
+        let frame = End::Refused("\u{e9}".repeat(500)).goodbye();
+        assert!(frame.reason.len() <= REASON && frame.reason.chars().all(|c| c == '\u{e9}'));
+        assert_eq!(frame.code, close_code::ERROR);
+    }
+
+    #[test]
+    fn the_end_of_a_launchers_stream_is_understood() {
+        let broken = Status::from_error(Box::new(std::io::Error::from(std::io::ErrorKind::BrokenPipe)));
+        for (status, expected) in [
+            (broken, End::Lost),
+            (Status::aborted("another client has taken the console"), End::Ended(Ending::Replaced)),
+            (Status::resource_exhausted("too slow"), End::Refused("too slow".into())),
+        ] {
+            assert_eq!(ended_by(&status), expected);
+        }
+    }
 
     #[test]
     fn preserve_session_is_off_unless_it_is_clearly_on() {

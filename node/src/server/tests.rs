@@ -7,29 +7,58 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
+use tokio_util::task::TaskTracker;
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{Bytes, Message, client::IntoClientRequest, http::HeaderValue},
 };
 
 use super::router;
-use crate::{machine::tests::Stage, metrics::Metrics};
+use crate::{
+    machine::tests::Stage,
+    metrics::{Metrics, StreamKind, StreamMetrics},
+};
 
 const MACHINE: &str = "/v1/namespaces/ns/virtualmachineinstances/m";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 async fn served(stage: &Stage) -> SocketAddr {
+    counted(stage).await.0
+}
+
+/// The server with what it counts.
+async fn counted(stage: &Stage) -> (SocketAddr, StreamMetrics, TaskTracker) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let router = router(stage.machines.clone(), Metrics::new().unwrap().streams);
+    let (metrics, streams) = (Metrics::new().unwrap().streams, TaskTracker::new());
+    let router = router(stage.machines.clone(), metrics.clone(), streams.clone());
     tokio::spawn(async move { axum::serve(listener, router).await });
-    address
+    (address, metrics, streams)
+}
+
+/// Waits until nothing is left of any stream.
+async fn nothing_left(metrics: &StreamMetrics, streams: &TaskTracker) {
+    let wait = async {
+        while !streams.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("a stream's task is left");
+    for kind in [StreamKind::Console, StreamKind::Vnc, StreamKind::UsbRedirection] {
+        assert_eq!(metrics.open_now(kind), 0, "{kind:?}");
+    }
 }
 
 /// Status code and body of a request.
 async fn ask(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
+    send(address, method, path, "").await
+}
+
+async fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    let length = body.len();
+    let request =
+        format!("{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.unwrap().unwrap();
@@ -139,12 +168,122 @@ async fn a_new_console_ends_the_former() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_console_ends_with_its_launcher() {
+async fn a_console_ends_with_its_launcher_and_says_so() {
+    let stage = Stage::running().await;
+    let (address, metrics, streams) = counted(&stage).await;
+    let mut socket = console(address).await;
+    assert_eq!(read(&mut socket, BANNER).await.len(), BANNER);
+    assert_eq!(metrics.open_now(StreamKind::Console), 1);
+    stage.launcher.exit();
+    assert_eq!(closed(&mut socket).await, "the connection to the machine's launcher was lost");
+    nothing_left(&metrics, &streams).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_end_with_the_agent_and_say_so() {
+    let stage = Stage::running().await;
+    let (address, metrics, streams) = counted(&stage).await;
+    let mut socket = console(address).await;
+    assert_eq!(read(&mut socket, BANNER).await.len(), BANNER);
+    stage.stop.cancel();
+    assert_eq!(closed(&mut socket).await, "virt-handler is stopping");
+    nothing_left(&metrics, &streams).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_hears_why_the_launcher_does_not_go_on() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     let mut socket = console(address).await;
-    stage.launcher.exit();
+    socket.send(Message::Binary(Bytes::from_static(b"fail"))).await.unwrap();
+    assert_eq!(closed(&mut socket).await, "the client was too slow");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_left_of_clients_that_vanish() {
+    let stage = Stage::running().await;
+    let (address, metrics, streams) = counted(&stage).await;
+    for _ in 0..20 {
+        // Without a close frame, as a client whose machine went down.
+        let socket = console(address).await;
+        drop(socket);
+    }
+    let mut many = Vec::new();
+    for number in 0..4 {
+        let mut socket = open(address, "usbredir").await.unwrap();
+        let banner = format!("channel=Some({number})\n");
+        assert_eq!(read(&mut socket, banner.len()).await, banner.as_bytes());
+        many.push(socket);
+    }
+    assert_eq!(metrics.open_now(StreamKind::UsbRedirection), 4);
+    assert_eq!(open(address, "usbredir").await.unwrap_err().0, 503);
+    drop(many);
+    nothing_left(&metrics, &streams).await;
+    assert!(open(address, "usbredir").await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_client_sent_before_it_closed_reaches_the_machine() {
+    let stage = Stage::running().await;
+    let (address, metrics, streams) = counted(&stage).await;
+    let mut socket = console(address).await;
+    let sent: Vec<u8> = (0..300_000_u32).map(|number| number as u8).collect();
+    socket.send(Message::Binary(Bytes::from(sent.clone()))).await.unwrap();
+    socket.close(None).await.unwrap();
     closed(&mut socket).await;
+    nothing_left(&metrics, &streams).await;
+    assert!(stage.launcher.typed().ends_with(&sent), "{} bytes", stage.launcher.typed().len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_guest_agents_words_are_passed_on_as_json() {
+    let stage = Stage::running().await;
+    let address = served(&stage).await;
+    drop(console(address).await);
+    let (code, body) = ask(address, "GET", &format!("{MACHINE}/guestosinfo")).await;
+    let info: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let expected = serde_json::json!({
+        "guestAgentVersion": "10.0", "hostname": "web", "os": {"id": "debian"}, "fsInfo": {"disks": []},
+        "userList": [{"userName": "root", "loginTime": 1.5}],
+    });
+    assert_eq!((code, info), (200, expected));
+    let (code, body) = ask(address, "GET", &format!("{MACHINE}/filesystemlist")).await;
+    assert_eq!(code, 200);
+    assert!(body.contains(r#""mountPoint":"/""#) && body.contains(r#""metadata":{}"#), "{body}");
+    let missing = (500, "VMI does not have guest agent connected".to_owned());
+    assert_eq!(ask(address, "GET", &format!("{MACHINE}/userlist")).await, missing);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_freeze_has_a_timeout_and_its_failure_is_told() {
+    let stage = Stage::running().await;
+    let address = served(&stage).await;
+    drop(console(address).await);
+    let path = format!("{MACHINE}/freeze");
+    assert_eq!(send(address, "PUT", &path, r#"{"unfreezeTimeout":"1m0s"}"#).await, (202, String::new()));
+    assert!(stage.launcher.calls().contains(&"freeze 60".to_owned()));
+    let unset = "Unfreeze timeout in freeze request is not set".to_owned();
+    assert_eq!(send(address, "PUT", &path, "").await, (400, unset));
+    let failed = send(address, "PUT", &path, r#"{"unfreezeTimeout":"13s"}"#).await;
+    assert_eq!(failed, (400, "no freeze today".to_owned()));
+    assert!(stage.records.reasons().contains(&"FreezeError"));
+    assert_eq!(ask(address, "PUT", &format!("{MACHINE}/unfreeze")).await, (400, "too cold".to_owned()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_there_is_refused_clearly() {
+    let stage = Stage::running().await;
+    let address = served(&stage).await;
+    drop(console(address).await);
+    let refused = (400, "VM doesn't have VSOCK enabled".to_owned());
+    assert_eq!(ask(address, "GET", &format!("{MACHINE}/vsock?port=22&tls=true")).await, refused);
+    for path in ["backup", "redefine-checkpoint", "sev/injectlaunchsecret"] {
+        let (code, body) = ask(address, "PUT", &format!("{MACHINE}/{path}")).await;
+        let status: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((code, status["code"].as_u64()), (501, Some(501)), "{path}");
+    }
+    let (code, body) = ask(address, "GET", "/nowhere").await;
+    assert!(code == 404 && body.contains(r#""reason":"NotFound""#), "{body}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

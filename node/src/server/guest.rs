@@ -1,0 +1,168 @@
+//! What the guest agent tells, and freezing of the guest's file systems.
+
+use api::{
+    duration,
+    subresources::{
+        FreezeUnfreezeTimeout, GuestAgentCommandInfo, GuestAgentInfo, GuestFileSystem, GuestFileSystemDisk,
+        GuestFileSystemInfo, GuestFileSystemList, GuestUser, GuestUserList,
+    },
+    vmi::status::VirtualMachineInstanceGuestOsInfo,
+};
+use axum::{
+    Json,
+    body::Bytes,
+    extract::{Path, State, rejection::BytesRejection},
+    http::StatusCode,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use protocol::{GuestInfo, GuestReportReply};
+
+use super::{Failure, Served};
+use crate::machine::{Announcement, Refusal};
+
+pub(super) async fn os_info(
+    State(served): State<Served>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Result<Json<GuestAgentInfo>, Failure> {
+    let machine = served.machine(&namespace, &name)?;
+    let report = machine.launcher()?.guest_report().await.map_err(Refusal::from)?;
+    Ok(Json(agent_info(report)))
+}
+
+pub(super) async fn users(
+    State(served): State<Served>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Result<Json<GuestUserList>, Failure> {
+    let machine = served.machine(&namespace, &name)?;
+    let users = machine.launcher()?.users().await.map_err(Refusal::from)?;
+    Ok(Json(GuestUserList { items: users.into_iter().map(user).collect(), metadata: ListMeta::default() }))
+}
+
+pub(super) async fn file_systems(
+    State(served): State<Served>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Result<Json<GuestFileSystemList>, Failure> {
+    let machine = served.machine(&namespace, &name)?;
+    let systems = machine.launcher()?.file_systems().await.map_err(Refusal::from)?;
+    Ok(Json(GuestFileSystemList {
+        items: systems.into_iter().map(file_system).collect(),
+        metadata: ListMeta::default(),
+    }))
+}
+
+pub(super) async fn freeze(
+    State(served): State<Served>,
+    Path((namespace, name)): Path<(String, String)>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<StatusCode, Failure> {
+    let machine = served.machine(&namespace, &name)?;
+    let timeout = match body {
+        Ok(body) => unfreeze_timeout(&body),
+        Err(_) => Err("failed to retrieve unfreeze timeout"),
+    };
+    let timeout = timeout.map_err(|message| Failure(StatusCode::BAD_REQUEST, message.into()))?;
+    if let Err(error) = machine.launcher()?.freeze(timeout).await {
+        served.machines.announce(&machine, Announcement::warning("FreezeError", format!("Failed to freeze VMI: {error}")));
+        return Err(Failure(StatusCode::BAD_REQUEST, error.to_string()));
+    }
+    Ok(StatusCode::ACCEPTED)
+}
+
+pub(super) async fn unfreeze(
+    State(served): State<Served>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Result<StatusCode, Failure> {
+    let machine = served.machine(&namespace, &name)?;
+    let unfrozen = machine.launcher()?.unfreeze().await;
+    unfrozen.map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// Seconds until the file systems thaw by themselves, 0 for never. A fraction counts as a second: it must not turn into
+/// never.
+fn unfreeze_timeout(body: &[u8]) -> Result<u32, &'static str> {
+    const UNREADABLE: &str = "failed to unmarshal unfreeze timeout";
+    const MISSING: &str = "Unfreeze timeout in freeze request is not set";
+    if body.trim_ascii().is_empty() {
+        return Err(MISSING);
+    }
+    let request: FreezeUnfreezeTimeout = serde_json::from_slice(body).map_err(|_| UNREADABLE)?;
+    let timeout = duration::parse(&request.unfreeze_timeout.ok_or(MISSING)?).map_err(|_| UNREADABLE)?;
+    let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
+    Ok(u32::try_from(seconds).unwrap_or(u32::MAX))
+}
+
+fn agent_info(report: GuestReportReply) -> GuestAgentInfo {
+    let (agent, guest) = (report.agent.unwrap_or_default(), report.guest.unwrap_or_default());
+    let commands = agent.commands.into_iter();
+    GuestAgentInfo {
+        guest_agent_version: agent.version,
+        supported_commands: commands
+            .map(|command| GuestAgentCommandInfo { name: command.name, enabled: command.enabled })
+            .collect(),
+        hostname: guest.hostname.clone(),
+        timezone: guest.timezone.clone(),
+        os: system(guest),
+        user_list: report.users.into_iter().map(user).collect(),
+        fs_info: GuestFileSystemInfo { disks: report.file_systems.into_iter().map(file_system).collect() },
+        fs_freeze_status: report.freeze,
+    }
+}
+
+fn system(guest: GuestInfo) -> VirtualMachineInstanceGuestOsInfo {
+    let text = |value: String| (!value.is_empty()).then_some(value);
+    VirtualMachineInstanceGuestOsInfo {
+        name: text(guest.name),
+        kernel_release: text(guest.kernel_release),
+        version: text(guest.version),
+        pretty_name: text(guest.pretty_name),
+        version_id: text(guest.version_id),
+        kernel_version: text(guest.kernel_version),
+        machine: text(guest.machine),
+        id: text(guest.id),
+    }
+}
+
+fn user(user: protocol::GuestUser) -> GuestUser {
+    GuestUser { user_name: user.name, domain: user.domain, login_time: user.login_time }
+}
+
+fn file_system(system: protocol::GuestFileSystem) -> GuestFileSystem {
+    let bytes = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    GuestFileSystem {
+        disk_name: system.name,
+        mount_point: system.mount_point,
+        file_system_type: system.r#type,
+        used_bytes: bytes(system.used_bytes),
+        total_bytes: bytes(system.total_bytes),
+        disk: system
+            .disks
+            .into_iter()
+            .map(|disk| GuestFileSystemDisk { serial: disk.serial, bus_type: disk.bus_type })
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unfreeze_timeout_is_a_duration_and_has_to_be_given() {
+        for (body, expected) in [
+            (r#"{"unfreezeTimeout": "5m0s"}"#, Ok(300)),
+            (r#"{"unfreezeTimeout": "0s"}"#, Ok(0)),
+            (r#"{"unfreezeTimeout": "500ms"}"#, Ok(1)),
+            (r#"{"unfreezeTimeout": "9000000h"}"#, Ok(u32::MAX)),
+            ("", Err("Unfreeze timeout in freeze request is not set")),
+            ("{}", Err("Unfreeze timeout in freeze request is not set")),
+            (r#"{"unfreezeTimeout": null}"#, Err("Unfreeze timeout in freeze request is not set")),
+            ("{", Err("failed to unmarshal unfreeze timeout")),
+            (r#"{"unfreezeTimeout": 5}"#, Err("failed to unmarshal unfreeze timeout")),
+            (r#"{"unfreezeTimeout": "-5s"}"#, Err("failed to unmarshal unfreeze timeout")),
+            (r#"{"unfreezeTimeout": "soon"}"#, Err("failed to unmarshal unfreeze timeout")),
+        ] {
+            assert_eq!(unfreeze_timeout(body.as_bytes()), expected, "{body}");
+        }
+    }
+}
