@@ -14,7 +14,7 @@ use dhcproto::{
 };
 use ipnet::Ipv4Net;
 use nix::{
-    libc,
+    libc, setsockopt_impl, sockopt_impl,
     sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt},
 };
 use thiserror::Error;
@@ -25,7 +25,7 @@ const LEASE_SECONDS: u32 = 999 * 24 * 3600;
 /// Largest packet that is looked at.
 const PACKET_LIMIT: usize = 1500;
 
-nix::sockopt_impl!(
+sockopt_impl!(
     /// Packets are sent without UDP checksum, which IPv4 allows (RFC 768).
     NoChecksum,
     SetOnly,

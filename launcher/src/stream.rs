@@ -48,7 +48,7 @@ pub async fn connect(path: &Path, what: &str) -> Result<UnixStream, Status> {
 pub fn pipe<T: Send + 'static>(
     socket: UnixStream,
     mut input: Streaming<T>,
-    data: impl Fn(T) -> Vec<u8> + Send + 'static,
+    data: fn(T) -> Vec<u8>,
     held: impl Send + 'static,
 ) -> Output {
     let (sender, receiver) = mpsc::channel(STREAM_QUEUE);

@@ -174,6 +174,7 @@ fn without_kvm_emulation_must_be_allowed() {
         allow_emulation: false,
         serial: Path::new(""),
         vnc: Path::new(""),
+        usb_redirection: &[],
         nvram: Path::new(""),
         secrets: Path::new(""),
         prepared: &prepared,

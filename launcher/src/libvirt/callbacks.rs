@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use virt::{connect::Connect, domain::Domain, sys};
+use virt::{connect::Connect, sys};
 
 use super::{Error, Signals};
 
