@@ -204,7 +204,7 @@ impl Bridge {
         tracing::info!(by = end.by(), "stream ended");
         // The launcher sees the end before the place is free again; what a client sent before it closed reaches it first.
         drop(input);
-        if end == End::Closed {
+        if matches!(end, End::Closed | End::Broken) {
             let rest = async { while let Ok(Some(_)) = output.message().await {} };
             let _ = tokio::time::timeout(GOODBYE, rest).await;
         }
@@ -239,8 +239,9 @@ async fn pass_input<T>(
                 while !data.is_empty() {
                     let chunk = data.split_to(data.len().min(MAX_CHUNK));
                     if input.send(wrap(chunk)).await.is_err() {
-                        // The launcher takes no more; the other direction learns why.
-                        return std::future::pending().await;
+                        // The launcher takes no more; the other direction learns why, unless the client does not read.
+                        tokio::time::sleep(SILENCE).await;
+                        return End::Silence;
                     }
                 }
             }
