@@ -5,7 +5,7 @@
 //! * [`libvirt`] is the connection to libvirt's daemon, and the only unsafe code.
 //! * [`daemon`] configures, starts and watches that daemon.
 //! * [`machine`] owns the machine: one task makes every change.
-//! * [`agent`] asks the guest agent inside the machine.
+//! * [`agent`] asks the guest agent inside the machine; [`stats`] reads what libvirt counts.
 //! * [`server`] answers the node agent, [`stream`] carries its streams; [`console`], [`display`] and [`dhcp`] serve the
 //!   serial port, pictures and the guest's address.
 //! * [`capabilities`] prepares a node: what its libvirt and QEMU can do, kept so that launchers need not probe again.
@@ -26,5 +26,6 @@ pub mod options;
 pub mod paths;
 pub mod resolver;
 pub mod server;
+pub mod stats;
 pub mod stream;
 pub mod worker;

@@ -7,8 +7,8 @@ use futures::{Stream, StreamExt};
 use protocol::{
     Chunk, ConsoleInput, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest, GuestReportReply,
     GuestReportRequest, HelloReply, HelloRequest, KillRequest, MAX_MESSAGE_SIZE, MachineState, PauseRequest,
-    ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, SyncReply, SyncRequest,
-    UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
+    ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply, StatsRequest,
+    SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher, LauncherServer},
 };
 use tokio::{net::UnixListener, sync::Semaphore};
@@ -236,6 +236,10 @@ impl Launcher for Service {
     async fn unfreeze(&self, _: Request<UnfreezeRequest>) -> Result<Response<Done>, Status> {
         self.machine.agent().unfreeze().await?;
         Ok(Response::new(Done {}))
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {
+        Ok(Response::new(self.machine.stats().await?))
     }
 
     async fn screenshot(&self, _: Request<ScreenshotRequest>) -> Result<Response<ScreenshotReply>, Status> {

@@ -10,6 +10,7 @@ pub mod capabilities;
 pub mod certificate;
 pub mod device_access;
 pub mod device_plugin;
+pub mod domain_metrics;
 pub mod heartbeat;
 pub mod labels;
 pub mod launcher;
@@ -26,6 +27,10 @@ use std::{
     time::Duration,
 };
 
+use axum::{
+    extract::Request,
+    middleware::{self, Next},
+};
 use process::{
     CancellationToken,
     config::ConfigHandle,
@@ -37,6 +42,7 @@ use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tokio_util::task::TaskTracker;
 
 use crate::{
+    domain_metrics::DomainMetrics,
     machine::{ApiRecords, Machines, NodeHost},
     metrics::Metrics,
 };
@@ -176,9 +182,20 @@ async fn serve(
 ) -> Result<(), Error> {
     let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), metrics.registry.clone());
     let ops_tls = process::tls::server_config(identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"])?;
+    let domains = DomainMetrics::new(machines.clone(), options.node_name.clone());
+    metrics.registry.register(Box::new(domains.clone()))?;
+    let ops_router = ops.router().layer(middleware::from_fn(move |request: Request, next: Next| {
+        let domains = domains.clone();
+        async move {
+            if request.uri().path() == "/metrics" {
+                domains.refresh().await;
+            }
+            next.run(request).await
+        }
+    }));
     let ops_limits = Limits { connections: METRICS_CONNECTIONS, ..Limits::default() };
     let listener = listen(SocketAddr::new(options.listen, options.metrics_port)).await?;
-    parts.spawn(process::tls::serve(listener, ops_tls, ops.router(), ops_limits, stop.clone()));
+    parts.spawn(process::tls::serve(listener, ops_tls, ops_router, ops_limits, stop.clone()));
 
     let clients = ClientPolicy::only(roots.clone(), api::tls::API_CLIENT_CN);
     // Streams are upgraded from HTTP/1.1.

@@ -352,8 +352,11 @@ mod tests {
 
     #[test]
     fn rubbish_is_no_answer() {
-        for answer in ["", "{}", "null", r#"{"return":7}"#, r#"{"error":{"class":"CommandNotFound"}}"#, r#"{"return":"#] {
-            for question in [Question::Agent, Question::System, Question::Users, Question::FileSystems, Question::Freeze] {
+        for answer in ["", "{}", "null", r#"{"return":7}"#, r#"{"error":{"class":"CommandNotFound"}}"#, r#"{"return":"#]
+        {
+            for question in
+                [Question::Agent, Question::System, Question::Users, Question::FileSystems, Question::Freeze]
+            {
                 assert_eq!(question.read(answer), None, "{question:?} {answer}");
             }
         }

@@ -44,6 +44,9 @@ const POLL_DEADLINE: Duration = Duration::from_secs(10);
 const REPORT_DEADLINE: Duration = Duration::from_secs(6);
 /// An answer is good for those who ask within this time.
 const FRESH: Duration = Duration::from_secs(2);
+/// An answer is good for metrics within this time, and this is how long they wait for another one.
+const RECENT: Duration = Duration::from_secs(60);
+const RECENT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Why the guest agent was of no help.
 #[derive(Debug, Error)]
@@ -193,6 +196,14 @@ impl GuestAgent {
     /// When no agent is connected, or it has never answered.
     pub async fn file_systems(&self) -> Result<Vec<GuestFileSystem>, AgentError> {
         self.file_systems_within(Instant::now() + REPORT_DEADLINE).await
+    }
+
+    /// The guest's file systems as of a minute ago at most, if the agent tells; for metrics.
+    pub async fn recent_file_systems(&self) -> Vec<GuestFileSystem> {
+        match self.inner.known(Question::FileSystems) {
+            Some((at, Answer::FileSystems(list))) if at.elapsed() < RECENT => list,
+            _ => self.file_systems_within(Instant::now() + RECENT_DEADLINE).await.unwrap_or_default(),
+        }
     }
 
     async fn users_within(&self, limit: Instant) -> Result<Vec<GuestUser>, AgentError> {

@@ -39,8 +39,10 @@ impl Guest {
             _ if frozen => return Err(libvirt::Error::AgentRefused("not allowed while frozen".into())),
             "guest-info" => {
                 let users = !self.lacks_users.load(Ordering::SeqCst);
-                let names = ["guest-fsfreeze-status", "guest-fsfreeze-freeze", "guest-fsfreeze-thaw", "guest-get-fsinfo"];
-                let mut commands: Vec<_> = names.iter().map(|n| format!(r#"{{"name":"{n}","enabled":true}}"#)).collect();
+                let names =
+                    ["guest-fsfreeze-status", "guest-fsfreeze-freeze", "guest-fsfreeze-thaw", "guest-get-fsinfo"];
+                let mut commands: Vec<_> =
+                    names.iter().map(|n| format!(r#"{{"name":"{n}","enabled":true}}"#)).collect();
                 commands.push(format!(r#"{{"name":"guest-get-users","enabled":{users}}}"#));
                 commands.push(r#"{"name":"guest-get-host-name","enabled":true}"#.into());
                 format!(r#"{{"version":"10.0","supported_commands":[{}]}}"#, commands.join(","))

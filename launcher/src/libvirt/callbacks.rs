@@ -7,9 +7,10 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use virt::{connect::Connect, sys};
+use virt::{connect::Connect, domain::Domain, sys};
 
 use super::{Error, Signals};
+use crate::stats::Parameter;
 
 /// The events that are registered for.
 const LIFECYCLE_LIKE: [sys::virDomainEventID; 4] = [
@@ -206,6 +207,51 @@ pub(super) fn last_code() -> u32 {
     }
     // SAFETY: not null, see above.
     u32::try_from(unsafe { (*error).code }).unwrap_or_default()
+}
+
+/// What libvirt counts about a domain, as its named parameters.
+pub(super) fn domain_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, Error> {
+    const KINDS: u32 = sys::VIR_DOMAIN_STATS_CPU_TOTAL
+        | sys::VIR_DOMAIN_STATS_BALLOON
+        | sys::VIR_DOMAIN_STATS_VCPU
+        | sys::VIR_DOMAIN_STATS_INTERFACE
+        | sys::VIR_DOMAIN_STATS_BLOCK;
+    let mut domains = [domain.as_ptr(), ptr::null_mut()];
+    let mut records: *mut sys::virDomainStatsRecordPtr = ptr::null_mut();
+    let flags = sys::VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT;
+    // SAFETY: the list ends with null and the domain in it is alive; the out pointer is valid for the call.
+    let count = unsafe { sys::virDomainListGetStats(domains.as_mut_ptr(), KINDS, &raw mut records, flags) };
+    if count < 0 {
+        return Err(virt::error::Error::last_error().into());
+    }
+    let mut list = Vec::new();
+    if count > 0 {
+        // SAFETY: libvirt returned at least one record.
+        let record = unsafe { &**records };
+        for i in 0..usize::try_from(record.nparams).unwrap_or_default() {
+            // SAFETY: the record has `nparams` parameters.
+            let param = unsafe { &*record.params.add(i) };
+            // SAFETY: the field is a string that ends with a zero byte within its 80 bytes.
+            let name = unsafe { text(param.field.as_ptr()) };
+            let value = match u32::try_from(param.type_).unwrap_or_default() {
+                // SAFETY: the type says which member of the union is set.
+                sys::VIR_TYPED_PARAM_STRING => Parameter::Text(unsafe { text(param.value.s) }),
+                // SAFETY: as above.
+                sys::VIR_TYPED_PARAM_UINT => Parameter::Number(u64::from(unsafe { param.value.ui })),
+                // SAFETY: as above.
+                sys::VIR_TYPED_PARAM_ULLONG => Parameter::Number(unsafe { param.value.ul }),
+                sys::VIR_TYPED_PARAM_INT => {
+                    // SAFETY: as above.
+                    Parameter::Number(u64::try_from(unsafe { param.value.i }).unwrap_or_default())
+                }
+                _ => continue,
+            };
+            list.push((name, value));
+        }
+    }
+    // SAFETY: the list came from libvirt, is freed once, and nothing refers to it any more.
+    unsafe { sys::virDomainStatsRecordListFree(records) };
+    Ok(list)
 }
 
 /// libvirt's description of the domains the host can run.

@@ -14,11 +14,13 @@ use std::{
     time::Duration,
 };
 
+use protocol::StatsReply;
 use thiserror::Error;
 use tokio::sync::{Notify, Semaphore};
 use virt::{connect::Connect, domain::Domain, error::ErrorNumber, stream::Stream, sys};
 
 use self::callbacks::Registrations;
+use crate::stats;
 
 /// Calls that may be under way at once. A call whose deadline passed keeps its thread until libvirt answers; this bounds
 /// how many threads a wedged daemon can hold.
@@ -411,6 +413,18 @@ impl Connection {
                 }
                 Err(error) => Err(error.into()),
             }
+        })
+        .await
+    }
+
+    /// What libvirt counts about a domain that runs.
+    ///
+    /// # Errors
+    /// A failed call.
+    pub async fn stats(&self, name: &str, deadline: Duration) -> Result<StatsReply, Error> {
+        self.with_domain("stats", name, deadline, |domain| {
+            let parameters = callbacks::domain_stats(domain)?;
+            Ok(stats::stats(&parameters, &domain.get_xml_desc(0)?))
         })
         .await
     }

@@ -30,7 +30,7 @@ use std::{
 
 use api::VirtualMachineInstance;
 use futures::future::BoxFuture;
-use protocol::MachineState;
+use protocol::{MachineState, StatsReply};
 use thiserror::Error;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -44,6 +44,9 @@ use crate::{
     options::MachineArgs,
     paths::Paths,
 };
+
+/// How long libvirt may take to tell what it counts.
+const STATS_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Why a request was not carried out.
 #[derive(Debug, Error)]
@@ -201,6 +204,18 @@ impl MachineHandle {
         let connection = self.connection.borrow().clone().ok_or(RequestError::NoDomain)?;
         let name = crate::domain::domain_name(&self.args.namespace, &self.args.name);
         Ok(connection.0.screenshot(&name, driver::CALL_DEADLINE).await?)
+    }
+
+    /// What is counted about the machine.
+    ///
+    /// # Errors
+    /// When there is no domain or libvirt fails.
+    pub async fn stats(&self) -> Result<StatsReply, RequestError> {
+        let connection = self.connection.borrow().clone().ok_or(RequestError::NoDomain)?;
+        let name = crate::domain::domain_name(&self.args.namespace, &self.args.name);
+        let mut stats = connection.0.stats(&name, STATS_DEADLINE).await?;
+        stats.file_systems = self.agent.recent_file_systems().await;
+        Ok(stats)
     }
 
     async fn ask<T>(&self, request: impl FnOnce(queue::Reply<T>) -> Request) -> Result<T, RequestError> {

@@ -17,8 +17,8 @@ use crate::{
     domain::{self, Domain, Environment},
     options::MachineArgs,
     paths::Paths,
-    stream::USB_CHANNELS,
     resolver::Resolver,
+    stream::USB_CHANNELS,
 };
 
 /// How long making the images may take.

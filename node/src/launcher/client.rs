@@ -11,7 +11,7 @@ use protocol::{
     CacheFile, Chunk, ConsoleInput, FileSystemsRequest, FinishRequest, FreezeRequest, GuestFileSystem,
     GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest, MAX_CHUNK, MAX_MESSAGE_SIZE,
     MachineOptions, MachineState, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
-    SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, WatchRequest,
+    StatsReply, StatsRequest, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, WatchRequest,
     launcher_client::LauncherClient,
 };
 use tokio::{net::UnixStream, sync::mpsc};
@@ -27,6 +27,8 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 pub const SYNC_TIMEOUT: Duration = Duration::from_secs(90);
 /// Longest wait for what the guest agent tells; virt-api waits 10 s for the answer.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(8);
+/// Longest wait for metrics.
+const STATS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for a freeze: the guest writes out what it has in memory first.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(65);
 /// Longest wait for the connection's HTTP/2 preface.
@@ -240,7 +242,8 @@ impl Launcher {
         // The launcher answers when it knows the channel.
         let first = UsbInput { data: Vec::new(), channel };
         sender.send(first).await.map_err(|_| LauncherError::Lost("the stream was closed".into()))?;
-        let output = call("UsbRedirection", CALL_TIMEOUT, client.usb_redirection(ReceiverStream::new(receiver))).await?;
+        let output =
+            call("UsbRedirection", CALL_TIMEOUT, client.usb_redirection(ReceiverStream::new(receiver))).await?;
         Ok((sender, output))
     }
 
@@ -272,6 +275,12 @@ impl Launcher {
     pub async fn unfreeze(&self) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Unfreeze", CALL_TIMEOUT, client.unfreeze(UnfreezeRequest {})).await.map(drop)
+    }
+
+    /// What libvirt counts about the machine.
+    pub async fn stats(&self) -> Result<StatsReply, LauncherError> {
+        let mut client = self.client.clone();
+        call("Stats", STATS_TIMEOUT, client.stats(StatsRequest {})).await
     }
 
     /// A client whose messages are chunks of a stream, and bounded as such.

@@ -34,14 +34,8 @@ const BASIC: &[&str] = &[
 /// Commands for public keys, in either of two ways, if the machine has such credentials.
 const KEYS: &[&str] =
     &["guest-ssh-get-authorized-keys", "guest-ssh-add-authorized-keys", "guest-ssh-remove-authorized-keys"];
-const KEYS_LEGACY: &[&str] = &[
-    "guest-exec",
-    "guest-exec-status",
-    "guest-file-open",
-    "guest-file-close",
-    "guest-file-read",
-    "guest-file-write",
-];
+const KEYS_LEGACY: &[&str] =
+    &["guest-exec", "guest-exec-status", "guest-file-open", "guest-file-close", "guest-file-read", "guest-file-write"];
 /// Commands for passwords, if the machine has such credentials.
 const PASSWORDS: &[&str] = &["guest-set-user-password"];
 

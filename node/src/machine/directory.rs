@@ -113,6 +113,12 @@ impl Machines {
         self.lock().get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
+    /// All machines.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Handle>> {
+        self.lock().values().cloned().collect()
+    }
+
     /// Tells the users of a machine.
     pub fn announce(&self, machine: &Handle, announcement: Announcement) {
         if let Some(vmi) = machine.vmi() {

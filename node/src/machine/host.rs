@@ -10,8 +10,8 @@ use tokio::net::UnixStream;
 
 use crate::{
     capabilities, device_access,
-    network::{self, PodNetwork},
     launcher::with_causes,
+    network::{self, PodNetwork},
     safe_dir::{self, Peer, SafeDir},
 };
 

@@ -62,7 +62,9 @@ pub(super) async fn freeze(
     };
     let timeout = timeout.map_err(|message| Failure(StatusCode::BAD_REQUEST, message.into()))?;
     if let Err(error) = machine.launcher()?.freeze(timeout).await {
-        served.machines.announce(&machine, Announcement::warning("FreezeError", format!("Failed to freeze VMI: {error}")));
+        served
+            .machines
+            .announce(&machine, Announcement::warning("FreezeError", format!("Failed to freeze VMI: {error}")));
         return Err(Failure(StatusCode::BAD_REQUEST, error.to_string()));
     }
     Ok(StatusCode::ACCEPTED)

@@ -119,9 +119,8 @@ pub(super) async fn console(
     let span = tracing::info_span!("console", %namespace, %name);
     let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::Console };
     let wrap = |data: Bytes| ConsoleInput { data: data.into(), replay: false };
-    Ok(prepared(upgrade).on_upgrade(move |socket| {
-        served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))
-    }))
+    Ok(prepared(upgrade)
+        .on_upgrade(move |socket| served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))))
 }
 
 pub(super) async fn vnc(
@@ -140,9 +139,8 @@ pub(super) async fn vnc(
     let span = tracing::info_span!("vnc", %namespace, %name);
     let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::Vnc };
     let wrap = |data: Bytes| Chunk { data: data.into() };
-    Ok(prepared(upgrade).on_upgrade(move |socket| {
-        served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))
-    }))
+    Ok(prepared(upgrade)
+        .on_upgrade(move |socket| served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))))
 }
 
 pub(super) async fn usb_redirection(
@@ -159,9 +157,8 @@ pub(super) async fn usb_redirection(
     let span = tracing::info_span!("usbredir", %namespace, %name, channel);
     let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::UsbRedirection };
     let wrap = |data: Bytes| UsbInput { data: data.into(), channel: 0 };
-    Ok(prepared(upgrade).on_upgrade(move |socket| {
-        served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))
-    }))
+    Ok(prepared(upgrade)
+        .on_upgrade(move |socket| served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))))
 }
 
 /// What does not parse counts as false.

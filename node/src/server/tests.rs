@@ -7,11 +7,11 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
 };
-use tokio_util::task::TaskTracker;
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{Bytes, Message, client::IntoClientRequest, http::HeaderValue},
 };
+use tokio_util::task::TaskTracker;
 
 use super::router;
 use crate::{

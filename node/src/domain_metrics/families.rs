@@ -1,0 +1,263 @@
+//! What launchers count, as families of metrics with the reference's names. Pure.
+
+use std::collections::BTreeMap;
+
+use api::VirtualMachineInstance;
+use kube::ResourceExt;
+use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use protocol::{DiskStats, InterfaceStats, StatsReply, VcpuStats};
+
+/// Most labels of an object that become labels of its metrics.
+const LABELS: usize = 64;
+const NANOSECONDS: f64 = 1e9;
+const KIB: f64 = 1024.0;
+
+/// Families that grow with each machine.
+#[derive(Default)]
+pub(super) struct Families {
+    by_name: BTreeMap<&'static str, (MetricType, &'static str, Vec<Metric>)>,
+}
+
+impl Families {
+    pub(super) fn finish(self) -> Vec<MetricFamily> {
+        let family = |(name, (kind, help, metrics)): (&'static str, (MetricType, &'static str, Vec<Metric>))| {
+            let mut family = MetricFamily::default();
+            family.set_name(name.to_owned());
+            family.set_help(help.to_owned());
+            family.set_field_type(kind);
+            family.set_metric(metrics);
+            family
+        };
+        self.by_name.into_iter().map(family).collect()
+    }
+
+    fn counter(&mut self, name: &'static str, help: &'static str, labels: Vec<LabelPair>, value: f64) {
+        let mut metric = Metric::from_label(labels);
+        let mut counter = Counter::default();
+        counter.set_value(value);
+        metric.set_counter(counter);
+        self.add(name, MetricType::COUNTER, help, metric);
+    }
+
+    fn gauge(&mut self, name: &'static str, help: &'static str, labels: Vec<LabelPair>, value: f64) {
+        let mut metric = Metric::from_label(labels);
+        let mut gauge = Gauge::default();
+        gauge.set_value(value);
+        metric.set_gauge(gauge);
+        self.add(name, MetricType::GAUGE, help, metric);
+    }
+
+    fn add(&mut self, name: &'static str, kind: MetricType, help: &'static str, metric: Metric) {
+        self.by_name.entry(name).or_insert_with(|| (kind, help, Vec::new())).2.push(metric);
+    }
+
+    /// Adds what a launcher counts.
+    pub(super) fn machine(&mut self, vmi: &VirtualMachineInstance, node: &str, stats: &StatsReply) {
+        let own = labels_of(vmi, node);
+        let own = |more: &[(&str, &str)]| {
+            let mut labels = own.clone();
+            labels.extend(more.iter().map(|(name, value)| label(name, value)));
+            labels
+        };
+        if let Some(cpu) = &stats.cpu {
+            for (name, help, value) in [
+                ("kubevirt_vmi_cpu_usage_seconds_total", "Time that the machine has used processors", cpu.time),
+                ("kubevirt_vmi_cpu_user_usage_seconds_total", "Time spent in user mode", cpu.user),
+                ("kubevirt_vmi_cpu_system_usage_seconds_total", "Time spent in the kernel", cpu.system),
+            ] {
+                self.counter(name, help, own(&[]), seconds(value));
+            }
+        }
+        self.memory(stats, &own);
+        for vcpu in &stats.vcpus {
+            self.vcpu(vcpu, &own);
+        }
+        for interface in &stats.interfaces {
+            self.interface(interface, &own);
+        }
+        for disk in &stats.disks {
+            self.disk(disk, &own);
+        }
+        for system in &stats.file_systems {
+            let labels = own(&[
+                ("disk_name", &system.name),
+                ("mount_point", &system.mount_point),
+                ("file_system_type", &system.r#type),
+            ]);
+            let (used, total) = (system.used_bytes as f64, system.total_bytes as f64);
+            self.gauge(
+                "kubevirt_vmi_filesystem_capacity_bytes",
+                "Size of a file system of the guest",
+                labels.clone(),
+                total,
+            );
+            self.gauge(
+                "kubevirt_vmi_filesystem_used_bytes",
+                "Bytes in use of a file system of the guest",
+                labels,
+                used,
+            );
+        }
+    }
+
+    fn memory(&mut self, stats: &StatsReply, own: &impl Fn(&[(&str, &str)]) -> Vec<LabelPair>) {
+        let Some(memory) = &stats.memory else { return };
+        for (name, help, value) in [
+            ("kubevirt_vmi_memory_resident_bytes", "Memory that the machine's process holds", memory.resident),
+            ("kubevirt_vmi_memory_available_bytes", "Memory that the guest sees", memory.available),
+            ("kubevirt_vmi_memory_unused_bytes", "Memory that the guest does not use at all", memory.unused),
+            ("kubevirt_vmi_memory_cached_bytes", "Memory of the guest that holds copies of disks", memory.cached),
+            ("kubevirt_vmi_memory_actual_balloon_bytes", "Size of the balloon", memory.actual_balloon),
+            ("kubevirt_vmi_memory_usable_bytes", "Memory that the guest can give up without swapping", memory.usable),
+            ("kubevirt_vmi_memory_domain_bytes", "Memory that the machine was given", memory.domain),
+            ("kubevirt_vmi_memory_swap_in_traffic_bytes", "Bytes that the guest has read from swap", memory.swap_in),
+            ("kubevirt_vmi_memory_swap_out_traffic_bytes", "Bytes that the guest has written to swap", memory.swap_out),
+        ] {
+            if let Some(value) = value {
+                self.gauge(name, help, own(&[]), value as f64 * KIB);
+            }
+        }
+        for (name, help, value) in [
+            ("kubevirt_vmi_memory_pgmajfault_total", "Page faults that needed a disk", memory.major_faults),
+            ("kubevirt_vmi_memory_pgminfault_total", "Page faults that needed no disk", memory.minor_faults),
+        ] {
+            if let Some(value) = value {
+                self.counter(name, help, own(&[]), value as f64);
+            }
+        }
+    }
+
+    fn vcpu(&mut self, vcpu: &VcpuStats, own: &impl Fn(&[(&str, &str)]) -> Vec<LabelPair>) {
+        let id = vcpu.id.to_string();
+        // libvirt's virVcpuState.
+        let state = match vcpu.state {
+            0 => "offline",
+            1 => "running",
+            2 => "blocked",
+            _ => "unknown",
+        };
+        self.counter(
+            "kubevirt_vmi_vcpu_seconds_total",
+            "Time that a virtual processor has spent, by its state now",
+            own(&[("id", &id), ("state", state)]),
+            seconds(vcpu.time),
+        );
+        for (name, help, value) in [
+            ("kubevirt_vmi_vcpu_wait_seconds_total", "Time that a virtual processor has waited for input", vcpu.wait),
+            ("kubevirt_vmi_vcpu_delay_seconds_total", "Time that a virtual processor was kept waiting", vcpu.delay),
+        ] {
+            if let Some(value) = value {
+                self.counter(name, help, own(&[("id", &id)]), seconds(value));
+            }
+        }
+    }
+
+    fn interface(&mut self, stats: &InterfaceStats, own: &impl Fn(&[(&str, &str)]) -> Vec<LabelPair>) {
+        let name = ("interface", stats.name.as_str());
+        for (family, help, value) in [
+            ("kubevirt_vmi_network_receive_bytes_total", "Bytes received", stats.receive_bytes),
+            ("kubevirt_vmi_network_receive_packets_total", "Packets received", stats.receive_packets),
+            ("kubevirt_vmi_network_receive_errors_total", "Errors while receiving", stats.receive_errors),
+            ("kubevirt_vmi_network_receive_packets_dropped_total", "Packets dropped on receipt", stats.receive_drops),
+            ("kubevirt_vmi_network_transmit_bytes_total", "Bytes sent", stats.transmit_bytes),
+            ("kubevirt_vmi_network_transmit_packets_total", "Packets sent", stats.transmit_packets),
+            ("kubevirt_vmi_network_transmit_errors_total", "Errors while sending", stats.transmit_errors),
+            ("kubevirt_vmi_network_transmit_packets_dropped_total", "Packets dropped on sending", stats.transmit_drops),
+        ] {
+            self.counter(family, help, own(&[name]), value as f64);
+        }
+        for (direction, value) in [("rx", stats.receive_bytes), ("tx", stats.transmit_bytes)] {
+            self.counter(
+                "kubevirt_vmi_network_traffic_bytes_total",
+                "Bytes received and sent; deprecated",
+                own(&[name, ("type", direction)]),
+                value as f64,
+            );
+        }
+    }
+
+    fn disk(&mut self, stats: &DiskStats, own: &impl Fn(&[(&str, &str)]) -> Vec<LabelPair>) {
+        let name = ("drive", stats.name.as_str());
+        for (family, help, value) in [
+            ("kubevirt_vmi_storage_iops_read_total", "Reads", stats.read_requests as f64),
+            ("kubevirt_vmi_storage_iops_write_total", "Writes", stats.write_requests as f64),
+            ("kubevirt_vmi_storage_read_traffic_bytes_total", "Bytes read", stats.read_bytes as f64),
+            ("kubevirt_vmi_storage_write_traffic_bytes_total", "Bytes written", stats.write_bytes as f64),
+            ("kubevirt_vmi_storage_read_times_seconds_total", "Time spent reading", seconds(stats.read_time)),
+            ("kubevirt_vmi_storage_write_times_seconds_total", "Time spent writing", seconds(stats.write_time)),
+            ("kubevirt_vmi_storage_flush_requests_total", "Flushes", stats.flush_requests as f64),
+            ("kubevirt_vmi_storage_flush_times_seconds_total", "Time spent flushing", seconds(stats.flush_time)),
+        ] {
+            self.counter(family, help, own(&[name]), value);
+        }
+    }
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / NANOSECONDS
+}
+
+fn label(name: &str, value: &str) -> LabelPair {
+    let mut pair = LabelPair::default();
+    pair.set_name(name.to_owned());
+    pair.set_value(value.to_owned());
+    pair
+}
+
+/// Node, namespace and name, and the object's own labels.
+fn labels_of(vmi: &VirtualMachineInstance, node: &str) -> Vec<LabelPair> {
+    let mut list = vec![
+        label("node", node),
+        label("namespace", &vmi.namespace().unwrap_or_default()),
+        label("name", &vmi.name_any()),
+    ];
+    let mut own: BTreeMap<String, &str> = BTreeMap::new();
+    for (name, value) in vmi.labels().iter().take(LABELS) {
+        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        own.insert(format!("kubernetes_vmi_label_{name}"), value);
+    }
+    list.extend(own.iter().map(|(name, value)| label(name, value)));
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::{Encoder, TextEncoder};
+    use protocol::{CpuStats, MemoryStats};
+
+    use super::*;
+
+    #[test]
+    fn what_is_counted_has_the_references_names_and_units() {
+        let mut vmi = VirtualMachineInstance::default();
+        vmi.metadata.name = Some("m".into());
+        vmi.metadata.namespace = Some("ns".into());
+        vmi.metadata.labels = Some([("app.kubernetes.io/part-of".to_owned(), "shop".to_owned())].into());
+        let stats = StatsReply {
+            cpu: Some(CpuStats { time: 1_500_000_000, user: 0, system: 0 }),
+            memory: Some(MemoryStats { resident: Some(4), ..MemoryStats::default() }),
+            vcpus: vec![VcpuStats { id: 0, state: 1, time: 2_000_000_000, wait: None, delay: Some(500_000_000) }],
+            interfaces: vec![InterfaceStats { name: "default".into(), receive_bytes: 7, ..InterfaceStats::default() }],
+            disks: vec![DiskStats { name: "root".into(), flush_time: 3_000_000_000, ..DiskStats::default() }],
+            file_systems: Vec::new(),
+        };
+        let mut families = Families::default();
+        families.machine(&vmi, "n1", &stats);
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&families.finish(), &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let own = r#"node="n1",namespace="ns",name="m",kubernetes_vmi_label_app_kubernetes_io_part_of="shop""#;
+        for line in [
+            format!("kubevirt_vmi_cpu_usage_seconds_total{{{own}}} 1.5"),
+            format!("kubevirt_vmi_memory_resident_bytes{{{own}}} 4096"),
+            format!(r#"kubevirt_vmi_vcpu_seconds_total{{{own},id="0",state="running"}} 2"#),
+            format!(r#"kubevirt_vmi_vcpu_delay_seconds_total{{{own},id="0"}} 0.5"#),
+            format!(r#"kubevirt_vmi_network_receive_bytes_total{{{own},interface="default"}} 7"#),
+            format!(r#"kubevirt_vmi_storage_flush_times_seconds_total{{{own},drive="root"}} 3"#),
+        ] {
+            assert!(text.lines().any(|known| known == line), "{line} is not in {text}");
+        }
+        assert!(!text.contains("kubevirt_vmi_memory_unused_bytes"), "not told by the guest");
+        assert!(!text.contains("vcpu_wait"));
+    }
+}
