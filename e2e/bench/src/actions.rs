@@ -32,7 +32,7 @@ pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Res
     story.apply(VM).await?;
     let (mut start, mut pause, mut restart, mut stop) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        start.push(act(story, &["start", "actions"], "vmi", |vmi| running(vmi)).await?);
+        start.push(act(story, &["start", "actions"], "vmi", running).await?);
         pause.push(act(story, &["pause", "vm", "actions"], "vmi", |vmi| is(vmi, "Paused")).await?);
         act(story, &["unpause", "vm", "actions"], "vmi", |vmi| !is(vmi, "Paused")).await?;
         let uid = story.get("vmi", "actions").await?["metadata"]["uid"].clone();
