@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::causes::{Cause, Causes};
 
 const API_VERSION: &str = "admission.k8s.io/v1";
+const KIND: &str = "AdmissionReview";
 /// Causes listed in a denial; the rest is counted only.
 const CAUSES_SHOWN: usize = 10;
 /// Longest text of an error passed back.
@@ -87,8 +88,36 @@ pub struct Request {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Question {
+    #[serde(default)]
+    api_version: Option<String>,
+    #[serde(default)]
+    kind: Option<String>,
     request: Request,
+}
+
+/// As much of a question as an answer needs, however large the rest is.
+#[derive(Deserialize)]
+struct Named {
+    request: NamedRequest,
+}
+
+#[derive(Deserialize)]
+struct NamedRequest {
+    uid: String,
+}
+
+impl Question {
+    /// Whether it is a question at all that is answered here; what leaves this out is taken for one.
+    fn check(self) -> Result<Request, String> {
+        let told = |word: &Option<String>| word.clone().filter(|word| !word.is_empty());
+        match (told(&self.api_version), told(&self.kind)) {
+            (Some(version), _) if version != API_VERSION => Err(format!("{version} is not {API_VERSION}")),
+            (_, Some(kind)) if kind != KIND => Err(format!("{kind} is no {KIND}")),
+            _ => Ok(self.request),
+        }
+    }
 }
 
 /// An answer to the API server.
@@ -155,19 +184,17 @@ pub struct Details {
 
 /// Reads a question; an answer that says what is wrong with it otherwise.
 pub fn read(body: &[u8]) -> Result<Request, Box<AdmissionReview>> {
-    serde_json::from_slice::<Question>(body).map(|question| question.request).map_err(|error| {
+    let question = serde_json::from_slice::<Question>(body).map_err(|error| error.to_string());
+    question.and_then(Question::check).map_err(|error| {
         // The identifier lets the API server show the message rather than complain about the answer.
-        let uid = serde_json::from_slice::<Value>(body)
-            .ok()
-            .and_then(|body| Some(body.pointer("/request/uid")?.as_str()?.to_owned()))
-            .unwrap_or_default();
+        let uid = serde_json::from_slice::<Named>(body).map(|named| named.request.uid).unwrap_or_default();
         Box::new(AdmissionReview::refused(&uid, 400, format!("cannot read the admission review: {error}")))
     })
 }
 
 impl AdmissionReview {
     fn new(response: Response) -> Self {
-        Self { api_version: API_VERSION, kind: "AdmissionReview", response }
+        Self { api_version: API_VERSION, kind: KIND, response }
     }
 
     /// Lets the object through as it is.
@@ -260,6 +287,17 @@ mod tests {
         assert_eq!(review.response.uid, "u1");
         assert!(!review.response.allowed);
         assert_eq!(review.response.status.as_ref().unwrap().code, 400);
+        for (body, why) in [
+            (
+                r#"{"apiVersion": "admission.k8s.io/v1beta1", "request": {"uid": "u", "operation": "CREATE"}}"#,
+                "v1beta1",
+            ),
+            (r#"{"kind": "Pod", "request": {"uid": "u", "operation": "CREATE"}}"#, "Pod is no AdmissionReview"),
+        ] {
+            let response = read(body.as_bytes()).unwrap_err().response;
+            assert_eq!(response.uid, "u");
+            assert!(response.status.unwrap().message.contains(why));
+        }
         for body in [&b""[..], b"{", b"[]", b"\xff\xfe", b"null", br#"{"request": null}"#] {
             let review = read(body).unwrap_err();
             assert!(!review.response.allowed);

@@ -5,7 +5,7 @@
 
 use api::{config::ClusterConfig, constants::component};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
 use crate::{
@@ -341,7 +341,10 @@ impl Question {
     pub fn read(path: &str, body: &[u8]) -> Result<Self, Box<AdmissionReview>> {
         let request = review::read(body)?;
         match Webhook::at(path) {
-            Some(webhook) => Ok(Self { webhook, request, fresh: Fresh::now() }),
+            Some(webhook) => {
+                let fresh = Fresh::of(&request);
+                Ok(Self { webhook, request, fresh })
+            }
             None => {
                 Err(Box::new(AdmissionReview::refused(&request.uid, 404, format!("there is no webhook at {path}"))))
             }
@@ -388,12 +391,19 @@ pub fn handle(
 }
 
 impl Fresh {
-    /// Made up for one request.
-    pub fn now() -> Self {
+    /// Made up for one request. The same request gives the same values, so that its answer does not change when it is
+    /// asked again; the API server gives each a random identifier.
+    pub fn of(request: &Request) -> Self {
+        let created =
+            request.object.pointer("/metadata/creationTimestamp").and_then(|time| Time::deserialize(time).ok());
+        let named = |what: &str| match request.uid.as_str() {
+            "" => Uuid::new_v4(),
+            uid => Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("{what} of request {uid}").as_bytes()),
+        };
         Self {
-            now: Time(k8s_openapi::jiff::Timestamp::now()),
-            uuid: Uuid::new_v4().to_string(),
-            serial: Uuid::new_v4().to_string(),
+            now: created.unwrap_or_else(|| Time(k8s_openapi::jiff::Timestamp::now())),
+            uuid: named("machine").to_string(),
+            serial: named("serial number").to_string(),
         }
     }
 }

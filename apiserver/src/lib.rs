@@ -25,6 +25,7 @@ use process::{
     tls::{Identity, Limits, Roots, client_config, serve},
 };
 use prometheus::Registry;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::task::TaskTracker;
 
@@ -58,8 +59,9 @@ use crate::{
 
 /// How long requests are still accepted after the stop, while endpoints are taken out of Services.
 const LINGER: Duration = Duration::from_secs(3);
-/// Most connections at a time: each stream has one, the rest are kube-apiserver's.
-const MAX_CONNECTIONS: usize = 2 * MAX_STREAMS;
+/// Most connections at a time: each stream has one, the rest are kube-apiserver's, which opens one for each review and
+/// subresource request that it has under way, since it speaks HTTP/1.1 with webhooks.
+pub const MAX_CONNECTIONS: usize = 2 * MAX_STREAMS + 1024;
 
 /// Why the process cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +93,7 @@ pub enum StartError {
 /// The log's verbosity follows the cluster configuration.
 pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     let stop = signals::stop_token();
+    allow_open_files();
     let namespace = client::install_namespace();
     let client = client::connect().await?;
     let config = config::follow(client.clone(), &namespace);
@@ -147,6 +150,15 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     streams.wait().await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Lets the process have as many files open as it is allowed to ask for. What it starts with is often 1,024, for
+/// programs that are older than this one; [`MAX_CONNECTIONS`] needs more.
+pub fn allow_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, "the number of open files stays limited");
+    }
 }
 
 fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity) {

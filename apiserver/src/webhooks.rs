@@ -1,7 +1,16 @@
 //! The HTTP side of the admission webhooks. What is admitted is decided by the crate `admission`.
 //!
 //! kube-apiserver waits at most five seconds and then refuses the write, so a call that cannot be served in four is
-//! refused here, with a reason. Calls are bounded in size, number and time; a flood of them costs the flooder waiting.
+//! refused here, with a reason. Calls are bounded in size, memory and time. A client costs the others only what it has
+//! really sent: who opens connections and stalls keeps nobody waiting.
+//!
+//! ```text
+//! what came                        status  body
+//! a review that can be answered    200     the answer
+//! no JSON, or not a review         400     a review that refuses, without a uid
+//! larger than a review can be      413     a review that refuses, without a uid
+//! not answered in time             503     a review that refuses, without a uid
+//! ```
 //!
 //! Rules do not read the cluster: they say what they need to know, it is read here ([`neighbours`]), and the rules are
 //! asked again.
@@ -17,12 +26,13 @@ use admission::{
 };
 use axum::{
     Router,
-    body::{Body, Bytes},
+    body::Body,
     extract::{Request, State},
     response::Response,
     routing::post,
 };
 use http::{HeaderValue, StatusCode, header};
+use http_body_util::BodyExt;
 use kube::Client;
 use process::config::ConfigHandle;
 use tokio::{
@@ -30,18 +40,19 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{
-    error::{empty_response, text_response},
-    metrics::Metrics,
-    neighbours,
-};
+use crate::{metrics::Metrics, neighbours};
 
-/// Largest review. An object is at most 1.5 MiB in etcd, and a review carries the old and the new one.
-const MAX_BODY: usize = 3 << 20;
-/// Most reviews at a time.
-const MAX_REVIEWS: usize = 16;
-/// Most reviews that wait for the API server at a time. They do not count as the former: what they ask for may itself
-/// be reviewed here.
+/// Largest review. kube-apiserver takes objects of up to 3 MiB, of which etcd stores 1.5; a review carries the new and
+/// the old one.
+const MAX_BODY: usize = 5 << 20;
+/// Most bytes of reviews at a time, from their arrival to their answer. Read into values they take some twenty times as
+/// much.
+const MAX_BODIES: usize = 8 << 20;
+/// A review that is larger than this waits for its turn among the large, lest two halves wait for each other's memory.
+const LARGE_BODY: usize = 1 << 20;
+/// Most bytes of a body that is too large which are thrown away so that its sender reads the answer.
+const MAX_DISCARDED: usize = 32 << 20;
+/// Most reviews that wait for the API server at a time.
 const MAX_READERS: usize = 256;
 /// Longest time for a review, with the wait for its turn.
 const DEADLINE: Duration = Duration::from_secs(4);
@@ -53,7 +64,8 @@ struct Webhooks {
     client: Client,
     config: ConfigHandle,
     namespace: Arc<str>,
-    slots: Arc<Semaphore>,
+    bodies: Arc<Semaphore>,
+    large: Arc<Semaphore>,
     readers: Arc<Semaphore>,
     metrics: Metrics,
 }
@@ -64,7 +76,8 @@ pub fn router(client: Client, config: ConfigHandle, namespace: &str, metrics: Me
         client,
         config,
         namespace: namespace.into(),
-        slots: Arc::new(Semaphore::new(MAX_REVIEWS)),
+        bodies: Arc::new(Semaphore::new(MAX_BODIES)),
+        large: Arc::new(Semaphore::new(1)),
         readers: Arc::new(Semaphore::new(MAX_READERS)),
         metrics,
     };
@@ -76,7 +89,7 @@ async fn review(State(webhooks): State<Webhooks>, request: Request) -> Response 
     let started = Instant::now();
     let response = match timeout(DEADLINE, webhooks.review(&path, request)).await {
         Ok(response) => response,
-        Err(_) => text_response(StatusCode::SERVICE_UNAVAILABLE, "too many admission reviews, try again"),
+        Err(_) => refusal(StatusCode::SERVICE_UNAVAILABLE, "too many admission reviews, try again"),
     };
     let outcome = if response.status().is_success() { "answered" } else { "failed" };
     webhooks.metrics.reviews.with_label_values(&[path.as_str(), outcome]).inc();
@@ -84,44 +97,94 @@ async fn review(State(webhooks): State<Webhooks>, request: Request) -> Response 
     response
 }
 
+/// A review that refuses what is no review, with an HTTP status that says so.
+fn refusal(status: StatusCode, message: &str) -> Response {
+    answer(status, &AdmissionReview::refused("", status.as_u16(), message))
+}
+
+fn answer(status: StatusCode, review: &AdmissionReview) -> Response {
+    let (status, body) = match serde_json::to_vec(review) {
+        Ok(body) => (status, body),
+        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, vec![]),
+    };
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A body in memory, with its share of what all may take.
+#[derive(Default)]
+struct Held<'a> {
+    bytes: Vec<u8>,
+    share: Option<SemaphorePermit<'a>>,
+    large: Option<SemaphorePermit<'a>>,
+}
+
 impl Webhooks {
     async fn review(&self, path: &str, request: Request) -> Response {
         let json = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
         if !json {
-            return empty_response(StatusCode::BAD_REQUEST);
+            return refusal(StatusCode::BAD_REQUEST, "a review has the content type application/json");
         }
-        // Held while the body is read, too: it is the body that takes the memory.
-        let Ok(slot) = self.slots.acquire().await else {
-            return empty_response(StatusCode::SERVICE_UNAVAILABLE);
+        let Held { bytes, share: _share, large: _large } = match self.receive(request.into_body()).await {
+            Ok(held) => held,
+            Err(refusal) => return refusal,
         };
-        let body: Bytes = match axum::body::to_bytes(request.into_body(), MAX_BODY).await {
-            Ok(body) => body,
-            Err(_) => return empty_response(StatusCode::PAYLOAD_TOO_LARGE),
-        };
-        let review = match Question::read(path, &body) {
+        match Question::read(path, &bytes) {
             Ok(question) => {
-                drop(body);
-                self.answer(&question, slot).await
+                drop(bytes);
+                answer(StatusCode::OK, &self.answer(&question).await)
             }
-            Err(refusal) => *refusal,
-        };
-        match serde_json::to_vec(&review) {
-            Ok(answer) => {
-                let mut response = Response::new(Body::from(answer));
-                response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                response
-            }
-            Err(_) => empty_response(StatusCode::INTERNAL_SERVER_ERROR),
+            // With the uid it is an answer that kube-apiserver shows; without one nobody could know what to.
+            Err(refusal) if refusal.response.uid.is_empty() => answer(StatusCode::BAD_REQUEST, &refusal),
+            Err(refusal) => answer(StatusCode::OK, &refusal),
         }
     }
 
+    /// Reads a body. Memory is counted as the bytes arrive, so it is not taken by announcing them.
+    async fn receive(&self, mut body: Body) -> Result<Held<'_>, Response> {
+        let mut held = Held::default();
+        let mut discarded = 0;
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else {
+                return Err(refusal(StatusCode::BAD_REQUEST, "the review ended early"));
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            if discarded > 0 || held.bytes.len() + data.len() > MAX_BODY {
+                held = Held::default();
+                discarded += data.len();
+                if discarded > MAX_DISCARDED {
+                    break;
+                }
+                continue;
+            }
+            // The semaphores are never closed.
+            let closed = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, "no admission reviews are taken");
+            if held.large.is_none() && held.bytes.len() + data.len() > LARGE_BODY {
+                held.large = Some(self.large.acquire().await.map_err(closed)?);
+            }
+            let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
+            let more = self.bodies.acquire_many(size).await.map_err(closed)?;
+            match &mut held.share {
+                Some(share) => share.merge(more),
+                share @ None => *share = Some(more),
+            }
+            held.bytes.extend_from_slice(&data);
+        }
+        if discarded > 0 {
+            let message = format!("a review is at most {} MiB large", MAX_BODY >> 20);
+            return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &message));
+        }
+        Ok(held)
+    }
+
     /// Asks the rules, reads what they need to know, and asks them again.
-    async fn answer(&self, question: &Question, slot: SemaphorePermit<'_>) -> AdmissionReview {
+    async fn answer(&self, question: &Question) -> AdmissionReview {
         // One configuration for all rounds, or they would not be about the same question.
         let config = self.config.current();
         let started = Instant::now();
         let mut known = Neighbours::new();
-        let mut slot = Some(slot);
         for _ in 0..=MAX_ROUNDS {
             let wanted = match question.answer(&config, &self.namespace, &known) {
                 Ok(review) => return review,
@@ -130,7 +193,6 @@ impl Webhooks {
             if known.len() + wanted.len() > MAX_WANTED {
                 return question.failed("the object refers to too many other objects");
             }
-            drop(slot.take());
             let Ok(_reader) = self.readers.try_acquire() else {
                 return question.failed("too many admission reviews wait for the API server, try again");
             };
@@ -139,9 +201,7 @@ impl Webhooks {
             if timeout(rest, neighbours::read(&self.client, wanted, &mut known)).await.is_err() {
                 return question.failed(format!("the API server did not answer in time: {wishes}"));
             }
-            slot = self.slots.acquire().await.ok();
         }
-        drop(slot);
         question.failed("the rules ask for more and more objects")
     }
 }

@@ -7,11 +7,12 @@ mod console;
 mod diagnosis;
 mod node;
 mod story;
+pub mod webhook;
 
 use std::path::PathBuf;
 
 pub use console::Console;
-pub use story::{Story, story, story_alone};
+pub use story::{Story, connect, story, story_alone};
 
 /// The root of the repository.
 #[must_use]

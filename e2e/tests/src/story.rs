@@ -94,13 +94,21 @@ where
     }
 }
 
+/// A client of the cluster under test, with its administrator's rights.
+///
+/// # Errors
+/// When there is no kubeconfig that can be used.
+pub async fn connect() -> Result<Client> {
+    let path = kubeconfig();
+    let file = Kubeconfig::read_from(&path)
+        .with_context(|| format!("no kubeconfig at {}: bring the cluster up with `make up`", path.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}
+
 impl Story {
     async fn begin(name: &str) -> Result<Self> {
-        let path = kubeconfig();
-        let file = Kubeconfig::read_from(&path)
-            .with_context(|| format!("no kubeconfig at {}: bring the cluster up with `make up`", path.display()))?;
-        let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
-        let client = Client::try_from(config)?;
+        let client = connect().await?;
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
         let namespace = format!("e2e-{name}-{:05x}", nanos % 0xf_ffff);
         let story = Self { client, namespace };
@@ -160,6 +168,22 @@ impl Story {
                 .with_context(|| format!("apply {kind} {}", object.name_any()))?;
         }
         Ok(())
+    }
+
+    /// What the API server would store of a manifest of one document; nothing is stored.
+    ///
+    /// # Errors
+    /// What the API server says against it.
+    pub async fn dry_run(&self, manifest: &str) -> Result<Value> {
+        let mut value: Value = serde_yaml::from_str(manifest).context("manifest is not YAML")?;
+        value["metadata"]["namespace"] = json!(self.namespace);
+        let object: DynamicObject = serde_json::from_value(value)?;
+        let kind = object.types.as_ref().map(|t| t.kind.clone()).context("manifest without kind")?;
+        let mut params = PatchParams::apply("e2e").force().dry_run();
+        params.field_validation = Some(kube::api::ValidationDirective::Strict);
+        let stored = self.api(&kind).patch(&object.name_any(), &params, &Patch::Apply(&object)).await;
+        let stored = stored.with_context(|| format!("apply {kind} {} without storing it", object.name_any()))?;
+        Ok(serde_json::to_value(stored)?)
     }
 
     /// Applies a manifest that must be refused, and returns what the refusal says.
@@ -305,6 +329,24 @@ impl Story {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// Runs `kubectl` with these arguments and returns what it printed.
+    ///
+    /// # Errors
+    /// When it fails, with what it printed to standard error.
+    pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
+        let mut command = Command::new("kubectl");
+        command.arg("--kubeconfig").arg(kubeconfig()).arg("--namespace").arg(&self.namespace).args(args);
+        let output = command.kill_on_drop(true).stdin(Stdio::null()).output().await.context("cannot run kubectl")?;
+        ensure!(
+            output.status.success(),
+            "kubectl {}: {} {}",
+            args.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     /// The command `kubectl virt` with these arguments, not yet started.
     #[must_use]
     pub fn virt_command(&self, args: &[&str]) -> Command {
@@ -428,6 +470,12 @@ fn resource(kind: &str) -> ApiResource {
             ("kubevirt.io", "v1", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets")
         }
         "KubeVirt" => ("kubevirt.io", "v1", "KubeVirt", "kubevirts"),
+        "VirtualMachineInstancetype" => {
+            ("instancetype.kubevirt.io", "v1beta1", "VirtualMachineInstancetype", "virtualmachineinstancetypes")
+        }
+        "CustomResourceDefinition" => {
+            ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
+        }
         "Deployment" => ("apps", "v1", "Deployment", "deployments"),
         "DaemonSet" => ("apps", "v1", "DaemonSet", "daemonsets"),
         "Role" => ("rbac.authorization.k8s.io", "v1", "Role", "roles"),

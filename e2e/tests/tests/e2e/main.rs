@@ -6,7 +6,9 @@
 
 mod access;
 mod actions;
+mod admission;
 mod boot;
+mod definitions;
 mod faults;
 mod guest_agent;
 mod installation;

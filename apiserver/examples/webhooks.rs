@@ -1,0 +1,66 @@
+//! The admission webhooks alone, without a cluster, for whoever works on them.
+//!
+//! Serves on a local port with a certificate made up for the occasion and the default configuration. Rules that read the
+//! cluster find that there is nothing in it.
+//!
+//! ```console
+//! $ cargo run -p ferrovirt-apiserver --example webhooks &
+//! https://localhost:9443
+//! $ WEBHOOK_URL=https://localhost:9443 cargo test -p ferrovirt-e2e-tests --test conformance
+//! ```
+
+use std::future::IntoFuture;
+
+use anyhow::Context;
+use apiserver::{MAX_CONNECTIONS, allow_open_files, metrics::Metrics, tls, webhooks};
+use axum::{Json, Router};
+use clap::Parser;
+use http::StatusCode;
+use process::{
+    CancellationToken,
+    config::ConfigHandle,
+    tls::{Identity, Limits, install_provider, serve},
+};
+use prometheus::Registry;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+/// Serves the admission webhooks without a cluster
+#[derive(Parser)]
+struct Arguments {
+    /// Port of the HTTPS server
+    #[arg(long, default_value_t = 9443)]
+    port: u16,
+}
+
+/// The API server of a cluster without objects.
+async fn nothing() -> (StatusCode, Json<Value>) {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "NotFound", "code": 404,
+        "message": "there is nothing here",
+    });
+    (StatusCode::NOT_FOUND, Json(status))
+}
+
+#[tokio::main(worker_threads = 2)]
+async fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    install_provider();
+    allow_open_files();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
+    let identity = Identity::empty();
+    identity.set_pem(made.cert.pem().as_bytes(), made.signing_key.serialize_pem().as_bytes())?;
+    let empty = TcpListener::bind("127.0.0.1:0").await.context("cannot listen for the rules")?;
+    let client = kube::Client::try_from(kube::Config::new(format!("http://{}", empty.local_addr()?).parse()?))?;
+    tokio::spawn(axum::serve(empty, Router::new().fallback(nothing)).into_future());
+    let metrics = Metrics::register(&Registry::new())?;
+    let router =
+        webhooks::router(client, ConfigHandle::fixed(api::config::ClusterConfig::default()), "kubevirt", metrics);
+    let listener = TcpListener::bind(("127.0.0.1", arguments.port))
+        .await
+        .with_context(|| format!("cannot listen on port {}", arguments.port))?;
+    println!("https://localhost:{}", arguments.port);
+    let limits = Limits { connections: MAX_CONNECTIONS, ..Limits::default() };
+    serve(listener, tls::server_config(&identity)?, router, limits, CancellationToken::new()).await;
+    Ok(())
+}

@@ -1,0 +1,358 @@
+//! Talking to admission webhooks as kube-apiserver does: HTTP/1.1 over TLS, one review at a time on a connection.
+
+use std::{
+    convert::Infallible,
+    fs::File,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use ferrovirt_e2e_cluster::{host, plan::Plan, target};
+use futures::{StreamExt, TryStreamExt, stream};
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use hyper::{
+    body::Frame,
+    client::conn::http1::{self, SendRequest},
+};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::{admissionregistration::v1::ValidatingWebhookConfiguration, core::v1::Pod};
+use kube::{Api, Client, api::ListParams};
+use nix::sched::{CloneFlags, setns};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_rustls::TlsConnector;
+
+use crate::{connect, kubeconfig, repository};
+
+/// Longest that a connection or an answer may take; kube-apiserver waits five seconds for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Largest answer read.
+const MAX_ANSWER: usize = 16 << 20;
+
+/// A server of admission webhooks.
+#[derive(Clone)]
+pub struct Endpoint {
+    way: Way,
+    tls: TlsConnector,
+    name: ServerName<'static>,
+    /// Host and path that every request begins with.
+    host: String,
+    prefix: String,
+}
+
+#[derive(Clone)]
+enum Way {
+    /// An address this process can dial.
+    Address(String),
+    /// A pod's address, dialled from the network namespace of the API server.
+    Namespace(PathBuf, SocketAddr),
+    /// A pod's port, through the API server.
+    Forward(Api<Pod>, String, u16),
+}
+
+/// What came back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// Body.
+    pub body: Bytes,
+}
+
+impl Endpoint {
+    /// The server at `WEBHOOK_URL`, whose certificate is checked against the PEM file `WEBHOOK_CA` (not at all without
+    /// that); else virt-api of the cluster under test.
+    ///
+    /// # Errors
+    /// When there is no such server, or the variables make no sense.
+    pub async fn from_environment() -> Result<Self> {
+        let Ok(url) = std::env::var("WEBHOOK_URL") else {
+            return Self::of_cluster(&connect().await?).await;
+        };
+        let roots = match std::env::var_os("WEBHOOK_CA") {
+            Some(file) => {
+                Some(std::fs::read(&file).with_context(|| format!("cannot read {}", Path::new(&file).display()))?)
+            }
+            None => None,
+        };
+        Self::of_url(&url, roots.as_deref())
+    }
+
+    /// The server at a URL.
+    ///
+    /// # Errors
+    /// When the URL is not one of an HTTPS server, or the certificates are not PEM.
+    pub fn of_url(url: &str, roots: Option<&[u8]>) -> Result<Self> {
+        let uri: http::Uri = url.parse().with_context(|| format!("{url} is not a URL"))?;
+        ensure!(uri.scheme_str() == Some("https"), "{url} is not the URL of an HTTPS server");
+        let host = uri.host().with_context(|| format!("{url} names no host"))?;
+        let port = uri.port_u16().unwrap_or(443);
+        Ok(Self {
+            way: Way::Address(format!("{host}:{port}")),
+            tls: TlsConnector::from(Arc::new(tls(roots)?)),
+            name: ServerName::try_from(host.trim_matches(['[', ']']).to_owned())
+                .with_context(|| format!("{host} is no server name"))?,
+            host: uri.authority().map_or(host.to_owned(), ToString::to_string),
+            prefix: uri.path().trim_end_matches('/').to_owned(),
+        })
+    }
+
+    /// A pod of virt-api, found and checked by what the webhook configuration says, as kube-apiserver does.
+    ///
+    /// It is dialled from the API server's network namespace where the cluster is the test cluster of this machine, and
+    /// through a port-forward otherwise.
+    ///
+    /// # Errors
+    /// When no pod of virt-api serves.
+    pub async fn of_cluster(client: &Client) -> Result<Self> {
+        let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+        let configuration = configurations.get("virt-api-validator").await.context("no webhook configuration")?;
+        let webhook = configuration.webhooks.unwrap_or_default().into_iter().next().context("no webhook registered")?;
+        let service = webhook.client_config.service.context("the webhook names no service")?;
+        let roots = webhook.client_config.ca_bundle.context("the webhook has no caBundle yet")?;
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &service.namespace);
+        let found = pods.list(&ListParams::default().labels("kubevirt.io=virt-api")).await?;
+        let pod = found.items.into_iter().find(is_ready).context("no pod of virt-api is ready")?;
+        let port = pod
+            .spec
+            .iter()
+            .flat_map(|spec| &spec.containers)
+            .flat_map(|container| container.ports.iter().flatten())
+            .next()
+            .and_then(|port| u16::try_from(port.container_port).ok())
+            .context("the pod of virt-api has no port")?;
+        let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
+        let host = format!("{}.{}.svc", service.name, service.namespace);
+        let way = match control_namespace()? {
+            Some(namespace) => Way::Namespace(namespace, SocketAddr::new(address.parse()?, port)),
+            None => Way::Forward(pods, pod.metadata.name.context("pod without name")?, port),
+        };
+        Ok(Self {
+            way,
+            tls: TlsConnector::from(Arc::new(tls(Some(&roots.0))?)),
+            name: ServerName::try_from(host.clone())?,
+            host,
+            prefix: String::new(),
+        })
+    }
+
+    /// Whether connections go straight to the server, so that their times mean something.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        !matches!(self.way, Way::Forward(..))
+    }
+
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or its certificate is not the right one.
+    pub async fn connect(&self) -> Result<Connection> {
+        let opened = async {
+            match &self.way {
+                Way::Address(address) => {
+                    let stream =
+                        TcpStream::connect(address).await.with_context(|| format!("cannot reach {address}"))?;
+                    stream.set_nodelay(true)?;
+                    self.secure(stream).await
+                }
+                Way::Namespace(namespace, address) => {
+                    let (namespace, address) = (namespace.clone(), *address);
+                    let stream = tokio::task::spawn_blocking(move || dial_inside(&namespace, address)).await??;
+                    self.secure(TcpStream::from_std(stream)?).await
+                }
+                Way::Forward(pods, pod, port) => {
+                    let mut forward = pods.portforward(pod, &[*port]).await.context("cannot forward a port")?;
+                    let stream = forward.take_stream(*port).context("no stream of the forwarded port")?;
+                    self.secure(stream).await
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, opened).await.context("the server did not let us connect in time")?
+    }
+
+    /// Opens many connections, some at a time.
+    ///
+    /// # Errors
+    /// When one of them cannot be opened.
+    pub async fn connect_many(&self, count: usize) -> Result<Vec<Connection>> {
+        stream::iter(0..count).map(|_| self.connect()).buffer_unordered(16).try_collect().await
+    }
+
+    async fn secure<S>(&self, stream: S) -> Result<Connection>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let stream = self.tls.connect(self.name.clone(), stream).await.context("no TLS with the server")?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        // It ends with the server's side or with the sender; why is seen by who waits for an answer.
+        tokio::spawn(connection);
+        Ok(Connection { sender, host: self.host.clone(), prefix: self.prefix.clone() })
+    }
+}
+
+/// A connection to a server, with one request at a time.
+pub struct Connection {
+    sender: SendRequest<BoxBody<Bytes, Infallible>>,
+    host: String,
+    prefix: String,
+}
+
+impl Connection {
+    /// Posts a review as kube-apiserver does.
+    ///
+    /// # Errors
+    /// When there is no whole answer.
+    pub async fn review(&mut self, path: &str, body: impl Into<Bytes>) -> Result<Answer> {
+        self.request(Method::POST, path, &[("content-type", "application/json")], body.into()).await
+    }
+
+    /// Begins a review of `length` bytes and does not go on: sends `start`, and waits for what the server says to that.
+    ///
+    /// # Errors
+    /// When the server ends the connection without an answer.
+    pub async fn stall(&mut self, path: &str, length: usize, start: &'static [u8]) -> Result<u16> {
+        let start = stream::once(async { Ok(Frame::data(Bytes::from_static(start))) });
+        let body = BodyExt::boxed(StreamBody::new(Box::pin(start.chain(stream::pending()))));
+        let request = Request::post(format!("{}{path}", self.prefix))
+            .header(header::HOST, &self.host)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONTENT_LENGTH, length)
+            .body(body)?;
+        self.sender.ready().await?;
+        Ok(self.sender.send_request(request).await?.status().as_u16())
+    }
+
+    /// Sends any request.
+    ///
+    /// # Errors
+    /// When there is no whole answer.
+    pub async fn request(
+        &mut self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> Result<Answer> {
+        let exchange = async {
+            let mut request = Request::builder()
+                .method(method)
+                .uri(format!("{}{path}", self.prefix))
+                .header(header::HOST, &self.host);
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            self.sender.ready().await?;
+            let response = self.sender.send_request(request.body(Full::new(body).boxed())?).await?;
+            let status = response.status().as_u16();
+            let body = http_body_util::Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+            let body = body.map_err(|error| anyhow::anyhow!("the answer was not whole: {error}"))?.to_bytes();
+            Ok(Answer { status, body })
+        };
+        tokio::time::timeout(PATIENCE, exchange).await.context("no answer in time")?
+    }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let Some(status) = &pod.status else { return false };
+    pod.metadata.deletion_timestamp.is_none()
+        && status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// The network namespace of the API server, if the cluster under test is the test cluster of this machine.
+fn control_namespace() -> Result<Option<PathBuf>> {
+    let instance = match std::env::var("FERROVIRT_INSTANCE") {
+        Ok(text) => text.parse().context("FERROVIRT_INSTANCE is not a number")?,
+        Err(_) => 0,
+    };
+    let plan = Plan::new(repository(), instance)?;
+    let namespace = host::namespace_path(&plan.control_namespace());
+    let own = target::foreign(&plan, Some(kubeconfig())).is_none();
+    Ok((own && namespace.exists()).then_some(namespace))
+}
+
+/// Dials from within a network namespace. The thread stays there, so it ends with the call.
+fn dial_inside(namespace: &Path, address: SocketAddr) -> Result<std::net::TcpStream> {
+    let file = File::open(namespace).with_context(|| format!("cannot open {}", namespace.display()))?;
+    let dialled = std::thread::spawn(move || -> Result<std::net::TcpStream> {
+        setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the network namespace of the API server")?;
+        let stream = std::net::TcpStream::connect_timeout(&address, PATIENCE)
+            .with_context(|| format!("cannot reach {address}"))?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    });
+    match dialled.join() {
+        Ok(stream) => stream,
+        Err(_) => bail!("the dialling thread ended"),
+    }
+}
+
+fn tls(roots: Option<&[u8]>) -> Result<ClientConfig> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
+    let mut config = match roots {
+        Some(pem) => {
+            let mut store = RootCertStore::empty();
+            for certificate in CertificateDer::pem_slice_iter(pem) {
+                store.add(certificate.map_err(|error| anyhow::anyhow!("the CA file is not PEM: {error}"))?)?;
+            }
+            builder.with_root_certificates(store)
+        }
+        None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(provider))),
+    }
+    .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// Takes any certificate: what is under test is behind it.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, TlsError> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,240 @@
+//! Bodies that kube-apiserver would not send, and somebody else may.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use ferrovirt_e2e_tests::webhook::Endpoint;
+use http::Method;
+use serde_json::json;
+
+use crate::{
+    answers::{allowed, response, turned_away},
+    conformance, objects,
+    reviews::{Review, paths},
+};
+
+const PATH: &str = "/virtualmachines-validate";
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// Sends bodies that are no questions, each to every webhook over a connection of its own.
+async fn turn_away(endpoint: &Endpoint, bodies: &[(&str, Bytes)]) -> Result<()> {
+    for path in paths() {
+        for (what, body) in bodies {
+            let answer = endpoint.connect().await?.review(path, body.clone()).await;
+            let answer = answer.with_context(|| format!("{what} to {path}"))?;
+            turned_away(&answer, &format!("{what} to {path}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn bytes(text: impl Into<String>) -> Bytes {
+    Bytes::from(text.into())
+}
+
+#[test]
+fn other_content_types_are_turned_away() {
+    conformance(async |endpoint| {
+        for headers in [
+            &[][..],
+            &[("content-type", "")],
+            &[("content-type", "text/plain")],
+            &[("content-type", "application/yaml")],
+            &[("content-type", "application/x-www-form-urlencoded")],
+            &[("content-type", "application/vnd.kubernetes.protobuf")],
+            &[("content-type", "\u{7f}")][..0],
+        ] {
+            let review = Review::create(PATH, objects::vm());
+            let mut connection = endpoint.connect().await?;
+            let answer = connection.request(Method::POST, PATH, headers, review.body().into()).await?;
+            turned_away(&answer, &format!("{headers:?}"))?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn other_methods_get_an_answer() {
+    conformance(async |endpoint| {
+        for method in [Method::GET, Method::PUT, Method::DELETE, Method::OPTIONS, Method::PATCH] {
+            let answer = endpoint.connect().await?.request(method.clone(), PATH, &[JSON], Bytes::new()).await?;
+            turned_away(&answer, method.as_str())?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_no_review_is_turned_away() {
+    conformance(async |endpoint| {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}).to_string();
+        let mut other = Review::create(PATH, objects::vm()).wire();
+        other["apiVersion"] = json!("admission.k8s.io/v9");
+        let operation = json!({"request": {"uid": "u", "operation": "DANCE"}}).to_string();
+        turn_away(
+            endpoint,
+            &[
+                ("nothing", Bytes::new()),
+                ("null", bytes("null")),
+                ("a number", bytes("0")),
+                ("a huge number", bytes("1e999")),
+                ("a text", bytes("\"text\"")),
+                ("a list", bytes("[]")),
+                ("an empty object", bytes("{}")),
+                ("an empty request", bytes(r#"{"request":{}}"#)),
+                ("a uid that is a number", bytes(r#"{"request":{"uid":1}}"#)),
+                ("a pod", bytes(pod)),
+                ("a review of another version", bytes(other.to_string())),
+                ("an operation that does not exist", bytes(operation)),
+                ("two documents", bytes("{}{}")),
+                ("YAML", bytes("apiVersion: admission.k8s.io/v1\nkind: AdmissionReview\n")),
+                ("a zero byte", Bytes::from_static(b"\0")),
+            ],
+        )
+        .await
+    });
+}
+
+#[test]
+fn truncated_reviews_are_turned_away() {
+    conformance(async |endpoint| {
+        let body = Review::create(PATH, objects::vm()).body();
+        let cuts = [1, 10, body.len() / 4, body.len() / 2, body.len() - 20, body.len() - 1];
+        let bodies: Vec<_> = cuts.iter().map(|cut| ("a part", Bytes::copy_from_slice(&body[..*cut]))).collect();
+        turn_away(endpoint, &bodies).await
+    });
+}
+
+#[test]
+fn text_that_is_not_utf_8_is_turned_away() {
+    conformance(async |endpoint| {
+        let inside = |odd: &[u8]| {
+            let mut body = Review::create(PATH, objects::vm()).wire().to_string().into_bytes();
+            let at = body.windows(6).position(|part| part == b"\"jane\"").map_or(0, |at| at + 2);
+            body.splice(at..at, odd.iter().copied());
+            Bytes::from(body)
+        };
+        turn_away(
+            endpoint,
+            &[
+                ("bytes", Bytes::from_static(b"\xff\xfe\x80")),
+                ("a name with a stray byte", inside(b"\xff")),
+                ("a name with half a character", inside(b"\xc3")),
+                ("a name with an overlong character", inside(b"\xc0\xaf")),
+                ("a name with half a pair", inside(br"\ud800")),
+                ("UTF-16", Bytes::from_static(b"\xff\xfe{\0}\0")),
+            ],
+        )
+        .await
+    });
+}
+
+#[test]
+fn deeply_nested_values_do_no_harm() {
+    conformance(async |endpoint| {
+        let depth = 100_000;
+        let lists = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        let objects_ = format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
+        let wrapped = |inner: &str| {
+            let text = Review::create(PATH, json!("HERE")).wire().to_string();
+            bytes(text.replace("\"HERE\"", inner))
+        };
+        turn_away(
+            endpoint,
+            &[
+                ("nested lists", bytes(lists.clone())),
+                ("nested objects", bytes(objects_.clone())),
+                ("nested lists that do not end", bytes("[".repeat(depth))),
+                ("nested lists as the object", wrapped(&lists)),
+                ("nested objects as the object", wrapped(&objects_)),
+            ],
+        )
+        .await?;
+        // Deep, but not too deep to be read: an answer, whatever it is.
+        let mut inner = json!(1);
+        for _ in 0..60 {
+            inner = json!({"a": inner});
+        }
+        for path in paths() {
+            let mut vm = objects::vm();
+            vm["spec"]["template"]["spec"]["deep"] = inner.clone();
+            let review = Review::create(path, vm);
+            response(&endpoint.connect().await?.review(path, review.body()).await?, &review.uid)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn reviews_of_three_mebibytes_are_answered() {
+    conformance(async |endpoint| {
+        let large = "x".repeat(3 << 20);
+        let mut vm = objects::vm();
+        vm["metadata"]["annotations"] = json!({"example.org/large": large});
+        // As large as kube-apiserver lets an object be: answered like any other.
+        for review in [Review::create(PATH, vm.clone()), Review::create("/virtualmachines-mutate", vm)] {
+            allowed(&endpoint.connect().await?.review(review.path, review.body()).await?, &review.uid)?;
+        }
+        turn_away(
+            endpoint,
+            &[
+                ("3 MiB of nothing", bytes(" ".repeat(3 << 20))),
+                ("3 MiB of brackets", bytes("[".repeat(3 << 20))),
+                ("3 MiB of numbers", bytes(format!("[{}0]", "0,".repeat((3 << 19) - 2)))),
+                ("3 MiB of digits", bytes("1".repeat(3 << 20))),
+            ],
+        )
+        .await
+    });
+}
+
+#[test]
+fn bodies_without_bounds_are_turned_away() {
+    conformance(async |endpoint| {
+        let body = Bytes::from(vec![b' '; 24 << 20]);
+        turned_away(&endpoint.connect().await?.review(PATH, body).await?, "24 MiB")?;
+        // Of more than that the server need not even read the end.
+        let body = Bytes::from(vec![b' '; 96 << 20]);
+        if let Ok(answer) = endpoint.connect().await?.review(PATH, body).await {
+            turned_away(&answer, "96 MiB")?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn many_large_reviews_at_a_time_do_no_harm() {
+    conformance(async |endpoint| {
+        let numbers = bytes(format!("[{}0]", "0,".repeat((3 << 19) - 2)));
+        let calls = (0..32).map(|_| async {
+            let mut connection = endpoint.connect().await?;
+            connection.review(PATH, numbers.clone()).await
+        });
+        for answer in futures::future::join_all(calls).await {
+            turned_away(&answer?, "3 MiB of numbers")?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn clients_that_stall_keep_nobody_waiting() {
+    conformance(async |endpoint| {
+        let review = Review::create(PATH, objects::vm());
+        let mut stalled = vec![];
+        for mut connection in endpoint.connect_many(64).await? {
+            // Announced, begun, and never ended.
+            stalled.push(tokio::spawn(async move { connection.stall(PATH, 1 << 20, b"{\"request\":").await }));
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let mut connection = endpoint.connect().await?;
+        let started = tokio::time::Instant::now();
+        allowed(&connection.review(PATH, review.body()).await?, &review.uid)?;
+        let took = started.elapsed();
+        stalled.iter().for_each(tokio::task::JoinHandle::abort);
+        // Not a measurement: who waits for the stalled ones waits for the end of their time, seconds.
+        ensure!(took < Duration::from_secs(2), "a review waited {took:?} behind clients that stall");
+        Ok(())
+    });
+}

@@ -1,0 +1,38 @@
+//! Many questions at a time.
+
+use anyhow::{Result, ensure};
+use futures::future::join_all;
+
+use crate::{
+    answers::response,
+    conformance,
+    reviews::{Review, bad, good},
+};
+
+const REVIEWS: usize = 1000;
+/// Connections where each goes through the API server and a kubelet, which are not under test.
+const FORWARDED: usize = 50;
+
+#[test]
+fn a_thousand_concurrent_reviews_are_answered() {
+    conformance(async |endpoint| {
+        let lanes = if endpoint.is_direct() { REVIEWS } else { FORWARDED };
+        println!("{REVIEWS} reviews over {lanes} connections");
+        let connections = endpoint.connect_many(lanes).await?;
+        let mut questions: Vec<Vec<Review>> = vec![vec![]; lanes];
+        for index in 0..REVIEWS {
+            let all = if index % 4 == 0 { bad() } else { good() };
+            questions[index % lanes].push(all[index % all.len()].clone());
+        }
+        let asked = connections.into_iter().zip(questions).map(|(mut connection, questions)| async move {
+            for review in &questions {
+                let answer = connection.review(review.path, review.body()).await?;
+                response(&answer, &review.uid)?;
+            }
+            Ok::<usize, anyhow::Error>(questions.len())
+        });
+        let answered = join_all(asked).await.into_iter().sum::<Result<usize>>()?;
+        ensure!(answered == REVIEWS, "{answered} of {REVIEWS} were answered");
+        Ok(())
+    });
+}

@@ -1,0 +1,58 @@
+//! Objects in reviews, as kube-apiserver sends them: their metadata is complete.
+
+use serde_json::{Value, json};
+
+fn metadata(name: &str) -> Value {
+    json!({
+        "name": name, "namespace": "default", "uid": "3f5b9a0e-77aa-4a0b-9a1b-3d1f0c1e2d3c", "generation": 1,
+        "creationTimestamp": "2026-01-02T03:04:05Z",
+    })
+}
+
+fn spec() -> Value {
+    json!({
+        "domain": {
+            "devices": {
+                "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
+                "interfaces": [{"name": "default", "masquerade": {}}],
+            },
+            "memory": {"guest": "128Mi"},
+        },
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [{"name": "root", "containerDisk": {"image": "registry.example/disk:1"}}],
+    })
+}
+
+/// A virtual machine that breaks no rule.
+pub fn vm() -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": metadata("vm"),
+        "spec": {"runStrategy": "Halted", "template": {"metadata": {"labels": {"app": "a"}}, "spec": spec()}},
+    })
+}
+
+/// A virtual machine whose disk has no volume.
+pub fn impossible_vm() -> Value {
+    let mut vm = vm();
+    vm["spec"]["template"]["spec"]["domain"]["devices"]["disks"][0]["name"] = json!("other");
+    vm
+}
+
+/// A machine instance that breaks no rule.
+pub fn vmi() -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": metadata("vmi"), "spec": spec(),
+    })
+}
+
+/// A replica set that breaks no rule.
+pub fn replica_set() -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "metadata": metadata("set"),
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": {"app": "a"}},
+            "template": {"metadata": {"labels": {"app": "a"}}, "spec": spec()},
+        },
+    })
+}

@@ -1,0 +1,73 @@
+//! Specs of machines: defaults are set once and for all, and the rules find their words.
+//!
+//! Input: a spec as JSON.
+
+#![no_main]
+
+use admission::{causes::Causes, defaults, replica_set, rules, unsupported, vm, vmi};
+use api::{
+    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet, VirtualMachineInstanceSpec,
+    config::ClusterConfig,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use libfuzzer_sys::{Corpus, fuzz_target};
+use serde_json::{Value, json};
+
+fn told(causes: &Causes) {
+    for cause in causes.as_slice() {
+        assert!(!cause.message.is_empty(), "a cause without a message at {}", cause.field);
+    }
+}
+
+fuzz_target!(|input: &[u8]| -> Corpus {
+    let Ok(value) = serde_json::from_slice::<Value>(input) else { return Corpus::Reject };
+    let Ok(spec) = serde_json::from_value::<VirtualMachineInstanceSpec>(value.clone()) else { return Corpus::Reject };
+    let config = ClusterConfig::default();
+    let fresh = defaults::Fresh {
+        now: Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH),
+        uuid: "11111111-1111-4111-8111-111111111111".to_owned(),
+        serial: "22222222-2222-4222-8222-222222222222".to_owned(),
+    };
+
+    told(&rules::spec("spec", &spec, &config));
+    told(&rules::discontinued(&spec, "spec", &config));
+    let mut causes = Causes::new();
+    unsupported::spec("spec", &spec, &mut causes);
+    told(&causes);
+
+    let complete = |spec: &mut VirtualMachineInstanceSpec| {
+        if defaults::spec(spec, &config).is_ok() {
+            defaults::machine::set(spec, &config, &fresh);
+        }
+    };
+    let mut once = spec.clone();
+    complete(&mut once);
+    let mut twice = once.clone();
+    complete(&mut twice);
+    let (once_wire, twice) = (serde_json::to_value(&once), serde_json::to_value(&twice));
+    assert_eq!(once_wire.ok(), twice.ok(), "defaults change again");
+    told(&rules::spec("spec", &once, &config));
+
+    let machine: VirtualMachineInstance = VirtualMachineInstance { spec: once, ..Default::default() };
+    told(&vmi::create_causes(&machine, &config, false));
+    let template = json!({"metadata": {"labels": {"app": "a"}}, "spec": value});
+    if let Ok(vm) = serde_json::from_value::<VirtualMachine>(
+        json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {}, "spec": {"running": true, "template": template}}),
+    ) {
+        let mut completed = vm.clone();
+        vm::set_defaults(&mut completed, &config, true, &fresh);
+        if let Ok(causes) = vm::causes(&completed, None, &config, false) {
+            told(&causes);
+        }
+        if let Ok(causes) = vm::causes(&completed, Some(&vm), &config, false) {
+            told(&causes);
+        }
+    }
+    if let Ok(set) = serde_json::from_value::<VirtualMachineInstanceReplicaSet>(
+        json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "metadata": {},
+            "spec": {"selector": {"matchLabels": {"app": "a"}}, "template": template}}),
+    ) {
+        told(&replica_set::causes(&set, &config, true));
+    }
+    Corpus::Keep
+});
