@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story};
-use http::{Method, Request};
+use anyhow::{Context, ensure};
+use ferrovirt_e2e_tests::story;
+use http::Method;
 use serde_json::{Value, json};
 
 use crate::manifests;
@@ -18,7 +18,7 @@ fn guest_reboots_by_soft_reboot_and_by_reset() {
             let mut console = s.console_again("box", "root", "ferrovirt").await?;
             console.run("touch /tmp/before").await?;
             console.leave().await?;
-            let (code, said) = put(s, "virtualmachineinstances/box", action, &json!({})).await?;
+            let (code, said) = s.ask(&Method::PUT, "virtualmachineinstances/box", action, &json!({})).await?;
             ensure!(code == 200, "{action}: {code} {said}");
             // A file in memory is gone when the guest has booted anew.
             let deadline = tokio::time::Instant::now() + Duration::from_secs(90);
@@ -50,7 +50,7 @@ fn dry_runs_change_nothing() {
             ("virtualmachines/box", "restart"),
             ("virtualmachineinstances/box", "pause"),
         ] {
-            let (code, said) = put(s, object, action, &dry).await?;
+            let (code, said) = s.ask(&Method::PUT, object, action, &dry).await?;
             ensure!(code < 300, "{action}: {code} {said}");
         }
         tokio::time::sleep(Duration::from_secs(3)).await;
@@ -99,7 +99,7 @@ fn wrong_state_is_answered_with_a_conflict_and_unknown_machine_with_not_found() 
             (Method::GET, "virtualmachines/off", "no-such-subresource", Value::Null, [404, 404]),
             (Method::DELETE, "virtualmachines/off", "start", Value::Null, [405, 405]),
         ] {
-            let (code, status) = call(s, &method, object, subresource, &body).await?;
+            let (code, status) = s.ask(&method, object, subresource, &body).await?;
             ensure!(codes.contains(&code), "{method} {object}/{subresource}: {code} {status}");
             ensure!(!status.trim().is_empty(), "{method} {object}/{subresource}: {code} without a word");
         }
@@ -121,7 +121,7 @@ fn what_is_not_available_yet_says_so() {
             ("virtualmachines/box", "memorydump", json!({"claimName": "dump"})),
             ("virtualmachineinstances/box", "backup", json!({})),
         ] {
-            let (code, said) = put(s, object, subresource, &body).await?;
+            let (code, said) = s.ask(&Method::PUT, object, subresource, &body).await?;
             ensure!((400..600).contains(&code), "{object}/{subresource} was accepted: {code} {said}");
             ensure!(!said.trim().is_empty(), "{object}/{subresource}: {code} without a word");
         }
@@ -134,13 +134,13 @@ fn specification_is_expanded_and_the_objects_of_a_machine_are_told() {
     story("queries", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
         s.wait_running("box").await?;
-        let (code, expanded) = call(s, &Method::GET, "virtualmachines/box", "expand-spec", &Value::Null).await?;
+        let (code, expanded) = s.ask(&Method::GET, "virtualmachines/box", "expand-spec", &Value::Null).await?;
         ensure!(code == 200, "expand-spec: {code} {expanded}");
         let expanded: Value = serde_json::from_str(&expanded).context("expand-spec is not JSON")?;
         ensure!(expanded["kind"] == "VirtualMachine", "{}", expanded["kind"]);
         ensure!(expanded["spec"]["template"]["spec"]["domain"]["memory"]["guest"] == "128Mi", "{expanded}");
         for object in ["virtualmachines/box", "virtualmachineinstances/box"] {
-            let (code, graph) = call(s, &Method::GET, object, "objectgraph", &Value::Null).await?;
+            let (code, graph) = s.ask(&Method::GET, object, "objectgraph", &Value::Null).await?;
             ensure!(code == 200, "objectgraph: {code} {graph}");
             ensure!(graph.contains("box"), "{graph}");
         }
@@ -150,20 +150,4 @@ fn specification_is_expanded_and_the_objects_of_a_machine_are_told() {
 
 fn condition<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
     object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == name)
-}
-
-async fn put(s: &Story, object: &str, subresource: &str, body: &Value) -> Result<(u16, String)> {
-    call(s, &Method::PUT, object, subresource, body).await
-}
-
-/// Status and text of a call of a subresource.
-async fn call(s: &Story, method: &Method, object: &str, subresource: &str, body: &Value) -> Result<(u16, String)> {
-    let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{}/{object}/{subresource}", s.namespace);
-    let request = Request::builder().method(method).uri(&path).header("Content-Type", "application/json");
-    let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(body)? };
-    match s.client.request_text(request.body(body)?).await {
-        Ok(text) => Ok((200, text)),
-        Err(kube::Error::Api(status)) => Ok((status.code, status.message)),
-        Err(error) => Err(error).with_context(|| format!("{method} {path}")),
-    }
 }

@@ -95,3 +95,22 @@ fn second_controller_leads_when_the_first_is_gone() {
         Ok(())
     });
 }
+
+#[test]
+fn streams_end_with_virt_api_and_can_be_opened_again() {
+    story_alone("apigone", async |s| {
+        s.apply(&manifests::kernel_vmi("box")).await?;
+        s.wait_running("box").await?;
+        let mut console = s.console("box")?;
+        console.login("root", "ferrovirt").await?;
+        let pods: Pods = Api::namespaced(s.client.clone(), "kubevirt");
+        let labels = ListParams::default().labels("kubevirt.io=virt-api");
+        for pod in pods.list(&labels).await? {
+            pods.delete(&pod.metadata.name.unwrap_or_default(), &DeleteParams::default().grace_period(0)).await?;
+        }
+        let end = console.wait_end(Duration::from_secs(15)).await?;
+        ensure!(!end.success(), "a console whose server is gone ends with an error");
+        let console = s.console_again("box", "root", "ferrovirt").await?;
+        console.leave().await
+    });
+}
