@@ -60,7 +60,7 @@ enum Way {
     /// A pod's address, dialled from the network namespace of the API server.
     Namespace(PathBuf, SocketAddr),
     /// A pod's port, through the API server.
-    Forward(Api<Pod>, String, u16),
+    Forward(Box<Api<Pod>>, String, u16),
 }
 
 /// What came back.
@@ -138,7 +138,7 @@ impl Endpoint {
         let host = format!("{}.{}.svc", service.name, service.namespace);
         let way = match control_namespace()? {
             Some(namespace) => Way::Namespace(namespace, SocketAddr::new(address.parse()?, port)),
-            None => Way::Forward(pods, pod.metadata.name.context("pod without name")?, port),
+            None => Way::Forward(Box::new(pods), pod.metadata.name.context("pod without name")?, port),
         };
         Ok(Self {
             way,

@@ -21,7 +21,7 @@ fn a_thousand_concurrent_reviews_are_answered() {
         let connections = endpoint.connect_many(lanes).await?;
         let mut questions: Vec<Vec<Review>> = vec![vec![]; lanes];
         for index in 0..REVIEWS {
-            let all = if index % 4 == 0 { bad() } else { good() };
+            let all = if index.is_multiple_of(4) { bad() } else { good() };
             questions[index % lanes].push(all[index % all.len()].clone());
         }
         let asked = connections.into_iter().zip(questions).map(|(mut connection, questions)| async move {

@@ -11,6 +11,8 @@ fn metadata(name: &str) -> Value {
 
 fn spec() -> Value {
     json!({
+        // Validation comes after the defaults, and some rules rest on them.
+        "architecture": "amd64",
         "domain": {
             "devices": {
                 "disks": [{"name": "root", "disk": {"bus": "virtio"}}],

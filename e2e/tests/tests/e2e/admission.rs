@@ -45,7 +45,6 @@ struct Manifest {
     defaults: Vec<Default>,
 }
 
-#[expect(clippy::too_many_lines, reason = "it is a table")]
 fn accepted() -> Vec<Manifest> {
     vec![
         Manifest {
@@ -402,7 +401,6 @@ fn plain() -> Value {
 }
 
 /// A change of the plain machine's template that makes it wrong, and what the refusal names.
-#[expect(clippy::too_many_lines, reason = "it is a table")]
 fn wrong() -> Vec<(Value, &'static str)> {
     let domain = |domain: Value| json!({"domain": domain});
     let devices = |devices: Value| json!({"domain": {"devices": devices}});
