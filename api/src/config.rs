@@ -244,6 +244,8 @@ pub struct ClusterConfig {
     pub vga_display_for_efi: bool,
     /// Whether virt-template is not switched off; its gate counts too.
     pub virt_template: bool,
+    /// Whether components may be profiled.
+    pub cluster_profiler: bool,
     /// Feature gates turned on.
     pub feature_gates: Vec<String>,
     /// Feature gates turned off.
@@ -329,6 +331,7 @@ impl Default for ClusterConfig {
             tls: TlsConfiguration::default(),
             vga_display_for_efi: false,
             virt_template: true,
+            cluster_profiler: false,
             feature_gates: Vec::new(),
             disabled_feature_gates: Vec::new(),
             log_verbosity: LogVerbosity::default(),
@@ -426,6 +429,7 @@ impl ClusterConfig {
             return Ok(());
         };
         self.use_emulation = developer.use_emulation;
+        self.cluster_profiler = developer.cluster_profiler;
         self.feature_gates.clone_from(&developer.feature_gates);
         self.disabled_feature_gates.clone_from(&developer.disabled_feature_gates);
         self.node_selectors.clone_from(&developer.node_selectors);

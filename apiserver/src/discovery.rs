@@ -3,14 +3,15 @@
 //! All of it is open to everybody, as on kube-apiserver, and lists only what is served. kube-apiserver reads the
 //! resource lists and merges them into its own discovery; without them kubectl cannot resolve short names.
 
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use serde_json::{Value, json};
 
 use crate::{
-    error::{empty_response, json_response},
-    openapi,
-    path::{GROUP, Subresource, VERSIONS},
+    endpoint::Subresource,
+    error::{ApiError, empty_response, json_response, text_response},
+    negotiation, openapi,
+    path::{GROUP, VERSIONS},
 };
 
 /// A document that needs no authorization.
@@ -26,14 +27,31 @@ pub enum Document {
     Resources(&'static str),
     /// `…/<v>/version`
     Version,
+    /// `…/<v>/guestfs`
+    GuestFs,
     /// `/healthz`, `…/<v>/healthz`
     Health,
+    /// `…/<v>/start-cluster-profiler` and the like, and those of this process alone
+    Profiler(Profiler),
     /// `/openapi/v2`
     OpenApiV2,
     /// `/openapi/v3`
     OpenApiV3Root,
     /// `/openapi/v3/apis/subresources.kubevirt.io/<v>`
     OpenApiV3(&'static str),
+}
+
+/// What is asked of a profiler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profiler {
+    /// Begin.
+    Start,
+    /// End.
+    Stop,
+    /// Results of all processes.
+    DumpCluster,
+    /// Results of this process.
+    Dump,
 }
 
 /// The open document at exactly this path.
@@ -45,6 +63,9 @@ pub fn find(path: &str) -> Option<Document> {
         "/healthz" => return Some(Document::Health),
         "/openapi/v2" => return Some(Document::OpenApiV2),
         "/openapi/v3" => return Some(Document::OpenApiV3Root),
+        "/start-profiler" => return Some(Document::Profiler(Profiler::Start)),
+        "/stop-profiler" => return Some(Document::Profiler(Profiler::Stop)),
+        "/dump-profiler" => return Some(Document::Profiler(Profiler::Dump)),
         _ => {}
     }
     if let Some(rest) = path.strip_prefix("/openapi/v3/apis/").and_then(|rest| rest.strip_prefix(GROUP)) {
@@ -57,9 +78,18 @@ pub fn find(path: &str) -> Option<Document> {
     let rest = rest.strip_prefix('/')?;
     match rest.split_once('/') {
         None => version(rest).map(Document::Resources),
-        Some((v, "version")) => version(v).map(|_| Document::Version),
-        Some((v, "healthz")) => version(v).map(|_| Document::Health),
-        Some(_) => None,
+        Some((v, rest)) => {
+            version(v)?;
+            match rest {
+                "version" => Some(Document::Version),
+                "healthz" => Some(Document::Health),
+                "guestfs" => Some(Document::GuestFs),
+                "start-cluster-profiler" => Some(Document::Profiler(Profiler::Start)),
+                "stop-cluster-profiler" => Some(Document::Profiler(Profiler::Stop)),
+                "dump-cluster-profiler" => Some(Document::Profiler(Profiler::DumpCluster)),
+                _ => None,
+            }
+        }
     }
 }
 
@@ -67,19 +97,25 @@ fn version(text: &str) -> Option<&'static str> {
     VERSIONS.into_iter().find(|version| *version == text)
 }
 
-/// The answer, for each document but the health, which has to ask the API server first.
+/// The answer to any method but GET and HEAD.
+pub fn refuse_method(method: &Method) -> Option<Response> {
+    match *method {
+        Method::GET | Method::HEAD => None,
+        Method::OPTIONS => {
+            let mut response = empty_response(StatusCode::OK);
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET"));
+            Some(response)
+        }
+        _ => Some(ApiError::WrongMethod("GET").into_response()),
+    }
+}
+
+/// The answer, for each document that needs to know nothing.
 #[must_use]
-pub fn serve(document: Document, method: &Method, headers: &HeaderMap, query: Option<&str>) -> Response {
-    if *method == Method::OPTIONS {
-        let mut response = empty_response(StatusCode::OK);
-        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET"));
-        return response;
-    }
-    if !matches!(*method, Method::GET | Method::HEAD) {
-        return empty_response(StatusCode::METHOD_NOT_ALLOWED);
-    }
+pub fn serve(document: Document, headers: &HeaderMap, query: Option<&str>) -> Response {
     match document {
         Document::Root => json_response(StatusCode::OK, &root()),
+        Document::Groups if negotiation::accepts_aggregated_discovery(headers) => aggregated(),
         Document::Groups => json_response(StatusCode::OK, &json!({"kind": "APIGroupList", "groups": [group()]})),
         Document::Group => json_response(StatusCode::OK, &group()),
         Document::Resources(version) => json_response(StatusCode::OK, &resources(version)),
@@ -87,7 +123,24 @@ pub fn serve(document: Document, method: &Method, headers: &HeaderMap, query: Op
         Document::OpenApiV2 => openapi::v2(headers),
         Document::OpenApiV3Root => openapi::v3_root(),
         Document::OpenApiV3(version) => openapi::v3(version, headers, query),
-        Document::Health => empty_response(StatusCode::NOT_FOUND),
+        Document::Health | Document::GuestFs | Document::Profiler(_) => ApiError::NoSuchPath.into_response(),
+    }
+}
+
+/// The answer of a profiler, of which there is none yet. `enabled`: whether the cluster's configuration allows it.
+#[must_use]
+pub fn profiler(profiler: Profiler, enabled: bool) -> Response {
+    let what = match profiler {
+        Profiler::Start => "Unable to start profiler.",
+        Profiler::Stop => "Unable to stop profiler.",
+        Profiler::DumpCluster => "Unable to dump profiler results.",
+        Profiler::Dump => "Unable to retrieve profiler data.",
+    };
+    if enabled {
+        text_response(StatusCode::NOT_IMPLEMENTED, format!("{what} Profiling is not available yet"))
+    } else {
+        let text = format!("{what} \"ClusterProfiler\" feature gate must be enabled");
+        text_response(StatusCode::FORBIDDEN, text)
     }
 }
 
@@ -113,21 +166,69 @@ fn group() -> Value {
 
 fn resources(version: &str) -> Value {
     // Kinds and verbs are empty on purpose: a list with verbs would make kubectl offer subresources as resources.
-    let resources = Subresource::ALL.map(|subresource| {
-        json!({
-            "name": format!("{}/{}", subresource.resource(), subresource.name()),
-            "singularName": "",
-            "namespaced": true,
-            "kind": "",
-            "verbs": null,
+    let resources = listed()
+        .map(|subresource| {
+            json!({
+                "name": subresource.full_name(),
+                "singularName": "",
+                "namespaced": true,
+                "kind": "",
+                "verbs": null,
+            })
         })
-    });
+        .collect::<Vec<_>>();
     json!({
         "kind": "APIResourceList",
         "apiVersion": "v1",
         "groupVersion": format!("{GROUP}/{version}"),
         "resources": resources,
     })
+}
+
+/// What discovery names.
+fn listed() -> impl Iterator<Item = Subresource> {
+    Subresource::ALL.into_iter().take(Subresource::LISTED)
+}
+
+/// Discovery in one document, `apidiscovery.k8s.io/v2`. It says what kube-apiserver makes of the lists of each version.
+fn aggregated() -> Response {
+    // Older clients fail where a kind is missing altogether.
+    let kind = || json!({"group": "", "version": "", "kind": ""});
+    let mut resources: Vec<Value> = Vec::new();
+    for subresource in listed() {
+        let endpoint = subresource.endpoint();
+        let at = resources.iter().position(|found| found["resource"] == endpoint.resource).unwrap_or(resources.len());
+        if at == resources.len() {
+            resources.push(json!({
+                "resource": endpoint.resource,
+                "responseKind": kind(),
+                "scope": "Namespaced",
+                "singularResource": "",
+                "verbs": [],
+            }));
+        }
+        if endpoint.name.is_empty() {
+            continue;
+        }
+        let entry = json!({"subresource": endpoint.name, "responseKind": kind(), "verbs": []});
+        match resources.get_mut(at).and_then(|parent| parent["subresources"].as_array_mut()) {
+            Some(subresources) => subresources.push(entry),
+            None => resources[at]["subresources"] = json!([entry]),
+        }
+    }
+    let versions =
+        VERSIONS.map(|version| json!({"version": version, "freshness": "Current", "resources": resources.clone()}));
+    let document = json!({
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {},
+        "items": [{"metadata": {"name": GROUP}, "versions": versions}],
+    });
+    let mut response = json_response(StatusCode::OK, &document);
+    let kind = HeaderValue::from_static("application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
+    response
 }
 
 /// What was built, in the form of Kubernetes version documents.
@@ -175,6 +276,13 @@ mod tests {
             ("/apis/subresources.kubevirt.io/v1/version", Some(Document::Version)),
             ("/apis/subresources.kubevirt.io/v1alpha3/healthz", Some(Document::Health)),
             ("/apis/subresources.kubevirt.io/v2/healthz", None),
+            ("/apis/subresources.kubevirt.io/v1/guestfs", Some(Document::GuestFs)),
+            ("/apis/subresources.kubevirt.io/v1/guestfs/", None),
+            (
+                "/apis/subresources.kubevirt.io/v1/dump-cluster-profiler",
+                Some(Document::Profiler(Profiler::DumpCluster)),
+            ),
+            ("/stop-profiler", Some(Document::Profiler(Profiler::Stop))),
             ("/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/start", None),
             ("/openapi/v2", Some(Document::OpenApiV2)),
             ("/openapi/v3", Some(Document::OpenApiV3Root)),
@@ -193,9 +301,58 @@ mod tests {
         assert_eq!(list["groupVersion"], "subresources.kubevirt.io/v1alpha3");
         let names =
             list["resources"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect::<Vec<_>>();
-        assert!(names.contains(&"virtualmachines/start"));
-        assert!(names.contains(&"virtualmachineinstances/vnc/screenshot"));
-        assert_eq!(names.len(), Subresource::ALL.len());
+        assert_eq!(names.len(), 31);
+        assert_eq!(names[0], "expand-vm-spec");
+        assert_eq!(names[13], "virtualmachines/start");
+        assert_eq!(names[30], "virtualmachineinstances/evacuate/cancel");
+        // Served, but never named.
+        assert!(!names.contains(&"virtualmachineinstances/usbredir"));
+    }
+
+    #[tokio::test]
+    async fn aggregated_discovery_says_the_same_as_the_lists() {
+        let mut headers = HeaderMap::new();
+        let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+        headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
+        let response = serve(Document::Groups, &headers, None);
+        assert_eq!(response.headers()[header::CONTENT_TYPE], accept);
+        let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        let document: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(document["items"][0]["metadata"]["name"], GROUP);
+        for version in document["items"][0]["versions"].as_array().unwrap() {
+            let mut names = Vec::new();
+            for resource in version["resources"].as_array().unwrap() {
+                let parent = resource["resource"].as_str().unwrap();
+                match resource["subresources"].as_array() {
+                    Some(children) => {
+                        names.extend(
+                            children.iter().map(|c| format!("{parent}/{}", c["subresource"].as_str().unwrap())),
+                        );
+                    }
+                    None => names.push(parent.to_owned()),
+                }
+            }
+            let mut expected = listed().map(Subresource::full_name).collect::<Vec<_>>();
+            names.sort();
+            expected.sort();
+            assert_eq!(names, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn profiler_says_what_it_takes() {
+        let response = profiler(Profiler::DumpCluster, false);
+        assert_eq!(response.status(), StatusCode::FORBIDDEN);
+        let body = axum::body::to_bytes(response.into_body(), 1 << 10).await.unwrap();
+        assert_eq!(body, r#"Unable to dump profiler results. "ClusterProfiler" feature gate must be enabled"#);
+        assert_eq!(profiler(Profiler::Start, true).status(), StatusCode::NOT_IMPLEMENTED);
+    }
+
+    #[test]
+    fn documents_are_only_read() {
+        assert!(refuse_method(&Method::GET).is_none());
+        assert_eq!(refuse_method(&Method::OPTIONS).unwrap().status(), StatusCode::OK);
+        assert_eq!(refuse_method(&Method::POST).unwrap().status(), StatusCode::METHOD_NOT_ALLOWED);
     }
 
     #[test]

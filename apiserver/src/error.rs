@@ -20,6 +20,8 @@ pub enum Kind {
     VirtualMachine,
     /// `virtualmachineinstance`
     VirtualMachineInstance,
+    /// `persistentvolumeclaim`
+    PersistentVolumeClaim,
 }
 
 impl Kind {
@@ -29,6 +31,7 @@ impl Kind {
         match self {
             Self::VirtualMachine => "virtualmachine",
             Self::VirtualMachineInstance => "virtualmachineinstance",
+            Self::PersistentVolumeClaim => "persistentvolumeclaim",
         }
     }
 }
@@ -67,6 +70,29 @@ pub enum ApiError {
     /// 400: the request makes no sense.
     #[error("{0}")]
     BadRequest(String),
+    /// 400: the object that was sent is not valid.
+    #[error("{message}")]
+    Invalid {
+        /// What it is not.
+        message: String,
+        /// What is wrong with it.
+        causes: Vec<String>,
+    },
+    /// 404: no such path.
+    #[error("the server could not find the requested resource")]
+    NoSuchPath,
+    /// 405: the path is served with this other method.
+    #[error("the server does not allow this method on the requested resource")]
+    WrongMethod(&'static str),
+    /// 406: the client takes no JSON.
+    #[error("only the following media types are accepted: application/json")]
+    NotAcceptable,
+    /// 415: the body is no JSON.
+    #[error("the body of the request was in an unknown format - accepted media types include: application/json")]
+    UnsupportedMediaType,
+    /// 501: a valid request for something that does not exist yet.
+    #[error("{0} is not available yet")]
+    NotAvailable(&'static str),
     /// 429: as many streams as this process carries.
     #[error("{0}")]
     TooManyRequests(String),
@@ -98,7 +124,12 @@ impl ApiError {
             Self::NotFound { .. } => StatusCode::NOT_FOUND,
             Self::Conflict { .. } => StatusCode::CONFLICT,
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::BadRequest(_) | Self::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Self::NoSuchPath => StatusCode::NOT_FOUND,
+            Self::WrongMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::NotAcceptable => StatusCode::NOT_ACCEPTABLE,
+            Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::NotAvailable(_) => StatusCode::NOT_IMPLEMENTED,
             Self::TooManyRequests(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -108,10 +139,14 @@ impl ApiError {
     #[must_use]
     pub const fn reason(&self) -> &'static str {
         match self {
-            Self::NotFound { .. } => "NotFound",
+            Self::NotFound { .. } | Self::NoSuchPath => "NotFound",
             Self::Conflict { .. } => "Conflict",
             Self::Forbidden { .. } => "Forbidden",
-            Self::BadRequest(_) => "BadRequest",
+            Self::BadRequest(_) | Self::Invalid { .. } => "BadRequest",
+            Self::WrongMethod(_) => "MethodNotAllowed",
+            Self::NotAcceptable => "NotAcceptable",
+            Self::UnsupportedMediaType => "UnsupportedMediaType",
+            Self::NotAvailable(_) => "NotImplemented",
             Self::TooManyRequests(_) => "TooManyRequests",
             Self::Internal(_) => "InternalError",
         }
@@ -134,7 +169,17 @@ impl ApiError {
                 Some(json!({"name": name, "group": GROUP, "kind": kind.singular()}))
             }
             Self::Internal(message) => Some(json!({"causes": [{"message": message}]})),
-            Self::BadRequest(_) | Self::TooManyRequests(_) => None,
+            Self::Invalid { causes, .. } => {
+                let causes = causes.iter().map(|message| json!({"message": message})).collect::<Vec<_>>();
+                Some(json!({"causes": causes}))
+            }
+            Self::BadRequest(_)
+            | Self::TooManyRequests(_)
+            | Self::NoSuchPath
+            | Self::WrongMethod(_)
+            | Self::NotAcceptable
+            | Self::UnsupportedMediaType
+            | Self::NotAvailable(_) => None,
         };
         if let (Some(details), Some(body)) = (details, body.as_object_mut()) {
             body.insert("details".to_owned(), details);
@@ -145,7 +190,11 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        json_response(self.status(), &self.body())
+        let mut response = json_response(self.status(), &self.body());
+        if let Self::WrongMethod(right) = self {
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(right));
+        }
+        response
     }
 }
 
@@ -198,6 +247,13 @@ mod tests {
             ),
             (ApiError::BadRequest("VMI is not running".into()), 400, "VMI is not running"),
             (ApiError::Internal("boom".into()), 500, "Internal error occurred: boom"),
+            (ApiError::NotAvailable("live migration"), 501, "live migration is not available yet"),
+            (ApiError::NoSuchPath, 404, "the server could not find the requested resource"),
+            (
+                ApiError::not_found(Kind::PersistentVolumeClaim, "a"),
+                404,
+                r#"persistentvolumeclaim.kubevirt.io "a" not found"#,
+            ),
         ];
         for (error, code, message) in cases {
             let body = error.body();
@@ -210,5 +266,12 @@ mod tests {
         assert_eq!(details, json!({"name": "a", "group": "kubevirt.io", "kind": "virtualmachine"}));
         let details = ApiError::Internal("boom".into()).body()["details"].clone();
         assert_eq!(details, json!({"causes": [{"message": "boom"}]}));
+        let invalid = ApiError::Invalid { message: "no".into(), causes: vec!["a".into(), "b".into()] };
+        assert_eq!(invalid.body()["details"], json!({"causes": [{"message": "a"}, {"message": "b"}]}));
+        let wrong = ApiError::WrongMethod("PUT").into_response();
+        assert_eq!(
+            (wrong.status(), &wrong.headers()[header::ALLOW]),
+            (StatusCode::METHOD_NOT_ALLOWED, &HeaderValue::from_static("PUT"))
+        );
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
-use http::{Method, Request, StatusCode, header};
+use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::{
     body::Incoming,
@@ -24,11 +24,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
+use serde_json::Value;
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
 use tokio_tungstenite::{WebSocketStream, tungstenite::protocol::Role};
 
-use crate::websocket;
+use crate::{address, websocket};
 
 /// Port of the agent's console and lifecycle server.
 const PORT: u16 = 8186;
@@ -41,6 +42,8 @@ const MAX_ERROR: usize = 4096;
 /// Largest picture taken from the agent: 8K in 32 bit, not compressed at all, is 127 MiB; as PNG a desktop stays far
 /// below this.
 const MAX_SCREENSHOT: usize = 64 << 20;
+/// Largest document taken from the agent: lists of a guest's users and file systems.
+const MAX_DOCUMENT: usize = 4 << 20;
 /// Most pods looked at on one node.
 const MAX_PODS: u32 = 16;
 
@@ -81,6 +84,12 @@ pub enum HandlerError {
     /// The request could not be put together.
     #[error("request to virt-handler is not valid: {0}")]
     Request(#[from] http::Error),
+    /// The answer broke off or is too long.
+    #[error("answer of virt-handler cannot be read: {0}")]
+    Body(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The answer is no JSON.
+    #[error("answer of virt-handler is no JSON: {0}")]
+    Document(#[source] serde_json::Error),
     /// The agent took too long.
     #[error("virt-handler on node {0} took too long")]
     Timeout(String),
@@ -139,10 +148,10 @@ impl HandlerClient {
         Self { pods: Api::namespaced(client, namespace), tls: TlsConnector::from(tls) }
     }
 
-    /// Makes the agent do something that has no answer (PUT).
-    pub async fn call(&self, target: Target<'_>, action: &str) -> Result<(), HandlerError> {
+    /// Makes the agent do something that has no answer (PUT). `body` is what the client sent, or nothing.
+    pub async fn call(&self, target: Target<'_>, action: &str, body: Bytes) -> Result<(), HandlerError> {
         self.bounded(target, async {
-            let response = self.send(target, Method::PUT, action).await?;
+            let response = self.send(target, Method::PUT, action, body).await?;
             let status = response.status();
             if status.is_success() {
                 return Ok(());
@@ -152,23 +161,35 @@ impl HandlerClient {
         .await
     }
 
-    /// Gets bytes of the agent (GET), passed on as they come, up to a limit.
-    pub async fn fetch(&self, target: Target<'_>, action: &str) -> Result<Response, HandlerError> {
+    /// Gets a document of the agent (GET).
+    pub async fn fetch(&self, target: Target<'_>, action: &str) -> Result<Value, HandlerError> {
         self.bounded(target, async {
-            let response = self.send(target, Method::GET, action).await?;
-            let (parts, body) = response.into_parts();
-            if !parts.status.is_success() {
-                return Err(HandlerError::Refused { status: parts.status, message: error_text(body).await });
-            }
+            let body = self.get(target, action).await?;
+            let text = Limited::new(body, MAX_DOCUMENT).collect().await.map_err(HandlerError::Body)?.to_bytes();
+            serde_json::from_slice(&text).map_err(HandlerError::Document)
+        })
+        .await
+    }
+
+    /// Gets a picture from the agent (GET), passed on as it comes, up to a limit.
+    pub async fn picture(&self, target: Target<'_>, action: &str) -> Result<Response, HandlerError> {
+        self.bounded(target, async {
+            let body = self.get(target, action).await?;
             let mut answer = Response::new(Body::new(Limited::new(body, MAX_SCREENSHOT)));
-            for name in [header::CONTENT_TYPE, header::CONTENT_LENGTH] {
-                if let Some(value) = parts.headers.get(&name) {
-                    answer.headers_mut().insert(name, value.clone());
-                }
-            }
+            // Not what the agent says: nothing but a picture may be shown in the name of this server.
+            answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("image/png"));
             Ok(answer)
         })
         .await
+    }
+
+    async fn get(&self, target: Target<'_>, action: &str) -> Result<Incoming, HandlerError> {
+        let (parts, body) = self.send(target, Method::GET, action, Bytes::new()).await?.into_parts();
+        if parts.status.is_success() {
+            Ok(body)
+        } else {
+            Err(HandlerError::Refused { status: parts.status, message: error_text(body).await })
+        }
     }
 
     /// Opens a stream. `action` may carry a query.
@@ -201,6 +222,7 @@ impl HandlerClient {
         target: Target<'_>,
         method: Method,
         action: &str,
+        body: Bytes,
     ) -> Result<hyper::Response<Incoming>, HandlerError> {
         let (mut sender, host) = self.connect(target.node).await?;
         let request = Request::builder()
@@ -208,7 +230,8 @@ impl HandlerClient {
             .uri(target.path(action))
             .header(header::HOST, host)
             .header(header::CONNECTION, "close")
-            .body(Body::empty())?;
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body))?;
         Ok(sender.send_request(request).await?)
     }
 
@@ -261,12 +284,11 @@ fn agent_address(pods: &[Pod], node: &str) -> Result<IpAddr, HandlerError> {
         ([], []) => return Err(HandlerError::NoPod(node.to_owned())),
         ([], more) | (more, _) => return Err(HandlerError::ManyPods(more.len())),
     };
-    let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
-    address
-        .parse::<IpAddr>()
+    let ip = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
+    ip.parse::<IpAddr>()
         .ok()
-        .filter(|ip| is_dialable(*ip))
-        .ok_or_else(|| HandlerError::Address { node: node.to_owned(), address })
+        .filter(|ip| address::is_dialable(*ip))
+        .ok_or_else(|| HandlerError::Address { node: node.to_owned(), address: ip })
 }
 
 fn is_agent(pod: &Pod, node: &str) -> bool {
@@ -280,19 +302,6 @@ fn is_agent(pod: &Pod, node: &str) -> bool {
             && owner.name == "virt-handler"
     });
     on_node && labelled && owned
-}
-
-/// Whether an address can be a pod's. Loopback and link-local ones are what an attacker would want dialled.
-fn is_dialable(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => {
-            !(ip.is_loopback() || ip.is_link_local() || ip.is_multicast() || ip.is_unspecified() || ip.is_broadcast())
-        }
-        IpAddr::V6(ip) => match ip.to_ipv4_mapped() {
-            Some(ip) => is_dialable(IpAddr::V4(ip)),
-            None => !(ip.is_loopback() || ip.is_unicast_link_local() || ip.is_multicast() || ip.is_unspecified()),
-        },
-    }
 }
 
 #[cfg(test)]
@@ -354,18 +363,8 @@ mod tests {
     }
 
     #[test]
-    fn cve_2026_13318_addresses_that_no_pod_has_are_refused() {
-        for address in [
-            "127.0.0.1",
-            "169.254.169.254",
-            "224.0.0.1",
-            "0.0.0.0",
-            "::1",
-            "fe80::1",
-            "::ffff:169.254.169.254",
-            "",
-            "x",
-        ] {
+    fn agent_without_a_usable_address_is_not_dialled() {
+        for address in ["127.0.0.1", "", "x"] {
             assert!(matches!(agent_address(&[pod(address)], "node1"), Err(HandlerError::Address { .. })), "{address}");
         }
     }

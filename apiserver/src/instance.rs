@@ -2,19 +2,25 @@
 //!
 //! Pure checks, in the order and with the words that clients of the API know.
 
-use api::{constants::condition, enums::VmiPhase, vm::spec::VirtualMachine, vmi::spec::VirtualMachineInstance};
+use api::{
+    constants::condition, enums::VmiPhase, subresources::FreezeUnfreezeTimeout, vm::spec::VirtualMachine,
+    vmi::spec::VirtualMachineInstance,
+};
 
 use crate::error::{ApiError, Kind};
 
-fn phase(vmi: &VirtualMachineInstance) -> VmiPhase {
+/// Place in the life of the machine.
+pub fn phase(vmi: &VirtualMachineInstance) -> VmiPhase {
     vmi.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default()
 }
 
-fn conflict(vmi: &VirtualMachineInstance, message: impl Into<String>) -> ApiError {
+/// 409 for this machine.
+pub fn conflict(vmi: &VirtualMachineInstance, message: impl Into<String>) -> ApiError {
     ApiError::conflict(Kind::VirtualMachineInstance, vmi.metadata.name.as_deref().unwrap_or_default(), message)
 }
 
-fn has_condition(vmi: &VirtualMachineInstance, name: &str) -> bool {
+/// Whether a condition is true.
+pub fn has_condition(vmi: &VirtualMachineInstance, name: &str) -> bool {
     let conditions = vmi.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     conditions.iter().any(|condition| condition.type_ == name && condition.is_true())
 }
@@ -116,6 +122,102 @@ pub fn check_soft_reboot(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
         return Err(conflict(vmi, "VMI neither have the agent connected nor the ACPI feature enabled"));
     }
     Ok(())
+}
+
+/// Whether the guest's file systems can be frozen.
+pub fn check_freeze(vmi: &VirtualMachineInstance, options: &FreezeUnfreezeTimeout) -> Result<(), ApiError> {
+    let Some(timeout) = &options.unfreeze_timeout else {
+        return Err(ApiError::BadRequest("Unfreeze timeout in freeze request is not set".to_owned()));
+    };
+    api::duration::parse(timeout)
+        .map_err(|error| ApiError::BadRequest(format!("Unfreeze timeout in freeze request is not valid: {error}")))?;
+    if phase(vmi) != VmiPhase::Running {
+        return Err(conflict(vmi, "VM is not running"));
+    }
+    Ok(())
+}
+
+/// Whether the guest's file systems can be thawed.
+pub fn check_unfreeze(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    if phase(vmi) == VmiPhase::Running { Ok(()) } else { Err(conflict(vmi, "VMI is not running")) }
+}
+
+/// Whether the guest agent can be asked.
+pub fn check_agent(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    if phase(vmi) != VmiPhase::Running {
+        return Err(conflict(vmi, "VMI is not running"));
+    }
+    if !has_condition(vmi, condition::AGENT_CONNECTED) {
+        return Err(conflict(vmi, "VMI does not have guest agent connected"));
+    }
+    Ok(())
+}
+
+/// Whether a USB device of the client can be attached.
+pub fn check_usb_redirection(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    if vmi.spec.architecture.as_deref() == Some("s390x") {
+        return Err(conflict(vmi, "No USB support on s390x"));
+    }
+    if vmi.spec.domain.devices.client_passthrough.is_none() {
+        return Err(conflict(vmi, "Not configured with USB Redirection"));
+    }
+    if phase(vmi) != VmiPhase::Running {
+        return Err(ApiError::BadRequest("VMI is not running".to_owned()));
+    }
+    Ok(())
+}
+
+/// Whether VSOCK ports can be connected to.
+pub fn check_vsock(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    if vmi.spec.domain.devices.autoattach_vsock == Some(true) {
+        Ok(())
+    } else {
+        Err(ApiError::BadRequest("VSOCK is not attached.".to_owned()))
+    }
+}
+
+/// Whether the machine can be backed up.
+pub fn check_backup(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    if phase(vmi) == VmiPhase::Running { Ok(()) } else { Err(conflict(vmi, "VM is not running")) }
+}
+
+/// Whether a checkpoint can be made known again.
+pub fn check_checkpoint(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    let tracking = vmi.status.as_ref().and_then(|status| status.changed_block_tracking.as_ref());
+    if tracking.is_some_and(|tracking| tracking.state == "Enabled") {
+        Ok(())
+    } else {
+        Err(conflict(vmi, "ChangedBlockTracking is not enabled"))
+    }
+}
+
+/// Whether a VM can be moved: it runs.
+pub fn check_migrate(vm: &str, vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    if phase(vmi) == VmiPhase::Running {
+        Ok(())
+    } else {
+        Err(ApiError::conflict(Kind::VirtualMachine, vm, "VM is not running"))
+    }
+}
+
+/// Whether a VM's machine is of the VM and not a stranger of the same name.
+pub fn check_owner(vm: &VirtualMachine, vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    let uid = vm.metadata.uid.as_deref().unwrap_or_default();
+    let mut owners = vmi.metadata.owner_references.iter().flatten();
+    if !uid.is_empty() && owners.any(|owner| owner.controller == Some(true) && owner.uid == uid) {
+        return Ok(());
+    }
+    let name = vm.metadata.name.as_deref().unwrap_or_default();
+    Err(ApiError::Internal(format!("VMI {name} is not owned by the VM of its name")))
+}
+
+/// Whether a VM has a machine.
+pub fn check_created(vm: &VirtualMachine) -> Result<(), ApiError> {
+    if vm.status.as_ref().is_some_and(|status| status.created) {
+        return Ok(());
+    }
+    let name = vm.metadata.name.as_deref().unwrap_or_default();
+    Err(ApiError::conflict(Kind::VirtualMachine, name, "VMI is not started"))
 }
 
 /// Whether the guest can be reset: the node to ask, as [`node`], with words of its own.
@@ -259,6 +361,72 @@ mod tests {
         assert!(
             message.starts_with("Failed to reset non-running VMI with phase Pending: Unable to connect"),
             "{message}"
+        );
+    }
+
+    #[test]
+    fn agent_is_asked_while_it_is_connected() {
+        assert_eq!(check_agent(&with_conditions(&["AgentConnected"])), Ok(()));
+        assert_eq!(check_agent(&plain("Running")), clash("VMI does not have guest agent connected"));
+        assert_eq!(check_agent(&plain("Scheduled")), clash("VMI is not running"));
+    }
+
+    #[test]
+    fn freeze_needs_a_time_limit() {
+        let asked = |timeout: &str| FreezeUnfreezeTimeout { unfreeze_timeout: Some(timeout.into()) };
+        assert_eq!(check_freeze(&plain("Running"), &asked("5m0s")), Ok(()));
+        assert_eq!(check_freeze(&plain("Running"), &asked("0s")), Ok(()));
+        assert_eq!(check_freeze(&plain("Scheduled"), &asked("5m0s")), clash("VM is not running"));
+        assert_eq!(
+            check_freeze(&plain("Running"), &FreezeUnfreezeTimeout::default()),
+            bad("Unfreeze timeout in freeze request is not set")
+        );
+        assert!(check_freeze(&plain("Running"), &asked("soon")).is_err());
+        assert_eq!(check_unfreeze(&plain("Running")), Ok(()));
+        assert_eq!(check_unfreeze(&plain("Failed")), clash("VMI is not running"));
+    }
+
+    #[test]
+    fn usb_and_vsock_need_their_devices() {
+        let with = |devices: Value, phase: &str| vmi(json!({"domain": {"devices": devices}}), json!({"phase": phase}));
+        let usb = json!({"clientPassthrough": {}});
+        assert_eq!(check_usb_redirection(&with(usb.clone(), "Running")), Ok(()));
+        assert_eq!(check_usb_redirection(&with(usb, "Scheduled")), bad("VMI is not running"));
+        assert_eq!(check_usb_redirection(&plain("Running")), clash("Not configured with USB Redirection"));
+        let s390x = vmi(json!({"architecture": "s390x", "domain": {"devices": {}}}), json!({}));
+        assert_eq!(check_usb_redirection(&s390x), clash("No USB support on s390x"));
+        assert_eq!(check_vsock(&with(json!({"autoattachVSOCK": true}), "Running")), Ok(()));
+        assert_eq!(check_vsock(&plain("Running")), bad("VSOCK is not attached."));
+    }
+
+    #[test]
+    fn machine_of_a_vm_is_told_from_a_stranger() {
+        let vm: VirtualMachine = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "vmi", "uid": "v1"},
+            "spec": {"template": {}}, "status": {"created": true},
+        }))
+        .unwrap();
+        let mut owned = plain("Running");
+        assert!(check_owner(&vm, &owned).is_err());
+        owned.metadata.owner_references = serde_json::from_value(json!([
+            {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "vmi", "uid": "v1", "controller": true}
+        ]))
+        .unwrap();
+        assert_eq!(check_owner(&vm, &owned), Ok(()));
+        assert_eq!(check_created(&vm), Ok(()));
+        let halted = VirtualMachine { status: None, ..vm };
+        assert_eq!(check_created(&halted), Err(ApiError::conflict(Kind::VirtualMachine, "vmi", "VMI is not started")));
+    }
+
+    #[test]
+    fn backups_and_moves_need_a_running_guest() {
+        assert_eq!(check_backup(&plain("Scheduled")), clash("VM is not running"));
+        assert_eq!(check_checkpoint(&plain("Running")), clash("ChangedBlockTracking is not enabled"));
+        let tracked = vmi(json!({"domain": {"devices": {}}}), json!({"changedBlockTracking": {"state": "Enabled"}}));
+        assert_eq!(check_checkpoint(&tracked), Ok(()));
+        assert_eq!(
+            check_migrate("vm", &plain("Scheduled")),
+            Err(ApiError::conflict(Kind::VirtualMachine, "vm", "VM is not running"))
         );
     }
 }

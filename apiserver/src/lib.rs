@@ -5,9 +5,10 @@
 //!                                          ├▶ /metrics, /readyz
 //!                                          └▶ subresources ─▶ discovery, openapi        (open to everybody)
 //!                                                          └▶ authentication ▶ authorization ▶ path
-//!                                                               ├▶ lifecycle ─▶ patches of VM and VMI
+//!                                                               ├▶ lifecycle, evacuation ─▶ patches of VM and VMI
 //!                                                               ├▶ instance ─▶ handler ─▶ virt-handler
-//!                                                               └▶ websocket, stream ◀──▶ virt-handler
+//!                                                               ├▶ websocket, stream ◀──▶ virt-handler
+//!                                                               └▶ websocket, tunnel ◀──▶ port of a guest
 //! ```
 //!
 //! Nothing is cached but access reviews, for seconds; objects are read from the API server when they are needed.
@@ -22,30 +23,41 @@ use process::{
     logging::Verbosity,
     ops::{Ops, Readiness},
     signals,
-    tls::{Identity, Limits, Roots, client_config, serve},
+    tls::{ClientPolicy, Identity, Limits, Roots, client_config, serve, server_config},
 };
 use prometheus::Registry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::task::TaskTracker;
 
+pub mod address;
 pub mod authentication;
 pub mod authorization;
 pub mod discovery;
+pub mod endpoint;
 pub mod error;
+pub mod evacuation;
+pub mod expansion;
 pub mod front_proxy;
+pub mod graph;
+pub mod guestfs;
 pub mod handler;
 pub mod installation;
 pub mod instance;
 pub mod lifecycle;
+pub mod memory_dump;
 pub mod metrics;
+pub mod negotiation;
 pub mod neighbours;
 pub mod openapi;
 pub mod options;
 pub mod path;
+pub mod port_forward;
+pub mod sev;
 pub mod stream;
 pub mod subresources;
-pub mod tls;
+pub mod tunnel;
+pub mod volumes;
 pub mod webhooks;
 pub mod websocket;
 
@@ -77,12 +89,9 @@ pub enum StartError {
         /// What the kernel said.
         source: std::io::Error,
     },
-    /// The TLS configuration of the server.
-    #[error("TLS of the server")]
-    ServerTls(#[source] rustls::Error),
-    /// The TLS configuration towards node agents.
-    #[error("TLS towards virt-handler")]
-    ClientTls(#[from] process::tls::TlsError),
+    /// The TLS configuration of the server, or towards node agents.
+    #[error("TLS")]
+    Tls(#[from] process::tls::TlsError),
     /// A metric was registered twice.
     #[error("metrics")]
     Metrics(#[from] prometheus::Error),
@@ -120,6 +129,8 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         authorizer: Authorizer::new(client.clone()),
         handler: HandlerClient::new(client.clone(), &namespace, handler_tls),
         client: client.clone(),
+        namespace: namespace.clone(),
+        config: config.clone(),
         ops: ops.clone(),
         metrics: metrics.clone(),
         stream_slots: Arc::new(Semaphore::new(MAX_STREAMS)),
@@ -133,7 +144,8 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         .merge(webhooks::router(client, config, &namespace, metrics));
 
     let listener = listen(port).await.map_err(|source| StartError::Listen { port, source })?;
-    let tls = tls::server_config(&identity).map_err(StartError::ServerTls)?;
+    // Streams are opened by HTTP/1.1's upgrade.
+    let tls = server_config(&identity, ClientPolicy::Unjudged, &["http/1.1"])?;
     let closed = CancellationToken::new();
     let close = closed.clone();
     tokio::spawn(async move {

@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use api::{
     constants::condition,
     enums::{RunStrategy, StateChangeAction, VmiPhase},
+    subresources::{RestartOptions, StartOptions, StopOptions},
     vm::{
         spec::VirtualMachine,
         status::{VirtualMachineStateChangeRequest, VirtualMachineStatus},
@@ -32,10 +33,7 @@ use json_patch::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    error::{ApiError, Kind},
-    options::{RestartOptions, StartOptions, StopOptions},
-};
+use crate::error::{ApiError, Kind};
 
 const NOT_RUNNING: &str = "VM is not running";
 const RECOVERY_REQUIRED: &str = "VM recovery required: Volume migration failed, leaving some volumes pointing to \

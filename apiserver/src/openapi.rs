@@ -5,56 +5,106 @@
 
 use std::{fmt::Write, sync::OnceLock};
 
+use api::subresources::{
+    AddVolumeRequest, BackupCheckpoint, BackupOptions, EvacuateCancelOptions, FreezeUnfreezeTimeout, GuestAgentInfo,
+    GuestFileSystemList, GuestUserList, MemoryDumpOptions, MigrateOptions, ObjectGraphNode, ObjectGraphOptions,
+    PauseOptions, RemoveVolumeRequest, RestartOptions, SevMeasurementInfo, SevPlatformInfo, SevSecretOptions,
+    SevSessionOptions, StartOptions, StopOptions,
+};
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha512};
 
 use crate::{
+    endpoint::Subresource,
     error::{empty_response, json_response},
-    path::{GROUP, Subresource, VERSIONS},
+    negotiation,
+    path::{GROUP, VERSIONS},
 };
 
-/// Fields of the options object that a subresource reads, with their JSON types.
-fn options(subresource: Subresource) -> &'static [(&'static str, &'static str)] {
-    match subresource {
-        Subresource::Start => &[("paused", "boolean")],
-        Subresource::Stop => &[("gracePeriod", "integer")],
-        Subresource::Restart => &[("gracePeriodSeconds", "integer")],
-        _ => &[],
-    }
+/// Schema of a type, written out in place: nothing refers to definitions that could clash with those of other servers.
+fn schema<T: JsonSchema>() -> Value {
+    let settings = SchemaSettings::openapi3().with(|settings| settings.inline_subschemas = true);
+    let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
+    tidy(&mut schema);
+    schema
 }
 
-fn takes_options(subresource: Subresource) -> bool {
-    matches!(
-        subresource,
-        Subresource::Start | Subresource::Stop | Subresource::Restart | Subresource::Pause | Subresource::Unpause
-    )
-}
-
-fn options_schema(subresource: Subresource) -> Value {
-    let mut properties = Map::new();
-    properties.insert("kind".into(), json!({"type": "string"}));
-    properties.insert("apiVersion".into(), json!({"type": "string"}));
-    properties.insert("dryRun".into(), json!({"type": "array", "items": {"type": "string"}}));
-    for (name, kind) in options(subresource) {
-        let mut schema = json!({"type": kind});
-        if *kind == "integer"
-            && let Some(schema) = schema.as_object_mut()
-        {
-            schema.insert("format".into(), "int64".into());
+/// Takes out what OpenAPI 2 does not know and nobody needs.
+fn tidy(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            for name in ["$schema", "title", "nullable", "default"] {
+                // A property may bear such a name; its value is a schema then.
+                if fields.get(name).is_some_and(|value| name == "default" || !value.is_object()) {
+                    fields.remove(name);
+                }
+            }
+            fields.values_mut().for_each(tidy);
         }
-        properties.insert((*name).into(), schema);
+        Value::Array(items) => items.iter_mut().for_each(tidy),
+        _ => {}
     }
-    json!({"type": "object", "properties": properties})
+}
+
+/// What is sent along with a request.
+fn body(subresource: Subresource) -> Option<Value> {
+    let mut schema = match subresource {
+        Subresource::Start => schema::<StartOptions>(),
+        Subresource::Stop => schema::<StopOptions>(),
+        Subresource::Restart => schema::<RestartOptions>(),
+        Subresource::Migrate => schema::<MigrateOptions>(),
+        Subresource::Pause | Subresource::Unpause => schema::<PauseOptions>(),
+        Subresource::Freeze => schema::<FreezeUnfreezeTimeout>(),
+        Subresource::CancelEvacuation | Subresource::VmCancelEvacuation => schema::<EvacuateCancelOptions>(),
+        Subresource::AddVolume | Subresource::VmAddVolume => schema::<AddVolumeRequest>(),
+        Subresource::RemoveVolume | Subresource::VmRemoveVolume => schema::<RemoveVolumeRequest>(),
+        Subresource::MemoryDump => schema::<MemoryDumpOptions>(),
+        Subresource::Backup => schema::<BackupOptions>(),
+        Subresource::RedefineCheckpoint => schema::<BackupCheckpoint>(),
+        Subresource::ObjectGraph | Subresource::VmObjectGraph => schema::<ObjectGraphOptions>(),
+        Subresource::SetupSession => schema::<SevSessionOptions>(),
+        Subresource::InjectLaunchSecret => schema::<SevSecretOptions>(),
+        Subresource::ExpandVmSpec => return Some(machine()),
+        _ => return None,
+    };
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        for name in ["kind", "apiVersion"] {
+            properties.insert(name.to_owned(), json!({"type": "string"}));
+        }
+    }
+    Some(schema)
+}
+
+/// A VirtualMachine, whose schema is that of its definition.
+fn machine() -> Value {
+    json!({"type": "object", "description": "a VirtualMachine of kubevirt.io/v1"})
+}
+
+/// What is answered, where it is JSON.
+fn answered(subresource: Subresource) -> Option<Value> {
+    Some(match subresource {
+        Subresource::GuestOsInfo => schema::<GuestAgentInfo>(),
+        Subresource::UserList => schema::<GuestUserList>(),
+        Subresource::FileSystemList => schema::<GuestFileSystemList>(),
+        Subresource::ObjectGraph | Subresource::VmObjectGraph => schema::<ObjectGraphNode>(),
+        Subresource::FetchCertChain => schema::<SevPlatformInfo>(),
+        Subresource::QueryLaunchMeasurement => schema::<SevMeasurementInfo>(),
+        Subresource::ExpandSpec | Subresource::ExpandVmSpec => machine(),
+        _ => return None,
+    })
 }
 
 /// Query parameters with their JSON types.
 fn query_parameters(subresource: Subresource) -> &'static [(&'static str, &'static str)] {
     match subresource {
+        Subresource::Console => &[("replay", "boolean")],
         Subresource::Vnc => &[("preserveSession", "boolean")],
         Subresource::Screenshot => &[("moveCursor", "boolean")],
+        Subresource::Vsock => &[("port", "integer"), ("tls", "boolean")],
         _ => &[],
     }
 }
@@ -62,43 +112,80 @@ fn query_parameters(subresource: Subresource) -> &'static [(&'static str, &'stat
 /// Code and description of the answer to a request that went well.
 fn success(subresource: Subresource) -> (&'static str, &'static str) {
     match subresource {
-        Subresource::Start | Subresource::Stop | Subresource::Restart => ("202", "Accepted"),
-        Subresource::Console | Subresource::Vnc => ("101", "Switching Protocols"),
+        Subresource::Start
+        | Subresource::Stop
+        | Subresource::Restart
+        | Subresource::Migrate
+        | Subresource::AddVolume
+        | Subresource::RemoveVolume
+        | Subresource::VmAddVolume
+        | Subresource::VmRemoveVolume
+        | Subresource::MemoryDump
+        | Subresource::RemoveMemoryDump
+        | Subresource::SetupSession => ("202", "Accepted"),
+        Subresource::Console
+        | Subresource::Vnc
+        | Subresource::UsbRedir
+        | Subresource::Vsock
+        | Subresource::PortForward
+        | Subresource::VmPortForward => ("101", "Switching Protocols"),
         _ => ("200", "OK"),
     }
 }
 
-fn operation_id(version: &str, subresource: Subresource) -> String {
-    let mut id = format!("{version}{}", subresource.resource());
-    for part in subresource.name().split('/') {
-        let mut letters = part.chars();
-        if let Some(first) = letters.next() {
-            id.push(first.to_ascii_uppercase());
-            id.extend(letters);
-        }
-    }
-    id
+/// An operation at a path.
+struct Operation {
+    subresource: Subresource,
+    path: String,
+    id: String,
+    /// Parameters in the path with their JSON types.
+    parameters: Vec<(&'static str, &'static str)>,
 }
 
-fn subresource_path(version: &str, subresource: Subresource) -> String {
-    let (resource, name) = (subresource.resource(), subresource.name());
-    format!("/apis/{GROUP}/{version}/namespaces/{{namespace}}/{resource}/{{name}}/{name}")
+/// The operations of a subresource: more than one where parts of the path may be left out.
+fn operations(version: &str, subresource: Subresource) -> Vec<Operation> {
+    let endpoint = subresource.endpoint();
+    let id = format!("{version}{}", endpoint.operation);
+    let base = format!("/apis/{GROUP}/{version}/namespaces/{{namespace}}/{}", endpoint.resource);
+    if endpoint.name.is_empty() {
+        return vec![Operation { subresource, path: base, id, parameters: vec![("namespace", "string")] }];
+    }
+    let path = format!("{base}/{{name}}/{}", endpoint.name);
+    let parameters = vec![("namespace", "string"), ("name", "string")];
+    if !matches!(subresource, Subresource::PortForward | Subresource::VmPortForward) {
+        return vec![Operation { subresource, path, id, parameters }];
+    }
+    let with_port = [parameters, vec![("port", "integer")]].concat();
+    let with_protocol = [with_port.clone(), vec![("protocol", "string")]].concat();
+    vec![
+        Operation { subresource, path: format!("{path}/{{port}}"), id: id.clone(), parameters: with_port },
+        Operation {
+            subresource,
+            path: format!("{path}/{{port}}/{{protocol}}"),
+            id: format!("{id}WithProtocol"),
+            parameters: with_protocol,
+        },
+    ]
+}
+
+fn all_operations(version: &str) -> impl Iterator<Item = Operation> {
+    Subresource::ALL.into_iter().flat_map(move |subresource| operations(version, subresource))
 }
 
 fn method_key(subresource: Subresource) -> &'static str {
-    if subresource.method() == Method::GET { "get" } else { "put" }
+    if subresource.endpoint().reads { "get" } else { "put" }
 }
 
-/// The three open documents below a version: suffix, operation, description.
-const VERSION_DOCUMENTS: [(&str, &str, &str); 3] = [
-    ("", "ListResources", "Get the list of subresources"),
+/// The open documents below a version: suffix, operation, description.
+const VERSION_DOCUMENTS: [(&str, &str, &str); 7] = [
+    ("", "getAPISubResources", "Get the list of subresources"),
     ("/version", "Version", "Get the version of virt-api"),
+    ("/guestfs", "Guestfs", "Get the image for looking into disks"),
     ("/healthz", "CheckHealth", "Check whether virt-api reaches the API server"),
+    ("/start-cluster-profiler", "start-cluster-profiler", "Start profiling all components"),
+    ("/stop-cluster-profiler", "stop-cluster-profiler", "Stop profiling all components"),
+    ("/dump-cluster-profiler", "dump-cluster-profiler", "Get the profiles of all components"),
 ];
-
-fn describe(subresource: Subresource) -> String {
-    format!("{} of a {}", subresource.name(), subresource.resource().trim_end_matches('s'))
-}
 
 fn v2_document() -> Value {
     let version = VERSIONS[0];
@@ -114,25 +201,26 @@ fn v2_document() -> Value {
             }}),
         );
     }
-    for subresource in Subresource::ALL {
-        let mut parameters = vec![
-            json!({"name": "namespace", "in": "path", "type": "string", "required": true, "uniqueItems": true}),
-            json!({"name": "name", "in": "path", "type": "string", "required": true, "uniqueItems": true}),
-        ];
-        for (name, kind) in query_parameters(subresource) {
-            parameters.push(json!({"name": name, "in": "query", "type": kind, "uniqueItems": true}));
-        }
-        if takes_options(subresource) {
-            parameters.push(json!({"name": "body", "in": "body", "schema": options_schema(subresource)}));
-        }
+    for Operation { subresource, path, id, parameters } in all_operations(version) {
+        let in_path = parameters.into_iter().map(
+            |(name, kind)| json!({"name": name, "in": "path", "type": kind, "required": true, "uniqueItems": true}),
+        );
+        let in_query = query_parameters(subresource)
+            .iter()
+            .map(|(name, kind)| json!({"name": name, "in": "query", "type": kind, "uniqueItems": true}));
+        let in_body = body(subresource).map(|schema| json!({"name": "body", "in": "body", "schema": schema}));
         let (code, answer) = success(subresource);
+        let mut answer = json!({"description": answer});
+        if let Some(schema) = answered(subresource) {
+            answer["schema"] = schema;
+        }
         paths.insert(
-            subresource_path(version, subresource),
+            path,
             json!({method_key(subresource): {
-                "operationId": operation_id(version, subresource),
-                "description": describe(subresource),
-                "parameters": parameters,
-                "responses": {code: {"description": answer}, "401": {"description": "Unauthorized"}},
+                "operationId": id,
+                "description": subresource.endpoint().description,
+                "parameters": in_path.chain(in_query).chain(in_body).collect::<Vec<_>>(),
+                "responses": {code: answer, "401": {"description": "Unauthorized"}},
             }}),
         );
     }
@@ -158,28 +246,28 @@ fn v3_document(version: &str) -> Value {
             }}),
         );
     }
-    for subresource in Subresource::ALL {
-        let mut parameters = vec![
-            json!({"name": "namespace", "in": "path", "required": true, "schema": {"type": "string"}}),
-            json!({"name": "name", "in": "path", "required": true, "schema": {"type": "string"}}),
-        ];
-        for (name, kind) in query_parameters(subresource) {
-            parameters.push(json!({"name": name, "in": "query", "schema": {"type": kind}}));
-        }
+    for Operation { subresource, path, id, parameters } in all_operations(version) {
+        let in_path = parameters
+            .into_iter()
+            .map(|(name, kind)| json!({"name": name, "in": "path", "required": true, "schema": {"type": kind}}));
+        let in_query = query_parameters(subresource)
+            .iter()
+            .map(|(name, kind)| json!({"name": name, "in": "query", "schema": {"type": kind}}));
         let (code, answer) = success(subresource);
-        let mut operation = json!({
-            "operationId": operation_id(version, subresource),
-            "description": describe(subresource),
-            "parameters": parameters,
-            "responses": {code: {"description": answer}, "401": {"description": "Unauthorized"}},
-        });
-        if takes_options(subresource)
-            && let Some(operation) = operation.as_object_mut()
-        {
-            let content = json!({"*/*": {"schema": options_schema(subresource)}});
-            operation.insert("requestBody".into(), json!({"content": content}));
+        let mut answer = json!({"description": answer});
+        if let Some(schema) = answered(subresource) {
+            answer["content"] = json!({"application/json": {"schema": schema}});
         }
-        paths.insert(subresource_path(version, subresource), json!({method_key(subresource): operation}));
+        let mut operation = json!({
+            "operationId": id,
+            "description": subresource.endpoint().description,
+            "parameters": in_path.chain(in_query).collect::<Vec<_>>(),
+            "responses": {code: answer, "401": {"description": "Unauthorized"}},
+        });
+        if let Some(schema) = body(subresource) {
+            operation["requestBody"] = json!({"content": {"*/*": {"schema": schema}}});
+        }
+        paths.insert(path, json!({method_key(subresource): operation}));
     }
     json!({
         "openapi": "3.0.0",
@@ -229,19 +317,13 @@ fn answer(document: &Rendered, headers: &HeaderMap) -> Response {
     response
 }
 
-/// Whether the client takes JSON. The protobuf forms are not offered.
-fn accepts_json(headers: &HeaderMap) -> bool {
-    let mut values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).peekable();
-    values.peek().is_none()
-        || values
-            .flat_map(|value| value.split(','))
-            .filter_map(|range| range.split(';').next())
-            .any(|range| matches!(range.trim(), "application/json" | "application/*" | "*/*"))
-}
-
 /// `/openapi/v2`
 pub fn v2(headers: &HeaderMap) -> Response {
-    if accepts_json(headers) { answer(rendered_v2(), headers) } else { empty_response(StatusCode::NOT_ACCEPTABLE) }
+    if negotiation::accepts_json(headers) {
+        answer(rendered_v2(), headers)
+    } else {
+        empty_response(StatusCode::NOT_ACCEPTABLE)
+    }
 }
 
 /// `/openapi/v3`
@@ -257,7 +339,7 @@ pub fn v3_root() -> Response {
 
 /// `/openapi/v3/apis/subresources.kubevirt.io/<v>`; an outdated `hash` is sent on to the current one.
 pub fn v3(version: &str, headers: &HeaderMap, query: Option<&str>) -> Response {
-    if !accepts_json(headers) {
+    if !negotiation::accepts_json(headers) {
         return empty_response(StatusCode::NOT_ACCEPTABLE);
     }
     let document = rendered_v3(version);
@@ -290,13 +372,27 @@ mod tests {
     fn each_served_subresource_is_described_once() {
         for document in [v2_document(), v3_document("v1"), v3_document("v1alpha3")] {
             let paths = document["paths"].as_object().unwrap();
-            assert_eq!(paths.len(), Subresource::ALL.len() + VERSION_DOCUMENTS.len());
+            // Two have a second form with a protocol.
+            assert_eq!(paths.len(), Subresource::ALL.len() + 2 + VERSION_DOCUMENTS.len());
             let ids = paths
                 .values()
                 .flat_map(|path| path.as_object().unwrap().values())
                 .map(|operation| operation["operationId"].as_str().unwrap())
                 .collect::<BTreeSet<_>>();
             assert_eq!(ids.len(), paths.len());
+        }
+    }
+
+    #[test]
+    fn bodies_are_described_by_their_types() {
+        let document = v3_document("v1");
+        let path = "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{name}/start";
+        let schema = &document["paths"][path]["put"]["requestBody"]["content"]["*/*"]["schema"];
+        assert_eq!(schema["properties"]["paused"]["type"], "boolean");
+        assert_eq!(schema["properties"]["kind"]["type"], "string");
+        let text = document.to_string();
+        for word in ["$ref", "$schema", "nullable\":true"] {
+            assert!(!text.contains(word), "{word}");
         }
     }
 

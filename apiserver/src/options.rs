@@ -1,4 +1,4 @@
-//! The bodies of subresource requests.
+//! Reading the bodies of subresource requests; their types are in [`api::subresources`].
 //!
 //! A body is JSON or YAML; none at all means the defaults. Unknown fields are ignored, as every version of the API has
 //! done, since `kind` and `apiVersion` of any value are sent along by some clients.
@@ -9,44 +9,6 @@ use crate::error::ApiError;
 
 /// Largest body of a subresource request. The longest sensible one has some hundred bytes.
 pub const MAX_BODY: usize = 64 << 10;
-
-/// Options of `start`.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "camelCase", default)]
-pub struct StartOptions {
-    /// Leave the guest paused at its first instruction.
-    pub paused: Option<bool>,
-    /// `All`: check, but change nothing.
-    pub dry_run: Option<Vec<String>>,
-}
-
-/// Options of `stop`.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "camelCase", default)]
-pub struct StopOptions {
-    /// Seconds until the guest is forced to stop.
-    pub grace_period: Option<i64>,
-    /// `All`: check, but change nothing.
-    pub dry_run: Option<Vec<String>>,
-}
-
-/// Options of `restart`.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "camelCase", default)]
-pub struct RestartOptions {
-    /// 0 forces the guest to stop at once; other values are refused.
-    pub grace_period_seconds: Option<i64>,
-    /// `All`: check, but change nothing.
-    pub dry_run: Option<Vec<String>>,
-}
-
-/// Options of `pause` and `unpause`.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PauseOptions {
-    /// `All`: check, but change nothing.
-    pub dry_run: Option<Vec<String>>,
-}
 
 /// Reads a body.
 pub fn parse<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
@@ -83,6 +45,8 @@ pub fn is_dry_run(dry_run: Option<&Vec<String>>) -> Result<bool, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use api::subresources::StopOptions;
+
     use super::*;
 
     #[test]

@@ -98,101 +98,55 @@ pub fn attributes(method: &Method, path: &str) -> Result<Attributes, PathError> 
     })
 }
 
-/// A subresource that is served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Subresource {
-    /// VM start.
-    Start,
-    /// VM stop.
-    Stop,
-    /// VM restart.
-    Restart,
-    /// VMI pause.
-    Pause,
-    /// VMI unpause.
-    Unpause,
-    /// VMI softreboot.
-    SoftReboot,
-    /// VMI reset.
-    Reset,
-    /// VMI serial console.
-    Console,
-    /// VMI graphical console.
-    Vnc,
-    /// VMI picture of the graphical console.
-    Screenshot,
-}
-
-impl Subresource {
-    /// All that are served, in the order of discovery.
-    pub const ALL: [Self; 10] = [
-        Self::Vnc,
-        Self::Screenshot,
-        Self::Console,
-        Self::Pause,
-        Self::Unpause,
-        Self::Reset,
-        Self::SoftReboot,
-        Self::Start,
-        Self::Stop,
-        Self::Restart,
-    ];
-
-    /// The resource it belongs to.
-    #[must_use]
-    pub const fn resource(self) -> &'static str {
-        match self {
-            Self::Start | Self::Stop | Self::Restart => "virtualmachines",
-            _ => "virtualmachineinstances",
-        }
-    }
-
-    /// Its name below the resource.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Start => "start",
-            Self::Stop => "stop",
-            Self::Restart => "restart",
-            Self::Pause => "pause",
-            Self::Unpause => "unpause",
-            Self::SoftReboot => "softreboot",
-            Self::Reset => "reset",
-            Self::Console => "console",
-            Self::Vnc => "vnc",
-            Self::Screenshot => "vnc/screenshot",
-        }
-    }
-
-    /// The method it is called with.
-    #[must_use]
-    pub const fn method(self) -> Method {
-        match self {
-            Self::Console | Self::Vnc | Self::Screenshot => Method::GET,
-            _ => Method::PUT,
-        }
-    }
-}
-
-/// Why an authorized request is not served.
+/// Port and protocol in the path of a port-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotServed {
-    /// 404
-    NoSuchPath,
-    /// 405
-    WrongMethod,
+pub struct GuestPort {
+    /// Port, 1 to 65535.
+    pub port: u16,
+    /// TCP or UDP.
+    pub protocol: Protocol,
 }
 
-/// What an authorized request asks for.
-pub fn subresource(attributes: &Attributes, method: &Method) -> Result<Subresource, NotServed> {
-    if attributes.group != GROUP || !VERSIONS.contains(&attributes.version.as_str()) {
-        return Err(NotServed::NoSuchPath);
-    }
-    let found = Subresource::ALL
-        .into_iter()
-        .find(|s| s.resource() == attributes.resource && s.name() == attributes.subresource)
-        .ok_or(NotServed::NoSuchPath)?;
-    if found.method() == *method { Ok(found) } else { Err(NotServed::WrongMethod) }
+/// Protocols that can be forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// A stream.
+    Tcp,
+    /// One message for each datagram.
+    Udp,
+}
+
+/// Why a path is not that of a port-forward.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PortError {
+    /// More or fewer elements than port and protocol.
+    #[error("404: Page Not Found")]
+    NoSuchPath,
+    /// The port is not one.
+    #[error("invalid port {0:?}: must be a number between 1 and 65535")]
+    Port(String),
+    /// The protocol is not one.
+    #[error("invalid protocol {0:?}: must be tcp or udp")]
+    Protocol(String),
+}
+
+/// Reads port and protocol of `…/portforward/PORT[/PROTOCOL]`, a path that [`attributes`] has taken.
+pub fn guest_port(path: &str) -> Result<GuestPort, PortError> {
+    let mut elements = path.split('/').skip_while(|element| *element != "namespaces").skip(5);
+    let cut = |text: &str| text.chars().take(MAX_ECHO).collect::<String>();
+    let (port, protocol) = match (elements.next(), elements.next(), elements.next()) {
+        (Some(port), protocol, None) => (port, protocol.unwrap_or("tcp")),
+        _ => return Err(PortError::NoSuchPath),
+    };
+    let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+    let number = port.parse::<u16>().ok().filter(|number| digits && *number != 0);
+    let port = number.ok_or_else(|| PortError::Port(cut(port)))?;
+    let protocol = match protocol {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        other => return Err(PortError::Protocol(cut(other))),
+    };
+    Ok(GuestPort { port, protocol })
 }
 
 #[cfg(test)]
@@ -298,30 +252,18 @@ mod tests {
     }
 
     #[test]
-    fn each_served_subresource_is_found_in_both_versions_by_its_method_only() {
-        for version in VERSIONS {
-            for expected in Subresource::ALL {
-                let path =
-                    format!("/apis/{GROUP}/{version}/namespaces/a/{}/b/{}", expected.resource(), expected.name());
-                let right = attributes(&expected.method(), &path).unwrap();
-                assert_eq!(subresource(&right, &expected.method()), Ok(expected));
-                let wrong = attributes(&Method::POST, &path).unwrap();
-                assert_eq!(subresource(&wrong, &Method::POST), Err(NotServed::WrongMethod));
-            }
+    fn port_and_protocol_come_from_the_path() {
+        let at = |rest: &str| guest_port(&format!("{BASE}/namespaces/a/virtualmachines/b/portforward{rest}"));
+        assert_eq!(at("/22"), Ok(GuestPort { port: 22, protocol: Protocol::Tcp }));
+        assert_eq!(at("/53/udp"), Ok(GuestPort { port: 53, protocol: Protocol::Udp }));
+        assert_eq!(at(""), Err(PortError::NoSuchPath));
+        assert_eq!(at("/22/tcp/x"), Err(PortError::NoSuchPath));
+        for port in ["0", "65536", "+22", "ssh", "-1"] {
+            assert_eq!(at(&format!("/{port}")), Err(PortError::Port(port.into())));
         }
-    }
-
-    #[test]
-    fn what_is_not_served_is_not_found() {
-        for path in [
-            "/apis/subresources.kubevirt.io/v2/namespaces/a/virtualmachines/b/start",
-            "/apis/example.com/v1/namespaces/a/virtualmachines/b/start",
-            "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/console",
-            "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/migrate",
-            "/apis/subresources.kubevirt.io/v1/namespaces/a/expand-vm-spec",
-        ] {
-            let found = attributes(&Method::PUT, path).unwrap();
-            assert_eq!(subresource(&found, &Method::PUT), Err(NotServed::NoSuchPath), "{path}");
-        }
+        assert_eq!(at("/22/sctp"), Err(PortError::Protocol("sctp".into())));
+        // A namespace, a machine and a port of confusing names.
+        let path = format!("{BASE}/namespaces/namespaces/virtualmachines/portforward/portforward/1");
+        assert_eq!(guest_port(&path), Ok(GuestPort { port: 1, protocol: Protocol::Tcp }));
     }
 }

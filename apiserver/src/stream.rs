@@ -45,6 +45,14 @@ pub struct Limits {
     pub close: Duration,
 }
 
+impl Limits {
+    /// For forwarded ports: clients are programs, which answer pings without delay.
+    #[must_use]
+    pub fn tunnel() -> Self {
+        Self { ping: Duration::from_secs(10), ..Self::default() }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -67,6 +75,10 @@ pub enum End {
     ClientLost,
     /// The node agent's connection broke or fell silent.
     HandlerLost,
+    /// The guest closed a forwarded connection.
+    GuestClosed,
+    /// A forwarded connection to the guest broke.
+    GuestLost,
     /// This process stops.
     Stopped,
 }
@@ -80,6 +92,8 @@ impl End {
             Self::HandlerClosed => "handler_closed",
             Self::ClientLost => "client_lost",
             Self::HandlerLost => "handler_lost",
+            Self::GuestClosed => "guest_closed",
+            Self::GuestLost => "guest_lost",
             Self::Stopped => "stopped",
         }
     }
@@ -141,9 +155,9 @@ where
         }
     };
     let farewell = match end {
-        End::ClientClosed | End::HandlerClosed => None,
+        End::ClientClosed | End::HandlerClosed | End::GuestClosed => None,
         End::ClientLost => Some((CloseCode::Away, "client is gone")),
-        End::HandlerLost => Some((CloseCode::Error, "connection to virt-handler was lost")),
+        End::HandlerLost | End::GuestLost => Some((CloseCode::Error, "connection to virt-handler was lost")),
         End::Stopped => Some((CloseCode::Restart, "virt-api is stopping")),
     };
     let _ = timeout(limits.close, async {

@@ -57,8 +57,9 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
     let at = before.iter().position(|word| root.find_subcommand(word).is_some())?;
     let given: Vec<&str> = before[at + 1..].iter().map(String::as_str).filter(|word| !word.starts_with('-')).collect();
     match (before[at].as_str(), given.as_slice()) {
-        ("start" | "stop" | "restart", []) | ("pause" | "unpause", ["vm"]) => Some("virtualmachines"),
-        ("console" | "vnc", []) | ("pause" | "unpause", ["vmi"]) => Some("virtualmachineinstances"),
+        ("start" | "stop" | "restart" | "migrate", []) | ("pause" | "unpause", ["vm"]) => Some("virtualmachines"),
+        ("console" | "vnc" | "soft-reboot" | "reset" | "guestosinfo" | "userlist" | "fslist", [])
+        | ("pause" | "unpause", ["vmi"]) => Some("virtualmachineinstances"),
         _ => None,
     }
 }

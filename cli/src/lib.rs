@@ -5,8 +5,12 @@
 
 mod completion;
 mod console;
+mod forward;
+mod guest;
 mod lifecycle;
+mod ssh;
 mod subresource;
+mod target;
 mod terminal;
 mod vnc;
 
@@ -107,6 +111,27 @@ enum Command {
     Pause(lifecycle::PauseOptions),
     /// Let a paused machine go on
     Unpause(lifecycle::PauseOptions),
+    /// Ask the guest to reboot
+    SoftReboot(lifecycle::InstanceOptions),
+    /// Reset a machine without asking the guest
+    Reset(lifecycle::InstanceOptions),
+    /// Move a virtual machine to another node
+    Migrate(lifecycle::MigrateOptions),
+    /// Forward local ports to a machine
+    PortForward(forward::ForwardOptions),
+    /// Log in to a machine by SSH
+    Ssh(ssh::SshOptions),
+    /// Print what the guest agent says about the system
+    #[command(name = "guestosinfo")]
+    GuestOsInfo(guest::QueryOptions),
+    /// Print the users logged in to the guest
+    #[command(name = "userlist")]
+    UserList(guest::QueryOptions),
+    /// Print the file systems mounted in the guest
+    #[command(name = "fslist")]
+    FsList(guest::QueryOptions),
+    /// Print a virtual machine with its instance type and preference applied
+    Expand(guest::ExpandOptions),
     /// Print the versions of this program and of the server
     Version {
         /// Print only the version of this program
@@ -120,8 +145,8 @@ enum Command {
     },
 }
 
-/// The two kinds that can be paused.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+/// The two kinds of machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     /// A VirtualMachine
     #[value(alias = "vms", alias = "virtualmachine", alias = "virtualmachines")]
@@ -129,6 +154,33 @@ enum Kind {
     /// A VirtualMachineInstance
     #[value(alias = "vmis", alias = "virtualmachineinstance", alias = "virtualmachineinstances")]
     Vmi,
+}
+
+impl ClusterOptions {
+    /// The flags that make another run of this program reach the same cluster as the same user.
+    fn arguments(&self) -> Result<Vec<String>, Error> {
+        let mut words = Vec::new();
+        let mut add = |flag: &str, value: Option<&str>| {
+            if let Some(value) = value {
+                words.extend([flag.to_owned(), value.to_owned()]);
+            }
+        };
+        let kubeconfig = match &self.kubeconfig {
+            None => None,
+            Some(path) => {
+                Some(path.to_str().ok_or_else(|| Error::Usage("the path of the kubeconfig is not text".into()))?)
+            }
+        };
+        add("--kubeconfig", kubeconfig);
+        add("--context", self.context.as_deref());
+        add("--cluster", self.cluster.as_deref());
+        add("--user", self.user.as_deref());
+        add("--as", self.impersonate.as_deref());
+        for group in &self.impersonate_groups {
+            add("--as-group", Some(group));
+        }
+        Ok(words)
+    }
 }
 
 /// A client and the namespace that commands work in.
@@ -168,6 +220,14 @@ impl Connection {
         let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = kube::Client::try_from(config).map_err(|e| failed(&e))?;
         Ok(Self { client, namespace })
+    }
+
+    /// The same in another namespace, if one is given.
+    fn within(self, namespace: Option<&str>) -> Self {
+        match namespace {
+            Some(namespace) => Self { namespace: namespace.to_owned(), ..self },
+            None => self,
+        }
     }
 }
 
@@ -213,6 +273,15 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::Restart(options) => lifecycle::restart(&connection, &options).await,
                 Command::Pause(options) => lifecycle::pause(&connection, &options, "pause").await,
                 Command::Unpause(options) => lifecycle::pause(&connection, &options, "unpause").await,
+                Command::SoftReboot(options) => lifecycle::act_on_instance(&connection, &options, "soft-reboot").await,
+                Command::Reset(options) => lifecycle::act_on_instance(&connection, &options, "reset").await,
+                Command::Migrate(options) => lifecycle::migrate(&connection, &options).await,
+                Command::PortForward(options) => forward::run(connection, &options).await,
+                Command::Ssh(options) => ssh::run(&connection, &cli.cluster, &options),
+                Command::GuestOsInfo(options) => guest::ask(&connection, &options, guest::Query::OsInfo).await,
+                Command::UserList(options) => guest::ask(&connection, &options, guest::Query::Users).await,
+                Command::FsList(options) => guest::ask(&connection, &options, guest::Query::FileSystems).await,
+                Command::Expand(options) => guest::expand(&connection, &options).await,
                 Command::Version { .. } => lifecycle::version(&connection).await,
                 Command::Completion { .. } => Ok(()),
             }

@@ -66,6 +66,28 @@ pub struct PauseOptions {
     dry_run: bool,
 }
 
+/// Options of `soft-reboot` and `reset`.
+#[derive(Args)]
+pub struct InstanceOptions {
+    /// Name of the machine
+    #[arg(value_name = "VMI")]
+    vmi: String,
+}
+
+/// Options of `migrate`.
+#[derive(Args)]
+pub struct MigrateOptions {
+    /// Name of the VirtualMachine
+    #[arg(value_name = "VM")]
+    vm: String,
+    /// Labels that the node to move to must carry besides those that the VM asks for
+    #[arg(long, alias = "addedNodeSelector", value_name = "LABEL=VALUE,...", value_delimiter = ',')]
+    added_node_selector: Vec<String>,
+    /// Check the request, change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
 fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
     let mut object: Map<String, Value> =
         fields.iter().filter_map(|(key, value)| value.clone().map(|v| ((*key).to_owned(), v))).collect();
@@ -106,6 +128,31 @@ pub async fn restart(connection: &Connection, options: &RestartOptions) -> Resul
     act_on_vm(connection, &options.vm, "restart", body, options.dry_run).await
 }
 
+/// Acts on a running machine; the subresource is the command without its hyphen.
+pub async fn act_on_instance(connection: &Connection, options: &InstanceOptions, command: &str) -> Result<(), Error> {
+    let name = machine_name(&options.vmi)?;
+    let path = connection.path("virtualmachineinstances", name, &command.replace('-', ""));
+    connection.call(Method::PUT, &path, Vec::new()).await?;
+    println!("VMI {name} was scheduled to {command}");
+    Ok(())
+}
+
+pub async fn migrate(connection: &Connection, options: &MigrateOptions) -> Result<(), Error> {
+    let selector = labels(&options.added_node_selector)?;
+    let body = body(&[("addedNodeSelector", selector)], options.dry_run);
+    act_on_vm(connection, &options.vm, "migrate", body, options.dry_run).await
+}
+
+/// Labels given as `LABEL=VALUE`, as an object.
+fn labels(words: &[String]) -> Result<Option<Value>, Error> {
+    let pair = |word: &String| match word.split_once('=') {
+        Some((label, value)) if !label.is_empty() => Ok((label.to_owned(), json!(value))),
+        _ => Err(Error::Usage(format!("{word:?} is not of the form LABEL=VALUE"))),
+    };
+    let labels = words.iter().map(pair).collect::<Result<Map<_, _>, _>>()?;
+    Ok((!labels.is_empty()).then_some(Value::Object(labels)))
+}
+
 pub async fn pause(connection: &Connection, options: &PauseOptions, action: &str) -> Result<(), Error> {
     let name = machine_name(&options.name)?;
     // The machine of a VirtualMachine bears its name.
@@ -135,6 +182,13 @@ pub async fn version(connection: &Connection) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_are_pairs() {
+        assert_eq!(labels(&[]).unwrap(), None);
+        assert_eq!(labels(&["a=b".into(), "c=".into()]).unwrap(), Some(json!({"a": "b", "c": ""})));
+        assert!(labels(&["a".into()]).is_err());
+    }
 
     #[test]
     fn bodies_hold_only_what_was_asked_for() {

@@ -29,9 +29,19 @@ impl Connection {
         format!("{API}/namespaces/{}/{resource}/{name}/{subresource}", self.namespace)
     }
 
+    /// Path of a resource of the connection's namespace that belongs to no machine.
+    pub fn namespaced(&self, resource: &str) -> String {
+        format!("{API}/namespaces/{}/{resource}", self.namespace)
+    }
+
     /// Sends `body` (empty: none) and returns the answer's body.
     pub async fn call(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
-        let request = Request::builder().method(method).uri(path).body(Body::from(body)).map_err(|e| transport(&e))?;
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body))
+            .map_err(|e| transport(&e))?;
         let response = self.client.send(request).await.map_err(|e| transport(&e))?;
         let status = response.status();
         let answer = read(response).await?;

@@ -49,7 +49,7 @@ impl Drop for RawMode {
 pub fn input() -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(8);
     std::thread::spawn(move || {
-        let mut buffer = [0_u8; 4096];
+        let mut buffer = [0_u8; 16 * 1024];
         loop {
             match std::io::stdin().lock().read(&mut buffer) {
                 Ok(0) => break,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use clap::Args;
+use clap::{Args, Subcommand};
 use futures::{SinkExt, StreamExt};
 use http::Method;
 use tokio::{
@@ -26,10 +26,13 @@ const CHUNK: usize = 32 * 1024;
 
 /// Options of `vnc`.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct VncOptions {
+    #[command(subcommand)]
+    command: Option<VncCommand>,
     /// Name of the machine
-    #[arg(value_name = "VMI")]
-    vmi: String,
+    #[arg(value_name = "VMI", required = true)]
+    vmi: Option<String>,
     /// Only open the local port and print it; start no viewer
     #[arg(long)]
     proxy_only: bool,
@@ -47,10 +50,29 @@ pub struct VncOptions {
     screenshot: Option<PathBuf>,
 }
 
+#[derive(Subcommand)]
+enum VncCommand {
+    /// Save a picture of the display
+    Screenshot {
+        /// Name of the machine
+        #[arg(value_name = "VMI")]
+        vmi: String,
+        /// File for the picture, as PNG ("-": standard output)
+        #[arg(long, short)]
+        file: PathBuf,
+        /// Move the cursor first, to wake up the screen
+        #[arg(long, short)]
+        move_cursor: bool,
+    },
+}
+
 pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Error> {
-    let name = machine_name(&options.vmi)?;
+    if let Some(VncCommand::Screenshot { vmi, file, move_cursor }) = &options.command {
+        return screenshot(connection, machine_name(vmi)?, file, *move_cursor).await;
+    }
+    let name = machine_name(options.vmi.as_deref().unwrap_or_default())?;
     if let Some(file) = &options.screenshot {
-        return screenshot(connection, name, file).await;
+        return screenshot(connection, name, file, false).await;
     }
     let path = connection.path("virtualmachineinstances", name, "vnc");
     // Opened before the port, so that a machine without display is told at once.
@@ -155,9 +177,9 @@ async fn copy(stream: crate::subresource::Stream, client: TcpStream) -> Result<(
     }
 }
 
-async fn screenshot(connection: &Connection, name: &str, file: &Path) -> Result<(), Error> {
+async fn screenshot(connection: &Connection, name: &str, file: &Path, move_cursor: bool) -> Result<(), Error> {
     let path = connection.path("virtualmachineinstances", name, "vnc/screenshot");
-    let picture = connection.call(Method::GET, &format!("{path}?moveCursor=false"), Vec::new()).await?;
+    let picture = connection.call(Method::GET, &format!("{path}?moveCursor={move_cursor}"), Vec::new()).await?;
     if file == Path::new("-") {
         use std::io::Write;
         return std::io::stdout().write_all(&picture).map_err(Error::io("cannot write to standard output"));

@@ -17,6 +17,10 @@ use super::{Identity, Roots, TlsError, peer::common_name, provider};
 pub enum ClientPolicy {
     /// No certificate is asked for.
     None,
+    /// A certificate is asked for, and whoever shows one has to prove that it holds the key. Whom it belongs to and who
+    /// vouches for it is judged with each request: so a change of the trusted authorities counts for connections that
+    /// are open already, and who shows a certificate of its own is served like one without.
+    Unjudged,
     /// A certificate is asked for; one that does not chain to the bundle ends the handshake, none is let in.
     Optional(Roots),
     /// A certificate that chains to the bundle is required.
@@ -43,13 +47,16 @@ pub fn server_config(identity: &Identity, clients: ClientPolicy, alpn: &[&str]) 
         .map_err(TlsError::Rustls)?;
     let builder = match clients {
         ClientPolicy::None => builder.with_no_client_auth(),
-        ClientPolicy::Optional(roots) => builder.with_client_cert_verifier(Arc::new(LiveClientVerifier {
-            roots,
-            common_names: Arc::new([]),
-            mandatory: false,
-        })),
+        ClientPolicy::Unjudged => {
+            builder.with_client_cert_verifier(Arc::new(LiveClientVerifier { trust: Trust::Unjudged, mandatory: false }))
+        }
+        ClientPolicy::Optional(roots) => {
+            let trust = Trust::Bundle { roots, common_names: Arc::new([]) };
+            builder.with_client_cert_verifier(Arc::new(LiveClientVerifier { trust, mandatory: false }))
+        }
         ClientPolicy::Required { roots, common_names } => {
-            builder.with_client_cert_verifier(Arc::new(LiveClientVerifier { roots, common_names, mandatory: true }))
+            let trust = Trust::Bundle { roots, common_names };
+            builder.with_client_cert_verifier(Arc::new(LiveClientVerifier { trust, mandatory: true }))
         }
     };
     let mut config = builder.with_cert_resolver(Arc::new(identity.clone()));
@@ -76,11 +83,19 @@ pub fn client_config(roots: &Roots, identity: Option<&Identity>, alpn: &[&str]) 
     Ok(Arc::new(config))
 }
 
-/// Verifies clients by the bundle in force.
+/// Who vouches for a client.
+#[derive(Debug)]
+enum Trust {
+    /// That is not this layer's business.
+    Unjudged,
+    /// The bundle in force, for these names; empty: for any.
+    Bundle { roots: Roots, common_names: Arc<[String]> },
+}
+
+/// Verifies clients when they connect.
 #[derive(Debug)]
 struct LiveClientVerifier {
-    roots: Roots,
-    common_names: Arc<[String]>,
+    trust: Trust,
     mandatory: bool,
 }
 
@@ -100,11 +115,12 @@ impl ClientCertVerifier for LiveClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let set = self.roots.current().ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let Trust::Bundle { roots, common_names } = &self.trust else { return Ok(ClientCertVerified::assertion()) };
+        let set = roots.current().ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
         let verified = set.clients.verify_client_cert(end_entity, intermediates, now)?;
-        if !self.common_names.is_empty() {
+        if !common_names.is_empty() {
             let name = common_name(end_entity);
-            if !name.is_some_and(|name| self.common_names.contains(&name)) {
+            if !name.is_some_and(|name| common_names.contains(&name)) {
                 return Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure));
             }
         }

@@ -12,7 +12,7 @@ use super::TlsError;
 pub struct Peer {
     /// Where the connection comes from.
     pub address: SocketAddr,
-    /// The certificate chain it presented, already verified by the connection's policy; empty without one.
+    /// The certificate chain it presented, verified as far as the connection's policy does; empty without one.
     pub certificates: Arc<[CertificateDer<'static>]>,
     /// Common names in the subject of the first certificate.
     pub common_names: Arc<[String]>,

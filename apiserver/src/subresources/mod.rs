@@ -1,0 +1,394 @@
+//! Serving requests of the aggregated API: open documents, then authentication, authorization, and the subresource.
+//!
+//! What may be done is decided by pure functions elsewhere; the modules here fetch, ask them, and act.
+
+mod agent;
+mod evacuation;
+mod machine;
+mod relations;
+mod storage;
+mod streams;
+#[cfg(test)]
+mod tests;
+
+use std::{future::Future, sync::Arc, time::Instant};
+
+use api::{VirtualMachine, VirtualMachineInstance};
+use axum::{
+    Extension,
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, api::ListParams};
+use process::{CancellationToken, config::ConfigHandle, ops::Ops, tls::Peer};
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    authentication::{authenticate, unix_now},
+    authorization::{Authorizer, Decision},
+    discovery::{self, Document},
+    endpoint::{self, NotServed, Subresource},
+    error::{ApiError, Kind, empty_response, json_response, text_response},
+    front_proxy::FrontProxy,
+    guestfs,
+    handler::{HandlerClient, HandlerError, Target},
+    instance,
+    metrics::Metrics,
+    negotiation,
+    options::{self, MAX_BODY},
+    path::{self, Attributes},
+    sev,
+};
+
+/// Most streams at a time. Each takes two connections and up to two messages of buffers.
+pub const MAX_STREAMS: usize = 512;
+/// Most pods of one machine that are looked at; there are two while it moves.
+const MAX_PODS: u32 = 64;
+/// What kube-apiserver says when a tested value has changed.
+const TEST_FAILED: &str = "jsonpatch test operation does not apply";
+
+/// What serving a request takes.
+pub struct Server {
+    /// Client for the API server.
+    pub client: Client,
+    /// The install namespace.
+    pub namespace: String,
+    /// The cluster configuration.
+    pub config: ConfigHandle,
+    /// Whom to believe who the user is.
+    pub front_proxy: FrontProxy,
+    /// Who may do what.
+    pub authorizer: Authorizer,
+    /// Calls to node agents.
+    pub handler: HandlerClient,
+    /// Health.
+    pub ops: Ops,
+    /// Counters.
+    pub metrics: Metrics,
+    /// Free places for streams.
+    pub stream_slots: Arc<Semaphore>,
+    /// Streams that are open.
+    pub streams: TaskTracker,
+    /// Cancelled when the process stops.
+    pub stop: CancellationToken,
+}
+
+/// Answers everything that is neither a webhook nor a metric.
+pub async fn serve(
+    State(server): State<Arc<Server>>,
+    Extension(peer): Extension<Peer>,
+    request: Request<Body>,
+) -> Response {
+    let mut response = server.answer(&peer, request).await;
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// The subject of a request that may go on.
+struct Object {
+    namespace: String,
+    name: String,
+}
+
+impl Object {
+    fn on<'a>(&'a self, node: &'a str) -> Target<'a> {
+        Target { node, namespace: &self.namespace, name: &self.name }
+    }
+}
+
+impl Server {
+    async fn answer(&self, peer: &Peer, request: Request<Body>) -> Response {
+        let (parts, body) = request.into_parts();
+        if let Some(document) = discovery::find(parts.uri.path()) {
+            return self.document(document, &parts).await;
+        }
+        if parts.method == Method::OPTIONS {
+            return options_response(parts.uri.path());
+        }
+        let attributes = match self.admit(peer, &parts).await {
+            Ok(attributes) => attributes,
+            Err(refusal) => return refusal,
+        };
+        let subresource = match endpoint::find(&attributes, &parts.method) {
+            Ok(subresource) => subresource,
+            Err(NotServed::NoSuchPath) => return ApiError::NoSuchPath.into_response(),
+            Err(NotServed::WrongMethod(right)) => return ApiError::WrongMethod(right).into_response(),
+        };
+        let object = Object { namespace: attributes.namespace, name: attributes.name };
+        let started = Instant::now();
+        let response = self.dispatch(subresource, &object, Request::from_parts(parts, body)).await;
+        let label = subresource.full_name();
+        tracing::debug!(
+            subresource = label,
+            namespace = object.namespace,
+            name = object.name,
+            status = response.status().as_u16(),
+            "served"
+        );
+        self.metrics.requests.with_label_values(&[label.as_str(), response.status().as_str()]).inc();
+        self.metrics.request_seconds.with_label_values(&[label.as_str()]).observe(started.elapsed().as_secs_f64());
+        response
+    }
+
+    /// A document that is open to everybody.
+    async fn document(&self, document: Document, request: &Parts) -> Response {
+        if let Some(refusal) = discovery::refuse_method(&request.method) {
+            return refusal;
+        }
+        match document {
+            Document::Health => {
+                let (status, body) = self.ops.health().await;
+                json_response(status, &body)
+            }
+            Document::GuestFs => guestfs::answer(&self.client, &self.namespace).await,
+            Document::Profiler(profiler) => discovery::profiler(profiler, self.config.current().cluster_profiler),
+            document => discovery::serve(document, &request.headers, request.uri.query()),
+        }
+    }
+
+    /// Authentication and authorization. Refusals are answers 401 with a plain text, whichever of the two refuses.
+    async fn admit(&self, peer: &Peer, request: &Parts) -> Result<Attributes, Response> {
+        let unauthorized = |text: String| text_response(StatusCode::UNAUTHORIZED, text);
+        let trust = self.front_proxy.current();
+        let user = authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())
+            .map_err(|error| unauthorized(error.to_string()))?;
+        let attributes =
+            path::attributes(&request.method, request.uri.path()).map_err(|error| unauthorized(error.to_string()))?;
+        match self.authorizer.authorize(&user, &attributes).await {
+            Ok(Decision::Allowed) => Ok(attributes),
+            Ok(Decision::Denied(reason)) => {
+                tracing::info!(user = user.name, ?attributes, "denied");
+                Err(unauthorized(reason))
+            }
+            Err(error) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "no access review");
+                Err(empty_response(StatusCode::INTERNAL_SERVER_ERROR))
+            }
+        }
+    }
+
+    async fn dispatch(&self, subresource: Subresource, object: &Object, request: Request<Body>) -> Response {
+        if let Err(error) = self.check(subresource, &request) {
+            return error.into_response();
+        }
+        let error = match self.carry_out(subresource, object, request).await {
+            Ok(response) => return response,
+            Err(error) => error,
+        };
+        if matches!(error, ApiError::Internal(_)) {
+            tracing::warn!(
+                subresource = subresource.full_name(),
+                namespace = object.namespace,
+                name = object.name,
+                %error,
+                "request failed"
+            );
+        }
+        if subresource.fails_plainly() {
+            return text_response(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
+        }
+        error.into_response()
+    }
+
+    /// What can be refused without looking at any object.
+    fn check(&self, subresource: Subresource, request: &Request<Body>) -> Result<(), ApiError> {
+        if subresource.answers_json() && !negotiation::accepts_json(request.headers()) {
+            return Err(ApiError::NotAcceptable);
+        }
+        match subresource {
+            Subresource::ExpandVmSpec if !negotiation::sends_json(request.headers()) => {
+                Err(ApiError::UnsupportedMediaType)
+            }
+            Subresource::FetchCertChain
+            | Subresource::QueryLaunchMeasurement
+            | Subresource::SetupSession
+            | Subresource::InjectLaunchSecret => sev::check_gate(&self.config.current()),
+            _ => Ok(()),
+        }
+    }
+
+    async fn carry_out(
+        &self,
+        subresource: Subresource,
+        object: &Object,
+        request: Request<Body>,
+    ) -> Result<Response, ApiError> {
+        match subresource {
+            Subresource::Start => self.start(object, request).await,
+            Subresource::Stop => self.stop(object, request).await,
+            Subresource::Restart => self.restart(object, request).await,
+            Subresource::Migrate => self.migrate(object, request).await,
+            Subresource::ExpandSpec => self.expand_spec(object).await,
+            Subresource::ExpandVmSpec => self.expand_vm_spec(object, request).await,
+            Subresource::Pause => self.pause(object, request).await,
+            Subresource::Unpause => self.unpause(object, request).await,
+            Subresource::SoftReboot => self.soft_reboot(object).await,
+            Subresource::Reset => self.reset(object).await,
+            Subresource::Freeze => self.freeze(object, request).await,
+            Subresource::Unfreeze => self.unfreeze(object).await,
+            Subresource::GuestOsInfo => self.ask_agent(object, "guestosinfo").await,
+            Subresource::UserList => self.ask_agent(object, "userlist").await,
+            Subresource::FileSystemList => self.ask_agent(object, "filesystemlist").await,
+            Subresource::Screenshot => self.screenshot(object).await,
+            Subresource::Backup => self.backup(object, request).await,
+            Subresource::RedefineCheckpoint => self.redefine_checkpoint(object, request).await,
+            Subresource::FetchCertChain => self.fetch_cert_chain(object).await,
+            Subresource::QueryLaunchMeasurement => self.query_launch_measurement(object).await,
+            Subresource::SetupSession => self.set_up_session(object, request).await,
+            Subresource::InjectLaunchSecret => self.inject_launch_secret(object, request).await,
+            Subresource::Console => self.console(object, request).await,
+            Subresource::Vnc => self.vnc(object, request).await,
+            Subresource::UsbRedir => self.usb_redirection(object, request).await,
+            Subresource::Vsock => self.vsock(object, request).await,
+            Subresource::PortForward => self.port_forward(object, self.vmi(object).await?, request).await,
+            Subresource::VmPortForward => self.port_forward(object, self.vmi_of_vm(object).await?, request).await,
+            Subresource::CancelEvacuation => self.cancel_evacuation(object, self.vmi(object).await?, request).await,
+            Subresource::VmCancelEvacuation => {
+                self.cancel_evacuation(object, self.vmi_of_vm(object).await?, request).await
+            }
+            Subresource::AddVolume => self.add_volume(object, request).await,
+            Subresource::RemoveVolume => self.remove_volume(object, request).await,
+            Subresource::VmAddVolume => self.add_volume_to_vm(object, request).await,
+            Subresource::VmRemoveVolume => self.remove_volume_from_vm(object, request).await,
+            Subresource::MemoryDump => self.dump_memory(object, request).await,
+            Subresource::RemoveMemoryDump => self.remove_memory_dump(object).await,
+            Subresource::ObjectGraph => self.graph_of_vmi(object, request).await,
+            Subresource::VmObjectGraph => self.graph_of_vm(object, request).await,
+        }
+    }
+
+    fn vms(&self, object: &Object) -> Api<VirtualMachine> {
+        Api::namespaced(self.client.clone(), &object.namespace)
+    }
+
+    fn vmis(&self, object: &Object) -> Api<VirtualMachineInstance> {
+        Api::namespaced(self.client.clone(), &object.namespace)
+    }
+
+    async fn vm_opt(&self, object: &Object) -> Result<Option<VirtualMachine>, ApiError> {
+        let name = &object.name;
+        self.vms(object)
+            .get_opt(name)
+            .await
+            .map_err(|error| ApiError::Internal(format!("unable to retrieve vm [{name}]: {}", message(&error))))
+    }
+
+    async fn vm(&self, object: &Object) -> Result<VirtualMachine, ApiError> {
+        self.vm_opt(object).await?.ok_or_else(|| ApiError::not_found(Kind::VirtualMachine, &object.name))
+    }
+
+    async fn vmi_opt(&self, object: &Object) -> Result<Option<VirtualMachineInstance>, ApiError> {
+        let name = &object.name;
+        self.vmis(object)
+            .get_opt(name)
+            .await
+            .map_err(|error| ApiError::Internal(format!("unable to retrieve vmi [{name}]: {}", message(&error))))
+    }
+
+    async fn vmi(&self, object: &Object) -> Result<VirtualMachineInstance, ApiError> {
+        self.vmi_opt(object).await?.ok_or_else(|| ApiError::not_found(Kind::VirtualMachineInstance, &object.name))
+    }
+
+    /// The machine of a VM that has been started.
+    async fn vmi_of_vm(&self, object: &Object) -> Result<VirtualMachineInstance, ApiError> {
+        let vm = self.vm(object).await?;
+        instance::check_created(&vm)?;
+        let vmi = self.vmi(object).await?;
+        instance::check_owner(&vm, &vmi)?;
+        Ok(vmi)
+    }
+
+    /// Pods that say to be of a machine; which one is, has to be found out.
+    async fn pods(&self, vmi: &VirtualMachineInstance) -> Result<Vec<Pod>, ApiError> {
+        let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
+        let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+        let selector = ListParams::default().labels(&format!("kubevirt.io/created-by={uid}")).limit(MAX_PODS);
+        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace).list(&selector).await;
+        Ok(pods.map_err(|error| ApiError::Internal(format!("unable to list pods: {}", message(&error))))?.items)
+    }
+}
+
+/// What `OPTIONS` is answered: the method of the path, whoever asks.
+fn options_response(path: &str) -> Response {
+    let served = [Method::GET, Method::PUT]
+        .into_iter()
+        .find(|method| path::attributes(method, path).is_ok_and(|found| endpoint::find(&found, method).is_ok()));
+    let Some(method) = served else { return ApiError::NoSuchPath.into_response() };
+    let mut response = empty_response(StatusCode::OK);
+    if let Ok(value) = HeaderValue::from_str(method.as_str()) {
+        response.headers_mut().insert(header::ALLOW, value);
+    }
+    response
+}
+
+/// The words of a failed request to the API server, without our own dressing.
+fn message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn handler_error(error: HandlerError) -> ApiError {
+    match error {
+        HandlerError::NoPod(_) => ApiError::BadRequest(error.to_string()),
+        _ => ApiError::Internal(error.to_string()),
+    }
+}
+
+/// The options in a body; without one, the defaults.
+async fn body<T>(request: Request<Body>) -> Result<T, ApiError>
+where
+    T: serde::de::DeserializeOwned + Default,
+{
+    options::parse(&bytes(request, MAX_BODY).await?)
+}
+
+/// Reads a body within the time that a client may take for one.
+async fn limited<T>(read: impl Future<Output = Result<T, axum::Error>>) -> Result<T, ApiError> {
+    let failed =
+        |error: String| ApiError::BadRequest(format!("Can not unmarshal Request body to struct, error: {error}"));
+    match tokio::time::timeout(std::time::Duration::from_secs(10), read).await {
+        Ok(result) => result.map_err(|error| failed(error.to_string())),
+        Err(_) => Err(failed("body took too long".to_owned())),
+    }
+}
+
+/// A body of at most `limit` bytes.
+async fn bytes(request: Request<Body>, limit: usize) -> Result<axum::body::Bytes, ApiError> {
+    limited(axum::body::to_bytes(request.into_body(), limit)).await
+}
+
+#[cfg(test)]
+mod unit_tests {
+    use super::*;
+
+    #[test]
+    fn missing_agent_is_the_requests_fault_and_all_else_is_ours() {
+        assert_eq!(
+            handler_error(HandlerError::NoPod("node1".into())),
+            ApiError::BadRequest("No virt-handler on node node1 found".into())
+        );
+        assert_eq!(handler_error(HandlerError::ManyPods(2)).status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
+    #[test]
+    fn options_names_the_method_of_the_path() {
+        let base = "/apis/subresources.kubevirt.io/v1/namespaces/a";
+        for (path, method) in [
+            ("virtualmachines/b/start", Some("PUT")),
+            ("virtualmachineinstances/b/vnc/screenshot", Some("GET")),
+            ("expand-vm-spec", Some("PUT")),
+            ("virtualmachines/b/nothing", None),
+            ("secrets/b/start", None),
+        ] {
+            let response = options_response(&format!("{base}/{path}"));
+            let allow = response.headers().get(header::ALLOW).and_then(|value| value.to_str().ok());
+            assert_eq!(allow, method, "{path}");
+        }
+    }
+}

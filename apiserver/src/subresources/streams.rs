@@ -1,0 +1,197 @@
+//! Streams: a WebSocket to the client, and one to the node agent or a socket to the guest.
+
+use std::{future::Future, pin::Pin};
+
+use api::VirtualMachineInstance;
+use axum::{body::Body, response::Response};
+use http::Request;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio_tungstenite::{WebSocketStream, tungstenite::protocol::Role};
+
+use super::{MAX_STREAMS, Object, Server, handler_error};
+use crate::{
+    error::ApiError,
+    instance,
+    metrics::StreamKind,
+    path::{self, PortError},
+    port_forward,
+    stream::{self, End, Limits},
+    tunnel, websocket,
+};
+
+type Client = WebSocketStream<TokioIo<Upgraded>>;
+type Copying = Pin<Box<dyn Future<Output = End> + Send>>;
+
+impl Server {
+    pub(super) async fn console(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
+        let vmi = self.vmi(object).await?;
+        instance::check_console(&vmi)?;
+        let action = if is_set(request.uri().query(), "replay") { "console?replay=true" } else { "console" };
+        self.through_agent(object, &vmi, StreamKind::Console, action, request).await
+    }
+
+    pub(super) async fn vnc(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
+        let vmi = self.vmi(object).await?;
+        instance::check_vnc(&vmi)?;
+        let action = format!("vnc?preserveSession={}", is_set(request.uri().query(), "preserveSession"));
+        self.through_agent(object, &vmi, StreamKind::Vnc, &action, request).await
+    }
+
+    pub(super) async fn usb_redirection(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
+        let vmi = self.vmi(object).await?;
+        instance::check_usb_redirection(&vmi)?;
+        self.through_agent(object, &vmi, StreamKind::UsbRedir, "usbredir", request).await
+    }
+
+    pub(super) async fn vsock(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
+        let vmi = self.vmi(object).await?;
+        instance::check_vsock(&vmi)?;
+        let action = vsock_action(request.uri().query())?;
+        self.through_agent(object, &vmi, StreamKind::Vsock, &action, request).await
+    }
+
+    async fn through_agent(
+        &self,
+        object: &Object,
+        vmi: &VirtualMachineInstance,
+        kind: StreamKind,
+        action: &str,
+        request: Request<Body>,
+    ) -> Result<Response, ApiError> {
+        let node = instance::node(vmi)?;
+        let stop = self.stop.clone();
+        self.stream(object, kind, request, async {
+            let handler = self.handler.open(object.on(node), action).await.map_err(handler_error)?;
+            Ok(move |client: Client| -> Copying { Box::pin(stream::copy(client, handler, Limits::default(), stop)) })
+        })
+        .await
+    }
+
+    pub(super) async fn port_forward(
+        &self,
+        object: &Object,
+        vmi: VirtualMachineInstance,
+        request: Request<Body>,
+    ) -> Result<Response, ApiError> {
+        let port = path::guest_port(request.uri().path()).map_err(|error| match error {
+            PortError::NoSuchPath => ApiError::NoSuchPath,
+            other => ApiError::BadRequest(other.to_string()),
+        })?;
+        port_forward::check(&vmi)?;
+        let stop = self.stop.clone();
+        self.stream(object, StreamKind::PortForward, request, async {
+            let address = port_forward::guest_address(&vmi, &self.pods(&vmi).await?)?;
+            let guest = port_forward::connect(address, port).await?;
+            Ok(move |client: Client| -> Copying { Box::pin(tunnel::copy(client, guest, Limits::tunnel(), stop)) })
+        })
+        .await
+    }
+
+    /// Connects the far end, then the client, and copies until one of them ends.
+    ///
+    /// In this order a failure behind us is an answer that the client can read, not a stream that ends at once. `far`
+    /// makes the future that copies between the far end and the client.
+    async fn stream<C>(
+        &self,
+        object: &Object,
+        kind: StreamKind,
+        mut request: Request<Body>,
+        far: impl Future<Output = Result<C, ApiError>>,
+    ) -> Result<Response, ApiError>
+    where
+        C: FnOnce(Client) -> Copying + Send + 'static,
+    {
+        let response = websocket::accept(request.method(), request.version(), request.headers())
+            .map_err(|error| ApiError::BadRequest(error.to_string()))?;
+        let slot = self.stream_slots.clone().try_acquire_owned().map_err(|_| {
+            ApiError::TooManyRequests(format!("virt-api carries {MAX_STREAMS} streams already, try again later"))
+        })?;
+        let copy = far.await?;
+        let upgrade = hyper::upgrade::on(&mut request);
+        let (metrics, stop) = (self.metrics.clone(), self.stop.clone());
+        let (namespace, name) = (object.namespace.clone(), object.name.clone());
+        self.streams.spawn(async move {
+            let _slot = slot;
+            let client = tokio::select! {
+                upgraded = upgrade => upgraded,
+                () = stop.cancelled() => return,
+            };
+            let client = match client {
+                Ok(client) => client,
+                Err(error) => {
+                    tracing::debug!(namespace, name, kind = kind.label(), %error, "client did not take the stream");
+                    return;
+                }
+            };
+            let config = Some(websocket::config());
+            let client = WebSocketStream::from_raw_socket(TokioIo::new(client), Role::Server, config).await;
+            let open = metrics.opened(kind, &namespace, &name);
+            let end = copy(client).await;
+            open.ended(end.label());
+            tracing::info!(namespace, name, kind = kind.label(), end = end.label(), "stream ended");
+        });
+        Ok(response)
+    }
+}
+
+/// The first value of a parameter.
+fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
+    query.unwrap_or_default().split('&').find_map(|pair| match pair.split_once('=') {
+        Some((key, value)) => (key == name).then_some(value),
+        None => None,
+    })
+}
+
+fn is_true(value: &str) -> bool {
+    matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True")
+}
+
+fn is_false(value: &str) -> bool {
+    matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False")
+}
+
+fn is_set(query: Option<&str>, name: &str) -> bool {
+    parameter(query, name).is_some_and(is_true)
+}
+
+/// Path and query of the agent's VSOCK stream. TLS is on unless it is turned off.
+fn vsock_action(query: Option<&str>) -> Result<String, ApiError> {
+    let port = parameter(query, "port").unwrap_or_default();
+    // The largest number stands for any port.
+    let number =
+        port.parse::<u32>().ok().filter(|number| port.bytes().all(|b| b.is_ascii_digit()) && *number != u32::MAX);
+    let number = number.ok_or_else(|| ApiError::BadRequest("port must be the number of a VSOCK port".to_owned()))?;
+    let tls = match parameter(query, "tls").filter(|value| !value.is_empty()) {
+        None => true,
+        Some(value) if is_true(value) => true,
+        Some(value) if is_false(value) => false,
+        Some(_) => return Err(ApiError::BadRequest("tls must be true or false".to_owned())),
+    };
+    Ok(format!("vsock?port={number}&tls={tls}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_are_on_when_said_in_so_many_words() {
+        assert!(is_set(Some("a=b&preserveSession=true"), "preserveSession"));
+        assert!(is_set(Some("preserveSession=1"), "preserveSession"));
+        for query in
+            [None, Some(""), Some("preserveSession=false"), Some("preserveSession=yes"), Some("preserveSession")]
+        {
+            assert!(!is_set(query, "preserveSession"), "{query:?}");
+        }
+    }
+
+    #[test]
+    fn vsock_takes_a_port_and_tls_by_default() {
+        assert_eq!(vsock_action(Some("port=22")), Ok("vsock?port=22&tls=true".into()));
+        assert_eq!(vsock_action(Some("tls=false&port=22")), Ok("vsock?port=22&tls=false".into()));
+        for query in [None, Some("port="), Some("port=ssh"), Some("port=4294967295"), Some("port=22&tls=maybe")] {
+            assert!(vsock_action(query).is_err(), "{query:?}");
+        }
+    }
+}

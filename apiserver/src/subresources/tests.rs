@@ -1,0 +1,262 @@
+//! Requests that are allowed, against a stand-in of the API server.
+
+use std::sync::{Arc, Mutex};
+
+use api::config::ClusterConfig;
+use axum::{body::Body, response::Response};
+use http::{Method, Request, StatusCode, header};
+use kube::Client;
+use process::{
+    CancellationToken,
+    config::ConfigHandle,
+    ops::{Ops, Readiness},
+    tls::{Roots, client_config},
+};
+use prometheus::Registry;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+use super::{Object, Server};
+use crate::{
+    authorization::Authorizer, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient,
+    metrics::Metrics,
+};
+
+type Calls = Arc<Mutex<Vec<(String, Value)>>>;
+
+/// An API server that has these objects, by path, and notes what it is asked.
+fn client(objects: Vec<(&'static str, Value)>) -> (Client, Calls) {
+    let calls = Calls::default();
+    let noted = calls.clone();
+    let objects = Arc::new(objects);
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let (noted, objects) = (noted.clone(), objects.clone());
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = http_body_util::BodyExt::collect(body).await.unwrap().to_bytes();
+            let path = parts.uri.path().to_owned();
+            let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+            noted.lock().unwrap().push((format!("{} {path}", parts.method), body));
+            let found = objects.iter().find(|(known, _)| *known == path).map(|(_, object)| object.clone());
+            let code = if found.is_some() { 200 } else { 404 };
+            let answer = found.unwrap_or_else(|| {
+                json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "not found", "reason": "NotFound", "code": 404})
+            });
+            let answer = Body::from(answer.to_string());
+            Ok::<_, std::convert::Infallible>(http::Response::builder().status(code).body(answer).unwrap())
+        }
+    });
+    (Client::new(service, "default"), calls)
+}
+
+fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server, Calls) {
+    let (client, calls) = client(objects);
+    let registry = Registry::new();
+    let config = ConfigHandle::fixed(config);
+    let server = Server {
+        front_proxy: FrontProxy::default(),
+        authorizer: Authorizer::new(client.clone()),
+        handler: HandlerClient::new(
+            client.clone(),
+            "kubevirt",
+            client_config(&Roots::default(), None, &["http/1.1"]).unwrap(),
+        ),
+        namespace: "kubevirt".into(),
+        metrics: Metrics::register(&registry).unwrap(),
+        ops: Ops::new(client.clone(), config.clone(), Readiness::new(), registry),
+        config,
+        client,
+        stream_slots: Arc::new(Semaphore::new(1)),
+        streams: TaskTracker::new(),
+        stop: CancellationToken::new(),
+    };
+    (server, calls)
+}
+
+const VM: &str = "/apis/kubevirt.io/v1/namespaces/ns/virtualmachines/a";
+const VMI: &str = "/apis/kubevirt.io/v1/namespaces/ns/virtualmachineinstances/a";
+
+fn vm(status: Value) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+        "metadata": {"name": "a", "namespace": "ns", "uid": "v1"},
+        "spec": {"runStrategy": "Always", "template": {"spec": {"domain": {"devices": {}}}}}, "status": status,
+    })
+}
+
+fn vmi(status: Value) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": "a", "namespace": "ns", "uid": "u1",
+            "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "a", "uid": "v1", "controller": true}],
+        },
+        "spec": {"domain": {"devices": {}}}, "status": status,
+    })
+}
+
+fn request(subresource: Subresource, body: &'static str) -> Request<Body> {
+    let uri = match subresource {
+        Subresource::PortForward | Subresource::VmPortForward => "/apis/g/v1/namespaces/ns/r/a/portforward/22",
+        _ => "/",
+    };
+    Request::builder()
+        .method(subresource.method())
+        .uri(uri)
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Body::from(body))
+        .unwrap()
+}
+
+async fn answer(server: &Server, subresource: Subresource, body: &'static str) -> (StatusCode, String) {
+    let object = Object { namespace: "ns".into(), name: "a".into() };
+    read(server.dispatch(subresource, &object, request(subresource, body)).await).await
+}
+
+async fn read(response: Response) -> (StatusCode, String) {
+    let status = response.status();
+    let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+fn message(text: &str) -> String {
+    serde_json::from_str::<Value>(text).unwrap()["message"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn objects_that_are_missing_are_named() {
+    let (server, _) = server(ClusterConfig { feature_gates: vec!["ObjectGraph".into()], ..Default::default() }, vec![]);
+    for subresource in Subresource::ALL {
+        let body = match subresource {
+            Subresource::ExpandVmSpec => continue,
+            Subresource::Freeze => r#"{"unfreezeTimeout": "5m"}"#,
+            Subresource::AddVolume | Subresource::VmAddVolume => {
+                r#"{"name": "v", "disk": {"name": "v"}, "volumeSource": {"dataVolume": {"name": "d"}}}"#
+            }
+            Subresource::RemoveVolume | Subresource::VmRemoveVolume => r#"{"name": "v"}"#,
+            _ => "",
+        };
+        let (status, text) = answer(&server, subresource, body).await;
+        let kind = subresource.endpoint().resource.trim_end_matches('s');
+        let expected = format!("{kind}.kubevirt.io \"a\" not found");
+        if subresource.fails_plainly() {
+            assert_eq!((status, text), (StatusCode::INTERNAL_SERVER_ERROR, expected), "{subresource:?}");
+        } else {
+            assert_eq!((status, message(&text)), (StatusCode::NOT_FOUND, expected), "{subresource:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_available_says_so_after_all_else_has_been_checked() {
+    let running = json!({"phase": "Running", "nodeName": "n1"});
+    let (server, calls) = server(ClusterConfig::default(), vec![(VM, vm(json!({"created": true}))), (VMI, vmi(running))]);
+    for (subresource, body, text) in [
+        (Subresource::Migrate, "", "live migration is not available yet"),
+        (Subresource::Backup, r#"{"cmd": "Start"}"#, "backup of running machines is not available yet"),
+        (
+            Subresource::VmAddVolume,
+            r#"{"name": "v", "disk": {"name": "v"}, "volumeSource": {"dataVolume": {"name": "d"}}}"#,
+            "hot-plug of volumes is not available yet",
+        ),
+    ] {
+        let (status, answered) = answer(&server, subresource, body).await;
+        assert_eq!((status, message(&answered).as_str()), (StatusCode::NOT_IMPLEMENTED, text), "{subresource:?}");
+    }
+    for (subresource, body, code) in [
+        (Subresource::Migrate, r#"{"dryRun": ["Some"]}"#, StatusCode::BAD_REQUEST),
+        (Subresource::Backup, r#"{"cmd": "Explode"}"#, StatusCode::BAD_REQUEST),
+        (Subresource::VmRemoveVolume, r#"{"name": "v"}"#, StatusCode::CONFLICT),
+        (Subresource::AddVolume, "{}", StatusCode::BAD_REQUEST),
+        (Subresource::RedefineCheckpoint, "", StatusCode::CONFLICT),
+        (Subresource::SetupSession, "", StatusCode::BAD_REQUEST),
+        (Subresource::InjectLaunchSecret, "", StatusCode::CONFLICT),
+        (Subresource::MemoryDump, "", StatusCode::BAD_REQUEST),
+        (Subresource::MemoryDump, r#"{"claimName": "c"}"#, StatusCode::NOT_FOUND),
+        (Subresource::RemoveMemoryDump, "", StatusCode::CONFLICT),
+        (Subresource::ObjectGraph, "", StatusCode::BAD_REQUEST),
+    ] {
+        assert_eq!(answer(&server, subresource, body).await.0, code, "{subresource:?} {body}");
+    }
+    let calls = calls.lock().unwrap();
+    assert!(calls.iter().all(|(call, _)| call.starts_with("GET ")), "{calls:?}");
+}
+
+#[tokio::test]
+async fn evacuation_is_given_up_by_a_patch_of_the_machine() {
+    let status = json!({"phase": "Running", "nodeName": "n1", "evacuationNodeName": "n1"});
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {}});
+    let objects =
+        vec![(VM, vm(json!({"created": true}))), (VMI, vmi(status)), ("/api/v1/nodes/n1", node)];
+    let (server, calls) = server(ClusterConfig::default(), objects);
+    let (status, text) = answer(&server, Subresource::VmCancelEvacuation, r#"{"evacuationNodeName": "n1"}"#).await;
+    assert_eq!((status, text.as_str()), (StatusCode::OK, ""));
+    let calls = calls.lock().unwrap();
+    let (call, patch) = calls.last().unwrap();
+    assert_eq!(call, &format!("PATCH {VMI}"));
+    assert_eq!(patch[0], json!({"op": "test", "path": "/status/evacuationNodeName", "value": "n1"}));
+}
+
+#[tokio::test]
+async fn vm_without_instance_type_is_expanded_to_itself() {
+    let (server, _) = server(ClusterConfig::default(), vec![(VM, vm(json!({})))]);
+    let (status, text) = answer(&server, Subresource::ExpandSpec, "").await;
+    let expanded: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &expanded["kind"]), (StatusCode::OK, &json!("VirtualMachine")));
+    let body = r#"{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "b"},
+        "spec": {"runStrategy": "Halted", "template": {"spec": {"domain": {"devices": {}}}}}}"#;
+    let (status, text) = answer(&server, Subresource::ExpandVmSpec, body).await;
+    let expanded: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &expanded["metadata"]["namespace"]), (StatusCode::OK, &json!("ns")));
+    let (status, text) = answer(&server, Subresource::ExpandVmSpec, r#"{"spec": {"unknown": 1}}"#).await;
+    assert_eq!((status, message(&text).as_str()), (StatusCode::BAD_REQUEST, "Object is not a valid VirtualMachine"));
+}
+
+#[tokio::test]
+async fn media_types_are_checked_before_anything_else() {
+    let (server, calls) = server(ClusterConfig::default(), vec![]);
+    let object = Object { namespace: "ns".into(), name: "a".into() };
+    let mut asked = request(Subresource::GuestOsInfo, "");
+    asked.headers_mut().insert(header::ACCEPT, header::HeaderValue::from_static("text/html"));
+    let (status, _) = read(server.dispatch(Subresource::GuestOsInfo, &object, asked).await).await;
+    assert_eq!(status, StatusCode::NOT_ACCEPTABLE);
+    let mut sent = request(Subresource::ExpandVmSpec, "{}");
+    sent.headers_mut().remove(header::CONTENT_TYPE);
+    let (status, _) = read(server.dispatch(Subresource::ExpandVmSpec, &object, sent).await).await;
+    assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    assert!(calls.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn port_is_forwarded_to_the_pod_and_to_nothing_else() {
+    let interfaces = json!([{"name": "default", "ipAddress": "10.0.0.9"}]);
+    let status = json!({"phase": "Running", "nodeName": "n1", "activePods": {"p1": "n1"}, "interfaces": interfaces});
+    let mut machine = vmi(status);
+    machine["spec"]["networks"] = json!([{"name": "default", "pod": {}}]);
+    machine["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}}]);
+    let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "a", "uid": "u1", "controller": true}]);
+    let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [{
+        "metadata": {"name": "p", "uid": "p1", "ownerReferences": owner},
+        "spec": {"nodeName": "n1", "containers": []}, "status": {"podIP": "169.254.169.254"},
+    }]});
+    let (server, calls) =
+        server(ClusterConfig::default(), vec![(VMI, machine), ("/api/v1/namespaces/ns/pods", pods)]);
+    let object = Object { namespace: "ns".into(), name: "a".into() };
+    let mut asked = request(Subresource::PortForward, "");
+    *asked.method_mut() = Method::GET;
+    let key = "dGhlIHNhbXBsZSBub25jZQ==";
+    for (name, value) in [
+        (header::CONNECTION, "Upgrade"),
+        (header::UPGRADE, "websocket"),
+        (header::SEC_WEBSOCKET_VERSION, "13"),
+        (header::SEC_WEBSOCKET_KEY, key),
+    ] {
+        asked.headers_mut().insert(name, header::HeaderValue::from_static(value));
+    }
+    let (status, text) = read(server.dispatch(Subresource::PortForward, &object, asked).await).await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(message(&text).contains("no usable address"), "{text}");
+    assert!(calls.lock().unwrap().iter().any(|(call, _)| call == "GET /api/v1/namespaces/ns/pods"));
+    assert_eq!(server.stream_slots.available_permits(), 1);
+}

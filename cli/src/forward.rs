@@ -1,0 +1,355 @@
+//! `port-forward`: ports of a guest on the user's machine.
+//!
+//! Each local connection has a stream of its own. A local program that has said all it wants to say closes its half of
+//! the connection; the guest is told by a message without bytes, and may go on answering.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use clap::Args;
+use futures::{SinkExt, StreamExt};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UdpSocket},
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+};
+use tokio_tungstenite::tungstenite::{Message, protocol::frame::coding::CloseCode};
+
+use crate::{Connection, Error, subresource::Stream, target::Target, terminal::input};
+
+/// Largest piece of a stream sent in one message, in bytes.
+const CHUNK: usize = 64 * 1024;
+/// Most local connections at a time.
+const MAX_CONNECTIONS: usize = 128;
+/// Datagrams that may wait to be sent; more are lost, as datagrams may be.
+const MAX_DATAGRAMS: usize = 64;
+/// A local sender of datagrams that is silent for this long is forgotten.
+const DATAGRAM_SILENCE: Duration = Duration::from_secs(60);
+
+/// Options of `port-forward`.
+#[derive(Args)]
+pub struct ForwardOptions {
+    /// The machine: TYPE/NAME[/NAMESPACE], where TYPE is vm or vmi
+    #[arg(value_name = "TARGET")]
+    target: String,
+    /// Ports: [PROTOCOL/]LOCAL[:TARGET], where PROTOCOL is tcp (default) or udp; local port 0 chooses a free one
+    #[arg(value_name = "PORT", required = true)]
+    ports: Vec<String>,
+    /// Forward standard input and output instead of a local port; takes a single port
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    stdio: bool,
+    /// Local address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    address: IpAddr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    Tcp,
+    Udp,
+}
+
+impl Protocol {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// A port to be forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Port {
+    protocol: Protocol,
+    local: u16,
+    remote: u16,
+}
+
+impl Port {
+    fn parse(argument: &str) -> Result<Self, Error> {
+        let wrong = || Error::Usage(format!("{argument:?} is not of the form [PROTOCOL/]LOCAL[:TARGET]"));
+        let (protocol, ports) = match argument.split_once('/') {
+            None => (Protocol::Tcp, argument),
+            Some((protocol, ports)) => match protocol.to_ascii_lowercase().as_str() {
+                "tcp" => (Protocol::Tcp, ports),
+                "udp" => (Protocol::Udp, ports),
+                _ => return Err(Error::Usage(format!("unknown protocol {protocol:?}: use tcp or udp"))),
+            },
+        };
+        let number = |text: &str| text.parse::<u16>().map_err(|_| wrong());
+        let (local, remote) = match ports.split_once(':') {
+            None => (number(ports)?, number(ports)?),
+            Some((local, remote)) => (number(local)?, number(remote)?),
+        };
+        if remote == 0 { Err(wrong()) } else { Ok(Self { protocol, local, remote }) }
+    }
+}
+
+/// A port of a machine.
+#[derive(Clone)]
+struct Remote {
+    connection: Arc<Connection>,
+    path: String,
+}
+
+impl Remote {
+    async fn open(&self) -> Result<Stream, Error> {
+        self.connection.stream(&self.path).await
+    }
+}
+
+pub async fn run(connection: Connection, options: &ForwardOptions) -> Result<(), Error> {
+    let target = Target::parse(&options.target)?;
+    let ports = options.ports.iter().map(|port| Port::parse(port)).collect::<Result<Vec<_>, _>>()?;
+    let connection = Arc::new(connection.within(target.namespace.as_deref()));
+    let remote = |port: &Port| Remote {
+        connection: connection.clone(),
+        path: connection.path(
+            target.resource(),
+            &target.name,
+            &format!("portforward/{}/{}", port.remote, port.protocol.word()),
+        ),
+    };
+    if options.stdio {
+        let [port] = ports.as_slice() else {
+            return Err(Error::Usage("only one port supported when forwarding to stdout".into()));
+        };
+        return stdio(remote(port).open().await?).await;
+    }
+    let mut forwards = JoinSet::new();
+    for port in &ports {
+        let wanted = SocketAddr::new(options.address, port.local);
+        let failed = || Error::io(format!("cannot listen on {wanted}"));
+        let remote = remote(port);
+        let bound = match port.protocol {
+            Protocol::Tcp => {
+                let listener = TcpListener::bind(wanted).await.map_err(failed())?;
+                let bound = listener.local_addr().map_err(failed())?;
+                forwards.spawn(serve_tcp(listener, remote));
+                bound
+            }
+            Protocol::Udp => {
+                let socket = UdpSocket::bind(wanted).await.map_err(failed())?;
+                let bound = socket.local_addr().map_err(failed())?;
+                forwards.spawn(serve_udp(socket, remote));
+                bound
+            }
+        };
+        println!("Forwarding from {bound} -> {} ({})", port.remote, port.protocol.word());
+    }
+    tokio::select! {
+        ended = forwards.join_next() => match ended {
+            Some(Ok(Err(error))) => Err(error),
+            Some(Err(error)) => Err(Error::Stream(format!("forwarding ended: {error}"))),
+            Some(Ok(Ok(()))) | None => Ok(()),
+        },
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}
+
+async fn stdio(stream: Stream) -> Result<(), Error> {
+    let (mut to_machine, mut from_machine) = stream.split();
+    let mut typed = input();
+    let up = async {
+        while let Some(chunk) = typed.recv().await {
+            if to_machine.send(Message::Binary(Bytes::from(chunk))).await.is_err() {
+                break;
+            }
+        }
+        let _ = to_machine.send(Message::Binary(Bytes::new())).await;
+        std::future::pending::<()>().await;
+    };
+    let mut output = tokio::io::stdout();
+    let down = async {
+        while let Some(data) = next(&mut from_machine).await? {
+            output.write_all(&data).await.map_err(Error::io("cannot write to standard output"))?;
+            output.flush().await.map_err(Error::io("cannot write to standard output"))?;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        () = up => Ok(()),
+        done = down => done,
+    }
+}
+
+/// The next bytes of the machine; `None` when it has closed the connection.
+async fn next<S>(from_machine: &mut S) -> Result<Option<Bytes>, Error>
+where
+    S: futures::Stream<Item = Result<Message, tokio_tungstenite::tungstenite::Error>> + Unpin,
+{
+    while let Some(message) = from_machine.next().await {
+        match message.map_err(|error| Error::Stream(format!("the connection was lost: {error}")))? {
+            Message::Binary(data) => return Ok(Some(data)),
+            Message::Close(Some(frame)) if frame.code != CloseCode::Normal => {
+                return Err(Error::Stream(format!("the connection was closed: {}", frame.reason)));
+            }
+            Message::Close(_) => return Ok(None),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+async fn serve_tcp(listener: TcpListener, remote: Remote) -> Result<(), Error> {
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(slot) = slots.clone().acquire_owned().await else { return Ok(()) };
+        let (local, peer) = listener.accept().await.map_err(Error::io("cannot accept a connection"))?;
+        let remote = remote.clone();
+        tokio::spawn(async move {
+            let _slot = slot;
+            let _ = local.set_nodelay(true);
+            let done = match remote.open().await {
+                Ok(stream) => copy(stream, local).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = done {
+                eprintln!("connection of {peer}: {error}");
+            }
+        });
+    }
+}
+
+/// Copies until the machine closes the connection, or either side is lost.
+async fn copy(stream: Stream, local: TcpStream) -> Result<(), Error> {
+    let (mut to_machine, mut from_machine) = stream.split();
+    let (mut read, mut write) = local.into_split();
+    let up = send_all(&mut read, &mut to_machine);
+    let down = receive_all(&mut from_machine, &mut write);
+    tokio::select! {
+        // Only a failure ends it: after its last word the local program may wait for an answer.
+        error = up => Err(error),
+        done = down => done,
+    }
+}
+
+async fn send_all<R, S>(read: &mut R, to_machine: &mut S) -> Error
+where
+    R: AsyncRead + Unpin,
+    S: futures::Sink<Message, Error = tokio_tungstenite::tungstenite::Error> + Unpin,
+{
+    let lost = |error: &dyn std::fmt::Display| Error::Stream(format!("the connection was lost: {error}"));
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(CHUNK);
+        let data = match read.read_buf(&mut buffer).await {
+            Ok(_) => buffer.split().freeze(),
+            Err(error) => return lost(&error),
+        };
+        let last = data.is_empty();
+        if let Err(error) = to_machine.send(Message::Binary(data)).await {
+            return lost(&error);
+        }
+        if last {
+            return std::future::pending().await;
+        }
+    }
+}
+
+async fn receive_all<S, W>(from_machine: &mut S, write: &mut W) -> Result<(), Error>
+where
+    S: futures::Stream<Item = Result<Message, tokio_tungstenite::tungstenite::Error>> + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    while let Some(data) = next(from_machine).await? {
+        if write.write_all(&data).await.is_err() {
+            // The local program does not want the rest.
+            return Ok(());
+        }
+    }
+    let _ = write.shutdown().await;
+    Ok(())
+}
+
+async fn serve_udp(socket: UdpSocket, remote: Remote) -> Result<(), Error> {
+    let socket = Arc::new(socket);
+    let mut senders: HashMap<SocketAddr, mpsc::Sender<Bytes>> = HashMap::new();
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let (length, peer) = socket.recv_from(&mut buffer).await.map_err(Error::io("cannot receive a datagram"))?;
+        let datagram = Bytes::copy_from_slice(&buffer[..length]);
+        senders.retain(|_, sender| !sender.is_closed());
+        let sender = match senders.get(&peer) {
+            Some(sender) => sender.clone(),
+            None if senders.len() >= MAX_CONNECTIONS => continue,
+            None => {
+                let (sender, receiver) = mpsc::channel(MAX_DATAGRAMS);
+                let (socket, remote) = (socket.clone(), remote.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = datagrams(receiver, &socket, peer, &remote).await {
+                        eprintln!("datagrams of {peer}: {error}");
+                    }
+                });
+                senders.insert(peer, sender.clone());
+                sender
+            }
+        };
+        // A full queue loses datagrams, as networks do.
+        let _ = sender.try_send(datagram);
+    }
+}
+
+/// Passes datagrams on between one local sender and the machine until both are silent.
+async fn datagrams(
+    mut receiver: mpsc::Receiver<Bytes>,
+    socket: &UdpSocket,
+    peer: SocketAddr,
+    remote: &Remote,
+) -> Result<(), Error> {
+    let mut stream = remote.open().await?;
+    let lost = |error| Error::Stream(format!("the connection was lost: {error}"));
+    loop {
+        let silence = tokio::time::sleep(DATAGRAM_SILENCE);
+        tokio::pin!(silence);
+        // Pings keep the stream, but are no datagrams.
+        let message = loop {
+            tokio::select! {
+                datagram = receiver.recv() => match datagram {
+                    Some(datagram) => break Message::Binary(datagram),
+                    None => return Ok(()),
+                },
+                message = stream.next() => match message {
+                    Some(Ok(Message::Binary(data))) => {
+                        let _ = socket.send_to(&data, peer).await;
+                        silence.as_mut().reset(tokio::time::Instant::now() + DATAGRAM_SILENCE);
+                    }
+                    Some(Ok(Message::Close(_))) | None => return Ok(()),
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return Err(lost(error)),
+                },
+                () = &mut silence => return Ok(()),
+            }
+        };
+        stream.send(message).await.map_err(lost)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_taken_in_all_their_forms() {
+        let port = |protocol, local, remote| Port { protocol, local, remote };
+        for (argument, expected) in [
+            ("8080", port(Protocol::Tcp, 8080, 8080)),
+            ("8080:80", port(Protocol::Tcp, 8080, 80)),
+            ("udp/5353:53", port(Protocol::Udp, 5353, 53)),
+            ("TCP/22", port(Protocol::Tcp, 22, 22)),
+            ("0:22", port(Protocol::Tcp, 0, 22)),
+        ] {
+            assert_eq!(Port::parse(argument).unwrap(), expected, "{argument}");
+        }
+        for argument in ["", "0", "8080:", ":80", "8080:0", "65536", "sctp/1", "a", "1:2:3"] {
+            assert!(Port::parse(argument).is_err(), "{argument}");
+        }
+    }
+}

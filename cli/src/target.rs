@@ -1,0 +1,84 @@
+//! Machines as arguments: `vmi/NAME`, `vm/NAME`, `vm/NAME/NAMESPACE`, or `NAME` for a VMI.
+
+use clap::ValueEnum;
+
+use crate::{Error, Kind, machine_name};
+
+/// A machine that the user named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Whether it was named as VM or as VMI.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// Its namespace, if it was named.
+    pub namespace: Option<String>,
+}
+
+impl Target {
+    /// Reads an argument.
+    pub fn parse(argument: &str) -> Result<Self, Error> {
+        let parts = argument.split('/').collect::<Vec<_>>();
+        let (kind, name, namespace) = match parts.as_slice() {
+            [name] => ("vmi", *name, None),
+            [kind, name] => (*kind, *name, None),
+            [kind, name, namespace] => (*kind, *name, Some(*namespace)),
+            _ => return Err(Error::Usage(format!("{argument:?} is not of the form TYPE/NAME[/NAMESPACE]"))),
+        };
+        let kind = Kind::from_str(kind, true)
+            .map_err(|_| Error::Usage(format!("unknown resource type {kind:?}: use vm/NAME or vmi/NAME")))?;
+        let namespace = match namespace {
+            None => None,
+            Some(text) if is_label(text) => Some(text.to_owned()),
+            Some(text) => return Err(Error::Usage(format!("{text:?} is not the name of a namespace"))),
+        };
+        Ok(Self { kind, name: machine_name(name)?.to_owned(), namespace })
+    }
+
+    /// The plural resource.
+    pub fn resource(&self) -> &'static str {
+        match self.kind {
+            Kind::Vm => "virtualmachines",
+            Kind::Vmi => "virtualmachineinstances",
+        }
+    }
+
+    /// The word for its kind.
+    pub fn word(&self) -> &'static str {
+        match self.kind {
+            Kind::Vm => "vm",
+            Kind::Vmi => "vmi",
+        }
+    }
+}
+
+fn is_label(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= 63
+        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_taken_in_all_their_forms() {
+        let target = |kind, name: &str, namespace: Option<&str>| Target {
+            kind,
+            name: name.into(),
+            namespace: namespace.map(str::to_owned),
+        };
+        for (argument, expected) in [
+            ("a", target(Kind::Vmi, "a", None)),
+            ("vmi/a", target(Kind::Vmi, "a", None)),
+            ("VirtualMachine/a", target(Kind::Vm, "a", None)),
+            ("vm/a/ns", target(Kind::Vm, "a", Some("ns"))),
+        ] {
+            assert_eq!(Target::parse(argument).unwrap(), expected, "{argument}");
+        }
+        for argument in ["", "pod/a", "vm/", "vm/a/", "vm/a/b/c", "vm/a/..", "vm/a b"] {
+            assert!(Target::parse(argument).is_err(), "{argument}");
+        }
+    }
+}
