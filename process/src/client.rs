@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use kube::{Client, Config};
+use kube::{Client, Config, client::ClientBuilder};
+
+use crate::rest_metrics::CountLayer;
 
 /// Longest time for a connection to the API server to come up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,7 +34,9 @@ pub async fn connect() -> Result<Client, ClientError> {
     config.reset_reader_on_write = true;
     // Retries are decided by the callers, who know what is safe to repeat.
     config.default_retry = false;
-    Client::try_from(config).map_err(ClientError::Build)
+    let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
+    let layer = CountLayer { host: host.into() };
+    Ok(ClientBuilder::try_from(config).map_err(ClientError::Build)?.with_layer(&layer).build())
 }
 
 /// The install namespace: `POD_NAMESPACE`, else `kubevirt`.

@@ -8,6 +8,7 @@ pub mod config;
 pub mod logging;
 mod object;
 pub mod ops;
+pub mod rest_metrics;
 pub mod signals;
 pub mod tls;
 

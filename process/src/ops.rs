@@ -17,7 +17,7 @@ use kube::Client;
 use prometheus::{Encoder, IntGauge, Registry, TextEncoder};
 use serde_json::{Value, json};
 
-use crate::config::ConfigHandle;
+use crate::{config::ConfigHandle, rest_metrics};
 
 /// How long an answer of the API server about its version is reused, so that probes cause no load.
 const VERSION_TTL: Duration = Duration::from_secs(10);
@@ -62,9 +62,10 @@ pub struct Ops {
 }
 
 impl Ops {
-    /// Endpoints over `registry`; adds the process's own memory to it.
+    /// Endpoints over `registry`; adds the process's own memory and its requests to the API server to it.
     #[must_use]
     pub fn new(client: Client, config: ConfigHandle, readiness: Readiness, registry: Registry) -> Self {
+        rest_metrics::register(&registry);
         let resident = IntGauge::new("process_resident_memory_bytes", "Resident memory of the process")
             .ok()
             // A registry that has the gauge already (two servers in one process) is no reason to fail.

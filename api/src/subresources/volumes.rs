@@ -1,7 +1,8 @@
 //! Options of hot-plugging volumes and of memory dumps.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
+use serde_json::Value;
 
 use crate::vm::status::HotplugVolumeSource;
 use crate::vmi::disks::Disk;
@@ -12,7 +13,7 @@ use crate::vmi::disks::Disk;
 #[serde(rename_all = "camelCase", default)]
 pub struct AddVolumeRequest {
     /// The disk; its own name does not count. Required.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "nameless", skip_serializing_if = "Option::is_none")]
     pub disk: Option<Disk>,
     /// `All`: check, but change nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,4 +42,30 @@ pub struct RemoveVolumeRequest {
 pub struct MemoryDumpOptions {
     /// Claim that receives the dump; the one of the last dump when empty.
     pub claim_name: String,
+}
+
+/// A disk that may lack its name: that of the request counts.
+fn nameless<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Disk>, D::Error> {
+    let Some(mut disk) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
+    if let Some(fields) = disk.as_object_mut() {
+        fields.entry("name").or_insert_with(|| Value::String(String::new()));
+    }
+    serde_json::from_value(disk).map_err(D::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn disk_needs_no_name_of_its_own() {
+        let read = |body: Value| serde_json::from_value::<AddVolumeRequest>(body);
+        let request = read(json!({"name": "a", "disk": {"disk": {"bus": "scsi"}}})).unwrap();
+        assert_eq!(request.disk.and_then(|disk| disk.disk).and_then(|disk| disk.bus).as_deref(), Some("scsi"));
+        assert_eq!(read(json!({"name": "a", "disk": null})).unwrap().disk, None);
+        assert_eq!(read(json!({"name": "a"})).unwrap().disk, None);
+        assert!(read(json!({"disk": {"disk": 1}})).is_err());
+    }
 }

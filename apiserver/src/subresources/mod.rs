@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// Most streams at a time. Each takes two connections and up to two messages of buffers.
-pub const MAX_STREAMS: usize = 512;
+pub const MAX_STREAMS: usize = 256;
 /// Most pods of one machine that are looked at; there are two while it moves.
 const MAX_PODS: u32 = 64;
 /// What kube-apiserver says when a tested value has changed.

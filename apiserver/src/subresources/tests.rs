@@ -19,8 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{Object, Server};
 use crate::{
-    authorization::Authorizer, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient,
-    metrics::Metrics,
+    authorization::Authorizer, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient, metrics::Metrics,
 };
 
 type Calls = Arc<Mutex<Vec<(String, Value)>>>;
@@ -60,7 +59,7 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
         handler: HandlerClient::new(
             client.clone(),
             "kubevirt",
-            client_config(&Roots::default(), None, &["http/1.1"]).unwrap(),
+            client_config(&Roots::empty(), None, &["http/1.1"]).unwrap(),
         ),
         namespace: "kubevirt".into(),
         metrics: Metrics::register(&registry).unwrap(),
@@ -151,7 +150,8 @@ async fn objects_that_are_missing_are_named() {
 #[tokio::test]
 async fn what_is_not_available_says_so_after_all_else_has_been_checked() {
     let running = json!({"phase": "Running", "nodeName": "n1"});
-    let (server, calls) = server(ClusterConfig::default(), vec![(VM, vm(json!({"created": true}))), (VMI, vmi(running))]);
+    let (server, calls) =
+        server(ClusterConfig::default(), vec![(VM, vm(json!({"created": true}))), (VMI, vmi(running))]);
     for (subresource, body, text) in [
         (Subresource::Migrate, "", "live migration is not available yet"),
         (Subresource::Backup, r#"{"cmd": "Start"}"#, "backup of running machines is not available yet"),
@@ -187,8 +187,7 @@ async fn what_is_not_available_says_so_after_all_else_has_been_checked() {
 async fn evacuation_is_given_up_by_a_patch_of_the_machine() {
     let status = json!({"phase": "Running", "nodeName": "n1", "evacuationNodeName": "n1"});
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {}});
-    let objects =
-        vec![(VM, vm(json!({"created": true}))), (VMI, vmi(status)), ("/api/v1/nodes/n1", node)];
+    let objects = vec![(VM, vm(json!({"created": true}))), (VMI, vmi(status)), ("/api/v1/nodes/n1", node)];
     let (server, calls) = server(ClusterConfig::default(), objects);
     let (status, text) = answer(&server, Subresource::VmCancelEvacuation, r#"{"evacuationNodeName": "n1"}"#).await;
     assert_eq!((status, text.as_str()), (StatusCode::OK, ""));
@@ -240,8 +239,7 @@ async fn port_is_forwarded_to_the_pod_and_to_nothing_else() {
         "metadata": {"name": "p", "uid": "p1", "ownerReferences": owner},
         "spec": {"nodeName": "n1", "containers": []}, "status": {"podIP": "169.254.169.254"},
     }]});
-    let (server, calls) =
-        server(ClusterConfig::default(), vec![(VMI, machine), ("/api/v1/namespaces/ns/pods", pods)]);
+    let (server, calls) = server(ClusterConfig::default(), vec![(VMI, machine), ("/api/v1/namespaces/ns/pods", pods)]);
     let object = Object { namespace: "ns".into(), name: "a".into() };
     let mut asked = request(Subresource::PortForward, "");
     *asked.method_mut() = Method::GET;
