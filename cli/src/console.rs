@@ -29,6 +29,9 @@ pub struct ConsoleOptions {
     /// Minutes to wait for the machine to run
     #[arg(long, default_value_t = 5, value_name = "MINUTES")]
     timeout: u64,
+    /// Show the last of what the guest has written before
+    #[arg(long)]
+    replay: bool,
 }
 
 /// How a console session came to its end.
@@ -41,7 +44,8 @@ enum End {
 
 pub async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<(), Error> {
     let name = machine_name(&options.vmi)?;
-    let path = connection.path("virtualmachineinstances", name, "console");
+    let subresource = if options.replay { "console?replay=true" } else { "console" };
+    let path = connection.path("virtualmachineinstances", name, subresource);
     let stream = open(connection, &path, Duration::from_secs(options.timeout.saturating_mul(60))).await?;
     eprintln!("Successfully connected to {name} console. Press Ctrl+] or Ctrl+5 to exit console.");
     let raw = RawMode::enter()?;

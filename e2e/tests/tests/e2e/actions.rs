@@ -92,7 +92,7 @@ fn wrong_state_is_answered_with_a_conflict_and_unknown_machine_with_not_found() 
             (Method::PUT, "virtualmachines/off", "restart", json!({}), [409, 404]),
             (Method::PUT, "virtualmachineinstances/off", "pause", json!({}), [404, 404]),
             (Method::PUT, "virtualmachineinstances/off", "freeze", json!({}), [404, 404]),
-            (Method::GET, "virtualmachineinstances/off", "guestosinfo", Value::Null, [404, 404]),
+            (Method::GET, "virtualmachineinstances/off", "guestosinfo", Value::Null, [404, 500]),
             (Method::GET, "virtualmachineinstances/off", "console", Value::Null, [404, 400]),
             (Method::PUT, "virtualmachines/none", "start", json!({}), [404, 404]),
             (Method::GET, "virtualmachines/none", "expand-spec", Value::Null, [404, 404]),
