@@ -12,27 +12,34 @@
 //!           either:     needs other objects -> the server reads them -> again, with `Neighbours`
 //! ```
 
+pub mod backup;
 pub mod causes;
+pub mod clone;
 pub mod defaults;
 pub mod eviction;
+pub mod export;
 pub mod instancetype;
 pub mod kubevirt;
 pub mod migration;
 pub mod neighbours;
 pub mod patch;
+pub mod plugin;
 pub mod policy;
 pub mod pool;
 pub mod preset;
 pub mod read;
 pub mod replica_set;
+pub mod restore;
 pub mod review;
 pub mod rules;
+pub mod snapshot;
 pub mod status;
 pub mod unsupported;
 pub mod vm;
 pub mod vmi;
 
 mod names;
+mod resource;
 mod semantic;
 mod volume_requests;
 mod webhook;

@@ -159,7 +159,8 @@ pub struct Response {
 pub struct Status {
     /// Sentence for people.
     pub message: String,
-    /// HTTP status.
+    /// HTTP status; 0 leaves it to the API server, which takes 400.
+    #[serde(skip_serializing_if = "is_zero")]
     pub code: u16,
     /// `Invalid` when the object breaks rules.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -167,6 +168,11 @@ pub struct Status {
     /// The rules broken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Details>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(code: &u16) -> bool {
+    *code == 0
 }
 
 /// The rules broken.
@@ -232,6 +238,23 @@ impl AdmissionReview {
                 details: Some(Details { causes: shown.to_vec() }),
             }),
             warnings,
+            ..Response::default()
+        })
+    }
+
+    /// Refuses the object for breaking rules, in the form of plugins: the first message stands for all, and there is
+    /// no status code.
+    pub fn invalid_plugin(uid: &str, causes: &Causes) -> Self {
+        let causes = causes.as_slice();
+        let shown = &causes[..causes.len().min(CAUSES_SHOWN)];
+        Self::new(Response {
+            uid: uid.to_owned(),
+            status: Some(Status {
+                message: shown.first().map(|cause| cause.message.clone()).unwrap_or_default(),
+                code: 0,
+                reason: Some("Invalid"),
+                details: Some(Details { causes: shown.to_vec() }),
+            }),
             ..Response::default()
         })
     }

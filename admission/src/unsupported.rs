@@ -355,6 +355,13 @@ const KINDS: &[(&str, &str)] = &[
     ("VirtualMachineInstanceMigration", "live migration"),
     ("VirtualMachinePool", "pools of virtual machines"),
     ("MigrationPolicy", "live migration"),
+    ("VirtualMachineSnapshot", "snapshots"),
+    ("VirtualMachineRestore", "snapshots"),
+    ("VirtualMachineExport", "export of volumes"),
+    ("VirtualMachineClone", "clones"),
+    ("VirtualMachineBackup", "backup"),
+    ("VirtualMachineBackupTracker", "backup"),
+    ("Plugin", "plugins"),
 ];
 
 /// Why a new object of a kind is refused though it breaks no rule; nothing for kinds that are carried out.

@@ -9,13 +9,15 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
 use crate::{
+    backup,
     causes::Causes,
+    clone,
     defaults::Fresh,
-    eviction, instancetype, kubevirt, migration,
+    eviction, export, instancetype, kubevirt, migration,
     neighbours::{Needs, Neighbours, Wanted},
-    patch, policy, pool, preset, read, replica_set,
+    patch, plugin, policy, pool, preset, read, replica_set, restore,
     review::{self, AdmissionReview, Operation, Request, UserInfo},
-    status, vm, vmi,
+    snapshot, status, vm, vmi,
 };
 
 /// Service accounts of the components, who may write what users may not.
@@ -184,6 +186,8 @@ pub struct Webhook {
     pub answer: fn(&Context<'_>) -> Result<AdmissionReview, Stop>,
 }
 
+/// For webhooks that refuse what they are not registered for.
+const ANY: &[Operation] = &[Operation::Create, Operation::Update, Operation::Delete, Operation::Connect];
 const WRITES: &[Operation] = &[Operation::Create, Operation::Update];
 const CREATES: &[Operation] = &[Operation::Create];
 const UPDATES: &[Operation] = &[Operation::Update];
@@ -197,6 +201,7 @@ const INSTANCETYPES: &[(&str, &str)] = &[(api::instancetype::GROUP, "virtualmach
 const CLUSTER_INSTANCETYPES: &[(&str, &str)] = &[(api::instancetype::GROUP, "virtualmachineclusterinstancetypes")];
 const PREFERENCES: &[(&str, &str)] = &[(api::instancetype::GROUP, "virtualmachinepreferences")];
 const CLUSTER_PREFERENCES: &[(&str, &str)] = &[(api::instancetype::GROUP, "virtualmachineclusterpreferences")];
+const CLONES: &[(&str, &str)] = &[(clone::GROUP, clone::PLURAL)];
 const REPLICA_SETS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstancereplicasets")];
 
 /// All webhooks served. The configurations in the chart register them.
@@ -263,6 +268,19 @@ pub const WEBHOOKS: &[Webhook] = &[
     },
     Webhook { path: "/migration-policy-validate-create", resources: &[], operations: WRITES, answer: policy::validate },
     Webhook { path: "/pod-eviction-validate", resources: &[], operations: CREATES, answer: eviction::validate },
+    Webhook { path: "/virtualmachinesnapshots-validate", resources: &[], operations: ANY, answer: snapshot::validate },
+    Webhook { path: "/virtualmachinerestores-validate", resources: &[], operations: ANY, answer: restore::validate },
+    Webhook { path: "/virtualmachineexports-validate", resources: &[], operations: ANY, answer: export::validate },
+    Webhook { path: "/virtualmachinebackups-validate", resources: &[], operations: ANY, answer: backup::validate },
+    Webhook {
+        path: "/virtualmachinebackuptrackers-validate",
+        resources: &[],
+        operations: ANY,
+        answer: backup::validate_tracker,
+    },
+    Webhook { path: "/vm-clone-mutate-create", resources: CLONES, operations: CREATES, answer: clone::mutate },
+    Webhook { path: "/vm-clone-validate-create", resources: &[], operations: WRITES, answer: clone::validate },
+    Webhook { path: "/plugin-validate", resources: &[], operations: WRITES, answer: plugin::validate },
     Webhook { path: "/status-validate", resources: &[], operations: WRITES, answer: status::validate },
     Webhook {
         path: "/kubevirt-validate-create",

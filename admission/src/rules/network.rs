@@ -252,7 +252,7 @@ fn device(path: &str, interface: &Interface, causes: &mut Causes) {
 }
 
 /// Bytes of a link-layer address: 6, or more for addresses of other networks. `None` when it is none.
-fn mac_bytes(text: &str) -> Option<usize> {
+pub(crate) fn mac_bytes(text: &str) -> Option<usize> {
     let separator = text.chars().find(|c| !c.is_ascii_hexdigit())?;
     let (digits, per_group) = match separator {
         ':' | '-' => (2, 1),
