@@ -58,7 +58,7 @@ pub fn causes(spec: &VirtualMachineExportSpec, config: &ClusterConfig) -> Causes
         causes.invalid("spec.source.name", format!("{named} name must not be empty"));
     }
     if source.api_group.as_deref().unwrap_or_default() != *group {
-        let must = if group.is_empty() { "missing or blank" } else { group };
+        let must = if group.is_empty() { "missing or blank" } else { *group };
         causes.invalid("spec.source.APIGroup", format!("{grouped} API group must be {must}"));
     }
     resource::duration("spec.ttlDuration", spec.ttl_duration.as_ref(), &mut causes);

@@ -1,6 +1,6 @@
 //! Snapshots, restores, exports, backups, clones and plugins: one row for each rule, refused and accepted.
 
-#![allow(clippy::unwrap_used, reason = "a test ends here")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test ends here")]
 
 use admission::{
     AdmissionReview, handle,

@@ -336,12 +336,13 @@ fn differences(row: &Row, crd: &CustomResourceDefinition) -> Vec<String> {
 #[test]
 fn definitions_are_as_clients_know_them() {
     let mut found = vec![];
-    for crd in ALL.iter() {
-        match ROWS.iter().find(|row| row.kind == crd.spec.names.kind) {
-            Some(row) => found.extend(differences(row, crd)),
-            None => found.push(format!("{} is not in the table", crd.spec.names.kind)),
+    for row in &ROWS {
+        match ALL.iter().find(|crd| crd.spec.names.kind == row.kind) {
+            Some(crd) => found.extend(differences(row, crd)),
+            None => found.push(format!("{} is not there", row.kind)),
         }
     }
+    assert_eq!(ALL.len(), ROWS.len());
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
