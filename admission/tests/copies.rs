@@ -19,7 +19,7 @@ fn review(path: &str, resource: &str, old: Option<Value>, spec: Value) -> Admiss
             "spec": spec,
         })
     };
-    let body = json!({"request": {
+    let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
         "uid": "u",
         "resource": {"group": group, "version": "v1", "resource": plural},
         "namespace": "default",
