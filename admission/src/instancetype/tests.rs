@@ -264,7 +264,8 @@ fn volumes_name_instance_types_by_their_labels() {
     let from_claim = json!({"source": {"pvc": {"name": "c", "namespace": "images"}}, "storage": {}});
     let missing = "unable to find required instancetype.kubevirt.io/default-instancetype label on the volume";
     // volume, spec of a DataVolume template, objects, message of a failure
-    let table: Vec<(Value, Option<Value>, Vec<(Wanted, Value)>, Option<&str>)> = vec![
+    type Row<'a> = (Value, Option<Value>, Vec<(Wanted, Value)>, Option<&'a str>);
+    let table: Vec<Row<'_>> = vec![
         (of_claim.clone(), None, vec![(claim("d", "c"), labelled(json!({})))], None),
         (of_claim.clone(), None, vec![(claim("d", "c"), plain(json!({})))], Some(missing)),
         (of_claim, None, vec![], Some("persistentvolumeclaims \"c\" not found")),
