@@ -8,11 +8,6 @@ use crate::error::ApiError;
 /// Largest VM: what etcd takes.
 pub const MAX_VM: usize = 3 << 19;
 
-/// Whether there is anything to apply.
-pub fn is_needed(vm: &VirtualMachine) -> bool {
-    vm.spec.instancetype.is_some() || vm.spec.preference.is_some()
-}
-
 /// Reads a VM that was sent to `namespace`, with the checks that admission would make of its form.
 pub fn read(body: &[u8], namespace: &str) -> Result<VirtualMachine, ApiError> {
     let raw: Value = serde_json::from_slice(body)
@@ -51,7 +46,7 @@ mod tests {
 
     #[test]
     fn vm_is_read_as_strictly_as_by_admission() {
-        assert!(!is_needed(&read(&vm("", spec()), "ns").unwrap()));
+        assert_eq!(read(&vm("", spec()), "ns").unwrap().metadata.namespace.as_deref(), Some("ns"));
         assert_eq!(read(&vm("ns", spec()), "ns").unwrap().metadata.namespace.as_deref(), Some("ns"));
         assert_eq!(
             read(&vm("other", spec()), "ns").err(),
@@ -64,12 +59,5 @@ mod tests {
         let Err(ApiError::Invalid { message, causes }) = read(&vm("", wrong), "ns") else { panic!("accepted") };
         assert_eq!(message, "Object is not a valid VirtualMachine");
         assert!(causes[0].contains("spec.template.spec.unknown"), "{causes:?}");
-    }
-
-    #[test]
-    fn instance_type_or_preference_needs_expansion() {
-        let mut with = spec();
-        with["preference"] = json!({"name": "p"});
-        assert!(is_needed(&read(&vm("", with), "ns").unwrap()));
     }
 }

@@ -2,11 +2,21 @@
 
 use api::{
     VirtualMachine,
+    instancetype::{
+        self,
+        matcher::{self, Role, Source},
+        revision::{self, ContentError},
+    },
     subresources::{MigrateOptions, RestartOptions, StartOptions, StopOptions},
 };
 use axum::{body::Body, response::Response};
 use http::{Request, StatusCode};
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
+};
+use serde_json::Value;
 
 use super::{Object, Server, TEST_FAILED, body, bytes, message};
 use crate::{
@@ -97,16 +107,62 @@ impl Server {
 
     pub(super) async fn expand_spec(&self, object: &Object) -> Result<Response, ApiError> {
         let vm = self.vm(object).await?;
-        Ok(json_response(StatusCode::OK, &self.expanded(vm)?))
+        let expanded = self.expanded(&vm, &object.namespace).await.map_err(ApiError::Internal)?;
+        Ok(json_response(StatusCode::OK, &expanded))
     }
 
     pub(super) async fn expand_vm_spec(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         let body = bytes(request, expansion::MAX_VM).await?;
         let vm = expansion::read(&body, &object.namespace)?;
-        Ok(json_response(StatusCode::OK, &self.expanded(vm)?))
+        let expanded = self.expanded(&vm, &object.namespace).await.map_err(ApiError::BadRequest)?;
+        Ok(json_response(StatusCode::OK, &expanded))
     }
 
-    fn expanded(&self, vm: VirtualMachine) -> Result<VirtualMachine, ApiError> {
-        if expansion::is_needed(&vm) { Err(ApiError::NotAvailable("expansion of instance types")) } else { Ok(vm) }
+    /// The VM with its instance type and preference applied; why not, otherwise.
+    async fn expanded(&self, vm: &VirtualMachine, namespace: &str) -> Result<VirtualMachine, String> {
+        let (instancetype, preference) = futures::future::try_join(
+            self.named(vm, Role::Instancetype, namespace),
+            self.named(vm, Role::Preference, namespace),
+        )
+        .await?;
+        let unusable = |role: Role| move |error: ContentError| format!("{} cannot be used: {error}", role.field());
+        let instancetype =
+            instancetype.as_ref().map(revision::instancetype).transpose().map_err(unusable(Role::Instancetype))?;
+        let preference =
+            preference.as_ref().map(revision::preference).transpose().map_err(unusable(Role::Preference))?;
+        admission::instancetype::expanded(vm, instancetype.as_ref(), preference.as_ref(), &self.config.current())
+            .map_err(|error| error.to_string())
+    }
+
+    /// What a VM names as instance type or preference: the object, or the copy of it that was kept for the VM.
+    async fn named(&self, vm: &VirtualMachine, role: Role, namespace: &str) -> Result<Option<Value>, String> {
+        let failed = |error: kube::Error| message(&error);
+        match matcher::source(vm, role).transpose().map_err(|error| error.to_string())? {
+            None => Ok(None),
+            Some(Source::Revision(name)) => {
+                let revision = Api::<ControllerRevision>::namespaced(self.client.clone(), namespace)
+                    .get(&name)
+                    .await
+                    .map_err(failed)?;
+                Ok(Some(revision.data.map_or(Value::Null, |data| data.0)))
+            }
+            Some(Source::Object(_, name)) if name.is_empty() => Err(format!("spec.{} names nothing", role.field())),
+            Some(Source::Object(kind, name)) => {
+                let resource = ApiResource {
+                    group: instancetype::GROUP.to_owned(),
+                    version: instancetype::VERSION.to_owned(),
+                    api_version: instancetype::API_VERSION.to_owned(),
+                    kind: kind.kind().to_owned(),
+                    plural: kind.plural().to_owned(),
+                };
+                let objects: Api<DynamicObject> = if kind.is_cluster_wide() {
+                    Api::all_with(self.client.clone(), &resource)
+                } else {
+                    Api::namespaced_with(self.client.clone(), namespace, &resource)
+                };
+                let object = objects.get(&name).await.map_err(failed)?;
+                serde_json::to_value(object).map(Some).map_err(|error| error.to_string())
+            }
+        }
     }
 }

@@ -213,6 +213,27 @@ async fn vm_without_instance_type_is_expanded_to_itself() {
 }
 
 #[tokio::test]
+async fn instance_type_is_applied_to_a_vm_that_names_one() {
+    let class = json!({
+        "apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachineClusterInstancetype",
+        "metadata": {"name": "small"}, "spec": {"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}},
+    });
+    let mut machine = vm(json!({}));
+    machine["spec"]["instancetype"] = json!({"name": "small"});
+    let path = "/apis/instancetype.kubevirt.io/v1beta1/virtualmachineclusterinstancetypes/small";
+    let (server, _) = server(ClusterConfig::default(), vec![(VM, machine), (path, class)]);
+    let (status, text) = answer(&server, Subresource::ExpandSpec, "").await;
+    let expanded: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(status, StatusCode::OK, "{text}");
+    assert_eq!(expanded["spec"]["template"]["spec"]["domain"]["memory"]["guest"], "1Gi");
+    assert!(expanded["spec"]["instancetype"].is_null());
+    // A preference that is not there: the stored VM is our trouble, a VM that is sent along is the client's.
+    let body = r#"{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "b"},
+        "spec": {"runStrategy": "Halted", "preference": {"name": "none"}, "template": {"spec": {"domain": {"devices": {}}}}}}"#;
+    assert_eq!(answer(&server, Subresource::ExpandVmSpec, body).await.0, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
 async fn media_types_are_checked_before_anything_else() {
     let (server, calls) = server(ClusterConfig::default(), vec![]);
     let object = Object { namespace: "ns".into(), name: "a".into() };
