@@ -12,14 +12,14 @@
 use std::future::IntoFuture;
 
 use anyhow::Context;
-use apiserver::{MAX_CONNECTIONS, allow_open_files, metrics::Metrics, tls, webhooks};
+use apiserver::{MAX_CONNECTIONS, allow_open_files, metrics::Metrics, webhooks};
 use axum::{Json, Router};
 use clap::Parser;
 use http::StatusCode;
 use process::{
     CancellationToken,
     config::ConfigHandle,
-    tls::{Identity, Limits, install_provider, serve},
+    tls::{ClientPolicy, Identity, Limits, install_provider, serve, server_config},
 };
 use prometheus::Registry;
 use serde_json::{Value, json};
@@ -61,6 +61,7 @@ async fn main() -> anyhow::Result<()> {
         .with_context(|| format!("cannot listen on port {}", arguments.port))?;
     println!("https://localhost:{}", arguments.port);
     let limits = Limits { connections: MAX_CONNECTIONS, ..Limits::default() };
-    serve(listener, tls::server_config(&identity)?, router, limits, CancellationToken::new()).await;
+    let tls = server_config(&identity, ClientPolicy::Unjudged, &["http/1.1"])?;
+    serve(listener, tls, router, limits, CancellationToken::new()).await;
     Ok(())
 }

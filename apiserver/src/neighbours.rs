@@ -144,10 +144,11 @@ mod tests {
     fn requests_are_those_of_the_api() {
         let made = |wanted: &Wanted| {
             let request = request(&wanted.collection().unwrap(), &wanted.ask).unwrap();
-            (request.method().to_string(), request.uri().to_string())
+            // An empty query is kept or not, by the version of the library that reads it.
+            (request.method().to_string(), request.uri().to_string().trim_end_matches('?').to_owned())
         };
         let get = Wanted::get("", "v1", "pods", Some("ns"), "a");
-        assert_eq!(made(&get), ("GET".into(), "/api/v1/namespaces/ns/pods/a?".into()));
+        assert_eq!(made(&get), ("GET".into(), "/api/v1/namespaces/ns/pods/a".into()));
         let list = Wanted::list("kubevirt.io", "v1", "virtualmachines", None, "a=b,c");
         let uri = "/apis/kubevirt.io/v1/virtualmachines?&labelSelector=a%3Db%2Cc&limit=1000";
         assert_eq!(made(&list), ("GET".into(), uri.into()));
