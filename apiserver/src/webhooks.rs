@@ -31,7 +31,7 @@ use axum::{
     response::Response,
     routing::post,
 };
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderValue, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 use kube::Client;
 use process::config::ConfigHandle;
@@ -56,6 +56,8 @@ const MAX_DISCARDED: usize = 32 << 20;
 const MAX_READERS: usize = 256;
 /// Longest time for a review, with the wait for its turn.
 const DEADLINE: Duration = Duration::from_secs(4);
+/// Longest time for throwing away the rest of a body that did not get its turn.
+const DISCARD_DEADLINE: Duration = Duration::from_millis(800);
 /// Longest time for reading what a review needs to know.
 const READ_DEADLINE: Duration = Duration::from_secs(3);
 
@@ -87,14 +89,33 @@ pub fn router(client: Client, config: ConfigHandle, namespace: &str, metrics: Me
 async fn review(State(webhooks): State<Webhooks>, request: Request) -> Response {
     let path = request.uri().path().to_owned();
     let started = Instant::now();
-    let response = match timeout(DEADLINE, webhooks.review(&path, request)).await {
+    let (head, mut body) = request.into_parts();
+    let response = match timeout(DEADLINE, webhooks.review(&path, &head, &mut body)).await {
         Ok(response) => response,
-        Err(_) => refusal(StatusCode::SERVICE_UNAVAILABLE, "too many admission reviews, try again"),
+        Err(_) => {
+            discard(&mut body).await;
+            refusal(StatusCode::SERVICE_UNAVAILABLE, "too many admission reviews, try again")
+        }
     };
     let outcome = if response.status().is_success() { "answered" } else { "failed" };
     webhooks.metrics.reviews.with_label_values(&[path.as_str(), outcome]).inc();
     webhooks.metrics.review_seconds.with_label_values(&[path.as_str()]).observe(started.elapsed().as_secs_f64());
     response
+}
+
+/// Throws away what is left of a body, within bounds: a sender that is cut off in the middle does not read the answer.
+async fn discard(body: &mut Body) {
+    let all = async {
+        let mut discarded = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            discarded += frame.data_ref().map_or(0, bytes::Bytes::len);
+            if discarded > MAX_DISCARDED {
+                break;
+            }
+        }
+    };
+    // Whoever is slower than that does not get to read the answer.
+    timeout(DISCARD_DEADLINE, all).await.ok();
 }
 
 /// A review that refuses what is no review, with an HTTP status that says so.
@@ -122,12 +143,12 @@ struct Held<'a> {
 }
 
 impl Webhooks {
-    async fn review(&self, path: &str, request: Request) -> Response {
-        let json = request.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+    async fn review(&self, path: &str, head: &Parts, body: &mut Body) -> Response {
+        let json = head.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
         if !json {
             return refusal(StatusCode::BAD_REQUEST, "a review has the content type application/json");
         }
-        let Held { bytes, share: _share, large: _large } = match self.receive(request.into_body()).await {
+        let Held { bytes, share: _share, large: _large } = match self.receive(body).await {
             Ok(held) => held,
             Err(refusal) => return refusal,
         };
@@ -143,7 +164,7 @@ impl Webhooks {
     }
 
     /// Reads a body. Memory is counted as the bytes arrive, so it is not taken by announcing them.
-    async fn receive(&self, mut body: Body) -> Result<Held<'_>, Response> {
+    async fn receive(&self, body: &mut Body) -> Result<Held<'_>, Response> {
         let mut held = Held::default();
         let mut discarded = 0;
         while let Some(frame) = body.frame().await {

@@ -141,6 +141,12 @@ impl Story {
         Api::namespaced_with(self.client.clone(), &self.namespace, &resource(kind))
     }
 
+    /// The API of a kind in the namespace of the installation.
+    #[must_use]
+    pub fn installation_api(&self, kind: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), "kubevirt", &resource(kind))
+    }
+
     /// The API of a cluster-wide kind, or of a kind in all namespaces.
     #[must_use]
     pub fn cluster_api(&self, kind: &str) -> Api<DynamicObject> {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use ferrovirt_e2e_tests::story;
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Story, story, story_alone};
 use http::Method;
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::manifests;
@@ -130,7 +131,7 @@ fn what_is_not_available_yet_says_so() {
 }
 
 #[test]
-fn specification_is_expanded_and_the_objects_of_a_machine_are_told() {
+fn specification_is_expanded() {
     story("queries", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
         s.wait_running("box").await?;
@@ -139,13 +140,47 @@ fn specification_is_expanded_and_the_objects_of_a_machine_are_told() {
         let expanded: Value = serde_json::from_str(&expanded).context("expand-spec is not JSON")?;
         ensure!(expanded["kind"] == "VirtualMachine", "{}", expanded["kind"]);
         ensure!(expanded["spec"]["template"]["spec"]["domain"]["memory"]["guest"] == "128Mi", "{expanded}");
-        for object in ["virtualmachines/box", "virtualmachineinstances/box"] {
-            let (code, graph) = s.ask(&Method::GET, object, "objectgraph", &Value::Null).await?;
-            ensure!(code == 200, "objectgraph: {code} {graph}");
-            ensure!(graph.contains("box"), "{graph}");
-        }
+        let (code, said) = s.ask(&Method::GET, "virtualmachines/box", "objectgraph", &Value::Null).await?;
+        ensure!(code == 400 && said.contains("ObjectGraph"), "objectgraph without its gate: {code} {said}");
         Ok(())
     });
+}
+
+#[test]
+fn objects_of_a_machine_are_told_while_the_gate_is_on() {
+    story_alone("graph", async |s| {
+        s.apply(&manifests::vm("box", "Always")).await?;
+        s.wait_running("box").await?;
+        gates(s, &json!(["ObjectGraph"])).await?;
+        let told = graphs(s).await;
+        gates(s, &Value::Null).await?;
+        told
+    });
+}
+
+/// Asks for both graphs until the gate is known to be on.
+async fn graphs(s: &Story) -> Result<()> {
+    for object in ["virtualmachines/box", "virtualmachineinstances/box"] {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        loop {
+            let (code, graph) = s.ask(&Method::GET, object, "objectgraph", &Value::Null).await?;
+            if code == 200 {
+                ensure!(graph.contains("virt-launcher-box"), "the pod is not in the graph: {graph}");
+                break;
+            }
+            ensure!(tokio::time::Instant::now() < deadline, "objectgraph: {code} {graph}");
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the feature gates of the installation.
+async fn gates(s: &Story, gates: &Value) -> Result<()> {
+    let patch = json!({"spec": {"configuration": {"developerConfiguration": {"featureGates": gates}}}});
+    let installation = s.installation_api("KubeVirt");
+    installation.patch("kubevirt", &PatchParams::default(), &Patch::Merge(patch)).await.context("set feature gates")?;
+    Ok(())
 }
 
 fn condition<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {

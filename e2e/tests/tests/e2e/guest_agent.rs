@@ -31,6 +31,15 @@ fn guest_agent_tells_about_the_guest_and_cloud_init_ran() {
             vmi["status"]["interfaces"]
         );
 
+        // Until cloud-init is done it writes over whatever is typed on the console.
+        let pod = s.launcher_pod("deb").await?;
+        let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(180);
+        while !s.log(&pod, "compute").await?.contains("-----END SSH HOST KEY KEYS-----") {
+            ensure!(tokio::time::Instant::now() < deadline, "cloud-init does not come to its end");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        tokio::time::sleep(Duration::from_secs(5)).await;
         let mut console = s.console("deb")?;
         console.login("debian", "story").await?;
         let (hostname, _) = console.run("hostname").await?;

@@ -25,7 +25,7 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         console.login("root", "story").await?;
 
         let sent = pattern();
-        console.run("(nc -l -p 7000 > /tmp/in; sync; echo done > /tmp/received) &").await?;
+        console.run("{ (nc -l -p 7000 > /tmp/in; echo done > /tmp/received) & }").await?;
         let (mut forward, port) = forward(s, "vmi/box", 7000).await?;
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
         stream.write_all(&sent).await.context("sending")?;
@@ -40,7 +40,7 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         ensure!(size.trim() == SENT.to_string(), "the guest received {size:?} bytes of {SENT}");
         forward.kill().await?;
 
-        console.run("(nc -l -p 7001 < /tmp/in) &").await?;
+        console.run("{ nc -l -p 7001 < /tmp/in & }").await?;
         let (mut forward, port) = self::forward(s, "vm/box", 7001).await?;
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
         let mut received = vec![0_u8; SENT];
