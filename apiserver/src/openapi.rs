@@ -37,16 +37,41 @@ fn schema<T: JsonSchema>() -> Value {
 fn tidy(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
-            for name in ["$schema", "title", "nullable", "default"] {
+            for name in ["$schema", "title", "nullable", "default", "deprecated"] {
                 // A property may bear such a name; its value is a schema then.
                 if fields.get(name).is_some_and(|value| name == "default" || !value.is_object()) {
                     fields.remove(name);
+                }
+            }
+            for name in ["anyOf", "oneOf"] {
+                // A property may bear such a name as well.
+                if fields.get(name).is_some_and(Value::is_array)
+                    && let Some(Value::Array(alternatives)) = fields.remove(name)
+                {
+                    unite(fields, alternatives);
                 }
             }
             fields.values_mut().for_each(tidy);
         }
         Value::Array(items) => items.iter_mut().for_each(tidy),
         _ => {}
+    }
+}
+
+/// Puts alternatives into the schema that has them, as OpenAPI 2 has none: the one that is not null, or all words of an
+/// enumeration. Of others nothing is said.
+fn unite(schema: &mut Map<String, Value>, alternatives: Vec<Value>) {
+    let null = json!({"enum": [null]});
+    let mut left: Vec<Value> = alternatives.into_iter().filter(|one| *one != null).collect();
+    left.iter_mut().for_each(tidy);
+    if left.len() > 1 && left.iter().all(|one| one["type"] == "string" && one["enum"].is_array()) {
+        let words = left.iter().filter_map(|one| one["enum"].as_array()).flatten().cloned().collect::<Vec<_>>();
+        left = vec![json!({"type": "string", "enum": words})];
+    }
+    if let [Value::Object(only)] = left.as_mut_slice() {
+        for (name, value) in std::mem::take(only) {
+            schema.entry(name).or_insert(value);
+        }
     }
 }
 
@@ -394,6 +419,19 @@ mod tests {
         for word in ["$ref", "$schema", "nullable\":true"] {
             assert!(!text.contains(word), "{word}");
         }
+    }
+
+    /// One word that OpenAPI 2 does not know makes kube-apiserver refuse the whole, for all groups: `kubectl apply` then
+    /// cannot validate anything.
+    #[test]
+    fn version_2_keeps_to_its_words() {
+        let text = v2_document().to_string();
+        for word in ["anyOf", "oneOf", "not", "nullable", "const", "deprecated", "$defs", "patternProperties", "$ref"] {
+            assert!(!text.contains(&format!("\"{word}\":")), "{word}");
+        }
+        let path = "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{name}/backup";
+        let command = &v2_document()["paths"][path]["put"]["parameters"][2]["schema"]["properties"]["cmd"];
+        assert_eq!(command["enum"], json!(["Start", "Abort", "Export"]), "{command}");
     }
 
     #[test]

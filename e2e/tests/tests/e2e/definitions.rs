@@ -91,6 +91,9 @@ fn explained(output: &str) -> BTreeSet<String> {
 #[test]
 fn kubectl_explains_every_field() {
     story("explain", async |s| {
+        // One wrong word of ours, and kube-apiserver has no such document for anybody.
+        let document = s.kubectl(&["get", "--raw", "/openapi/v2"]).await?;
+        ensure!(document.contains("subresources.kubevirt.io"), "the subresources are not in OpenAPI 2");
         let definitions = definitions()?;
         let vmi = definitions.iter().find(|d| d["spec"]["names"]["kind"] == "VirtualMachineInstance");
         let schema = vmi.context("no definition of machines")?.pointer("/spec/versions/0/schema/openAPIV3Schema");
