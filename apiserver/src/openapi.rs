@@ -62,8 +62,9 @@ fn tidy(schema: &mut Value) {
 /// enumeration. Of others nothing is said.
 fn unite(schema: &mut Map<String, Value>, alternatives: Vec<Value>) {
     let null = json!({"enum": [null]});
-    let mut left: Vec<Value> = alternatives.into_iter().filter(|one| *one != null).collect();
+    let mut left = alternatives;
     left.iter_mut().for_each(tidy);
+    left.retain(|one| *one != null);
     if left.len() > 1 && left.iter().all(|one| one["type"] == "string" && one["enum"].is_array()) {
         let words = left.iter().filter_map(|one| one["enum"].as_array()).flatten().cloned().collect::<Vec<_>>();
         left = vec![json!({"type": "string", "enum": words})];

@@ -336,7 +336,8 @@ fn io_threads_follow_the_policy() {
 fn usb_redirection_has_its_channels_and_a_controller() {
     let xml = xml(json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"clientPassthrough": {}}}}));
     for part in [
-        "<redirdev bus=\"usb\" type=\"unix\"><source mode=\"bind\" path=\"/p/u/virt-usbredir-0\"/></redirdev>",
+        "<redirdev bus=\"usb\" type=\"unix\">",
+        "<source mode=\"bind\" path=\"/p/u/virt-usbredir-0\"/>",
         "path=\"/p/u/virt-usbredir-1\"",
         "<controller type=\"usb\" index=\"0\" model=\"qemu-xhci\"/>",
     ] {
