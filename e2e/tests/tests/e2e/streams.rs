@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{Console, Story, story};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -25,7 +25,9 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         console.login("root", "story").await?;
 
         let sent = pattern();
-        console.run("{ (nc -l -p 7000 > /tmp/in; echo done > /tmp/received) & }").await?;
+        // A server that has nothing to say but does not say so: the end of its input would be that of its stream.
+        console.run("mkfifo /tmp/silence; { sleep 600 >/tmp/silence & }").await?;
+        listen(&mut console, "(nc -l -p 7000 </tmp/silence >/tmp/in; echo done >/tmp/received)", 7000).await?;
         let (mut forward, port) = forward(s, "vmi/box", 7000).await?;
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
         stream.write_all(&sent).await.context("sending")?;
@@ -40,7 +42,7 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         ensure!(size.trim() == SENT.to_string(), "the guest received {size:?} bytes of {SENT}");
         forward.kill().await?;
 
-        console.run("{ nc -l -p 7001 < /tmp/in & }").await?;
+        listen(&mut console, "nc -l -p 7001 </tmp/in", 7001).await?;
         let (mut forward, port) = self::forward(s, "vm/box", 7001).await?;
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
         let mut received = vec![0_u8; SENT];
@@ -126,6 +128,17 @@ async fn open_streams(s: &Story) -> Result<u64> {
             .sum::<u64>();
     }
     Ok(open)
+}
+
+/// Starts a server in the guest and waits until it listens.
+async fn listen(console: &mut Console, server: &str, port: u16) -> Result<()> {
+    console.run(&format!("{{ {server} & }}")).await?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while console.run(&format!("grep -qi ':{port:04x} ' /proc/net/tcp /proc/net/tcp6")).await?.1 != 0 {
+        ensure!(Instant::now() < deadline, "the guest's server does not listen: {server}");
+        sleep(Duration::from_millis(250)).await;
+    }
+    Ok(())
 }
 
 /// Starts `kubectl virt port-forward` to the port of a machine, and waits until it listens.
