@@ -17,19 +17,32 @@ help: ## Lists the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 .PHONY: deps
-deps: ## Installs what is missing on this machine (Debian, root), or lists it
-	@command -v cc >/dev/null || { echo 'installing a C compiler, which Rust links with'; apt-get update -q && apt-get install -q -y --no-install-recommends gcc libc6-dev; }
+deps: ## Installs what building needs on this machine (Debian, root), or tells what is missing
 	@command -v cargo >/dev/null || { echo 'cargo is missing: Rust 1.95 or later from https://rustup.rs' >&2; exit 1; }
-	$(CARGO) build --release --locked -p ferrovirt-e2e-cluster
-	$(CLUSTER) deps
+	@command -v go >/dev/null || { echo 'go is missing: Go 1.26 or later from https://go.dev/dl' >&2; exit 1; }
+	@packages=; \
+	command -v cc >/dev/null || packages="$$packages gcc libc6-dev"; \
+	command -v pkg-config >/dev/null || packages="$$packages pkg-config"; \
+	test -e /usr/include/libvirt/libvirt.h || packages="$$packages libvirt-dev"; \
+	test -z "$$packages" || { echo "installing$$packages"; apt-get update -q && apt-get install -q -y --no-install-recommends $$packages; }
 
+# Downloads of what the test cluster is built from, once, beside the compilers that do not need the network: a minute or more of a
+# first `make up`. What fails here is tried again, and told, by the build of the components.
+COMPONENTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ferrovirt/components
+.PHONY: fetch
+fetch: deps
+	@test -n "$$KUBECONFIG" || test -d $(COMPONENTS) || { mkdir -p build; \
+	(for module in e2e/cluster/components/*/; do (cd $$module && go mod download); done) </dev/null >build/fetch.log 2>&1 & }
+
+# The rest of what is needed is in a list of the `cluster` program (e2e/cluster/src/deps.rs), which tells what each part is for.
 .PHONY: build
-build: deps ## Builds all programs (release profile) and puts those for users into build/bin
+build: fetch ## Builds all programs (release profile) and puts those for users into build/bin
 	$(CARGO) build --release --locked --workspace --bins
 	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/images $(RELEASE)/bench
+	$(CLUSTER) deps
 
 .PHONY: components
-components: deps ## Builds Kubernetes and the rest of the test cluster from their Go modules, once
+components: build ## Builds Kubernetes and the rest of the test cluster from their Go modules, once
 	$(CLUSTER) build-components
 
 .PHONY: images

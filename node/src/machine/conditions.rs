@@ -110,6 +110,11 @@ fn missing(vmi: &VirtualMachineInstance, agent: &GuestAgent) -> Option<&'static 
     }
 }
 
+/// Whether the object shows the machine as paused.
+pub fn is_paused(vmi: &VirtualMachineInstance) -> bool {
+    vmi.condition(PAUSED).is_some_and(Condition::is_true)
+}
+
 /// Shown with the reason of the pause that was seen first; gone as soon as the machine is not paused.
 fn paused(list: &mut Vec<Condition>, report: &MachineState, now: &Time) {
     if report.lifecycle() != Lifecycle::Paused {

@@ -16,6 +16,7 @@ use tokio::{
 use tracing::Instrument;
 
 use super::{
+    conditions,
     decide::{self, Effect},
     directory::Handle,
     host::{ConnectError, Host, NetworkFailure},
@@ -33,6 +34,9 @@ const REPORTS: usize = 4;
 const NETWORK_LIMIT: Duration = Duration::from_secs(30);
 /// Longest choice of devices and capabilities for a launcher.
 const EQUIP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Longest wait of an answered pause or unpause for the object to show it.
+const SHOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// The newest from the watch of objects.
 #[derive(Clone, Debug)]
@@ -65,8 +69,18 @@ impl Drop for Connection {
     }
 }
 
+/// An answer that is held back until the object shows what was done, so that the user's next request, which is judged
+/// by the object, finds it.
+struct Owed {
+    answer: oneshot::Sender<Result<(), Refusal>>,
+    paused: bool,
+    until: Duration,
+}
+
 /// What a call under way ends with.
 enum Completed {
+    /// A user's request was carried out, or not.
+    Asked(Request, Result<(), Refusal>, oneshot::Sender<Result<(), Refusal>>),
     Connected(Result<(Launcher, Arc<Peer>), ConnectError>),
     Outcome(Outcome),
 }
@@ -80,6 +94,7 @@ pub struct Task {
     connection: Option<Connection>,
     connections: u64,
     calls: JoinSet<Completed>,
+    owed: Option<Owed>,
     report: mpsc::Sender<(u64, Report)>,
     reports: mpsc::Receiver<(u64, Report)>,
     started: Instant,
@@ -102,6 +117,7 @@ impl Task {
             connection: None,
             connections: 0,
             calls: JoinSet::new(),
+            owed: None,
             report,
             reports,
             started: Instant::now(),
@@ -128,7 +144,14 @@ impl Task {
                 self.start(effect);
             }
             self.publish(&mut stage);
-            let wake_at = decision.wake_at.map(|at| tokio::time::Instant::from_std(self.started + at));
+            self.settle(now);
+            let owed_at = self.owed.as_ref().map(|owed| owed.until);
+            let wake_at = decision
+                .wake_at
+                .into_iter()
+                .chain(owed_at)
+                .min()
+                .map(|at| tokio::time::Instant::from_std(self.started + at));
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = feed.changed() => {
@@ -140,7 +163,9 @@ impl Task {
                 }
                 Some((connection, report)) = self.reports.recv() => self.hear(connection, report),
                 Some(completed) = self.calls.join_next(), if !self.calls.is_empty() => self.complete(completed),
-                Some((request, answer)) = requests.recv(), if !self.machine.busy.request => self.ask(request, answer),
+                Some((request, answer)) = requests.recv(), if !self.machine.busy.request && self.owed.is_none() => {
+                    self.ask(request, answer);
+                }
                 () = sleep_until(wake_at) => {}
             }
         }
@@ -195,6 +220,10 @@ impl Task {
         let now = self.now();
         let outcome = match completed {
             Ok(Completed::Outcome(outcome)) => outcome,
+            Ok(Completed::Asked(request, result, answer)) => {
+                self.answer(request, result, answer, now);
+                Outcome::Requested
+            }
             Ok(Completed::Connected(Ok((launcher, peer)))) => {
                 self.connections += 1;
                 let number = self.connections;
@@ -335,10 +364,39 @@ impl Task {
             if result.is_ok() {
                 records.announce(&vmi, Announcement::normal(reason, message));
             }
-            // The client may have gone.
-            let _ = answer.send(result.map_err(Refusal::from));
-            Completed::Outcome(Outcome::Requested)
+            Completed::Asked(request, result.map_err(Refusal::from), answer)
         });
+    }
+
+    /// Answers a request, at once or when the object shows what it did.
+    fn answer(
+        &mut self,
+        request: Request,
+        result: Result<(), Refusal>,
+        answer: oneshot::Sender<Result<(), Refusal>>,
+        now: Now,
+    ) {
+        let paused = match request {
+            Request::Pause => Some(true),
+            Request::Unpause => Some(false),
+            Request::Reset | Request::SoftReboot => None,
+        };
+        match paused {
+            Some(paused) if result.is_ok() => {
+                self.owed = Some(Owed { answer, paused, until: now.since_start + SHOWN_LIMIT });
+            }
+            // The client may have gone.
+            _ => drop(answer.send(result)),
+        }
+    }
+
+    /// Gives the answer that is held back once the object shows the pause, or its end.
+    fn settle(&mut self, now: Now) {
+        let shown =
+            |owed: &mut Owed| conditions::is_paused(&self.machine.vmi) == owed.paused || now.since_start >= owed.until;
+        if let Some(owed) = self.owed.take_if(shown) {
+            drop(owed.answer.send(Ok(())));
+        }
     }
 
     /// Lets streams reach the launcher once it has accepted the machine over this connection, and logs the stage.
