@@ -86,7 +86,7 @@ fn parse(text: &str, shift: i32) -> Result<i64, QuantityError> {
         (0, *power)
     } else {
         let exponent = suffix.strip_prefix(['e', 'E']).ok_or_else(malformed)?;
-        (0, exponent.parse::<i32>().ok().filter(|e| e.abs() <= 64).ok_or_else(malformed)?)
+        (0, exponent.parse::<i32>().ok().filter(|e| e.unsigned_abs() <= 64).ok_or_else(malformed)?)
     };
 
     // value = digits × 2^binary × 10^(decimal + shift - fraction digits)

@@ -60,7 +60,7 @@ async fn main() -> anyhow::Result<()> {
         .await
         .with_context(|| format!("cannot listen on port {}", arguments.port))?;
     println!("https://localhost:{}", arguments.port);
-    let limits = Limits { connections: MAX_CONNECTIONS, ..Limits::default() };
+    let limits = Limits { connections: MAX_CONNECTIONS, share: MAX_CONNECTIONS, ..Limits::default() };
     let tls = server_config(&identity, ClientPolicy::Unjudged, &["http/1.1"])?;
     serve(listener, tls, router, limits, CancellationToken::new()).await;
     Ok(())

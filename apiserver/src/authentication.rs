@@ -16,7 +16,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use rustls::{
     RootCertStore,
     crypto::CryptoProvider,
@@ -35,7 +35,7 @@ const EXTRA_PREFIXES_KEY: &str = "requestheader-extra-headers-prefix";
 const UID_HEADERS_KEY: &str = "requestheader-uid-headers";
 
 /// Most groups, and most extra values, taken from one request; more is refused, not cut.
-const MAX_VALUES: usize = 1024;
+pub const MAX_VALUES: usize = 1024;
 
 /// Why the request-header configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -210,7 +210,12 @@ pub fn authenticate(
 /// All values of the first of these headers that is there. A value that is no text makes the header worthless.
 fn first_present(headers: &HeaderMap, names: &[String]) -> Option<Vec<String>> {
     let name = names.iter().find(|name| headers.contains_key(name.as_str()))?;
-    headers.get_all(name.as_str()).iter().map(|value| value.to_str().ok().map(str::to_owned)).collect()
+    headers.get_all(name.as_str()).iter().map(text).collect()
+}
+
+/// A value as text. Names of users and groups have letters of all alphabets, which kube-apiserver sends as they are.
+fn text(value: &HeaderValue) -> Option<String> {
+    std::str::from_utf8(value.as_bytes()).ok().map(str::to_owned)
 }
 
 fn extra_values(headers: &HeaderMap, prefixes: &[String]) -> BTreeMap<String, Vec<String>> {
@@ -219,8 +224,8 @@ fn extra_values(headers: &HeaderMap, prefixes: &[String]) -> BTreeMap<String, Ve
         let Some(key) = prefixes.iter().find_map(|prefix| name.as_str().strip_prefix(prefix.as_str())) else {
             continue;
         };
-        if let Ok(value) = value.to_str() {
-            extra.entry(percent_decoded(key)).or_default().push(value.to_owned());
+        if let Some(value) = text(value) {
+            extra.entry(percent_decoded(key)).or_default().push(value);
         }
     }
     extra
@@ -320,7 +325,8 @@ mod tests {
     fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for (name, value) in pairs {
-            headers.append(http::HeaderName::from_bytes(name.as_bytes()).unwrap(), value.parse().unwrap());
+            let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+            headers.append(http::HeaderName::from_bytes(name.as_bytes()).unwrap(), value);
         }
         headers
     }
@@ -426,6 +432,24 @@ mod tests {
         for (headers, expected) in cases {
             assert_eq!(authenticate(Some(&trust), &chain, &headers, unix_now()), Err(expected));
         }
+    }
+
+    #[test]
+    fn names_have_letters_of_all_alphabets() {
+        let ca = authority("front-proxy-ca");
+        let named = headers(&[
+            ("X-Remote-User", "jürgen@example.com"),
+            ("X-Remote-Group", "Büro"),
+            ("X-Remote-Group", "system:authenticated"),
+            ("X-Remote-Extra-Name", "Ольга"),
+        ]);
+        let user = authenticate(Some(&trust(&ca.pem, "[]")), &leaf(&ca, Leaf::default()), &named, unix_now()).unwrap();
+        assert_eq!((user.name.as_str(), user.groups[0].as_str()), ("jürgen@example.com", "Büro"));
+        assert_eq!(user.extra["name"], ["Ольга"]);
+        let mut broken = alice();
+        broken.append("x-remote-group", HeaderValue::from_bytes(b"\xff").unwrap());
+        let result = authenticate(Some(&trust(&ca.pem, "[]")), &leaf(&ca, Leaf::default()), &broken, unix_now());
+        assert_eq!(result, Err(Unauthenticated::NoGroup));
     }
 
     #[test]

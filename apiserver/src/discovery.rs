@@ -145,9 +145,9 @@ pub fn profiler(profiler: Profiler, enabled: bool) -> Response {
 }
 
 fn root() -> Value {
-    let mut paths =
-        vec!["/apis".to_owned(), "/openapi/v2".to_owned(), "/openapi/v3".to_owned(), format!("/apis/{GROUP}")];
-    paths.extend(VERSIONS.iter().map(|version| format!("/apis/{GROUP}/{version}")));
+    let mut paths = vec!["/apis".to_owned(), "/openapi/v2".to_owned()];
+    // The group is named with each of its versions.
+    paths.extend(VERSIONS.iter().flat_map(|version| [format!("/apis/{GROUP}"), format!("/apis/{GROUP}/{version}")]));
     json!({"paths": paths})
 }
 
@@ -293,6 +293,13 @@ mod tests {
         for (path, expected) in cases {
             assert_eq!(find(path), expected, "{path}");
         }
+    }
+
+    #[test]
+    fn root_names_what_clients_have_always_found_there() {
+        let group = "/apis/subresources.kubevirt.io";
+        let versions = [format!("{group}/v1"), format!("{group}/v1alpha3")];
+        assert_eq!(root()["paths"], json!(["/apis", "/openapi/v2", group, versions[0], group, versions[1]]));
     }
 
     #[test]

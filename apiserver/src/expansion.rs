@@ -3,13 +3,18 @@
 use api::VirtualMachine;
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::{error::ApiError, webhooks};
 
 /// Largest VM: what etcd takes.
 pub const MAX_VM: usize = 3 << 19;
+/// Most values of a VM; see the webhooks.
+const MAX_VALUES: usize = 8 << 10;
 
 /// Reads a VM that was sent to `namespace`, with the checks that admission would make of its form.
 pub fn read(body: &[u8], namespace: &str) -> Result<VirtualMachine, ApiError> {
+    if webhooks::values(body) > MAX_VALUES {
+        return Err(ApiError::BadRequest(format!("a VM has at most {MAX_VALUES} values")));
+    }
     let raw: Value = serde_json::from_slice(body)
         .map_err(|error| ApiError::BadRequest(format!("Can not unmarshal Request body to struct, error: {error}")))?;
     let mut vm: VirtualMachine = admission::read::object(&raw).map_err(|causes| ApiError::Invalid {

@@ -23,7 +23,7 @@ use process::{
     logging::Verbosity,
     ops::{Ops, Readiness},
     signals,
-    tls::{ClientPolicy, Identity, Limits, Roots, client_config, serve, server_config},
+    tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, client_config, serve},
 };
 use prometheus::Registry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -71,6 +71,12 @@ use crate::{
 
 /// How long requests are still accepted after the stop, while endpoints are taken out of Services.
 const LINGER: Duration = Duration::from_secs(3);
+/// How long a connection may wait for its next request. kube-apiserver gives an idle one up after 90 seconds: whoever does
+/// so first must be the side that sends, or a request meets a connection that has just been closed.
+const IDLE: Duration = Duration::from_secs(120);
+/// Most lines in the head of a request: kube-apiserver sends a line for each group of the user and for each further
+/// value, besides a few dozen of its own and of the client.
+pub const MAX_HEADER_LINES: usize = 2 * authentication::MAX_VALUES + 128;
 /// Most connections at a time: each stream has one, the rest are kube-apiserver's, which opens one for each review and
 /// subresource request that it has under way, since it speaks HTTP/1.1 with webhooks.
 pub const MAX_CONNECTIONS: usize = 2 * MAX_STREAMS + 1024;
@@ -137,6 +143,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         streams: streams.clone(),
         stop: stop.clone(),
     });
+    let tls_demands = config.clone();
     let router = Router::new()
         .fallback(subresources::serve)
         .with_state(server)
@@ -145,7 +152,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
 
     let listener = listen(port).await.map_err(|source| StartError::Listen { port, source })?;
     // Streams are opened by HTTP/1.1's upgrade.
-    let tls = server_config(&identity, ClientPolicy::Unjudged, &["http/1.1"])?;
+    let tls = ServerTls::following(&identity, ClientPolicy::Unjudged, &["http/1.1"], tls_demands)?;
     let closed = CancellationToken::new();
     let close = closed.clone();
     tokio::spawn(async move {
@@ -155,7 +162,15 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         close.cancel();
     });
     tracing::info!(port, namespace, "serving");
-    let limits = Limits { connections: MAX_CONNECTIONS, drain: Duration::from_secs(5), ..Limits::default() };
+    let limits = Limits {
+        connections: MAX_CONNECTIONS,
+        // One kube-apiserver may be all there is.
+        share: MAX_CONNECTIONS / 4 * 3,
+        idle: IDLE,
+        header_lines: MAX_HEADER_LINES,
+        drain: Duration::from_secs(5),
+        ..Limits::default()
+    };
     serve(listener, tls, router, limits, closed).await;
     // Each has been told to stop; closing takes seconds at most.
     streams.close();

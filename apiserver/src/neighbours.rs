@@ -13,6 +13,9 @@ use kube::{
     core::Request,
 };
 use serde_json::Value;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::webhooks::weight;
 
 /// Requests of one review under way at a time.
 const PARALLEL: usize = 8;
@@ -21,35 +24,47 @@ const MAX_ANSWER: usize = 8 << 20;
 /// Longest error text passed on.
 const MAX_MESSAGE: usize = 512;
 
-/// Reads what is wanted, into `neighbours`.
-pub async fn read(client: &Client, wanted: Vec<Wanted>, neighbours: &mut Neighbours) {
+/// Reads what is wanted, into `neighbours`. What it takes of the memory for answers is put into `taken`.
+pub async fn read<'a>(
+    client: &Client,
+    wanted: Vec<Wanted>,
+    neighbours: &mut Neighbours,
+    room: &'a Semaphore,
+    taken: &mut Vec<SemaphorePermit<'a>>,
+) {
     let mut answers = stream::iter(wanted)
         .map(|wanted| async move {
-            let outcome = ask(client, &wanted).await;
-            (wanted, outcome)
+            let (outcome, share) = ask(client, &wanted, room).await;
+            (wanted, outcome, share)
         })
         .buffer_unordered(PARALLEL);
-    while let Some((wanted, outcome)) = answers.next().await {
+    while let Some((wanted, outcome, share)) = answers.next().await {
+        taken.extend(share);
         neighbours.insert(wanted, outcome);
     }
 }
 
-async fn ask(client: &Client, wanted: &Wanted) -> Outcome {
-    let Some(path) = wanted.collection() else { return Outcome::Object(None) };
+async fn ask<'a>(client: &Client, wanted: &Wanted, room: &'a Semaphore) -> (Outcome, Option<SemaphorePermit<'a>>) {
+    let failed = |message: String| (Outcome::Failed { code: 0, message }, None);
+    let Some(path) = wanted.collection() else { return (Outcome::Object(None), None) };
     let request = match request(&path, &wanted.ask) {
         Ok(request) => request,
-        Err(message) => return Outcome::Failed { code: 0, message },
+        Err(message) => return failed(message),
     };
     let response = match client.send(request.map(Into::into)).await {
         Ok(response) => response,
-        Err(error) => return Outcome::Failed { code: 0, message: error.to_string() },
+        Err(error) => return failed(error.to_string()),
     };
     let status = response.status();
     let body = match Limited::new(response.into_body(), MAX_ANSWER).collect().await {
         Ok(body) => body.to_bytes(),
-        Err(error) => return Outcome::Failed { code: 0, message: format!("the answer cannot be read: {error}") },
+        Err(error) => return failed(format!("the answer cannot be read: {error}")),
     };
-    outcome(&wanted.ask, status, &body)
+    let weight = u32::try_from(weight(&body)).unwrap_or(u32::MAX);
+    let Ok(share) = room.try_acquire_many(weight) else {
+        return failed("too much is read for admission reviews, try again".to_owned());
+    };
+    (outcome(&wanted.ask, status, &body), Some(share))
 }
 
 fn request(path: &str, ask: &Ask) -> Result<http::Request<Vec<u8>>, String> {

@@ -48,6 +48,12 @@ const MAX_BODY: usize = 5 << 20;
 /// Most bytes of reviews at a time, from their arrival to their answer. Read into values they take some twenty times as
 /// much.
 const MAX_BODIES: usize = 8 << 20;
+/// Most values in a review: a machine of 256 disks, twice, has ten thousand.
+const MAX_VALUES: usize = 32 << 10;
+/// What a value counts for at least, in bytes: some take two bytes to write and a kilobyte to read.
+const VALUE: usize = 160;
+/// Most bytes of answers of the API server at a time, counted like those of reviews.
+const MAX_ANSWERS: usize = 48 << 20;
 /// A review that is larger than this waits for its turn among the large, lest two halves wait for each other's memory.
 const LARGE_BODY: usize = 1 << 20;
 /// Most bytes of a body that is too large which are thrown away so that its sender reads the answer.
@@ -69,6 +75,7 @@ struct Webhooks {
     bodies: Arc<Semaphore>,
     large: Arc<Semaphore>,
     readers: Arc<Semaphore>,
+    answers: Arc<Semaphore>,
     metrics: Metrics,
 }
 
@@ -81,6 +88,7 @@ pub fn router(client: Client, config: ConfigHandle, namespace: &str, metrics: Me
         bodies: Arc::new(Semaphore::new(MAX_BODIES)),
         large: Arc::new(Semaphore::new(1)),
         readers: Arc::new(Semaphore::new(MAX_READERS)),
+        answers: Arc::new(Semaphore::new(MAX_ANSWERS)),
         metrics,
     };
     WEBHOOKS.iter().fold(Router::new(), |router, webhook| router.route(webhook.path, post(review))).with_state(state)
@@ -134,6 +142,26 @@ fn answer(status: StatusCode, review: &AdmissionReview) -> Response {
     response
 }
 
+/// Values of a JSON text, about: each but the first comes after a bracket or a comma outside of strings.
+pub(crate) fn values(json: &[u8]) -> usize {
+    let (mut count, mut in_string, mut escaped) = (0, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' | b',' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+/// What a JSON text counts for in memory.
+pub(crate) fn weight(json: &[u8]) -> usize {
+    values(json).saturating_mul(VALUE).max(json.len())
+}
+
 /// A body in memory, with its share of what all may take.
 #[derive(Default)]
 struct Held<'a> {
@@ -180,24 +208,36 @@ impl Webhooks {
                 }
                 continue;
             }
-            // The semaphores are never closed.
-            let closed = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, "no admission reviews are taken");
-            if held.large.is_none() && held.bytes.len() + data.len() > LARGE_BODY {
-                held.large = Some(self.large.acquire().await.map_err(closed)?);
-            }
-            let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
-            let more = self.bodies.acquire_many(size).await.map_err(closed)?;
-            match &mut held.share {
-                Some(share) => share.merge(more),
-                share @ None => *share = Some(more),
-            }
+            let size = held.bytes.len() + data.len();
+            self.count(&mut held, data.len(), size).await?;
             held.bytes.extend_from_slice(&data);
         }
+        if values(&held.bytes) > MAX_VALUES {
+            return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &format!("a review has at most {MAX_VALUES} values")));
+        }
+        let weight = weight(&held.bytes).min(MAX_BODY);
+        let more = weight - held.bytes.len();
+        self.count(&mut held, more, weight).await?;
         if discarded > 0 {
             let message = format!("a review is at most {} MiB large", MAX_BODY >> 20);
             return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &message));
         }
         Ok(held)
+    }
+
+    /// Takes room for `more` bytes of a review, which then counts for `size`.
+    async fn count<'a>(&'a self, held: &mut Held<'a>, more: usize, size: usize) -> Result<(), Response> {
+        // The semaphores are never closed.
+        let closed = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, "no admission reviews are taken");
+        if held.large.is_none() && size > LARGE_BODY {
+            held.large = Some(self.large.acquire().await.map_err(closed)?);
+        }
+        let more = self.bodies.acquire_many(u32::try_from(more).unwrap_or(u32::MAX)).await.map_err(closed)?;
+        match &mut held.share {
+            Some(share) => share.merge(more),
+            share @ None => *share = Some(more),
+        }
+        Ok(())
     }
 
     /// Asks the rules, reads what they need to know, and asks them again.
@@ -206,6 +246,7 @@ impl Webhooks {
         let config = self.config.current();
         let started = Instant::now();
         let mut known = Neighbours::new();
+        let mut room = Vec::new();
         for _ in 0..=MAX_ROUNDS {
             let wanted = match question.answer(&config, &self.namespace, &known) {
                 Ok(review) => return review,
@@ -219,10 +260,35 @@ impl Webhooks {
             };
             let rest = READ_DEADLINE.saturating_sub(started.elapsed());
             let wishes = wanted.iter().map(ToString::to_string).take(3).collect::<Vec<_>>().join(", ");
-            if timeout(rest, neighbours::read(&self.client, wanted, &mut known)).await.is_err() {
+            let reading = neighbours::read(&self.client, wanted, &mut known, &self.answers, &mut room);
+            if timeout(rest, reading).await.is_err() {
                 return question.failed(format!("the API server did not answer in time: {wishes}"));
             }
         }
         question.failed("the rules ask for more and more objects")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_counted_without_reading_them() {
+        for (json, count) in [
+            ("", 0),
+            ("1", 0),
+            ("{}", 1),
+            ("[{},{},{}]", 6),
+            (r#"{"a":1,"b":[true,null]}"#, 4),
+            (r#"{"a":"{[,\"{[,"}"#, 1),
+            (r#"{"a":"\\","b":2}"#, 2),
+        ] {
+            assert_eq!(values(json.as_bytes()), count, "{json}");
+        }
+        let tolerations = format!("[{}]", vec!["{}"; 100_000].join(","));
+        assert!(values(tolerations.as_bytes()) > MAX_VALUES && weight(tolerations.as_bytes()) > MAX_BODIES);
+        let text = format!(r#"{{"userData":"{}"}}"#, ",{[".repeat(100_000));
+        assert_eq!(weight(text.as_bytes()), text.len());
     }
 }

@@ -14,7 +14,8 @@ use tokio_tungstenite::tungstenite::{
 pub const SUBPROTOCOL: &str = "plain.kubevirt.io";
 
 /// Largest message passed on. Peers send at most what one read of a socket gives them; this leaves room for any of them.
-const MAX_MESSAGE: usize = 1 << 20;
+/// A stream that is stuck holds two of them, and all streams together have to fit into the pod's memory.
+const MAX_MESSAGE: usize = 128 << 10;
 /// Size of a connection's read buffer.
 const READ_BUFFER: usize = 16 << 10;
 /// Most bytes that wait for a slow reader before the writer has to wait, too.

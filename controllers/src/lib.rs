@@ -75,7 +75,9 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     follow_verbosity(config.clone(), verbosity);
     watch_readiness(identity.clone(), config.clone(), readiness.clone(), metrics.clone());
     let ops = Ops::new(client.clone(), config.clone(), readiness, registry);
-    server::start(options.listen, ops, metrics.clone(), &identity, stop.clone()).await.map_err(RunError::Server)?;
+    server::start(options.listen, ops, metrics.clone(), &identity, config.clone(), stop.clone())
+        .await
+        .map_err(RunError::Server)?;
 
     let name = options.identity.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let mut election = Election::new(client.clone(), &options.namespace, LEASE, name, Times::default());

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use axum::{Json, routing::get};
 use process::{
     CancellationToken,
+    config::ConfigHandle,
     ops::Ops,
-    tls::{ClientPolicy, Identity, Limits, TlsError, serve, server_config},
+    tls::{ClientPolicy, Identity, Limits, ServerTls, TlsError, serve},
 };
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -33,10 +34,11 @@ pub async fn start(
     ops: Ops,
     metrics: Metrics,
     identity: &Identity,
+    config: ConfigHandle,
     stop: CancellationToken,
 ) -> Result<(), ServerError> {
     let router = ops.router().route("/leader", get(move || std::future::ready(leader(&metrics))));
-    let tls = server_config(identity, ClientPolicy::None, &["http/1.1"]).map_err(ServerError::Tls)?;
+    let tls = ServerTls::following(identity, ClientPolicy::None, &["http/1.1"], config).map_err(ServerError::Tls)?;
     let listener = TcpListener::bind(listen).await.map_err(|error| ServerError::Listen(listen, error))?;
     let limits = Limits { connections: CONNECTIONS, ..Limits::default() };
     tokio::spawn(serve(listener, tls, router, limits, stop));

@@ -376,7 +376,7 @@ fn instance_decision(
         .collect();
     vmi::decide(&vmi::Observed {
         instance: &instance,
-        pods: &world.pods_of(instance.metadata.uid.as_deref()),
+        pods: &world.pods_of(&instance),
         owner_exists: world.vm_of(&instance).is_some(),
         config: &config,
         launcher_image,
@@ -422,7 +422,7 @@ fn node_decision(world: &World, key: &Key, now: Timestamp) -> Result<Decision, s
     let machines: Vec<node::Machine> = on_node
         .into_iter()
         .map(|instance| {
-            let pods = world.pods_of(instance.metadata.uid.as_deref());
+            let pods = world.pods_of(&instance);
             node::Machine { instance, pods }
         })
         .collect();

@@ -292,10 +292,17 @@ impl World {
         }
     }
 
-    /// Launcher pods controlled by the machine with this UID.
+    /// Launcher pods controlled by a machine. A UID alone is not enough: whoever makes a pod writes its owners.
     #[must_use]
-    pub fn pods_of(&self, instance_uid: Option<&str>) -> Vec<Arc<PodView>> {
-        instance_uid.map(|uid| self.pods.owned_by(uid)).unwrap_or_default()
+    pub fn pods_of(&self, instance: &VirtualMachineInstance) -> Vec<Arc<PodView>> {
+        let Some(uid) = instance.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) else { return Vec::new() };
+        let mut pods = self.pods.owned_by(uid);
+        pods.retain(|pod| {
+            let owner = controller_of(&pod.metadata, Kind::Instance);
+            pod.metadata.namespace == instance.metadata.namespace
+                && owner.is_some_and(|(_, name)| Some(name) == instance.metadata.name)
+        });
+        pods
     }
 
     /// The VM that controls a machine.

@@ -91,4 +91,20 @@ mod tests {
         assert!(matches!(grant_in(&dev, 107), Err(Error::WrongKind { found: Kind::Link, .. })));
         fs::remove_dir_all(path).unwrap();
     }
+
+    #[test]
+    fn cve_2025_64437_a_link_in_place_of_a_device_is_not_given_away() {
+        let path = std::env::temp_dir().join(format!("ferrovirt-dev-link-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        symlink("/etc/passwd", path.join("kvm")).unwrap();
+        let granted = grant_in(&SafeDir::trusted(&path).unwrap(), 107);
+        assert!(matches!(granted, Err(Error::WrongKind { found: Kind::Link, .. })), "{granted:?}");
+        // A directory on the way that is a link.
+        fs::remove_file(path.join("kvm")).unwrap();
+        symlink("/dev/net", path.join("net")).unwrap();
+        // Left as it is: what is behind the link is the node's.
+        assert_eq!(grant_in(&SafeDir::trusted(&path).unwrap(), 107).unwrap(), Vec::<String>::new());
+        fs::remove_dir_all(path).unwrap();
+    }
 }

@@ -36,7 +36,7 @@ use process::{
     config::ConfigHandle,
     logging::Verbosity,
     ops::{Ops, Readiness},
-    tls::{ClientPolicy, Identity, Limits, Roots, TlsError},
+    tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, TlsError},
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tokio_util::task::TaskTracker;
@@ -51,8 +51,9 @@ use crate::{
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Connections of the console and lifecycle server at a time, streams that were upgraded not counted.
 const CONSOLE_CONNECTIONS: usize = 128;
-/// Connections of the metrics server at a time.
-const METRICS_CONNECTIONS: usize = 16;
+/// Connections of the metrics server at a time, and of one address: kubelet's probes come here as well.
+const METRICS_CONNECTIONS: usize = 64;
+const METRICS_SHARE: usize = 4;
 
 /// What the agent has to know to start.
 #[derive(Clone, Debug)]
@@ -181,7 +182,7 @@ async fn serve(
     parts: &mut JoinSet<()>,
 ) -> Result<(), Error> {
     let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), metrics.registry.clone());
-    let ops_tls = process::tls::server_config(identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"])?;
+    let ops_tls = ServerTls::following(identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"], config.clone())?;
     let domains = DomainMetrics::new(machines.clone(), options.node_name.clone());
     metrics.registry.register(Box::new(domains.clone()))?;
     let ops_router = ops.router().layer(middleware::from_fn(move |request: Request, next: Next| {
@@ -193,14 +194,15 @@ async fn serve(
             next.run(request).await
         }
     }));
-    let ops_limits = Limits { connections: METRICS_CONNECTIONS, ..Limits::default() };
+    let ops_limits = Limits { connections: METRICS_CONNECTIONS, share: METRICS_SHARE, ..Limits::default() };
     let listener = listen(SocketAddr::new(options.listen, options.metrics_port)).await?;
     parts.spawn(process::tls::serve(listener, ops_tls, ops_router, ops_limits, stop.clone()));
 
     let clients = ClientPolicy::only(roots.clone(), api::tls::API_CLIENT_CN);
     // Streams are upgraded from HTTP/1.1.
-    let console_tls = process::tls::server_config(identity, clients, &["http/1.1"])?;
-    let console_limits = Limits { connections: CONSOLE_CONNECTIONS, ..Limits::default() };
+    let console_tls = ServerTls::following(identity, clients, &["http/1.1"], config.clone())?;
+    let share = CONSOLE_CONNECTIONS / 2;
+    let console_limits = Limits { connections: CONSOLE_CONNECTIONS, share, ..Limits::default() };
     let listener = listen(SocketAddr::new(options.listen, options.console_port)).await?;
     let router = server::router(machines.clone(), metrics.streams.clone(), streams.clone());
     parts.spawn(process::tls::serve(listener, console_tls, router, console_limits, stop.clone()));

@@ -9,3 +9,25 @@ tonic::include_proto!("ferrovirt.launcher.v1");
 pub const MAX_MESSAGE_SIZE: usize = 8 * 1024 * 1024;
 /// Largest chunk of a stream, in bytes.
 pub const MAX_CHUNK: usize = 32 * 1024;
+
+#[cfg(test)]
+mod tests {
+    /// Whose machine it is, is known from the socket: nothing that a launcher says may name one.
+    #[test]
+    fn cve_2026_13208_what_a_launcher_says_names_no_machine() {
+        let proto = include_str!("../proto/launcher.proto");
+        let said = ["HelloReply", "SyncReply", "MachineState", "GuestReportReply", "StatsReply", "Done", "Chunk"];
+        let mut seen = 0;
+        for message in
+            proto.split("\nmessage ").filter(|text| said.iter().any(|name| text.starts_with(&format!("{name} "))))
+        {
+            seen += 1;
+            let fields = message.split('}').next().unwrap_or_default();
+            for word in [" uid ", " namespace ", " vmi ", " pod ", " node "] {
+                let named = fields.lines().any(|line| !line.trim().starts_with("//") && line.contains(word));
+                assert!(!named, "{message}");
+            }
+        }
+        assert!(seen >= 4, "{seen} messages were found");
+    }
+}

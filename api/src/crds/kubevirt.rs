@@ -14,6 +14,9 @@ pub(super) const OLD: &str = "v1alpha3";
 pub(super) const V1ALPHA3_WARNING: &str =
     "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
 
+/// The name of an object that a reference may leave out, as everywhere in Kubernetes: admission says what is missing.
+const EMPTY: fn() -> Value = || json!({"default": ""});
+
 /// Rules below a machine's spec.
 pub(super) const VMI_SPEC: &[Rule] = &[
     ("accessCredentials", || json!({"maxItems": 256})),
@@ -37,6 +40,13 @@ pub(super) const VMI_SPEC: &[Rule] = &[
     ("domain.memory.reservedOverhead.memLock", || json!({"enum": ["NotRequired", "Required"]})),
     ("domain.rebootPolicy", || json!({"enum": ["Reboot", "Terminate"]})),
     ("domain.clock", || json!({"x-kubernetes-preserve-unknown-fields": true})),
+    ("volumes[].cloudInitConfigDrive.networkDataSecretRef.name", EMPTY),
+    ("volumes[].cloudInitConfigDrive.secretRef.name", EMPTY),
+    ("volumes[].cloudInitNoCloud.networkDataSecretRef.name", EMPTY),
+    ("volumes[].cloudInitNoCloud.secretRef.name", EMPTY),
+    ("volumes[].configMap.name", EMPTY),
+    ("volumes[].sysprep.configMap.name", EMPTY),
+    ("volumes[].sysprep.secret.name", EMPTY),
     ("volumes[].containerPath.path", || {
         json!({
             "maxLength": 4096,
@@ -105,6 +115,7 @@ const KUBEVIRT_SPEC: &[Rule] = &[
         "configuration.confidentialCompute.tdx.attestation.qgsSocketPath",
         || json!({"default": "/var/run/tdx-qgs/qgs.socket"}),
     ),
+    ("imagePullSecrets[].name", EMPTY),
     ("customizeComponents.patches[].resourceName", || json!({"minLength": 1})),
     ("customizeComponents.patches[].resourceType", || json!({"minLength": 1})),
 ];

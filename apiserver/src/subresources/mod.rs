@@ -199,8 +199,21 @@ impl Server {
         if subresource.answers_json() && !negotiation::accepts_json(request.headers()) {
             return Err(ApiError::NotAcceptable);
         }
+        let typed = request.headers().contains_key(header::CONTENT_TYPE);
         match subresource {
             Subresource::ExpandVmSpec if !negotiation::sends_json(request.headers()) => {
+                Err(ApiError::UnsupportedMediaType)
+            }
+            // Those that are read with options or from the agent take JSON or nothing.
+            Subresource::GuestOsInfo
+            | Subresource::UserList
+            | Subresource::FileSystemList
+            | Subresource::ObjectGraph
+            | Subresource::VmObjectGraph
+            | Subresource::FetchCertChain
+            | Subresource::QueryLaunchMeasurement
+                if typed && !negotiation::sends_json(request.headers()) =>
+            {
                 Err(ApiError::UnsupportedMediaType)
             }
             Subresource::FetchCertChain

@@ -241,11 +241,29 @@ async fn media_types_are_checked_before_anything_else() {
     asked.headers_mut().insert(header::ACCEPT, header::HeaderValue::from_static("text/html"));
     let (status, _) = read(server.dispatch(Subresource::GuestOsInfo, &object, asked).await).await;
     assert_eq!(status, StatusCode::NOT_ACCEPTABLE);
+    let mut typed = request(Subresource::UserList, "");
+    typed.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain"));
+    let (status, _) = read(server.dispatch(Subresource::UserList, &object, typed).await).await;
+    assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     let mut sent = request(Subresource::ExpandVmSpec, "{}");
     sent.headers_mut().remove(header::CONTENT_TYPE);
     let (status, _) = read(server.dispatch(Subresource::ExpandVmSpec, &object, sent).await).await;
     assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     assert!(calls.lock().unwrap().is_empty());
+}
+
+/// The request as a client of streams makes it.
+fn upgrade(mut asked: Request<Body>) -> Request<Body> {
+    *asked.method_mut() = Method::GET;
+    for (name, value) in [
+        (header::CONNECTION, "Upgrade"),
+        (header::UPGRADE, "websocket"),
+        (header::SEC_WEBSOCKET_VERSION, "13"),
+        (header::SEC_WEBSOCKET_KEY, "dGhlIHNhbXBsZSBub25jZQ=="),
+    ] {
+        asked.headers_mut().insert(name, header::HeaderValue::from_static(value));
+    }
+    asked
 }
 
 #[tokio::test]
@@ -262,20 +280,26 @@ async fn port_is_forwarded_to_the_pod_and_to_nothing_else() {
     }]});
     let (server, calls) = server(ClusterConfig::default(), vec![(VMI, machine), ("/api/v1/namespaces/ns/pods", pods)]);
     let object = Object { namespace: "ns".into(), name: "a".into() };
-    let mut asked = request(Subresource::PortForward, "");
-    *asked.method_mut() = Method::GET;
-    let key = "dGhlIHNhbXBsZSBub25jZQ==";
-    for (name, value) in [
-        (header::CONNECTION, "Upgrade"),
-        (header::UPGRADE, "websocket"),
-        (header::SEC_WEBSOCKET_VERSION, "13"),
-        (header::SEC_WEBSOCKET_KEY, key),
-    ] {
-        asked.headers_mut().insert(name, header::HeaderValue::from_static(value));
-    }
+    let asked = upgrade(request(Subresource::PortForward, ""));
     let (status, text) = read(server.dispatch(Subresource::PortForward, &object, asked).await).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(message(&text).contains("no usable address"), "{text}");
     assert!(calls.lock().unwrap().iter().any(|(call, _)| call == "GET /api/v1/namespaces/ns/pods"));
     assert_eq!(server.stream_slots.available_permits(), 1);
+}
+
+#[tokio::test]
+async fn cve_2026_35469_streams_are_counted_before_anything_is_dialled() {
+    let interfaces = json!([{"name": "default"}]);
+    let status = json!({"phase": "Running", "nodeName": "n1", "activePods": {"p1": "n1"}, "interfaces": interfaces});
+    let mut machine = vmi(status);
+    machine["spec"]["networks"] = json!([{"name": "default", "pod": {}}]);
+    machine["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}}]);
+    let (server, calls) = server(ClusterConfig::default(), vec![(VMI, machine)]);
+    let _taken = server.stream_slots.clone().try_acquire_owned().unwrap();
+    let object = Object { namespace: "ns".into(), name: "a".into() };
+    let asked = upgrade(request(Subresource::PortForward, ""));
+    let (status, text) = read(server.dispatch(Subresource::PortForward, &object, asked).await).await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{text}");
+    assert!(!calls.lock().unwrap().iter().any(|(call, _)| call.contains("/pods")));
 }

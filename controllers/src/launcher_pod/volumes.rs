@@ -200,7 +200,8 @@ fn cloud_init(
     for (reference, suffix, keys) in
         [(user, "udata", ["userdata", "userData"]), (network, "ndata", ["networkdata", "networkData"])]
     {
-        let Some(reference) = reference else { continue };
+        // A reference without a name is none.
+        let Some(reference) = reference.filter(|reference| !reference.name.is_empty()) else { continue };
         let volume = format!("{name}-{suffix}");
         mounts.volumes.push(secret(&volume, Some(reference.name.clone()), None));
         for key in keys {

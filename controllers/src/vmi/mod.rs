@@ -116,13 +116,16 @@ fn split_surplus<'a>(
         .iter()
         .min_by_key(|pod| (pod.metadata.creation_timestamp.as_ref().map(|at| at.0), pod.metadata.name.clone()));
     let first = first.and_then(|pod| pod.metadata.uid.as_deref());
-    pods.iter().map(Arc::as_ref).partition(|pod| {
+    let is_own = |pod: &&PodView| {
         let uid = pod.metadata.uid.as_deref();
         match active {
-            Some(active) => uid.is_some_and(|uid| active.contains_key(uid)) || pod.is_down(),
+            Some(active) => uid.is_some_and(|uid| active.contains_key(uid)),
             None => uid == first,
         }
-    })
+    };
+    let (own, others): (Vec<_>, Vec<_>) = pods.iter().map(Arc::as_ref).partition(is_own);
+    // One that is down is neither: it does not end the machine, and whoever wants to may still read its log.
+    (own, others.into_iter().filter(|pod| !pod.is_down()).collect())
 }
 
 /// The pod that runs the machine: the newest of its own; once its node is known, the newest there.

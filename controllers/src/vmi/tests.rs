@@ -293,3 +293,20 @@ fn second_pod_of_a_start_that_was_not_answered_in_time_is_deleted() {
     assert_eq!(deleted(&decision), ["q"]);
     assert_ne!(status_of(&decided(&in_phase("Running"), &[second("2030-01-01T00:00:05Z")]))["phase"], "Running");
 }
+
+#[test]
+fn cve_2025_64435_pod_that_only_says_to_be_of_the_machine_does_not_end_it() {
+    let running = running_pod(&json!({"type": "Ready", "status": "True"}));
+    let alone = decided(&in_phase("Running"), std::slice::from_ref(&running));
+    // Younger, on the machine's node, and over: with a container of that name and without.
+    let ended = json!({"terminated": {"exitCode": 0, "finishedAt": "2030-01-01T00:00:40Z"}});
+    let compute =
+        json!({"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "", "state": ended});
+    for containers in [json!([]), json!([compute])] {
+        let stranger = pod(&json!({
+            "metadata": {"name": "stranger", "uid": "q", "creationTimestamp": "2030-01-01T00:00:30Z"},
+            "status": {"phase": "Succeeded", "containerStatuses": containers},
+        }));
+        assert_eq!(decided(&in_phase("Running"), &[running.clone(), stranger]), alone);
+    }
+}

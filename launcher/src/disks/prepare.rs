@@ -294,8 +294,11 @@ fn cloud_init_volume(volume: &Volume) -> Option<CloudInitVolume<'_>> {
                 user_data_base64: $from.user_data_base64.as_deref(),
                 network_data: $from.network_data.as_deref(),
                 network_data_base64: $from.network_data_base64.as_deref(),
-                user_data_secret: $from.secret_ref.is_some(),
-                network_data_secret: $from.network_data_secret_ref.is_some(),
+                user_data_secret: $from.secret_ref.as_ref().is_some_and(|secret| !secret.name.is_empty()),
+                network_data_secret: $from
+                    .network_data_secret_ref
+                    .as_ref()
+                    .is_some_and(|secret| !secret.name.is_empty()),
             }
         };
     }
@@ -474,5 +477,23 @@ mod tests {
         let scratch = Scratch::new("empty");
         let vmi = vmi(json!({"name": "e", "emptyDisk": {"capacity": "1000Ki"}}));
         assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::TooSmall(_))));
+    }
+
+    #[test]
+    fn cve_2025_64324_a_host_disk_is_made_only_where_nothing_is() {
+        let scratch = Scratch::new("cve-2025-64324");
+        std::fs::write(scratch.1.join("secret"), "kept").unwrap();
+        let directory = scratch.1.join("private/vmi-disks/data");
+        let source = json!({"path": "/data/disk.img", "type": "DiskOrCreate", "capacity": "4Mi"});
+        let vmi = vmi(json!({"name": "data", "hostDisk": source}));
+        // A link out of the directory to a file, to nothing, and a link to nothing within.
+        for target in ["../../../secret", "../../../absent", "gone"] {
+            std::os::unix::fs::symlink(target, directory.join("disk.img")).unwrap();
+            let made = prepare(&vmi, &scratch.0);
+            assert!(matches!(made, Err(DiskError::File { .. } | DiskError::Write { .. })), "{target}: {made:?}");
+            std::fs::remove_file(directory.join("disk.img")).unwrap();
+        }
+        assert_eq!(std::fs::read(scratch.1.join("secret")).unwrap(), b"kept");
+        assert!(!scratch.1.join("absent").exists() && !directory.join("gone").exists());
     }
 }

@@ -9,6 +9,9 @@ use protocol::{DiskStats, InterfaceStats, StatsReply, VcpuStats};
 
 /// Most labels of an object that become labels of its metrics.
 const LABELS: usize = 64;
+/// Most file systems of a machine that are counted, and longest text of the guest in a label.
+const FILE_SYSTEMS: usize = 32;
+const TEXT: usize = 256;
 const NANOSECONDS: f64 = 1e9;
 const KIB: f64 = 1024.0;
 
@@ -69,16 +72,19 @@ impl Families {
             }
         }
         self.memory(stats, &own);
-        for vcpu in &stats.vcpus {
+        // Of what the machine has; the launcher may say anything.
+        let devices = &vmi.spec.domain.devices;
+        let vcpus = usize::try_from(api::overhead::vcpus(&vmi.spec.domain)).unwrap_or(usize::MAX);
+        for vcpu in stats.vcpus.iter().take(vcpus) {
             self.vcpu(vcpu, &own);
         }
-        for interface in &stats.interfaces {
+        for interface in stats.interfaces.iter().take(devices.interfaces.len()) {
             self.interface(interface, &own);
         }
-        for disk in &stats.disks {
+        for disk in stats.disks.iter().take(devices.disks.len()) {
             self.disk(disk, &own);
         }
-        for system in &stats.file_systems {
+        for system in stats.file_systems.iter().take(FILE_SYSTEMS) {
             let labels = own(&[
                 ("disk_name", &system.name),
                 ("mount_point", &system.mount_point),
@@ -200,7 +206,7 @@ fn seconds(nanoseconds: u64) -> f64 {
 fn label(name: &str, value: &str) -> LabelPair {
     let mut pair = LabelPair::default();
     pair.set_name(name.to_owned());
-    pair.set_value(value.to_owned());
+    pair.set_value(value.chars().take(TEXT).collect());
     pair
 }
 
@@ -222,8 +228,9 @@ fn labels_of(vmi: &VirtualMachineInstance, node: &str) -> Vec<LabelPair> {
 
 #[cfg(test)]
 mod tests {
+    use api::vmi::{disks::Disk, network::Interface};
     use prometheus::{Encoder, TextEncoder};
-    use protocol::{CpuStats, MemoryStats};
+    use protocol::{CpuStats, GuestFileSystem, MemoryStats};
 
     use super::*;
 
@@ -233,6 +240,8 @@ mod tests {
         vmi.metadata.name = Some("m".into());
         vmi.metadata.namespace = Some("ns".into());
         vmi.metadata.labels = Some([("app.kubernetes.io/part-of".to_owned(), "shop".to_owned())].into());
+        vmi.spec.domain.devices.interfaces = vec![Interface::default()];
+        vmi.spec.domain.devices.disks = vec![Disk::default()];
         let stats = StatsReply {
             cpu: Some(CpuStats { time: 1_500_000_000, user: 0, system: 0 }),
             memory: Some(MemoryStats { resident: Some(4), ..MemoryStats::default() }),
@@ -259,5 +268,25 @@ mod tests {
         }
         assert!(!text.contains("kubevirt_vmi_memory_unused_bytes"), "not told by the guest");
         assert!(!text.contains("vcpu_wait"));
+    }
+
+    #[test]
+    fn cve_2026_13322_a_launcher_counts_no_more_than_the_machine_has() {
+        const MANY: usize = 10_000;
+        let long = GuestFileSystem { mount_point: "x".repeat(MANY), ..GuestFileSystem::default() };
+        let stats = StatsReply {
+            vcpus: vec![VcpuStats::default(); MANY],
+            interfaces: vec![InterfaceStats::default(); MANY],
+            disks: vec![DiskStats::default(); MANY],
+            file_systems: vec![long; MANY],
+            ..StatsReply::default()
+        };
+        let mut families = Families::default();
+        families.machine(&VirtualMachineInstance::default(), "n1", &stats);
+        let families = families.finish();
+        let metrics: Vec<&Metric> = families.iter().flat_map(|family| family.get_metric()).collect();
+        assert!(metrics.len() <= 2 * FILE_SYSTEMS + 3, "{}", metrics.len());
+        let labels = metrics.iter().flat_map(|metric| metric.get_label());
+        assert!(labels.into_iter().all(|label| label.value().len() <= TEXT));
     }
 }

@@ -42,6 +42,11 @@ const STREAM_WINDOW: u32 = 128 * 1024;
 const CONNECTION_WINDOW: u32 = 512 * 1024;
 /// Chunks of a console or VNC stream under way towards the launcher.
 const STREAM_QUEUE: usize = 4;
+/// Largest answer and state that is read. An entry of a list takes two bytes in a message and a hundred in memory, so a
+/// message as large as a picture would be half a gibibyte. What a launcher says about its guest stays far below.
+const ANSWER_LIMIT: usize = 512 * 1024;
+/// Most entries of a list that are kept: as many as a launcher takes from its guest.
+pub(super) const LIST_LIMIT: usize = 256;
 
 /// Why a call to a launcher failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -133,7 +138,7 @@ impl Launcher {
             .map_err(|_| LauncherError::Connect("no answer in time".into()))?
             .map_err(|error| LauncherError::Connect(bounded(&with_causes(&error))))?;
         let client = LauncherClient::new(channel)
-            .max_decoding_message_size(MAX_MESSAGE_SIZE)
+            .max_decoding_message_size(ANSWER_LIMIT)
             .max_encoding_message_size(MAX_MESSAGE_SIZE);
         Ok(Self { client })
     }
@@ -209,7 +214,7 @@ impl Launcher {
 
     /// A picture of the first display, PNG.
     pub async fn screenshot(&self) -> Result<Vec<u8>, LauncherError> {
-        let mut client = self.client.clone();
+        let mut client = self.client.clone().max_decoding_message_size(MAX_MESSAGE_SIZE);
         Ok(call("Screenshot", CALL_TIMEOUT, client.screenshot(ScreenshotRequest {})).await?.png)
     }
 
@@ -250,19 +255,28 @@ impl Launcher {
     /// What the guest agent tells about its guest.
     pub async fn guest_report(&self) -> Result<GuestReportReply, LauncherError> {
         let mut client = self.client.clone();
-        call("GuestReport", GUEST_TIMEOUT, client.guest_report(GuestReportRequest {})).await
+        let mut report = call("GuestReport", GUEST_TIMEOUT, client.guest_report(GuestReportRequest {})).await?;
+        report.agent.iter_mut().for_each(|agent| cut(&mut agent.commands));
+        cut(&mut report.users);
+        cut_file_systems(&mut report.file_systems);
+        Ok(report)
     }
 
     /// Who is logged in to the guest.
     pub async fn users(&self) -> Result<Vec<GuestUser>, LauncherError> {
         let mut client = self.client.clone();
-        Ok(call("Users", GUEST_TIMEOUT, client.users(UsersRequest {})).await?.users)
+        let mut users = call("Users", GUEST_TIMEOUT, client.users(UsersRequest {})).await?.users;
+        cut(&mut users);
+        Ok(users)
     }
 
     /// The guest's file systems.
     pub async fn file_systems(&self) -> Result<Vec<GuestFileSystem>, LauncherError> {
         let mut client = self.client.clone();
-        Ok(call("FileSystems", GUEST_TIMEOUT, client.file_systems(FileSystemsRequest {})).await?.file_systems)
+        let reply = call("FileSystems", GUEST_TIMEOUT, client.file_systems(FileSystemsRequest {})).await?;
+        let mut systems = reply.file_systems;
+        cut_file_systems(&mut systems);
+        Ok(systems)
     }
 
     /// Freezes the guest's file systems; after so many seconds they thaw by themselves, unless that is 0.
@@ -299,6 +313,17 @@ async fn call<T>(
         Ok(Err(status)) => Err(LauncherError::from_status(name, &status)),
         Err(_) => Err(LauncherError::Deadline { call: name, after: limit }),
     }
+}
+
+/// Keeps the first entries of a launcher's list, and gives back the room of the others.
+pub(super) fn cut<T>(list: &mut Vec<T>) {
+    list.truncate(LIST_LIMIT);
+    list.shrink_to_fit();
+}
+
+fn cut_file_systems(list: &mut Vec<GuestFileSystem>) {
+    cut(list);
+    list.iter_mut().for_each(|system| cut(&mut system.disks));
 }
 
 /// An error with its causes on one line: what was attempted, and what the kernel or the library said.

@@ -3,7 +3,7 @@
 use protocol::MachineState;
 use tokio::sync::mpsc;
 
-use super::{Launcher, LauncherError};
+use super::{Launcher, LauncherError, client::cut};
 
 /// What comes from one connection to a launcher.
 #[derive(Debug)]
@@ -20,7 +20,8 @@ pub async fn follow(launcher: Launcher, connection: u64, reports: mpsc::Sender<(
     let lost = match launcher.watch().await {
         Ok(mut states) => loop {
             match states.message().await {
-                Ok(Some(state)) => {
+                Ok(Some(mut state)) => {
+                    keep(&mut state);
                     if reports.send((connection, Report::State(Box::new(state)))).await.is_err() {
                         return;
                     }
@@ -33,4 +34,38 @@ pub async fn follow(launcher: Launcher, connection: u64, reports: mpsc::Sender<(
     };
     // Nobody may be interested any more.
     let _ = reports.send((connection, Report::Lost(lost))).await;
+}
+
+/// Keeps of a state what can be meant: it stays in memory as long as the machine.
+fn keep(state: &mut MachineState) {
+    cut(&mut state.interfaces);
+    state.interfaces.iter_mut().for_each(|interface| cut(&mut interface.addresses));
+    cut(&mut state.disks);
+    state.agent.iter_mut().for_each(|agent| cut(&mut agent.commands));
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::{DiskTarget, GuestAgent, GuestAgentCommand, GuestInterface};
+
+    use super::*;
+    use crate::launcher::client::LIST_LIMIT;
+
+    #[test]
+    fn cve_2026_13322_lists_that_a_launcher_makes_long_are_cut() {
+        const MANY: usize = 10_000;
+        let interface = GuestInterface { addresses: vec![String::new(); MANY], ..GuestInterface::default() };
+        let mut state = MachineState {
+            interfaces: [vec![interface], vec![GuestInterface::default(); MANY]].concat(),
+            disks: vec![DiskTarget::default(); MANY],
+            agent: Some(GuestAgent { commands: vec![GuestAgentCommand::default(); MANY], ..GuestAgent::default() }),
+            ..MachineState::default()
+        };
+        keep(&mut state);
+        let agent = state.agent.unwrap();
+        let interfaces = &state.interfaces;
+        let lengths = [interfaces.len(), interfaces[0].addresses.len(), state.disks.len(), agent.commands.len()];
+        assert_eq!(lengths, [LIST_LIMIT; 4]);
+        assert!(state.interfaces.capacity() <= 2 * LIST_LIMIT);
+    }
 }

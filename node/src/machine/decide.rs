@@ -6,7 +6,7 @@ use api::{VirtualMachineInstanceStatus, VmiPhase as Phase};
 
 use super::{
     phase::{Domain, End},
-    state::{Announcement, Link, Machine, Now, Presence, Refusal, Request},
+    state::{Announcement, Link, Machine, Now, Presence, Refusal, Request, WRITE_BURST, WRITE_INTERVAL},
     status,
 };
 use crate::launcher::Candidates;
@@ -326,6 +326,11 @@ fn write(machine: &Machine, now: Now, decision: &mut Decision) {
     let Some(wanted) = status::wanted(machine, now) else { return };
     let retry_at = machine.write_retry.as_ref().map_or(Duration::ZERO, |retry| retry.retry_at);
     if !decision.due(retry_at, now) {
+        return;
+    }
+    // The end of a machine is told at once.
+    let ends = wanted.status.phase.as_ref().is_some_and(Phase::is_final);
+    if !ends && !decision.due(machine.paced.saturating_sub(WRITE_INTERVAL * WRITE_BURST), now) {
         return;
     }
     if wanted.may_wait {

@@ -170,6 +170,9 @@ pub struct Machine {
     pub guest_written_at: Option<Duration>,
     /// No write before; grows with failed writes.
     pub write_retry: Option<Failure>,
+    /// Grows by [`WRITE_INTERVAL`] with each write, and is never behind the clock: how far it is ahead says how much was
+    /// written lately.
+    pub paced: Duration,
     /// Calls under way.
     pub busy: Busy,
 }
@@ -291,6 +294,7 @@ impl Machine {
             guest_changed_at: None,
             guest_written_at: None,
             write_retry: None,
+            paced: Duration::ZERO,
             busy: Busy::default(),
         }
     }
@@ -555,6 +559,7 @@ impl Machine {
                 self.write_retry = None;
                 self.guest_changed_at = None;
                 self.guest_written_at = Some(now.since_start);
+                self.paced = self.paced.max(now.since_start) + WRITE_INTERVAL;
                 self.take(vmi, node);
             }
             Err(WriteError::Gone) => self.presence = Presence::Unseen,
@@ -597,6 +602,10 @@ impl Link {
     }
 }
 
+/// A machine's object is written so often in the long run, whatever its launcher reports ...
+pub const WRITE_INTERVAL: Duration = Duration::from_secs(2);
+/// ... and so many writes at once are no more than a start and what a user does to a machine.
+pub const WRITE_BURST: u32 = 12;
 /// Pause after a lost connection: short, for a worker that is restarted is back at once. Doubles, up to some seconds,
 /// while connections are lost before the launcher has accepted the machine.
 const AFTER_LOSS: Duration = Duration::from_millis(50);

@@ -146,12 +146,9 @@ impl Task {
             self.publish(&mut stage);
             self.settle(now);
             let owed_at = self.owed.as_ref().map(|owed| owed.until);
-            let wake_at = decision
-                .wake_at
-                .into_iter()
-                .chain(owed_at)
-                .min()
-                .map(|at| tokio::time::Instant::from_std(self.started + at));
+            // A user may set a grace period that no clock reaches.
+            let wake_at = decision.wake_at.into_iter().chain(owed_at).min();
+            let wake_at = wake_at.and_then(|at| self.started.checked_add(at)).map(tokio::time::Instant::from_std);
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = feed.changed() => {

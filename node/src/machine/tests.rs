@@ -762,3 +762,31 @@ async fn frozen_file_systems_show_in_the_status_until_they_are_thawed() {
         stage.records.until("m", "thawed", |vmi| vmi.status.as_ref().is_some_and(|s| s.fs_freeze_status.is_none()));
     thawed.await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cve_2026_13322_a_state_that_is_too_large_breaks_the_connection_it_came_over() {
+    let stage = Stage::running().await;
+    // Two bytes each in the message.
+    stage.launcher.report(|state| state.interfaces = vec![protocol::GuestInterface::default(); 300_000]);
+    let lost = async {
+        while stage.machines.get("ns", "m").unwrap().launcher().is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, lost).await.expect("the state was read");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_launcher_that_changes_its_mind_all_the_time_does_not_make_the_agent_write_all_the_time() {
+    let stage = Stage::running().await;
+    let writes = stage.records.patches.lock().unwrap().len();
+    for number in 0..200_u32 {
+        stage.launcher.report(|state| {
+            state.machine_type = format!("pc-{number}");
+            state.file_systems = if number % 2 == 0 { "frozen" } else { "thawed" }.into();
+        });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let written = stage.records.patches.lock().unwrap().len() - writes;
+    assert!(written <= 14, "{written} writes in two seconds");
+}

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
+    SupportedProtocolVersion,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{verify_tls12_signature, verify_tls13_signature},
+    crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, ServerName, UnixTime},
     server::danger::{ClientCertVerified, ClientCertVerifier},
 };
@@ -42,9 +43,19 @@ impl ClientPolicy {
 
 /// A server configuration with a live identity and policy. `alpn`: the protocols offered, for HTTP `h2`, `http/1.1`.
 pub fn server_config(identity: &Identity, clients: ClientPolicy, alpn: &[&str]) -> Result<Arc<ServerConfig>, TlsError> {
-    let builder = ServerConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()
-        .map_err(TlsError::Rustls)?;
+    server_config_with(provider(), rustls::DEFAULT_VERSIONS, identity, clients, alpn)
+}
+
+/// As [`server_config`], with these ciphers and versions.
+pub(super) fn server_config_with(
+    provider: Arc<CryptoProvider>,
+    versions: &[&'static SupportedProtocolVersion],
+    identity: &Identity,
+    clients: ClientPolicy,
+    alpn: &[&str],
+) -> Result<Arc<ServerConfig>, TlsError> {
+    let builder =
+        ServerConfig::builder_with_provider(provider).with_protocol_versions(versions).map_err(TlsError::Rustls)?;
     let builder = match clients {
         ClientPolicy::None => builder.with_no_client_auth(),
         ClientPolicy::Unjudged => {

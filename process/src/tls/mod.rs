@@ -3,11 +3,13 @@
 //! - [`Identity`]: a certificate chain with its key; from a Secret, or set by the process (the node agent).
 //! - [`Roots`]: the CA certificates that are trusted; from a ConfigMap, or set by the process.
 //! - [`server_config`] and [`client_config`]: rustls configurations that read both at each handshake.
+//! - [`ServerTls`]: a server's configuration as the cluster demands it, live.
 //! - [`serve`]: accepts connections, limits them, hands requests with a [`Peer`] extension to an axum router.
 //!
 //! The crypto provider is ring everywhere.
 
 mod configs;
+mod demands;
 mod identity;
 mod peer;
 mod roots;
@@ -20,6 +22,7 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 
 pub use configs::{ClientPolicy, client_config, server_config};
+pub use demands::ServerTls;
 pub use identity::Identity;
 pub use peer::{Peer, common_name, common_names, not_after};
 pub use roots::Roots;

@@ -1,35 +1,46 @@
 //! The accept loop: bounded connections, bounded handshakes, graceful end.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use axum::{Extension, Router};
+use hyper::{
+    server::conn::http1,
+    service::{Service as _, service_fn},
+};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
+    rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{Notify, Semaphore},
     task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::Peer;
+use super::{Peer, ServerTls};
 
 /// Bounds of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections at a time; more wait in the kernel's queue.
     pub connections: usize,
+    /// Connections of one address at a time; more are closed, so that no address takes the place of all others.
+    pub share: usize,
     /// Longest TLS handshake.
     pub handshake: Duration,
-    /// Longest time for a client to send the head of a request.
+    /// Longest time from the handshake to the head of the first request.
     pub request_head: Duration,
-    /// Requests at a time on one HTTP/2 connection.
-    pub streams: u32,
+    /// Longest time from an answer to the head of the next request.
+    pub idle: Duration,
+    /// Most lines in the head of a request.
+    pub header_lines: usize,
     /// How long open connections may go on after the stop.
     pub drain: Duration,
 }
@@ -38,10 +49,49 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 512,
+            share: 256,
             handshake: Duration::from_secs(5),
             request_head: Duration::from_secs(10),
-            streams: 128,
+            idle: Duration::from_secs(30),
+            header_lines: 100,
             drain: Duration::from_secs(10),
+        }
+    }
+}
+
+/// How many connections each address has.
+#[derive(Default)]
+struct Addresses(Mutex<HashMap<IpAddr, usize>>);
+
+/// The place of a connection among those of its address.
+struct Place {
+    addresses: Arc<Addresses>,
+    address: IpAddr,
+}
+
+impl Addresses {
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place, if the address has fewer than `share`.
+    fn claim(self: &Arc<Self>, address: IpAddr, share: usize) -> Option<Place> {
+        let mut known = self.lock();
+        let count = known.entry(address).or_default();
+        let free = *count < share;
+        *count += usize::from(free);
+        free.then(|| Place { addresses: self.clone(), address })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut known = self.addresses.lock();
+        if let Some(count) = known.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                known.remove(&self.address);
+            }
         }
     }
 }
@@ -51,13 +101,14 @@ impl Default for Limits {
 /// Each request carries a [`Peer`] extension. Connections may be upgraded (WebSocket).
 pub async fn serve(
     listener: TcpListener,
-    config: Arc<ServerConfig>,
+    tls: impl Into<ServerTls>,
     router: Router,
     limits: Limits,
     stop: CancellationToken,
 ) {
-    let acceptor = TlsAcceptor::from(config);
+    let tls = tls.into();
     let slots = Arc::new(Semaphore::new(limits.connections));
+    let addresses = Arc::new(Addresses::default());
     let mut connections = JoinSet::new();
     loop {
         let slot = tokio::select! {
@@ -79,9 +130,13 @@ pub async fn serve(
                 continue;
             }
         };
-        let (acceptor, router, stop) = (acceptor.clone(), router.clone(), stop.clone());
+        let Some(place) = addresses.claim(address.ip(), limits.share) else {
+            tracing::debug!(%address, "too many connections of this address");
+            continue;
+        };
+        let (acceptor, router, stop) = (TlsAcceptor::from(tls.current()), router.clone(), stop.clone());
         connections.spawn(async move {
-            let _slot = slot;
+            let (_slot, _place) = (slot, place);
             connection(stream, address, acceptor, router, limits, stop).await;
         });
         // Collects what has ended, so that the set does not grow.
@@ -115,20 +170,33 @@ async fn connection(
         }
     };
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-    let service = router.layer(Extension(Peer::new(address, chain)));
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.request_head);
-    builder
-        .http2()
+    let asked = Arc::new(Notify::new());
+    let first = asked.clone();
+    let service = TowerToHyperService::new(router.layer(Extension(Peer::new(address, chain))));
+    let service = service_fn(move |request| {
+        asked.notify_one();
+        service.call(request)
+    });
+    // Not the builder that finds out the version: it waits for the first bytes without a limit, and takes HTTP/2 from
+    // those who were not offered it.
+    let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(limits.streams)
-        .max_header_list_size(64 * 1024)
-        .keep_alive_interval(Duration::from_secs(30))
-        .keep_alive_timeout(Duration::from_secs(20));
-    let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(service));
+        .header_read_timeout(limits.idle)
+        .max_headers(limits.header_lines)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     let mut served = std::pin::pin!(served);
+    let silent = async {
+        if tokio::time::timeout(limits.request_head, first.notified()).await.is_ok() {
+            std::future::pending::<()>().await;
+        }
+    };
     let result = tokio::select! {
         result = served.as_mut() => result,
+        () = silent => {
+            tracing::debug!(%address, "no request came");
+            return;
+        }
         () = stop.cancelled() => {
             served.as_mut().graceful_shutdown();
             served.await

@@ -1,8 +1,8 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{Extension, Router, routing::get};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -45,11 +45,19 @@ impl Authority {
 }
 
 async fn start(config: Arc<rustls::ServerConfig>, stop: CancellationToken) -> std::net::SocketAddr {
+    start_with(config, Limits::default(), stop).await
+}
+
+async fn start_with(
+    config: Arc<rustls::ServerConfig>,
+    limits: Limits,
+    stop: CancellationToken,
+) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = Router::new()
         .route("/", get(|Extension(peer): Extension<Peer>| async move { format!("names: {:?}", &*peer.common_names) }));
-    tokio::spawn(serve(listener, config, router, Limits::default(), stop));
+    tokio::spawn(serve(listener, config, router, limits, stop));
     address
 }
 
@@ -135,6 +143,79 @@ async fn rotated_identity_and_bundle_take_effect_without_restart() {
     assert!(ask(address, config, "a.example").await.is_ok());
 }
 
+#[tokio::test]
+async fn clients_that_only_hold_connections_leave_room_for_others() {
+    let authority = Authority::new();
+    let server = authority.identity("server", "a.example");
+    let config = server_config(&server, ClientPolicy::None, &["http/1.1"]).unwrap();
+    let limits = Limits { request_head: Duration::from_millis(300), share: 2, ..Limits::default() };
+    let address = start_with(config, limits, CancellationToken::new()).await;
+    let tls = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
+    let mut held = Vec::new();
+    // One says nothing at all, one begins like HTTP/2.
+    for first_words in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
+        let name = ServerName::try_from("a.example").unwrap();
+        let stream = TcpStream::connect(address).await.unwrap();
+        let mut stream = TlsConnector::from(tls.clone()).connect(name, stream).await.unwrap();
+        stream.write_all(first_words).await.unwrap();
+        held.push(stream);
+    }
+    assert!(ask(address, tls.clone(), "a.example").await.is_err(), "a third connection of the address");
+    for mut stream in held {
+        let rest = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut Vec::new())).await;
+        assert!(rest.is_ok(), "still open");
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(ask(address, tls, "a.example").await.is_ok());
+}
+
+#[tokio::test]
+async fn head_has_as_many_lines_as_the_server_takes() {
+    let authority = Authority::new();
+    let server = authority.identity("server", "a.example");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tls = server_config(&server, ClientPolicy::None, &["http/1.1"]).unwrap();
+    let router = Router::new().route("/", get(|| async { "served" }));
+    let limits = Limits { header_lines: 400, ..Limits::default() };
+    tokio::spawn(serve(listener, tls, router, limits, CancellationToken::new()));
+    for (lines, expected) in [(99, "200 OK"), (390, "200 OK"), (500, "431 ")] {
+        let name = ServerName::try_from("a.example").unwrap();
+        let config = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
+        let stream = TcpStream::connect(address).await.unwrap();
+        let mut stream = TlsConnector::from(config).connect(name, stream).await.unwrap();
+        let groups = "x-remote-group: g\r\n".repeat(lines);
+        let head = format!("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{groups}\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{lines}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn cluster_demands_the_newest_tls_while_the_server_runs() {
+    let authority = Authority::new();
+    let server = authority.identity("server", "a.example");
+    let config = |version: &str| {
+        let mut config = api::config::ClusterConfig::default();
+        config.tls.min_tls_version = Some(version.to_owned());
+        crate::config::ConfigHandle::fixed(config)
+    };
+    let mut trusted = rustls::RootCertStore::empty();
+    trusted.add(CertificateDer::from_pem_slice(authority.pem.as_bytes()).unwrap()).unwrap();
+    let older = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_root_certificates(trusted)
+        .with_no_client_auth();
+    for (version, works) in [("VersionTLS12", true), ("VersionTLS13", false)] {
+        let tls = ServerTls::following(&server, ClientPolicy::None, &["http/1.1"], config(version)).unwrap();
+        let address = start(tls.current(), CancellationToken::new()).await;
+        assert_eq!(ask(address, Arc::new(older.clone()), "a.example").await.is_ok(), works, "{version}");
+    }
+}
+
 #[test]
 fn key_of_another_certificate_is_refused() {
     let authority = Authority::new();
@@ -154,4 +235,21 @@ fn bundle_that_is_not_pem_leaves_the_last_one_in_force() {
     assert!(roots.set_pem(b"nonsense").is_err());
     assert_eq!(roots.pem().unwrap(), authority.pem.as_bytes());
     assert!(!roots.set_pem(authority.pem.as_bytes()).unwrap());
+}
+
+#[tokio::test]
+async fn cve_2025_64434_certificate_of_an_agent_opens_no_other_agent_and_stands_for_no_other_node() {
+    use api::tls::{API_CLIENT_CN, HANDLER_CN, handler_server_name};
+    let authority = Authority::new();
+    let stolen = authority.identity(HANDLER_CN, &handler_server_name("n1"));
+    let other = authority.identity(HANDLER_CN, &handler_server_name("n2"));
+    let policy = ClientPolicy::only(authority.roots(), API_CLIENT_CN);
+    let address = start(server_config(&other, policy, &["http/1.1"]).unwrap(), CancellationToken::new()).await;
+    let as_client = client_config(&authority.roots(), Some(&stolen), &["http/1.1"]).unwrap();
+    assert!(ask(address, as_client, &handler_server_name("n2")).await.is_err());
+    let config = server_config(&stolen, ClientPolicy::None, &["http/1.1"]).unwrap();
+    let address = start(config, CancellationToken::new()).await;
+    let api = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
+    assert!(ask(address, api.clone(), &handler_server_name("n2")).await.is_err());
+    assert!(ask(address, api, &handler_server_name("n1")).await.is_ok());
 }

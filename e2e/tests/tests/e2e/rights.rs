@@ -5,6 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, story};
 use http::{Method, Request};
+use serde_json::{Value, json};
+
+use crate::manifests;
 
 /// Who may use a subresource: the roles that Kubernetes hands out in a namespace.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -157,4 +160,64 @@ async fn code(s: &Story, verb: &Method, path: &str, user: &str) -> Result<u16> {
         Err(kube::Error::Api(status)) => Ok(status.code),
         Err(error) => Err(error).with_context(|| format!("{verb} {path} as {user}")),
     }
+}
+
+/// With a token that is bound to a node, as kubelet gets one for the agent's pod.
+async fn as_agent(s: &Story, node: &str, verb: &Method, path: &str, body: &Value) -> Result<u16> {
+    let request = Request::builder()
+        .method(verb)
+        .uri(path)
+        .header("Impersonate-User", "system:serviceaccount:kubevirt:kubevirt-handler")
+        .header("Impersonate-Group", "system:authenticated")
+        .header("Impersonate-Extra-authentication.kubernetes.io%2Fnode-name", node)
+        .header(
+            "Content-Type",
+            if *verb == Method::PATCH { "application/merge-patch+json" } else { "application/json" },
+        );
+    match s.client.request_text(request.body(body.to_string().into_bytes())?).await {
+        Ok(_) => Ok(200),
+        Err(kube::Error::Api(status)) => Ok(status.code),
+        Err(error) => Err(error).with_context(|| format!("{verb} {path} as the agent of {node}")),
+    }
+}
+
+#[test]
+fn cve_2023_26484_cve_2025_64436_an_agent_writes_its_own_node_and_machines_and_reads_no_secret() {
+    story("agent-rights", async |s| {
+        s.apply(&manifests::kernel_vmi("box")).await?;
+        let vmi = s.wait_running("box").await?;
+        let own = vmi["status"]["nodeName"].as_str().context("the machine names no node")?;
+        let node = format!("/api/v1/nodes/{own}?dryRun=All");
+        let machine = format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/box?dryRun=All", s.namespace);
+        for (agent_of, path, patch, expected) in [
+            (own, &node, json!({"metadata": {"labels": {"kubevirt.io/x": "y"}}}), 200),
+            ("another", &node, json!({"metadata": {"labels": {"kubevirt.io/x": "y"}}}), 403),
+            ("", &node, json!({"metadata": {"labels": {"kubevirt.io/x": "y"}}}), 403),
+            (own, &node, json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}), 403),
+            (own, &node, json!({"spec": {"unschedulable": true}}), 403),
+            (own, &machine, json!({"status": {"reason": "x"}}), 200),
+            ("another", &machine, json!({"status": {"reason": "x"}}), 403),
+            (own, &machine, json!({"status": {"nodeName": "another"}}), 403),
+            (own, &machine, json!({"spec": {"hostname": "x"}}), 403),
+            (own, &machine, json!({"metadata": {"labels": {"kubevirt.io/nodeName": "another"}}}), 403),
+            (own, &machine, json!({"metadata": {"finalizers": null}}), 403),
+            (own, &machine, json!({"status": {"activePods": {"p": "another"}}}), 403),
+        ] {
+            let code = as_agent(s, agent_of, &Method::PATCH, path, &patch).await?;
+            ensure!(code == expected, "agent of {agent_of:?}, {path}, {patch}: {code} instead of {expected}");
+        }
+        let nothing = json!(null);
+        for path in ["/api/v1/secrets", "/api/v1/namespaces/kubevirt/secrets/kubevirt-ca", "/api/v1/pods"] {
+            let code = as_agent(s, own, &Method::GET, path, &nothing).await?;
+            ensure!(code == 403, "the agent may read {path}: {code}");
+        }
+        // A pod that says to be of the machine, by somebody who may do anything but is not virt-controller.
+        let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "box",
+            "uid": vmi["metadata"]["uid"], "controller": true}]);
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger", "ownerReferences": owner},
+            "spec": {"containers": [{"name": "c", "image": "x"}]}});
+        let refused = s.refused(&pod.to_string()).await?;
+        ensure!(refused.contains("only virt-controller makes pods"), "{refused}");
+        Ok(())
+    });
 }
