@@ -14,6 +14,12 @@ const KIND: &str = "AdmissionReview";
 const CAUSES_SHOWN: usize = 10;
 /// Longest text of an error passed back.
 const TEXT_MAX: usize = 1024;
+/// Longest audit annotation.
+const ANNOTATION_MAX: usize = 1024;
+/// Audit annotation of an object that was changed: the fields set.
+const DEFAULTED: &str = "defaulted-fields";
+/// Audit annotation of an object that was refused: the fields at fault.
+const REFUSED: &str = "refused-fields";
 
 /// What is done to the object.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
@@ -152,6 +158,9 @@ pub struct Response {
     /// Sentences shown to the user though the object is let through.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// What the API server puts into its audit log, below the name of the webhook.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub audit_annotations: BTreeMap<&'static str, String>,
 }
 
 /// Why an object is refused.
@@ -208,6 +217,8 @@ impl AdmissionReview {
         if !patch.is_empty() {
             review.response.patch = Some(STANDARD.encode(Value::from(patch.to_vec()).to_string()));
             review.response.patch_type = Some("JSONPatch");
+            let paths = patch.iter().filter_map(|change| change["path"].as_str());
+            review.response.audit_annotations = annotation(DEFAULTED, paths);
         }
         review
     }
@@ -238,6 +249,7 @@ impl AdmissionReview {
                 details: Some(Details { causes: shown.to_vec() }),
             }),
             warnings,
+            audit_annotations: refused_fields(causes),
             ..Response::default()
         })
     }
@@ -255,6 +267,7 @@ impl AdmissionReview {
                 reason: Some("Invalid"),
                 details: Some(Details { causes: shown.to_vec() }),
             }),
+            audit_annotations: refused_fields(causes),
             ..Response::default()
         })
     }
@@ -275,11 +288,55 @@ impl AdmissionReview {
     }
 }
 
+/// One annotation with the texts, as many as fit, each once; none when there are no texts.
+fn annotation<'a>(name: &'static str, texts: impl Iterator<Item = &'a str>) -> BTreeMap<&'static str, String> {
+    let mut seen = Vec::new();
+    let mut value = String::new();
+    for text in texts.filter(|text| !text.is_empty()) {
+        if seen.contains(&text) {
+            continue;
+        }
+        if value.len() + text.len() + 5 > ANNOTATION_MAX {
+            value.push_str(" ...");
+            break;
+        }
+        if !value.is_empty() {
+            value.push(' ');
+        }
+        value.push_str(text);
+        seen.push(text);
+    }
+    if value.is_empty() { BTreeMap::new() } else { BTreeMap::from([(name, value)]) }
+}
+
+fn refused_fields(causes: &[Cause]) -> BTreeMap<&'static str, String> {
+    annotation(REFUSED, causes.iter().map(|cause| cause.field.as_str()))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn audit_log_is_told_which_fields_were_set_or_at_fault() {
+        let changes = [json!({"op": "add", "path": "/a"}), json!({"op": "add", "path": "/b"})];
+        let annotations = AdmissionReview::patched("u", &changes, vec![]).response.audit_annotations;
+        assert_eq!(json!(annotations), json!({"defaulted-fields": "/a /b"}));
+        assert!(AdmissionReview::patched("u", &[], vec![]).response.audit_annotations.is_empty());
+        let mut causes = Causes::new();
+        for field in ["spec.x", "", "spec.y", "spec.x"] {
+            causes.invalid(field, "m");
+        }
+        let annotations = AdmissionReview::invalid("u", &causes).response.audit_annotations;
+        assert_eq!(json!(annotations), json!({"refused-fields": "spec.x spec.y"}));
+        let mut causes = Causes::new();
+        (0..1000).for_each(|index| causes.invalid(format!("spec.f{index}"), "m"));
+        let annotations = AdmissionReview::invalid_in_full("u", &causes, vec![]).response.audit_annotations;
+        let text = &annotations["refused-fields"];
+        assert!(text.len() <= ANNOTATION_MAX && text.ends_with(" ..."), "{text}");
+    }
 
     #[test]
     fn unreadable_body_is_refused_with_its_uid() {

@@ -364,7 +364,7 @@ const KINDS: &[(&str, &str)] = &[
 pub fn kind(kind: &str) -> Causes {
     let mut causes = Causes::new();
     if let Some((kind, what)) = KINDS.iter().find(|(name, _)| *name == kind) {
-        causes.not_supported("", format!("{kind} is not supported yet: {what}"));
+        causes.not_supported("kind", format!("{kind} is not supported yet: {what}"));
     }
     causes
 }

@@ -28,11 +28,13 @@ pub fn check_node(node: &Node, drain_key: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What changes in the machine.
-pub fn patch(options: &EvacuateCancelOptions) -> Patch {
+/// What changes in the machine. Who names no node means the one that the machine is to leave now.
+pub fn patch(vmi: &VirtualMachineInstance, options: &EvacuateCancelOptions) -> Patch {
     let path = PointerBuf::from_tokens(["status", "evacuationNodeName"]);
+    let asked = Some(options.evacuation_node_name.as_str()).filter(|name| !name.is_empty());
+    let node = asked.or_else(|| vmi.status.as_ref()?.evacuation_node_name.as_deref());
     Patch(vec![
-        PatchOperation::Test(TestOperation { path: path.clone(), value: json!(options.evacuation_node_name) }),
+        PatchOperation::Test(TestOperation { path: path.clone(), value: json!(node) }),
         PatchOperation::Remove(RemoveOperation { path }),
     ])
 }
@@ -40,6 +42,14 @@ pub fn patch(options: &EvacuateCancelOptions) -> Patch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn vmi(status: serde_json::Value) -> VirtualMachineInstance {
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "vmi"},
+            "spec": {"domain": {"devices": {}}}, "status": status,
+        }))
+        .unwrap()
+    }
 
     #[test]
     fn drained_node_is_left_whatever_the_user_says() {
@@ -57,25 +67,21 @@ mod tests {
 
     #[test]
     fn patch_holds_only_for_the_node_that_the_user_means() {
-        let options = EvacuateCancelOptions { evacuation_node_name: "n1".into(), dry_run: None };
-        assert_eq!(
-            json!(patch(&options)),
-            json!([
-                {"op": "test", "path": "/status/evacuationNodeName", "value": "n1"},
-                {"op": "remove", "path": "/status/evacuationNodeName"},
-            ])
-        );
+        let leaving = vmi(json!({"evacuationNodeName": "n2"}));
+        for (asked, tested) in [("n1", "n1"), ("", "n2")] {
+            let options = EvacuateCancelOptions { evacuation_node_name: asked.into(), dry_run: None };
+            assert_eq!(
+                json!(patch(&leaving, &options)),
+                json!([
+                    {"op": "test", "path": "/status/evacuationNodeName", "value": tested},
+                    {"op": "remove", "path": "/status/evacuationNodeName"},
+                ])
+            );
+        }
     }
 
     #[test]
     fn node_to_leave_counts_before_the_node_it_is_on() {
-        let vmi = |status: serde_json::Value| -> VirtualMachineInstance {
-            serde_json::from_value(json!({
-                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "vmi"},
-                "spec": {"domain": {"devices": {}}}, "status": status,
-            }))
-            .unwrap()
-        };
         let leaving = vmi(json!({"evacuationNodeName": "a", "nodeName": "b"}));
         assert_eq!((node(&leaving), is_under_way(&leaving)), (Some("a"), true));
         let staying = vmi(json!({"nodeName": "b"}));

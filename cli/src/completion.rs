@@ -57,9 +57,16 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
     let at = before.iter().position(|word| root.find_subcommand(word).is_some())?;
     let given: Vec<&str> = before[at + 1..].iter().map(String::as_str).filter(|word| !word.starts_with('-')).collect();
     match (before[at].as_str(), given.as_slice()) {
-        ("start" | "stop" | "restart" | "migrate", []) | ("pause" | "unpause", ["vm"]) => Some("virtualmachines"),
-        ("console" | "vnc" | "soft-reboot" | "reset" | "guestosinfo" | "userlist" | "fslist", [])
-        | ("pause" | "unpause", ["vmi"]) => Some("virtualmachineinstances"),
+        ("start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph", [])
+        | ("pause" | "unpause" | "evacuate-cancel", ["vm"])
+        | ("memory-dump", ["get" | "remove"]) => Some("virtualmachines"),
+        (
+            "console" | "vnc" | "soft-reboot" | "reset" | "guestosinfo" | "userlist" | "fslist" | "addvolume"
+            | "removevolume",
+            [],
+        )
+        | ("pause" | "unpause" | "evacuate-cancel", ["vmi"])
+        | ("usbredir", [_]) => Some("virtualmachineinstances"),
         _ => None,
     }
 }
@@ -127,6 +134,10 @@ mod tests {
             ("start", Some("virtualmachines")),
             ("pause vm", Some("virtualmachines")),
             ("unpause vmi", Some("virtualmachineinstances")),
+            ("evacuate-cancel vm", Some("virtualmachines")),
+            ("evacuate-cancel node", None),
+            ("memory-dump get", Some("virtualmachines")),
+            ("usbredir 1-2", Some("virtualmachineinstances")),
             ("pause", None),
             ("start a", None),
             ("", None),

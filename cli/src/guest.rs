@@ -25,6 +25,26 @@ pub enum Format {
     Table,
 }
 
+/// How documents are printed that make no table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Document {
+    /// As JSON
+    Json,
+    /// As YAML
+    Yaml,
+}
+
+impl Document {
+    /// The text of an answer.
+    pub fn rendered(self, answer: &Value) -> Result<String, Error> {
+        match self {
+            Self::Json => Ok(format!("{answer:#}\n")),
+            Self::Yaml => serde_yaml::to_string(answer)
+                .map_err(|error| Error::Transport(format!("answer cannot be printed: {error}"))),
+        }
+    }
+}
+
 /// Options of the queries.
 #[derive(Args)]
 pub struct QueryOptions {
@@ -46,8 +66,8 @@ pub struct ExpandOptions {
     #[arg(long, short)]
     file: Option<PathBuf>,
     /// How the answer is printed
-    #[arg(long, short, value_parser = ["yaml", "json"], default_value = "yaml")]
-    output: String,
+    #[arg(long, short, value_enum, default_value_t = Document::Yaml)]
+    output: Document,
 }
 
 /// What is asked.
@@ -158,19 +178,16 @@ fn aligned(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect()
 }
 
-fn yaml(answer: &Value) -> Result<String, Error> {
-    serde_yaml::to_string(answer).map_err(|error| Error::Transport(format!("answer cannot be printed: {error}")))
-}
-
 fn rendered(answer: &Value, format: Format, query: Query) -> Result<String, Error> {
     match format {
-        Format::Json => Ok(format!("{answer:#}\n")),
-        Format::Yaml => yaml(answer),
+        Format::Json => Document::Json.rendered(answer),
+        Format::Yaml => Document::Yaml.rendered(answer),
         Format::Table => Ok(aligned(&query.table(answer))),
     }
 }
 
-fn read(answer: &[u8]) -> Result<Value, Error> {
+/// An answer that is JSON.
+pub fn read(answer: &[u8]) -> Result<Value, Error> {
     serde_json::from_slice(answer).map_err(|error| Error::Transport(format!("unreadable answer: {error}")))
 }
 
@@ -194,9 +211,7 @@ pub async fn expand(connection: &Connection, options: &ExpandOptions) -> Result<
         }
         (None, None) => return Err(Error::Usage("VirtualMachine name or file must be provided".into())),
     };
-    let answer = read(&answer)?;
-    let text = if options.output == "json" { format!("{answer:#}\n") } else { yaml(&answer)? };
-    print!("{text}");
+    print!("{}", options.output.rendered(&read(&answer)?)?);
     Ok(())
 }
 

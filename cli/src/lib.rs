@@ -5,14 +5,19 @@
 
 mod completion;
 mod console;
+mod evacuation;
 mod forward;
+mod graph;
 mod guest;
 mod lifecycle;
+mod relay;
 mod ssh;
 mod subresource;
 mod target;
 mod terminal;
+mod usb;
 mod vnc;
+mod volumes;
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -117,10 +122,27 @@ enum Command {
     Reset(lifecycle::InstanceOptions),
     /// Move a virtual machine to another node
     Migrate(lifecycle::MigrateOptions),
+    /// Give up moving a virtual machine to another node
+    MigrateCancel(evacuation::MigrateCancelOptions),
+    /// Have a machine, or all machines of a node, stay though they were asked to leave their node
+    EvacuateCancel(evacuation::EvacuateOptions),
+    /// Add a volume to a running machine
+    #[command(name = "addvolume")]
+    AddVolume(volumes::AddOptions),
+    /// Remove a volume from a running machine
+    #[command(name = "removevolume")]
+    RemoveVolume(volumes::RemoveOptions),
+    /// Write the memory of a running virtual machine to a claim
+    MemoryDump(volumes::DumpOptions),
     /// Forward local ports to a machine
     PortForward(forward::ForwardOptions),
     /// Log in to a machine by SSH
     Ssh(ssh::SshOptions),
+    /// Copy files to or from a machine by SSH
+    Scp(ssh::ScpOptions),
+    /// Lend a USB device of this computer to a running machine
+    #[command(name = "usbredir")]
+    UsbRedir(usb::UsbOptions),
     /// Print what the guest agent says about the system
     #[command(name = "guestosinfo")]
     GuestOsInfo(guest::QueryOptions),
@@ -132,6 +154,9 @@ enum Command {
     FsList(guest::QueryOptions),
     /// Print a virtual machine with its instance type and preference applied
     Expand(guest::ExpandOptions),
+    /// Print the objects that a virtual machine depends on
+    #[command(name = "objectgraph")]
+    ObjectGraph(graph::GraphOptions),
     /// Print the versions of this program and of the server
     Version {
         /// Print only the version of this program
@@ -276,12 +301,20 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::SoftReboot(options) => lifecycle::act_on_instance(&connection, &options, "soft-reboot").await,
                 Command::Reset(options) => lifecycle::act_on_instance(&connection, &options, "reset").await,
                 Command::Migrate(options) => lifecycle::migrate(&connection, &options).await,
+                Command::MigrateCancel(options) => evacuation::migrate_cancel(&connection, &options).await,
+                Command::EvacuateCancel(options) => evacuation::evacuate_cancel(connection, &options).await,
+                Command::AddVolume(options) => volumes::add(&connection, &options).await,
+                Command::RemoveVolume(options) => volumes::remove(&connection, &options).await,
+                Command::MemoryDump(options) => volumes::memory_dump(&connection, &options).await,
                 Command::PortForward(options) => forward::run(connection, &options).await,
                 Command::Ssh(options) => ssh::run(&connection, &cli.cluster, &options),
+                Command::Scp(options) => ssh::run_scp(&connection, &cli.cluster, &options),
+                Command::UsbRedir(options) => usb::run(&connection, &options).await,
                 Command::GuestOsInfo(options) => guest::ask(&connection, &options, guest::Query::OsInfo).await,
                 Command::UserList(options) => guest::ask(&connection, &options, guest::Query::Users).await,
                 Command::FsList(options) => guest::ask(&connection, &options, guest::Query::FileSystems).await,
                 Command::Expand(options) => guest::expand(&connection, &options).await,
+                Command::ObjectGraph(options) => graph::run(&connection, &options).await,
                 Command::Version { .. } => lifecycle::version(&connection).await,
                 Command::Completion { .. } => Ok(()),
             }

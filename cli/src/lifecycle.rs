@@ -88,7 +88,8 @@ pub struct MigrateOptions {
     dry_run: bool,
 }
 
-fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
+/// A body with the options that were given; none at all where there are none.
+pub fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
     let mut object: Map<String, Value> =
         fields.iter().filter_map(|(key, value)| value.clone().map(|v| ((*key).to_owned(), v))).collect();
     if dry_run {
@@ -144,7 +145,7 @@ pub async fn migrate(connection: &Connection, options: &MigrateOptions) -> Resul
 }
 
 /// Labels given as `LABEL=VALUE`, as an object.
-fn labels(words: &[String]) -> Result<Option<Value>, Error> {
+pub fn labels(words: &[String]) -> Result<Option<Value>, Error> {
     let pair = |word: &String| match word.split_once('=') {
         Some((label, value)) if !label.is_empty() => Ok((label.to_owned(), json!(value))),
         _ => Err(Error::Usage(format!("{word:?} is not of the form LABEL=VALUE"))),

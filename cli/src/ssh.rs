@@ -1,4 +1,4 @@
-//! `ssh`: the system's ssh, connected through `port-forward --stdio`.
+//! `ssh` and `scp`: the system's programs, connected through `port-forward --stdio`.
 
 use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf};
 
@@ -6,12 +6,9 @@ use clap::Args;
 
 use crate::{ClusterOptions, Connection, Error, target::Target};
 
-/// Options of `ssh`.
+/// How the guest's SSH server is reached and convinced.
 #[derive(Args)]
-pub struct SshOptions {
-    /// The machine: [USER@]TYPE/NAME[/NAMESPACE], where TYPE is vm or vmi
-    #[arg(value_name = "[USER@]TARGET")]
-    target: String,
+pub struct Access {
     /// User to log in as; default: what ssh takes
     #[arg(long, short = 'l')]
     username: Option<String>,
@@ -24,58 +21,169 @@ pub struct SshOptions {
     /// File with the keys of known hosts
     #[arg(long, value_name = "FILE")]
     known_hosts: Option<PathBuf>,
-    /// Option passed on to ssh, such as -t "-o StrictHostKeyChecking=no"; can be repeated
+    /// Option passed on to the program, such as -t "-o StrictHostKeyChecking=no"; can be repeated
     #[arg(long = "local-ssh-opts", short = 't', value_name = "OPTION", allow_hyphen_values = true)]
     options: Vec<String>,
+}
+
+/// Options of `ssh`.
+#[derive(Args)]
+pub struct SshOptions {
+    /// The machine: [USER@]TYPE/NAME[/NAMESPACE], where TYPE is vm or vmi
+    #[arg(value_name = "[USER@]TARGET")]
+    target: String,
+    #[command(flatten)]
+    access: Access,
     /// Command to run in the guest instead of a shell
     #[arg(long, short = 'c')]
     command: Option<String>,
 }
 
-/// Runs ssh in place of this program; comes back only with an error.
-pub fn run(connection: &Connection, cluster: &ClusterOptions, options: &SshOptions) -> Result<(), Error> {
-    let program = std::env::current_exe().map_err(Error::io("cannot tell the path of this program"))?;
-    let program = program.to_str().ok_or_else(|| Error::Usage("the path of this program is not text".into()))?;
-    let arguments = arguments(program, &connection.namespace, cluster, options)?;
-    let error = std::process::Command::new("ssh").args(arguments).exec();
-    Err(Error::io("cannot run ssh")(error))
+/// Options of `scp`.
+#[derive(Args)]
+pub struct ScpOptions {
+    /// What is copied: a local path, or [USER@]TYPE/NAME[/NAMESPACE]:PATH, where TYPE is vm or vmi
+    #[arg(value_name = "FROM")]
+    from: String,
+    /// Where it is copied to: the other of the two
+    #[arg(value_name = "TO")]
+    to: String,
+    #[command(flatten)]
+    access: Access,
+    /// Copy directories with all that is in them
+    #[arg(long, short)]
+    recursive: bool,
+    /// Keep times and modes of files
+    #[arg(long)]
+    preserve: bool,
 }
 
-fn arguments(
+/// Runs ssh in place of this program; comes back only with an error.
+pub fn run(connection: &Connection, cluster: &ClusterOptions, options: &SshOptions) -> Result<(), Error> {
+    replaced_by("ssh", ssh_arguments(&own_path()?, &connection.namespace, cluster, options)?)
+}
+
+/// Runs scp in place of this program; comes back only with an error.
+pub fn run_scp(connection: &Connection, cluster: &ClusterOptions, options: &ScpOptions) -> Result<(), Error> {
+    replaced_by("scp", scp_arguments(&own_path()?, &connection.namespace, cluster, options)?)
+}
+
+fn own_path() -> Result<String, Error> {
+    let program = std::env::current_exe().map_err(Error::io("cannot tell the path of this program"))?;
+    program.into_os_string().into_string().map_err(|_| Error::Usage("the path of this program is not text".into()))
+}
+
+fn replaced_by(program: &str, arguments: Vec<OsString>) -> Result<(), Error> {
+    let error = std::process::Command::new(program).args(arguments).exec();
+    Err(Error::io(format!("cannot run {program}"))(error))
+}
+
+/// A machine as the user of it sees it from outside.
+struct Login<'a> {
+    user: Option<&'a str>,
+    target: Target,
+}
+
+impl<'a> Login<'a> {
+    fn parse(argument: &'a str, username: Option<&'a str>) -> Result<Self, Error> {
+        let (user, target) = match argument.split_once('@') {
+            None => (username, argument),
+            Some(("", _)) => return Err(Error::Usage("expected username before '@'".into())),
+            Some((user, target)) => (Some(user), target),
+        };
+        Ok(Self { user, target: Target::parse(target)? })
+    }
+
+    fn namespace<'n>(&'n self, namespace: &'n str) -> &'n str {
+        self.target.namespace.as_deref().unwrap_or(namespace)
+    }
+
+    /// What ssh is told as name of the host; it serves to find the host's key again.
+    fn host(&self, namespace: &str) -> String {
+        format!("{}.{}.{}", self.target.word(), self.target.name, self.namespace(namespace))
+    }
+
+    /// What ssh and scp are told alike.
+    fn arguments(
+        &self,
+        program: &str,
+        namespace: &str,
+        cluster: &ClusterOptions,
+        access: &Access,
+    ) -> Result<Vec<OsString>, Error> {
+        let mut proxy = vec![program.to_owned(), "port-forward".to_owned(), "--stdio=true".to_owned()];
+        proxy.extend(cluster.arguments()?);
+        proxy.push(format!("{}/{}/{}", self.target.word(), self.target.name, self.namespace(namespace)));
+        proxy.push(access.port.to_string());
+        // A shell reads it, after ssh has replaced what follows percent signs.
+        let proxy = proxy.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ").replace('%', "%%");
+        let mut arguments: Vec<OsString> = vec!["-o".into(), format!("ProxyCommand={proxy}").into()];
+        arguments.extend(access.options.iter().map(OsString::from));
+        if let Some(file) = &access.identity_file {
+            arguments.extend(["-i".into(), file.into()]);
+        }
+        if let Some(file) = &access.known_hosts {
+            let mut option = OsString::from("UserKnownHostsFile=");
+            option.push(file);
+            arguments.extend(["-o".into(), option]);
+        }
+        Ok(arguments)
+    }
+}
+
+fn ssh_arguments(
     program: &str,
     namespace: &str,
     cluster: &ClusterOptions,
     options: &SshOptions,
 ) -> Result<Vec<OsString>, Error> {
-    let (user, target) = match options.target.split_once('@') {
-        None => (options.username.as_deref(), options.target.as_str()),
-        Some(("", _)) => return Err(Error::Usage("expected username before '@'".into())),
-        Some((user, target)) => (Some(user), target),
-    };
-    let target = Target::parse(target)?;
-    let namespace = target.namespace.as_deref().unwrap_or(namespace);
-    let mut proxy = vec![program.to_owned(), "port-forward".to_owned(), "--stdio=true".to_owned()];
-    proxy.extend(cluster.arguments()?);
-    proxy.push(format!("{}/{}/{namespace}", target.word(), target.name));
-    proxy.push(options.port.to_string());
-    // A shell reads it, after ssh has replaced what follows percent signs.
-    let proxy = proxy.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ").replace('%', "%%");
-    let mut arguments: Vec<OsString> = vec!["-o".into(), format!("ProxyCommand={proxy}").into()];
-    arguments.extend(options.options.iter().map(OsString::from));
-    if let Some(file) = &options.identity_file {
-        arguments.extend(["-i".into(), file.into()]);
-    }
-    if let Some(file) = &options.known_hosts {
-        let mut option = OsString::from("UserKnownHostsFile=");
-        option.push(file);
-        arguments.extend(["-o".into(), option]);
-    }
-    if let Some(user) = user {
+    let login = Login::parse(&options.target, options.access.username.as_deref())?;
+    let mut arguments = login.arguments(program, namespace, cluster, &options.access)?;
+    if let Some(user) = login.user {
         arguments.extend(["-l".into(), user.into()]);
     }
-    arguments.extend(["--".into(), format!("{}.{}.{namespace}", target.word(), target.name).into()]);
+    arguments.extend(["--".into(), login.host(namespace).into()]);
     arguments.extend(options.command.as_ref().map(OsString::from));
     Ok(arguments)
+}
+
+fn scp_arguments(
+    program: &str,
+    namespace: &str,
+    cluster: &ClusterOptions,
+    options: &ScpOptions,
+) -> Result<Vec<OsString>, Error> {
+    let (machine, path) = match (remote(&options.from), remote(&options.to)) {
+        (Some(remote), None) | (None, Some(remote)) => remote,
+        (None, None) => {
+            return Err(Error::Usage("none of the two is in a machine: name one as TYPE/NAME:PATH".into()));
+        }
+        (Some(_), Some(_)) => return Err(Error::Usage("copying from machine to machine is not supported".into())),
+    };
+    let login = Login::parse(machine, options.access.username.as_deref())?;
+    let mut arguments = login.arguments(program, namespace, cluster, &options.access)?;
+    arguments.extend(options.recursive.then(|| OsString::from("-r")));
+    arguments.extend(options.preserve.then(|| OsString::from("-p")));
+    arguments.push("--".into());
+    let user = login.user.map(|user| format!("{user}@")).unwrap_or_default();
+    let there = format!("{user}{}:{path}", login.host(namespace));
+    for word in [&options.from, &options.to] {
+        if remote(word).is_some() {
+            arguments.push(there.clone().into());
+        } else if word.contains(':') && !word.starts_with(['/', '.']) {
+            // scp would take it for a host.
+            arguments.push(format!("./{word}").into());
+        } else {
+            arguments.push(word.into());
+        }
+    }
+    Ok(arguments)
+}
+
+/// Machine and path, where an argument names something in a machine. Like for scp, a local file with a colon in its name
+/// is one whose path begins with a slash or a dot.
+fn remote(argument: &str) -> Option<(&str, &str)> {
+    if argument.starts_with(['/', '.', '~']) { None } else { argument.split_once(':') }
 }
 
 /// A word as a shell takes it literally.
@@ -94,21 +202,26 @@ mod tests {
     use super::*;
     use crate::{Cli, Command};
 
-    fn made(words: &[&str]) -> Vec<String> {
-        let cli = Cli::parse_from([&["kubectl-virt", "ssh"], words].concat());
-        let Command::Ssh(options) = cli.command else { panic!("another command") };
-        let made = arguments("/bin/kubectl-virt", "ns", &cli.cluster, &options).unwrap();
-        made.iter().map(|word| word.to_str().unwrap().to_owned()).collect()
+    fn made(words: &[&str]) -> Result<Vec<String>, Error> {
+        let cli = Cli::parse_from([&["kubectl-virt"], words].concat());
+        let made = match cli.command {
+            Command::Ssh(options) => ssh_arguments("/bin/kubectl-virt", "ns", &cli.cluster, &options)?,
+            Command::Scp(options) => scp_arguments("/bin/kubectl-virt", "ns", &cli.cluster, &options)?,
+            _ => panic!("another command"),
+        };
+        Ok(made.iter().map(|word| word.to_str().unwrap().to_owned()).collect())
     }
 
     #[test]
     fn ssh_connects_through_this_program() {
         assert_eq!(
-            made(&["vm/a"]),
+            made(&["ssh", "vm/a"]).unwrap(),
             ["-o", "ProxyCommand=/bin/kubectl-virt port-forward --stdio=true vm/a/ns 22", "--", "vm.a.ns"]
         );
+        let words =
+            ["ssh", "-p", "2222", "-i", "key", "-t", "-o StrictHostKeyChecking=no", "-c", "ls /", "joe@vmi/a/other"];
         assert_eq!(
-            made(&["-p", "2222", "-i", "key", "-t", "-o StrictHostKeyChecking=no", "-c", "ls /", "joe@vmi/a/other"]),
+            made(&words).unwrap(),
             [
                 "-o",
                 "ProxyCommand=/bin/kubectl-virt port-forward --stdio=true vmi/a/other 2222",
@@ -126,10 +239,30 @@ mod tests {
 
     #[test]
     fn proxy_reaches_the_same_cluster() {
-        let made = made(&["--context", "it's mine", "--kubeconfig", "/k 100%", "vmi/a"]);
+        let made = made(&["ssh", "--context", "it's mine", "--kubeconfig", "/k 100%", "vmi/a"]).unwrap();
         assert_eq!(
             made[1],
             r"ProxyCommand=/bin/kubectl-virt port-forward --stdio=true --kubeconfig '/k 100%%' --context 'it'\''s mine' vmi/a/ns 22"
         );
+    }
+
+    #[test]
+    fn files_are_copied_to_and_from_machines() {
+        let paths = |words: &[&str]| {
+            let made = made(&[&["scp"], words].concat()).unwrap();
+            made[made.iter().position(|word| word == "--").unwrap() + 1..].to_vec()
+        };
+        assert_eq!(paths(&["a.txt", "joe@vm/a:b.txt"]), ["a.txt", "joe@vm.a.ns:b.txt"]);
+        assert_eq!(paths(&["-l", "joe", "vmi/a/other:/etc/x:y", "./x:y"]), ["joe@vmi.a.other:/etc/x:y", "./x:y"]);
+        assert_eq!(paths(&["joe@a:.", "/tmp"]), ["joe@vmi.a.ns:.", "/tmp"]);
+        let made = made(&["scp", "-r", "--preserve", "dir", "vm/a:dir"]).unwrap();
+        assert_eq!(made[2..5], ["-r", "-p", "--"]);
+    }
+
+    #[test]
+    fn copies_that_are_none_are_refused() {
+        for words in [["a", "b"], ["vm/a:x", "vm/b:x"], ["pod/a:x", "b"], ["@vm/a:x", "b"]] {
+            assert!(made(&[&["scp"][..], &words].concat()).is_err(), "{words:?}");
+        }
     }
 }

@@ -6,23 +6,16 @@ use std::{
     process::Stdio,
 };
 
-use bytes::Bytes;
 use clap::{Args, Subcommand};
-use futures::{SinkExt, StreamExt};
 use http::Method;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-};
-use tokio_tungstenite::tungstenite::Message;
+use tokio::net::TcpListener;
 
-use crate::{Connection, Error, machine_name};
+use crate::{Connection, Error, machine_name, relay};
 
 /// Viewers looked for in PATH, and whether they take a `vnc://` address.
 const VIEWERS: [(&str, bool); 5] =
     [("remote-viewer", true), ("vncviewer", false), ("xtigervncviewer", false), ("vinagre", true), ("krdc", true)];
-/// Largest piece of the stream sent in one frame, in bytes.
-const CHUNK: usize = 32 * 1024;
+const CLOSED: &str = "the display was closed";
 
 /// Options of `vnc`.
 #[derive(Args)]
@@ -83,28 +76,21 @@ pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Er
     let address = listener.local_addr().map_err(Error::io("cannot tell the local port"))?;
     if options.proxy_only {
         println!("{}", serde_json::json!({"port": address.port()}));
-        let client = accept(&listener).await?;
-        return copy(stream, client).await;
+        let client = relay::accept(&listener, "a viewer").await?;
+        return relay::copy(stream, client, CLOSED).await;
     }
     let mut viewer = start_viewer(options.vnc_path.as_deref(), address)?;
     let client = tokio::select! {
-        client = accept(&listener) => client?,
+        client = relay::accept(&listener, "a viewer") => client?,
         status = viewer.wait() => {
             let status = status.map_err(Error::io("cannot wait for the viewer"))?;
             return Err(Error::Stream(format!("the viewer ended before it connected ({status})")));
         }
     };
     drop(listener);
-    let copied = copy(stream, client).await;
+    let copied = relay::copy(stream, client, CLOSED).await;
     let _ = viewer.kill().await;
     copied
-}
-
-async fn accept(listener: &TcpListener) -> Result<TcpStream, Error> {
-    let (client, _) = listener.accept().await.map_err(Error::io("cannot accept a viewer's connection"))?;
-    // Key presses must not wait for more of them.
-    let _ = client.set_nodelay(true);
-    Ok(client)
 }
 
 fn start_viewer(chosen: Option<&Path>, address: SocketAddr) -> Result<tokio::process::Child, Error> {
@@ -135,46 +121,6 @@ fn start_viewer(chosen: Option<&Path>, address: SocketAddr) -> Result<tokio::pro
 fn in_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|candidate| candidate.is_file())
-}
-
-async fn copy(stream: crate::subresource::Stream, client: TcpStream) -> Result<(), Error> {
-    let (mut to_machine, mut from_machine) = stream.split();
-    let (mut read, mut write) = client.into_split();
-    let up = async {
-        let mut buffer = vec![0_u8; CHUNK];
-        loop {
-            match read.read(&mut buffer).await {
-                // The viewer was closed: the user is done.
-                Ok(0) | Err(_) => return Ok(()),
-                Ok(length) => {
-                    let message = Message::Binary(Bytes::copy_from_slice(&buffer[..length]));
-                    to_machine
-                        .send(message)
-                        .await
-                        .map_err(|e| Error::Stream(format!("the display was closed: {e}")))?;
-                }
-            }
-        }
-    };
-    let down = async {
-        while let Some(message) = from_machine.next().await {
-            match message {
-                Ok(Message::Binary(data)) => {
-                    if write.write_all(&data).await.is_err() {
-                        return Ok(());
-                    }
-                }
-                Ok(Message::Close(_)) => break,
-                Ok(_) => {}
-                Err(error) => return Err(Error::Stream(format!("the display was closed: {error}"))),
-            }
-        }
-        Err(Error::Stream("the display was closed: the machine stopped, or another user opened it".into()))
-    };
-    tokio::select! {
-        done = up => done,
-        done = down => done,
-    }
 }
 
 async fn screenshot(connection: &Connection, name: &str, file: &Path, move_cursor: bool) -> Result<(), Error> {

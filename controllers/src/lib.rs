@@ -1,9 +1,11 @@
 //! virt-controller: the cluster-wide controllers.
 //!
 //! Each controller is a pure function from what is observed to a decision (`vm`, `vmi`, `replicaset`, `node`,
-//! `certificates`, `kubevirt`); `runtime` carries decisions out; `wiring` says which change wakes which controller.
+//! `certificates`, `kubevirt`); `runtime` carries decisions out; `wiring` says which change wakes which controller;
+//! `inventory` tells dashboards which machines there are.
 
 pub mod certificates;
+pub mod inventory;
 pub mod kubevirt;
 pub mod launcher_pod;
 pub mod node;
@@ -29,6 +31,7 @@ use process::{
 use prometheus::Registry;
 
 use crate::{
+    inventory::Inventory,
     options::Options,
     runtime::{
         executor::Executor,
@@ -74,7 +77,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     let identity = Identity::follow(client.clone(), &options.namespace, tls::CONTROLLER_SECRET);
     follow_verbosity(config.clone(), verbosity);
     watch_readiness(identity.clone(), config.clone(), readiness.clone(), metrics.clone());
-    let ops = Ops::new(client.clone(), config.clone(), readiness, registry);
+    let ops = Ops::new(client.clone(), config.clone(), readiness, registry.clone());
     server::start(options.listen, ops, metrics.clone(), &identity, config.clone(), stop.clone())
         .await
         .map_err(RunError::Server)?;
@@ -87,6 +90,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     tracing::info!("leading");
     metrics.set_leading(true);
     let world = Arc::new(World::default());
+    registry.register(Box::new(Inventory::new(world.clone(), config.clone()))).map_err(RunError::Metrics)?;
     let recorder = Recorder::start(client.clone(), EVENT_SOURCE, metrics.clone());
     let executor = Executor::new(client.clone(), election.leadership(), recorder, metrics.clone(), world.clone());
     let controllers = Controllers::new(world, executor, config, metrics.clone(), &options);

@@ -9,6 +9,9 @@ pub struct Options {
     /// Image of the launcher.
     #[arg(long, env = "LAUNCHER_IMAGE")]
     pub launcher_image: String,
+    /// Image that tools start to look into disks; by default they take `libguestfs-tools` beside the launcher's.
+    #[arg(long, env = "GUESTFS_IMAGE", default_value = "")]
+    pub guestfs_image: String,
     /// Install namespace.
     #[arg(long, env = "POD_NAMESPACE", default_value = "kubevirt")]
     pub namespace: String,

@@ -24,6 +24,11 @@ use crate::{
     world::{POD_ANNOTATIONS, keep},
 };
 
+/// Label of instance types and preferences that come from a vendor.
+const VENDOR_LABEL: &str = "instancetype.kubevirt.io/vendor";
+/// Vendors whose names may be told: there are not many, and they are known anyway.
+const VENDORS: [&str; 2] = ["kubevirt.io", "redhat.com"];
+
 /// Name, version and owners: what every view keeps of metadata.
 fn slim(meta: ObjectMeta) -> ObjectMeta {
     ObjectMeta {
@@ -46,6 +51,8 @@ pub struct MatchedView {
     pub metadata: ObjectMeta,
     /// Its kind.
     pub kind: MatchedKind,
+    /// Whether it comes from a vendor whose names may be told in metrics.
+    pub is_vendors: bool,
     /// The whole object as JSON. It is looked into only when a machine is started from it.
     pub object: Box<str>,
 }
@@ -55,8 +62,10 @@ impl MatchedView {
     #[must_use]
     pub fn new<K: Resource + Serialize>(kind: MatchedKind, mut object: K) -> Self {
         trim_meta(object.meta_mut());
+        let vendor = object.meta().labels.as_ref().and_then(|labels| labels.get(VENDOR_LABEL));
+        let is_vendors = vendor.is_some_and(|vendor| VENDORS.contains(&vendor.as_str()));
         let json = serde_json::to_string(&object).unwrap_or_default();
-        Self { metadata: slim(std::mem::take(object.meta_mut())), kind, object: json.into() }
+        Self { metadata: slim(std::mem::take(object.meta_mut())), kind, is_vendors, object: json.into() }
     }
 }
 

@@ -36,6 +36,9 @@ use crate::{
 /// Label of namespaces: memory limit over request.
 const MEMORY_LIMIT_RATIO: &str = "alpha.kubevirt.io/auto-memory-limits-ratio";
 
+/// Version of this installation.
+const VERSION: &str = concat!("v", env!("CARGO_PKG_VERSION"));
+
 type Keys = Arc<Queue<Key>>;
 
 /// All controllers with their queues.
@@ -46,6 +49,7 @@ pub struct Controllers {
     metrics: Metrics,
     namespace: String,
     launcher_image: String,
+    guestfs_image: String,
     vms: Keys,
     instances: Keys,
     replica_sets: Keys,
@@ -72,6 +76,7 @@ impl Controllers {
             metrics,
             namespace: options.namespace.clone(),
             launcher_image: options.launcher_image.clone(),
+            guestfs_image: options.guestfs_image.clone(),
             vms: Arc::default(),
             instances: Arc::default(),
             replica_sets: Arc::default(),
@@ -281,7 +286,9 @@ impl Controllers {
 
     fn start_installation(&self) {
         let (world, namespace) = (self.world.clone(), self.namespace.clone());
-        let reconcile = move |_: &Key, _: Option<&Failure>, now| installation_decision(&world, &namespace, now);
+        let deployment = kubevirt::Deployment::new(&namespace, &self.launcher_image, &self.guestfs_image, VERSION);
+        let reconcile =
+            move |_: &Key, _: Option<&Failure>, now| installation_decision(&world, &namespace, &deployment, now);
         Driver::new("kubevirt", self.kubevirts.clone(), self.executor.clone(), reconcile).start(1);
     }
 
@@ -510,7 +517,12 @@ fn request_decision(world: &World, namespace: &str, key: &Key, now: Timestamp) -
     }
 }
 
-fn installation_decision(world: &World, namespace: &str, now: Timestamp) -> Result<Decision, serde_json::Error> {
+fn installation_decision(
+    world: &World,
+    namespace: &str,
+    deployment: &kubevirt::Deployment,
+    now: Timestamp,
+) -> Result<Decision, serde_json::Error> {
     let objects = world.kubevirts.filter(|object| object.metadata.deletion_timestamp.is_none());
     let Some(object) = objects.first() else { return Ok(Decision::settled()) };
     let api = world.deployments.get(&Key::new(namespace, component::VIRT_API));
@@ -534,7 +546,8 @@ fn installation_decision(world: &World, namespace: &str, now: Timestamp) -> Resu
             bundle_in_place,
             api_services_available: carriers.iter().all(|(_, object)| object.available),
         },
-        version: concat!("v", env!("CARGO_PKG_VERSION")),
+        version: VERSION,
+        deployment,
         architecture: architecture(),
         outdated_machines: outdated.len(),
         now,

@@ -31,6 +31,10 @@ impl Metrics {
         let events_dropped =
             IntCounter::new("ferrovirt_handler_events_dropped_total", "Events dropped because too many waited")?;
         let ready = IntGauge::new("kubevirt_virt_handler_ready_status", "1 while virt-handler is ready")?;
+        let info = IntGaugeVec::new(Opts::new("kubevirt_info", "Version of the agent"), &["goversion", "kubeversion"])?;
+        // Not written in Go; dashboards join by the other label.
+        info.with_label_values(&["", concat!("v", env!("CARGO_PKG_VERSION"))]).set(1);
+        registry.register(Box::new(info))?;
         registry.register(Box::new(machines.clone()))?;
         registry.register(Box::new(writes.clone()))?;
         registry.register(Box::new(events_dropped.clone()))?;

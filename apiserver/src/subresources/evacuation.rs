@@ -34,7 +34,7 @@ impl Server {
         }
         if evacuation::is_under_way(&vmi) {
             let params = PatchParams { dry_run, ..PatchParams::default() };
-            let patch = Patch::Json::<()>(evacuation::patch(&options));
+            let patch = Patch::Json::<()>(evacuation::patch(&vmi, &options));
             self.vmis(object).patch(&object.name, &params, &patch).await.map_err(|error| failed(&error))?;
         }
         Ok(empty_response(StatusCode::OK))

@@ -8,6 +8,8 @@ use api::{
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+use sha1::{Digest, Sha1};
 
 use crate::{
     runtime::{Decision, Effect, Kind},
@@ -29,6 +31,34 @@ pub struct Components<'a> {
     pub api_services_available: bool,
 }
 
+/// What is installed, in the words that tools look for it in.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Deployment {
+    registry: Option<String>,
+    config: String,
+    id: String,
+}
+
+impl Deployment {
+    /// The installation in `namespace` with these images; an empty one is not set.
+    #[must_use]
+    pub fn new(namespace: &str, launcher_image: &str, guestfs_image: &str, version: &str) -> Self {
+        // Everything before the last part of the image's path; digests and tags have no slash.
+        let registry = launcher_image.rsplit_once('/').map(|(registry, _)| registry.to_owned());
+        let config = json!({
+            "namespace": namespace,
+            "registry": registry.as_deref().unwrap_or_default(),
+            "imagePrefix": "",
+            "kubeVirtVersion": version,
+            "virtLauncherImage": launcher_image,
+            "gsImage": guestfs_image,
+        })
+        .to_string();
+        let id = Sha1::digest(&config).iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { registry, config, id }
+    }
+}
+
 /// Everything the status rests on.
 pub struct Observed<'a> {
     /// The object.
@@ -37,6 +67,8 @@ pub struct Observed<'a> {
     pub components: Components<'a>,
     /// Version of this installation.
     pub version: &'a str,
+    /// What this installation consists of.
+    pub deployment: &'a Deployment,
     /// Architecture of the control plane.
     pub architecture: &'a str,
     /// Machines whose launcher is of an older version.
@@ -59,12 +91,15 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let was_deployed = status.phase.as_deref() == Some(DEPLOYED);
     if missing.is_empty() {
         status.phase = Some(DEPLOYED.to_owned());
-        versions(&mut status, observed.version);
+        put_observed(&mut status, observed);
     } else if !was_deployed {
         status.phase = Some("Deploying".to_owned());
     }
     status.operator_version = Some(observed.version.to_owned());
     status.target_kubevirt_version = Some(observed.version.to_owned());
+    status.target_kubevirt_registry.clone_from(&observed.deployment.registry);
+    status.target_deployment_config = Some(observed.deployment.config.clone());
+    status.target_deployment_id = Some(observed.deployment.id.clone());
     status.observed_generation = kubevirt.metadata.generation;
     status.default_architecture = Some(observed.architecture.to_owned());
     let outdated = i32::try_from(observed.outdated_machines).unwrap_or(i32::MAX);
@@ -75,8 +110,12 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     Ok(decision)
 }
 
-fn versions(status: &mut KubeVirtStatus, version: &str) {
-    status.observed_kubevirt_version = Some(version.to_owned());
+/// What was to be installed is.
+fn put_observed(status: &mut KubeVirtStatus, observed: &Observed<'_>) {
+    status.observed_kubevirt_version = Some(observed.version.to_owned());
+    status.observed_kubevirt_registry.clone_from(&observed.deployment.registry);
+    status.observed_deployment_config = Some(observed.deployment.config.clone());
+    status.observed_deployment_id = Some(observed.deployment.id.clone());
 }
 
 /// What is missing, for people.
@@ -159,6 +198,7 @@ mod tests {
             kubevirt,
             components,
             version: "v1",
+            deployment: &Deployment::new("kubevirt", "registry.example/virt/virt-launcher@sha256:0", "", "v1"),
             architecture: "amd64",
             outdated_machines: 0,
             now: "2030-01-01T00:00:00Z".parse().unwrap(),
@@ -181,6 +221,11 @@ mod tests {
         let status = decided(&kubevirt(json!({})), &workload(1, 1), true).unwrap();
         assert_eq!(status["phase"], "Deployed");
         assert_eq!(status["observedGeneration"], 3);
+        assert_eq!(status["observedKubeVirtRegistry"], "registry.example/virt");
+        for name in ["KubeVirtRegistry", "KubeVirtVersion", "DeploymentConfig", "DeploymentID"] {
+            let (observed, target) = (&status[format!("observed{name}")], &status[format!("target{name}")]);
+            assert!(observed.is_string() && observed == target, "{name}: {observed} {target}");
+        }
         assert_eq!(condition_of(&status, "Available"), "True");
         assert_eq!(decided(&kubevirt(status), &workload(1, 1), true), None);
     }
@@ -190,6 +235,7 @@ mod tests {
         for (handler, bundle) in [(workload(2, 1), true), (workload(1, 1), false)] {
             let status = decided(&kubevirt(json!({})), &handler, bundle).unwrap();
             assert_eq!(status["phase"], "Deploying");
+            assert!(status["targetDeploymentID"].is_string() && status["observedDeploymentID"].is_null());
             assert_eq!(condition_of(&status, "Available"), "False");
             assert_eq!(condition_of(&status, "Progressing"), "True");
         }
@@ -200,5 +246,16 @@ mod tests {
         let status = decided(&kubevirt(json!({"phase": "Deployed"})), &workload(2, 1), true).unwrap();
         assert_eq!(status.get("phase"), None);
         assert_eq!(condition_of(&status, "Degraded"), "True");
+    }
+
+    #[test]
+    fn deployment_names_registry_and_images() {
+        let with_port = Deployment::new("kubevirt", "localhost:5000/virt-launcher:devel", "example.com/tools:1", "v1");
+        assert_eq!(with_port.registry.as_deref(), Some("localhost:5000"));
+        let config: serde_json::Value = serde_json::from_str(&with_port.config).unwrap();
+        assert_eq!(config["gsImage"], "example.com/tools:1");
+        let bare = Deployment::new("kubevirt", "virt-launcher", "", "v1");
+        assert_eq!(bare.registry, None);
+        assert_ne!(bare.id, with_port.id);
     }
 }

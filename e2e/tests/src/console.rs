@@ -55,18 +55,27 @@ impl Console {
     /// # Errors
     /// When it does not come in time, with what came instead.
     pub async fn expect(&mut self, text: &str, within: Duration) -> Result<String> {
+        Ok(self.expect_one(&[text], within).await?.1)
+    }
+
+    /// Waits until one of the texts was printed, and returns it and all that was printed before it.
+    ///
+    /// # Errors
+    /// When none comes in time, with what came instead.
+    pub async fn expect_one<'t>(&mut self, texts: &[&'t str], within: Duration) -> Result<(&'t str, String)> {
         let deadline = tokio::time::Instant::now() + within;
         let mut buffer = vec![0_u8; 4096];
         loop {
-            if let Some(at) = self.seen.find(text) {
+            let found = texts.iter().filter_map(|text| Some((self.seen.find(text)?, *text))).min();
+            if let Some((at, text)) = found {
                 let before = self.seen[..at].to_owned();
                 self.seen.drain(..at + text.len());
-                return Ok(before);
+                return Ok((text, before));
             }
             match tokio::time::timeout_at(deadline, self.output.read(&mut buffer)).await {
-                Err(_) => bail!("{text:?} was not printed within {within:?}; printed: {:?}", self.seen),
+                Err(_) => bail!("none of {texts:?} was printed within {within:?}; printed: {:?}", self.seen),
                 Ok(read) => match read? {
-                    0 => bail!("the console ended before {text:?} was printed; printed: {:?}", self.seen),
+                    0 => bail!("the console ended before one of {texts:?} was printed; printed: {:?}", self.seen),
                     length => self.seen.push_str(&String::from_utf8_lossy(&buffer[..length])),
                 },
             }
@@ -101,6 +110,11 @@ impl Console {
         // login throws away what was typed before it has turned the echo off, which it does after the prompt.
         tokio::time::sleep(Duration::from_secs(1)).await;
         self.send(&format!("{password}\n")).await?;
+        // What is typed before the shell prompts is lost: log-in and shell both set up the terminal.
+        let (said, _) = self.expect_one(&["# ", "$ ", "incorrect"], Duration::from_secs(60)).await.context("log in")?;
+        if said == "incorrect" {
+            bail!("the password was not taken");
+        }
         let (_, status) = self.run("true").await.context("log in")?;
         if status == 0 { Ok(()) } else { bail!("no shell after the log-in") }
     }

@@ -3,6 +3,7 @@
 //! A story applies manifests as a user would, waits with deadlines, looks inside guests through `kubectl virt console`,
 //! and leaves nothing behind. When it fails it prints what a developer would ask for first: events, objects, pod logs.
 
+mod api;
 mod console;
 mod diagnosis;
 mod node;
@@ -11,6 +12,7 @@ pub mod webhook;
 
 use std::path::PathBuf;
 
+pub use api::Answer;
 pub use console::Console;
 pub use story::{Story, connect, story, story_alone};
 

@@ -9,7 +9,6 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use futures::FutureExt;
-use http::{Method, Request};
 use kube::{
     Api, Client, ResourceExt,
     api::{
@@ -361,31 +360,6 @@ impl Story {
         command.arg("--kubeconfig").arg(kubeconfig()).arg("--namespace").arg(&self.namespace).args(args);
         command.kill_on_drop(true);
         command
-    }
-
-    /// Status and text of a call of a subresource of an object such as `virtualmachines/a`.
-    ///
-    /// # Errors
-    /// When there is no answer.
-    pub async fn ask(&self, method: &Method, object: &str, subresource: &str, body: &Value) -> Result<(u16, String)> {
-        let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{}/{object}/{subresource}", self.namespace);
-        let request = Request::builder().method(method).uri(&path).header("Content-Type", "application/json");
-        let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(body)? };
-        match self.client.request_text(request.body(body)?).await {
-            Ok(text) => Ok((200, text)),
-            Err(kube::Error::Api(status)) => Ok((status.code, status.message)),
-            Err(error) => Err(error).with_context(|| format!("{method} {path}")),
-        }
-    }
-
-    /// Puts to a subresource.
-    ///
-    /// # Errors
-    /// When it is refused, with the server's words.
-    pub async fn put(&self, object: &str, subresource: &str, body: &Value) -> Result<String> {
-        let (code, text) = self.ask(&Method::PUT, object, subresource, body).await?;
-        ensure!(code < 300, "{object}/{subresource}: {code} {text}");
-        Ok(text)
     }
 
     /// Opens the machine's serial console.

@@ -109,44 +109,6 @@ fn wrong_state_is_answered_with_a_conflict_and_unknown_machine_with_not_found() 
 }
 
 #[test]
-fn what_is_not_available_yet_says_so() {
-    story("later", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
-        s.wait_running("box").await?;
-        let volume = json!({"name": "more", "disk": {"disk": {"bus": "scsi"}},
-            "volumeSource": {"persistentVolumeClaim": {"claimName": "more", "hotpluggable": true}}});
-        for (object, subresource, body) in [
-            ("virtualmachines/box", "migrate", json!({})),
-            ("virtualmachines/box", "addvolume", volume.clone()),
-            ("virtualmachineinstances/box", "addvolume", volume),
-            ("virtualmachines/box", "memorydump", json!({"claimName": "dump"})),
-            ("virtualmachineinstances/box", "backup", json!({})),
-        ] {
-            let (code, said) = s.ask(&Method::PUT, object, subresource, &body).await?;
-            ensure!((400..600).contains(&code), "{object}/{subresource} was accepted: {code} {said}");
-            ensure!(!said.trim().is_empty(), "{object}/{subresource}: {code} without a word");
-        }
-        Ok(())
-    });
-}
-
-#[test]
-fn specification_is_expanded() {
-    story("queries", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
-        s.wait_running("box").await?;
-        let (code, expanded) = s.ask(&Method::GET, "virtualmachines/box", "expand-spec", &Value::Null).await?;
-        ensure!(code == 200, "expand-spec: {code} {expanded}");
-        let expanded: Value = serde_json::from_str(&expanded).context("expand-spec is not JSON")?;
-        ensure!(expanded["kind"] == "VirtualMachine", "{}", expanded["kind"]);
-        ensure!(expanded["spec"]["template"]["spec"]["domain"]["memory"]["guest"] == "128Mi", "{expanded}");
-        let (code, said) = s.ask(&Method::GET, "virtualmachines/box", "objectgraph", &Value::Null).await?;
-        ensure!(code == 400 && said.contains("ObjectGraph"), "objectgraph without its gate: {code} {said}");
-        Ok(())
-    });
-}
-
-#[test]
 fn objects_of_a_machine_are_told_while_the_gate_is_on() {
     story_alone("graph", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;

@@ -1,22 +1,31 @@
-//! A guest with systemd, cloud-init and the guest agent.
+//! A guest with systemd, cloud-init, the guest agent and an SSH server.
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use anyhow::ensure;
-use ferrovirt_e2e_tests::story;
-use serde_json::Value;
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Console, Story, story};
+use serde_json::{Value, json};
+use tokio::{
+    process::Command,
+    time::{Instant, sleep},
+};
 
 use crate::manifests;
 
 /// From creation to a guest agent that answers: a whole distribution under emulation, beside other tests.
 const BOOT: Duration = Duration::from_secs(420);
+const MACHINE: &str = "virtualmachineinstances/deb";
 
 #[test]
-fn guest_agent_tells_about_the_guest() {
+fn guest_agent_tells_freezes_and_reboots_and_ssh_gets_in() {
     story("agent", async |s| {
-        s.apply(&manifests::debian("deb")).await?;
-        let connected = |vmi: &Value| condition(vmi, "AgentConnected").is_some_and(|c| c["status"] == "True");
-        let vmi = s.wait("vmi", "deb", "have its guest agent connected", BOOT, connected).await?;
+        let files = Files::new(&s.namespace)?;
+        let key = files.key().await?;
+        s.apply(&manifests::debian("deb", &key)).await?;
+        let vmi = s.wait("vmi", "deb", "have its guest agent connected", BOOT, is_connected).await?;
         ensure!(vmi["status"]["phase"] == "Running", "the machine is {}", vmi["status"]["phase"]);
         let vmi = s
             .wait("vmi", "deb", "tell its operating system", Duration::from_secs(60), |vmi| {
@@ -29,8 +38,186 @@ fn guest_agent_tells_about_the_guest() {
             "the interface is not known from the guest: {}",
             vmi["status"]["interfaces"]
         );
-        Ok(())
+
+        let mut console = s.console("deb")?;
+        console.login("root", "ferrovirt").await?;
+        queries(s).await?;
+        ssh(s, &files).await?;
+        freeze(s, &mut console).await?;
+        console.leave().await?;
+        reboot(s).await
     });
+}
+
+fn is_connected(vmi: &Value) -> bool {
+    condition(vmi, "AgentConnected").is_some_and(|c| c["status"] == "True")
+}
+
+/// What users ask the guest agent for; root is logged in on the console.
+async fn queries(s: &Story) -> Result<()> {
+    let info: Value = serde_json::from_str(&s.virt(&["guestosinfo", "deb"]).await?)?;
+    ensure!(info["os"]["id"] == "debian" && info["os"]["kernelRelease"].is_string(), "guestosinfo: {info}");
+    ensure!(info["guestAgentVersion"].is_string() && info["timezone"].is_string(), "guestosinfo: {info}");
+    let commands = info["supportedCommands"].as_array().map(Vec::as_slice).unwrap_or_default();
+    ensure!(commands.iter().any(|c| c["name"] == "guest-fsfreeze-freeze" && c["enabled"] == true), "{info}");
+    let table = s.virt(&["guestosinfo", "deb", "-o", "table"]).await?;
+    ensure!(table.starts_with("NAME") && table.contains("Debian"), "guestosinfo as a table: {table}");
+
+    let users: Value = serde_json::from_str(&s.virt(&["userlist", "deb"]).await?)?;
+    let root = users["items"].as_array().and_then(|all| all.iter().find(|user| user["userName"] == "root"));
+    let root = root.with_context(|| format!("root is logged in, but not in userlist: {users}"))?;
+    ensure!(root["loginTime"].as_f64().unwrap_or_default() > 0.0, "userlist: {root}");
+
+    let systems: Value = serde_json::from_str(&s.virt(&["fslist", "deb"]).await?)?;
+    let root = systems["items"].as_array().and_then(|all| all.iter().find(|system| system["mountPoint"] == "/"));
+    let root = root.with_context(|| format!("no root in fslist: {systems}"))?;
+    let (used, total) = (root["usedBytes"].as_u64(), root["totalBytes"].as_u64());
+    ensure!(used > Some(0) && total > used, "fslist: {root}");
+    let yaml = s.virt(&["fslist", "deb", "-o", "yaml"]).await?;
+    ensure!(yaml.contains("mountPoint: /"), "fslist as YAML: {yaml}");
+
+    let told = s.metrics("virt-handler").await?;
+    let named = format!("kubevirt_vmi_filesystem_capacity_bytes{{node=\"{}\"", node(s).await?);
+    let own = format!("namespace=\"{}\",name=\"deb\"", s.namespace);
+    ensure!(
+        told.iter().any(|l| l.starts_with(&named) && l.contains(&own) && l.contains("mount_point=\"/\"")),
+        "the guest's file systems are not in the metrics: {:?}",
+        told.iter().filter(|line| line.contains("filesystem")).collect::<Vec<_>>()
+    );
+    Ok(())
+}
+
+async fn node(s: &Story) -> Result<String> {
+    let vmi = s.get("vmi", "deb").await?;
+    vmi["status"]["nodeName"].as_str().map(str::to_owned).context("no node")
+}
+
+/// Commands by SSH with the key that cloud-init has put in, and files there and back.
+async fn ssh(s: &Story, files: &Files) -> Result<()> {
+    // The agent may be there before cloud-init is through.
+    let deadline = Instant::now() + Duration::from_secs(180);
+    let hostname = loop {
+        match output(files.ssh(s, "ssh", &["-c", "hostname", "debian@vm/deb"])).await? {
+            (Some(0), text) => break text,
+            (code, text) => ensure!(Instant::now() < deadline, "no log-in by SSH: {code:?} {text}"),
+        }
+        sleep(Duration::from_secs(2)).await;
+    };
+    ensure!(hostname.trim() == "deb-guest", "the host's name is {hostname:?}");
+    let (code, text) = output(files.ssh(s, "ssh", &["-l", "debian", "-c", "exit 7", "vmi/deb"])).await?;
+    ensure!(code == Some(7), "the exit code of the command is not passed on: {code:?} {text}");
+
+    let (here, back) = (files.path("sent"), files.path("received"));
+    let sent = (0_u32..50_000).flat_map(u32::to_le_bytes).collect::<Vec<_>>();
+    tokio::fs::write(&here, &sent).await?;
+    for words in [[text_of(&here)?, "debian@vmi/deb:sent"], ["debian@vm/deb:sent", text_of(&back)?]] {
+        let (code, text) = output(files.ssh(s, "scp", &words)).await?;
+        ensure!(code == Some(0), "scp {words:?}: {code:?} {text}");
+    }
+    ensure!(tokio::fs::read(&back).await? == sent, "what came back is not what was sent");
+    Ok(())
+}
+
+/// The guest cannot write between freeze and thaw, and its status says so; a thaw comes by itself if nobody calls for it.
+async fn freeze(s: &Story, console: &mut Console) -> Result<()> {
+    let is = |status: &'static str| {
+        move |vmi: &Value| vmi["status"]["fsFreezeStatus"].as_str().unwrap_or("thawed") == status
+    };
+    s.put(MACHINE, "freeze", &json!({"unfreezeTimeout": "5m"})).await?;
+    s.wait("vmi", "deb", "be frozen", Duration::from_secs(30), is("frozen")).await?;
+    // What is below /run is in memory; the disk takes nothing.
+    console.run("{ echo text > /root/written && echo done > /run/written & } 2>/dev/null").await?;
+    sleep(Duration::from_secs(3)).await;
+    let (_, code) = console.run("test -e /run/written").await?;
+    ensure!(code == 1, "a write went through while file systems were frozen");
+    let info: Value = serde_json::from_str(&s.virt(&["guestosinfo", "deb"]).await?)?;
+    ensure!(info["fsFreezeStatus"] == "frozen" && info["os"]["id"] == "debian", "guestosinfo while frozen: {info}");
+    // To freeze what is frozen changes nothing, nor does it fail.
+    s.put(MACHINE, "freeze", &json!({"unfreezeTimeout": "5m"})).await?;
+    s.put(MACHINE, "unfreeze", &Value::Null).await?;
+    s.wait("vmi", "deb", "thaw", Duration::from_secs(30), is("thawed")).await?;
+    wait_written(console).await?;
+
+    let asked = Instant::now();
+    s.put(MACHINE, "freeze", &json!({"unfreezeTimeout": "5s"})).await?;
+    s.wait("vmi", "deb", "be frozen again", Duration::from_secs(30), is("frozen")).await?;
+    s.wait("vmi", "deb", "thaw by itself", Duration::from_secs(60), is("thawed")).await?;
+    ensure!(asked.elapsed() >= Duration::from_secs(4), "it thawed before its time: {:?}", asked.elapsed());
+    console.run("rm /run/written; echo text > /root/written && echo done > /run/written").await?;
+    wait_written(console).await
+}
+
+async fn wait_written(console: &mut Console) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while console.run("test -e /run/written").await?.1 != 0 {
+        ensure!(Instant::now() < deadline, "the guest cannot write after the thaw");
+        sleep(Duration::from_millis(500)).await;
+    }
+    Ok(())
+}
+
+/// The guest's own system reboots: its agent goes, the machine stays.
+async fn reboot(s: &Story) -> Result<()> {
+    let before = s.get("vmi", "deb").await?;
+    s.virt(&["soft-reboot", "deb"]).await?;
+    let gone = |vmi: &Value| !is_connected(vmi);
+    let after = s.wait("vmi", "deb", "lose its agent by the reboot", Duration::from_secs(120), gone).await?;
+    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "a reboot keeps the machine");
+    ensure!(after["status"]["phase"] == "Running", "the machine is {}", after["status"]["phase"]);
+    ensure!(after["status"]["fsFreezeStatus"].as_str().unwrap_or_default() != "frozen", "{}", after["status"]);
+    Ok(())
+}
+
+/// A directory for the user's key and files, removed in the end.
+struct Files(PathBuf);
+
+impl Files {
+    fn new(name: &str) -> Result<Self> {
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).with_context(|| format!("make {}", directory.display()))?;
+        Ok(Self(directory))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Makes a key and returns its public half.
+    async fn key(&self) -> Result<String> {
+        let mut command = Command::new("ssh-keygen");
+        command.args(["-q", "-t", "ed25519", "-N", "", "-C", "story", "-f"]).arg(self.path("key"));
+        let (code, text) = output(command).await?;
+        ensure!(code == Some(0), "ssh-keygen: {text}");
+        Ok(tokio::fs::read_to_string(self.path("key.pub")).await?.trim().to_owned())
+    }
+
+    /// `kubectl virt ssh` or `scp` with the key; a new guest has a host key that nobody knows.
+    fn ssh(&self, s: &Story, program: &str, words: &[&str]) -> Command {
+        let mut command = s.virt_command(&[program, "-i"]);
+        command.arg(self.path("key")).arg("--known-hosts").arg(self.path("known-hosts"));
+        command.args(["-t", "-oStrictHostKeyChecking=no", "-t", "-oBatchMode=yes", "-t", "-oLogLevel=ERROR"]);
+        command.args(words);
+        command
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // Nothing of it is needed any more; what cannot be removed is a small thing in a temporary directory.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text_of(path: &Path) -> Result<&str> {
+    path.to_str().context("the path is no text")
+}
+
+/// Exit code and all output of a command.
+async fn output(mut command: Command) -> Result<(Option<i32>, String)> {
+    let command = command.stdin(std::process::Stdio::null()).kill_on_drop(true).output();
+    let output = tokio::time::timeout(Duration::from_secs(120), command).await.context("the command did not end")??;
+    let text = [output.stdout, output.stderr].concat();
+    Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
 }
 
 fn condition<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {

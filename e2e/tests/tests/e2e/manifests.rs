@@ -35,16 +35,12 @@ spec:
     )
 }
 
-/// A machine from the Debian container disk: systemd, cloud-init, the guest agent and an SSH server.
-pub fn debian(name: &str) -> String {
+/// A machine from the Debian container disk: systemd, cloud-init, the guest agent and an SSH server that knows the key.
+pub fn debian(name: &str, key: &str) -> String {
     vm(name, "Always")
         .replace("guests/tiny:devel", "guests/debian:devel")
         .replace("guest: 128Mi", "guest: 512Mi")
-        .replace(
-            "            password: story\n",
-            "            password: story\n            chpasswd: {expire: false}\n            ssh_pwauth: true\n            \
-             runcmd: [[sh, -c, 'echo from-user-data > /run/marker']]\n",
-        )
+        .replace("            password: story\n", &format!("            ssh_authorized_keys: ['{key}']\n"))
 }
 
 /// A machine instance of its own, booted from a kernel image: the fastest to come up.

@@ -113,21 +113,12 @@ fn many_streams_leave_nothing_behind() {
 
 /// Streams of this story's machines that virt-api counts as open, in all its pods.
 async fn open_streams(s: &Story) -> Result<u64> {
-    let pods = kube::Api::<k8s_openapi::api::core::v1::Pod>::namespaced(s.client.clone(), "kubevirt");
-    let mut open = 0;
-    for pod in pods.list(&kube::api::ListParams::default().labels("kubevirt.io=virt-api")).await? {
-        let name = pod.metadata.name.unwrap_or_default();
-        let path = format!("/api/v1/namespaces/kubevirt/pods/https:{name}:8443/proxy/metrics");
-        let text = s.client.request_text(http::Request::get(path).body(Vec::new())?).await?;
-        open += text
-            .lines()
-            .filter(|line| line.starts_with("kubevirt_") && line.contains(&format!("namespace=\"{}\"", s.namespace)))
-            .filter(|line| line.contains("active"))
-            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
-            .map(|value| value as u64)
-            .sum::<u64>();
-    }
-    Ok(open)
+    let of_story = format!("namespace=\"{}\"", s.namespace);
+    let lines = s.metrics("virt-api").await?;
+    let open = lines.iter().filter(|line| line.starts_with("kubevirt_") && line.contains(&of_story));
+    let open =
+        open.filter(|line| line.contains("active")).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+    Ok(open.sum())
 }
 
 /// Starts a server in the guest and waits until it listens.

@@ -1,0 +1,227 @@
+//! `evacuate-cancel`: machines stay where they are; `migrate-cancel`: a move that is under way ends.
+
+use clap::{Args, ValueEnum};
+use http::Method;
+use serde::Deserialize;
+
+use crate::{Connection, Error, lifecycle::body, machine_name};
+
+/// Objects asked for at a time.
+const PAGE: u32 = 500;
+
+/// What stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Subject {
+    /// The machine of a VirtualMachine
+    #[value(alias = "vms", alias = "virtualmachine", alias = "virtualmachines")]
+    Vm,
+    /// A VirtualMachineInstance
+    #[value(alias = "vmis", alias = "virtualmachineinstance", alias = "virtualmachineinstances")]
+    Vmi,
+    /// All machines of a node
+    #[value(alias = "nodes", alias = "no")]
+    Node,
+}
+
+/// Options of `evacuate-cancel`.
+#[derive(Args)]
+pub struct EvacuateOptions {
+    /// What to act on: vm, vmi or node
+    kind: Subject,
+    /// Its name
+    name: String,
+    /// Cancel the machine's migration as well, if one is under way
+    #[arg(long)]
+    migrate_cancel: bool,
+    /// Check the request, change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Options of `migrate-cancel`.
+#[derive(Args)]
+pub struct MigrateCancelOptions {
+    /// Name of the VirtualMachine
+    #[arg(value_name = "VM")]
+    vm: String,
+    /// Check the request, change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Deserialize)]
+struct List<T> {
+    #[serde(default)]
+    metadata: Page,
+    items: Vec<T>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Page {
+    #[serde(rename = "continue")]
+    next: String,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    name: String,
+    #[serde(default)]
+    namespace: String,
+}
+
+#[derive(Deserialize)]
+struct Machine {
+    metadata: Metadata,
+    #[serde(default)]
+    status: MachineStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct MachineStatus {
+    evacuation_node_name: String,
+}
+
+#[derive(Deserialize)]
+struct Migration {
+    metadata: Metadata,
+    spec: MigrationSpec,
+    #[serde(default)]
+    status: MigrationStatus,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MigrationSpec {
+    #[serde(default)]
+    vmi_name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct MigrationStatus {
+    phase: String,
+}
+
+impl Migration {
+    /// Whether it is one of the machine's, and not over.
+    fn moves(&self, machine: &str) -> bool {
+        self.spec.vmi_name == machine && !matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    }
+}
+
+/// All objects of a list, page by page.
+async fn all<T: serde::de::DeserializeOwned>(connection: &Connection, path: &str) -> Result<Vec<T>, Error> {
+    let mut items = Vec::new();
+    let mut next = String::new();
+    loop {
+        let page = format!("{path}?limit={PAGE}&continue={next}");
+        let answer = connection.call(Method::GET, &page, Vec::new()).await?;
+        let list: List<T> =
+            serde_json::from_slice(&answer).map_err(|error| Error::Transport(format!("unreadable list: {error}")))?;
+        items.extend(list.items);
+        next = list.metadata.next;
+        if next.is_empty() {
+            return Ok(items);
+        }
+        // It goes into an address, where other signs would mean something.
+        if !next.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~".contains(&b)) {
+            return Err(Error::Transport("the list goes on with a token that is none".into()));
+        }
+    }
+}
+
+async fn stay(connection: &Connection, kind: Subject, name: &str, options: &EvacuateOptions) -> Result<(), Error> {
+    let (resource, word) = match kind {
+        Subject::Vm => ("virtualmachines", "VM"),
+        Subject::Vmi | Subject::Node => ("virtualmachineinstances", "VMI"),
+    };
+    let path = connection.path(resource, name, "evacuate/cancel");
+    connection.call(Method::PUT, &path, body(&[], options.dry_run)).await?;
+    println!("{word} {}/{name} was canceled evacuation", connection.namespace);
+    if options.migrate_cancel { cancel_migration(connection, name, options.dry_run).await } else { Ok(()) }
+}
+
+pub async fn evacuate_cancel(connection: Connection, options: &EvacuateOptions) -> Result<(), Error> {
+    let name = machine_name(&options.name)?;
+    if options.kind != Subject::Node {
+        return stay(&connection, options.kind, name, options).await;
+    }
+    connection.call(Method::GET, &format!("/api/v1/nodes/{name}"), Vec::new()).await?;
+    let machines: Vec<Machine> = all(&connection, "/apis/kubevirt.io/v1/virtualmachineinstances").await?;
+    let (mut connection, mut failed, mut asked) = (connection, 0, 0);
+    for machine in machines.iter().filter(|machine| machine.status.evacuation_node_name == name) {
+        connection = connection.within(Some(&machine.metadata.namespace));
+        asked += 1;
+        if let Err(error) = stay(&connection, Subject::Vmi, &machine.metadata.name, options).await {
+            failed += 1;
+            eprintln!("VMI {}/{}: {error}", machine.metadata.namespace, machine.metadata.name);
+        }
+    }
+    if failed > 0 {
+        return Err(Error::Stream(format!("{failed} of {asked} machines could not be told to stay")));
+    }
+    Ok(())
+}
+
+pub async fn migrate_cancel(connection: &Connection, options: &MigrateCancelOptions) -> Result<(), Error> {
+    let vm = machine_name(&options.vm)?;
+    cancel_migration(connection, vm, options.dry_run).await?;
+    println!("VM {vm} was scheduled to migrate-cancel");
+    Ok(())
+}
+
+async fn cancel_migration(connection: &Connection, machine: &str, dry_run: bool) -> Result<(), Error> {
+    let migrations =
+        format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstancemigrations", connection.namespace);
+    let found: Vec<Migration> = all(connection, &migrations).await?;
+    let Some(migration) = found.iter().find(|migration| migration.moves(machine)) else {
+        return Err(Error::Usage(format!("Found no migration to cancel for {machine}")));
+    };
+    let query = if dry_run { "?dryRun=All" } else { "" };
+    let path = format!("{migrations}/{}{query}", migration.metadata.name);
+    connection.call(Method::DELETE, &path, Vec::new()).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+    use crate::Cli;
+
+    #[test]
+    fn migration_that_is_over_is_not_cancelled() {
+        for (vmi, phase, moves) in [
+            ("a", "Running", true),
+            ("a", "", true),
+            ("a", "Succeeded", false),
+            ("a", "Failed", false),
+            ("b", "", false),
+        ] {
+            let migration: Migration = serde_json::from_value(json!({
+                "metadata": {"name": "m"}, "spec": {"vmiName": vmi}, "status": {"phase": phase},
+            }))
+            .unwrap();
+            assert_eq!(migration.moves("a"), moves, "{vmi} {phase}");
+        }
+        assert!(serde_json::from_value::<Migration>(json!({"metadata": {"name": "m"}, "spec": {}})).is_ok());
+    }
+
+    #[test]
+    fn kinds_are_taken_by_their_names() {
+        for (words, taken) in [
+            (&["evacuate-cancel", "vm", "a"][..], true),
+            (&["evacuate-cancel", "VirtualMachineInstances", "a", "--migrate-cancel", "--dry-run"], true),
+            (&["evacuate-cancel", "no", "n1"], true),
+            (&["evacuate-cancel", "pod", "a"], false),
+            (&["evacuate-cancel", "vm"], false),
+            (&["migrate-cancel", "a"], true),
+            (&["migrate-cancel"], false),
+        ] {
+            assert_eq!(Cli::try_parse_from([&["kubectl-virt"], words].concat()).is_ok(), taken, "{words:?}");
+        }
+    }
+}

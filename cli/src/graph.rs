@@ -1,0 +1,71 @@
+//! `objectgraph`: the objects that a machine depends on.
+
+use clap::Args;
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::{
+    Connection, Error,
+    guest::{Document, read},
+    lifecycle::labels,
+    machine_name,
+};
+
+/// Options of `objectgraph`.
+#[derive(Args)]
+pub struct GraphOptions {
+    /// Name of the machine
+    #[arg(value_name = "VM")]
+    machine: String,
+    /// The graph of the VirtualMachineInstance, not of the VirtualMachine
+    #[arg(long)]
+    vmi: bool,
+    /// Leave out what the machine runs without
+    #[arg(long)]
+    exclude_optional: bool,
+    /// Only objects that have these labels
+    #[arg(long, value_name = "LABEL=VALUE,...", value_delimiter = ',')]
+    selector: Vec<String>,
+    /// How the answer is printed
+    #[arg(long, short, value_enum, default_value_t = Document::Json)]
+    output: Document,
+}
+
+fn request(options: &GraphOptions) -> Result<Value, Error> {
+    let mut request = json!({"includeOptionalNodes": !options.exclude_optional});
+    if let Some(labels) = labels(&options.selector)? {
+        request["labelSelector"] = json!({"matchLabels": labels});
+    }
+    Ok(request)
+}
+
+pub async fn run(connection: &Connection, options: &GraphOptions) -> Result<(), Error> {
+    let name = machine_name(&options.machine)?;
+    let resource = if options.vmi { "virtualmachineinstances" } else { "virtualmachines" };
+    let body = request(options)?.to_string().into_bytes();
+    let answer = connection.call(Method::GET, &connection.path(resource, name, "objectgraph"), body).await?;
+    print!("{}", options.output.rendered(&read(&answer)?)?);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::{Cli, Command};
+
+    #[test]
+    fn optional_objects_are_in_the_graph_unless_excluded() {
+        let made = |words: &[&str]| {
+            let cli = Cli::parse_from([&["kubectl-virt", "objectgraph", "vm"], words].concat());
+            let Command::ObjectGraph(options) = cli.command else { panic!("another command") };
+            request(&options).unwrap()
+        };
+        assert_eq!(made(&[]), json!({"includeOptionalNodes": true}));
+        assert_eq!(
+            made(&["--vmi", "--exclude-optional", "--selector=a=b,c=d"]),
+            json!({"includeOptionalNodes": false, "labelSelector": {"matchLabels": {"a": "b", "c": "d"}}})
+        );
+    }
+}
