@@ -1,8 +1,8 @@
 //! Presets, followed live: every new machine gets what those of its namespace give, and waits for no list of them.
 //!
 //! What a preset says is kept as text and read when a machine is made. Memory is bounded: a namespace with a preset for
-//! which there is no room has no answer here, and neither has any while the presets are not known; the reader of
-//! neighbours then asks the API server. A preset counts as soon as the watch has told of it, which takes milliseconds.
+//! which there is no room, or with very many, has no answer here, and neither has any while the presets are not known;
+//! the reader of neighbours then asks the API server. A preset counts as soon as the watch has told of it, which takes milliseconds.
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +23,9 @@ use tokio::sync::watch;
 
 /// Most bytes of presets kept.
 const MAX_BYTES: usize = 4 << 20;
+/// Most bytes of an answer, which as values takes some twenty times as much. Larger ones are read, within the bounds that
+/// reading has.
+const MAX_ANSWER: usize = 256 << 10;
 /// Objects of a page of the first list, which is in memory at a time.
 const PAGE: u32 = 16;
 /// Pause after a watch that failed; doubled up to the longest each time until one succeeds.
@@ -142,7 +145,8 @@ impl Known {
             return None;
         }
         let Some(presets) = self.namespaces.get(namespace) else { return Some(vec![]) };
-        if presets.len() > MAX_LIST as usize {
+        let bytes: usize = presets.values().flatten().map(|text| text.len()).sum();
+        if presets.len() > MAX_LIST as usize || bytes > MAX_ANSWER {
             return None;
         }
         presets.values().map(|text| serde_json::from_str(text.as_deref()?).ok()).collect()
@@ -201,15 +205,16 @@ mod tests {
     #[test]
     fn memory_is_bounded_and_given_back() {
         let mut known = Known { listed: true, ..Known::default() };
-        known.put(&sized("a", MAX_BYTES / 2));
+        known.put(&sized("a", MAX_ANSWER / 2));
         known.put(&sized("b", MAX_BYTES));
         assert!(known.bytes <= MAX_BYTES);
         assert_eq!(known.list("big"), None, "one of them is not kept");
         assert_eq!(known.list("small"), Some(vec![]), "others have their answers");
         known.take(Event::Delete(sized("b", 0)));
         assert_eq!(names(&known, "big").unwrap(), ["a"]);
+        known.put(&sized("b", MAX_ANSWER / 2));
+        assert_eq!(known.list("big"), None, "both are kept, and too much for an answer");
         known.put(&sized("a", 1));
-        known.put(&sized("b", MAX_BYTES / 2));
         assert_eq!(names(&known, "big").unwrap(), ["a", "b"]);
         known.remove("big", "a");
         known.remove("big", "b");
