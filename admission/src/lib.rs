@@ -38,6 +38,7 @@ pub mod unsupported;
 pub mod vm;
 pub mod vmi;
 
+mod data_source;
 mod names;
 mod resource;
 mod semantic;

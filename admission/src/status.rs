@@ -1,6 +1,6 @@
 //! Writes of the status subresource.
 
-use api::{VirtualMachine, VirtualMachineInstanceReplicaSet};
+use api::{VirtualMachine, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet};
 
 use crate::{
     causes::Causes,
@@ -21,6 +21,10 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
         "virtualmachines" => {}
         "virtualmachineinstancereplicasets" => {
             context.object::<VirtualMachineInstanceReplicaSet>()?;
+            return Ok(context.allowed());
+        }
+        "virtualmachineinstancemigrations" => {
+            context.object::<VirtualMachineInstanceMigration>()?;
             return Ok(context.allowed());
         }
         _ => return Ok(context.allowed()),

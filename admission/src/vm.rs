@@ -9,6 +9,7 @@ use api::{
 
 use crate::{
     causes::Causes,
+    data_source,
     defaults::{self, Fresh, is_empty},
     instancetype::{self, Chosen},
     review::AdmissionReview,
@@ -23,6 +24,8 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
     context.patched::<VirtualMachine>(|vm| {
         if vm.metadata.deletion_timestamp.is_none() {
             instancetype::set_defaults(context, vm)?;
+            let namespace = instancetype::namespace(context, vm).to_owned();
+            data_source::set_architecture(vm, &namespace, context.neighbours)?;
             set_defaults(vm, context.config, context.is_create(), context.fresh);
         }
         Ok(vec![])

@@ -14,10 +14,14 @@ use admission::{
     handle,
     neighbours::{Neighbours, Outcome},
 };
-use api::{KubeVirt, config::ClusterConfig};
+use api::config::ClusterConfig;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+
+mod tables;
+
+use tables::{configuration, merge};
 
 #[derive(Deserialize)]
 struct Table {
@@ -27,24 +31,6 @@ struct Table {
     base: Value,
     sections: BTreeMap<String, usize>,
     rows: Vec<(String, Value, Map<String, Value>)>,
-}
-
-fn merge(into: &mut Value, change: &Value) {
-    let Value::Object(change) = change else {
-        *into = change.clone();
-        return;
-    };
-    if !into.is_object() {
-        *into = json!({});
-    }
-    let Value::Object(fields) = into else { return };
-    for (key, value) in change.iter().filter(|(key, _)| !key.starts_with('$')) {
-        if value.is_null() {
-            fields.remove(key);
-        } else {
-            merge(fields.entry(key.clone()).or_insert(Value::Null), value);
-        }
-    }
 }
 
 impl Table {
@@ -79,13 +65,7 @@ impl Table {
     }
 
     fn check(&self, change: &Value, expected: &Map<String, Value>) -> Result<(), String> {
-        let kubevirt = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "KubeVirt",
-            "metadata": {},
-            "spec": {"configuration": change.get("$config").unwrap_or(&json!({}))},
-        });
-        let config = ClusterConfig::from_kubevirt(&serde_json::from_value::<KubeVirt>(kubevirt).unwrap()).unwrap();
+        let config = configuration(change);
         let mut object = self.base.clone();
         merge(&mut object, change);
         let once = self.patched(&object, "jane", &config)?;

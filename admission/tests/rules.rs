@@ -1,32 +1,42 @@
 //! One row for each rule of the reference tables: a case that is accepted and one that is refused, with the type,
 //! field and text of the cause.
 //!
-//! The tables are the files of `tests/rules/`; whoever adds a kind adds a file. A file names the webhook that is asked,
-//! an object that breaks no rule (`base`), how many rules it is about in each section, and the rows:
+//! The rules are listed in `tests/rules/index.txt`, by the sections of the reference; a rule without a row fails, and so
+//! does a row without a rule. The rows are in the other files of `tests/rules/`; whoever adds a kind adds a file. A file
+//! names the webhook that is asked, an object that breaks no rule (`base`), and the rows:
 //!
 //! ```text
-//! [id, type, field, message, accepted, refused]      type "": a schema error; "E400": a refusal without causes
+//! [id, type, field, message, accepted, refused]      type "": a schema error; "E400": a refusal with that code and
+//!                                                    without causes; "W": a warning, where "refused" is let through
 //! [id, "never", why]                                 a rule that cannot be broken here
 //! ```
 //!
 //! `accepted` and `refused` are merged into the base (null removes). Keys that begin with `$` are not part of the object:
 //! `$config` (`spec.configuration` of the KubeVirt object), `$old` (merged into the base to make the old object),
-//! `$user`, `$node` (of the user's token), `$plural` (of the request), `$operation`, `$neighbours` (objects by plural).
-//! In fields and messages the words of `words` are replaced.
+//! `$user`, `$node` (of the user's token), `$group`, `$version`, `$plural` and `$name` (of the request), `$operation`,
+//! `$neighbours` (objects by plural or by plural and name, the answers to patches by plural and `patch`;
+//! `{"$failed": TEXT}` where the API server fails). In fields and messages the words of `words` are replaced.
 //!
 //! What is valid but not carried out yet counts as accepted: the rule let it pass.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends here")]
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 use admission::{
     handle,
     neighbours::{Ask, Neighbours, Outcome, Wanted},
 };
-use api::{KubeVirt, config::ClusterConfig};
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+mod tables;
+
+use tables::{configuration, merge};
 
 #[derive(Deserialize)]
 struct Table {
@@ -40,45 +50,24 @@ struct Table {
     base: Value,
     #[serde(default)]
     words: BTreeMap<String, String>,
-    sections: BTreeMap<String, usize>,
     rows: Vec<Vec<Value>>,
 }
 
-/// Merges a change into an object (RFC 7386).
-fn merge(into: &mut Value, change: &Value) {
-    let Value::Object(change) = change else {
-        *into = change.clone();
-        return;
-    };
-    if !into.is_object() {
-        *into = json!({});
-    }
-    let Value::Object(fields) = into else { return };
-    for (key, value) in change.iter().filter(|(key, _)| !key.starts_with('$')) {
-        if value.is_null() {
-            fields.remove(key);
-        } else {
-            merge(fields.entry(key.clone()).or_insert(Value::Null), value);
-        }
-    }
-}
-
-fn configuration(case: &Value) -> ClusterConfig {
-    let Some(configuration) = case.get("$config") else { return ClusterConfig::default() };
-    let object = json!({
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "KubeVirt",
-        "metadata": {},
-        "spec": {"configuration": configuration},
-    });
-    ClusterConfig::from_kubevirt(&serde_json::from_value::<KubeVirt>(object).unwrap()).unwrap()
-}
-
 fn known(case: &Value, wanted: &Wanted) -> Outcome {
-    let found = case.pointer(&format!("/$neighbours/{}", wanted.plural));
+    let plural = wanted.plural.as_str();
+    let named = match &wanted.ask {
+        Ask::Get { name } => format!("{plural}/{name}"),
+        Ask::Patch { .. } => format!("{plural}/patch"),
+        Ask::List { .. } | Ask::DryRunCreate { .. } => plural.to_owned(),
+    };
+    let all = case.get("$neighbours");
+    let found = all.and_then(|all| all.get(&named).or_else(|| all.get(plural)));
+    if let Some(message) = found.and_then(|found| found.get("$failed")?.as_str()) {
+        return Outcome::Failed { code: 500, message: message.to_owned() };
+    }
     match (&wanted.ask, found) {
         (Ask::List { .. }, Some(items)) => Outcome::List(items.as_array().unwrap().clone()),
-        (_, found) => Outcome::Object(found.cloned()),
+        (_, found) => Outcome::Object(found.filter(|found| !found.is_null()).cloned()),
     }
 }
 
@@ -102,10 +91,11 @@ impl Table {
         json!({"request": {
             "uid": "u",
             "resource": {
-                "group": self.group.as_deref().unwrap_or("kubevirt.io"),
-                "version": self.version.as_deref().unwrap_or("v1"),
+                "group": text("$group", self.group.as_deref().unwrap_or("kubevirt.io")),
+                "version": text("$version", self.version.as_deref().unwrap_or("v1")),
                 "resource": text("$plural", &self.plural),
             },
+            "name": text("$name", self.base["metadata"]["name"].as_str().unwrap_or_default()),
             "namespace": "default",
             "operation": operation,
             "userInfo": {"username": text("$user", "jane"), "groups": [], "extra": extra},
@@ -160,10 +150,21 @@ fn check(table: &Table, row: &[Value], wrong: &mut Vec<String>) {
     if !is_passed(&response) {
         wrong.push(format!("{id}: should be accepted: {accepted}\n    {response}"));
     }
-    let response = table.ask(refused);
+    let warned = |response: &Value, message: &str| {
+        response["warnings"].as_array().is_some_and(|warnings| warnings.iter().any(|warning| warning == message))
+    };
     let (field, message) = (table.words(field), table.words(message));
-    let found = if type_ == "E400" {
-        response["status"]["code"] == 400 && response["status"]["message"] == message
+    if type_ == "W" {
+        let answer = table.ask(refused);
+        if warned(&response, &message) || answer["allowed"] != true || !warned(&answer, &message) {
+            wrong.push(format!("{id}: wanted the warning {message}\n    for {refused}\n    got {answer}"));
+        }
+        return;
+    }
+    let response = table.ask(refused);
+    let code = type_.as_str().and_then(|type_| type_.strip_prefix('E')?.parse::<u16>().ok());
+    let found = if let Some(code) = code {
+        response["status"]["code"] == code && response["status"]["message"] == message
     } else {
         let causes = response.pointer("/status/details/causes").and_then(Value::as_array).cloned().unwrap_or_default();
         causes.iter().any(|cause| {
@@ -176,34 +177,48 @@ fn check(table: &Table, row: &[Value], wrong: &mut Vec<String>) {
     }
 }
 
+/// The rules of the reference, by section, in its order.
+fn rules(directory: &Path) -> Vec<String> {
+    let index = fs::read_to_string(directory.join("index.txt")).unwrap();
+    let lines = index.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(str::to_owned).collect()
+}
+
+/// The rules of each section.
+fn by_section<'a>(ids: impl IntoIterator<Item = &'a String>) -> BTreeMap<&'a str, usize> {
+    let mut sections = BTreeMap::new();
+    for id in ids {
+        *sections.entry(id.split('/').next().unwrap_or_default()).or_default() += 1;
+    }
+    sections
+}
+
 #[test]
 fn each_rule_accepts_and_refuses() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rules");
+    let rules = rules(&directory);
     let mut files: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    let mut sections: BTreeMap<String, usize> = BTreeMap::new();
-    let mut wrong = Vec::new();
+    let (mut ids, mut wrong) = (BTreeSet::new(), Vec::new());
     for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "json")) {
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
         let table: Table =
             serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let mut counted: BTreeMap<String, usize> = BTreeMap::new();
-        let mut ids = std::collections::BTreeSet::new();
         for row in &table.rows {
             let id = row[0].as_str().unwrap();
-            assert!(ids.insert(id), "{name}: {id} is there twice");
-            let section = id.split('/').next().unwrap();
-            *counted.entry(section.to_owned()).or_default() += 1;
             let mut found = Vec::new();
+            if !ids.insert(id.to_owned()) {
+                found.push(format!("{id} has a row already"));
+            }
             check(&table, row, &mut found);
             wrong.extend(found.into_iter().map(|text| format!("{name} {text}")));
         }
-        assert_eq!(counted, table.sections, "{name}: each rule of the sections has its row");
-        for (section, count) in counted {
-            *sections.entry(section).or_default() += count;
-        }
     }
-    println!("rules by section: {sections:?}");
-    println!("rules: {}", sections.values().sum::<usize>());
+    let listed: BTreeSet<String> = rules.iter().cloned().collect();
+    assert_eq!(listed.len(), rules.len(), "a rule is listed twice");
+    wrong.extend(listed.difference(&ids).map(|id| format!("{id}: the rule has no row")));
+    wrong.extend(ids.difference(&listed).map(|id| format!("{id}: the row is about no rule of the list")));
+    println!("rules by section: {:?}", by_section(&listed));
+    println!("rules: {}, rows: {}", listed.len(), ids.len());
     assert!(wrong.is_empty(), "{} rows:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -12,7 +12,7 @@
 use std::future::IntoFuture;
 
 use anyhow::Context;
-use apiserver::{MAX_CONNECTIONS, allow_open_files, metrics::Metrics, webhooks};
+use apiserver::{MAX_CONNECTIONS, allow_open_files, metrics::Metrics, presets::Presets, webhooks};
 use axum::{Json, Router};
 use clap::Parser;
 use http::StatusCode;
@@ -54,8 +54,8 @@ async fn main() -> anyhow::Result<()> {
     let client = kube::Client::try_from(kube::Config::new(format!("http://{}", empty.local_addr()?).parse()?))?;
     tokio::spawn(axum::serve(empty, Router::new().fallback(nothing)).into_future());
     let metrics = Metrics::register(&Registry::new())?;
-    let router =
-        webhooks::router(client, ConfigHandle::fixed(api::config::ClusterConfig::default()), "kubevirt", metrics);
+    let config = ConfigHandle::fixed(api::config::ClusterConfig::default());
+    let router = webhooks::router(client, config, Presets::unknown(), "kubevirt", metrics);
     let listener = TcpListener::bind(("127.0.0.1", arguments.port))
         .await
         .with_context(|| format!("cannot listen on port {}", arguments.port))?;

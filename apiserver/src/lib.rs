@@ -11,7 +11,8 @@
 //!                                                               └▶ websocket, tunnel ◀──▶ port of a guest
 //! ```
 //!
-//! Nothing is cached but access reviews, for seconds; objects are read from the API server when they are needed.
+//! Nothing is cached but access reviews, for seconds, and presets, which are followed; other objects are read from the
+//! API server when they are needed.
 
 use std::{net::Ipv4Addr, net::Ipv6Addr, sync::Arc, time::Duration};
 
@@ -53,6 +54,7 @@ pub mod openapi;
 pub mod options;
 pub mod path;
 pub mod port_forward;
+pub mod presets;
 pub mod sev;
 pub mod stream;
 pub mod subresources;
@@ -66,6 +68,7 @@ use crate::{
     front_proxy::FrontProxy,
     handler::HandlerClient,
     metrics::Metrics,
+    presets::Presets,
     subresources::{MAX_STREAMS, Server},
 };
 
@@ -77,6 +80,8 @@ const IDLE: Duration = Duration::from_secs(120);
 /// Most lines in the head of a request: kube-apiserver sends a line for each group of the user and for each further
 /// value, besides a few dozen of its own and of the client.
 pub const MAX_HEADER_LINES: usize = 2 * authentication::MAX_VALUES + 128;
+/// Longest wait for the first list of presets.
+const PRESETS_WAIT: Duration = Duration::from_secs(10);
 /// Most connections at a time: each stream has one, the rest are kube-apiserver's, which opens one for each review and
 /// subresource request that it has under way, since it speaks HTTP/1.1 with webhooks.
 pub const MAX_CONNECTIONS: usize = 2 * MAX_STREAMS + 1024;
@@ -117,6 +122,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     let client_identity = Identity::follow(client.clone(), &namespace, api::tls::API_CLIENT_SECRET);
     let roots = Roots::follow(client.clone(), &namespace, api::tls::CA_CONFIG_MAP, api::tls::CA_BUNDLE_KEY);
     let front_proxy = FrontProxy::follow(client.clone());
+    let presets = Presets::follow(client.clone());
 
     let registry = Registry::new();
     let metrics = Metrics::register(&registry)?;
@@ -126,6 +132,10 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     gate(&readiness, "CA bundle", roots.clone(), |roots| async move { roots.ready().await });
     gate(&readiness, "front proxy", front_proxy.clone(), |proxy| async move { proxy.ready().await });
     gate(&readiness, "configuration", config.clone(), |mut config| async move { config.read_once().await });
+    gate(&readiness, "presets", presets.clone(), |mut presets| async move {
+        // Where there is no list, each machine's are read; that is slow, and no reason to refuse machines.
+        tokio::time::timeout(PRESETS_WAIT, presets.ready()).await.ok();
+    });
 
     let handler_tls = client_config(&roots, Some(&client_identity), &["http/1.1"])?;
     let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), registry);
@@ -148,7 +158,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         .fallback(subresources::serve)
         .with_state(server)
         .merge(ops.router())
-        .merge(webhooks::router(client, config, &namespace, metrics));
+        .merge(webhooks::router(client, config, presets, &namespace, metrics));
 
     let listener = listen(port).await.map_err(|source| StartError::Listen { port, source })?;
     // Streams are opened by HTTP/1.1's upgrade.

@@ -12,8 +12,8 @@
 //! not answered in time             503     a review that refuses, without a uid
 //! ```
 //!
-//! Rules do not read the cluster: they say what they need to know, it is read here ([`neighbours`]), and the rules are
-//! asked again.
+//! Rules do not read the cluster: they say what they need to know, it is read here ([`neighbours`]) or known already
+//! ([`Presets`]), and the rules are asked again.
 
 use std::{
     sync::Arc,
@@ -40,7 +40,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{metrics::Metrics, neighbours};
+use crate::{metrics::Metrics, neighbours, presets::Presets};
 
 /// Largest review. kube-apiserver takes objects of up to 3 MiB, of which etcd stores 1.5; a review carries the new and
 /// the old one.
@@ -71,6 +71,7 @@ const READ_DEADLINE: Duration = Duration::from_secs(3);
 struct Webhooks {
     client: Client,
     config: ConfigHandle,
+    presets: Presets,
     namespace: Arc<str>,
     bodies: Arc<Semaphore>,
     large: Arc<Semaphore>,
@@ -80,10 +81,11 @@ struct Webhooks {
 }
 
 /// The routes of all webhooks.
-pub fn router(client: Client, config: ConfigHandle, namespace: &str, metrics: Metrics) -> Router {
+pub fn router(client: Client, config: ConfigHandle, presets: Presets, namespace: &str, metrics: Metrics) -> Router {
     let state = Webhooks {
         client,
         config,
+        presets,
         namespace: namespace.into(),
         bodies: Arc::new(Semaphore::new(MAX_BODIES)),
         large: Arc::new(Semaphore::new(1)),
@@ -255,12 +257,22 @@ impl Webhooks {
             if known.len() + wanted.len() > MAX_WANTED {
                 return question.failed("the object refers to too many other objects");
             }
+            let mut unknown = Vec::with_capacity(wanted.len());
+            for wanted in wanted {
+                match self.presets.answer(&wanted) {
+                    Some(outcome) => known.insert(wanted, outcome),
+                    None => unknown.push(wanted),
+                }
+            }
+            if unknown.is_empty() {
+                continue;
+            }
             let Ok(_reader) = self.readers.try_acquire() else {
                 return question.failed("too many admission reviews wait for the API server, try again");
             };
             let rest = READ_DEADLINE.saturating_sub(started.elapsed());
-            let wishes = wanted.iter().map(ToString::to_string).take(3).collect::<Vec<_>>().join(", ");
-            let reading = neighbours::read(&self.client, wanted, &mut known, &self.answers, &mut room);
+            let wishes = unknown.iter().map(ToString::to_string).take(3).collect::<Vec<_>>().join(", ");
+            let reading = neighbours::read(&self.client, unknown, &mut known, &self.answers, &mut room);
             if timeout(rest, reading).await.is_err() {
                 return question.failed(format!("the API server did not answer in time: {wishes}"));
             }

@@ -10,6 +10,7 @@ pub mod kubevirt;
 pub mod launcher_pod;
 pub mod node;
 pub mod options;
+mod owned;
 pub mod replicaset;
 pub mod runtime;
 pub mod server;

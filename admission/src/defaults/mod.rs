@@ -149,8 +149,8 @@ fn network(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Res
     Ok(())
 }
 
-/// A disk for each volume that nothing uses.
-fn disks(spec: &mut VirtualMachineInstanceSpec) {
+/// Adds a disk for each volume that nothing uses.
+pub fn disks(spec: &mut VirtualMachineInstanceSpec) {
     let devices = &mut spec.domain.devices;
     for volume in &spec.volumes {
         let used = devices.disks.iter().any(|disk| disk.name == volume.name)

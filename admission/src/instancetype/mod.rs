@@ -101,7 +101,7 @@ fn object<'a>(wanted: Option<&Wanted>, neighbours: &'a Neighbours) -> Result<Opt
 }
 
 /// The namespace of the object of a request.
-fn namespace<'a>(context: &'a Context<'_>, vm: &'a VirtualMachine) -> &'a str {
+pub(crate) fn namespace<'a>(context: &'a Context<'_>, vm: &'a VirtualMachine) -> &'a str {
     let given = context.request.namespace.as_deref().filter(|namespace| !namespace.is_empty());
     given.or(vm.metadata.namespace.as_deref()).unwrap_or_default()
 }

@@ -107,13 +107,6 @@ pub fn yaml(crd: &CustomResourceDefinition) -> Result<String, CrdError> {
     Ok(serde_yaml::to_string(&serde_json::to_value(crd)?)?)
 }
 
-/// The schema of the storage version of a kind, for checks outside the API server.
-pub fn schema(kind: &str) -> Option<Value> {
-    let crd = all().ok()?.into_iter().find(|crd| crd.spec.names.kind == kind)?;
-    let schema = crd.spec.versions.into_iter().find(|version| version.storage)?.schema?;
-    serde_json::to_value(schema.open_api_v3_schema?).ok()
-}
-
 /// A definition on its way from the derived form to the one installed.
 struct Definition {
     crd: Value,

@@ -1,15 +1,23 @@
 //! Copies of instance types and preferences, kept in ControllerRevisions for the VMs that use them.
 //!
-//! A copy holds the whole object as it was, so that a VM keeps its shape when the object changes or goes.
+//! A copy holds the whole object as it was, so that a VM keeps its shape when the object changes or goes. Copies outlive
+//! the versions of their kinds: those that earlier releases kept are read as well.
+//!
+//! ```text
+//! v1beta1            the object
+//! v1alpha2, v1alpha1 the object; every field it can have means the same in v1beta1
+//! v1alpha1, first    {apiVersion, spec}: no kind, and the spec as JSON in base64
+//! ```
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{ByteString, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::Deserialize;
 use serde_json::Value;
 use thiserror::Error;
 
 use super::{
-    API_VERSION, VERSION,
+    GROUP, VERSION,
     matcher::{MatchedKind, Role},
     preference::VirtualMachinePreferenceSpec,
     spec::VirtualMachineInstancetypeSpec,
@@ -25,6 +33,9 @@ pub const OBJECT_NAME: &str = "instancetype.kubevirt.io/object-name";
 pub const OBJECT_UID: &str = "instancetype.kubevirt.io/object-uid";
 /// Label: version of the object copied.
 pub const OBJECT_VERSION: &str = "instancetype.kubevirt.io/object-version";
+
+/// Versions that can be read.
+const VERSIONS: [&str; 3] = [VERSION, "v1alpha2", "v1alpha1"];
 
 /// Why a copy or object cannot be used.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
@@ -81,20 +92,42 @@ fn malformed(error: serde_json::Error) -> ContentError {
 fn spec(object: &Value, role: Role) -> Result<Value, ContentError> {
     let text = |field: &str| object.get(field).and_then(Value::as_str).unwrap_or_default();
     let (kind, version) = (text("kind"), text("apiVersion"));
-    if version != API_VERSION {
+    let bare = object.get("spec").filter(|spec| kind.is_empty() && spec.is_string());
+    let is_known = |version: &str| {
+        let parts = version.split_once('/');
+        parts.is_some_and(|(group, version)| group == GROUP && VERSIONS.contains(&version))
+    };
+    // The first copies did not always say their version.
+    if !is_known(version) && (bare.is_none() || !version.is_empty()) {
         return Err(ContentError::Version(version.to_owned()));
     }
     let wanted = match role {
         Role::Instancetype => "an instance type",
         Role::Preference => "a preference",
     };
+    let other = |found: &str| ContentError::Kind { found: found.to_owned(), wanted };
+    if let Some(packed) = bare {
+        let spec = unpacked(packed)?;
+        // Of the two kinds only one has memory, and must.
+        return match (role, spec.get("memory").is_some()) {
+            (Role::Instancetype, true) | (Role::Preference, false) => Ok(spec),
+            (Role::Instancetype, false) => Err(other("spec of a preference")),
+            (Role::Preference, true) => Err(other("spec of an instance type")),
+        };
+    }
     let is_wanted = MatchedKind::ALL
         .into_iter()
         .any(|known| known.kind() == kind && known.is_instancetype() == (role == Role::Instancetype));
     if !is_wanted {
-        return Err(ContentError::Kind { found: kind.to_owned(), wanted });
+        return Err(other(kind));
     }
     object.get("spec").cloned().ok_or_else(|| ContentError::Malformed("it has none".to_owned()))
+}
+
+/// The spec in a copy of the first kind.
+fn unpacked(packed: &Value) -> Result<Value, ContentError> {
+    let bytes = ByteString::deserialize(packed).map_err(malformed)?;
+    serde_json::from_slice(&bytes.0).map_err(malformed)
 }
 
 #[cfg(test)]
@@ -126,12 +159,61 @@ mod tests {
         };
         let class = instancetype(&object("VirtualMachineClusterInstancetype", "v1beta1")).unwrap();
         assert_eq!(class.cpu.guest, 2);
-        let old = instancetype(&object("VirtualMachineInstancetype", "v1alpha1")).unwrap_err();
-        assert_eq!(old.to_string(), "it holds version instancetype.kubevirt.io/v1alpha1, which is not supported");
+        for known in ["v1alpha1", "v1alpha2"] {
+            assert_eq!(instancetype(&object("VirtualMachineInstancetype", known)).unwrap(), class);
+        }
+        let odd = instancetype(&object("VirtualMachineInstancetype", "v2")).unwrap_err();
+        assert_eq!(odd.to_string(), "it holds version instancetype.kubevirt.io/v2, which is not supported");
         let other = preference(&object("VirtualMachineInstancetype", "v1beta1")).unwrap_err();
         assert_eq!(other.to_string(), "it holds a VirtualMachineInstancetype, not a preference");
         assert!(preference(&json!({})).is_err());
-        let bad = json!({"apiVersion": API_VERSION, "kind": "VirtualMachineInstancetype", "spec": {"cpu": 1}});
+        let api_version = super::super::API_VERSION;
+        let bad = json!({"apiVersion": api_version, "kind": "VirtualMachineInstancetype", "spec": {"cpu": 1}});
         assert!(matches!(instancetype(&bad), Err(ContentError::Malformed(_))));
+    }
+    /// A copy as the first releases kept it.
+    fn bare(version: &str, spec: &Value) -> Value {
+        let mut copy = json!({"spec": ByteString(spec.to_string().into_bytes())});
+        if !version.is_empty() {
+            copy["apiVersion"] = json!(version);
+        }
+        copy
+    }
+
+    #[test]
+    fn copies_of_earlier_releases_are_read() {
+        let class = json!({
+            "cpu": {"guest": 4, "model": "Skylake-Server", "dedicatedCPUPlacement": true, "isolateEmulatorThread": true},
+            "memory": {"guest": "8Gi", "hugepages": {"pageSize": "1Gi"}},
+            "gpus": [{"name": "g", "deviceName": "v/d"}], "ioThreadsPolicy": "auto", "launchSecurity": {"sev": {}},
+        });
+        let wish = json!({
+            "clock": {"preferredClockOffset": {"timezone": "Europe/Rome"}},
+            "cpu": {"preferredCPUTopology": "preferCores"},
+            "devices": {"preferredDiskBus": "virtio", "preferredDiskDedicatedIoThread": true, "preferredTPM": {}},
+            "firmware": {"preferredUseEfi": true, "preferredUseSecureBoot": true},
+            "machine": {"preferredMachineType": "pc-q35-rhel8.2"},
+        });
+        let v1alpha1 = "instancetype.kubevirt.io/v1alpha1";
+        for version in [v1alpha1, ""] {
+            let read = instancetype(&bare(version, &class)).unwrap();
+            assert_eq!(serde_json::to_value(read).unwrap(), class, "nothing of it is lost");
+            assert_eq!(serde_json::to_value(preference(&bare(version, &wish)).unwrap()).unwrap(), wish);
+        }
+        let whole = |kind: &str, spec: &Value| json!({"apiVersion": v1alpha1, "kind": kind, "spec": spec});
+        let of_cluster = preference(&whole("VirtualMachineClusterPreference", &wish)).unwrap();
+        assert_eq!(serde_json::to_value(of_cluster).unwrap(), wish);
+        // Neither is taken for the other.
+        for (found, want) in [
+            (preference(&bare("", &class)).map(|_| ()), "it holds a spec of an instance type, not a preference"),
+            (instancetype(&bare("", &wish)).map(|_| ()), "it holds a spec of a preference, not an instance type"),
+            (instancetype(&bare("v1", &class)).map(|_| ()), "it holds version v1, which is not supported"),
+        ] {
+            assert_eq!(found.unwrap_err().to_string(), want);
+        }
+        for text in ["%", "e30", "eyJ4"] {
+            let copy = json!({"apiVersion": v1alpha1, "spec": text});
+            assert!(matches!(instancetype(&copy), Err(ContentError::Malformed(_))), "{text}");
+        }
     }
 }

@@ -17,7 +17,8 @@ use kube::core::{Selector, SelectorExt};
 use serde_json::json;
 
 use crate::{
-    runtime::{Decision, Effect, Failure, Kind, Note, effect::Notes},
+    owned::{set_owners, stop_machine},
+    runtime::{Decision, Effect, Failure, Kind, Note},
     world::{controller_of, is_controlled},
 };
 
@@ -82,7 +83,7 @@ fn wanted_replicas(set: &VirtualMachineInstanceReplicaSet) -> usize {
 }
 
 fn adopt(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInstance, decision: &mut Decision) {
-    owners(instance, json!([Kind::ReplicaSet.owner_reference(&set.metadata)]), decision);
+    decision.push(set_owners(instance, &json!([Kind::ReplicaSet.owner_reference(&set.metadata)])));
 }
 
 fn release(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInstance, decision: &mut Decision) {
@@ -93,20 +94,7 @@ fn release(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInst
         .flatten()
         .filter(|owner| Some(owner.uid.as_str()) != set.metadata.uid.as_deref())
         .collect();
-    owners(instance, json!(left), decision);
-}
-
-fn owners(instance: &VirtualMachineInstance, owners: serde_json::Value, decision: &mut Decision) {
-    decision.push(Effect::Patch {
-        kind: Kind::Instance,
-        namespace: instance.metadata.namespace.clone(),
-        name: instance.metadata.name.clone().unwrap_or_default(),
-        resource_version: instance.metadata.resource_version.clone(),
-        subresource: None,
-        strategic: false,
-        patch: json!({"metadata": {"uid": instance.metadata.uid, "ownerReferences": owners}}),
-        notes: Notes::default(),
-    });
+    decision.push(set_owners(instance, &json!(left)));
 }
 
 fn scale(
@@ -149,21 +137,7 @@ fn scale(
     let wanted = wanted_replicas(set);
     let surplus = active.len().saturating_sub(wanted);
     for instance in unknown.into_iter().chain(in_order_of_deletion(known)).take(surplus.min(BURST)) {
-        let name = instance.metadata.name.as_deref().unwrap_or_default();
-        let uid = instance.metadata.uid.as_deref().unwrap_or_default();
-        decision.push(
-            Effect::delete(Kind::Instance, &instance.metadata)
-                .on_success(Note::normal(
-                    regarding(),
-                    event::SUCCESSFUL_DELETE,
-                    format!("Stopped the virtual machine by deleting the virtual machine instance {uid}"),
-                ))
-                .on_failure(Note::warning(
-                    regarding(),
-                    event::FAILED_DELETE,
-                    format!("Error deleting virtual machine instance {name}: {{error}}"),
-                )),
-        );
+        decision.push(stop_machine(instance, regarding));
     }
     for _ in active.len()..wanted.min(active.len().saturating_add(BURST)) {
         let effect = Effect::create(Kind::Instance, set.metadata.namespace.as_deref(), &replica(set))?

@@ -259,6 +259,21 @@ impl Effect {
         }))
     }
 
+    /// A merge patch of the object with this metadata, if it is still the version that was seen.
+    #[must_use]
+    pub fn merge(kind: Kind, meta: &ObjectMeta, patch: Value) -> Self {
+        Self::Patch {
+            kind,
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone().unwrap_or_default(),
+            resource_version: meta.resource_version.clone(),
+            subresource: None,
+            strategic: false,
+            patch,
+            notes: Notes::default(),
+        }
+    }
+
     /// Deletion of the object with this metadata.
     #[must_use]
     pub fn delete(kind: Kind, meta: &ObjectMeta) -> Self {

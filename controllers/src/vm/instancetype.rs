@@ -237,16 +237,8 @@ fn expand_vm(
     if let Some(instance) = owned.filter(|instance| restart::is_current(chosen.hash(vm).as_deref(), instance))
         && let Some(hash) = Chosen::default().hash(&wanted)
     {
-        decision.push(Effect::Patch {
-            kind: Kind::Instance,
-            namespace: instance.metadata.namespace.clone(),
-            name: instance.metadata.name.clone().unwrap_or_default(),
-            resource_version: instance.metadata.resource_version.clone(),
-            subresource: None,
-            strategic: false,
-            patch: json!({"metadata": {"annotations": {restart::TEMPLATE_HASH: hash}}}),
-            notes: crate::runtime::effect::Notes::default(),
-        });
+        let patch = json!({"metadata": {"annotations": {restart::TEMPLATE_HASH: hash}}});
+        decision.push(Effect::merge(Kind::Instance, &instance.metadata, patch));
     }
     decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
     decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))?);

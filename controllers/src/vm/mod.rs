@@ -31,6 +31,7 @@ use self::{
     run_strategy::Action,
 };
 use crate::{
+    owned::{set_owners, stop_machine},
     runtime::{Decision, Effect, Failure, Kind, Note},
     world::{controller_of, is_controlled},
 };
@@ -97,7 +98,10 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
                 let message = format!("VirtualMachineInstance {name} exists and belongs to another object");
                 error = Some(SyncError::new(event::FAILED_CREATE, message));
             }
-            Some(instance) if owned.is_none() => adopt(vm, instance, &mut decision),
+            Some(instance) if owned.is_none() => {
+                let owners = json!([Kind::VirtualMachine.owner_reference(&vm.metadata)]);
+                decision.push(set_owners(instance, &owners));
+            }
             _ => {
                 let settled = match &chosen {
                     Ok(chosen) => instancetype::settle(observed, owned, chosen, &mut decision)?,
@@ -202,22 +206,6 @@ fn deleting(
     }
 }
 
-fn adopt(vm: &VirtualMachine, instance: &VirtualMachineInstance, decision: &mut Decision) {
-    decision.push(Effect::Patch {
-        kind: Kind::Instance,
-        namespace: instance.metadata.namespace.clone(),
-        name: instance.metadata.name.clone().unwrap_or_default(),
-        resource_version: instance.metadata.resource_version.clone(),
-        subresource: None,
-        strategic: false,
-        patch: json!({"metadata": {
-            "uid": instance.metadata.uid,
-            "ownerReferences": [Kind::VirtualMachine.owner_reference(&vm.metadata)],
-        }}),
-        notes: crate::runtime::effect::Notes::default(),
-    });
-}
-
 /// Carries out the run strategy. Returns an error to show, and whether a failed machine is to be started again.
 fn synchronize(
     observed: &Observed<'_>,
@@ -313,20 +301,5 @@ fn delete_instance(observed: &Observed<'_>, instance: &VirtualMachineInstance, d
         decision.wake(failure.remaining(observed.now));
         return;
     }
-    let regarding = || Kind::VirtualMachine.reference(&observed.vm.metadata);
-    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
-    let name = instance.metadata.name.as_deref().unwrap_or_default();
-    decision.push(
-        Effect::delete(Kind::Instance, &instance.metadata)
-            .on_success(Note::normal(
-                regarding(),
-                event::SUCCESSFUL_DELETE,
-                format!("Stopped the virtual machine by deleting the virtual machine instance {uid}"),
-            ))
-            .on_failure(Note::warning(
-                regarding(),
-                event::FAILED_DELETE,
-                format!("Error deleting virtual machine instance {name}: {{error}}"),
-            )),
-    );
+    decision.push(stop_machine(instance, || Kind::VirtualMachine.reference(&observed.vm.metadata)));
 }

@@ -1,10 +1,8 @@
 //! The machine that a VM is started as.
 
 use api::{
-    StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
-    config::ClusterConfig,
-    constants::annotation,
-    vmi::{devices::Input, disks::Disk},
+    StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec, config::ClusterConfig,
+    constants::annotation, vmi::devices::Input,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use uuid::Uuid;
@@ -64,14 +62,8 @@ pub(super) fn instance(
 
 /// Adds the devices that a machine gets without naming them.
 fn attach(spec: &mut VirtualMachineInstanceSpec) {
+    admission::defaults::disks(spec);
     let devices = &mut spec.domain.devices;
-    for volume in &spec.volumes {
-        let used = devices.disks.iter().any(|disk| disk.name == volume.name)
-            || devices.filesystems.iter().any(|filesystem| filesystem.name == volume.name);
-        if !used {
-            devices.disks.push(Disk { name: volume.name.clone(), ..Disk::default() });
-        }
-    }
     if devices.autoattach_input_device == Some(true) && devices.inputs.is_empty() {
         devices.inputs.push(Input { name: "default-0".to_owned(), ..Input::default() });
     }

@@ -475,6 +475,9 @@ fn resource(kind: &str) -> ApiResource {
         "vmirs" | "VirtualMachineInstanceReplicaSet" => {
             ("kubevirt.io", "v1", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets")
         }
+        "VirtualMachineInstancePreset" => {
+            ("kubevirt.io", "v1", "VirtualMachineInstancePreset", "virtualmachineinstancepresets")
+        }
         "KubeVirt" => ("kubevirt.io", "v1", "KubeVirt", "kubevirts"),
         "VirtualMachineInstancetype" => {
             ("instancetype.kubevirt.io", "v1beta1", "VirtualMachineInstancetype", "virtualmachineinstancetypes")

@@ -516,3 +516,57 @@ spec: {cpu: {guest: 2}, memory: {guest: 256Mi}}
         Ok(())
     });
 }
+
+#[test]
+fn machines_get_what_presets_of_their_namespace_give() {
+    story("presets", async |s| {
+        let preset = |name: &str, cores: u32| {
+            format!(
+                "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstancePreset
+metadata: {{name: {name}}}
+spec:
+  selector: {{matchLabels: {{size: large}}}}
+  domain: {{cpu: {{cores: {cores}}}, devices: {{}}}}
+"
+            )
+        };
+        let machine = |size: &str| {
+            json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "metadata": {"name": "box", "labels": {"size": size}},
+                "spec": {"domain": {"memory": {"guest": "64Mi"}, "devices": {}}},
+            })
+            .to_string()
+        };
+        s.apply(&preset("large", 3)).await?;
+        // virt-api hears of a preset a moment after its user.
+        let told = tokio::time::Instant::now();
+        loop {
+            let made = s.dry_run(&machine("large")).await?;
+            if made["spec"]["domain"]["cpu"]["cores"] == 3 {
+                let noted = &made["metadata"]["annotations"]["virtualmachinepreset.kubevirt.io/large"];
+                ensure!(noted == "kubevirt.io/v1", "the preset is not noted: {}", made["metadata"]);
+                break;
+            }
+            ensure!(told.elapsed().as_secs() < 20, "the preset reaches no machine: {}", made["spec"]);
+        }
+        println!("a preset counts {} ms after it was made", told.elapsed().as_millis());
+        let other = s.dry_run(&machine("small")).await?;
+        ensure!(other["spec"]["domain"]["cpu"]["cores"] == 1, "it reaches others: {}", other["spec"]["domain"]);
+
+        s.apply(&preset("larger", 4)).await?;
+        loop {
+            let said = match s.dry_run(&machine("large")).await {
+                Ok(made) => format!("made {}", made["spec"]),
+                Err(error) => format!("{error:#}"),
+            };
+            if said.contains("presets 'larger' and 'large' conflict: spec.cpu") {
+                break;
+            }
+            ensure!(told.elapsed().as_secs() < 60, "presets that contradict each other are not refused: {said}");
+        }
+        Ok(())
+    });
+}
