@@ -39,6 +39,7 @@ pub mod endpoint;
 pub mod error;
 pub mod evacuation;
 pub mod expansion;
+pub mod frames;
 pub mod front_proxy;
 pub mod graph;
 pub mod guestfs;

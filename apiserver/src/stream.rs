@@ -357,7 +357,7 @@ mod tests {
     #[tokio::test]
     async fn oversized_message_ends_the_copy() {
         let mut ends = ends(Limits::default(), 4 << 20).await;
-        ends.client.send(Message::Binary(Bytes::from(vec![0; (1 << 20) + 1]))).await.unwrap();
+        ends.client.send(Message::Binary(Bytes::from(vec![0; websocket::MAX_MESSAGE + 1]))).await.unwrap();
         assert_eq!(ends.copy.await.unwrap(), End::ClientLost);
         assert_eq!(close_code(ends.handler.next().await), Some(CloseCode::Away));
     }

@@ -10,12 +10,15 @@ use tokio_tungstenite::tungstenite::{
     protocol::WebSocketConfig,
 };
 
+use crate::frames::PIECE;
+
 /// The subprotocol of all streams.
 pub const SUBPROTOCOL: &str = "plain.kubevirt.io";
 
-/// Largest message passed on. Peers send at most what one read of a socket gives them; this leaves room for any of them.
-/// A stream that is stuck holds two of them, and all streams together have to fit into the pod's memory.
-const MAX_MESSAGE: usize = 128 << 10;
+/// Largest message passed on. A stream that is stuck holds one or two of them, and all streams together have to fit into
+/// the pod's memory. Agents send less at a time; what clients send is cut before it comes here, see [`crate::frames`],
+/// but for datagrams, none of which is larger.
+pub const MAX_MESSAGE: usize = 2 * PIECE;
 /// Size of a connection's read buffer.
 const READ_BUFFER: usize = 16 << 10;
 /// Most bytes that wait for a slow reader before the writer has to wait, too.

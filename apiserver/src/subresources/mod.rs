@@ -44,7 +44,8 @@ use crate::{
     sev,
 };
 
-/// Most streams at a time. Each takes two connections and up to two messages of buffers.
+/// Most streams at a time. Each takes two connections and, where nobody reads, buffers of a few small messages, however
+/// large the client's are.
 pub const MAX_STREAMS: usize = 256;
 /// Most pods of one machine that are looked at; there are two while it moves.
 const MAX_PODS: u32 = 64;

@@ -12,15 +12,16 @@ use tokio_tungstenite::{WebSocketStream, tungstenite::protocol::Role};
 use super::{MAX_STREAMS, Object, Server, handler_error};
 use crate::{
     error::ApiError,
+    frames::{Content, Frames},
     instance,
     metrics::StreamKind,
-    path::{self, PortError},
+    path::{self, PortError, Protocol},
     port_forward,
     stream::{self, End, Limits},
     tunnel, websocket,
 };
 
-type Client = WebSocketStream<TokioIo<Upgraded>>;
+type Client = WebSocketStream<Frames<TokioIo<Upgraded>>>;
 type Copying = Pin<Box<dyn Future<Output = End> + Send>>;
 
 impl Server {
@@ -61,7 +62,7 @@ impl Server {
     ) -> Result<Response, ApiError> {
         let node = instance::node(vmi)?;
         let stop = self.stop.clone();
-        self.stream(object, kind, request, async {
+        self.stream(object, kind, Content::Bytes, request, async {
             let handler = self.handler.open(object.on(node), action).await.map_err(handler_error)?;
             Ok(move |client: Client| -> Copying { Box::pin(stream::copy(client, handler, Limits::default(), stop)) })
         })
@@ -79,8 +80,12 @@ impl Server {
             other => ApiError::BadRequest(other.to_string()),
         })?;
         port_forward::check(&vmi)?;
+        let content = match port.protocol {
+            Protocol::Tcp => Content::Bytes,
+            Protocol::Udp => Content::Datagrams,
+        };
         let stop = self.stop.clone();
-        self.stream(object, StreamKind::PortForward, request, async {
+        self.stream(object, StreamKind::PortForward, content, request, async {
             let address = port_forward::guest_address(&vmi, &self.pods(&vmi).await?)?;
             let guest = port_forward::connect(address, port).await?;
             Ok(move |client: Client| -> Copying { Box::pin(tunnel::copy(client, guest, Limits::tunnel(), stop)) })
@@ -96,6 +101,7 @@ impl Server {
         &self,
         object: &Object,
         kind: StreamKind,
+        content: Content,
         mut request: Request<Body>,
         far: impl Future<Output = Result<C, ApiError>>,
     ) -> Result<Response, ApiError>
@@ -125,7 +131,8 @@ impl Server {
                 }
             };
             let config = Some(websocket::config());
-            let client = WebSocketStream::from_raw_socket(TokioIo::new(client), Role::Server, config).await;
+            let client = Frames::new(TokioIo::new(client), content);
+            let client = WebSocketStream::from_raw_socket(client, Role::Server, config).await;
             let open = metrics.opened(kind, &namespace, &name);
             let end = copy(client).await;
             open.ended(end.label());

@@ -36,8 +36,8 @@ use crate::{
 
 /// The subprotocol that clients offer: raw bytes in binary messages.
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
-/// Largest message of a client.
-const MAX_MESSAGE: usize = 1024 * 1024;
+/// Largest message. The only client is virt-api, which cuts what its own clients send into pieces of half of that.
+const MAX_MESSAGE: usize = 128 * 1024;
 /// Read buffer of a connection. Keystrokes are small, and there may be many connections.
 const READ_BUFFER: usize = 16 * 1024;
 /// Bytes that may wait to be sent to a client before the launcher is held back.
