@@ -8,10 +8,11 @@
 //!                                                               ├▶ lifecycle, evacuation ─▶ patches of VM and VMI
 //!                                                               ├▶ instance ─▶ handler ─▶ virt-handler
 //!                                                               ├▶ websocket, stream ◀──▶ virt-handler
-//!                                                               └▶ websocket, tunnel ◀──▶ port of a guest
+//!                                                               └▶ websocket, tunnel ◀──▶ port of a guest; presence
 //! ```
 //!
-//! Nothing is cached but access reviews, for seconds; objects are read from the API server when they are needed.
+//! Nothing is cached but access reviews, for seconds; objects are read from the API server when they are needed. Watched
+//! are machines while ports of them are forwarded.
 
 use std::{net::Ipv4Addr, net::Ipv6Addr, sync::Arc, time::Duration};
 
@@ -53,6 +54,7 @@ pub mod openapi;
 pub mod options;
 pub mod path;
 pub mod port_forward;
+pub mod presence;
 pub mod sev;
 pub mod stream;
 pub mod subresources;
@@ -66,6 +68,7 @@ use crate::{
     front_proxy::FrontProxy,
     handler::HandlerClient,
     metrics::Metrics,
+    presence::Presence,
     subresources::{MAX_STREAMS, Server},
 };
 
@@ -139,6 +142,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         config: config.clone(),
         ops: ops.clone(),
         metrics: metrics.clone(),
+        presence: Presence::default(),
         stream_slots: Arc::new(Semaphore::new(MAX_STREAMS)),
         streams: streams.clone(),
         stop: stop.clone(),

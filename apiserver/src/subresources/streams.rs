@@ -79,11 +79,16 @@ impl Server {
             other => ApiError::BadRequest(other.to_string()),
         })?;
         port_forward::check(&vmi)?;
+        let half_close = is_set(request.uri().query(), "halfClose");
         let stop = self.stop.clone();
         self.stream(object, StreamKind::PortForward, request, async {
             let address = port_forward::guest_address(&vmi, &self.pods(&vmi).await?)?;
             let guest = port_forward::connect(address, port).await?;
-            Ok(move |client: Client| -> Copying { Box::pin(tunnel::copy(client, guest, Limits::tunnel(), stop)) })
+            let interest = self.presence.of(&self.client, &vmi);
+            let gone = async move { interest.gone().await };
+            Ok(move |client: Client| -> Copying {
+                Box::pin(tunnel::copy(client, guest, half_close, Limits::tunnel(), gone, stop))
+            })
         })
         .await
     }
