@@ -16,7 +16,10 @@ use tokio::{
 };
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::{Connection, Error, machine_name};
+use crate::{
+    Connection, Error, machine_name,
+    subresource::{Stream, last_words, lost},
+};
 
 /// Viewers looked for in PATH, and whether they take a `vnc://` address.
 const VIEWERS: [(&str, bool); 5] =
@@ -137,7 +140,7 @@ fn in_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|candidate| candidate.is_file())
 }
 
-async fn copy(stream: crate::subresource::Stream, client: TcpStream) -> Result<(), Error> {
+async fn copy(stream: Stream, client: TcpStream) -> Result<(), Error> {
     let (mut to_machine, mut from_machine) = stream.split();
     let (mut read, mut write) = client.into_split();
     let up = async {
@@ -151,7 +154,7 @@ async fn copy(stream: crate::subresource::Stream, client: TcpStream) -> Result<(
                     to_machine
                         .send(message)
                         .await
-                        .map_err(|e| Error::Stream(format!("the display was closed: {e}")))?;
+                        .map_err(|e| Error::Stream(format!("the display was closed: {}", lost(&e))))?;
                 }
             }
         }
@@ -164,12 +167,14 @@ async fn copy(stream: crate::subresource::Stream, client: TcpStream) -> Result<(
                         return Ok(());
                     }
                 }
-                Ok(Message::Close(_)) => break,
+                Ok(Message::Close(frame)) => {
+                    return Err(Error::Stream(format!("the display was closed: {}", last_words(frame.as_ref()))));
+                }
                 Ok(_) => {}
-                Err(error) => return Err(Error::Stream(format!("the display was closed: {error}"))),
+                Err(error) => return Err(Error::Stream(format!("the display was closed: {}", lost(&error)))),
             }
         }
-        Err(Error::Stream("the display was closed: the machine stopped, or another user opened it".into()))
+        Err(Error::Stream("the display was closed: the connection was lost".into()))
     };
     tokio::select! {
         done = up => done,
