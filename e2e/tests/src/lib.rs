@@ -6,12 +6,14 @@
 mod console;
 mod diagnosis;
 mod node;
+mod plugin;
 mod story;
 pub mod webhook;
 
 use std::path::PathBuf;
 
 pub use console::Console;
+pub use plugin::{Ended, OpenStreams, Served, echo, ends};
 pub use story::{Story, connect, story, story_alone};
 
 /// The root of the repository.

@@ -18,4 +18,5 @@ mod network;
 mod refusals;
 mod replicas;
 mod rights;
+mod stream_faults;
 mod streams;
