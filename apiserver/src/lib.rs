@@ -8,11 +8,11 @@
 //!                                                               ├▶ lifecycle, evacuation ─▶ patches of VM and VMI
 //!                                                               ├▶ instance ─▶ handler ─▶ virt-handler
 //!                                                               ├▶ websocket, stream ◀──▶ virt-handler
-//!                                                               └▶ websocket, tunnel ◀──▶ port of a guest
+//!                                                               └▶ websocket, tunnel ◀──▶ port of a guest; presence
 //! ```
 //!
 //! Nothing is cached but access reviews, for seconds, and presets, which are followed; other objects are read from the
-//! API server when they are needed.
+//! API server when they are needed. Watched are machines while ports of them are forwarded.
 
 use std::{net::Ipv4Addr, net::Ipv6Addr, sync::Arc, time::Duration};
 
@@ -55,6 +55,7 @@ pub mod openapi;
 pub mod options;
 pub mod path;
 pub mod port_forward;
+pub mod presence;
 pub mod presets;
 pub mod sev;
 pub mod stream;
@@ -69,6 +70,7 @@ use crate::{
     front_proxy::FrontProxy,
     handler::HandlerClient,
     metrics::Metrics,
+    presence::Presence,
     presets::Presets,
     subresources::{MAX_STREAMS, Server},
 };
@@ -150,6 +152,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         config: config.clone(),
         ops: ops.clone(),
         metrics: metrics.clone(),
+        presence: Presence::default(),
         stream_slots: Arc::new(Semaphore::new(MAX_STREAMS)),
         streams: streams.clone(),
         stop: stop.clone(),

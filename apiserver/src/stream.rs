@@ -79,6 +79,8 @@ pub enum End {
     GuestClosed,
     /// A forwarded connection to the guest broke.
     GuestLost,
+    /// The machine behind a forwarded connection has stopped.
+    MachineGone,
     /// This process stops.
     Stopped,
 }
@@ -94,6 +96,7 @@ impl End {
             Self::HandlerLost => "handler_lost",
             Self::GuestClosed => "guest_closed",
             Self::GuestLost => "guest_lost",
+            Self::MachineGone => "machine_gone",
             Self::Stopped => "stopped",
         }
     }
@@ -155,7 +158,7 @@ where
         }
     };
     let farewell = match end {
-        End::ClientClosed | End::HandlerClosed | End::GuestClosed => None,
+        End::ClientClosed | End::HandlerClosed | End::GuestClosed | End::MachineGone => None,
         End::ClientLost => Some((CloseCode::Away, "client is gone")),
         End::HandlerLost | End::GuestLost => Some((CloseCode::Error, "connection to virt-handler was lost")),
         End::Stopped => Some((CloseCode::Restart, "virt-api is stopping")),
@@ -352,6 +355,35 @@ mod tests {
             assert!(taken < 100, "unbounded");
         }
         assert!(!ends.copy.is_finished());
+    }
+
+    #[tokio::test]
+    async fn two_hundred_streams_at_once_are_all_served_and_all_end() {
+        let mut streams = Vec::new();
+        for _ in 0..200 {
+            streams.push(ends(Limits::default(), 1024).await);
+        }
+        for (number, stream) in streams.iter_mut().enumerate() {
+            let word = Message::Binary(Bytes::from(format!("console {number}")));
+            stream.client.send(word.clone()).await.unwrap();
+            assert_eq!(stream.handler.next().await.unwrap().unwrap(), word);
+            stream.handler.send(word.clone()).await.unwrap();
+            assert_eq!(stream.client.next().await.unwrap().unwrap(), word);
+        }
+        for (number, stream) in streams.into_iter().enumerate() {
+            let Ends { client, handler, copy, .. } = stream;
+            let expected = if number % 2 == 0 { End::ClientLost } else { End::HandlerLost };
+            // The one that stays says no word either: it hears the farewell, and the copy does not wait for it.
+            let stays: Box<dyn Send> = if number % 2 == 0 {
+                drop(client);
+                Box::new(handler)
+            } else {
+                drop(handler);
+                Box::new(client)
+            };
+            assert_eq!(timeout(Duration::from_secs(20), copy).await.unwrap().unwrap(), expected);
+            drop(stays);
+        }
     }
 
     #[tokio::test]

@@ -6,13 +6,16 @@
 //!   message without bytes ──────────────────▶ end of the client's bytes (TCP), the guest may still answer
 //!   close ──────────────────────────────────▶ both directions end
 //!   message ◀──────────────────────────────── bytes, or one datagram
-//!   close 1000 ◀───────────────────────────── end of the guest's bytes (TCP); what the client has sent is still passed on
+//!   message without bytes ◀────────────────── end of the guest's bytes (TCP), the client may still send
+//!   close 1000 ◀───────────────────────────── both have ended
 //! ```
 //!
-//! A WebSocket cannot be closed in one direction only. The empty message is our own addition for it: other servers skip
-//! it, and other clients never send one. Each direction holds one message at most.
+//! A WebSocket cannot be closed in one direction only: who reads a close stops sending, and what is under way is lost.
+//! The message without bytes is our own addition for it. It goes to clients that ask for it when they open the stream
+//! (`halfClose=true`); for others the close has to mean the end of the guest's bytes, and so it waits until they have
+//! been quiet for a moment. Each direction holds one message at most.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use futures::{
@@ -25,7 +28,8 @@ use tokio::{
         TcpStream, UdpSocket,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
-    time::{Instant, MissedTickBehavior, interval_at, timeout, timeout_at},
+    sync::watch,
+    time::{Instant, Interval, MissedTickBehavior, interval_at, sleep, timeout, timeout_at},
 };
 use tokio_tungstenite::{
     WebSocketStream,
@@ -43,6 +47,11 @@ use crate::{
 
 /// Most bytes read from the guest at once; a UDP datagram is never larger.
 const CHUNK: usize = 64 << 10;
+/// A client that does not say when it is done counts as done after so long without a word. Long enough for what is under
+/// way, short enough for programs that read until the end of the guest's bytes.
+const QUIET: Duration = Duration::from_millis(500);
+/// How long bytes that a machine has sent before it went are still passed on.
+const REST: Duration = Duration::from_secs(1);
 /// What pings carry.
 const PING: &[u8] = b"keep alive";
 
@@ -78,6 +87,11 @@ impl Reader {
 }
 
 impl Writer {
+    /// Whether `data` means the end of the client's bytes. A datagram may be empty.
+    fn ends_with(&self, data: &[u8]) -> bool {
+        matches!(self, Self::Tcp(_)) && data.is_empty()
+    }
+
     async fn write(&mut self, data: &[u8]) -> io::Result<()> {
         match self {
             Self::Tcp(half) => half.write_all(data).await,
@@ -110,36 +124,48 @@ fn halves(connection: Connection) -> (Reader, Writer) {
     }
 }
 
-/// How one direction ended.
+/// How a direction, or the whole, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     ClientClosed,
     ClientLost,
     GuestClosed,
     GuestLost,
+    MachineGone,
 }
 
-/// Copies until one side closes, breaks, or `stop` is cancelled.
-pub async fn copy<C>(client: WebSocketStream<C>, guest: Connection, limits: Limits, stop: CancellationToken) -> End
+/// What the client does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Client {
+    /// Nothing.
+    Quiet,
+    /// It has sent something that is on its way to the guest.
+    Speaking,
+    /// It has said its last word.
+    Done,
+}
+
+/// Copies until both sides have ended, one breaks, the machine is `gone`, or `stop` is cancelled. `half_close`: the client
+/// understands a message without bytes.
+pub async fn copy<C>(
+    client: WebSocketStream<C>,
+    guest: Connection,
+    half_close: bool,
+    limits: Limits,
+    gone: impl Future<Output = ()>,
+    stop: CancellationToken,
+) -> End
 where
     C: AsyncRead + AsyncWrite + Unpin,
 {
     let (mut sink, mut source) = client.split();
     let (mut reader, mut writer) = halves(guest);
     let ended = {
-        let upward = std::pin::pin!(upward(&mut source, &mut writer, limits));
-        let downward = std::pin::pin!(downward(&mut reader, &mut sink, limits));
+        let mut carried = std::pin::pin!(carry(&mut source, &mut sink, &mut reader, &mut writer, half_close, limits));
         tokio::select! {
-            first = select(upward, downward) => match first {
-                Either::Left((ended, _)) => Some(ended),
-                Either::Right((ended, upward)) => {
-                    if ended == Ended::GuestClosed {
-                        // What the client sent before it read the close is still the guest's.
-                        let _ = timeout(limits.close, upward).await;
-                    }
-                    Some(ended)
-                }
-            },
+            ended = &mut carried => Some(ended),
+            // A guest that is switched off does not close its connections.
+            () = gone => Some(timeout(REST, carried).await.unwrap_or(Ended::MachineGone)),
             () = stop.cancelled() => None,
         }
     };
@@ -148,11 +174,12 @@ where
         Some(Ended::GuestClosed) => (End::GuestClosed, None),
         Some(Ended::ClientLost) => (End::ClientLost, Some((CloseCode::Away, "client is gone"))),
         Some(Ended::GuestLost) => (End::GuestLost, Some((CloseCode::Error, "connection to the guest was lost"))),
+        Some(Ended::MachineGone) => (End::MachineGone, Some((CloseCode::Away, "the machine has stopped"))),
         None => (End::Stopped, Some((CloseCode::Restart, "virt-api is stopping"))),
     };
     let _ = timeout(limits.close, async {
         if let Some((code, reason)) = farewell {
-            let _ = sink.send(Message::Close(Some(CloseFrame { code, reason: reason.into() }))).await;
+            let _ = sink.send(close(code, reason)).await;
         }
         let _ = sink.close().await;
         let _ = writer.finish().await;
@@ -161,7 +188,58 @@ where
     end
 }
 
-async fn upward<R>(source: &mut R, writer: &mut Writer, limits: Limits) -> Ended
+/// Both directions, until both have ended or one of them failed.
+async fn carry<R, W>(
+    source: &mut R,
+    sink: &mut W,
+    reader: &mut Reader,
+    writer: &mut Writer,
+    half_close: bool,
+    limits: Limits,
+) -> Ended
+where
+    R: Stream<Item = Result<Message, Error>> + Unpin,
+    W: Sink<Message, Error = Error> + Unpin,
+{
+    let (says, mut said) = watch::channel(Client::Quiet);
+    let mut upward = std::pin::pin!(upward(source, writer, &says, limits));
+    let first = {
+        let downward = std::pin::pin!(downward(reader, sink, limits));
+        match select(upward.as_mut(), downward).await {
+            Either::Left((Ended::GuestLost, downward)) => {
+                // What the guest said before it stopped listening is still the client's.
+                let _ = timeout(limits.close, downward).await;
+                Ended::GuestLost
+            }
+            Either::Left((ended, _)) | Either::Right((ended, _)) => ended,
+        }
+    };
+    if first != Ended::GuestClosed {
+        return first;
+    }
+    let (last, client_goes_on) = {
+        let heard_out = std::pin::pin!(hear_out(sink, &mut said, half_close, limits));
+        match select(upward.as_mut(), heard_out).await {
+            // A guest that has said its own last word need not listen any more.
+            Either::Left((Ended::GuestLost, _)) => (Ended::GuestClosed, false),
+            Either::Left((ended, _)) => (ended, false),
+            Either::Right((ended, _)) => (ended, true),
+        }
+    };
+    if last == Ended::GuestClosed {
+        let _ = timeout(limits.close, async {
+            let _ = sink.send(close(CloseCode::Normal, "")).await;
+            if client_goes_on {
+                // Its answer; what it has sent before that is passed on.
+                upward.await;
+            }
+        })
+        .await;
+    }
+    last
+}
+
+async fn upward<R>(source: &mut R, writer: &mut Writer, says: &watch::Sender<Client>, limits: Limits) -> Ended
 where
     R: Stream<Item = Result<Message, Error>> + Unpin,
 {
@@ -171,15 +249,24 @@ where
             Ok(Some(Ok(message))) => message,
             Err(_) | Ok(None | Some(Err(_))) => return Ended::ClientLost,
         };
-        let written = match &message {
-            Message::Binary(data) if data.is_empty() => timeout(limits.write, writer.finish()).await,
-            Message::Binary(data) => timeout(limits.write, writer.write(data)).await,
+        let (written, then) = match &message {
+            Message::Binary(data) if writer.ends_with(data) => {
+                (timeout(limits.write, writer.finish()).await, Client::Done)
+            }
+            Message::Binary(data) => {
+                says.send_replace(Client::Speaking);
+                (timeout(limits.write, writer.write(data)).await, Client::Quiet)
+            }
             Message::Close(_) => return Ended::ClientClosed,
-            Message::Ping(_) | Message::Pong(_) | Message::Text(_) | Message::Frame(_) => Ok(Ok(())),
+            Message::Ping(_) | Message::Pong(_) | Message::Text(_) | Message::Frame(_) => {
+                heard = Instant::now();
+                continue;
+            }
         };
         if !matches!(written, Ok(Ok(()))) {
             return Ended::GuestLost;
         }
+        says.send_replace(then);
         // Counted from here: while the guest was slow, nobody listened to the client.
         heard = Instant::now();
     }
@@ -189,17 +276,12 @@ async fn downward<W>(reader: &mut Reader, sink: &mut W, limits: Limits) -> Ended
 where
     W: Sink<Message, Error = Error> + Unpin,
 {
-    let mut pings = interval_at(Instant::now() + limits.ping, limits.ping);
-    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut pings = pings(limits);
     loop {
         let message = tokio::select! {
             read = reader.read() => match read {
                 Ok(Some(data)) => Message::Binary(data),
-                Ok(None) => {
-                    let close = CloseFrame { code: CloseCode::Normal, reason: "".into() };
-                    let _ = timeout(limits.close, sink.send(Message::Close(Some(close)))).await;
-                    return Ended::GuestClosed;
-                }
+                Ok(None) => return Ended::GuestClosed,
                 Err(_) => return Ended::GuestLost,
             },
             _ = pings.tick() => Message::Ping(Bytes::from_static(PING)),
@@ -210,148 +292,42 @@ where
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use tokio::{
-        io::{DuplexStream, duplex},
-        net::TcpListener,
-        task::JoinHandle,
-    };
-    use tokio_tungstenite::tungstenite::protocol::Role;
-
-    use super::*;
-    use crate::websocket;
-
-    struct Ends {
-        client: WebSocketStream<DuplexStream>,
-        copy: JoinHandle<End>,
-        stop: CancellationToken,
-    }
-
-    async fn tunnel(guest: Connection, limits: Limits) -> Ends {
-        let (far, near) = duplex(64 << 10);
-        let config = Some(websocket::config());
-        let client = WebSocketStream::from_raw_socket(far, Role::Client, config).await;
-        let from_client = WebSocketStream::from_raw_socket(near, Role::Server, config).await;
-        let stop = CancellationToken::new();
-        let copy = tokio::spawn(copy(from_client, guest, limits, stop.clone()));
-        Ends { client, copy, stop }
-    }
-
-    /// A connection to a guest that the test plays.
-    async fn tcp() -> (Connection, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (Connection::Tcp(near), listener.accept().await.unwrap().0)
-    }
-
-    fn binary(bytes: &[u8]) -> Message {
-        Message::Binary(Bytes::copy_from_slice(bytes))
-    }
-
-    #[tokio::test]
-    async fn guest_answers_after_the_client_has_said_its_last_word() {
-        let (connection, mut guest) = tcp().await;
-        let mut ends = tunnel(connection, Limits::tunnel()).await;
-        ends.client.send(Message::Text("ignored".into())).await.unwrap();
-        ends.client.send(binary(b"question")).await.unwrap();
-        ends.client.send(binary(b"")).await.unwrap();
-        let mut heard = Vec::new();
-        guest.read_to_end(&mut heard).await.unwrap();
-        assert_eq!(heard, b"question");
-        guest.write_all(b"answer").await.unwrap();
-        drop(guest);
-        assert_eq!(ends.client.next().await.unwrap().unwrap(), binary(b"answer"));
-        assert!(
-            matches!(ends.client.next().await.unwrap().unwrap(), Message::Close(Some(frame)) if frame.code == CloseCode::Normal)
-        );
-        assert!(ends.client.next().await.is_none());
-        assert_eq!(ends.copy.await.unwrap(), End::GuestClosed);
-    }
-
-    #[tokio::test]
-    async fn ten_mebibytes_pass_each_way_unchanged() {
-        const SIZE: usize = 10 << 20;
-        let (connection, guest) = tcp().await;
-        let mut ends = tunnel(connection, Limits::tunnel()).await;
-        let pattern = (0..SIZE).map(|i| u8::try_from(i % 251).unwrap()).collect::<Vec<_>>();
-        // The guest is an echo.
-        let echo = tokio::spawn(async move {
-            let (mut read, mut write) = guest.into_split();
-            tokio::io::copy(&mut read, &mut write).await.unwrap();
-        });
-        let (mut sink, mut source) = ends.client.split();
-        let sent = pattern.clone();
-        let sender = tokio::spawn(async move {
-            for chunk in sent.chunks(100_000) {
-                sink.send(binary(chunk)).await.unwrap();
-            }
-            sink.send(binary(b"")).await.unwrap();
-            sink
-        });
-        let mut received = Vec::new();
-        while let Some(Ok(message)) = source.next().await {
-            match message {
-                Message::Binary(data) => received.extend_from_slice(&data),
-                Message::Close(_) => break,
-                _ => {}
-            }
+/// What is left to do once the guest has said its last word: waits for that of the client.
+async fn hear_out<W>(sink: &mut W, said: &mut watch::Receiver<Client>, half_close: bool, limits: Limits) -> Ended
+where
+    W: Sink<Message, Error = Error> + Unpin,
+{
+    let mut pings = pings(limits);
+    let mut next = half_close.then(|| Message::Binary(Bytes::new()));
+    loop {
+        if let Some(message) = next.take()
+            && !matches!(timeout(limits.write, sink.send(message)).await, Ok(Ok(())))
+        {
+            return Ended::ClientLost;
         }
-        assert!(received == pattern, "{} bytes came back", received.len());
-        echo.await.unwrap();
-        drop((sender.await.unwrap(), source));
-        assert_eq!((&mut ends.copy).await.unwrap(), End::GuestClosed);
-    }
-
-    #[tokio::test]
-    async fn close_of_the_client_ends_the_guests_connection() {
-        let (connection, mut guest) = tcp().await;
-        let mut ends = tunnel(connection, Limits::tunnel()).await;
-        ends.client.close(None).await.unwrap();
-        assert_eq!(guest.read(&mut [0; 8]).await.unwrap(), 0);
-        assert_eq!(ends.copy.await.unwrap(), End::ClientClosed);
-    }
-
-    #[tokio::test]
-    async fn stopping_process_tells_the_client() {
-        let (connection, _guest) = tcp().await;
-        let mut ends = tunnel(connection, Limits::tunnel()).await;
-        ends.stop.cancel();
-        let message = ends.client.next().await.unwrap().unwrap();
-        assert!(matches!(message, Message::Close(Some(frame)) if frame.code == CloseCode::Restart));
-        assert_eq!(ends.copy.await.unwrap(), End::Stopped);
-    }
-
-    #[tokio::test]
-    async fn silent_client_is_let_go() {
-        let (connection, mut guest) = tcp().await;
-        let limits =
-            Limits { ping: Duration::from_millis(20), silence: Duration::from_millis(100), ..Limits::tunnel() };
-        let ends = tunnel(connection, limits).await;
-        // The far end of the WebSocket is not read, so no ping is answered.
-        assert_eq!(guest.read(&mut [0; 8]).await.unwrap_or(0), 0);
-        assert_eq!(ends.copy.await.unwrap(), End::ClientLost);
-        drop(ends.client);
-    }
-
-    #[tokio::test]
-    async fn each_datagram_is_a_message() {
-        let guest = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let near = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        near.connect(guest.local_addr().unwrap()).await.unwrap();
-        guest.connect(near.local_addr().unwrap()).await.unwrap();
-        let mut ends = tunnel(Connection::Udp(near), Limits::tunnel()).await;
-        for text in [&b"one"[..], b"two"] {
-            ends.client.send(binary(text)).await.unwrap();
-            let mut buffer = [0; 16];
-            let length = guest.recv(&mut buffer).await.unwrap();
-            assert_eq!(&buffer[..length], text);
-            guest.send(&buffer[..length]).await.unwrap();
-            assert_eq!(ends.client.next().await.unwrap().unwrap(), binary(text));
+        let client = *said.borrow_and_update();
+        if client == Client::Done {
+            return Ended::GuestClosed;
         }
-        ends.client.close(None).await.unwrap();
-        assert_eq!(ends.copy.await.unwrap(), End::ClientClosed);
+        tokio::select! {
+            changed = said.changed() => if changed.is_err() {
+                return Ended::GuestClosed;
+            },
+            () = sleep(QUIET), if client == Client::Quiet && !half_close => return Ended::GuestClosed,
+            _ = pings.tick() => next = Some(Message::Ping(Bytes::from_static(PING))),
+        }
     }
 }
+
+fn pings(limits: Limits) -> Interval {
+    let mut pings = interval_at(Instant::now() + limits.ping, limits.ping);
+    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    pings
+}
+
+fn close(code: CloseCode, reason: &'static str) -> Message {
+    Message::Close(Some(CloseFrame { code, reason: reason.into() }))
+}
+
+#[cfg(test)]
+mod tests;

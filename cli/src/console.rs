@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::{
     Connection, Error, machine_name,
-    subresource::Stream,
+    subresource::{Stream, last_words, lost},
     terminal::{RawMode, input},
 };
 
@@ -59,9 +59,7 @@ pub async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<()
         End::InputEnded => Ok(()),
         End::Closed(reason) => {
             eprintln!();
-            Err(Error::Stream(format!(
-                "the console of {name} was closed: {reason}. The machine may have stopped, or another user opened its console."
-            )))
+            Err(Error::Stream(format!("the console of {name} was closed: {reason}")))
         }
     }
 }
@@ -97,7 +95,7 @@ async fn copy(mut stream: Stream) -> Result<End, Error> {
                 None => break End::InputEnded,
                 Some((typed, left)) => {
                     if !typed.is_empty() && let Err(error) = stream.send(Message::Binary(Bytes::from(typed))).await {
-                        break End::Closed(error.to_string());
+                        break End::Closed(lost(&error));
                     }
                     if left {
                         break End::Escape;
@@ -105,15 +103,14 @@ async fn copy(mut stream: Stream) -> Result<End, Error> {
                 }
             },
             message = stream.next() => match message {
-                None => break End::Closed("the connection ended".into()),
-                Some(Err(error)) => break End::Closed(error.to_string()),
+                None => break End::Closed("the connection was lost".into()),
+                Some(Err(error)) => break End::Closed(lost(&error)),
                 Some(Ok(Message::Binary(data))) => {
                     output.write_all(&data).await.map_err(Error::io("cannot write to the terminal"))?;
                     output.flush().await.map_err(Error::io("cannot write to the terminal"))?;
                 }
                 Some(Ok(Message::Close(frame))) => {
-                    let reason = frame.map(|f| f.reason.to_string()).filter(|r| !r.is_empty());
-                    break End::Closed(reason.unwrap_or_else(|| "the server ended it".into()));
+                    break End::Closed(last_words(frame.as_ref()));
                 }
                 Some(Ok(_)) => {}
             },

@@ -1,7 +1,8 @@
 //! `port-forward`: ports of a guest on the user's machine.
 //!
-//! Each local connection has a stream of its own. A local program that has said all it wants to say closes its half of
-//! the connection; the guest is told by a message without bytes, and may go on answering.
+//! Each local connection has a stream of its own. A side that has said all it wants to say closes its half of its
+//! connection; the other is told by a message without bytes, and may go on. We ask for such messages of the machine when
+//! we open the stream; a server that does not know them closes the stream instead.
 
 use std::{
     collections::HashMap,
@@ -19,9 +20,17 @@ use tokio::{
     sync::{Semaphore, mpsc},
     task::JoinSet,
 };
-use tokio_tungstenite::tungstenite::{Message, protocol::frame::coding::CloseCode};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{Message, protocol::frame::coding::CloseCode},
+};
 
-use crate::{Connection, Error, subresource::Stream, target::Target, terminal::input};
+use crate::{
+    Connection, Error,
+    subresource::{Stream, lost},
+    target::Target,
+    terminal::input,
+};
 
 /// Largest piece of a stream sent in one message, in bytes.
 const CHUNK: usize = 64 * 1024;
@@ -29,6 +38,8 @@ const CHUNK: usize = 64 * 1024;
 const MAX_CONNECTIONS: usize = 128;
 /// Datagrams that may wait to be sent; more are lost, as datagrams may be.
 const MAX_DATAGRAMS: usize = 64;
+/// Time for the end of a stream to be said.
+const GOODBYE: Duration = Duration::from_secs(1);
 /// A local sender of datagrams that is silent for this long is forgotten.
 const DATAGRAM_SILENCE: Duration = Duration::from_secs(60);
 
@@ -103,6 +114,11 @@ impl Remote {
     async fn open(&self) -> Result<Stream, Error> {
         self.connection.stream(&self.path).await
     }
+
+    /// Opens a stream whose halves end one by one.
+    async fn open_in_halves(&self) -> Result<Stream, Error> {
+        self.connection.stream(&format!("{}?halfClose=true", self.path)).await
+    }
 }
 
 pub async fn run(connection: Connection, options: &ForwardOptions) -> Result<(), Error> {
@@ -154,6 +170,7 @@ pub async fn run(connection: Connection, options: &ForwardOptions) -> Result<(),
     }
 }
 
+/// Standard input and output cannot be closed by halves: this program ends when the machine has said its last word.
 async fn stdio(stream: Stream) -> Result<(), Error> {
     let (mut to_machine, mut from_machine) = stream.split();
     let mut typed = input();
@@ -168,7 +185,7 @@ async fn stdio(stream: Stream) -> Result<(), Error> {
     };
     let mut output = tokio::io::stdout();
     let down = async {
-        while let Some(data) = next(&mut from_machine).await? {
+        while let Heard::Bytes(data) = next(&mut from_machine).await? {
             output.write_all(&data).await.map_err(Error::io("cannot write to standard output"))?;
             output.flush().await.map_err(Error::io("cannot write to standard output"))?;
         }
@@ -180,22 +197,35 @@ async fn stdio(stream: Stream) -> Result<(), Error> {
     }
 }
 
-/// The next bytes of the machine; `None` when it has closed the connection.
-async fn next<S>(from_machine: &mut S) -> Result<Option<Bytes>, Error>
+/// What comes from the machine.
+enum Heard {
+    Bytes(Bytes),
+    /// No more bytes follow, but it listens.
+    LastWord,
+    /// Both sides have said their last word.
+    Closed,
+}
+
+async fn next<S>(from_machine: &mut S) -> Result<Heard, Error>
 where
     S: futures::Stream<Item = Result<Message, tokio_tungstenite::tungstenite::Error>> + Unpin,
 {
     while let Some(message) = from_machine.next().await {
-        match message.map_err(|error| Error::Stream(format!("the connection was lost: {error}")))? {
-            Message::Binary(data) => return Ok(Some(data)),
+        match message.map_err(broken)? {
+            Message::Binary(data) if data.is_empty() => return Ok(Heard::LastWord),
+            Message::Binary(data) => return Ok(Heard::Bytes(data)),
             Message::Close(Some(frame)) if frame.code != CloseCode::Normal => {
                 return Err(Error::Stream(format!("the connection was closed: {}", frame.reason)));
             }
-            Message::Close(_) => return Ok(None),
+            Message::Close(_) => return Ok(Heard::Closed),
             _ => {}
         }
     }
-    Ok(None)
+    Ok(Heard::Closed)
+}
+
+fn broken(error: tokio_tungstenite::tungstenite::Error) -> Error {
+    Error::Stream(lost(&error))
 }
 
 async fn serve_tcp(listener: TcpListener, remote: Remote) -> Result<(), Error> {
@@ -207,7 +237,7 @@ async fn serve_tcp(listener: TcpListener, remote: Remote) -> Result<(), Error> {
         tokio::spawn(async move {
             let _slot = slot;
             let _ = local.set_nodelay(true);
-            let done = match remote.open().await {
+            let done = match remote.open_in_halves().await {
                 Ok(stream) => copy(stream, local).await,
                 Err(error) => Err(error),
             };
@@ -218,17 +248,25 @@ async fn serve_tcp(listener: TcpListener, remote: Remote) -> Result<(), Error> {
     }
 }
 
-/// Copies until the machine closes the connection, or either side is lost.
-async fn copy(stream: Stream, local: TcpStream) -> Result<(), Error> {
+/// Copies until both sides have said their last word, or either is lost.
+async fn copy<C>(stream: WebSocketStream<C>, local: TcpStream) -> Result<(), Error>
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+{
     let (mut to_machine, mut from_machine) = stream.split();
     let (mut read, mut write) = local.into_split();
-    let up = send_all(&mut read, &mut to_machine);
-    let down = receive_all(&mut from_machine, &mut write);
-    tokio::select! {
-        // Only a failure ends it: after its last word the local program may wait for an answer.
-        error = up => Err(error),
-        done = down => done,
-    }
+    let done = {
+        let up = send_all(&mut read, &mut to_machine);
+        let down = receive_all(&mut from_machine, &mut write);
+        tokio::select! {
+            // Only a failure ends it: after its last word the local program may wait for an answer.
+            error = up => Err(error),
+            done = down => done,
+        }
+    };
+    // The other side sees an orderly end where the connection still allows one.
+    let _ = tokio::time::timeout(GOODBYE, to_machine.close()).await;
+    done
 }
 
 async fn send_all<R, S>(read: &mut R, to_machine: &mut S) -> Error
@@ -236,17 +274,16 @@ where
     R: AsyncRead + Unpin,
     S: futures::Sink<Message, Error = tokio_tungstenite::tungstenite::Error> + Unpin,
 {
-    let lost = |error: &dyn std::fmt::Display| Error::Stream(format!("the connection was lost: {error}"));
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(CHUNK);
         let data = match read.read_buf(&mut buffer).await {
             Ok(_) => buffer.split().freeze(),
-            Err(error) => return lost(&error),
+            Err(error) => return Error::io("the local program's connection was lost")(error),
         };
         let last = data.is_empty();
         if let Err(error) = to_machine.send(Message::Binary(data)).await {
-            return lost(&error);
+            return broken(error);
         }
         if last {
             return std::future::pending().await;
@@ -259,14 +296,20 @@ where
     S: futures::Stream<Item = Result<Message, tokio_tungstenite::tungstenite::Error>> + Unpin,
     W: AsyncWrite + Unpin,
 {
-    while let Some(data) = next(from_machine).await? {
-        if write.write_all(&data).await.is_err() {
+    loop {
+        let written = match next(from_machine).await? {
+            Heard::Bytes(data) => write.write_all(&data).await,
+            Heard::LastWord => write.shutdown().await,
+            Heard::Closed => {
+                let _ = write.shutdown().await;
+                return Ok(());
+            }
+        };
+        if written.is_err() {
             // The local program does not want the rest.
             return Ok(());
         }
     }
-    let _ = write.shutdown().await;
-    Ok(())
 }
 
 async fn serve_udp(socket: UdpSocket, remote: Remote) -> Result<(), Error> {
@@ -305,7 +348,6 @@ async fn datagrams(
     remote: &Remote,
 ) -> Result<(), Error> {
     let mut stream = remote.open().await?;
-    let lost = |error| Error::Stream(format!("the connection was lost: {error}"));
     loop {
         let silence = tokio::time::sleep(DATAGRAM_SILENCE);
         tokio::pin!(silence);
@@ -323,33 +365,14 @@ async fn datagrams(
                     }
                     Some(Ok(Message::Close(_))) | None => return Ok(()),
                     Some(Ok(_)) => {}
-                    Some(Err(error)) => return Err(lost(error)),
+                    Some(Err(error)) => return Err(broken(error)),
                 },
                 () = &mut silence => return Ok(()),
             }
         };
-        stream.send(message).await.map_err(lost)?;
+        stream.send(message).await.map_err(broken)?;
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ports_are_taken_in_all_their_forms() {
-        let port = |protocol, local, remote| Port { protocol, local, remote };
-        for (argument, expected) in [
-            ("8080", port(Protocol::Tcp, 8080, 8080)),
-            ("8080:80", port(Protocol::Tcp, 8080, 80)),
-            ("udp/5353:53", port(Protocol::Udp, 5353, 53)),
-            ("TCP/22", port(Protocol::Tcp, 22, 22)),
-            ("0:22", port(Protocol::Tcp, 0, 22)),
-        ] {
-            assert_eq!(Port::parse(argument).unwrap(), expected, "{argument}");
-        }
-        for argument in ["", "0", "8080:", ":80", "8080:0", "65536", "sctp/1", "a", "1:2:3"] {
-            assert!(Port::parse(argument).is_err(), "{argument}");
-        }
-    }
-}
+mod tests;

@@ -8,7 +8,10 @@ use tokio::{
 };
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::{Error, subresource::Stream};
+use crate::{
+    Error,
+    subresource::{Stream, last_words, lost},
+};
 
 /// Largest piece of a stream sent in one message, in bytes.
 const CHUNK: usize = 64 * 1024;
@@ -34,7 +37,7 @@ pub async fn copy(stream: Stream, client: TcpStream, why: &str) -> Result<(), Er
                 Ok(0) | Err(_) => return Ok(()),
                 Ok(length) => {
                     let message = Message::Binary(Bytes::copy_from_slice(&buffer[..length]));
-                    to_machine.send(message).await.map_err(|error| closed(&error))?;
+                    to_machine.send(message).await.map_err(|error| closed(&lost(&error)))?;
                 }
             }
         }
@@ -47,13 +50,12 @@ pub async fn copy(stream: Stream, client: TcpStream, why: &str) -> Result<(), Er
                         return Ok(());
                     }
                 }
-                Ok(Message::Close(Some(frame))) if !frame.reason.is_empty() => return Err(closed(&frame.reason)),
-                Ok(Message::Close(_)) => break,
+                Ok(Message::Close(frame)) => return Err(closed(&last_words(frame.as_ref()))),
                 Ok(_) => {}
-                Err(error) => return Err(closed(&error)),
+                Err(error) => return Err(closed(&lost(&error))),
             }
         }
-        Err(closed(&"the machine stopped, or another user opened it"))
+        Err(closed(&"the connection was lost"))
     };
     tokio::select! {
         done = up => done,

@@ -7,7 +7,11 @@ use hyper_util::rt::TokioIo;
 use kube::client::Body;
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::{handshake::client::generate_key, protocol::Role},
+    tungstenite::{
+        self,
+        handshake::client::generate_key,
+        protocol::{CloseFrame, Role},
+    },
 };
 
 use crate::{Connection, Error};
@@ -67,6 +71,19 @@ impl Connection {
         }
         let upgraded = hyper::upgrade::on(response).await.map_err(|e| transport(&e))?;
         Ok(WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await)
+    }
+}
+
+/// What is said of a stream that broke.
+pub fn lost(error: &tungstenite::Error) -> String {
+    format!("the connection was lost: {error}")
+}
+
+/// What a server that closes a stream says about it.
+pub fn last_words(frame: Option<&CloseFrame>) -> String {
+    match frame.map(|frame| frame.reason.as_str()) {
+        None | Some("") => "the server ended it; the machine may have stopped, or another user opened it".into(),
+        Some(reason) => reason.into(),
     }
 }
 

@@ -41,6 +41,7 @@ use crate::{
     negotiation,
     options::{self, MAX_BODY},
     path::{self, Attributes},
+    presence::Presence,
     sev,
 };
 
@@ -70,6 +71,8 @@ pub struct Server {
     pub ops: Ops,
     /// Counters.
     pub metrics: Metrics,
+    /// Machines whose ports are forwarded.
+    pub presence: Presence,
     /// Free places for streams.
     pub stream_slots: Arc<Semaphore>,
     /// Streams that are open.

@@ -84,11 +84,16 @@ impl Server {
             Protocol::Tcp => Content::Bytes,
             Protocol::Udp => Content::Datagrams,
         };
+        let half_close = is_set(request.uri().query(), "halfClose");
         let stop = self.stop.clone();
         self.stream(object, StreamKind::PortForward, content, request, async {
             let address = port_forward::guest_address(&vmi, &self.pods(&vmi).await?)?;
             let guest = port_forward::connect(address, port).await?;
-            Ok(move |client: Client| -> Copying { Box::pin(tunnel::copy(client, guest, Limits::tunnel(), stop)) })
+            let interest = self.presence.of(&self.client, &vmi);
+            let gone = async move { interest.gone().await };
+            Ok(move |client: Client| -> Copying {
+                Box::pin(tunnel::copy(client, guest, half_close, Limits::tunnel(), gone, stop))
+            })
         })
         .await
     }

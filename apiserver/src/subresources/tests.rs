@@ -19,7 +19,8 @@ use tokio_util::task::TaskTracker;
 
 use super::{Object, Server};
 use crate::{
-    authorization::Authorizer, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient, metrics::Metrics,
+    authorization::Authorizer, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient,
+    metrics::Metrics, presence::Presence,
 };
 
 type Calls = Arc<Mutex<Vec<(String, Value)>>>;
@@ -66,6 +67,7 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
         ops: Ops::new(client.clone(), config.clone(), Readiness::new(), registry),
         config,
         client,
+        presence: Presence::default(),
         stream_slots: Arc::new(Semaphore::new(1)),
         streams: TaskTracker::new(),
         stop: CancellationToken::new(),

@@ -1,4 +1,4 @@
-//! How long start, stop, restart and pause of a VM take, from the user's command to the state it asks for.
+//! How long start, stop, restart, pause and unpause of a VM take, from the user's command to the state it asks for.
 
 use std::time::{Duration, Instant};
 
@@ -30,11 +30,12 @@ spec:
 /// Takes each action `rounds` times; the medians count.
 pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
     story.apply(VM).await?;
-    let (mut start, mut pause, mut restart, mut stop) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut start, mut pause, mut unpause) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut restart, mut stop) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         start.push(act(story, &["start", "actions"], "vmi", running).await?);
         pause.push(act(story, &["pause", "vm", "actions"], "vmi", |vmi| is(vmi, "Paused")).await?);
-        act(story, &["unpause", "vm", "actions"], "vmi", |vmi| !is(vmi, "Paused")).await?;
+        unpause.push(act(story, &["unpause", "vm", "actions"], "vmi", |vmi| !is(vmi, "Paused")).await?);
         let uid = story.get("vmi", "actions").await?["metadata"]["uid"].clone();
         restart.push(
             act(story, &["restart", "actions"], "vmi", |vmi| vmi["metadata"]["uid"] != uid && running(vmi)).await?,
@@ -42,7 +43,9 @@ pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Res
         stop.push(act(story, &["stop", "actions"], "vm", |vm| vm["status"]["printableStatus"] == "Stopped").await?);
     }
     story.delete("vm", "actions").await?;
-    for (name, values) in [("start_s", start), ("pause_s", pause), ("restart_s", restart), ("stop_s", stop)] {
+    for (name, values) in
+        [("start_s", start), ("pause_s", pause), ("unpause_s", unpause), ("restart_s", restart), ("stop_s", stop)]
+    {
         figures.insert(name.into(), median(values).context("no round")?);
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use ferrovirt_e2e_tests::{Story, repository};
+use ferrovirt_e2e_tests::{Story, kubeconfig};
 use serde_json::Value;
 
 use crate::{Figures, start::Machine};
@@ -14,7 +14,10 @@ use crate::{Figures, start::Machine};
 /// Counts the writes about the machine and its pod, events apart. Without an audit log (a cluster that is not ours)
 /// there is no figure.
 pub async fn measure(story: &Story, machine: &Machine<'_>, figures: &mut Figures) -> Result<()> {
-    let path = repository().join("build/cluster/audit.log");
+    // The files of a test cluster lie beside its kubeconfig.
+    let kubeconfig = kubeconfig();
+    let cluster = kubeconfig.file_name().unwrap_or_default().to_string_lossy().replacen("kubeconfig", "cluster", 1);
+    let path = kubeconfig.with_file_name(cluster).join("audit.log");
     let Ok(file) = File::open(&path) else {
         println!("no audit log at {}: API calls are not counted", path.display());
         return Ok(());

@@ -6,11 +6,14 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     process::{Child, ChildStdin, ChildStdout, Command},
+    task::JoinHandle,
 };
+
+use crate::plugin::{Ended, listen};
 
 /// Output kept for looking at, in bytes; older output is dropped.
 const KEPT: usize = 256 * 1024;
@@ -21,6 +24,8 @@ pub struct Console {
     input: Option<ChildStdin>,
     output: ChildStdout,
     seen: String,
+    /// What the plugin says on standard error.
+    said: Option<JoinHandle<String>>,
 }
 
 impl Console {
@@ -32,12 +37,13 @@ impl Console {
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
+            .stderr(Stdio::piped())
             .spawn()
             .context("cannot start kubectl-virt")?;
         let input = process.stdin.take();
         let output = process.stdout.take().context("no output")?;
-        Ok(Self { process, input, output, seen: String::new() })
+        let said = listen(process.stderr.take().context("no standard error")?);
+        Ok(Self { process, input, output, seen: String::new(), said: Some(said) })
     }
 
     /// Sends these bytes.
@@ -75,7 +81,10 @@ impl Console {
             match tokio::time::timeout_at(deadline, self.output.read(&mut buffer)).await {
                 Err(_) => bail!("none of {texts:?} was printed within {within:?}; printed: {:?}", self.seen),
                 Ok(read) => match read? {
-                    0 => bail!("the console ended before one of {texts:?} was printed; printed: {:?}", self.seen),
+                    0 => {
+                        let said = self.said().await;
+                        bail!("the console ended before one of {texts:?} was printed: {said}; printed: {:?}", self.seen)
+                    }
                     length => self.seen.push_str(&String::from_utf8_lossy(&buffer[..length])),
                 },
             }
@@ -150,6 +159,29 @@ impl Console {
         Ok((output.replace("\r\n", "\n"), status.parse().context("no exit code")?))
     }
 
+    /// Starts a server in the guest, unless one listens at the port already, and waits until it listens.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn serve(&mut self, server: &str, port: u16) -> Result<()> {
+        let listens = format!("grep -qi ':{port:04x} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6");
+        self.run(&format!("{listens} || {{ {server} & }}")).await?;
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        while self.run(&listens).await?.1 != 0 {
+            ensure!(tokio::time::Instant::now() < deadline, "the guest's server does not listen: {server}");
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+        Ok(())
+    }
+
+    /// What the plugin has said on standard error when it has ended.
+    async fn said(&mut self) -> String {
+        match self.said.take() {
+            Some(said) => said.await.unwrap_or_default(),
+            None => String::new(),
+        }
+    }
+
     /// Types the escape character and waits until the plugin ends.
     ///
     /// # Errors
@@ -164,11 +196,11 @@ impl Console {
     ///
     /// # Errors
     /// When it does not end in time.
-    pub async fn wait_end(mut self, within: Duration) -> Result<std::process::ExitStatus> {
+    pub async fn wait_end(mut self, within: Duration) -> Result<Ended> {
         let mut rest = Vec::new();
         tokio::time::timeout(within, async {
             self.output.read_to_end(&mut rest).await?;
-            Ok(self.process.wait().await?)
+            Ok(Ended { status: self.process.wait().await?, said: self.said().await })
         })
         .await
         .context("the console did not end")?

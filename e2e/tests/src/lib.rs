@@ -7,6 +7,7 @@ mod api;
 mod console;
 mod diagnosis;
 mod node;
+mod plugin;
 mod story;
 pub mod webhook;
 
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 
 pub use api::Answer;
 pub use console::Console;
+pub use plugin::{Ended, OpenStreams, Served, echo, ends};
 pub use story::{Story, connect, story, story_alone};
 
 /// The root of the repository.

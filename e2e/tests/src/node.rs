@@ -72,13 +72,37 @@ impl Story {
     pub async fn kill_in_launcher(&self, pod: &str, program: &str) -> Result<()> {
         let pod = self.get("Pod", pod).await?;
         let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;
+        self.kill(program, uid).await.with_context(|| format!("kill {program} of pod {uid}"))
+    }
+
+    /// Kills all processes of a program on the node of the story's machines.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn kill_on_node(&self, program: &str) -> Result<()> {
+        self.kill(program, "").await.with_context(|| format!("kill {program}"))
+    }
+
+    /// Memory of virt-api on the node of the story's machines, in KiB: of several processes the largest.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn virt_api_memory(&self) -> Result<u64> {
+        let script = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = virt-api ] && grep VmRSS $p/status; done 2>/dev/null; true";
+        let sizes = self.on_node(script).await?;
+        let sizes = sizes.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse().ok());
+        sizes.max().context("virt-api does not run")
+    }
+
+    /// Kills processes by the name of their program and a word in their cgroup.
+    async fn kill(&self, program: &str, cgroup: &str) -> Result<()> {
         let name: String = program.chars().take(15).collect();
         let script = format!(
             "killed=1; for p in /proc/[0-9]*; do \
-               if grep -qs -e {uid} $p/cgroup && [ \"$(cat $p/comm)\" = '{name}' ]; then kill -9 ${{p#/proc/}} && killed=0; fi; \
+               if grep -qs -e '{cgroup}' $p/cgroup && [ \"$(cat $p/comm)\" = '{name}' ]; then kill -9 ${{p#/proc/}} && killed=0; fi; \
              done; exit $killed"
         );
-        self.on_node(&script).await.with_context(|| format!("kill {program} of pod {uid}"))?;
+        self.on_node(&script).await?;
         Ok(())
     }
 }

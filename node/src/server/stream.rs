@@ -84,16 +84,17 @@ impl End {
         }
     }
 
-    /// The last words to the client.
+    /// The last words to the client. An end that it did not ask for is none with code 1000: clients take that for their
+    /// own wish and leave without a word, whereas any other code makes them print code and reason.
     fn goodbye(&self) -> CloseFrame {
         let (code, reason) = match self {
             Self::Closed | Self::Broken => (close_code::NORMAL, ""),
             Self::Silence => (close_code::POLICY, "nothing was heard of the client"),
-            Self::Machine => (close_code::NORMAL, "the machine has closed the stream"),
+            Self::Machine => (close_code::AWAY, "the machine has closed the stream"),
             Self::Refused(message) => (close_code::ERROR, message.as_str()),
             Self::Lost => (close_code::AWAY, "the connection to the machine's launcher was lost"),
-            Self::Ended(Ending::Replaced) => (close_code::NORMAL, "another client has taken the stream"),
-            Self::Ended(Ending::MachineGone) => (close_code::NORMAL, "the machine has gone"),
+            Self::Ended(Ending::Replaced) => (close_code::AWAY, "another client has taken the stream"),
+            Self::Ended(Ending::MachineGone) => (close_code::AWAY, "the machine has gone"),
             Self::Ended(Ending::AgentStops) => (close_code::AWAY, "virt-handler is stopping"),
         };
         let end = (0..=REASON.min(reason.len())).rev().find(|at| reason.is_char_boundary(*at)).unwrap_or_default();
@@ -299,6 +300,24 @@ mod tests {
         let frame = End::Refused("\u{e9}".repeat(500)).goodbye();
         assert!(frame.reason.len() <= REASON && frame.reason.chars().all(|c| c == '\u{e9}'));
         assert_eq!(frame.code, close_code::ERROR);
+    }
+
+    #[test]
+    fn only_a_client_that_closes_is_told_that_all_is_well() {
+        for (end, code) in [
+            (End::Closed, close_code::NORMAL),
+            (End::Machine, close_code::AWAY),
+            (End::Lost, close_code::AWAY),
+            (End::Silence, close_code::POLICY),
+            (End::Refused("too slow".into()), close_code::ERROR),
+            (End::Ended(Ending::Replaced), close_code::AWAY),
+            (End::Ended(Ending::MachineGone), close_code::AWAY),
+            (End::Ended(Ending::AgentStops), close_code::AWAY),
+        ] {
+            let frame = end.goodbye();
+            assert_eq!(frame.code, code, "{end:?}");
+            assert_eq!(frame.reason.is_empty(), code == close_code::NORMAL, "{end:?}");
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ fn machine_runs_on_while_the_node_agent_is_replaced() {
             agents.delete(&pod.metadata.name.unwrap_or_default(), &DeleteParams::default().grace_period(0)).await?;
         }
         let end = console.wait_end(Duration::from_secs(15)).await?;
-        ensure!(!end.success(), "a console whose agent is gone ends with an error");
+        ensure!(!end.status.success(), "a console whose agent is gone ends with an error");
 
         let mut console = s.console_again("box", "root", "story").await?;
         let (mark, _) = console.run("cat /tmp/mark").await?;
@@ -37,28 +37,6 @@ fn machine_runs_on_while_the_node_agent_is_replaced() {
         let after = s.get("vmi", "box").await?;
         ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the machine was replaced");
         // The new agent drives the machine.
-        s.virt(&["stop", "box"]).await?;
-        s.wait_gone("vmi", "box", Duration::from_secs(60)).await
-    });
-}
-
-#[test]
-fn crashed_launcher_worker_comes_back_and_the_guest_runs_on() {
-    story("worker", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
-        s.wait_running("box").await?;
-        let mut console = s.console("box")?;
-        console.login("root", "story").await?;
-        console.run("echo kept > /tmp/mark").await?;
-        let pod = s.launcher_pod("box").await?;
-        let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
-        s.kill_in_launcher(&pod, "virt-launcher").await?;
-        console.wait_end(Duration::from_secs(30)).await?;
-
-        let mut console = s.console_again("box", "root", "story").await?;
-        let (mark, _) = console.run("cat /tmp/mark").await?;
-        ensure!(mark.contains("kept"), "the guest is another one: {mark:?}");
-        console.leave().await?;
         s.virt(&["stop", "box"]).await?;
         s.wait_gone("vmi", "box", Duration::from_secs(60)).await
     });
@@ -93,24 +71,5 @@ fn second_controller_leads_when_the_first_is_gone() {
         s.apply(&manifests::kernel_vmi("later")).await?;
         s.wait_running("later").await?;
         Ok(())
-    });
-}
-
-#[test]
-fn streams_end_with_virt_api_and_can_be_opened_again() {
-    story_alone("apigone", async |s| {
-        s.apply(&manifests::kernel_vmi("box")).await?;
-        s.wait_running("box").await?;
-        let mut console = s.console("box")?;
-        console.login("root", "ferrovirt").await?;
-        let pods: Pods = Api::namespaced(s.client.clone(), "kubevirt");
-        let labels = ListParams::default().labels("kubevirt.io=virt-api");
-        for pod in pods.list(&labels).await? {
-            pods.delete(&pod.metadata.name.unwrap_or_default(), &DeleteParams::default().grace_period(0)).await?;
-        }
-        let end = console.wait_end(Duration::from_secs(15)).await?;
-        ensure!(!end.success(), "a console whose server is gone ends with an error");
-        let console = s.console_again("box", "root", "ferrovirt").await?;
-        console.leave().await
     });
 }

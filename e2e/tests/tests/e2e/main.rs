@@ -19,5 +19,6 @@ mod network;
 mod refusals;
 mod replicas;
 mod rights;
+mod stream_faults;
 mod streams;
 mod usb;

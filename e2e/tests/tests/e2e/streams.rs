@@ -2,12 +2,12 @@
 
 use std::{process::Stdio, time::Duration};
 
-use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Console, Story, story};
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Console, echo, story};
+use futures::future::try_join_all;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    process::Child,
+    net::TcpStream,
     time::{Instant, sleep, timeout},
 };
 
@@ -15,6 +15,13 @@ use crate::manifests;
 
 /// What is sent each way over a forwarded port.
 const SENT: usize = 10 * 1024 * 1024;
+/// Connections that are open at the same time: by so many plugins, so many each ...
+const PLUGINS: usize = 2;
+const EACH: usize = 100;
+/// ... of which so many are opened at once ...
+const LANES: usize = 4;
+/// ... and so many whose clients do not read.
+const IDLERS: usize = 8;
 
 #[test]
 fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
@@ -25,26 +32,21 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         console.login("root", "story").await?;
 
         let sent = pattern();
-        // A server that has nothing to say but does not say so: the end of its input would be that of its stream.
-        console.run("mkfifo /tmp/silence; { sleep 600 >/tmp/silence & }").await?;
-        listen(&mut console, "(nc -l -p 7000 </tmp/silence >/tmp/in; echo done >/tmp/received)", 7000).await?;
-        let (mut forward, port) = forward(s, "vmi/box", 7000).await?;
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-        stream.write_all(&sent).await.context("sending")?;
-        stream.shutdown().await?;
-        // The end of what the client sends reaches the guest: its server ends.
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while console.run("test -e /tmp/received").await?.1 != 0 {
-            ensure!(Instant::now() < deadline, "the guest's server did not see the end of the stream");
-            sleep(Duration::from_millis(500)).await;
-        }
-        let (size, _) = console.run("wc -c < /tmp/in").await?;
-        ensure!(size.trim() == SENT.to_string(), "the guest received {size:?} bytes of {SENT}");
-        forward.kill().await?;
+        // The server closes its half before it has read anything: it has nothing to say.
+        let forward = s.forward("vmi/box", 7000).await?;
+        receive(&mut console, 7000, "nc -l -p 7000 </dev/null >/tmp/in", async || {
+            let mut stream = forward.connect().await?;
+            ensure!(timeout(Duration::from_secs(20), stream.read(&mut [0])).await?? == 0, "the guest said something");
+            stream.write_all(&sent).await.context("sending")?;
+            stream.shutdown().await?;
+            Ok(stream)
+        })
+        .await?;
+        forward.stop().await?;
 
-        listen(&mut console, "nc -l -p 7001 </tmp/in", 7001).await?;
-        let (mut forward, port) = self::forward(s, "vm/box", 7001).await?;
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        console.serve("nc -l -p 7001 </tmp/in", 7001).await?;
+        let forward = s.forward("vm/box", 7001).await?;
+        let mut stream = forward.connect().await?;
         let mut received = vec![0_u8; SENT];
         timeout(Duration::from_secs(120), stream.read_exact(&mut received))
             .await
@@ -52,30 +54,71 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         // What came back went both ways: a difference would be in either.
         let differs = sent.iter().zip(&received).position(|(a, b)| a != b);
         ensure!(differs.is_none(), "byte {differs:?} is another one");
-        forward.kill().await?;
+        forward.stop().await?;
+
+        // As clients that know of no half-closed connections do: when the server closes its half, which this one does after
+        // a megabyte, the stream ends as a whole, once they are quiet.
+        let server = "(sleep 600 & echo $! >/tmp/pid; wait) | nc -l -p 7002 | \
+                      { dd bs=1000 count=1000 iflag=fullblock; kill $(cat /tmp/pid); cat; } >/tmp/in 2>/dev/null";
+        receive(&mut console, 7002, server, async || {
+            let mut plugin = s.virt_command(&["port-forward", "--stdio", "vmi/box", "7002"]);
+            let mut plugin = plugin.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+            let mut input = plugin.stdin.take().context("no standard input")?;
+            input.write_all(&sent).await.context("sending")?;
+            let status = timeout(Duration::from_secs(60), plugin.wait()).await.context("the plugin goes on")??;
+            ensure!(status.success(), "the plugin ended with {status}");
+            Ok(input)
+        })
+        .await?;
         console.leave().await
     });
 }
 
+/// Starts a server that reads to the end, lets `send` send to it, and looks at what has arrived.
+async fn receive<T>(
+    console: &mut Console,
+    port: u16,
+    server: &str,
+    send: impl AsyncFnOnce() -> Result<T>,
+) -> Result<()> {
+    console.serve(&format!("(rm -f /tmp/received; {server}; echo done >/tmp/received)"), port).await?;
+    let _open = send().await?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while console.run("test -e /tmp/received").await?.1 != 0 {
+        ensure!(Instant::now() < deadline, "the guest's server did not see the end of the stream");
+        sleep(Duration::from_millis(500)).await;
+    }
+    let (size, _) = console.run("wc -c < /tmp/in").await?;
+    ensure!(size.trim() == SENT.to_string(), "the guest received {size:?} bytes of {SENT}");
+    Ok(())
+}
+
 #[test]
-fn later_console_takes_the_place_of_the_former() {
+fn later_console_takes_the_place_of_the_former_and_sees_what_it_saw_if_it_asks() {
     story("consoles", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;
         s.wait_running("box").await?;
         let mut first = s.console("box")?;
         first.login("root", "ferrovirt").await?;
+        first.run("echo seen-$((6 * 7))").await?;
         let mut second = s.console("box")?;
-        // Whoever comes later finds the shell of the former.
+        let end =
+            first.wait_end(Duration::from_secs(15)).await.context("the first console goes on beside the second")?;
+        ensure!(!end.status.success() && end.said.contains("another client has taken"), "{end:?}");
+        // Whoever comes later finds the shell of the former, and of what was printed before nothing ...
         second.login_or_shell("root", "ferrovirt").await?;
         let (answer, _) = second.run("echo here").await?;
-        ensure!(answer.contains("here"), "{answer:?}");
-        first.wait_end(Duration::from_secs(15)).await.context("the first console goes on beside the second")?;
-        second.leave().await
+        ensure!(answer.contains("here") && !answer.contains("seen-42"), "{answer:?}");
+        second.leave().await?;
+        // ... unless they ask.
+        let mut third = Console::open(s.virt_command(&["console", "--replay", "box"]))?;
+        third.expect("seen-42", Duration::from_secs(15)).await.context("replay")?;
+        third.leave().await
     });
 }
 
 #[test]
-fn many_streams_leave_nothing_behind() {
+fn two_hundred_streams_at_once_and_forty_that_vanish_leave_nothing_behind() {
     story("many", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;
         s.wait_running("box").await?;
@@ -97,63 +140,53 @@ fn many_streams_leave_nothing_behind() {
         }
         // A machine has one console, and it answers the next user.
         let mut console = s.console_again("box", "root", "ferrovirt").await?;
-        console.run("true").await?;
-        console.leave().await?;
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
-            let open = open_streams(s).await?;
-            if open == 0 {
-                return Ok(());
+        console.serve("nc -ll -p 7000 -e cat", 7000).await?;
+        console.serve("nc -ll -p 7001 -e yes", 7001).await?;
+        let (display, viewer) = s.display("box").await?;
+
+        let before = s.virt_api_memory().await?;
+        let (mut plugins, mut echoes) = (Vec::new(), Vec::new());
+        for _ in 0..PLUGINS {
+            let plugin = s.forward("vmi/box", 7000).await?;
+            // The guest's server lets no more than two connections wait.
+            for lane in (0..EACH).step_by(LANES) {
+                echoes.extend(
+                    try_join_all((lane..EACH.min(lane + LANES)).map(async |number| {
+                        let mut stream = plugin.connect().await?;
+                        echo(&mut stream, &format!("first word of {number}")).await?;
+                        anyhow::Ok(stream)
+                    }))
+                    .await?,
+                );
             }
-            ensure!(Instant::now() < deadline, "{open} streams are open after their clients went");
-            sleep(Duration::from_secs(1)).await;
+            plugins.push(plugin);
         }
+        // Some that do not read what never ends: it waits in the guest.
+        let endless = s.forward("vmi/box", 7001).await?;
+        let idlers: Vec<TcpStream> = try_join_all((0..IDLERS).map(async |_| endless.connect().await)).await?;
+        sleep(Duration::from_secs(10)).await;
+        let open = s.open_streams().await?.api;
+        let expected = (PLUGINS * EACH + IDLERS + 2) as u64;
+        ensure!(open == expected, "{open} streams are open, not {expected}");
+        for (number, stream) in echoes.iter_mut().enumerate() {
+            echo(stream, &format!("last word of {number}")).await?;
+        }
+        ensure!(console.run("echo $((6 * 7))").await?.0.trim() == "42", "the console does not answer");
+        let grown = s.virt_api_memory().await?.saturating_sub(before);
+        eprintln!("virt-api grew by {grown} KiB for {expected} streams");
+        ensure!(grown < 64 * 1024, "virt-api takes {grown} KiB more for {expected} streams");
+
+        console.leave().await?;
+        drop((echoes, idlers, viewer));
+        display.wait_end(Duration::from_secs(20)).await?;
+        s.no_streams_left(false).await?;
+        endless.stop().await?;
+        for plugin in plugins {
+            let said = plugin.stop().await?;
+            ensure!(said.is_empty(), "connections failed: {said}");
+        }
+        Ok(())
     });
-}
-
-/// Streams of this story's machines that virt-api counts as open, in all its pods.
-async fn open_streams(s: &Story) -> Result<u64> {
-    let of_story = format!("namespace=\"{}\"", s.namespace);
-    let lines = s.metrics("virt-api").await?;
-    let open = lines.iter().filter(|line| line.starts_with("kubevirt_") && line.contains(&of_story));
-    let open =
-        open.filter(|line| line.contains("active")).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
-    Ok(open.sum())
-}
-
-/// Starts a server in the guest and waits until it listens.
-async fn listen(console: &mut Console, server: &str, port: u16) -> Result<()> {
-    console.run(&format!("{{ {server} & }}")).await?;
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while console.run(&format!("grep -qi ':{port:04x} ' /proc/net/tcp /proc/net/tcp6")).await?.1 != 0 {
-        ensure!(Instant::now() < deadline, "the guest's server does not listen: {server}");
-        sleep(Duration::from_millis(250)).await;
-    }
-    Ok(())
-}
-
-/// Starts `kubectl virt port-forward` to the port of a machine, and waits until it listens.
-async fn forward(s: &Story, machine: &str, port: u16) -> Result<(Child, u16)> {
-    let local = TcpListener::bind(("127.0.0.1", 0)).await?.local_addr()?.port();
-    let mapping = format!("{local}:{port}");
-    let mut child = s
-        .virt_command(&["port-forward", machine, &mapping])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .context("cannot start kubectl virt port-forward")?;
-    let mut output = child.stdout.take().context("no output")?;
-    let mut said = Vec::new();
-    let mut buffer = [0_u8; 512];
-    // It says where it listens once it does.
-    while !String::from_utf8_lossy(&said).contains(&local.to_string()) {
-        match timeout(Duration::from_secs(20), output.read(&mut buffer)).await?? {
-            0 => bail!("kubectl virt port-forward ended: {}", String::from_utf8_lossy(&said)),
-            length => said.extend_from_slice(&buffer[..length]),
-        }
-    }
-    Ok((child, local))
 }
 
 /// Bytes that repeat at no power of two, so that a lost or doubled block shows.

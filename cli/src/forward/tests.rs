@@ -1,0 +1,134 @@
+//! Forwarded connections between a local program and a server that the test plays.
+
+use tokio::io::{DuplexStream, duplex};
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
+
+use super::*;
+
+const SIZE: usize = 10 << 20;
+
+struct Ends {
+    local: TcpStream,
+    server: WebSocketStream<DuplexStream>,
+    copy: tokio::task::JoinHandle<Result<(), Error>>,
+}
+
+/// A forwarded connection between a local program and a server, both played by the test.
+async fn forwarded() -> Ends {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let local = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let accepted = listener.accept().await.unwrap().0;
+    let (near, far) = duplex(64 << 10);
+    let stream = WebSocketStream::from_raw_socket(near, Role::Client, None).await;
+    let server = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
+    Ends { local, server, copy: tokio::spawn(copy(stream, accepted)) }
+}
+
+fn pattern() -> Vec<u8> {
+    (0..SIZE).map(|i| u8::try_from(i % 251).unwrap()).collect()
+}
+
+fn close(code: CloseCode, reason: &'static str) -> Message {
+    Message::Close(Some(CloseFrame { code, reason: reason.into() }))
+}
+
+/// Reads messages up to one without bytes.
+async fn until_last_word(server: &mut WebSocketStream<DuplexStream>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    loop {
+        match server.next().await.unwrap().unwrap() {
+            Message::Binary(data) if data.is_empty() => return bytes,
+            Message::Binary(data) => bytes.extend_from_slice(&data),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_lost_when_the_machine_says_its_last_word_first() {
+    let Ends { mut local, mut server, copy } = forwarded().await;
+    server.send(Message::Binary(Bytes::from_static(b"hello"))).await.unwrap();
+    server.send(Message::Binary(Bytes::new())).await.unwrap();
+    let mut greeting = Vec::new();
+    local.read_to_end(&mut greeting).await.unwrap();
+    assert_eq!(greeting, b"hello");
+    let sent = pattern();
+    let expected = sent.clone();
+    tokio::spawn(async move {
+        local.write_all(&sent).await.unwrap();
+        local.shutdown().await.unwrap();
+        local
+    });
+    assert!(until_last_word(&mut server).await == expected);
+    server.send(close(CloseCode::Normal, "")).await.unwrap();
+    assert!(server.next().await.unwrap().unwrap().is_close());
+    copy.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn nothing_is_lost_when_the_local_program_says_its_last_word_first() {
+    let Ends { mut local, mut server, copy } = forwarded().await;
+    local.write_all(b"question").await.unwrap();
+    local.shutdown().await.unwrap();
+    assert_eq!(until_last_word(&mut server).await, b"question");
+    let answer = pattern();
+    let expected = answer.clone();
+    let server = tokio::spawn(async move {
+        for chunk in answer.chunks(100_000) {
+            server.send(Message::Binary(Bytes::copy_from_slice(chunk))).await.unwrap();
+        }
+        server.send(close(CloseCode::Normal, "")).await.unwrap();
+        server
+    });
+    let mut heard = Vec::new();
+    local.read_to_end(&mut heard).await.unwrap();
+    assert!(heard == expected, "{} bytes", heard.len());
+    copy.await.unwrap().unwrap();
+    drop(server.await.unwrap());
+}
+
+#[tokio::test]
+async fn stream_of_a_server_without_half_close_ends_with_its_close() {
+    let Ends { mut local, mut server, copy } = forwarded().await;
+    server.send(Message::Binary(Bytes::from_static(b"bye"))).await.unwrap();
+    server.send(close(CloseCode::Normal, "")).await.unwrap();
+    let mut heard = Vec::new();
+    local.read_to_end(&mut heard).await.unwrap();
+    assert_eq!(heard, b"bye");
+    copy.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn reason_of_a_close_is_told_and_a_local_program_that_goes_is_no_failure() {
+    let Ends { mut server, copy, local } = forwarded().await;
+    server.send(close(CloseCode::Away, "the machine has stopped")).await.unwrap();
+    let error = copy.await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "the connection was closed: the machine has stopped");
+    drop(local);
+
+    let Ends { mut server, copy, local } = forwarded().await;
+    drop(local);
+    assert_eq!(until_last_word(&mut server).await, b"");
+    // The first bytes are answered by a reset, the next find it.
+    while server.send(Message::Binary(Bytes::from_static(b"more"))).await.is_ok() && !copy.is_finished() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    copy.await.unwrap().unwrap();
+}
+
+#[test]
+fn ports_are_taken_in_all_their_forms() {
+    let port = |protocol, local, remote| Port { protocol, local, remote };
+    for (argument, expected) in [
+        ("8080", port(Protocol::Tcp, 8080, 8080)),
+        ("8080:80", port(Protocol::Tcp, 8080, 80)),
+        ("udp/5353:53", port(Protocol::Udp, 5353, 53)),
+        ("TCP/22", port(Protocol::Tcp, 22, 22)),
+        ("0:22", port(Protocol::Tcp, 0, 22)),
+    ] {
+        assert_eq!(Port::parse(argument).unwrap(), expected, "{argument}");
+    }
+    for argument in ["", "0", "8080:", ":80", "8080:0", "65536", "sctp/1", "a", "1:2:3"] {
+        assert!(Port::parse(argument).is_err(), "{argument}");
+    }
+}
