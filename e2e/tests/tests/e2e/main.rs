@@ -19,5 +19,6 @@ mod network;
 mod refusals;
 mod replicas;
 mod rights;
+mod spellings;
 mod streams;
 mod usb;
