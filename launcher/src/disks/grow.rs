@@ -43,9 +43,9 @@ fn grown(claim: u64, room: u64, share: u64) -> u64 {
 }
 
 /// The share that a file system takes, in millionths; the text is a fraction such as `0.055`.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and a million")]
 fn share(overhead: Option<&str>) -> u64 {
     let fraction = overhead.and_then(|text| text.parse::<f64>().ok()).filter(|fraction| (0.0..=1.0).contains(fraction));
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and a million")]
     fraction.map_or(OVERHEAD, |fraction| (fraction * 1e6).round() as u64)
 }
 
