@@ -314,7 +314,12 @@ impl Connection {
             let memory = if active { domain.get_info()?.memory.saturating_mul(1024) } else { 0 };
             let xml = if active && with_xml { domain.get_xml_desc(0)? } else { String::new() };
             let state = DomainState { state, reason };
-            let disk_errors = if state.is_io_error() { callbacks::disk_errors(domain)? } else { Vec::new() };
+            let disk_errors = if state.is_io_error() { callbacks::disk_errors(domain) } else { Ok(Vec::new()) };
+            // The state counts, whether or not it can be told which disk it comes from.
+            let disk_errors = disk_errors.unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot read the errors of the domain's disks");
+                Vec::new()
+            });
             Ok(DomainFacts { state, memory, xml, disk_errors })
         })
         .await
