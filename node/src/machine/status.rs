@@ -243,11 +243,11 @@ fn announcements(
 
 /// The disks that a guest stands still for. Names come from the object, never from the launcher.
 fn disk_errors(machine: &Machine) -> Vec<Announcement> {
-    let reported = |name: &str| machine.report.iter().flat_map(|report| &report.disk_errors).find(|e| e.volume == name);
-    let volumes = machine.vmi.spec.volumes.iter().map(|volume| volume.name.as_str());
+    let Some(report) = &machine.report else { return Vec::new() };
+    let volumes = machine.vmi.spec.volumes.iter().map(|volume| &volume.name);
     volumes
         .filter_map(|name| {
-            let message = if reported(name)?.no_space {
+            let message = if report.disk_errors.iter().find(|error| error.volume == *name)?.no_space {
                 format!("VM Paused due to not enough space on volume: {name}")
             } else {
                 format!("VM Paused due to IO error at the volume: {name}")
