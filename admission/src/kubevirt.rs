@@ -122,6 +122,11 @@ fn usable(object: &KubeVirt) -> Causes {
     if let Err(error) = ClusterConfig::from_kubevirt(object) {
         causes.invalid(CONFIGURATION, format!("{CONFIGURATION}: {error}"));
     }
+    // Nodes are not told to merge pages.
+    if object.spec.configuration.ksm_configuration.is_some() {
+        let field = format!("{CONFIGURATION}.ksmConfiguration");
+        causes.not_supported(field.clone(), format!("{field} is not supported yet"));
+    }
     causes
 }
 
@@ -329,4 +334,24 @@ pub fn warnings(new: &KubeVirtSpec, old: &KubeVirtSpec) -> Vec<String> {
         );
     }
     warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_configuration_that_nobody_carries_out_is_refused_by_name() {
+        for (configuration, refused) in [
+            (json!({}), vec![]),
+            (json!({"ksmConfiguration": {"nodeLabelSelector": {}}}), vec!["spec.configuration.ksmConfiguration"]),
+        ] {
+            let spec = serde_json::from_value(json!({"configuration": configuration})).unwrap();
+            let causes = usable(&KubeVirt::new("kubevirt", spec));
+            let fields: Vec<&str> = causes.as_slice().iter().map(|cause| cause.field.as_str()).collect();
+            assert_eq!(fields, refused);
+        }
+    }
 }

@@ -9,8 +9,32 @@ use serde_json::{Value, json};
 /// The patch that brings `raw` from `before` to `after`. `before` is the typed form of `raw`.
 pub fn between(raw: &Value, before: &Value, after: &Value) -> Vec<Value> {
     let mut patch = vec![];
+    write_out("", raw, before, &mut patch);
     walk("", raw, before, after, &mut patch);
     patch
+}
+
+/// Amounts that were sent as fractional numbers become text. Types read them so, but the schema, which the API server holds
+/// the object against after this, takes text and whole numbers only.
+fn write_out(path: &str, raw: &Value, typed: &Value, patch: &mut Vec<Value>) {
+    match (raw, typed) {
+        (Value::Number(number), Value::String(_)) if number.is_f64() => {
+            patch.push(json!({"op": "replace", "path": path, "value": typed}));
+        }
+        (Value::Object(raw), Value::Object(typed)) => {
+            for (key, raw) in raw {
+                if let Some(typed) = typed.get(key) {
+                    write_out(&join(path, key), raw, typed, patch);
+                }
+            }
+        }
+        (Value::Array(raw), Value::Array(typed)) if raw.len() == typed.len() => {
+            for (index, (raw, typed)) in raw.iter().zip(typed).enumerate() {
+                write_out(&format!("{path}/{index}"), raw, typed, patch);
+            }
+        }
+        _ => {}
+    }
 }
 
 fn walk(path: &str, raw: &Value, before: &Value, after: &Value, patch: &mut Vec<Value>) {
@@ -65,6 +89,23 @@ mod tests {
     fn nothing_changed_gives_no_patch() {
         let raw = json!({"a": {"unknown": 1}});
         assert!(between(&raw, &json!({"a": {}, "b": {}}), &json!({"a": {}, "b": {}})).is_empty());
+    }
+
+    #[test]
+    fn fractional_numbers_become_text() {
+        let raw = json!({"requests": {"cpu": 2.2, "memory": 5}, "list": [{"a": "x"}, {"a": 0.5}], "share": 0.25});
+        let before =
+            json!({"requests": {"cpu": "2.2", "memory": "5"}, "list": [{"a": "x"}, {"a": "500m"}], "share": 0.25});
+        assert_eq!(
+            between(&raw, &before, &before),
+            [
+                json!({"op": "replace", "path": "/list/1/a", "value": "500m"}),
+                json!({"op": "replace", "path": "/requests/cpu", "value": "2.2"}),
+            ]
+        );
+        let mut after = before.clone();
+        after["requests"] = json!({"cpu": "3"});
+        assert_eq!(applied(&raw, &before, &after)["requests"], json!({"cpu": "3"}));
     }
 
     #[test]

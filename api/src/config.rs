@@ -234,8 +234,6 @@ pub struct ClusterConfig {
     pub free_page_reporting: bool,
     /// Namespaces whose machines get a CPU limit by themselves.
     pub auto_cpu_limit_namespaces: Option<LabelSelector>,
-    /// Nodes with kernel same-page merging.
-    pub ksm_nodes: Option<LabelSelector>,
     /// Resources of auxiliary containers by kind.
     pub support_container_resources: BTreeMap<String, ResourceRequirements>,
     /// Lowest TLS version and ciphers of servers.
@@ -326,7 +324,6 @@ impl Default for ClusterConfig {
             log_serial_console: true,
             free_page_reporting: true,
             auto_cpu_limit_namespaces: None,
-            ksm_nodes: None,
             support_container_resources: BTreeMap::new(),
             tls: TlsConfiguration::default(),
             vga_display_for_efi: false,
@@ -554,7 +551,6 @@ impl ClusterConfig {
         self.log_serial_console = options.disable_serial_console_log.is_none();
         self.free_page_reporting = options.disable_free_page_reporting.is_none();
         self.auto_cpu_limit_namespaces.clone_from(&from.auto_cpu_limit_namespace_label_selector);
-        self.ksm_nodes = from.ksm_configuration.as_ref().and_then(|ksm| ksm.node_label_selector.clone());
         self.support_container_resources = from
             .support_container_resources
             .iter()

@@ -97,6 +97,8 @@ pub mod label {
     pub const SEV_SNP: &str = "kubevirt.io/sev-snp";
     /// Whether a node offers TDX.
     pub const TDX: &str = "kubevirt.io/tdx";
+    /// "true" makes libvirt log what it does.
+    pub const DEBUG_LOGS: &str = "debugLogs";
     /// Prefix of labels with architectures a node can run.
     pub const VM_ARCH_PREFIX: &str = "kubevirt.io/vm-arch-";
 

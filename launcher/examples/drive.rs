@@ -90,7 +90,7 @@ async fn main() -> anyhow::Result<()> {
                 }),
                 balloon_stats_period: 10,
                 nics,
-                serial_console_log_disabled: false,
+                ..MachineOptions::default()
             };
             let reply = client.sync(SyncRequest { vmi, options: Some(options) }).await?;
             println!("{:7.3}s sync: {:?}", started.elapsed().as_secs_f32(), reply.into_inner());

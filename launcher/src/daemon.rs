@@ -62,6 +62,8 @@ pub struct DaemonProgram {
     pub socket: &'static str,
     /// Name of its configuration file.
     pub configuration: &'static str,
+    /// What it logs besides warnings, in libvirt's terms.
+    pub log_filters: Option<String>,
 }
 
 impl DaemonProgram {
@@ -77,7 +79,7 @@ impl DaemonProgram {
         candidates
             .into_iter()
             .find(|(path, ..)| Path::new(path).exists())
-            .map(|(path, socket, configuration)| Self { path: path.into(), socket, configuration })
+            .map(|(path, socket, configuration)| Self { path: path.into(), socket, configuration, log_filters: None })
             .ok_or(DaemonError::Missing)
     }
 
@@ -255,7 +257,8 @@ async fn run_once(
         }
         return Ok("taken over".into());
     }
-    let mut child = Command::new(&program.path)
+    let mut command = Command::new(&program.path);
+    command
         .arg("--config")
         .arg(paths.libvirt_config().join(program.configuration))
         .env_clear()
@@ -268,8 +271,12 @@ async fn run_once(
         .env("MALLOC_ARENA_MAX", "1")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::inherit())
-        .spawn()?;
+        .stderr(Stdio::inherit());
+    if let Some(filters) = &program.log_filters {
+        // The environment goes before the configuration file, whose output takes warnings only.
+        command.env("LIBVIRT_LOG_FILTERS", filters).env("LIBVIRT_LOG_OUTPUTS", "1:stderr");
+    }
+    let mut child = command.spawn()?;
     tokio::select! {
         status = child.wait() => Ok(status?.to_string()),
         () = wait_for_stop(stopped) => {

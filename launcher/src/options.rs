@@ -58,6 +58,9 @@ pub struct MachineArgs {
     /// Run without hardware virtualization where /dev/kvm is missing.
     #[arg(long)]
     pub allow_emulation: bool,
+    /// What libvirt's daemon logs besides warnings, as `LIBVIRT_LOG_FILTERS` has it.
+    #[arg(long)]
+    pub libvirt_log_filters: Option<String>,
     /// Directory of UEFI firmware images.
     #[arg(long, default_value = "/usr/share/OVMF")]
     pub ovmf_path: PathBuf,

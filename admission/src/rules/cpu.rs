@@ -5,8 +5,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::causes::Causes;
 
-/// Most virtual CPUs a machine can have on any board.
-const VCPUS_MAX: u32 = 4096;
+/// Most virtual CPUs that can be counted. What no node can hold is for the scheduler to tell.
+const VCPUS_MAX: u32 = u32::MAX - 1;
 
 /// What is wrong with the CPU.
 pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
@@ -68,7 +68,7 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
         causes.invalid(
             format!("{root}.domain.cpu"),
             format!(
-                "{root}.domain.cpu asks for {} virtual CPUs, more than the {VCPUS_MAX} a machine can have",
+                "{root}.domain.cpu asks for {} virtual CPUs, more than the {VCPUS_MAX} that can be counted",
                 cpu.vcpus()
             ),
         );
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn topology_is_possible() {
         accepts(cpu(json!({"sockets": 2, "cores": 4, "threads": 2})));
-        refuses(cpu(json!({"sockets": 4_000_000, "cores": 4000})), "spec.domain.cpu", "more than the 4096");
+        refuses(cpu(json!({"sockets": 4_000_000, "cores": 4000})), "spec.domain.cpu", "more than the 4294967294");
         refuses(cpu(json!({"sockets": 4, "maxSockets": 2})), "spec.domain.cpu.sockets", "greater than the maximum");
     }
 

@@ -46,6 +46,11 @@ pub fn causes(root: &str, metadata: &ObjectMeta, config: &ClusterConfig, is_comp
             causes.invalid(field, message);
         }
     }
+    let key = annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX;
+    if metadata.annotations.as_ref().and_then(|all| all.get(key)).is_some_and(|value| value == "true") {
+        let field = format!("{root}.annotations");
+        causes.not_supported(field.clone(), format!("{field}.{key} is not supported yet"));
+    }
     causes
 }
 
@@ -77,6 +82,14 @@ mod tests {
         assert!(check(json!({"annotations": {"kubevirt.io/ignitiondata": ""}}), false).is_empty());
         for key in ["kubevirt.io/ignitiondata", "hooks.kubevirt.io/hookSidecars"] {
             assert_eq!(check(json!({"annotations": {key: "x"}}), false).len(), 1);
+        }
+    }
+
+    #[test]
+    fn placement_of_devices_that_is_not_carried_out_is_refused() {
+        let key = "kubevirt.io/placePCIDevicesOnRootComplex";
+        for (value, refused) in [("true", 1), ("false", 0), ("True", 0), ("", 0)] {
+            assert_eq!(check(json!({"annotations": {key: value}}), false).len(), refused, "{value:?}");
         }
     }
 

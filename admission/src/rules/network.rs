@@ -156,7 +156,7 @@ fn binding(path: &str, interface: &Interface, network: Option<&Network>, config:
         if network.is_some() && !on_pod {
             causes.invalid(format!("{path}.name"), "Masquerade interface only implemented with pod network");
         }
-        if interface.mac_address.as_deref().is_some_and(|mac| mac.replace('-', ":").eq_ignore_ascii_case(BRIDGE_MAC)) {
+        if interface.mac().as_deref() == Some(BRIDGE_MAC) {
             causes.invalid(
                 format!("{path}.macAddress"),
                 "The requested MAC address is reserved for the in-pod bridge. Please choose another one.",
@@ -504,11 +504,16 @@ mod tests {
             &format!("{IF}.macAddress"),
             "too long MAC address",
         );
-        refuses(
-            interface(json!({"macAddress": "02-00-00-00-00-00"})),
-            &format!("{IF}.macAddress"),
-            "reserved for the in-pod bridge",
-        );
+        for mac in ["02-00-00-00-00-00", "0200.0000.0000"] {
+            refuses(
+                interface(json!({"macAddress": mac})),
+                &format!("{IF}.macAddress"),
+                "reserved for the in-pod bridge",
+            );
+        }
+        for mac in ["", "BE-AF-00-00-DE-AD", "beaf.0000.dead"] {
+            accepts(interface(json!({"macAddress": mac})));
+        }
         for address in ["0000:81:00.8", "81:00.1", "0000:81:100.1"] {
             refuses(interface(json!({"pciAddress": address})), &format!("{IF}.pciAddress"), "malformed PCI address");
         }

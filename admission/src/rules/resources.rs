@@ -7,8 +7,9 @@ use crate::causes::Causes;
 
 /// Smallest memory anything could run in.
 const MEMORY_MIN: i64 = 1_000_000;
-/// Largest guest memory: past every host there is, and far from where sums overflow.
-const MEMORY_MAX: i64 = 64 << 40;
+/// Largest guest memory: with all that is added to it a sum stays within 64 bits. What no node can hold is for the scheduler
+/// to tell.
+const MEMORY_MAX: i64 = 4 << 60;
 
 const MALFORMED: &str = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 
@@ -92,7 +93,7 @@ fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     };
     guest.at_least(MEMORY_MIN, "1M", causes);
     if guest.value > MEMORY_MAX {
-        let message = format!("{} '{}': must be less than or equal to 64Ti.", guest.path, guest.text);
+        let message = format!("{} '{}': must be less than or equal to 4Ei.", guest.path, guest.text);
         causes.invalid(guest.path.clone(), message);
     }
     if let Some(limit) = limit.filter(|limit| limit.value > 0 && guest.value > limit.value) {
@@ -213,7 +214,7 @@ mod tests {
         for (amount, message) in [
             ("0", "must be greater than or equal to 1M."),
             ("-1Gi", "must be greater than or equal to 1M."),
-            ("900Ti", "must be less than or equal to 64Ti."),
+            ("5Ei", "must be less than or equal to 4Ei."),
             ("900000Ei", "is out of range"),
             ("much", "quantities must match"),
         ] {

@@ -1,8 +1,14 @@
 //! The one container, `compute`.
 
-use api::{constants::component, vmi::spec::Probe as MachineProbe};
-use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, ObjectFieldSelector, Probe, SecurityContext,
+use api::{
+    constants::{annotation, component, label},
+    vmi::spec::Probe as MachineProbe,
+};
+use k8s_openapi::{
+    api::core::v1::{
+        Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, ObjectFieldSelector, Probe, SecurityContext,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
 use super::{Inputs, LAUNCHER_UID, RenderError, resources::PodResources, some, volumes::Mounts};
@@ -11,6 +17,9 @@ use super::{Inputs, LAUNCHER_UID, RenderError, resources::PodResources, some, vo
 const PROBE_DELAY: i32 = 10;
 /// Verbosity of launchers that needs no mention.
 const DEFAULT_VERBOSITY: u64 = 2;
+
+/// Filters of libvirt's log that show everything but the noise of its objects, messages and events.
+const LIBVIRT_DEBUG: &str = "3:object 3:json 3:event 3:rpc 1:*";
 
 pub(super) fn compute(
     inputs: &Inputs<'_>,
@@ -71,7 +80,25 @@ fn arguments(inputs: &Inputs<'_>, grace: i64) -> Vec<String> {
     if inputs.config.use_emulation {
         arguments.push("--allow-emulation".to_owned());
     }
+    if let Some(filters) = libvirt_log_filters(&inputs.instance.metadata) {
+        // One argument, whatever a user's text begins with.
+        arguments.push(format!("--libvirt-log-filters={filters}"));
+    }
+    let keeps = |(key, value): (&String, &String)| {
+        key.starts_with(annotation::KEEP_LAUNCHER_ALIVE) && (value.is_empty() || value.starts_with("true"))
+    };
+    if meta.annotations.iter().flatten().any(keeps) {
+        arguments.push("--keep-after-failure".to_owned());
+    }
     arguments
+}
+
+/// What libvirt logs besides warnings: what an annotation says, or nearly everything for the label that asks for it.
+fn libvirt_log_filters(meta: &ObjectMeta) -> Option<&str> {
+    let named = meta.annotations.as_ref().and_then(|all| all.get(annotation::LIBVIRT_LOG_FILTERS)).map(String::as_str);
+    let debug = meta.labels.as_ref().and_then(|all| all.get(label::DEBUG_LOGS));
+    let debug = debug.is_some_and(|value| value.eq_ignore_ascii_case("true")).then_some(LIBVIRT_DEBUG);
+    named.filter(|filters| !filters.is_empty()).or(debug)
 }
 
 fn environment(inputs: &Inputs<'_>, mounts: &Mounts) -> Vec<EnvVar> {

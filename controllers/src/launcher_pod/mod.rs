@@ -171,7 +171,8 @@ fn refuse_unsupported(inputs: &Inputs<'_>) -> Result<(), RenderError> {
     if devices.interfaces.iter().any(|interface| interface.binding.is_some()) {
         return refused("binding plugin of an interface");
     }
-    let persistent_tpm = devices.tpm.as_ref().is_some_and(|tpm| tpm.persistent == Some(true));
+    let persistent_tpm =
+        devices.tpm.as_ref().is_some_and(|tpm| tpm.enabled.unwrap_or(true) && tpm.persistent == Some(true));
     let firmware = spec.domain.firmware.as_ref();
     let persistent_efi = firmware
         .and_then(|firmware| firmware.bootloader.as_ref())

@@ -120,8 +120,8 @@ fn memory(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts, ove
                     .map_err(|source| RenderError::Quantity { field: "memory.hugepages.pageSize", source })?,
                 (None, None) => 0,
             };
-            let overcommit = i64::from(inputs.config.memory_overcommit.max(1));
-            base.saturating_mul(100) / overcommit
+            let overcommit = i128::from(inputs.config.memory_overcommit.max(1));
+            i64::try_from(i128::from(base) * 100 / overcommit).unwrap_or(i64::MAX)
         }
     };
     let limit = if pinned { Some(request) } else { limit };

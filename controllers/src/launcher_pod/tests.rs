@@ -37,7 +37,14 @@ fn small() -> Value {
 }
 
 fn rendered_with(spec: Value, config: &ClusterConfig, limits: NamespaceLimits) -> Result<Value, RenderError> {
-    let instance = machine(spec);
+    rendered_machine(&machine(spec), config, limits)
+}
+
+fn rendered_machine(
+    instance: &VirtualMachineInstance,
+    config: &ClusterConfig,
+    limits: NamespaceLimits,
+) -> Result<Value, RenderError> {
     let claims = BTreeMap::from([
         (
             "shared".to_owned(),
@@ -45,7 +52,7 @@ fn rendered_with(spec: Value, config: &ClusterConfig, limits: NamespaceLimits) -
         ),
         ("raw".to_owned(), Arc::new(ClaimView { block: true, ..ClaimView::default() })),
     ]);
-    let inputs = Inputs { instance: &instance, config, launcher_image: "launcher:1", claims: &claims, limits };
+    let inputs = Inputs { instance, config, launcher_image: "launcher:1", claims: &claims, limits };
     render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
 }
 
@@ -281,4 +288,49 @@ fn long_names_become_a_host_name_and_a_label_that_fit() {
     let mut instance = machine(small());
     instance.metadata.name = Some(format!("{name}.example"));
     assert_eq!(metadata::hostname(&instance).len(), 63);
+}
+
+#[test]
+fn what_is_asked_for_a_look_into_the_pod_reaches_the_launcher() {
+    let keep = "kubevirt.io/keep-launcher-alive-after-failure";
+    let filters = "kubevirt.io/libvirt-log-filters";
+    for (metadata, wanted, absent) in [
+        (json!({"annotations": {keep: "true"}}), "--keep-after-failure", "--libvirt-log-filters="),
+        (json!({"annotations": {(format!("{keep}-here")): ""}}), "--keep-after-failure", "--libvirt-log-filters="),
+        (json!({"annotations": {filters: "-1:qemu"}}), "--libvirt-log-filters=-1:qemu", "--keep-after-failure"),
+        (json!({"labels": {"debugLogs": "True"}}), "--libvirt-log-filters=3:object", "--keep-after-failure"),
+        (json!({"annotations": {keep: "false", filters: ""}}), "--name", "--keep-after-failure"),
+        (json!({"labels": {"debugLogs": "false"}}), "--name", "--libvirt-log-filters="),
+    ] {
+        let mut instance = machine(small());
+        instance.metadata = serde_json::from_value(metadata.clone()).unwrap();
+        let pod = rendered_machine(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+        let args = pod["spec"]["containers"][0]["args"].as_array().unwrap().clone();
+        let has = |start: &str| args.iter().filter_map(Value::as_str).any(|arg| arg.starts_with(start));
+        assert!(has(wanted) && !has(absent), "{metadata}: {args:?}");
+    }
+}
+
+#[test]
+fn a_tpm_that_is_switched_off_keeps_no_state() {
+    let with = |tpm: Value| {
+        let spec = merged(small(), &json!({"domain": {"devices": {"tpm": tpm}}}));
+        rendered_with(spec, &ClusterConfig::default(), NamespaceLimits::default()).is_ok()
+    };
+    assert!(with(json!({"enabled": false, "persistent": true})));
+    assert!(!with(json!({"persistent": true})) && !with(json!({"enabled": true, "persistent": true})));
+}
+
+#[test]
+fn what_no_node_can_hold_is_asked_for_as_it_is() {
+    let spec = merged(
+        small(),
+        &json!({"domain": {"cpu": {"sockets": 1_000_000}, "memory": {"guest": "1Ei"}, "resources": {"requests": {"cpu": "1M"}}}}),
+    );
+    let config = ClusterConfig { memory_overcommit: 200, ..ClusterConfig::default() };
+    let pod = rendered_with(spec, &config, NamespaceLimits::default()).unwrap();
+    let requests = &pod["spec"]["containers"][0]["resources"]["requests"];
+    assert_eq!(requests["cpu"], "1M");
+    let memory = api::quantity::units(&Quantity(requests["memory"].as_str().unwrap().to_owned())).unwrap();
+    assert!(memory > 1 << 59 && memory < (1 << 59) + (1 << 53), "half of it, and the overhead: {memory}");
 }

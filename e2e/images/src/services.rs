@@ -68,11 +68,14 @@ fn service(name: &str) -> Option<Service> {
                 "libvirt-daemon",
                 "libvirt-daemon-driver-qemu",
                 "libvirt-clients",
+                "psmisc",
                 "qemu-system-x86",
                 "qemu-utils",
                 "seabios",
                 "ipxe-qemu",
                 "ovmf",
+                "tzdata",
+                "tzdata-legacy",
             ],
             files: LAUNCHER_FILES,
             except: LAUNCHER_EXCEPT,
@@ -95,9 +98,10 @@ fn service(name: &str) -> Option<Service> {
 const LAUNCHER_FILES: &[&str] = &[
     "etc/os-release",
     "etc/debian_version",
-    // libvirt: daemon, the one driver, CPU models; virsh for those who look into a pod.
+    // libvirt: daemon, the one driver, CPU models; virsh and killall for those who look into a pod.
     "usr/sbin/libvirtd",
     "usr/bin/virsh",
+    "usr/bin/killall",
     "usr/lib/x86_64-linux-gnu/libvirt",
     "usr/share/libvirt/cpu_map",
     "usr/share/libvirt/schemas",
@@ -121,10 +125,17 @@ const LAUNCHER_FILES: &[&str] = &[
     "usr/share/qemu/qboot.rom",
     "usr/share/seabios",
     "usr/share/OVMF",
+    // For guests whose clock follows a time zone.
+    "usr/share/zoneinfo",
 ];
 
-const LAUNCHER_EXCEPT: &[&str] =
-    &["usr/share/OVMF/OVMF_CODE_4M.secboot.strictnx.fd", "usr/share/OVMF/OVMF_VARS_4M.snakeoil.fd"];
+const LAUNCHER_EXCEPT: &[&str] = &[
+    "usr/share/OVMF/OVMF_CODE_4M.secboot.strictnx.fd",
+    "usr/share/OVMF/OVMF_VARS_4M.snakeoil.fd",
+    // The same zones once more, with and without leap seconds.
+    "usr/share/zoneinfo/posix",
+    "usr/share/zoneinfo/right",
+];
 
 /// Builds one of these images.
 pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> Result<oci::Summary> {

@@ -5,6 +5,7 @@
 //! [`crate::domain`] turns into XML. Everything here blocks and runs on a blocking thread.
 
 pub mod cloud_init;
+mod grow;
 pub mod image;
 pub mod iso;
 mod prepare;
@@ -15,11 +16,11 @@ use thiserror::Error;
 
 pub use self::{
     image::ImageFormat,
-    prepare::{Prepared, prepare},
+    prepare::{Prepared, Tolerance, prepare},
 };
 use crate::files::FileError;
 
-/// Why the images of a machine cannot be made. All of these are final: trying again gives the same result.
+/// Why the images of a machine cannot be made. The start is tried again: an image may be brought, space be freed.
 #[derive(Debug, Error)]
 pub enum DiskError {
     /// A file of an image or a mounted volume cannot be had.
@@ -54,7 +55,7 @@ pub enum DiskError {
     Quantity(String),
     /// There is not enough space for a disk image.
     #[error(
-        "unable to create {path}, not enough space, demanded size {wanted} B is bigger than available space {free} B"
+        "unable to create {path}, not enough space, demanded size {wanted} B is bigger than available space {free} B, also after taking {lack} % toleration into account"
     )]
     NoSpace {
         /// The image.
@@ -63,6 +64,8 @@ pub enum DiskError {
         wanted: u64,
         /// What is free.
         free: u64,
+        /// Percent that may be missing.
+        lack: u64,
     },
     /// The volume's content is not what it has to be.
     #[error("volume {volume}: {message}")]

@@ -7,12 +7,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use api::{VirtualMachineInstance, quantity, vmi::volumes::Volume};
+use api::{
+    VirtualMachineInstance, quantity,
+    vmi::{status::PersistentVolumeClaimInfo, volumes::Volume},
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
     Backend, DiskError, DiskSource,
     cloud_init::{self, CloudInitVolume, DataSource},
+    grow,
     image::{self, ImageFormat},
     iso::{self, Files},
 };
@@ -23,10 +27,6 @@ use crate::{
 
 /// Sizes of made disks are multiples of this.
 const MEBIBYTE: u64 = 1024 * 1024;
-/// Space that is left free on a volume, as upstream's default for `minimumReservePVCBytes`.
-const RESERVE: u64 = 131_072;
-/// Share of a volume's size that may be missing, in percent, as upstream's default.
-const TOLERATED_LACK: u64 = 10;
 /// Largest file of a configuration volume; a ConfigMap or Secret holds at most 1 MiB.
 const CONFIG_FILE_LIMIT: u64 = 4 * 1024 * 1024;
 /// Deepest directory of a configuration volume.
@@ -43,11 +43,27 @@ pub struct Prepared {
     pub initrd: Option<PathBuf>,
 }
 
-/// Makes all images of a machine. Images that exist are kept.
+/// What the cluster says of images that are made in volumes with a file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tolerance {
+    /// Percent of the size that may be missing.
+    pub lack_percent: u64,
+    /// Bytes that are left free.
+    pub reserve: u64,
+}
+
+impl Tolerance {
+    /// As the agent told it.
+    pub fn of(options: &protocol::MachineOptions) -> Self {
+        Self { lack_percent: u64::from(options.tolerated_lack_percent.min(100)), reserve: options.reserved_bytes }
+    }
+}
+
+/// Makes all images of a machine. Images that exist are kept; one in a claim grows to what the claim has room for.
 ///
 /// # Errors
 /// When a volume does not hold what the machine needs, or an image cannot be made.
-pub fn prepare(vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Prepared, DiskError> {
+pub fn prepare(vmi: &VirtualMachineInstance, paths: &Paths, tolerance: &Tolerance) -> Result<Prepared, DiskError> {
     let mut prepared = Prepared::default();
     let disks: BTreeSet<&str> = vmi.spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
     let mut cloud_init_made = false;
@@ -66,7 +82,7 @@ pub fn prepare(vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Prepared, 
             }
             continue;
         }
-        let source = make(volume, index, vmi, paths)?;
+        let source = make(volume, index, vmi, paths, tolerance)?;
         prepared.sources.insert(volume.name.clone(), source);
     }
     if let Some(container) = vmi
@@ -88,7 +104,13 @@ pub fn prepare(vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Prepared, 
     Ok(prepared)
 }
 
-fn make(volume: &Volume, index: usize, vmi: &VirtualMachineInstance, paths: &Paths) -> Result<DiskSource, DiskError> {
+fn make(
+    volume: &Volume,
+    index: usize,
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    tolerance: &Tolerance,
+) -> Result<DiskSource, DiskError> {
     let name = volume.name.as_str();
     if let Some(disk) = &volume.container_disk {
         let file = container_disk(name, &paths.container_disk(index), disk.path.as_deref())?;
@@ -104,7 +126,7 @@ fn make(volume: &Volume, index: usize, vmi: &VirtualMachineInstance, paths: &Pat
         return Ok(file_source(path, ImageFormat::Qcow2));
     }
     if volume.ephemeral.as_ref().is_some_and(|ephemeral| ephemeral.persistent_volume_claim.is_some()) {
-        let (path, size) = match claim_source(name, vmi, paths, false)?.backend {
+        let (path, size) = match claim_source(name, vmi, paths, None)?.backend {
             Backend::File { path, .. } => {
                 let info =
                     image::inspect(&path).map_err(|source| DiskError::Image { volume: name.to_owned(), source })?;
@@ -118,13 +140,13 @@ fn make(volume: &Volume, index: usize, vmi: &VirtualMachineInstance, paths: &Pat
         return layer(name, path, ImageFormat::Raw, size, paths);
     }
     if volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() {
-        return claim_source(name, vmi, paths, true);
+        return claim_source(name, vmi, paths, Some(tolerance));
     }
     if let Some(host) = &volume.host_disk {
         let file = Path::new(&host.path).file_name().and_then(|f| f.to_str()).unwrap_or_default();
         let create = (host.type_ == "DiskOrCreate").then_some(host.capacity.as_ref()).flatten();
         let size = create.map(|capacity| disk_size(name, capacity)).transpose()?;
-        return filesystem_disk(name, &paths.filesystem_volume(name), file, size);
+        return filesystem_disk(name, &paths.filesystem_volume(name), file, size.map(|size| (size, tolerance)));
     }
     let (directory, label) = if let Some(v) = &volume.config_map {
         (paths.config_map(name), v.volume_label.as_deref())
@@ -189,12 +211,13 @@ fn layer(
     })
 }
 
-/// A claim: a device if it is mounted as one, else the image file in its filesystem, made if it is missing.
+/// A claim: a device if it is mounted as one, else the image file in its filesystem. With a tolerance the image is the
+/// machine's own: it is made if it is missing, and grown to the claim.
 fn claim_source(
     volume: &str,
     vmi: &VirtualMachineInstance,
     paths: &Paths,
-    create: bool,
+    own: Option<&Tolerance>,
 ) -> Result<DiskSource, DiskError> {
     let device = paths.block_volume(volume);
     if image::is_block_device(&device) {
@@ -207,19 +230,32 @@ fn claim_source(
             made_size: 0,
         });
     }
-    let size = if create { claim_size(volume, vmi)? } else { None };
-    filesystem_disk(volume, &paths.filesystem_volume(volume), "disk.img", size)
+    let info = claim_info(volume, vmi);
+    let own = match (own, info) {
+        (Some(tolerance), Some(info)) => claim_size(volume, info)?.map(|size| (size, tolerance)),
+        _ => None,
+    };
+    let source = filesystem_disk(volume, &paths.filesystem_volume(volume), "disk.img", own)?;
+    if let (Backend::File { path, .. }, Some((size, _))) = (&source.backend, own)
+        && let Err(error) =
+            grow::grow(path, size, info.and_then(|info| info.filesystem_overhead.as_deref()), source.preallocated)
+    {
+        // A claim that is read-only, for one. The guest has its disk all the same.
+        tracing::warn!(volume, %error, "the image was not grown to its claim");
+    }
+    Ok(source)
 }
 
-/// Size of the image to make in a claim: what was requested, or the claim's capacity if that is less.
-fn claim_size(volume: &str, vmi: &VirtualMachineInstance) -> Result<Option<u64>, DiskError> {
-    let info = vmi
-        .status
+fn claim_info<'a>(volume: &str, vmi: &'a VirtualMachineInstance) -> Option<&'a PersistentVolumeClaimInfo> {
+    vmi.status
         .iter()
         .flat_map(|status| &status.volume_status)
         .find(|status| status.name == volume)
-        .and_then(|status| status.persistent_volume_claim_info.as_ref());
-    let Some(info) = info else { return Ok(None) };
+        .and_then(|status| status.persistent_volume_claim_info.as_ref())
+}
+
+/// Size of the image to make in a claim: what was requested, or the claim's capacity if that is less.
+fn claim_size(volume: &str, info: &PersistentVolumeClaimInfo) -> Result<Option<u64>, DiskError> {
     let read = |quantity: Option<&Quantity>| quantity.map(|q| disk_size(volume, q)).transpose();
     let capacity = read(info.capacity.get("storage"))?;
     let request = read(info.requests.get("storage"))?;
@@ -235,15 +271,20 @@ fn disk_size(volume: &str, quantity: &Quantity) -> Result<u64, DiskError> {
     if size == 0 { Err(DiskError::TooSmall(volume.to_owned())) } else { Ok(size) }
 }
 
-fn filesystem_disk(volume: &str, directory: &Path, file: &str, create: Option<u64>) -> Result<DiskSource, DiskError> {
+fn filesystem_disk(
+    volume: &str,
+    directory: &Path,
+    file: &str,
+    create: Option<(u64, &Tolerance)>,
+) -> Result<DiskSource, DiskError> {
     let failed = |source| DiskError::File { volume: volume.to_owned(), source };
     let dir = UntrustedDir::open(directory).map_err(failed)?;
     if !Paths::is_single_component(file) {
         return Err(DiskError::Name(file.to_owned()));
     }
     let path = match (dir.regular_file(Path::new(file)), create) {
-        (Err(FileError::Open { source: rustix::io::Errno::NOENT, .. }), Some(size)) => {
-            make_raw(&directory.join(file), directory, size)?;
+        (Err(FileError::Open { source: rustix::io::Errno::NOENT, .. }), Some((size, tolerance))) => {
+            make_raw(&directory.join(file), directory, size, tolerance)?;
             dir.regular_file(Path::new(file)).map_err(failed)?
         }
         (result, _) => result.map_err(failed)?,
@@ -254,19 +295,20 @@ fn filesystem_disk(volume: &str, directory: &Path, file: &str, create: Option<u6
 }
 
 /// A new raw image: a file with a hole of the disk's size.
-fn make_raw(path: &Path, directory: &Path, size: u64) -> Result<(), DiskError> {
+fn make_raw(path: &Path, directory: &Path, size: u64, tolerance: &Tolerance) -> Result<(), DiskError> {
     let failed = |source| DiskError::Write { path: path.to_owned(), source };
     let stat = rustix::fs::statvfs(directory).map_err(|e| failed(e.into()))?;
-    let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(RESERVE);
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(tolerance.reserve);
     let mut granted = size;
     if size > free {
-        if size / 100 * (100 - TOLERATED_LACK) > free {
-            return Err(DiskError::NoSpace { path: path.to_owned(), wanted: size, free });
+        let lack = tolerance.lack_percent;
+        if size / 100 * 100_u64.saturating_sub(lack) > free {
+            return Err(DiskError::NoSpace { path: path.to_owned(), wanted: size, free, lack });
         }
         granted = free / MEBIBYTE * MEBIBYTE;
         tracing::warn!(
             path = %path.display(),
-            "PV size too small: expected {size} B, found {free} B. Using it anyway, it is within {TOLERATED_LACK} % toleration"
+            "PV size too small: expected {size} B, found {free} B. Using it anyway, it is within {lack} % toleration"
         );
     }
     // Exclusive: a file or link that appears meanwhile is not touched.
@@ -362,6 +404,9 @@ mod tests {
 
     use super::*;
 
+    /// The cluster's settings where nobody has changed them.
+    const DEFAULT: Tolerance = Tolerance { lack_percent: 10, reserve: 131_072 };
+
     struct Scratch(Paths, PathBuf);
 
     impl Scratch {
@@ -405,7 +450,7 @@ mod tests {
         let scratch = Scratch::new("layer");
         std::fs::write(scratch.1.join("images/disk_0/disk/any.img"), vec![1; 1000]).unwrap();
         let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
-        let source = prepare(&vmi, &scratch.0).unwrap().sources.remove("root").unwrap();
+        let source = prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources.remove("root").unwrap();
         assert_eq!(source.backend, Backend::File { path: scratch.0.overlay("root"), format: ImageFormat::Qcow2 });
         assert_eq!(source.backing.unwrap().1, ImageFormat::Raw);
         assert_eq!(&std::fs::read(scratch.0.overlay("root")).unwrap()[24..32], &1024_u64.to_be_bytes());
@@ -415,11 +460,11 @@ mod tests {
     fn an_image_with_two_files_or_none_is_refused() {
         let scratch = Scratch::new("count");
         let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
-        assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::NotOneFile { count: 0, .. })));
+        assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::NotOneFile { count: 0, .. })));
         for name in ["a", "b"] {
             std::fs::write(scratch.1.join("images/disk_0/disk").join(name), "x").unwrap();
         }
-        assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::NotOneFile { count: 2, .. })));
+        assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::NotOneFile { count: 2, .. })));
     }
 
     #[test]
@@ -428,7 +473,7 @@ mod tests {
         std::fs::write(scratch.1.join("secret"), "x").unwrap();
         for path in ["../../secret", "/disk/../../../secret"] {
             let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x", "path": path}}));
-            assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::File { .. })), "{path}");
+            assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::File { .. })), "{path}");
         }
     }
 
@@ -436,18 +481,40 @@ mod tests {
     fn a_claim_without_an_image_gets_one_of_the_smaller_of_request_and_capacity() {
         let scratch = Scratch::new("claim");
         let mut vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
-        assert!(prepare(&vmi, &scratch.0).is_err());
+        assert!(prepare(&vmi, &scratch.0, &DEFAULT).is_err());
         vmi.status = Some(
             serde_json::from_value(json!({"volumeStatus": [{"name": "data", "target": "", "persistentVolumeClaimInfo":
                 {"capacity": {"storage": "5Mi"}, "requests": {"storage": "3500Ki"}}}]}))
             .unwrap(),
         );
-        prepare(&vmi, &scratch.0).unwrap();
+        prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
         let path = scratch.1.join("private/vmi-disks/data/disk.img");
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MEBIBYTE);
         std::fs::write(&path, "kept").unwrap();
-        prepare(&vmi, &scratch.0).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"kept");
+        prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
+        let image = std::fs::read(&path).unwrap();
+        assert!(image.starts_with(b"kept") && image.len() as u64 == 2 * MEBIBYTE, "grown to what is left of it");
+    }
+
+    #[test]
+    fn the_cluster_says_how_much_of_a_claim_may_be_missing() {
+        let scratch = Scratch::new("tolerance");
+        let directory = scratch.1.join("private/vmi-disks/data");
+        let stat = rustix::fs::statvfs(&directory).unwrap();
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        // What is free changes meanwhile, so the rows keep far from the limits.
+        for (wanted, lack_percent, reserve, made) in [
+            (free / 4, 0, 0, true),
+            (free / 4, 0, free, false),
+            (free * 2, 10, 0, false),
+            (free * 2, 75, 0, true),
+            (free * 2, 100, free, true),
+        ] {
+            let path = directory.join("made.img");
+            let _ = std::fs::remove_file(&path);
+            let result = make_raw(&path, &directory, wanted, &Tolerance { lack_percent, reserve });
+            assert_eq!(result.is_ok(), made, "{lack_percent} {result:?}");
+        }
     }
 
     #[test]
@@ -456,7 +523,7 @@ mod tests {
         std::fs::write(scratch.1.join("secret"), "x").unwrap();
         std::os::unix::fs::symlink("../../../secret", scratch.1.join("private/vmi-disks/data/disk.img")).unwrap();
         let vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
-        assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::File { .. })));
+        assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::File { .. })));
     }
 
     #[test]
@@ -469,14 +536,14 @@ mod tests {
         std::os::unix::fs::symlink("..data/key", dir.join("key")).unwrap();
         assert_eq!(config_files(&dir).unwrap(), Files::from([("key".to_owned(), b"value".to_vec())]));
         let vmi = vmi(json!({"name": "cm", "configMap": {"name": "c"}}));
-        assert!(prepare(&vmi, &scratch.0).unwrap().sources["cm"].made_size > 0);
+        assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources["cm"].made_size > 0);
     }
 
     #[test]
     fn an_empty_disk_below_one_mebibyte_is_refused() {
         let scratch = Scratch::new("empty");
         let vmi = vmi(json!({"name": "e", "emptyDisk": {"capacity": "1000Ki"}}));
-        assert!(matches!(prepare(&vmi, &scratch.0), Err(DiskError::TooSmall(_))));
+        assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::TooSmall(_))));
     }
 
     #[test]
@@ -489,7 +556,7 @@ mod tests {
         // A link out of the directory to a file, to nothing, and a link to nothing within.
         for target in ["../../../secret", "../../../absent", "gone"] {
             std::os::unix::fs::symlink(target, directory.join("disk.img")).unwrap();
-            let made = prepare(&vmi, &scratch.0);
+            let made = prepare(&vmi, &scratch.0, &DEFAULT);
             assert!(matches!(made, Err(DiskError::File { .. } | DiskError::Write { .. })), "{target}: {made:?}");
             std::fs::remove_file(directory.join("disk.img")).unwrap();
         }

@@ -1,6 +1,6 @@
 //! Devices other than disks and network interfaces.
 
-use api::VirtualMachineInstance;
+use api::{VirtualMachineInstance, constants::annotation};
 
 use super::{DomainError, Environment, alias, on_off, virtio_model, xml::Element};
 
@@ -39,6 +39,15 @@ pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
                 .with("type", "unix")
                 .child(Element::new("source").with("mode", "bind").with("path", path.to_string_lossy()))
         }));
+    }
+    if super::annotation(vmi, annotation::DISABLE_PCI_HOLE64).is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        list.push(
+            Element::new("controller")
+                .with("type", "pci")
+                .with("index", "0")
+                .with("model", "pcie-root")
+                .child(Element::new("pcihole64").with("unit", "KiB").text("0")),
+        );
     }
     list.extend(display(vmi, env)?);
     list.extend(inputs(vmi)?);
@@ -108,7 +117,7 @@ fn display(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Vec<El
         .and_then(|firmware| firmware.bootloader.as_ref())
         .is_some_and(|bootloader| bootloader.efi.is_some());
     let asked = devices.video.as_ref().and_then(|video| video.type_.as_deref()).filter(|t| !t.is_empty());
-    let kind = asked.unwrap_or(if efi { "bochs" } else { "vga" });
+    let kind = asked.unwrap_or(if efi && !env.options.vga_for_efi { "bochs" } else { "vga" });
     if !VIDEO.contains(&kind) {
         return Err(DomainError::Unsupported { field: "spec.domain.devices.video.type", value: kind.to_owned() });
     }
@@ -158,9 +167,9 @@ fn balloon(vmi: &VirtualMachineInstance, env: &Environment<'_>, model: &str) -> 
     if domain.devices.autoattach_mem_balloon == Some(false) {
         return Element::new("memballoon").with("model", "none");
     }
-    let annotation = "kubevirt.io/free-page-reporting-disabled";
-    let off = domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some())
-        || vmi.metadata.annotations.as_ref().and_then(|a| a.get(annotation)).is_some_and(|v| v == "true");
+    let off = env.options.free_page_reporting_disabled
+        || domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some())
+        || super::annotation(vmi, annotation::FREE_PAGE_REPORTING_DISABLED).is_some_and(|value| value == "true");
     let period = env.options.balloon_stats_period;
     Element::new("memballoon")
         .with("model", model)

@@ -1,5 +1,7 @@
 //! Hypervisor features, clock and timers.
 
+use std::path::{Component, Path};
+
 use api::{
     VirtualMachineInstance,
     vmi::features::{FeatureHyperv, FeatureState},
@@ -89,10 +91,14 @@ fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {
 }
 
 /// The `<clock>` element, if the machine says anything about time.
-pub(super) fn clock(vmi: &VirtualMachineInstance) -> Option<Element> {
-    let clock = vmi.spec.domain.clock.as_ref()?;
+pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option<Element>, DomainError> {
+    let Some(clock) = &vmi.spec.domain.clock else { return Ok(None) };
     let mut element = Element::new("clock");
     if let Some(zone) = clock.timezone.as_deref().filter(|z| !z.is_empty()) {
+        // QEMU takes a zone that it does not find for UTC, without a word.
+        if !is_zone(zones, zone) {
+            return Err(DomainError::Unsupported { field: "spec.domain.clock.timezone", value: zone.to_owned() });
+        }
         element = element.with("offset", "timezone").with("timezone", zone);
     } else {
         // Without an offset the guest's own changes to its clock do not survive a start.
@@ -106,7 +112,7 @@ pub(super) fn clock(vmi: &VirtualMachineInstance) -> Option<Element> {
             element.with("offset", "utc").with_some("adjustment", adjustment)
         };
     }
-    let Some(timer) = &clock.timer else { return Some(element) };
+    let Some(timer) = &clock.timer else { return Ok(Some(element)) };
     let one = |name: &str, present: Option<bool>, policy: Option<&String>, track: Option<&String>| {
         Element::new("timer")
             .with("name", name)
@@ -120,5 +126,11 @@ pub(super) fn clock(vmi: &VirtualMachineInstance) -> Option<Element> {
         .children(timer.kvm.as_ref().map(|t| one("kvmclock", t.present, None, None)))
         .children(timer.hpet.as_ref().map(|t| one("hpet", t.present, t.tick_policy.as_ref(), None)))
         .children(timer.hyperv.as_ref().map(|t| one("hypervclock", t.present, None, None)));
-    Some(element)
+    Ok(Some(element))
+}
+
+/// Whether a text names a time zone in a directory of them, and nothing outside of it.
+fn is_zone(zones: &Path, name: &str) -> bool {
+    let plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    plain && zones.join(name).is_file()
 }

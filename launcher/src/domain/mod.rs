@@ -20,7 +20,7 @@ pub use self::firmware::{Uefi, select_uefi};
 use self::xml::Element;
 use crate::disks::Prepared;
 
-/// Why a machine cannot be turned into a domain. Each is final: the same machine gives the same error.
+/// Why a machine cannot be turned into a domain.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DomainError {
     /// The pod has no hardware virtualization and software emulation is off.
@@ -69,6 +69,14 @@ pub enum DomainError {
     ControlCharacter,
 }
 
+impl DomainError {
+    /// Whether the machine is given up. As in the reference, only firmware that the launcher does not have ends it: all
+    /// else is shown, and tried again.
+    pub const fn is_lasting(&self) -> bool {
+        matches!(self, Self::NoFirmware(_))
+    }
+}
+
 /// What the pod offers to the machine.
 #[derive(Clone, Debug)]
 pub struct Environment<'a> {
@@ -90,6 +98,8 @@ pub struct Environment<'a> {
     pub prepared: &'a Prepared,
     /// Firmware for UEFI, if the machine boots so and it was found.
     pub uefi: Option<&'a Uefi>,
+    /// Directory of time zones, which QEMU looks up.
+    pub zones: &'a Path,
     /// What the agent knows.
     pub options: &'a protocol::MachineOptions,
 }
@@ -153,7 +163,7 @@ pub fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Do
         .child(firmware::os(vmi, env)?)
         .child(firmware::sysinfo(vmi, env.options))
         .child(features::features(vmi)?)
-        .children(features::clock(vmi))
+        .children(features::clock(vmi, env.zones)?)
         .child(cpu::cpu(spec, env.kvm)?);
     domain = match spec.reboot_policy.as_deref() {
         None | Some("") => domain,
@@ -195,6 +205,10 @@ fn memory(vmi: &VirtualMachineInstance) -> Result<u64, DomainError> {
         Some(bytes) => Ok(bytes),
         None => Err(DomainError::Memory(quantity.0.clone())),
     }
+}
+
+fn annotation<'a>(vmi: &'a VirtualMachineInstance, key: &str) -> Option<&'a str> {
+    vmi.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
 /// Model of virtio devices.

@@ -45,7 +45,7 @@ fn one(
             value: model.to_owned(),
         });
     }
-    let mac = interface.mac_address.as_deref().unwrap_or(&nic.mac);
+    let mac = interface.mac().unwrap_or_else(|| nic.mac.clone());
     let mut element = Element::new("interface").with("type", "ethernet");
     if !mac.is_empty() {
         element = element.child(Element::new("mac").with("address", mac));

@@ -51,11 +51,19 @@ fn options() -> protocol::MachineOptions {
             mac: "02:00:00:00:00:01".into(),
             ..Default::default()
         }],
-        serial_console_log_disabled: false,
+        ..protocol::MachineOptions::default()
     }
 }
 
 fn convert_with(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Domain, DomainError> {
+    convert_for(vmi, kvm, &options())
+}
+
+fn convert_for(
+    vmi: &VirtualMachineInstance,
+    kvm: bool,
+    options: &protocol::MachineOptions,
+) -> Result<Domain, DomainError> {
     let uefi = Uefi { code: "/ovmf/code.fd".into(), vars: "/ovmf/vars.fd".into(), secure: false };
     convert(
         vmi,
@@ -69,7 +77,8 @@ fn convert_with(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Domain, Domai
             secrets: Path::new("/p/secret"),
             prepared: &prepared(),
             uefi: Some(&uefi),
-            options: &options(),
+            zones: Path::new("/p/zoneinfo"),
+            options,
         },
     )
 }
@@ -179,6 +188,7 @@ fn without_kvm_emulation_must_be_allowed() {
         secrets: Path::new(""),
         prepared: &prepared,
         uefi: None,
+        zones: Path::new(""),
         options: &options,
     };
     assert_eq!(convert(&vmi, &environment), Err(DomainError::NoKvm));
@@ -342,5 +352,58 @@ fn usb_redirection_has_its_channels_and_a_controller() {
         "<controller type=\"usb\" index=\"0\" model=\"qemu-xhci\"/>",
     ] {
         assert!(xml.replace('\'', "\"").contains(part), "{part} is not in {xml}");
+    }
+}
+
+#[test]
+fn a_clock_follows_a_time_zone_that_there_is() {
+    let zones = std::env::temp_dir().join(format!("launcher-zones-{}", std::process::id()));
+    std::fs::create_dir_all(zones.join("Europe")).unwrap();
+    std::fs::write(zones.join("Europe/Berlin"), "TZif").unwrap();
+    std::fs::write(zones.join("../launcher-zones-outside"), "TZif").unwrap();
+    for (zone, known) in [
+        ("Europe/Berlin", true),
+        ("Mars/Olympus", false),
+        ("Europe", false),
+        ("../launcher-zones-outside", false),
+        ("/etc/passwd", false),
+    ] {
+        let vmi = vmi(with_domain(json!({"clock": {"timezone": zone}})));
+        let clock = features::clock(&vmi, &zones);
+        if known {
+            assert!(clock.unwrap().unwrap().to_xml().contains("timezone='Europe/Berlin'"));
+        } else {
+            let field = "spec.domain.clock.timezone";
+            assert_eq!(clock.err(), Some(DomainError::Unsupported { field, value: zone.to_owned() }));
+        }
+    }
+    std::fs::remove_dir_all(&zones).unwrap();
+    std::fs::remove_file(std::env::temp_dir().join("launcher-zones-outside")).unwrap();
+}
+
+#[test]
+fn the_cluster_and_annotations_choose_hardware() {
+    let convert = |options: &protocol::MachineOptions, annotations: Value| {
+        let mut vmi = vmi(with_domain(json!({"firmware": {"bootloader": {"efi": {"secureBoot": false}}}})));
+        vmi.metadata.annotations = serde_json::from_value(annotations).unwrap();
+        convert_for(&vmi, true, options).unwrap().xml
+    };
+    let plain = convert(&options(), json!({}));
+    assert!(plain.contains("freePageReporting='on'") && plain.contains("type='bochs'") && !plain.contains("pcihole64"));
+    let changed = protocol::MachineOptions { free_page_reporting_disabled: true, vga_for_efi: true, ..options() };
+    let changed = convert(&changed, json!({"kubevirt.io/disablePCIHole64": "True"}));
+    assert!(changed.contains("freePageReporting='off'") && changed.contains("<model type='vga'"));
+    assert!(changed.contains("<pcihole64 unit='KiB'>0</pcihole64>"));
+    let annotated = convert(&options(), json!({"kubevirt.io/free-page-reporting-disabled": "true"}));
+    assert!(annotated.contains("freePageReporting='off'"));
+}
+
+#[test]
+fn the_mac_address_is_written_as_libvirt_reads_it() {
+    for (asked, expected) in [("BE-AF-00-00-DE-AD", "be:af:00:00:de:ad"), ("", "02:00:00:00:00:01")] {
+        let interface = json!({"name": "default", "masquerade": {}, "macAddress": asked});
+        let mut spec = with_domain(json!({"devices": {"interfaces": [interface]}}));
+        spec["networks"] = json!([{"name": "default", "pod": {}}]);
+        assert!(xml(spec).contains(&format!("<mac address='{expected}'")), "{asked}");
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use virt::{connect::Connect, domain::Domain, sys};
 
-use super::{Error, Signals};
+use super::{DiskTrouble, Error, Signals};
 use crate::stats::Parameter;
 
 /// The events that are registered for.
@@ -252,6 +252,37 @@ pub(super) fn domain_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, 
     // SAFETY: the list came from libvirt, is freed once, and nothing refers to it any more.
     unsafe { sys::virDomainStatsRecordListFree(records) };
     Ok(list)
+}
+
+/// Disks of a running domain that have met an error, by target.
+pub(super) fn disk_errors(domain: &Domain) -> Result<Vec<(String, DiskTrouble)>, Error> {
+    /// More disks than a machine has.
+    const MOST: usize = 1024;
+    let failed = || Error::from(virt::error::Error::last_error());
+    // SAFETY: the domain is alive; without a list libvirt answers with the number of disks.
+    let count = unsafe { sys::virDomainGetDiskErrors(domain.as_ptr(), ptr::null_mut(), 0, 0) };
+    let count = usize::try_from(count).map_err(|_| failed())?.min(MOST);
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let mut list = vec![sys::virDomainDiskError { disk: ptr::null_mut(), error: 0 }; count];
+    let room = u32::try_from(count).unwrap_or_default();
+    // SAFETY: the domain is alive, and the list has room for as many entries as is said.
+    let filled = unsafe { sys::virDomainGetDiskErrors(domain.as_ptr(), list.as_mut_ptr(), room, 0) };
+    let filled = usize::try_from(filled).map_err(|_| failed())?;
+    let mut errors = Vec::new();
+    for entry in list.iter().take(filled) {
+        // SAFETY: libvirt has filled this entry; its name is null or a string that ends with a zero byte.
+        let target = unsafe { text(entry.disk) };
+        // SAFETY: libvirt allocated the name with malloc and hands it over; it is freed once, and free takes null.
+        unsafe { nix::libc::free(entry.disk.cast()) };
+        match u32::try_from(entry.error).unwrap_or_default() {
+            sys::VIR_DOMAIN_DISK_ERROR_NONE => {}
+            sys::VIR_DOMAIN_DISK_ERROR_NO_SPACE => errors.push((target, DiskTrouble::NoSpace)),
+            _ => errors.push((target, DiskTrouble::InputOutput)),
+        }
+    }
+    Ok(errors)
 }
 
 /// libvirt's description of the domains the host can run.

@@ -133,6 +133,22 @@ pub struct DomainState {
     pub reason: i32,
 }
 
+impl DomainState {
+    /// Whether QEMU has stopped the guest because of a disk.
+    pub fn is_io_error(self) -> bool {
+        self.state == sys::VIR_DOMAIN_PAUSED && i64::from(self.reason) == i64::from(sys::VIR_DOMAIN_PAUSED_IOERROR)
+    }
+}
+
+/// What a disk has met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskTrouble {
+    /// Reading or writing failed.
+    InputOutput,
+    /// There is no space behind it.
+    NoSpace,
+}
+
 /// How a guest is asked to reboot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RebootWay {
@@ -151,6 +167,8 @@ pub struct DomainFacts {
     pub memory: u64,
     /// XML of the domain as it runs; empty if it does not run.
     pub xml: String,
+    /// Disks that have met an error, by target, while the guest stands still because of one.
+    pub disk_errors: Vec<(String, DiskTrouble)>,
 }
 
 /// One connection to the daemon. Dropping it ends it.
@@ -295,7 +313,14 @@ impl Connection {
             let active = domain.is_active()?;
             let memory = if active { domain.get_info()?.memory.saturating_mul(1024) } else { 0 };
             let xml = if active && with_xml { domain.get_xml_desc(0)? } else { String::new() };
-            Ok(DomainFacts { state: DomainState { state, reason }, memory, xml })
+            let state = DomainState { state, reason };
+            let disk_errors = if state.is_io_error() { callbacks::disk_errors(domain) } else { Ok(Vec::new()) };
+            // The state counts, whether or not it can be told which disk it comes from.
+            let disk_errors = disk_errors.unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot read the errors of the domain's disks");
+                Vec::new()
+            });
+            Ok(DomainFacts { state, memory, xml, disk_errors })
         })
         .await
     }

@@ -13,7 +13,7 @@ use super::{
     AgentChannel, ConnectionHandle, MachineHandle, RequestError, Shared,
     queue::{Action, Request, RequestQueue},
     start::Start,
-    state::{active_domain, lifecycle},
+    state::{active_domain, errors_by_volume, lifecycle, waits_for_disk},
 };
 use crate::{
     agent::{GuestAgent, Told},
@@ -39,8 +39,6 @@ const SHUTDOWN_REPEAT: Duration = Duration::from_secs(5);
 const FINISH_DEADLINE: Duration = Duration::from_secs(300);
 /// The same when the pod is being ended.
 const FINISH_DEADLINE_TERMINATING: Duration = Duration::from_secs(10);
-/// Starts that may fail for reasons that might pass.
-const START_ATTEMPTS: u32 = 3;
 /// How long the guest agent may take to answer.
 const AGENT_DEADLINE: Duration = Duration::from_secs(10);
 /// A change may be missed while libvirt's daemon restarts, so the state is read anew at least this often.
@@ -84,7 +82,6 @@ pub struct Driver {
     connection: Option<Connection>,
     allow_emulation: bool,
     stage: Stage,
-    attempts: u32,
     stopping: Option<Stopping>,
     terminating: bool,
     finish_at: Option<Instant>,
@@ -134,7 +131,6 @@ impl Driver {
             daemon: None,
             connection: None,
             stage: Stage::Waiting,
-            attempts: 0,
             stopping: None,
             terminating: false,
             finish_at: None,
@@ -184,7 +180,8 @@ impl Driver {
 
     fn start_daemon(&mut self) -> Result<(), daemon::DaemonError> {
         if self.daemon.is_none() {
-            let program = DaemonProgram::find()?;
+            let mut program = DaemonProgram::find()?;
+            program.log_filters.clone_from(&self.args.libvirt_log_filters);
             daemon::configure(&program, &self.paths)?;
             self.daemon = Some(Daemon::start(program.clone(), self.paths.clone()));
             self.program = Some(program);
@@ -309,23 +306,13 @@ impl Driver {
             return Err(RequestError::NoHello);
         }
         let result = self.start(&start).await;
-        match &result {
-            Ok(_) => self.attempts = 0,
-            Err(error) => {
-                tracing::error!(%error, "the machine cannot be started");
-                let lasting = match error {
-                    RequestError::Start { lasting, .. } => *lasting,
-                    RequestError::Libvirt(error) => !error.is_transient() && self.attempts + 1 >= START_ATTEMPTS,
-                    _ => false,
-                };
-                if !matches!(error, RequestError::Ending) {
-                    self.attempts += 1;
-                }
-                if lasting || self.attempts >= START_ATTEMPTS * 2 {
-                    let text = error.to_string();
-                    self.publish(|state| state.failure = text);
-                    self.end();
-                }
+        if let Err(error) = &result {
+            tracing::error!(%error, "the machine cannot be made what it should be");
+            // All else may pass, and the agent asks again. A guest that runs is never ended by it.
+            if self.stage != Stage::Live && matches!(error, RequestError::Start { lasting: true, .. }) {
+                let text = error.to_string();
+                self.publish(|state| state.failure = text);
+                self.end();
             }
         }
         result
@@ -355,6 +342,7 @@ impl Driver {
         self.open_console(start);
         // Connecting may have found the domain of a former worker.
         if self.stage == Stage::Live {
+            self.go_on().await?;
             return Ok(false);
         }
         let Some(domain) = domain else { return Ok(false) };
@@ -375,6 +363,19 @@ impl Driver {
         self.refresh().await;
         tracing::info!("the machine runs");
         Ok(true)
+    }
+
+    /// Lets a guest that stands still because of a disk run on. If the cause is still there, it stops again.
+    async fn go_on(&mut self) -> Result<(), RequestError> {
+        let stuck = {
+            let state = self.state.borrow();
+            waits_for_disk(state.lifecycle(), &state.reason) && self.stopping.is_none()
+        };
+        let Some(connection) = self.connection.clone().filter(|_| stuck) else { return Ok(()) };
+        tracing::info!("the machine goes on after an error of a disk");
+        connection.resume(&self.name, CALL_DEADLINE).await?;
+        self.refresh().await;
+        Ok(())
     }
 
     fn open_console(&mut self, start: &Start) {
@@ -571,6 +572,7 @@ impl Driver {
                 state.machine_type.clone_from(&active.machine_type);
                 state.software_emulation = active.software_emulation;
                 state.memory_current = facts.memory;
+                state.disk_errors = errors_by_volume(&facts.disk_errors, &active.disks);
                 state.disks.clone_from(&active.disks);
                 for disk in &mut state.disks {
                     disk.size = sizes.iter().find(|made| made.volume == disk.volume).map_or(0, |made| made.size);
@@ -609,6 +611,7 @@ impl Driver {
         self.finish_at = Some(self.finish_at.map_or(at, |earlier| earlier.min(at)));
         self.publish(|state| {
             state.guest_agent_connected = false;
+            state.disk_errors.clear();
             forget_guest(state);
             if state.failure.is_empty() && state.lifecycle() == Lifecycle::NoDomain {
                 state.set_lifecycle(Lifecycle::Shutoff);

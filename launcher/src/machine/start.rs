@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use super::RequestError;
 use crate::{
     dhcp::{self, DhcpError, Lease},
-    disks::{self, cloud_init},
+    disks::{self, Tolerance, cloud_init},
     domain::{self, Domain, Environment},
     options::MachineArgs,
     paths::Paths,
@@ -26,6 +26,9 @@ const PREPARE_DEADLINE: Duration = Duration::from_secs(60);
 /// Where Debian has UEFI firmware, in case the cluster's setting names another distribution's directory.
 const OVMF_FALLBACK: &str = "/usr/share/OVMF";
 
+/// Where QEMU looks up time zones.
+const ZONES: &str = "/usr/share/zoneinfo";
+
 /// Everything a start needs to know.
 #[derive(Clone, Debug)]
 pub(super) struct Start {
@@ -36,8 +39,9 @@ pub(super) struct Start {
     pub allow_emulation: bool,
 }
 
-fn lasting(error: impl std::fmt::Display) -> RequestError {
-    RequestError::Start { message: error.to_string(), lasting: true }
+/// A failure that may pass: an image appears, space is freed, a claim is repaired. The machine waits for it.
+fn passing(error: impl std::fmt::Display) -> RequestError {
+    RequestError::Start { message: error.to_string(), lasting: false }
 }
 
 impl Start {
@@ -47,15 +51,12 @@ impl Start {
         let work = tokio::task::spawn_blocking(move || this.domain_blocking());
         match tokio::time::timeout(PREPARE_DEADLINE, work).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) | Err(_) => Err(RequestError::Start {
-                message: "the machine's disks could not be made ready in time".into(),
-                lasting: false,
-            }),
+            Ok(Err(_)) | Err(_) => Err(passing("the machine's disks could not be made ready in time")),
         }
     }
 
     fn domain_blocking(&self) -> Result<Domain, RequestError> {
-        let prepared = disks::prepare(&self.vmi, &self.paths).map_err(lasting)?;
+        let prepared = disks::prepare(&self.vmi, &self.paths, &Tolerance::of(&self.options)).map_err(passing)?;
         let efi = self
             .vmi
             .spec
@@ -73,10 +74,8 @@ impl Start {
         let usb_redirection: Vec<PathBuf> =
             (0..USB_CHANNELS).map(|channel| self.paths.usb_redirection(&self.args.uid, channel)).collect();
         let nvram = self.paths.nvram().join(format!("{}_VARS.fd", self.args.name));
-        std::fs::create_dir_all(self.paths.machine(&self.args.uid)).map_err(|error| RequestError::Start {
-            message: format!("cannot make the machine's directory: {error}"),
-            lasting: false,
-        })?;
+        std::fs::create_dir_all(self.paths.machine(&self.args.uid))
+            .map_err(|error| passing(format!("cannot make the machine's directory: {error}")))?;
         let environment = Environment {
             kvm: kvm_usable(&self.paths.dev),
             allow_emulation: self.allow_emulation,
@@ -87,9 +86,11 @@ impl Start {
             secrets: &self.paths.private.join("secret"),
             prepared: &prepared,
             uefi: uefi.as_ref(),
+            zones: Path::new(ZONES),
             options: &self.options,
         };
-        domain::convert(&self.vmi, &environment).map_err(lasting)
+        domain::convert(&self.vmi, &environment)
+            .map_err(|error| RequestError::Start { lasting: error.is_lasting(), message: error.to_string() })
     }
 
     /// Starts DHCP on the bridges of the machine's interfaces.
@@ -97,9 +98,8 @@ impl Start {
         let resolver = Resolver::read(Path::new("/etc/resolv.conf")).with_subdomain(self.vmi.spec.subdomain.as_deref());
         let mut servers = Vec::new();
         for nic in self.options.nics.iter().filter(|nic| !nic.bridge.is_empty()) {
-            let lease = lease(nic, &self.vmi, &resolver).ok_or_else(|| lasting(DhcpError::Lease(nic.name.clone())))?;
-            let socket = dhcp::open(&nic.bridge)
-                .map_err(|error| RequestError::Start { message: error.to_string(), lasting: false })?;
+            let lease = lease(nic, &self.vmi, &resolver).ok_or_else(|| passing(DhcpError::Lease(nic.name.clone())))?;
+            let socket = dhcp::open(&nic.bridge).map_err(passing)?;
             servers.push(tokio::spawn(dhcp::serve(socket, lease)));
         }
         Ok(servers)

@@ -1,8 +1,8 @@
 //! What libvirt says of a domain, in the words of the protocol. Pure.
 
-use protocol::{DiskTarget, Lifecycle};
+use protocol::{DiskError, DiskTarget, Lifecycle};
 
-use crate::libvirt::DomainState;
+use crate::libvirt::{DiskTrouble, DomainState};
 
 /// Longest domain XML that is looked at.
 const XML_LIMIT: usize = 4 * 1024 * 1024;
@@ -128,9 +128,50 @@ pub fn active_domain(xml: &str) -> ActiveDomain {
     domain
 }
 
+/// Whether the guest stands still until a disk can be used again. Every other pause is somebody's wish, or has a way of its
+/// own to end.
+pub fn waits_for_disk(lifecycle: Lifecycle, reason: &str) -> bool {
+    lifecycle == Lifecycle::Paused && reason == "ioError"
+}
+
+/// Errors of disks by the volumes behind them. A disk without a volume of a user's is left out.
+pub fn errors_by_volume(errors: &[(String, DiskTrouble)], disks: &[DiskTarget]) -> Vec<DiskError> {
+    let volume = |target: &str| disks.iter().find(|disk| disk.target == target).map(|disk| disk.volume.clone());
+    errors
+        .iter()
+        .filter_map(|(target, trouble)| {
+            Some(DiskError { volume: volume(target)?, no_space: *trouble == DiskTrouble::NoSpace })
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_guest_that_waits_for_a_disk_is_let_on() {
+        for (state, reason, waits) in [
+            (Lifecycle::Paused, "ioError", true),
+            (Lifecycle::Paused, "user", false),
+            (Lifecycle::Paused, "startingUp", false),
+            (Lifecycle::Running, "ioError", false),
+            (Lifecycle::Running, "booted", false),
+        ] {
+            assert_eq!(waits_for_disk(state, reason), waits, "{state:?} {reason}");
+        }
+        assert!(DomainState { state: 3, reason: 5 }.is_io_error());
+        assert!(
+            !DomainState { state: 3, reason: 1 }.is_io_error() && !DomainState { state: 1, reason: 5 }.is_io_error()
+        );
+    }
+
+    #[test]
+    fn errors_of_disks_are_told_by_volume() {
+        let disks = [DiskTarget { volume: "data".into(), target: "vdb".into(), size: 0 }];
+        let errors = [("vdb".to_owned(), DiskTrouble::NoSpace), ("vdc".to_owned(), DiskTrouble::InputOutput)];
+        assert_eq!(errors_by_volume(&errors, &disks), [DiskError { volume: "data".into(), no_space: true }]);
+    }
 
     #[test]
     fn states_and_reasons_have_libvirts_names() {

@@ -41,12 +41,13 @@ fn keep(state: &mut MachineState) {
     cut(&mut state.interfaces);
     state.interfaces.iter_mut().for_each(|interface| cut(&mut interface.addresses));
     cut(&mut state.disks);
+    cut(&mut state.disk_errors);
     state.agent.iter_mut().for_each(|agent| cut(&mut agent.commands));
 }
 
 #[cfg(test)]
 mod tests {
-    use protocol::{DiskTarget, GuestAgent, GuestAgentCommand, GuestInterface};
+    use protocol::{DiskError, DiskTarget, GuestAgent, GuestAgentCommand, GuestInterface};
 
     use super::*;
     use crate::launcher::client::LIST_LIMIT;
@@ -58,14 +59,16 @@ mod tests {
         let mut state = MachineState {
             interfaces: [vec![interface], vec![GuestInterface::default(); MANY]].concat(),
             disks: vec![DiskTarget::default(); MANY],
+            disk_errors: vec![DiskError::default(); MANY],
             agent: Some(GuestAgent { commands: vec![GuestAgentCommand::default(); MANY], ..GuestAgent::default() }),
             ..MachineState::default()
         };
         keep(&mut state);
         let agent = state.agent.unwrap();
         let interfaces = &state.interfaces;
-        let lengths = [interfaces.len(), interfaces[0].addresses.len(), state.disks.len(), agent.commands.len()];
-        assert_eq!(lengths, [LIST_LIMIT; 4]);
+        let disks = [state.disks.len(), state.disk_errors.len()];
+        let lengths = [interfaces.len(), interfaces[0].addresses.len(), agent.commands.len()];
+        assert_eq!((disks, lengths), ([LIST_LIMIT; 2], [LIST_LIMIT; 3]));
         assert!(state.interfaces.capacity() <= 2 * LIST_LIMIT);
     }
 }

@@ -12,6 +12,8 @@ const PAUSED: &str = "Paused";
 const LIVE_MIGRATABLE: &str = "LiveMigratable";
 const STORAGE_LIVE_MIGRATABLE: &str = "StorageLiveMigratable";
 const SYNCHRONIZED: &str = "Synchronized";
+/// Reason of a guest that stands still because of a disk.
+pub const PAUSED_BY_DISK: &str = "PausedIOError";
 /// Reason of a failed synchronization, as the reference spells it.
 const SYNC_FAILED: &str = "Synchronizing with the Domain failed.";
 
@@ -126,7 +128,7 @@ fn paused(list: &mut Vec<Condition>, report: &MachineState, now: &Time) {
     }
     let (reason, message) = match simplified(&report.reason).as_str() {
         "user" => ("PausedByUser", "VMI was paused by user"),
-        "ioerror" => ("PausedIOError", "VMI was paused, low-level IO error detected"),
+        "ioerror" => (PAUSED_BY_DISK, "VMI was paused, low-level IO error detected"),
         _ => return,
     };
     condition::set(list, Condition::new(PAUSED, true, reason, message, now));

@@ -239,7 +239,7 @@ fn start(machine: &Machine, now: Now, decision: &mut Decision) {
         return;
     }
     let fingerprint = machine.facts.fingerprint;
-    match machine.io_pause {
+    match machine.io_pause.filter(|pause| pause.gone_on_since.is_none()) {
         // A machine that stands still after an I/O error is tried again by a synchronization, at growing intervals.
         Some(pause) => {
             if decision.due(pause.retry_at.max(retry_at), now) {

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use api::VirtualMachineInstance;
 use async_trait::async_trait;
 use process::config::ConfigHandle;
-use protocol::{CacheFile, SmBios};
+use protocol::{CacheFile, MachineOptions, SmBios};
 use tokio::net::UnixStream;
 
 use crate::{
@@ -45,12 +45,8 @@ pub struct NetworkFailure {
 /// What the cluster configuration says about all machines.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// What the guest's firmware tells about its hardware.
-    pub smbios: SmBios,
-    /// Seconds between balloon statistics.
-    pub balloon_stats_period: u32,
-    /// The serial console is not copied to the launcher's output, unless the machine asks for it.
-    pub serial_console_log_disabled: bool,
+    /// What launchers are told; the network devices of a machine are still missing.
+    pub options: MachineOptions,
     /// Software emulation may be used.
     pub allow_emulation: bool,
 }
@@ -145,15 +141,46 @@ impl Host for NodeHost {
 fn settings(config: &api::config::ClusterConfig) -> Settings {
     let smbios = &config.smbios;
     Settings {
-        smbios: SmBios {
-            manufacturer: smbios.manufacturer.clone(),
-            product: smbios.product.clone(),
-            version: smbios.version.clone(),
-            sku: smbios.sku.clone(),
-            family: smbios.family.clone(),
+        options: MachineOptions {
+            smbios: Some(SmBios {
+                manufacturer: smbios.manufacturer.clone(),
+                product: smbios.product.clone(),
+                version: smbios.version.clone(),
+                sku: smbios.sku.clone(),
+                family: smbios.family.clone(),
+            }),
+            balloon_stats_period: config.mem_balloon_stats_period,
+            nics: Vec::new(),
+            serial_console_log_disabled: !config.log_serial_console,
+            free_page_reporting_disabled: !config.free_page_reporting,
+            vga_for_efi: config.vga_display_for_efi,
+            tolerated_lack_percent: config.pvc_tolerate_less_space_up_to_percent,
+            reserved_bytes: config.minimum_reserve_pvc_bytes,
         },
-        balloon_stats_period: config.mem_balloon_stats_period,
-        serial_console_log_disabled: !config.log_serial_console,
         allow_emulation: config.use_emulation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::config::ClusterConfig;
+
+    use super::*;
+
+    #[test]
+    fn launchers_are_told_what_the_cluster_says() {
+        let defaults = settings(&ClusterConfig::default()).options;
+        assert_eq!((defaults.tolerated_lack_percent, defaults.reserved_bytes), (10, 131_072));
+        assert!(!defaults.free_page_reporting_disabled && !defaults.vga_for_efi);
+        let changed = ClusterConfig {
+            free_page_reporting: false,
+            vga_display_for_efi: true,
+            pvc_tolerate_less_space_up_to_percent: 20,
+            minimum_reserve_pvc_bytes: 7,
+            ..ClusterConfig::default()
+        };
+        let told = settings(&changed).options;
+        assert_eq!((told.tolerated_lack_percent, told.reserved_bytes), (20, 7));
+        assert!(told.free_page_reporting_disabled && told.vga_for_efi);
     }
 }

@@ -65,7 +65,7 @@ fn from_domain(
     let mac = nic
         .map(|nic| nic.mac.clone())
         .filter(|mac| !mac.is_empty())
-        .or_else(|| interface.mac_address.clone())
+        .or_else(|| interface.mac())
         .or_else(|| former.and_then(|former| former.mac.clone()));
     let addresses: Vec<String> = match in_pod {
         Some(in_pod) => in_pod.ips.iter().map(ToString::to_string).collect(),

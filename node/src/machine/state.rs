@@ -108,6 +108,8 @@ pub struct IoPause {
     pub attempts: u32,
     /// Next attempt.
     pub retry_at: Duration,
+    /// It has run on since; if it stands still again soon, that is the same trouble.
+    pub gone_on_since: Option<Duration>,
 }
 
 /// Calls under way. At most one of each kind, so that their number is bounded.
@@ -373,10 +375,19 @@ impl Machine {
             self.guest_changed_at.get_or_insert(now.since_start);
         }
         let io_paused = state.lifecycle() == Lifecycle::Paused && simplified(&state.reason) == "ioerror";
-        self.io_pause = match (io_paused, self.io_pause) {
-            (false, _) => None,
-            (true, Some(pause)) => Some(pause),
-            (true, None) => Some(IoPause { attempts: 0, retry_at: now.since_start + IO_RETRY_FIRST }),
+        let known =
+            self.io_pause.filter(|pause| pause.gone_on_since.is_none_or(|at| now.since_start < at + IO_FORGOTTEN));
+        self.io_pause = match (io_paused, known) {
+            (false, None) => None,
+            (false, Some(pause)) => {
+                Some(IoPause { gone_on_since: Some(pause.gone_on_since.unwrap_or(now.since_start)), ..pause })
+            }
+            (true, Some(pause)) if pause.gone_on_since.is_none() => Some(pause),
+            (true, known) => {
+                let attempts = known.map_or(0, |pause| pause.attempts);
+                let retry_at = now.since_start + io_wait(attempts);
+                Some(IoPause { attempts, retry_at, gone_on_since: None })
+            }
         };
         self.report = Some(state);
         self.ran |= self.domain().is_alive();
@@ -446,7 +457,14 @@ impl Machine {
                     }
                     Err(error) => {
                         self.delay_io_retry(now);
-                        return self.failed(&error, now);
+                        let news = self.failed(&error, now);
+                        // A guest that runs does not end because its launcher could not be told something.
+                        if let Some(failure) =
+                            self.failure.as_mut().filter(|_| Domain::of(self.report.as_ref()).is_alive())
+                        {
+                            failure.hopeless = false;
+                        }
+                        return news;
                     }
                 }
             }
@@ -524,8 +542,7 @@ impl Machine {
     fn delay_io_retry(&mut self, now: Now) {
         if let Some(pause) = &mut self.io_pause {
             pause.attempts = pause.attempts.saturating_add(1);
-            let wait = IO_RETRY_FIRST.saturating_mul(1 << pause.attempts.min(8)).min(IO_RETRY_LAST);
-            pause.retry_at = now.since_start + wait;
+            pause.retry_at = now.since_start + io_wait(pause.attempts);
         }
     }
 
@@ -614,6 +631,13 @@ const RECONNECT: Duration = Duration::from_millis(100);
 /// First and longest pause before a machine that stands still after an I/O error is tried again.
 const IO_RETRY_FIRST: Duration = Duration::from_secs(10);
 const IO_RETRY_LAST: Duration = Duration::from_secs(180);
+/// A guest that has run this long since has overcome its I/O error.
+const IO_FORGOTTEN: Duration = Duration::from_secs(30);
+
+/// Pause before a machine that stands still is tried again, after so many attempts.
+fn io_wait(attempts: u32) -> Duration {
+    IO_RETRY_FIRST.saturating_mul(1 << attempts.min(8)).min(IO_RETRY_LAST)
+}
 
 /// Pause after the n-th failure in a row: 1 s, doubling, at most a minute.
 fn pause(count: u32) -> Duration {

@@ -220,6 +220,12 @@ fn announcements(
         }
         _ => {}
     }
+    if let Some(pause) =
+        next.condition("Paused").filter(|pause| pause.reason.as_deref() == Some(conditions::PAUSED_BY_DISK))
+        && !current.condition("Paused").is_some_and(|known| known.says_same(pause))
+    {
+        list.extend(disk_errors(machine));
+    }
     let evictable = matches!(machine.vmi.spec.eviction_strategy, Some(api::EvictionStrategy::LiveMigrate));
     if let Some(condition) = next.condition("LiveMigratable").filter(|condition| evictable && condition.is_false())
         && !current.condition("LiveMigratable").is_some_and(|known| known.says_same(condition))
@@ -233,6 +239,22 @@ fn announcements(
         ));
     }
     list
+}
+
+/// The disks that a guest stands still for. Names come from the object, never from the launcher.
+fn disk_errors(machine: &Machine) -> Vec<Announcement> {
+    let Some(report) = &machine.report else { return Vec::new() };
+    let volumes = machine.vmi.spec.volumes.iter().map(|volume| &volume.name);
+    volumes
+        .filter_map(|name| {
+            let message = if report.disk_errors.iter().find(|error| error.volume == *name)?.no_space {
+                format!("VM Paused due to not enough space on volume: {name}")
+            } else {
+                format!("VM Paused due to IO error at the volume: {name}")
+            };
+            Some(Announcement::warning("IOerror", message))
+        })
+        .collect()
 }
 
 /// True when nothing differs but what the guest does by itself.

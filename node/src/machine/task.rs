@@ -304,13 +304,8 @@ impl Task {
                 Completed::Outcome(Outcome::Network(number, ready))
             }),
             Effect::Sync { fingerprint } => {
-                let settings = host.settings();
-                let options = MachineOptions {
-                    smbios: Some(settings.smbios),
-                    balloon_stats_period: settings.balloon_stats_period,
-                    nics: self.machine.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default(),
-                    serial_console_log_disabled: settings.serial_console_log_disabled,
-                };
+                let nics = self.machine.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
+                let options = MachineOptions { nics, ..host.settings().options };
                 self.call(async move {
                     let synced = sync(&launcher, &vmi, options).await;
                     Completed::Outcome(Outcome::Synced(number, fingerprint, synced))

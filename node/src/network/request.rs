@@ -106,15 +106,20 @@ pub fn request(vmi: &VirtualMachineInstance) -> Result<Option<Request>, Error> {
         wanted = Some(Request {
             name: interface.name.clone(),
             pod_link: pod_link(vmi, &interface.name),
-            mac: interface.mac_address.clone().filter(|mac| !mac.is_empty()),
+            mac: interface.mac(),
             queues: queues(vmi, interface),
-            v4: pair(pod.vm_network_cidr.as_deref().unwrap_or(SUBNET_V4), IpAddr::is_ipv4)?,
-            v6: pair(pod.vm_ipv6_network_cidr.as_deref().unwrap_or(SUBNET_V6), IpAddr::is_ipv6)?,
+            v4: pair(given(pod.vm_network_cidr.as_ref()).unwrap_or(SUBNET_V4), IpAddr::is_ipv4)?,
+            v6: pair(given(pod.vm_ipv6_network_cidr.as_ref()).unwrap_or(SUBNET_V6), IpAddr::is_ipv6)?,
             forwards: forwards(interface)?,
             sidecar: has_sidecar(vmi),
         });
     }
     Ok(wanted)
+}
+
+/// A text that says something: clients send empty ones for what they leave open.
+fn given(text: Option<&String>) -> Option<&str> {
+    text.map(String::as_str).filter(|text| !text.is_empty())
 }
 
 /// Refuses every binding but masquerade.

@@ -19,6 +19,7 @@ mod network;
 mod refusals;
 mod replicas;
 mod rights;
+mod spellings;
 mod stream_faults;
 mod streams;
 mod usb;

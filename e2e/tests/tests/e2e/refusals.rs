@@ -75,7 +75,8 @@ fn impossible_machines_are_refused_with_the_field_named() {
 #[test]
 fn machine_larger_than_any_node_waits_and_says_so() {
     story("huge", async |s| {
-        s.apply(&manifests::vm("box", "Always").replace("guest: 128Mi", "guest: 900Gi")).await?;
+        let huge = "resources: {requests: {memory: 1Ei, cpu: 1M}}";
+        s.apply(&manifests::vm("box", "Always").replace("memory: {guest: 128Mi}", huge)).await?;
         let minute = Duration::from_secs(60);
         s.wait("vm", "box", "be unschedulable", minute, |vm| vm["status"]["printableStatus"] == "ErrorUnschedulable")
             .await?;

@@ -28,6 +28,9 @@ const CRASH_WINDOW: Duration = Duration::from_secs(300);
 /// How long processes may take to end after SIGTERM.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 
+/// Argument for the supervisor alone: a pod that failed stays for a look, until it is deleted.
+const KEEP: &str = "--keep-after-failure";
+
 /// What to do when the worker has ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
@@ -56,6 +59,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let (kept, args): (Vec<OsString>, Vec<OsString>) = args.into_iter().partition(|arg| arg == KEEP);
     let worker = std::env::var_os("VIRT_LAUNCHER_WORKER").unwrap_or_else(|| WORKER.into());
     let mut crashes: Vec<Instant> = Vec::new();
     let mut terminating = false;
@@ -78,7 +82,15 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
             }
         }
     };
-    if end_all() { ExitCode::from(code) } else { ExitCode::FAILURE }
+    let code = if end_all() { code } else { 1 };
+    if code != 0 && !kept.is_empty() {
+        eprintln!("virt-launcher-monitor: the machine has failed, its pod is kept until it is deleted");
+        while !terminating {
+            wait_for_signal(&signals);
+            terminating = signals.take_end_request();
+        }
+    }
+    ExitCode::from(code)
 }
 
 fn start(worker: &OsString, args: &[OsString]) -> std::io::Result<Child> {
@@ -102,8 +114,7 @@ fn watch(signals: &signals::Signals, child: &mut Child, terminating: &mut bool) 
                 return ExitStatus::from_raw(status.as_raw());
             }
         }
-        let mut fds = [PollFd::from_borrowed_fd(signals.fd(), PollFlags::IN)];
-        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 }));
+        wait_for_signal(signals);
         if signals.take_end_request() {
             *terminating = true;
             if let Some(pid) = pid {
@@ -111,6 +122,12 @@ fn watch(signals: &signals::Signals, child: &mut Child, terminating: &mut bool) 
             }
         }
     }
+}
+
+/// Waits for a signal; a missed one costs at most a minute.
+fn wait_for_signal(signals: &signals::Signals) {
+    let mut fds = [PollFd::from_borrowed_fd(signals.fd(), PollFlags::IN)];
+    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 }));
 }
 
 /// Ends what is left of the pod's processes; true if all are gone.

@@ -444,3 +444,66 @@ fn a_failure_that_cannot_be_helped_is_not_tried_again() {
     machine.failure = Some(Failure { message: "bad".into(), count: 1, retry_at: Duration::ZERO, hopeless: true });
     assert_eq!(names(&decide(&machine, at(10))), ["write"]);
 }
+
+#[test]
+fn a_guest_that_stops_again_soon_waits_longer_and_one_that_ran_on_starts_anew() {
+    let paused = || state(Lifecycle::Paused, "ioError");
+    let running = || state(Lifecycle::Running, "unpaused");
+    let retry_at = |machine: &Machine| machine.io_pause.map(|pause| pause.retry_at.as_secs());
+    let mut machine = live();
+    machine.hear(paused(), at(100));
+    assert_eq!(retry_at(&machine), Some(110));
+    let fingerprint = machine.facts.fingerprint;
+    machine.learn(Outcome::Synced(1, fingerprint, Ok(false)), NODE, at(110));
+    machine.hear(running(), at(110));
+    settle(&mut machine);
+    assert!(!names(&decide(&machine, at(140))).contains(&"sync"), "it runs");
+    machine.hear(paused(), at(112));
+    assert_eq!(retry_at(&machine), Some(132), "the second attempt waits longer");
+    machine.hear(running(), at(140));
+    machine.hear(paused(), at(180));
+    assert_eq!(retry_at(&machine), Some(190), "that was another trouble");
+}
+
+#[test]
+fn users_read_which_disk_stopped_a_guest() {
+    let mut machine = live();
+    let mut vmi = (*machine.vmi).clone();
+    vmi.spec.volumes = serde_json::from_value(json!([{"name": "root"}, {"name": "data"}, {"name": "idle"}])).unwrap();
+    machine.see(Arc::new(vmi), NODE);
+    let mut report = state(Lifecycle::Paused, "ioError");
+    report.disk_errors = [("data", true), ("root", false), ("unknown", true)]
+        .map(|(volume, no_space)| protocol::DiskError { volume: volume.into(), no_space })
+        .to_vec();
+    machine.hear(report, at(100));
+    let told = |machine: &Machine| -> Vec<String> {
+        let wanted = status::wanted(machine, at(100));
+        let list = wanted.into_iter().flat_map(|wanted| wanted.announcements);
+        list.filter(|news| news.reason == "IOerror").map(|news| news.message).collect()
+    };
+    assert_eq!(
+        told(&machine),
+        ["VM Paused due to IO error at the volume: root", "VM Paused due to not enough space on volume: data",]
+    );
+    settle(&mut machine);
+    assert!(told(&machine).is_empty(), "once");
+}
+
+#[test]
+fn a_guest_that_runs_outlives_a_synchronization_that_is_refused() {
+    let refusal = || crate::launcher::LauncherError::Refused {
+        call: "Sync",
+        message: "cannot be read".into(),
+        irrecoverable: true,
+    };
+    for (mut machine, phase) in [(live(), None), (prepared("Scheduled", Lifecycle::NoDomain, ""), Some(Phase::Failed))]
+    {
+        machine.learn(Outcome::Synced(1, 0, Err(refusal())), NODE, at(10));
+        let status = status::wanted(&machine, at(10)).unwrap().status;
+        assert_eq!(status.condition("Synchronized").unwrap().message.as_deref(), Some("cannot be read"));
+        match phase {
+            Some(phase) => assert_eq!(status.phase, Some(phase)),
+            None => assert_eq!(status.phase, Some(Phase::Running)),
+        }
+    }
+}
