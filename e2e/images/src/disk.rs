@@ -1,12 +1,10 @@
 //! Bootable disks for BIOS machines, put together from files without a loop device.
 //!
 //! ```text
-//! sector 0     boot sector of GRUB with the partition table written into it
-//! sector 1..   GRUB's core image, which carries its own configuration
+//! sector 0     boot sector of the loader with the partition table written into it
+//! sector 1..   the rest of the loader and its table
 //! sector 2048  one partition: the file system
 //! ```
-//! The core image is read by the boot sector from sector 1, which is what both expect unless told otherwise, so
-//! nothing has to be patched.
 
 use std::{
     fs::{self, File},
@@ -16,24 +14,12 @@ use std::{
 
 use crate::{
     error::{At, Error, Result},
+    loader::{self, Boot},
     tool,
 };
 
 const SECTOR: u64 = 512;
-const PARTITION_START: u64 = 2048;
-/// Modules of GRUB: what reads the partition and starts Linux.
-const GRUB_MODULES: [&str; 4] = ["biosdisk", "part_msdos", "ext2", "linux16"];
-
-/// Where kernel and initial RAM file system lie on the partition, and the kernel's arguments.
-#[derive(Debug, Clone)]
-pub struct Boot<'a> {
-    /// Path of the kernel.
-    pub kernel: &'a str,
-    /// Path of the initial RAM file system.
-    pub initrd: &'a str,
-    /// Kernel command line.
-    pub arguments: &'a str,
-}
+const PARTITION_START: u32 = 2048;
 
 /// A file system made from a directory.
 #[derive(Debug, Clone)]
@@ -50,7 +36,7 @@ pub struct FileSystem<'a> {
 
 /// Makes `to`, a raw disk image that boots from a file system with the content of `directory`.
 ///
-/// `tools` is a Debian root with grub-pc-bin and e2fsprogs; `work` a directory for intermediate files.
+/// `tools` is a Debian root with binutils and e2fsprogs; `work` a directory for intermediate files.
 pub fn make(
     tools: &Path,
     directory: &Path,
@@ -61,18 +47,14 @@ pub fn make(
 ) -> Result<()> {
     let partition = work.join("partition");
     make_ext4(tools, directory, system, &partition)?;
-    let core = make_core(tools, boot, work)?;
-    let boot_path = tools.join("usr/lib/grub/i386-pc/boot.img");
-    let sector = boot_sector(&fs::read(&boot_path).at(&boot_path)?, system.size / SECTOR)?;
-    if core.len() as u64 > (PARTITION_START - 1) * SECTOR {
-        return Err(Error::Layout("the boot loader".to_owned(), format!("{} bytes", core.len())));
-    }
+    let loader = loader::make(tools, directory, &partition, PARTITION_START, boot, work)?;
+    let (first, rest) = loader.split_at(SECTOR as usize);
     let mut disk = File::create(to).at(to)?;
-    disk.write_all(&sector).at(to)?;
-    disk.write_all(&core).at(to)?;
-    disk.seek(SeekFrom::Start(PARTITION_START * SECTOR)).at(to)?;
+    disk.write_all(&boot_sector(first, system.size / SECTOR)?).at(to)?;
+    disk.write_all(rest).at(to)?;
+    disk.seek(SeekFrom::Start(u64::from(PARTITION_START) * SECTOR)).at(to)?;
     copy_sparse(&partition, &mut disk).at(to)?;
-    disk.set_len(PARTITION_START * SECTOR + system.size).at(to)?;
+    disk.set_len(u64::from(PARTITION_START) * SECTOR + system.size).at(to)?;
     fs::remove_file(&partition).at(&partition)
 }
 
@@ -91,7 +73,7 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path)
         .env("SOURCE_DATE_EPOCH", crate::EPOCH.to_string())
         .env("MKE2FS_CONFIG", tools.join("etc/mke2fs.conf"))
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0"])
-        // GRUB reads none of these two, and a disk that grows later needs no second group descriptor area.
+        // Boot loaders read none of these two, and a disk that grows later needs no second group descriptor area.
         .args([
             "-O",
             if system.journal {
@@ -111,26 +93,6 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path)
     Ok(())
 }
 
-fn make_core(tools: &Path, boot: &Boot<'_>, work: &Path) -> Result<Vec<u8>> {
-    let config = work.join("grub.cfg");
-    // The 16-bit protocol: with the 32-bit one GRUB moves the whole space the kernel asks for (58 MB) byte by byte,
-    // which takes longer under emulation than reading and unpacking the kernel.
-    let text = format!("linux16 {} {}\ninitrd16 {}\nboot\n", boot.kernel, boot.arguments, boot.initrd);
-    fs::write(&config, text).at(&config)?;
-    let core = work.join("core.img");
-    let mut command = tool::from_root(tools, "usr/bin/grub-mkimage");
-    command
-        .args(["-O", "i386-pc", "-p", "(,msdos1)/boot/grub", "-d"])
-        .arg(tools.join("usr/lib/grub/i386-pc"))
-        .arg("-c")
-        .arg(&config)
-        .arg("-o")
-        .arg(&core)
-        .args(GRUB_MODULES);
-    tool::run(&mut command, "from Debian package grub-common")?;
-    fs::read(&core).at(&core)
-}
-
 /// The boot sector with one active Linux partition from sector 2048 on.
 fn boot_sector(boot: &[u8], sectors: u64) -> Result<[u8; 512]> {
     let mut sector: [u8; 512] =
@@ -144,7 +106,7 @@ fn boot_sector(boot: &[u8], sectors: u64) -> Result<[u8; 512]> {
     entry[1..4].copy_from_slice(&[0xfe, 0xff, 0xff]);
     entry[4] = 0x83;
     entry[5..8].copy_from_slice(&[0xfe, 0xff, 0xff]);
-    entry[8..12].copy_from_slice(&(PARTITION_START as u32).to_le_bytes());
+    entry[8..12].copy_from_slice(&PARTITION_START.to_le_bytes());
     entry[12..16].copy_from_slice(&sectors.to_le_bytes());
     sector[444..446].fill(0);
     sector[446..510].fill(0);

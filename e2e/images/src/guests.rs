@@ -15,27 +15,34 @@ use crate::{
     EPOCH, Options,
     cache::{Cache, Key},
     debian::{self, Request, Root, Variant},
-    disk::{self, Boot, FileSystem},
+    disk::{self, FileSystem},
     error::{At, Error, Result},
-    layer, newc, oci,
+    layer,
+    loader::Boot,
+    newc, oci,
     services::{QEMU_USER, applets},
     tool,
     tree::Tree,
 };
 
-/// What both guests are made with: kernel, boot loader, file system tools, disk tools.
-const TOOLS: [&str; 7] = [
-    "base-files",
-    "linux-image-cloud-amd64",
-    "busybox-static",
-    "grub-pc-bin",
-    "grub-common",
-    "e2fsprogs",
-    "qemu-utils",
-];
+/// What both guests are made with: kernel, assembler, file system tools, disk tools.
+const TOOLS: [&str; 6] =
+    ["base-files", "linux-image-cloud-amd64", "busybox-static", "binutils", "e2fsprogs", "qemu-utils"];
+
+macro_rules! guest_file {
+    ($name:literal) => {
+        include_str!(concat!("../../guests/", $name))
+    };
+}
 
 /// The code that decides what a guest looks like is one of its inputs.
-const CODE: [&str; 3] = [include_str!("guests.rs"), include_str!("disk.rs"), include_str!("newc.rs")];
+const CODE: [&str; 5] = [
+    include_str!("guests.rs"),
+    include_str!("disk.rs"),
+    include_str!("loader.rs"),
+    guest_file!("boot/loader.S"),
+    include_str!("newc.rs"),
+];
 
 /// Drivers of the small guest; what they depend on comes along.
 const TINY_MODULES: &[&str] = &[
@@ -57,11 +64,9 @@ const TINY_MODULES: &[&str] = &[
     "button",
 ];
 
-macro_rules! guest_file {
-    ($name:literal) => {
-        include_str!(concat!("../../guests/", $name))
-    };
-}
+/// Arguments of the small guest's kernel: why each of them is there stands in the README of the guests.
+const TINY_ARGUMENTS: &str = "console=tty0 console=ttyS0,115200 quiet nokaslr cryptomgr.notests \
+    initcall_blacklist=jent_mod_init,crypto_kdf108_init,init_encrypted noreplace-smp init_on_alloc=0 clearcpuid=erms";
 
 /// Files of the small guest: path, mode, content.
 const TINY_FILES: &[(&str, u32, &str)] = &[
@@ -146,11 +151,7 @@ fn tiny_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
         set_time(&staging)?;
         let system =
             FileSystem { label: "tiny", uuid: "7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01", size: 62 << 20, journal: false };
-        let boot = Boot {
-            kernel: "/boot/vmlinuz",
-            initrd: "/boot/initrd",
-            arguments: "console=tty0 console=ttyS0,115200 quiet nokaslr cryptomgr.notests",
-        };
+        let boot = Boot { kernel: "/boot/vmlinuz", initrd: "/boot/initrd", arguments: TINY_ARGUMENTS };
         let raw = work.join("disk.raw");
         disk::make(&tools.path, &staging, &system, &boot, &work, &raw)?;
         disk::to_qcow2(&tools.path, &raw, &dir.join("disk.qcow2"))?;

@@ -12,7 +12,7 @@ use tokio::{
 use super::{
     AgentChannel, ConnectionHandle, MachineHandle, RequestError, Shared,
     queue::{Action, Request, RequestQueue},
-    start::Start,
+    start::{Start, kvm_usable},
     state::{active_domain, errors_by_volume, lifecycle, waits_for_disk},
 };
 use crate::{
@@ -79,6 +79,9 @@ pub struct Driver {
     name: String,
     program: Option<DaemonProgram>,
     daemon: Option<Daemon>,
+    /// What the node knows about QEMU is in place, by Hello or by a worker before this one. libvirt reads it with the first
+    /// question that needs it, and would spend seconds on probing QEMU if it were not there.
+    informed: bool,
     connection: Option<Connection>,
     allow_emulation: bool,
     stage: Stage,
@@ -129,6 +132,7 @@ impl Driver {
             args,
             program: None,
             daemon: None,
+            informed: false,
             connection: None,
             stage: Stage::Waiting,
             stopping: None,
@@ -149,7 +153,7 @@ impl Driver {
 
     /// Runs until the machine has ended and its end is recorded.
     pub async fn run(mut self) -> Outcome {
-        self.adopt();
+        self.bring_up_daemon();
         while !self.finished {
             self.step().await;
         }
@@ -170,11 +174,20 @@ impl Driver {
         Outcome { success, message }
     }
 
-    /// A restarted worker finds the daemon of the one before, or at least its configuration.
-    fn adopt(&mut self) {
-        if self.paths.libvirt_config().join("qemu.conf").exists() && self.start_daemon().is_ok() {
-            self.adopting = true;
-            tracing::info!("a worker ran here before, looking for its domain");
+    /// The daemon comes up while the agent finds the launcher's socket, unless the agent has to open /dev/kvm first: the
+    /// daemon looks into it while it starts. A restarted worker finds the daemon of the one before; whether there may be a
+    /// domain as well is told by the directory that each start makes first.
+    fn bring_up_daemon(&mut self) {
+        self.adopting = self.paths.machine(&self.args.uid).exists();
+        if self.adopting {
+            tracing::info!("a machine was started here before, looking for it");
+        } else if self.paths.dev.join("kvm").exists() && !kvm_usable(&self.paths.dev) {
+            return;
+        }
+        match self.start_daemon() {
+            Ok(()) => self.informed = self.adopting,
+            // Hello tries again, and its answer says why that fails.
+            Err(error) => tracing::warn!(%error, "libvirt's daemon cannot be started yet"),
         }
     }
 
@@ -197,7 +210,7 @@ impl Driver {
             return;
         }
         let never = Instant::now() + Duration::from_secs(24 * 3600);
-        let connecting = self.daemon.is_some() && self.connection.is_none() && self.stage != Stage::Ended;
+        let connecting = self.informed && self.connection.is_none() && self.stage != Stage::Ended;
         let signals = self.connection.as_ref().map(|connection| connection.signals().clone());
         let changed = async {
             match &signals {
@@ -247,10 +260,11 @@ impl Driver {
     fn hello(&mut self, cache: &[protocol::CacheFile], allow_emulation: bool) -> Result<(), RequestError> {
         let failed = |error: daemon::DaemonError| RequestError::Start { message: error.to_string(), lasting: false };
         self.allow_emulation |= allow_emulation;
-        if self.daemon.is_none() {
+        if !self.informed {
             daemon::place_cache(&self.paths, cache).map_err(failed)?;
-            self.start_daemon().map_err(failed)?;
         }
+        self.start_daemon().map_err(failed)?;
+        self.informed = true;
         Ok(())
     }
 
@@ -302,7 +316,7 @@ impl Driver {
         {
             return Err(RequestError::OtherMachine(self.name.clone()));
         }
-        if self.daemon.is_none() {
+        if !self.informed {
             return Err(RequestError::NoHello);
         }
         let result = self.start(&start).await;

@@ -3,8 +3,8 @@
 //! ```text
 //!            Hello                 Sync                        guest or QEMU ends
 //!  Waiting ---------> Waiting -------------> Live -------------------------------------+
-//!     |   (daemon       |      disks, XML,     |  Pause, Unpause, Reset, SoftReboot,    |
-//!     |    starts)      |      define, create  |  Shutdown (asked again, then forced)   |
+//!     |   (connects to  |      disks, XML,     |  Pause, Unpause, Reset, SoftReboot,    |
+//!     |    libvirt)     |      define, create  |  Shutdown (asked again, then forced)   |
 //!     |                 |                      |                                        v
 //!     |                 +-- cannot start ------|------------------------------------> Ended
 //!     |                                        |                                        |

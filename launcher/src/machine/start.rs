@@ -108,7 +108,7 @@ impl Start {
 
 /// Whether hardware virtualization is there for this process: the device plugin gives the device only to pods that ask for
 /// it, and only on nodes where it was proven to work.
-fn kvm_usable(dev: &Path) -> bool {
+pub(super) fn kvm_usable(dev: &Path) -> bool {
     let path: PathBuf = dev.join("kvm");
     std::fs::OpenOptions::new().read(true).write(true).open(path).is_ok()
 }
