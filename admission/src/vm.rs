@@ -62,6 +62,7 @@ pub fn set_defaults(vm: &mut VirtualMachine, config: &ClusterConfig, created: bo
     let template = &mut vm.spec.template;
     let Some(spec) = &mut template.spec else { return };
     if created {
+        defaults::observed_version(&mut vm.metadata);
         // A guest that knows its hardware by these must find them the same at each start.
         let firmware = spec.domain.firmware.get_or_insert_with(Firmware::default);
         if is_empty(firmware.uuid.as_ref()) {

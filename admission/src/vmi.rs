@@ -66,6 +66,7 @@ pub fn set_defaults(
     defaults::machine::set(&mut machine.spec, config, fresh);
 
     let metadata = &mut machine.metadata;
+    defaults::observed_version(metadata);
     if has_pcie_hotplug(&machine.spec) {
         metadata
             .annotations

@@ -143,6 +143,8 @@ pub mod annotation {
     pub const LIBVIRT_LOG_FILTERS: &str = "kubevirt.io/libvirt-log-filters";
     /// The launcher stays after a failure, for a look.
     pub const KEEP_LAUNCHER_ALIVE: &str = "kubevirt.io/keep-launcher-alive-after-failure";
+    /// The launcher fails at once, so that tests can see what becomes of a machine that does not start.
+    pub const LAUNCHER_FAIL_FAST: &str = "kubevirt.io/func-test-virt-launcher-fail-fast";
     /// Migration with a bridge on the pod network is allowed.
     pub const ALLOW_POD_BRIDGE_MIGRATION: &str = "kubevirt.io/allow-pod-bridge-network-live-migration";
     /// "true" turns free page reporting off.

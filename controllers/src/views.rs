@@ -100,6 +100,25 @@ impl Cached for RevisionView {
     }
 }
 
+/// What is kept of a VM's start.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StartView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+}
+
+impl From<ControllerRevision> for StartView {
+    fn from(revision: ControllerRevision) -> Self {
+        Self { metadata: slim(revision.metadata) }
+    }
+}
+
+impl Cached for StartView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
 /// A condition of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodConditionView {

@@ -358,6 +358,7 @@ fn vm_decision(
         unbound_claim,
         instancetype: look_up(Role::Instancetype),
         preference: look_up(Role::Preference),
+        starts: &vm.metadata.uid.as_deref().map(|uid| world.starts.owned_by(uid)).unwrap_or_default(),
         config: &config.current(),
         failure,
         now,

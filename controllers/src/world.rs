@@ -31,8 +31,10 @@ use crate::{
         executor::Answers,
     },
     views::{
-        CaBundleView, ClaimView, MatchedView, NamespaceView, NodeView, PodView, QuotaView, RevisionView, WorkloadView,
+        CaBundleView, ClaimView, MatchedView, NamespaceView, NodeView, PodView, QuotaView, RevisionView, StartView,
+        WorkloadView,
     },
+    vm,
 };
 
 impl Cached for VirtualMachine {
@@ -111,6 +113,8 @@ pub struct World {
     pub matched: [Arc<Cache<MatchedView>>; 4],
     /// Copies of instance types and preferences.
     pub revisions: Arc<Cache<RevisionView>>,
+    /// What is kept of the starts of VMs.
+    pub starts: Arc<Cache<StartView>>,
     /// Launcher pods, found by the UID of their machine.
     pub pods: Arc<Cache<PodView>>,
     /// Pods of the node agents.
@@ -177,6 +181,11 @@ impl World {
             Api::<ControllerRevision>::all(client.clone()),
             watcher::Config::default().labels(revision::OBJECT_KIND),
             RevisionView::from,
+        ));
+        tokio::spawn(self.starts.clone().follow(
+            Api::<ControllerRevision>::all(client.clone()),
+            watcher::Config::default().labels(vm::revision::LABEL),
+            StartView::from,
         ));
         tokio::spawn(self.pods.clone().follow(
             Api::<Pod>::all(client.clone()),
@@ -267,6 +276,7 @@ impl World {
             cache.synced().await;
         }
         self.revisions.synced().await;
+        self.starts.synced().await;
         self.pods.synced().await;
         self.handlers.synced().await;
         self.nodes.synced().await;
@@ -349,9 +359,13 @@ impl Answers for World {
             Kind::Instance => typed(kind, object).into_iter().for_each(|object| self.instances.observe(object)),
             Kind::ReplicaSet => typed(kind, object).into_iter().for_each(|object| self.replica_sets.observe(object)),
             Kind::Pod => typed::<Pod>(kind, object).into_iter().for_each(|object| self.pods.observe(object.into())),
-            Kind::ControllerRevision => typed::<ControllerRevision>(kind, object)
-                .into_iter()
-                .for_each(|object| self.revisions.observe(object.into())),
+            Kind::ControllerRevision => typed::<ControllerRevision>(kind, object).into_iter().for_each(|object| {
+                if object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(vm::revision::LABEL)) {
+                    self.starts.observe(object.into());
+                } else {
+                    self.revisions.observe(object.into());
+                }
+            }),
             Kind::Secret => typed(kind, object).into_iter().for_each(|object| self.secrets.observe(object)),
             Kind::ConfigMap => typed(kind, object).into_iter().for_each(|object| self.config_maps.observe(object)),
             Kind::Node => typed::<Node>(kind, object).into_iter().for_each(|object| self.nodes.observe(object.into())),
@@ -378,7 +392,10 @@ impl Answers for World {
             Kind::Instance => self.instances.observe_deleted(&key, uid),
             Kind::ReplicaSet => self.replica_sets.observe_deleted(&key, uid),
             Kind::Pod => self.pods.observe_deleted(&key, uid),
-            Kind::ControllerRevision => self.revisions.observe_deleted(&key, uid),
+            Kind::ControllerRevision => {
+                self.revisions.observe_deleted(&key, uid);
+                self.starts.observe_deleted(&key, uid);
+            }
             Kind::CertificateSigningRequest => self.requests.observe_deleted(&key, uid),
             // Nothing else is deleted by us.
             _ => {}

@@ -9,6 +9,7 @@ pub mod machine;
 use api::{
     VirtualMachineInstanceSpec,
     config::ClusterConfig,
+    constants::{VERSION, annotation},
     quantity,
     vmi::{
         cpu::Cpu,
@@ -18,7 +19,10 @@ use api::{
         network::{Interface, InterfaceBridge, InterfaceMasquerade, Network, PodNetwork},
     },
 };
-use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Time};
+use k8s_openapi::apimachinery::pkg::{
+    api::resource::Quantity,
+    apis::meta::v1::{ObjectMeta, Time},
+};
 
 /// Name of the network and interface a machine gets when it asks for none.
 const DEFAULT_NETWORK: &str = "default";
@@ -48,6 +52,14 @@ pub fn spec(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Re
     network(spec, config)?;
     disks(spec);
     Ok(())
+}
+
+/// Notes the version of the API that an object is made in, for whoever moves objects from one version to another.
+pub fn observed_version(metadata: &mut ObjectMeta) {
+    let annotations = metadata.annotations.get_or_insert_default();
+    for key in [annotation::LATEST_OBSERVED_API_VERSION, annotation::STORAGE_OBSERVED_API_VERSION] {
+        annotations.insert(key.to_owned(), VERSION.to_owned());
+    }
 }
 
 /// Adds the disks and the network that a machine gets without asking. Fails when the cluster's own default network is not

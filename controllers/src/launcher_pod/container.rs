@@ -90,6 +90,10 @@ fn arguments(inputs: &Inputs<'_>, grace: i64) -> Vec<String> {
     if meta.annotations.iter().flatten().any(keeps) {
         arguments.push("--keep-after-failure".to_owned());
     }
+    // Whatever its value.
+    if meta.annotations.iter().flatten().any(|(key, _)| key == annotation::LAUNCHER_FAIL_FAST) {
+        arguments.push("--simulate-crash".to_owned());
+    }
     arguments
 }
 

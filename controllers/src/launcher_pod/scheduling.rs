@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use api::constants::label;
+use api::{constants::label, vmi::cpu::Cpu};
 use k8s_openapi::api::core::v1::{
     Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PreferredSchedulingTerm,
 };
@@ -31,15 +31,22 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
         if cpu.realtime.is_some() {
             require(label::REALTIME.to_owned());
         }
-        // Under emulation QEMU offers every model on every node.
-        if let Some(model) = host_dependent_model(inputs) {
-            require(format!("{}{model}", label::CPU_MODEL_PREFIX));
+        // Under emulation QEMU offers every model that it knows, and features do not depend on the node.
+        let emulates = inputs.config.use_emulation;
+        if let Some(model) = named_model(cpu) {
+            let prefix = if emulates { label::CPU_MODEL_MIGRATION_PREFIX } else { label::CPU_MODEL_PREFIX };
+            require(format!("{prefix}{model}"));
+        }
+        if !emulates && cpu.model.as_ref().is_some_and(|model| !model.is_empty()) {
             for feature in &cpu.features {
                 if matches!(feature.policy.as_deref(), None | Some("" | "require")) {
                     require(format!("{}{}", label::CPU_FEATURE_PREFIX, feature.name));
                 }
             }
         }
+    }
+    if let Some(board) = board(inputs) {
+        require(format!("{}{board}", label::MACHINE_TYPE_PREFIX));
     }
     if let Some(security) = &spec.domain.launch_security {
         if security.sev.is_some() || security.snp.is_some() {
@@ -60,10 +67,16 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
     selector
 }
 
-fn host_dependent_model<'a>(inputs: &Inputs<'a>) -> Option<&'a str> {
-    let model = inputs.instance.spec.domain.cpu.as_ref()?.model.as_deref()?;
-    let named = !model.is_empty() && model != "host-model" && model != "host-passthrough";
-    (named && !inputs.config.use_emulation).then_some(model)
+/// The model of a CPU that is neither the host's nor close to it.
+fn named_model(cpu: &Cpu) -> Option<&str> {
+    cpu.model.as_deref().filter(|model| !matches!(*model, "" | "host-model" | "host-passthrough"))
+}
+
+/// The type of the machine: the one it runs as, else the one asked for.
+fn board<'a>(inputs: &Inputs<'a>) -> Option<&'a str> {
+    let running = inputs.instance.status.as_ref().and_then(|status| status.machine.as_ref());
+    let asked = inputs.instance.spec.domain.machine.as_ref();
+    [running, asked].into_iter().flatten().map(|machine| machine.type_.as_str()).find(|name| !name.is_empty())
 }
 
 pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {

@@ -136,6 +136,24 @@ fn grace_period_is_padded_for_launcher_and_pod() {
 }
 
 #[test]
+fn launcher_is_told_to_fail_by_an_annotation_of_any_value() {
+    for (key, fails) in [
+        ("kubevirt.io/func-test-virt-launcher-fail-fast", true),
+        ("kubevirt.io/func-test-virt-launcher-fail-slow", false),
+    ] {
+        let mut instance = machine(small());
+        instance.metadata.annotations.get_or_insert_default().insert(key.to_owned(), String::new());
+        let (config, claims) = (ClusterConfig::default(), BTreeMap::new());
+        let limits = NamespaceLimits::default();
+        let inputs =
+            Inputs { instance: &instance, config: &config, launcher_image: "launcher:1", claims: &claims, limits };
+        let pod = serde_json::to_value(render(&inputs).unwrap()).unwrap();
+        let args = pod["spec"]["containers"][0]["args"].as_array().unwrap();
+        assert_eq!(args.contains(&json!("--simulate-crash")), fails, "{key}");
+    }
+}
+
+#[test]
 fn memory_request_is_guest_plus_overhead_and_cpu_is_shared() {
     let pod = rendered(small());
     let resources = &pod["spec"]["containers"][0]["resources"];
@@ -239,6 +257,35 @@ fn required_node_terms_do_not_flip_and_users_terms_are_kept() {
         let expressions = term["matchExpressions"].as_array().unwrap();
         assert_eq!(expressions[0]["key"], "zone");
         assert!(expressions.contains(&json!({"key": "kubevirt.io/schedulable", "operator": "Exists"})));
+    }
+}
+
+#[test]
+fn cpu_and_board_ask_for_nodes_that_have_them() {
+    let features = json!([
+        {"name": "vmx"}, {"name": "aes", "policy": "require"}, {"name": "pcid", "policy": "optional"},
+        {"name": "mpx", "policy": "forbid"},
+    ]);
+    let (vmx, aes) = ("cpu-feature.node.kubevirt.io/vmx", "cpu-feature.node.kubevirt.io/aes");
+    let named = "cpu-model.node.kubevirt.io/Haswell";
+    let known = "cpu-model-migration.node.kubevirt.io/Haswell";
+    // model, emulation, what the node selector asks for
+    let table: [(&str, bool, &[&str]); 6] = [
+        ("host-model", false, &[aes, vmx]),
+        ("host-passthrough", false, &[aes, vmx]),
+        ("Haswell", false, &[aes, vmx, named]),
+        ("", false, &[]),
+        ("host-model", true, &[]),
+        ("Haswell", true, &[known]),
+    ];
+    for (model, use_emulation, wanted) in table {
+        let change = json!({"domain": {"machine": {"type": "q35"}, "cpu": {"model": model, "features": features}}});
+        let config = ClusterConfig { use_emulation, ..ClusterConfig::default() };
+        let pod = rendered_with(merged(small(), &change), &config, NamespaceLimits::default()).unwrap();
+        let selector = pod["spec"]["nodeSelector"].as_object().unwrap();
+        let asked: Vec<&str> = selector.keys().map(String::as_str).filter(|key| key.starts_with("cpu-")).collect();
+        assert_eq!(asked, wanted, "{model} {use_emulation}");
+        assert_eq!(selector["machine-type.node.kubevirt.io/q35"], "true");
     }
 }
 

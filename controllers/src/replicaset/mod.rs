@@ -130,16 +130,16 @@ fn scale(
     }
     let (unknown, known): (Vec<&VirtualMachineInstance>, Vec<&VirtualMachineInstance>) =
         active.iter().partition(|instance| {
-            // Its node is lost: it may or may not run. It is replaced, and deleted as well.
+            // Its pod goes, or its node is lost: it may or may not run. It is replaced, and deleted as well.
             let ready = instance.condition(condition::READY);
             ready.is_some_and(|ready| ready.is_false() && ready.reason.as_deref() == Some(reason::POD_TERMINATING))
         });
-    let wanted = wanted_replicas(set);
-    let surplus = active.len().saturating_sub(wanted);
-    for instance in unknown.into_iter().chain(in_order_of_deletion(known)).take(surplus.min(BURST)) {
+    let (wanted, kept) = (wanted_replicas(set), known.len());
+    let surplus = in_order_of_deletion(known).into_iter().take(kept.saturating_sub(wanted));
+    for instance in unknown.into_iter().chain(surplus).take(BURST) {
         decision.push(stop_machine(instance, regarding));
     }
-    for _ in active.len()..wanted.min(active.len().saturating_add(BURST)) {
+    for _ in kept..wanted.min(kept.saturating_add(BURST)) {
         let effect = Effect::create(Kind::Instance, set.metadata.namespace.as_deref(), &replica(set))?
             .on_success(Note::normal(
                 regarding(),

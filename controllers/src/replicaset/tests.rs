@@ -84,6 +84,23 @@ fn machine_that_is_not_ready_goes_before_one_that_is() {
 }
 
 #[test]
+fn machine_whose_pod_is_going_is_deleted_and_replaced_at_once() {
+    let going = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "PodTerminating"}]}});
+    let machines = |second: &Value| [machine("a", Some("set"), &going), machine("b", Some("set"), second)];
+    // wanted, the other machine, made, deleted
+    let table: [(u32, Value, usize, &[&str]); 4] = [
+        (2, json!({}), 1, &["a"]),
+        (1, json!({}), 0, &["a"]),
+        (0, json!({}), 0, &["a", "b"]),
+        (2, going.clone(), 2, &["a", "b"]),
+    ];
+    for (replicas, second, made, gone) in table {
+        let decision = decided(&set(&json!({"spec": {"replicas": replicas}})), &machines(&second));
+        assert_eq!((created(&decision), deleted(&decision)), (made, gone.to_vec()), "{replicas} {second}");
+    }
+}
+
+#[test]
 fn finished_machines_are_deleted_and_replaced() {
     let machines =
         [machine("a", Some("set"), &json!({"status": {"phase": "Succeeded"}})), machine("b", Some("set"), &json!({}))];

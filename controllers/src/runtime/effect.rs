@@ -173,6 +173,8 @@ pub struct Notes {
     pub failure: Option<Note>,
     /// The reason under which a refusal is handed to the next reconcile of the key.
     pub failure_reason: Option<&'static str>,
+    /// Creation: an object of this name that exists already will do.
+    pub existing_will_do: bool,
 }
 
 /// A write.
@@ -299,6 +301,15 @@ impl Effect {
     pub fn on_success(mut self, note: Note) -> Self {
         if let Some(notes) = self.notes_mut() {
             notes.success = Some(note);
+        }
+        self
+    }
+
+    /// A creation that is content with an object of this name that exists already.
+    #[must_use]
+    pub fn or_existing(mut self) -> Self {
+        if let Some(notes) = self.notes_mut() {
+            notes.existing_will_do = true;
         }
         self
     }

@@ -164,14 +164,17 @@ impl Executor {
     ) -> Result<Option<Value>, WriteError> {
         match effect {
             Effect::Event(_) => Ok(None),
-            Effect::Create { kind, namespace, object, .. } => {
+            Effect::Create { kind, namespace, object, notes } => {
                 let body = serde_json::to_vec(object).map_err(|error| WriteError::Refused(error.to_string()))?;
                 let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
                 let request = self
                     .request(*kind, namespace.as_deref())
                     .create(&parameters, body)
                     .map_err(|error| WriteError::Refused(error.to_string()))?;
-                let answer: Value = self.client.request(request).await.map_err(|error| classify(&error, true))?;
+                let answer: Value = match self.client.request(request).await {
+                    Err(error) if notes.existing_will_do && exists(&error) => return Ok(None),
+                    answer => answer.map_err(|error| classify(&error, true))?,
+                };
                 self.answers.written(*kind, answer.clone());
                 Ok(Some(answer))
             }
@@ -273,6 +276,11 @@ fn without_generated_name(message: String, effect: &Effect) -> String {
     text
 }
 
+/// Whether a creation was refused because the object is there. A conflict may have other causes, such as a quota.
+fn exists(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason == "AlreadyExists")
+}
+
 /// Sorts errors into those to be told to users and those to be repeated.
 fn classify(error: &kube::Error, create: bool) -> WriteError {
     let kube::Error::Api(status) = error else { return WriteError::Unreachable(error.to_string()) };
@@ -309,6 +317,7 @@ mod tests {
         assert!(matches!(classify(&error(403), true), WriteError::Refused(_)));
         assert!(matches!(classify(&error(422), false), WriteError::Refused(_)));
         assert!(matches!(classify(&error(409), false), WriteError::Stale));
+        assert!(!exists(&error(409)));
         assert!(matches!(classify(&error(404), false), WriteError::Gone));
         assert!(matches!(classify(&error(404), true), WriteError::Refused(_)));
         assert!(matches!(classify(&error(503), true), WriteError::Unreachable(_)));

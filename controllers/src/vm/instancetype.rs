@@ -30,7 +30,10 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 
-use super::{Observed, SyncError, restart};
+use super::{
+    Observed, SyncError,
+    restart::{self, Template},
+};
 use crate::{
     runtime::{Decision, Effect, Kind, Note},
     views::{MatchedView, RevisionView},
@@ -99,6 +102,17 @@ impl Lookup {
         serde_json::from_str(json).map(Some).map_err(|error| {
             not_found(role, format!("cannot read {}: {error}", of.name.as_deref().unwrap_or_default()))
         })
+    }
+
+    /// Name of the copy that the VM is started from.
+    pub(super) fn copy_name(&self, vm: &VirtualMachine) -> Option<String> {
+        match self {
+            Self::Unnamed | Self::Missing(_) => None,
+            Self::Revision(revision) => revision.metadata.name.clone(),
+            Self::Object(object, _) => {
+                Some(revision::name(vm.metadata.name.as_deref().unwrap_or_default(), &object.metadata))
+            }
+        }
     }
 
     fn name(&self) -> &str {
@@ -234,10 +248,16 @@ fn expand_vm(
         Err(error) => return Ok(Err(SyncError::new(event::FAILED_CREATE, error.to_string()))),
     };
     // The machine runs what the VM says as much as before.
-    if let Some(instance) = owned.filter(|instance| restart::is_current(chosen.hash(vm).as_deref(), instance))
-        && let Some(hash) = Chosen::default().hash(&wanted)
+    let started = chosen.template(vm);
+    let is_current = |instance: &&VirtualMachineInstance| started.is_none_or(|template| template.started(instance));
+    if let Some(instance) = owned.filter(is_current)
+        && let Some(template) = Chosen::default().template(&wanted)
     {
-        let patch = json!({"metadata": {"annotations": {restart::TEMPLATE_HASH: hash}}});
+        let mut annotations = json!({restart::TEMPLATE_HASH: template.hash});
+        if restart::is_as_written(vm, instance) {
+            annotations[restart::TEMPLATE_WRITTEN] = json!(restart::hash(&wanted.spec.template));
+        }
+        let patch = json!({"metadata": {"annotations": annotations}});
         decision.push(Effect::merge(Kind::Instance, &instance.metadata, patch));
     }
     decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
@@ -255,17 +275,15 @@ fn expand_vm(
 }
 
 impl Chosen {
-    /// Hash of what the VM's machine is made from: its template with everything applied. `None` when that cannot be
-    /// told.
-    pub(super) fn hash(&self, vm: &VirtualMachine) -> Option<String> {
-        let spec = vm.spec.template.spec.as_ref()?;
-        if *self == Self::default() {
-            return restart::template_hash(spec);
+    /// What the VM's machine is made from: its template with everything applied. `None` when that cannot be told.
+    pub(super) fn template(&self, vm: &VirtualMachine) -> Option<Template> {
+        let mut spec = vm.spec.template.spec.clone()?;
+        if *self != Self::default() {
+            let mut metadata = ObjectMeta::default();
+            let (class, preference) = (self.instancetype.as_ref(), self.preference.as_ref());
+            apply(expand::TEMPLATE, class, preference, &mut spec, &mut metadata).ok()?;
         }
-        let mut spec = spec.clone();
-        let mut metadata = ObjectMeta::default();
-        apply(expand::TEMPLATE, self.instancetype.as_ref(), self.preference.as_ref(), &mut spec, &mut metadata).ok()?;
-        restart::template_hash(&spec)
+        Template::of(spec)
     }
 
     /// Settles which devices a new machine gets by itself, and adds disks and network, so that preferences reach them.

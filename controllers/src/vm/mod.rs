@@ -9,16 +9,20 @@
 
 mod backoff;
 pub mod instancetype;
+mod live;
 mod printable;
 mod restart;
+pub mod revision;
 mod run_strategy;
 mod start;
 mod status;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use api::{
-    RunStrategy, VirtualMachine, VirtualMachineInstance,
+    RunStrategy, VirtualMachine, VirtualMachineInstance, VmiPhase,
     config::ClusterConfig,
     constants::{condition, event, finalizer},
     vm::status::VirtualMachineStateChangeRequest,
@@ -33,6 +37,7 @@ use self::{
 use crate::{
     owned::{set_owners, stop_machine},
     runtime::{Decision, Effect, Failure, Kind, Note},
+    views::StartView,
     world::{controller_of, is_controlled},
 };
 
@@ -51,6 +56,8 @@ pub struct Observed<'a> {
     pub instancetype: Lookup,
     /// The preference it names.
     pub preference: Lookup,
+    /// What is kept of its starts.
+    pub starts: &'a [Arc<StartView>],
     /// The cluster's configuration.
     pub config: &'a ClusterConfig,
     /// The last write for this VM that was refused.
@@ -126,12 +133,18 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let changes_instance = decision.effects.iter().any(|effect| {
         matches!(effect, Effect::Create { kind: Kind::Instance, .. } | Effect::Delete { kind: Kind::Instance, .. })
     });
-    if changes_instance && error.is_none() && !failed_instance_restarts {
+    // A failed start is counted before its machine goes: one without a pod goes with the deletion, unseen.
+    let counts = owned.is_some_and(|instance| *instance.phase() == VmiPhase::Failed);
+    if changes_instance && error.is_none() && !counts {
         return Ok(decision);
     }
-    let template = owned.and_then(|_| chosen.ok()?.hash(vm));
+    let template = owned.and_then(|_| chosen.ok()?.template(vm));
+    if let Some(instance) = owned.filter(|_| !changes_instance && vm.metadata.deletion_timestamp.is_none()) {
+        let refused = live::update(observed, instance, template.as_ref(), &mut decision)?;
+        error = error.or(refused);
+    }
     let mut wanted = vm.clone();
-    status::update(observed, owned, error.as_ref(), template.as_deref(), &mut wanted);
+    status::update(observed, owned, error.as_ref(), template.as_ref(), &mut wanted);
     if failed_instance_restarts {
         let requests = &mut wanted.status.get_or_insert_default().state_change_requests;
         if requests.is_empty() {
@@ -142,8 +155,8 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
         }
     }
     if let Some(change) = Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))? {
-        // Before the machine goes: a start that is not written down would be lost with us.
-        let at = if failed_instance_restarts { 0 } else { decision.effects.len() };
+        // Before the machine goes: a failure or a start that is not written down would be lost with us.
+        let at = if counts { 0 } else { decision.effects.len() };
         decision.effects.insert(at, change);
     }
     Ok(decision)
@@ -269,6 +282,7 @@ fn start_instance(
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
     } else {
+        revision::keep(observed, decision)?;
         let regarding = || Kind::VirtualMachine.reference(&vm.metadata);
         let effect = Effect::create(Kind::Instance, vm.metadata.namespace.as_deref(), &instance)?
             .on_success(Note::normal(

@@ -1,13 +1,19 @@
 //! The machine that a VM is started as.
 
 use api::{
-    StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec, config::ClusterConfig,
-    constants::annotation, vmi::devices::Input,
+    StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
+    config::ClusterConfig,
+    constants::annotation,
+    vmi::{devices::Input, status::VirtualMachineInstanceStatus},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use uuid::Uuid;
 
-use super::{instancetype::Chosen, restart::TEMPLATE_HASH};
+use super::{
+    instancetype::Chosen,
+    restart::{self, TEMPLATE_HASH, TEMPLATE_WRITTEN},
+    revision,
+};
 use crate::runtime::Kind;
 
 /// Namespace of the firmware UUIDs made from VM names.
@@ -37,8 +43,11 @@ pub(super) fn instance(
     }
     let mut annotations = template.metadata.annotations.clone().unwrap_or_default();
     annotations.insert(annotation::VM_GENERATION.to_owned(), vm.metadata.generation.unwrap_or(0).to_string());
-    if let Some(hash) = chosen.hash(vm) {
-        annotations.insert(TEMPLATE_HASH.to_owned(), hash);
+    if let Some(wanted) = chosen.template(vm) {
+        annotations.insert(TEMPLATE_HASH.to_owned(), wanted.hash);
+    }
+    if let Some(hash) = restart::hash(template) {
+        annotations.insert(TEMPLATE_WRITTEN.to_owned(), hash);
     }
     let mut machine = VirtualMachineInstance {
         metadata: ObjectMeta {
@@ -50,7 +59,10 @@ pub(super) fn instance(
             ..ObjectMeta::default()
         },
         spec,
-        status: None,
+        status: Some(VirtualMachineInstanceStatus {
+            virtual_machine_revision_name: Some(revision::name(vm)),
+            ..VirtualMachineInstanceStatus::default()
+        }),
     };
     let failed = |message: String| format!("Failure while starting VMI: {message}");
     chosen.prepare(&mut machine, config).map_err(failed)?;

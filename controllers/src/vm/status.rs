@@ -4,10 +4,15 @@ use api::{
     Condition, VirtualMachine, VirtualMachineInstance,
     condition::{remove, set},
     constants::{condition, reason},
+    vm::status::VolumeSnapshotStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Observed, SyncError, backoff, printable, restart, run_strategy};
+use super::{
+    Observed, SyncError, backoff, live, printable,
+    restart::{self, Template},
+    run_strategy,
+};
 
 /// Conditions that are the VM's own; all others are its machine's.
 const OWN: &[&str] =
@@ -17,7 +22,7 @@ pub(super) fn update(
     observed: &Observed<'_>,
     instance: Option<&VirtualMachineInstance>,
     error: Option<&SyncError>,
-    template: Option<&str>,
+    template: Option<&Template>,
     wanted: &mut VirtualMachine,
 ) {
     let vm = observed.vm;
@@ -29,8 +34,7 @@ pub(super) fn update(
     status.ready = instance.and_then(|instance| instance.condition(condition::READY)).is_some_and(Condition::is_true);
     status.desired_generation = vm.metadata.generation;
     if let Some(instance) = instance {
-        status.observed_generation =
-            restart::observed_generation(vm, template, instance).or(former.observed_generation);
+        status.observed_generation = restart::observed_generation(vm, instance).or(former.observed_generation);
     }
     // Written first when there is a machine, so that a strategy just switched to is seen as such until it has acted.
     if status.created || status.run_strategy.is_some() {
@@ -38,11 +42,24 @@ pub(super) fn update(
     }
     run_strategy::trim(&mut status.state_change_requests, instance);
     status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
-    let restart = restart::condition(template, instance, &now);
+    let restart = restart::condition(template, instance, live::is_on(observed), &now);
     conditions(instance, error, restart, &mut status.conditions, &now);
     status.printable_status =
         Some(printable::status(vm, instance, status.start_failure.as_ref(), observed.unbound_claim));
+    status.volume_snapshot_statuses = snapshots(vm);
     wanted.status = Some(status);
+}
+
+/// Which volumes a snapshot takes along: none, as long as there are no snapshots.
+fn snapshots(vm: &VirtualMachine) -> Vec<VolumeSnapshotStatus> {
+    let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
+    volumes
+        .map(|volume| VolumeSnapshotStatus {
+            enabled: false,
+            name: volume.name.clone(),
+            reason: Some(format!("Snapshot is not supported for this volumeSource type [{}]", volume.name)),
+        })
+        .collect()
 }
 
 fn conditions(

@@ -53,6 +53,7 @@ fn observed<'a>(
         unbound_claim: false,
         instancetype: Lookup::Unnamed,
         preference: Lookup::Unnamed,
+        starts: &[],
         config,
         failure,
         now: now(),
@@ -132,7 +133,8 @@ fn new_vm_gets_its_finalizer_and_its_machine_without_a_status_write_between() {
     let mut vm = with_strategy("Always", &Value::Null);
     vm.metadata.finalizers = None;
     let decision = decided(&vm, None);
-    assert_eq!(decision.effects.len(), 2, "{decision:?}");
+    // What it starts from is kept as well.
+    assert_eq!(decision.effects.len(), 3, "{decision:?}");
     assert!(matches!(decision.effects[0], Effect::Patch { kind: Kind::VirtualMachine, subresource: None, .. }));
     assert!(creates(&decision));
 }
@@ -423,7 +425,12 @@ mod instancetypes {
     fn copy_is_made_and_named_before_the_machine_is_started_from_it() {
         let vm = naming("Always", &Value::Null);
         let decision = found(&vm, None, ReferencePolicy::Reference, false);
-        let revision = only(made(&decision, Kind::ControllerRevision));
+        let mut revisions = made(&decision, Kind::ControllerRevision);
+        let start = revisions.pop().unwrap();
+        assert_eq!(start["metadata"]["name"], "revision-start-vm-vm-uid-2");
+        assert_eq!(start["data"]["spec"]["instancetype"]["revisionName"], COPY);
+        assert_eq!(start["data"]["spec"]["preference"]["revisionName"], "v-linux-v1beta1-u-2-1");
+        let revision = only(revisions);
         assert_eq!(revision["metadata"]["name"], COPY);
         assert_eq!(revision["metadata"]["ownerReferences"][0]["uid"], "vm-uid");
         let labels = &revision["metadata"]["labels"];
@@ -441,7 +448,8 @@ mod instancetypes {
     #[test]
     fn machine_is_made_with_instance_type_and_preference() {
         let decision = found(&naming("Always", &kept()), None, ReferencePolicy::Reference, true);
-        assert_eq!(made(&decision, Kind::ControllerRevision), Vec::<Value>::new());
+        // Only what it is started from: there are copies already.
+        assert_eq!(only(made(&decision, Kind::ControllerRevision))["metadata"]["name"], "revision-start-vm-vm-uid-2");
         let machine = only(made(&decision, Kind::Instance));
         let domain = &machine["spec"]["domain"];
         assert_eq!(domain["cpu"], json!({"sockets": 1, "cores": 2, "threads": 1}));
@@ -573,6 +581,8 @@ mod instancetypes {
             }
         }
         let expanded: VirtualMachine = serde_json::from_value(expanded).unwrap();
-        assert_eq!(hash.unwrap(), Chosen::default().hash(&expanded).unwrap());
+        assert_eq!(hash.unwrap(), Chosen::default().template(&expanded).unwrap().hash);
     }
 }
+
+mod changes;

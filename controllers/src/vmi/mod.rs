@@ -326,18 +326,24 @@ fn readiness_gate(instance: &VirtualMachineInstance, pod: &PodView, now: Timesta
     });
 }
 
-/// Marks pods that run an older launcher, as their machines are.
+/// Gives pods the labels of their machines that tell of the node, and of an older launcher. Waits until the machine runs:
+/// nobody needs them before, and the start has no time for them.
 fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
-    if pod.is_going_down() || observed.instance.is_final() {
+    if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;
     }
     let outdated = pod.image.as_deref().is_some_and(|image| image != observed.launcher_image);
-    let labels = pod.metadata.labels.as_ref();
-    let marked = labels.is_some_and(|labels| labels.contains_key(label::OUTDATED_LAUNCHER_IMAGE));
-    if outdated == marked {
+    let wanted =
+        [(label::NODE_NAME, pod.node_name.as_deref()), (label::OUTDATED_LAUNCHER_IMAGE, outdated.then_some(""))];
+    let known = |key: &str| pod.metadata.labels.as_ref()?.get(key).map(String::as_str);
+    let changes: serde_json::Map<String, serde_json::Value> = wanted
+        .into_iter()
+        .filter(|&(key, value)| known(key) != value)
+        .map(|(key, value)| (key.to_owned(), json!(value)))
+        .collect();
+    if changes.is_empty() {
         return;
     }
-    let value = if outdated { json!("") } else { serde_json::Value::Null };
     decision.push(Effect::Patch {
         kind: Kind::Pod,
         namespace: pod.metadata.namespace.clone(),
@@ -345,7 +351,7 @@ fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
         resource_version: None,
         subresource: None,
         strategic: false,
-        patch: json!({"metadata": {"labels": {label::OUTDATED_LAUNCHER_IMAGE: value}}}),
+        patch: json!({"metadata": {"labels": changes}}),
         notes: crate::runtime::effect::Notes::default(),
     });
 }

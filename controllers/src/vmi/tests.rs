@@ -43,7 +43,7 @@ fn pod(change: &Value) -> PodView {
 }
 
 fn running_pod(ready: &Value) -> PodView {
-    pod(&json!({"status": {
+    pod(&json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}, "status": {
         "phase": "Running",
         "conditions": [
             {"type": "PodScheduled", "status": "True"},
@@ -272,6 +272,27 @@ fn machine_with_an_older_launcher_is_marked_with_its_pod() {
     let key = "kubevirt.io/outdatedLauncherImage";
     assert_eq!(patch_of(&decision, Kind::Instance).unwrap()["metadata"]["labels"][key], "");
     assert_eq!(patch_of(&decision, Kind::Pod).unwrap()["metadata"]["labels"][key], "");
+}
+
+#[test]
+fn pod_of_a_running_machine_gets_the_label_of_its_node() {
+    let ready = || running_pod(&json!({"type": "Ready", "status": "True"}));
+    let unlabelled = || {
+        let mut pod = ready();
+        pod.metadata.labels = None;
+        pod
+    };
+    // phase, pod, labels written to the pod
+    let table = [
+        ("Running", unlabelled(), json!({"kubevirt.io/nodeName": "n"})),
+        ("Scheduled", unlabelled(), Value::Null),
+        ("Succeeded", unlabelled(), Value::Null),
+        ("Running", ready(), Value::Null),
+    ];
+    for (phase, pod, labels) in table {
+        let patch = patch_of(&decided(&in_phase(phase), &[pod]), Kind::Pod).unwrap_or_default();
+        assert_eq!(patch["metadata"]["labels"], labels, "{phase}");
+    }
 }
 
 #[test]

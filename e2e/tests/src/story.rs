@@ -487,6 +487,7 @@ fn resource(kind: &str) -> ApiResource {
         }
         "Deployment" => ("apps", "v1", "Deployment", "deployments"),
         "DaemonSet" => ("apps", "v1", "DaemonSet", "daemonsets"),
+        "ControllerRevision" => ("apps", "v1", "ControllerRevision", "controllerrevisions"),
         "Role" => ("rbac.authorization.k8s.io", "v1", "Role", "roles"),
         "RoleBinding" => ("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),
         "Event" => ("", "v1", "Event", "events"),

@@ -20,6 +20,7 @@ mod refusals;
 mod replicas;
 mod rights;
 mod spellings;
+mod starts;
 mod stream_faults;
 mod streams;
 mod usb;

@@ -43,6 +43,34 @@ pub fn debian(name: &str, key: &str) -> String {
         .replace("            password: story\n", &format!("            ssh_authorized_keys: ['{key}']\n"))
 }
 
+/// A VM booted from a kernel image, without disks: the fastest to come up.
+pub fn kernel_vm(name: &str, run_strategy: &str) -> String {
+    format!(
+        "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {{name: {name}}}
+spec:
+  runStrategy: {run_strategy}
+  template:
+    metadata: {{labels: {{app: {name}}}}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      domain:
+        memory: {{guest: 128Mi}}
+        firmware:
+          kernelBoot:
+            kernelArgs: console=ttyS0
+            container:
+              image: ferrovirt.io/guests/tiny-kernel:devel
+              imagePullPolicy: IfNotPresent
+              kernelPath: /boot/vmlinuz
+              initrdPath: /boot/initrd
+        devices: {{}}
+"
+    )
+}
+
 /// A machine instance of its own, booted from a kernel image: the fastest to come up.
 pub fn kernel_vmi(name: &str) -> String {
     format!(

@@ -30,6 +30,8 @@ fn main() -> anyhow::Result<ExitCode> {
             capabilities::probe(&scratch, kvm, verify).context("probing libvirt and QEMU")?;
             Ok(ExitCode::SUCCESS)
         }
+        // An error, not a crash: the supervisor starts a worker that crashed again.
+        (None, Some(machine)) if machine.simulate_crash => anyhow::bail!("failing as asked"),
         (None, Some(machine)) => worker::run(machine, Paths::default()).context("running the machine"),
         (None, None) => anyhow::bail!("no machine given; see --help"),
     }
