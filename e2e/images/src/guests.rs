@@ -24,12 +24,15 @@ use crate::{
 };
 
 /// What both guests are made with: kernel, boot loader, file system tools, disk tools.
-const TOOLS: [&str; 7] = [
+const TOOLS: [&str; 10] = [
     "base-files",
     "linux-image-cloud-amd64",
     "busybox-static",
     "grub-pc-bin",
+    "grub-efi-amd64-bin",
     "grub-common",
+    "dosfstools",
+    "mtools",
     "e2fsprogs",
     "qemu-utils",
 ];

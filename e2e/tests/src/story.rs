@@ -501,10 +501,17 @@ fn resource(kind: &str) -> ApiResource {
         "vmirs" | "VirtualMachineInstanceReplicaSet" => {
             ("kubevirt.io", "v1", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets")
         }
+        "VirtualMachineInstancePreset" => {
+            ("kubevirt.io", "v1", "VirtualMachineInstancePreset", "virtualmachineinstancepresets")
+        }
         "KubeVirt" => ("kubevirt.io", "v1", "KubeVirt", "kubevirts"),
         "VirtualMachineInstancetype" => {
             ("instancetype.kubevirt.io", "v1beta1", "VirtualMachineInstancetype", "virtualmachineinstancetypes")
         }
+        "VirtualMachinePreference" => {
+            ("instancetype.kubevirt.io", "v1beta1", "VirtualMachinePreference", "virtualmachinepreferences")
+        }
+        "PriorityClass" => ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses"),
         "CustomResourceDefinition" => {
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
         }
