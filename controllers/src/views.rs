@@ -13,7 +13,7 @@ use k8s_openapi::{
         apps::v1::{ControllerRevision, DaemonSet, Deployment},
         core::v1::{ContainerStatus, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota},
     },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
 use kube::Resource;
@@ -280,6 +280,12 @@ pub struct ClaimView {
     pub access_modes: Vec<String>,
     /// `Pending`, `Bound` or `Lost`.
     pub phase: String,
+    /// Size asked for.
+    pub requests: BTreeMap<String, Quantity>,
+    /// Size of the volume.
+    pub capacity: BTreeMap<String, Quantity>,
+    /// Its blocks are allocated ahead.
+    pub preallocated: bool,
 }
 
 impl Cached for ClaimView {
@@ -291,11 +297,19 @@ impl Cached for ClaimView {
 impl From<PersistentVolumeClaim> for ClaimView {
     fn from(claim: PersistentVolumeClaim) -> Self {
         let spec = claim.spec.unwrap_or_default();
+        let status = claim.status.unwrap_or_default();
+        // Annotations of importers, whose prefixes differ.
+        let preallocated = claim.metadata.annotations.iter().flatten().any(|(key, value)| {
+            value == "true" && (key.ends_with("/storage.preallocation") || key.ends_with("/storage.thick-provisioned"))
+        });
         Self {
             metadata: slim(claim.metadata),
             block: spec.volume_mode.as_deref() == Some("Block"),
             access_modes: spec.access_modes.unwrap_or_default(),
-            phase: claim.status.and_then(|status| status.phase).unwrap_or_default(),
+            phase: status.phase.unwrap_or_default(),
+            requests: spec.resources.and_then(|resources| resources.requests).unwrap_or_default(),
+            capacity: status.capacity.unwrap_or_default(),
+            preallocated,
         }
     }
 }

@@ -4,6 +4,8 @@
 //! root may open them. The launcher runs as an unprivileged user: its own copies are given to it, those of the node
 //! stay as they are.
 
+use api::VirtualMachineInstance;
+
 use crate::{
     device_plugin::{Device, KVM, TUN, VHOST_NET},
     safe_dir::{Error, Kind, Peer, SafeDir},
@@ -12,21 +14,33 @@ use crate::{
 /// Devices that a launcher opens itself.
 const OPENED: [Device; 3] = [KVM, TUN, VHOST_NET];
 
-/// Gives the devices that are in the launcher's container to its user. Returns the names of those; devices that the pod
-/// does not have are left out.
-pub fn grant(launcher: &Peer, user: u32) -> Result<Vec<String>, Error> {
-    grant_in(&launcher.root()?.open_dir("dev")?, user)
+/// Gives the devices that are in the launcher's container to its user: those that every launcher opens, and the block
+/// devices of the machine's claims. Returns the names of those; devices that the pod does not have are left out.
+pub fn grant(launcher: &Peer, vmi: &VirtualMachineInstance, user: u32) -> Result<Vec<String>, Error> {
+    grant_in(&launcher.root()?.open_dir("dev")?, &claim_volumes(vmi), user)
 }
 
-fn grant_in(dev: &SafeDir, user: u32) -> Result<Vec<String>, Error> {
+/// Volumes that may be block devices. Whether one is, its node in the container says.
+fn claim_volumes(vmi: &VirtualMachineInstance) -> Vec<&str> {
+    let has_claim = |volume: &&api::vmi::volumes::Volume| {
+        volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() || volume.ephemeral.is_some()
+    };
+    vmi.spec.volumes.iter().filter(has_claim).map(|volume| volume.name.as_str()).collect()
+}
+
+fn grant_in(dev: &SafeDir, volumes: &[&str], user: u32) -> Result<Vec<String>, Error> {
+    let devices = OPENED.map(|device| (device.name, dev.chown_device(device.node, device.number, user, user)));
+    let blocks = volumes.iter().map(|volume| (*volume, dev.chown_block_device(volume, user, user)));
+    // A volume with a file system may bear the name of anything that is in `/dev`.
+    let blocks = blocks.filter(|(_, outcome)| !matches!(outcome, Err(Error::WrongKind { .. })));
     let mut granted = Vec::new();
-    for device in OPENED {
-        match dev.chown_device(device.node, device.number, user, user) {
-            Ok(()) => granted.push(device.name.to_owned()),
+    for (name, outcome) in devices.into_iter().chain(blocks) {
+        match outcome {
+            Ok(()) => granted.push(name.to_owned()),
             Err(error) if error.is_not_found() => {}
             // The node's own device, mounted into the container: its owner is not ours to change.
             Err(Error::Escape(_)) => {
-                tracing::warn!(device = device.name, "device is mounted into the launcher, its owner is left as it is");
+                tracing::warn!(device = name, "device is mounted into the launcher, its owner is left as it is");
             }
             Err(error) => return Err(error),
         }
@@ -59,8 +73,12 @@ mod tests {
     use super::*;
 
     fn node(path: &Path, major: u32, minor: u32) -> bool {
+        node_of(FileType::CharacterDevice, path, major, minor)
+    }
+
+    fn node_of(kind: FileType, path: &Path, major: u32, minor: u32) -> bool {
         let mode = Mode::from_raw_mode(0o600);
-        if mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, minor)).is_ok() {
+        if mknodat(CWD, path, kind, mode, makedev(major, minor)).is_ok() {
             return true;
         }
         eprintln!("SKIPPED: device nodes cannot be made here; run the test as root");
@@ -77,18 +95,18 @@ mod tests {
             return;
         }
         let dev = SafeDir::trusted(&path).unwrap();
-        assert_eq!(grant_in(&dev, 107).unwrap(), ["tun"]);
+        assert_eq!(grant_in(&dev, &[], 107).unwrap(), ["tun"]);
         let tun = fs::metadata(path.join("net/tun")).unwrap();
         assert_eq!((tun.uid(), tun.gid(), tun.mode() & 0o777), (107, 107, 0o600));
         assert_eq!(fs::metadata(path.join("other")).unwrap().uid(), 0);
         assert!(is_there(&dev, TUN) && !is_there(&dev, KVM));
         // Another device by the name of one that is given away.
         node(&path.join("kvm"), 1, 1);
-        assert!(matches!(grant_in(&dev, 107), Err(Error::WrongDevice { .. })));
+        assert!(matches!(grant_in(&dev, &[], 107), Err(Error::WrongDevice { .. })));
         assert!(!is_there(&dev, KVM));
         fs::remove_file(path.join("kvm")).unwrap();
         symlink("/dev/null", path.join("kvm")).unwrap();
-        assert!(matches!(grant_in(&dev, 107), Err(Error::WrongKind { found: Kind::Link, .. })));
+        assert!(matches!(grant_in(&dev, &[], 107), Err(Error::WrongKind { found: Kind::Link, .. })));
         fs::remove_dir_all(path).unwrap();
     }
 
@@ -98,13 +116,50 @@ mod tests {
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
         symlink("/etc/passwd", path.join("kvm")).unwrap();
-        let granted = grant_in(&SafeDir::trusted(&path).unwrap(), 107);
+        let granted = grant_in(&SafeDir::trusted(&path).unwrap(), &[], 107);
         assert!(matches!(granted, Err(Error::WrongKind { found: Kind::Link, .. })), "{granted:?}");
         // A directory on the way that is a link.
         fs::remove_file(path.join("kvm")).unwrap();
         symlink("/dev/net", path.join("net")).unwrap();
         // Left as it is: what is behind the link is the node's.
-        assert_eq!(grant_in(&SafeDir::trusted(&path).unwrap(), 107).unwrap(), Vec::<String>::new());
+        assert_eq!(grant_in(&SafeDir::trusted(&path).unwrap(), &[], 107).unwrap(), Vec::<String>::new());
         fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn block_devices_of_claims_are_given_away_and_nothing_else_by_their_names() {
+        let path = std::env::temp_dir().join(format!("ferrovirt-dev-block-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(path.join("shm")).unwrap();
+        let made = node_of(FileType::BlockDevice, &path.join("data"), 7, 200)
+            && node_of(FileType::BlockDevice, &path.join("other"), 7, 201)
+            && node(&path.join("null"), 1, 3);
+        if made {
+            symlink("other", path.join("link")).unwrap();
+            let dev = SafeDir::trusted(&path).unwrap();
+            let granted = grant_in(&dev, &["data", "shm", "null", "absent"], 107).unwrap();
+            assert_eq!(granted, ["data"]);
+            assert_eq!(fs::metadata(path.join("data")).unwrap().uid(), 107);
+            assert_eq!(grant_in(&dev, &["link"], 107).unwrap(), Vec::<String>::new());
+            for left in ["other", "null"] {
+                assert_eq!(fs::metadata(path.join(left)).unwrap().uid(), 0, "{left}");
+            }
+            assert!(matches!(grant_in(&dev, &["../data"], 107), Err(Error::NotBeneath(_))));
+        }
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn only_volumes_with_claims_can_be_block_devices() {
+        let vmi: VirtualMachineInstance = serde_json::from_value(serde_json::json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "m"},
+            "spec": {"domain": {"devices": {}}, "volumes": [
+                {"name": "a", "containerDisk": {"image": "i"}},
+                {"name": "b", "persistentVolumeClaim": {"claimName": "c"}},
+                {"name": "c", "ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}},
+            ]},
+        }))
+        .unwrap();
+        assert_eq!(claim_volumes(&vmi), ["b", "c"]);
     }
 }

@@ -68,6 +68,8 @@ pub struct Options {
     pub kubelet_root: PathBuf,
     /// Directory with the capabilities that a launcher image found on this node.
     pub capabilities_dir: PathBuf,
+    /// The node's `/dev`.
+    pub device_dir: PathBuf,
     /// Port for metrics and health.
     pub metrics_port: u16,
     /// Port for consoles and lifecycle requests.
@@ -139,8 +141,8 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     let (registered, registrations) = watch::channel(false);
     let plugin = device_plugin::Config {
         plugins_dir: options.kubelet_root.join("device-plugins"),
+        dev_dir: options.device_dir.clone(),
         max_devices: options.max_devices,
-        ..device_plugin::Config::default()
     };
     parts.spawn(device_plugin::run(plugin, registered, stop.clone()));
     let beat = heartbeat::Config {

@@ -23,6 +23,9 @@ struct Arguments {
     /// Directory with the node's virtualization capabilities.
     #[arg(long, default_value = "/var/lib/kubevirt-node-labeller")]
     capabilities_dir: PathBuf,
+    /// The node's `/dev`: a container's own is a copy that devices which come later are not in.
+    #[arg(long, default_value = "/dev")]
+    device_dir: PathBuf,
     /// Port for metrics and health.
     #[arg(long, default_value_t = 8443)]
     port: u16,
@@ -46,6 +49,7 @@ fn main() -> anyhow::Result<()> {
         namespace: arguments.namespace,
         kubelet_root: arguments.kubelet_root,
         capabilities_dir: arguments.capabilities_dir,
+        device_dir: arguments.device_dir,
         metrics_port: arguments.port,
         console_port: arguments.console_server_port,
         max_devices: arguments.max_devices,

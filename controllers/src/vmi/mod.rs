@@ -15,6 +15,7 @@ mod conditions;
 mod phase;
 #[cfg(test)]
 mod tests;
+mod volumes;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -233,6 +234,7 @@ fn derived_status(
     if !active.is_empty() {
         status.active_pods = active;
     }
+    volumes::tell_claims(&observed.instance.spec.volumes, observed.claims, &mut status.volume_status);
     let Some(pod) = pod else { return };
     if let Some(image) = &pod.image {
         status.launcher_container_image_version = Some(image.clone());

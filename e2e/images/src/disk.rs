@@ -1,25 +1,76 @@
-//! Bootable disks for BIOS machines, put together from files without a loop device.
+//! Disks that boot by BIOS and by UEFI, put together from files without a loop device.
 //!
 //! ```text
-//! sector 0     boot sector of the loader with the partition table written into it
-//! sector 1..   the rest of the loader and its table
-//! sector 2048  one partition: the file system
+//! sector 0     boot sector of GRUB with the partition table written into it
+//! sector 1..   GRUB's core image for BIOS, which carries its own configuration
+//! sector 2048  partition 2: the EFI system partition with GRUB for UEFI, which carries the same
+//! sector 6144  partition 1: the file system, last on the disk so that it can grow
 //! ```
+//! The core image is read by the boot sector from sector 1, which is what both expect unless told otherwise, so
+//! nothing has to be patched.
 
 use std::{
     fs::{self, File},
     io::{self, Seek, SeekFrom, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use crate::{
     error::{At, Error, Result},
-    loader::{self, Boot},
     tool,
 };
 
 const SECTOR: u64 = 512;
-const PARTITION_START: u32 = 2048;
+/// The EFI system partition.
+const ESP_START: u64 = 2048;
+const ESP_SECTORS: u64 = 4096;
+/// The file system's partition.
+const PARTITION_START: u64 = ESP_START + ESP_SECTORS;
+/// Identity of the EFI system partition's file system, fixed so that the same content gives the same bytes.
+const ESP_VOLUME: &str = "46655669";
+/// Where UEFI looks on a disk that it has no entry for.
+const EFI_LOADER: &str = "::/EFI/BOOT/BOOTX64.EFI";
+
+/// A kind of firmware, as GRUB sees it.
+struct Firmware {
+    /// GRUB's platform.
+    platform: &'static str,
+    /// What reads the partition and starts Linux.
+    modules: &'static [&'static str],
+    /// Commands that start the kernel, hand over the initial RAM file system, and find the file system before both.
+    linux: &'static str,
+    initrd: &'static str,
+    find: &'static str,
+}
+
+/// The 16-bit protocol: with the 32-bit one GRUB moves the whole space the kernel asks for (58 MB) byte by byte, which
+/// takes longer under emulation than reading and unpacking the kernel. The prefix given to the image names the partition.
+const BIOS: Firmware = Firmware {
+    platform: "i386-pc",
+    modules: &["biosdisk", "part_msdos", "ext2", "linux16"],
+    linux: "linux16",
+    initrd: "initrd16",
+    find: "",
+};
+/// The firmware loads GRUB from the system partition, so the file system has to be looked for.
+const UEFI: Firmware = Firmware {
+    platform: "x86_64-efi",
+    modules: &["part_msdos", "ext2", "search_label", "linux"],
+    linux: "linux",
+    initrd: "initrd",
+    find: "search.fs_label LABEL root\n",
+};
+
+/// Where kernel and initial RAM file system lie on the partition, and the kernel's arguments.
+#[derive(Debug, Clone)]
+pub struct Boot<'a> {
+    /// Path of the kernel.
+    pub kernel: &'a str,
+    /// Path of the initial RAM file system.
+    pub initrd: &'a str,
+    /// Kernel command line.
+    pub arguments: &'a str,
+}
 
 /// A file system made from a directory.
 #[derive(Debug, Clone)]
@@ -36,7 +87,8 @@ pub struct FileSystem<'a> {
 
 /// Makes `to`, a raw disk image that boots from a file system with the content of `directory`.
 ///
-/// `tools` is a Debian root with binutils and e2fsprogs; `work` a directory for intermediate files.
+/// `tools` is a Debian root with grub-pc-bin, grub-efi-amd64-bin, dosfstools, mtools and e2fsprogs; `work` a directory
+/// for intermediate files.
 pub fn make(
     tools: &Path,
     directory: &Path,
@@ -47,14 +99,22 @@ pub fn make(
 ) -> Result<()> {
     let partition = work.join("partition");
     make_ext4(tools, directory, system, &partition)?;
-    let loader = loader::make(tools, directory, &partition, PARTITION_START, boot, work)?;
-    let (first, rest) = loader.split_at(SECTOR as usize);
+    let core_path = make_grub(tools, &BIOS, system, boot, work)?;
+    let core = fs::read(&core_path).at(&core_path)?;
+    let esp = make_esp(tools, &make_grub(tools, &UEFI, system, boot, work)?, work)?;
+    let boot_path = tools.join("usr/lib/grub/i386-pc/boot.img");
+    let sector = boot_sector(&fs::read(&boot_path).at(&boot_path)?, system.size / SECTOR)?;
+    if core.len() as u64 > (ESP_START - 1) * SECTOR {
+        return Err(Error::Layout("the boot loader".to_owned(), format!("{} bytes", core.len())));
+    }
     let mut disk = File::create(to).at(to)?;
-    disk.write_all(&boot_sector(first, system.size / SECTOR)?).at(to)?;
-    disk.write_all(rest).at(to)?;
-    disk.seek(SeekFrom::Start(u64::from(PARTITION_START) * SECTOR)).at(to)?;
-    copy_sparse(&partition, &mut disk).at(to)?;
-    disk.set_len(u64::from(PARTITION_START) * SECTOR + system.size).at(to)?;
+    disk.write_all(&sector).at(to)?;
+    disk.write_all(&core).at(to)?;
+    for (start, from) in [(ESP_START, &esp), (PARTITION_START, &partition)] {
+        disk.seek(SeekFrom::Start(start * SECTOR)).at(to)?;
+        copy_sparse(from, &mut disk).at(to)?;
+    }
+    disk.set_len(PARTITION_START * SECTOR + system.size).at(to)?;
     fs::remove_file(&partition).at(&partition)
 }
 
@@ -73,7 +133,7 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path)
         .env("SOURCE_DATE_EPOCH", crate::EPOCH.to_string())
         .env("MKE2FS_CONFIG", tools.join("etc/mke2fs.conf"))
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0"])
-        // Boot loaders read none of these two, and a disk that grows later needs no second group descriptor area.
+        // GRUB reads none of these two, and a disk that grows later needs no second group descriptor area.
         .args([
             "-O",
             if system.journal {
@@ -93,26 +153,79 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path)
     Ok(())
 }
 
-/// The boot sector with one active Linux partition from sector 2048 on.
+/// GRUB for a kind of firmware, with everything it needs in one file.
+fn make_grub(
+    tools: &Path,
+    firmware: &Firmware,
+    system: &FileSystem<'_>,
+    boot: &Boot<'_>,
+    work: &Path,
+) -> Result<PathBuf> {
+    let Firmware { platform, modules, linux, initrd, find } = firmware;
+    let config = work.join(format!("{platform}.cfg"));
+    let find = find.replace("LABEL", system.label);
+    let text = format!("{find}{linux} {} {}\n{initrd} {}\nboot\n", boot.kernel, boot.arguments, boot.initrd);
+    fs::write(&config, text).at(&config)?;
+    let image = work.join(format!("{platform}.img"));
+    let mut command = tool::from_root(tools, "usr/bin/grub-mkimage");
+    command
+        .args(["-O", platform, "-p", "(,msdos1)/boot/grub", "-d"])
+        .arg(tools.join("usr/lib/grub").join(platform))
+        .arg("-c")
+        .arg(&config)
+        .arg("-o")
+        .arg(&image)
+        .args(*modules);
+    tool::run(&mut command, "from Debian package grub-common")?;
+    Ok(image)
+}
+
+/// The file system of the EFI system partition, with the boot loader where UEFI looks for one.
+fn make_esp(tools: &Path, loader: &Path, work: &Path) -> Result<PathBuf> {
+    let esp = work.join("esp");
+    let mut format = tool::from_root(tools, "usr/sbin/mkfs.fat");
+    format.args(["--invariant", "-i", ESP_VOLUME, "-n", "EFI", "-C"]).arg(&esp).arg((ESP_SECTORS / 2).to_string());
+    tool::run(&mut format, "from Debian package dosfstools")?;
+    let mtools = |name: &str| {
+        let mut command = tool::from_root(tools, "usr/bin/mtools");
+        command.env("SOURCE_DATE_EPOCH", crate::EPOCH.to_string()).env("TZ", "UTC").args(["-c", name, "-i"]).arg(&esp);
+        command
+    };
+    let mut directories = mtools("mmd");
+    directories.args(["::/EFI", "::/EFI/BOOT"]);
+    let mut copy = mtools("mcopy");
+    copy.arg(loader).arg(EFI_LOADER);
+    for command in [&mut directories, &mut copy] {
+        tool::run(command, "from Debian package mtools")?;
+    }
+    Ok(esp)
+}
+
+/// The boot sector with two partitions: the active one with Linux, and the EFI system partition.
 fn boot_sector(boot: &[u8], sectors: u64) -> Result<[u8; 512]> {
     let mut sector: [u8; 512] =
         boot.try_into().map_err(|_| Error::Layout("the boot sector".to_owned(), format!("{} bytes", boot.len())))?;
     let sectors =
         u32::try_from(sectors).map_err(|_| Error::Layout("the partition".to_owned(), format!("{sectors} sectors")))?;
-    // Disk signature, partition entry, end mark. Cylinder addresses are those of "beyond their range".
+    // Disk signature, partition entries, end mark.
     sector[440..444].copy_from_slice(b"FeVi");
-    let mut entry = [0u8; 16];
-    entry[0] = 0x80;
-    entry[1..4].copy_from_slice(&[0xfe, 0xff, 0xff]);
-    entry[4] = 0x83;
-    entry[5..8].copy_from_slice(&[0xfe, 0xff, 0xff]);
-    entry[8..12].copy_from_slice(&PARTITION_START.to_le_bytes());
-    entry[12..16].copy_from_slice(&sectors.to_le_bytes());
-    sector[444..446].fill(0);
-    sector[446..510].fill(0);
-    sector[446..462].copy_from_slice(&entry);
+    sector[444..510].fill(0);
+    sector[446..462].copy_from_slice(&entry(true, 0x83, PARTITION_START as u32, sectors));
+    sector[462..478].copy_from_slice(&entry(false, 0xef, ESP_START as u32, ESP_SECTORS as u32));
     sector[510..512].copy_from_slice(&[0x55, 0xaa]);
     Ok(sector)
+}
+
+/// An entry of the partition table. Cylinder addresses are those of "beyond their range".
+fn entry(active: bool, kind: u8, start: u32, sectors: u32) -> [u8; 16] {
+    let mut entry = [0u8; 16];
+    entry[0] = if active { 0x80 } else { 0 };
+    entry[1..4].copy_from_slice(&[0xfe, 0xff, 0xff]);
+    entry[4] = kind;
+    entry[5..8].copy_from_slice(&[0xfe, 0xff, 0xff]);
+    entry[8..12].copy_from_slice(&start.to_le_bytes());
+    entry[12..16].copy_from_slice(&sectors.to_le_bytes());
+    entry
 }
 
 /// Copies a file to the writer's position, leaving holes where it has only zeros.
@@ -144,12 +257,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_partition_table_holds_one_active_partition() {
-        let sector = boot_sector(&[0x90; 512], 4096).unwrap();
+    fn the_partition_table_holds_linux_and_before_it_the_efi_system_partition() {
+        let sector = boot_sector(&[0x90; 512], 8192).unwrap();
         assert_eq!(sector[0], 0x90);
         assert_eq!((sector[446], sector[450]), (0x80, 0x83));
-        assert_eq!(sector[454..458], 2048u32.to_le_bytes());
-        assert_eq!(sector[458..462], 4096u32.to_le_bytes());
+        assert_eq!(sector[454..458], 6144u32.to_le_bytes());
+        assert_eq!(sector[458..462], 8192u32.to_le_bytes());
+        assert_eq!((sector[462], sector[466]), (0, 0xef));
+        assert_eq!(sector[470..474], 2048u32.to_le_bytes());
+        assert_eq!(sector[474..478], 4096u32.to_le_bytes());
+        assert!(sector[478..510].iter().all(|byte| *byte == 0));
         assert_eq!(sector[510..], [0x55, 0xaa]);
         assert!(boot_sector(&[0; 511], 1).is_err());
     }

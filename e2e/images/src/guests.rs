@@ -15,34 +15,30 @@ use crate::{
     EPOCH, Options,
     cache::{Cache, Key},
     debian::{self, Request, Root, Variant},
-    disk::{self, FileSystem},
+    disk::{self, Boot, FileSystem},
     error::{At, Error, Result},
-    layer,
-    loader::Boot,
-    newc, oci,
+    layer, newc, oci,
     services::{QEMU_USER, applets},
     tool,
     tree::Tree,
 };
 
-/// What both guests are made with: kernel, assembler, file system tools, disk tools.
-const TOOLS: [&str; 6] =
-    ["base-files", "linux-image-cloud-amd64", "busybox-static", "binutils", "e2fsprogs", "qemu-utils"];
-
-macro_rules! guest_file {
-    ($name:literal) => {
-        include_str!(concat!("../../guests/", $name))
-    };
-}
+/// What both guests are made with: kernel, boot loader, file system tools, disk tools.
+const TOOLS: [&str; 10] = [
+    "base-files",
+    "linux-image-cloud-amd64",
+    "busybox-static",
+    "grub-pc-bin",
+    "grub-efi-amd64-bin",
+    "grub-common",
+    "dosfstools",
+    "mtools",
+    "e2fsprogs",
+    "qemu-utils",
+];
 
 /// The code that decides what a guest looks like is one of its inputs.
-const CODE: [&str; 5] = [
-    include_str!("guests.rs"),
-    include_str!("disk.rs"),
-    include_str!("loader.rs"),
-    guest_file!("boot/loader.S"),
-    include_str!("newc.rs"),
-];
+const CODE: [&str; 3] = [include_str!("guests.rs"), include_str!("disk.rs"), include_str!("newc.rs")];
 
 /// Drivers of the small guest; what they depend on comes along.
 const TINY_MODULES: &[&str] = &[
@@ -63,6 +59,12 @@ const TINY_MODULES: &[&str] = &[
     "evdev",
     "button",
 ];
+
+macro_rules! guest_file {
+    ($name:literal) => {
+        include_str!(concat!("../../guests/", $name))
+    };
+}
 
 /// Arguments of the small guest's kernel: why each of them is there stands in the README of the guests.
 const TINY_ARGUMENTS: &str = "console=tty0 console=ttyS0,115200 quiet nokaslr cryptomgr.notests \

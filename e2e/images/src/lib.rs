@@ -15,7 +15,6 @@ pub mod disk;
 pub mod error;
 pub mod guests;
 pub mod layer;
-pub mod loader;
 pub mod newc;
 pub mod object;
 pub mod oci;

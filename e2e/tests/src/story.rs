@@ -482,6 +482,10 @@ fn resource(kind: &str) -> ApiResource {
         "VirtualMachineInstancetype" => {
             ("instancetype.kubevirt.io", "v1beta1", "VirtualMachineInstancetype", "virtualmachineinstancetypes")
         }
+        "VirtualMachinePreference" => {
+            ("instancetype.kubevirt.io", "v1beta1", "VirtualMachinePreference", "virtualmachinepreferences")
+        }
+        "PriorityClass" => ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses"),
         "CustomResourceDefinition" => {
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
         }

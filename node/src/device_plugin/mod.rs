@@ -99,12 +99,6 @@ pub struct Config {
     pub max_devices: u32,
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self { plugins_dir: "/var/lib/kubelet/device-plugins".into(), dev_dir: "/dev".into(), max_devices: 1000 }
-    }
-}
-
 /// Why a plugin could not be offered to kubelet.
 #[derive(Debug, thiserror::Error)]
 enum Error {

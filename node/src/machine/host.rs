@@ -64,7 +64,7 @@ pub trait Host: Send + Sync + 'static {
     async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError>;
 
     /// Gives a checked launcher the devices it may use, and picks the capabilities cache that fits it.
-    async fn equip(&self, launcher: &Arc<Peer>) -> Result<Vec<CacheFile>, String>;
+    async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String>;
 
     /// Sets up the network in the launcher's pod. Idempotent.
     async fn set_up_network(
@@ -120,8 +120,8 @@ impl Host for NodeHost {
         }
     }
 
-    async fn equip(&self, launcher: &Arc<Peer>) -> Result<Vec<CacheFile>, String> {
-        let granted = device_access::grant(launcher, RUNTIME_USER).map_err(|error| with_causes(&error))?;
+    async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String> {
+        let granted = device_access::grant(launcher, vmi, RUNTIME_USER).map_err(|error| with_causes(&error))?;
         tracing::debug!(devices = ?granted, "devices handed to the launcher");
         Ok(self.cache.files(device_access::has_kvm(launcher)))
     }

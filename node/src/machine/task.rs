@@ -292,8 +292,7 @@ impl Task {
         let (host, vmi) = (self.host.clone(), self.machine.vmi.clone());
         match effect {
             Effect::Hello => self.call(async move {
-                let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
-                let greeted = greet(&*host, &launcher, &peer, uid).await;
+                let greeted = greet(&*host, &launcher, &peer, &vmi).await;
                 Completed::Outcome(Outcome::Greeted(number, greeted))
             }),
             Effect::SetUpNetwork => self.call(async move {
@@ -419,9 +418,15 @@ async fn connect(host: &dyn Host, pod: &str, within: Duration) -> Result<(Launch
     }
 }
 
-async fn greet(host: &dyn Host, launcher: &Launcher, peer: &Arc<Peer>, uid: &str) -> Result<(), LauncherError> {
+async fn greet(
+    host: &dyn Host,
+    launcher: &Launcher,
+    peer: &Arc<Peer>,
+    vmi: &VirtualMachineInstance,
+) -> Result<(), LauncherError> {
     const CALL: &str = "Hello";
-    let cache = match tokio::time::timeout(EQUIP_LIMIT, host.equip(peer)).await {
+    let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
+    let cache = match tokio::time::timeout(EQUIP_LIMIT, host.equip(peer, vmi)).await {
         Ok(Ok(cache)) => cache,
         Ok(Err(message)) => return Err(LauncherError::Refused { call: CALL, message, irrecoverable: false }),
         Err(_) => return Err(LauncherError::Deadline { call: CALL, after: EQUIP_LIMIT }),

@@ -321,7 +321,7 @@ impl Host for FakeHost {
         Ok((stream, Arc::new(peer)))
     }
 
-    async fn equip(&self, _: &Arc<Peer>) -> Result<Vec<CacheFile>, String> {
+    async fn equip(&self, _: &Arc<Peer>, _: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String> {
         Ok(vec![CacheFile { name: "a.xml".into(), content: b"<a/>".to_vec() }])
     }
 

@@ -298,10 +298,25 @@ impl SafeDir {
     /// Gives the character device at `path` to a user. It has to be the device `major:minor`, and a node of the
     /// directory's own file system: a node mounted from elsewhere (the host's) is refused.
     pub fn chown_device(&self, path: impl AsRef<Path>, device: (u32, u32), uid: u32, gid: u32) -> Result<(), Error> {
-        let path = beneath(path.as_ref())?;
+        self.chown_node(path.as_ref(), uid, gid, |stat, path| require_device(stat, path, device))
+    }
+
+    /// Gives the block device at `path` to a user. It has to be a node of the directory's own file system.
+    pub fn chown_block_device(&self, path: impl AsRef<Path>, uid: u32, gid: u32) -> Result<(), Error> {
+        self.chown_node(path.as_ref(), uid, gid, |stat, path| require_kind(stat, path, Kind::BlockDevice))
+    }
+
+    fn chown_node(
+        &self,
+        path: &Path,
+        uid: u32,
+        gid: u32,
+        require: impl FnOnce(Stat, &Path) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let path = beneath(path)?;
         let resolve = BENEATH.union(ResolveFlags::NO_XDEV);
         let fd = self.resolve("look at", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), resolve)?;
-        require_device(stat_of(&fd, path)?, path, device)?;
+        require(stat_of(&fd, path)?, path)?;
         rustix::fs::chownat(&fd, "", Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)
             .map_err(|errno| Error::io("change owner of", path, errno))
     }

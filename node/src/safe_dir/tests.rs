@@ -73,6 +73,7 @@ async fn cve_2026_13201_a_descriptor_of_a_link_is_never_followed_to_its_target()
         pod.read_bounded("notify", 100).map(drop),
         pod.write_existing("notify", b"x"),
         pod.chown_device("notify", (10, 232), 107, 107),
+        pod.chown_block_device("notify", 107, 107),
         pod.listen("notify", 0o600).map(drop),
     ] {
         let error = outcome.unwrap_err();

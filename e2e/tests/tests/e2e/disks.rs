@@ -1,0 +1,318 @@
+//! Disks of every kind, as the guest sees them, and what outlives a machine.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Console, Story, story};
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+
+use crate::manifests;
+
+const MINUTES: Duration = Duration::from_secs(150);
+const MEBIBYTE: u64 = 1024 * 1024;
+
+/// Functions for the guest's shell: the device with a serial number, and a file of the image on it.
+const HELPERS: &str = "disk() { for d in /sys/block/vd*; do [ \"$(cat $d/serial)\" = $1 ] && echo /dev/${d##*/}; done; }; \
+     show() { mount -r -t iso9660 $(disk $1) /mnt && cat /mnt/$2; umount /mnt; }";
+
+/// Storage on the node that a claim of the story can have: a directory, or a device backed by a file in it.
+struct Storage {
+    name: String,
+    directory: String,
+}
+
+impl Storage {
+    /// Makes a directory on the node and a volume in it, for the claim of that name.
+    async fn make(s: &Story, claim: &str, mode: &str) -> Result<Self> {
+        let name = format!("{}-{claim}", s.namespace);
+        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name };
+        let made = storage.fill(s, claim, mode).await;
+        if made.is_err() {
+            storage.remove(s).await?;
+        }
+        made.map(|()| storage)
+    }
+
+    async fn fill(&self, s: &Story, claim: &str, mode: &str) -> Result<()> {
+        let Self { name, directory } = self;
+        let mut path = directory.clone();
+        on_host(s, &format!("mkdir -p {directory}")).await?;
+        if mode == "Block" {
+            let attach = format!("truncate -s 16M {directory}/backing && losetup --find --show {directory}/backing");
+            path = on_host(s, &attach).await?.trim().to_owned();
+        }
+        let node = s.cluster_api("Node").list(&Default::default()).await?;
+        let node = node.items.first().and_then(|node| node.metadata.name.clone()).context("no node")?;
+        let volume = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+            "spec": {
+                "capacity": {"storage": "64Mi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
+                "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "",
+                "claimRef": {"namespace": s.namespace, "name": claim}, "local": {"path": path},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                    {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]}},
+            },
+        });
+        s.cluster_api("PersistentVolume").create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
+        s.apply(&format!(
+            "
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: {claim}}}
+spec:
+  storageClassName: ''
+  volumeName: {name}
+  volumeMode: {mode}
+  accessModes: [ReadWriteOnce]
+  resources: {{requests: {{storage: 16Mi}}}}
+"
+        ))
+        .await
+    }
+
+    /// Takes away what was made.
+    async fn remove(&self, s: &Story) -> Result<()> {
+        match s.cluster_api("PersistentVolume").delete(&self.name, &DeleteParams::background()).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            outcome => drop(outcome?),
+        }
+        let directory = &self.directory;
+        // Detached when kubelet and QEMU have let go of it.
+        let detach = format!("losetup --associated {directory}/backing | cut -d: -f1 | xargs -r losetup --detach");
+        on_host(s, &format!("{detach}; rm -rf {directory}")).await?;
+        Ok(())
+    }
+}
+
+/// Runs a script on the node with the node's own programs and files.
+async fn on_host(s: &Story, script: &str) -> Result<String> {
+    s.on_node(&format!("nsenter -t 1 -m -- sh -c '{script}'")).await
+}
+
+/// The output of a command that must succeed.
+async fn run(console: &mut Console, command: &str) -> Result<String> {
+    let (output, code) = console.run(command).await?;
+    ensure!(code == 0, "{command:?} ended with {code}: {output}");
+    Ok(output.trim().to_owned())
+}
+
+fn machine(claim: &str) -> String {
+    format!(
+        "
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: settings}}
+data: {{color: blue, a-rather-long.name_of-a-key: long}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: key}}
+stringData: {{password: s3cret}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: answers}}
+data: {{autounattend.xml: <unattend/>}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: robot}}
+---
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {{name: box}}
+spec:
+  runStrategy: Always
+  template:
+    metadata: {{labels: {{app: box, team: blue}}}}
+    spec:
+      terminationGracePeriodSeconds: 20
+      domain:
+        memory: {{guest: 128Mi}}
+        firmware:
+          kernelBoot:
+            kernelArgs: console=ttyS0 quiet
+            container: {{image: 'ferrovirt.io/guests/tiny-kernel:devel', kernelPath: /boot/vmlinuz, initrdPath: /boot/initrd}}
+        devices:
+          disks:
+          - {{name: data, serial: DATA, disk: {{bus: virtio}}}}
+          - {{name: scratch, serial: SCRATCH, disk: {{bus: virtio}}}}
+          - {{name: settings, serial: SETTINGS, disk: {{bus: virtio}}}}
+          - {{name: key, serial: KEY, disk: {{bus: virtio}}}}
+          - {{name: about, serial: ABOUT, disk: {{bus: virtio}}}}
+          - {{name: account, serial: ACCOUNT, disk: {{bus: virtio}}}}
+          - {{name: seed, serial: SEED, disk: {{bus: virtio}}}}
+          - {{name: answers, cdrom: {{bus: sata}}}}
+      volumes:
+      - {{name: data, persistentVolumeClaim: {{claimName: {claim}}}}}
+      - {{name: scratch, emptyDisk: {{capacity: 8Mi}}}}
+      - {{name: settings, configMap: {{name: settings}}}}
+      - {{name: key, secret: {{secretName: key}}}}
+      - name: about
+        downwardAPI:
+          fields: [{{path: labels, fieldRef: {{fieldPath: metadata.labels}}}}]
+      - {{name: account, serviceAccount: {{serviceAccountName: robot}}}}
+      - name: seed
+        cloudInitConfigDrive:
+          userData: |
+            #cloud-config
+            password: story
+            hostname: from-config-drive
+      - {{name: answers, sysprep: {{configMap: {{name: answers}}}}}}
+"
+    )
+}
+
+#[test]
+fn guest_sees_disks_of_every_kind_and_its_claim_outlives_it() {
+    story("disks", async |s| {
+        let storage = Storage::make(s, "data", "Filesystem").await?;
+        let told = disks(s, &storage).await;
+        // Machines go first: nobody uses the storage when it is taken away.
+        let gone = without_machines(s).await;
+        storage.remove(s).await?;
+        told.and(gone)
+    });
+}
+
+async fn without_machines(s: &Story) -> Result<()> {
+    for kind in ["vm", "vmi"] {
+        for object in s.list(kind, "").await? {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            match s.api(kind).delete(name, &DeleteParams::background()).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                outcome => drop(outcome?),
+            }
+            s.wait_gone(kind, name, MINUTES).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn disks(s: &Story, storage: &Storage) -> Result<()> {
+    s.apply(&machine("data")).await?;
+    let first = s.wait_running("box").await?;
+    let volume = |name: &str| {
+        let all = first["status"]["volumeStatus"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|volume| volume["name"] == name).unwrap_or_default()
+    };
+    let claim = volume("data");
+    ensure!(claim["target"] == "vda", "the disk of the claim is {claim}");
+    ensure!(claim["persistentVolumeClaimInfo"]["requests"]["storage"] == "16Mi", "{claim}");
+    ensure!(volume("settings")["size"].as_u64().is_some_and(|size| size > 0), "no size of an image that was made");
+
+    let mut console = s.console("box")?;
+    console.login("root", "story").await?;
+    run(&mut console, HELPERS).await?;
+    let hostname = run(&mut console, "hostname").await?;
+    ensure!(hostname == "from-config-drive", "hostname from the config drive, not {hostname:?}");
+    // A claim holds an image of the size asked for, though the volume is larger.
+    for (serial, size) in [("DATA", 16), ("SCRATCH", 8)] {
+        let sectors = run(&mut console, &format!("cat /sys/block/$(basename $(disk {serial}))/size")).await?;
+        ensure!(sectors.parse() == Ok(size * MEBIBYTE / 512), "{serial} has {sectors} sectors");
+    }
+    for (serial, file, expected) in [
+        ("SETTINGS", "color", "blue"),
+        ("SETTINGS", "a-rather-long.name_of-a-key", "long"),
+        ("KEY", "password", "s3cret"),
+        ("ABOUT", "labels", "team=\"blue\""),
+        ("ACCOUNT", "namespace", s.namespace.as_str()),
+        ("SEED", "openstack/latest/meta_data.json", "\"hostname\":\"box\""),
+    ] {
+        let content = run(&mut console, &format!("show {serial} {file}")).await?;
+        ensure!(content.contains(expected), "{file} of {serial} says {content:?}");
+    }
+    let token = run(&mut console, "show ACCOUNT token").await?;
+    ensure!(token.split('.').count() == 3, "the service account's token is {} characters long", token.len());
+    // The driver of SATA disks is loaded beside the rest.
+    run(&mut console, "for i in $(seq 20); do test -b /dev/sr0 && break; sleep 1; done").await?;
+    let answers = "mount -r -t iso9660 /dev/sr0 /mnt && cat /mnt/autounattend.xml; umount /mnt";
+    let answers = run(&mut console, answers).await?;
+    ensure!(answers.contains("<unattend/>"), "{answers:?}");
+
+    for serial in ["DATA", "SCRATCH"] {
+        let write = format!("echo kept-$((40+2)) | dd of=$(disk {serial}) bs=512 conv=sync,fsync");
+        run(&mut console, &write).await?;
+    }
+    let read = "head -c 7 $(disk DATA) $(disk SCRATCH) | tr '\\0' .";
+    let written = run(&mut console, read).await?;
+    ensure!(written.matches("kept-42").count() == 2, "{written:?}");
+    console.leave().await?;
+
+    s.virt(&["restart", "box"]).await?;
+    let uid = first["metadata"]["uid"].clone();
+    s.wait("vmi", "box", "be Running anew", MINUTES, |vmi| {
+        vmi["metadata"]["uid"] != uid && vmi["status"]["phase"] == "Running"
+    })
+    .await?;
+    let mut console = s.console("box")?;
+    console.login("root", "story").await?;
+    run(&mut console, HELPERS).await?;
+    let claimed = run(&mut console, "head -c 7 $(disk DATA)").await?;
+    ensure!(claimed == "kept-42", "the claim does not hold what was written, but {claimed:?}");
+    let scratch = run(&mut console, "head -c 7 $(disk SCRATCH) | tr '\\0' .").await?;
+    ensure!(scratch == ".......", "the empty disk is not empty: {scratch:?}");
+    console.leave().await?;
+    s.virt(&["stop", "box"]).await?;
+    s.wait_gone("vmi", "box", MINUTES).await?;
+
+    // A machine that uses the claim's image as a base writes to a layer of its own.
+    let before = checksum(s, storage).await?;
+    s.apply(
+        &manifests::kernel_vmi("guest")
+            .replace("devices: {}\n", "devices: {disks: [{name: base, serial: BASE, disk: {bus: virtio}}]}\n")
+            .replace(
+                "spec:\n",
+                "spec:\n  volumes: [{name: base, ephemeral: {persistentVolumeClaim: {claimName: data}}}]\n",
+            ),
+    )
+    .await?;
+    s.wait_running("guest").await?;
+    let mut console = s.console("guest")?;
+    console.login("root", "ferrovirt").await?;
+    run(&mut console, HELPERS).await?;
+    let base = run(&mut console, "head -c 7 $(disk BASE)").await?;
+    ensure!(base == "kept-42", "the base does not hold what was written, but {base:?}");
+    run(&mut console, "echo thrown-away | dd of=$(disk BASE) bs=512 conv=sync,fsync").await?;
+    let layer = run(&mut console, "head -c 11 $(disk BASE)").await?;
+    ensure!(layer == "thrown-away", "{layer:?}");
+    console.leave().await?;
+    ensure!(checksum(s, storage).await? == before, "the claim's image was written to");
+    Ok(())
+}
+
+async fn checksum(s: &Story, storage: &Storage) -> Result<String> {
+    s.on_node(&format!("sha256sum /host{}/disk.img", storage.directory)).await
+}
+
+#[test]
+fn claim_of_block_mode_is_a_device_of_the_guest() {
+    story("block", async |s| {
+        let storage = Storage::make(s, "raw", "Block").await?;
+        let told = block(s, &storage).await;
+        let gone = without_machines(s).await;
+        storage.remove(s).await?;
+        told.and(gone)
+    });
+}
+
+async fn block(s: &Story, storage: &Storage) -> Result<()> {
+    s.apply(
+        &manifests::kernel_vmi("guest")
+            .replace("devices: {}\n", "devices: {disks: [{name: raw, serial: RAW, disk: {bus: virtio}}]}\n")
+            .replace("spec:\n", "spec:\n  volumes: [{name: raw, persistentVolumeClaim: {claimName: raw}}]\n"),
+    )
+    .await?;
+    s.wait_running("guest").await?;
+    let mut console = s.console("guest")?;
+    console.login("root", "ferrovirt").await?;
+    run(&mut console, HELPERS).await?;
+    let sectors = run(&mut console, "cat /sys/block/$(basename $(disk RAW))/size").await?;
+    ensure!(sectors.parse() == Ok(16 * MEBIBYTE / 512), "the device has {sectors} sectors");
+    run(&mut console, "echo on-the-device | dd of=$(disk RAW) bs=512 conv=sync,fsync").await?;
+    console.leave().await?;
+    let device = on_host(s, &format!("sync; head -c 13 {}/backing", storage.directory)).await?;
+    ensure!(device == "on-the-device", "the device holds {device:?}");
+    Ok(())
+}

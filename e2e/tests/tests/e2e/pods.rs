@@ -1,0 +1,158 @@
+//! What a machine has because it is a pod: probes, names, ports, a place, a priority, eviction.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Story, story};
+use kube::{
+    Api,
+    api::{EvictParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::manifests;
+
+const MINUTES: Duration = Duration::from_secs(150);
+
+fn machine(priority: &str) -> String {
+    manifests::kernel_vmi("box")
+        .replace("metadata: {name: box}", "metadata: {name: box, labels: {app: box}}")
+        .replace("devices: {}\n", "devices: {disks: [{name: seed, disk: {bus: virtio}}], interfaces: [{name: default, masquerade: {}, ports: [{name: web, port: 8080}, {port: 8081, protocol: TCP}]}]}\n")
+        .replace(
+            "spec:\n",
+            &format!(
+                "spec:
+  hostname: box-host
+  subdomain: boxes
+  priorityClassName: {priority}
+  nodeSelector: {{kubernetes.io/os: linux}}
+  evictionStrategy: None
+  readinessProbe: {{httpGet: {{port: web, path: /}}, periodSeconds: 2, failureThreshold: 1}}
+  livenessProbe: {{tcpSocket: {{port: 8081}}, initialDelaySeconds: 60, periodSeconds: 3, failureThreshold: 2}}
+  networks: [{{name: default, pod: {{}}}}]
+  volumes:
+  - name: seed
+    cloudInitNoCloud:
+      userData: |
+        #cloud-config
+        runcmd:
+        - mkdir -p /www && echo it-works > /www/index.html
+        - httpd -p 8080 -h /www
+        - httpd -p 8081 -h /www
+        - httpd -p 8082 -h /www
+"
+            ),
+        )
+}
+
+/// A VM with this machine.
+fn vm(priority: &str) -> Result<String> {
+    let instance: Value = serde_yaml::from_str(&machine(priority))?;
+    let template = json!({"metadata": {"labels": instance["metadata"]["labels"]}, "spec": instance["spec"]});
+    let vm = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "box"},
+        "spec": {"runStrategy": "Always", "template": template}});
+    Ok(vm.to_string())
+}
+
+fn ready(vmi: &Value, status: &str) -> bool {
+    let conditions = vmi["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == status))
+}
+
+#[test]
+fn machine_is_probed_named_placed_and_evicted_like_any_pod() {
+    story("pods", async |s| {
+        let priority = format!("{}-high", s.namespace);
+        let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": {"name": priority}, "value": 1234, "description": "For a test of machines."});
+        let classes = s.cluster_api("PriorityClass");
+        classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+        let told = like_any_pod(s, &priority).await;
+        let removed = classes.delete(&priority, &Default::default()).await;
+        told?;
+        removed.context("cannot delete the priority class")?;
+        Ok(())
+    });
+}
+
+async fn like_any_pod(s: &Story, priority: &str) -> Result<()> {
+    s.apply(
+        "
+apiVersion: v1
+kind: Service
+metadata: {name: boxes}
+spec: {clusterIP: None, selector: {app: box}, ports: [{name: web, port: 8080}]}
+",
+    )
+    .await?;
+    s.apply(&vm(priority)?).await?;
+    s.toolbox("visitor").await?;
+    let first = s.wait_running("box").await?;
+    ensure!(!ready(&first, "True"), "a machine whose guest does not answer yet is ready");
+    let pod = s.launcher_pod("box").await?;
+    let name = pod["metadata"]["name"].as_str().context("pod without name")?;
+    let address = pod["status"]["podIP"].as_str().context("pod without address")?;
+    ensure!(pod["spec"]["priority"] == 1234, "priority {}", pod["spec"]["priority"]);
+    ensure!(pod["spec"]["nodeSelector"]["kubernetes.io/os"] == "linux", "{}", pod["spec"]["nodeSelector"]);
+    ensure!(pod["metadata"]["labels"]["app"] == "box", "{}", pod["metadata"]["labels"]);
+    // The guest's ten seconds, and time for launcher and kubelet.
+    ensure!(pod["spec"]["terminationGracePeriodSeconds"] == 40, "{}", pod["spec"]["terminationGracePeriodSeconds"]);
+
+    s.wait("vmi", "box", "be ready by its probe", MINUTES, |vmi| ready(vmi, "True")).await?;
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+    let (hostname, _) = console.run("hostname").await?;
+    ensure!(hostname.trim() == "box-host", "the guest calls itself {hostname:?}");
+    let fqdn = format!("box-host.boxes.{}.svc.cluster.local", s.namespace);
+    let found = s.exec("visitor", &["nslookup", &fqdn]).await?;
+    ensure!(found.contains(address), "{fqdn} is not {address}: {found}");
+    // By its short name, in the domain that it was told to search first.
+    let (found, _) = console.run("nslookup box-host").await?;
+    ensure!(found.contains(address), "box-host is not {address} to the guest: {found}");
+
+    let page = |port: u16| {
+        let url = format!("http://{address}:{port}/");
+        async move { s.exec("visitor", &["wget", "-q", "-T", "3", "-O", "-", &url]).await }
+    };
+    for port in [8080, 8081] {
+        let said = page(port).await?;
+        ensure!(said.trim() == "it-works", "port {port} says {said:?}");
+    }
+    ensure!(page(8082).await.is_err(), "a port that was not declared is reached");
+    let (own, _) = console.run("wget -q -O - http://localhost:8082/").await?;
+    ensure!(own.contains("it-works"), "the guest does not serve the port that was not declared: {own:?}");
+
+    // An unready guest gets no traffic; one that is back does.
+    let stop = "kill $(ps | awk '/httpd -p 8080/ && !/awk/ {print $1}')";
+    console.run(stop).await?;
+    s.wait("vmi", "box", "be unready by its probe", MINUTES, |vmi| ready(vmi, "False")).await?;
+    s.wait("vm", "box", "tell that it is unready", MINUTES, |vm| vm["status"]["ready"] != true).await?;
+    console.run("httpd -p 8080 -h /www").await?;
+    s.wait("vmi", "box", "be ready again", MINUTES, |vmi| ready(vmi, "True")).await?;
+
+    // An eviction that is only tried out changes nothing; a real one shuts the guest down, and its VM starts it again.
+    let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(s.client.clone(), &s.namespace);
+    let dry =
+        EvictParams { post_options: PostParams { dry_run: true, ..PostParams::default() }, ..EvictParams::default() };
+    pods.evict(name, &dry).await?;
+    ensure!(s.get("vmi", "box").await?["metadata"]["uid"] == first["metadata"]["uid"], "the machine was replaced");
+    pods.evict(name, &EvictParams::default()).await?;
+    console.expect("power button pressed", MINUTES).await?;
+    let second = anew(s, &first).await?;
+
+    // A guest that is up and does not answer where it should is started anew.
+    s.wait("vmi", "box", "be ready", MINUTES, |vmi| ready(vmi, "True")).await?;
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+    console.run(&stop.replace("8080", "8081")).await?;
+    anew(s, &second).await?;
+    Ok(())
+}
+
+/// Waits until another machine runs in the place of this one.
+async fn anew(s: &Story, former: &Value) -> Result<Value> {
+    s.wait("vmi", "box", "be Running anew", MINUTES, |vmi| {
+        vmi["metadata"]["uid"] != former["metadata"]["uid"] && vmi["status"]["phase"] == "Running"
+    })
+    .await
+}
