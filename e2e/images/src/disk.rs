@@ -1,13 +1,11 @@
 //! Disks that boot by BIOS and by UEFI, put together from files without a loop device.
 //!
 //! ```text
-//! sector 0     boot sector of GRUB with the partition table written into it
-//! sector 1..   GRUB's core image for BIOS, which carries its own configuration
-//! sector 2048  partition 2: the EFI system partition with GRUB for UEFI, which carries the same
+//! sector 0     boot sector of the loader for BIOS, with the partition table written into it
+//! sector 1..   the rest of the loader and its table
+//! sector 2048  partition 2: the EFI system partition with GRUB for UEFI, which carries its own configuration
 //! sector 6144  partition 1: the file system, last on the disk so that it can grow
 //! ```
-//! The core image is read by the boot sector from sector 1, which is what both expect unless told otherwise, so
-//! nothing has to be patched.
 
 use std::{
     fs::{self, File},
@@ -17,60 +15,23 @@ use std::{
 
 use crate::{
     error::{At, Error, Result},
+    loader::{self, Boot},
     tool,
 };
 
 const SECTOR: u64 = 512;
 /// The EFI system partition.
-const ESP_START: u64 = 2048;
-const ESP_SECTORS: u64 = 4096;
+const ESP_START: u32 = 2048;
+const ESP_SECTORS: u32 = 4096;
 /// The file system's partition.
-const PARTITION_START: u64 = ESP_START + ESP_SECTORS;
+const PARTITION_START: u32 = ESP_START + ESP_SECTORS;
 /// Identity of the EFI system partition's file system, fixed so that the same content gives the same bytes.
 const ESP_VOLUME: &str = "46655669";
 /// Where UEFI looks on a disk that it has no entry for.
 const EFI_LOADER: &str = "::/EFI/BOOT/BOOTX64.EFI";
 
-/// A kind of firmware, as GRUB sees it.
-struct Firmware {
-    /// GRUB's platform.
-    platform: &'static str,
-    /// What reads the partition and starts Linux.
-    modules: &'static [&'static str],
-    /// Commands that start the kernel, hand over the initial RAM file system, and find the file system before both.
-    linux: &'static str,
-    initrd: &'static str,
-    find: &'static str,
-}
-
-/// The 16-bit protocol: with the 32-bit one GRUB moves the whole space the kernel asks for (58 MB) byte by byte, which
-/// takes longer under emulation than reading and unpacking the kernel. The prefix given to the image names the partition.
-const BIOS: Firmware = Firmware {
-    platform: "i386-pc",
-    modules: &["biosdisk", "part_msdos", "ext2", "linux16"],
-    linux: "linux16",
-    initrd: "initrd16",
-    find: "",
-};
-/// The firmware loads GRUB from the system partition, so the file system has to be looked for.
-const UEFI: Firmware = Firmware {
-    platform: "x86_64-efi",
-    modules: &["part_msdos", "ext2", "search_label", "linux"],
-    linux: "linux",
-    initrd: "initrd",
-    find: "search.fs_label LABEL root\n",
-};
-
-/// Where kernel and initial RAM file system lie on the partition, and the kernel's arguments.
-#[derive(Debug, Clone)]
-pub struct Boot<'a> {
-    /// Path of the kernel.
-    pub kernel: &'a str,
-    /// Path of the initial RAM file system.
-    pub initrd: &'a str,
-    /// Kernel command line.
-    pub arguments: &'a str,
-}
+/// What GRUB needs to read the partition and start Linux.
+const GRUB_MODULES: [&str; 4] = ["part_msdos", "ext2", "search_label", "linux"];
 
 /// A file system made from a directory.
 #[derive(Debug, Clone)]
@@ -87,8 +48,8 @@ pub struct FileSystem<'a> {
 
 /// Makes `to`, a raw disk image that boots from a file system with the content of `directory`.
 ///
-/// `tools` is a Debian root with grub-pc-bin, grub-efi-amd64-bin, dosfstools, mtools and e2fsprogs; `work` a directory
-/// for intermediate files.
+/// `tools` is a Debian root with binutils, grub-efi-amd64-bin, dosfstools, mtools and e2fsprogs; `work` a directory for
+/// intermediate files.
 pub fn make(
     tools: &Path,
     directory: &Path,
@@ -99,22 +60,17 @@ pub fn make(
 ) -> Result<()> {
     let partition = work.join("partition");
     make_ext4(tools, directory, system, &partition)?;
-    let core_path = make_grub(tools, &BIOS, system, boot, work)?;
-    let core = fs::read(&core_path).at(&core_path)?;
-    let esp = make_esp(tools, &make_grub(tools, &UEFI, system, boot, work)?, work)?;
-    let boot_path = tools.join("usr/lib/grub/i386-pc/boot.img");
-    let sector = boot_sector(&fs::read(&boot_path).at(&boot_path)?, system.size / SECTOR)?;
-    if core.len() as u64 > (ESP_START - 1) * SECTOR {
-        return Err(Error::Layout("the boot loader".to_owned(), format!("{} bytes", core.len())));
-    }
+    let loader = loader::make(tools, directory, &partition, PARTITION_START, boot, work)?;
+    let (first, rest) = loader.split_at(SECTOR as usize);
+    let esp = make_esp(tools, &make_grub(tools, system, boot, work)?, work)?;
     let mut disk = File::create(to).at(to)?;
-    disk.write_all(&sector).at(to)?;
-    disk.write_all(&core).at(to)?;
+    disk.write_all(&boot_sector(first, system.size / SECTOR)?).at(to)?;
+    disk.write_all(rest).at(to)?;
     for (start, from) in [(ESP_START, &esp), (PARTITION_START, &partition)] {
-        disk.seek(SeekFrom::Start(start * SECTOR)).at(to)?;
+        disk.seek(SeekFrom::Start(u64::from(start) * SECTOR)).at(to)?;
         copy_sparse(from, &mut disk).at(to)?;
     }
-    disk.set_len(PARTITION_START * SECTOR + system.size).at(to)?;
+    disk.set_len(u64::from(PARTITION_START) * SECTOR + system.size).at(to)?;
     fs::remove_file(&partition).at(&partition)
 }
 
@@ -153,29 +109,23 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path)
     Ok(())
 }
 
-/// GRUB for a kind of firmware, with everything it needs in one file.
-fn make_grub(
-    tools: &Path,
-    firmware: &Firmware,
-    system: &FileSystem<'_>,
-    boot: &Boot<'_>,
-    work: &Path,
-) -> Result<PathBuf> {
-    let Firmware { platform, modules, linux, initrd, find } = firmware;
-    let config = work.join(format!("{platform}.cfg"));
-    let find = find.replace("LABEL", system.label);
-    let text = format!("{find}{linux} {} {}\n{initrd} {}\nboot\n", boot.kernel, boot.arguments, boot.initrd);
+/// GRUB for UEFI, with everything it needs in one file. The firmware loads it from the system partition, so that it looks
+/// for the file system by its label.
+fn make_grub(tools: &Path, system: &FileSystem<'_>, boot: &Boot<'_>, work: &Path) -> Result<PathBuf> {
+    let config = work.join("grub.cfg");
+    let Boot { kernel, initrd, arguments } = boot;
+    let text = format!("search.fs_label {} root\nlinux {kernel} {arguments}\ninitrd {initrd}\nboot\n", system.label);
     fs::write(&config, text).at(&config)?;
-    let image = work.join(format!("{platform}.img"));
+    let image = work.join("grub.efi");
     let mut command = tool::from_root(tools, "usr/bin/grub-mkimage");
     command
-        .args(["-O", platform, "-p", "(,msdos1)/boot/grub", "-d"])
-        .arg(tools.join("usr/lib/grub").join(platform))
+        .args(["-O", "x86_64-efi", "-p", "/boot/grub", "-d"])
+        .arg(tools.join("usr/lib/grub/x86_64-efi"))
         .arg("-c")
         .arg(&config)
         .arg("-o")
         .arg(&image)
-        .args(*modules);
+        .args(GRUB_MODULES);
     tool::run(&mut command, "from Debian package grub-common")?;
     Ok(image)
 }
@@ -210,8 +160,8 @@ fn boot_sector(boot: &[u8], sectors: u64) -> Result<[u8; 512]> {
     // Disk signature, partition entries, end mark.
     sector[440..444].copy_from_slice(b"FeVi");
     sector[444..510].fill(0);
-    sector[446..462].copy_from_slice(&entry(true, 0x83, PARTITION_START as u32, sectors));
-    sector[462..478].copy_from_slice(&entry(false, 0xef, ESP_START as u32, ESP_SECTORS as u32));
+    sector[446..462].copy_from_slice(&entry(true, 0x83, PARTITION_START, sectors));
+    sector[462..478].copy_from_slice(&entry(false, 0xef, ESP_START, ESP_SECTORS));
     sector[510..512].copy_from_slice(&[0x55, 0xaa]);
     Ok(sector)
 }

@@ -15,9 +15,11 @@ use crate::{
     EPOCH, Options,
     cache::{Cache, Key},
     debian::{self, Request, Root, Variant},
-    disk::{self, Boot, FileSystem},
+    disk::{self, FileSystem},
     error::{At, Error, Result},
-    layer, newc, oci,
+    layer,
+    loader::Boot,
+    newc, oci,
     services::{QEMU_USER, applets},
     tool,
     tree::Tree,
@@ -28,7 +30,7 @@ const TOOLS: [&str; 10] = [
     "base-files",
     "linux-image-cloud-amd64",
     "busybox-static",
-    "grub-pc-bin",
+    "binutils",
     "grub-efi-amd64-bin",
     "grub-common",
     "dosfstools",
@@ -37,8 +39,20 @@ const TOOLS: [&str; 10] = [
     "qemu-utils",
 ];
 
+macro_rules! guest_file {
+    ($name:literal) => {
+        include_str!(concat!("../../guests/", $name))
+    };
+}
+
 /// The code that decides what a guest looks like is one of its inputs.
-const CODE: [&str; 3] = [include_str!("guests.rs"), include_str!("disk.rs"), include_str!("newc.rs")];
+const CODE: [&str; 5] = [
+    include_str!("guests.rs"),
+    include_str!("disk.rs"),
+    include_str!("loader.rs"),
+    guest_file!("boot/loader.S"),
+    include_str!("newc.rs"),
+];
 
 /// Drivers of the small guest; what they depend on comes along.
 const TINY_MODULES: &[&str] = &[
@@ -59,12 +73,6 @@ const TINY_MODULES: &[&str] = &[
     "evdev",
     "button",
 ];
-
-macro_rules! guest_file {
-    ($name:literal) => {
-        include_str!(concat!("../../guests/", $name))
-    };
-}
 
 /// Arguments of the small guest's kernel: why each of them is there stands in the README of the guests.
 const TINY_ARGUMENTS: &str = "console=tty0 console=ttyS0,115200 quiet nokaslr cryptomgr.notests \

@@ -15,6 +15,7 @@ pub mod disk;
 pub mod error;
 pub mod guests;
 pub mod layer;
+pub mod loader;
 pub mod newc;
 pub mod object;
 pub mod oci;

@@ -30,7 +30,7 @@ async fn wait_generations(s: &Story, desired: i64, observed: i64) -> anyhow::Res
     })
     .await?;
     s.wait("vmi", "box", &format!("reflect {observed}"), MINUTES, |vmi| {
-        vmi["metadata"]["annotations"]["kubevirt.io/vm-generation"] == observed.to_string()
+        vmi["metadata"]["annotations"]["kubevirt.io/vm-generation"].as_str() == Some(observed.to_string().as_str())
     })
     .await?;
     Ok(())
