@@ -87,7 +87,7 @@ spec:
 
 /// Runs a script on the node with the node's own programs and files.
 async fn on_host(s: &Story, script: &str) -> Result<String> {
-    s.on_node(&format!("nsenter -t 1 -m -- sh -c '{script}'")).await
+    s.on_node(&format!("nsenter -t 1 -m -- /bin/sh -c '{script}'")).await
 }
 
 /// The output of a command that must succeed.
