@@ -79,10 +79,12 @@ lint: ## Format, clippy, and licences and advisories where cargo-deny is install
 unit: ## Unit tests
 	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked
 
+# Chosen from the whole workspace: for one package alone cargo would compile its dependencies anew, with fewer features.
+STORIES := --workspace --locked --test conformance --test e2e
 .PHONY: e2e
 e2e: images guests ## End-to-end tests, on the own cluster or on that of KUBECONFIG
-	$(CARGO) test -p ferrovirt-e2e-tests --locked --no-run
-	$(CLUSTER) run -- $(CARGO) test -p ferrovirt-e2e-tests --locked
+	$(CARGO) test $(STORIES) --no-run
+	$(CLUSTER) run -- $(CARGO) test $(STORIES)
 
 .PHONY: test
 test: deps lint unit e2e ## Everything: lint, unit tests, cluster up, end-to-end tests, cluster down
