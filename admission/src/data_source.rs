@@ -102,7 +102,9 @@ mod tests {
         let there = || json!({"kind": "datasource", "name": "d", "namespace": "images"});
         let failed = Outcome::Failed { code: 403, message: "no".to_owned() };
         let nested = refers(json!({"name": "e"}));
-        let table: Vec<(&str, Value, Vec<(&str, Outcome)>, &str)> = vec![
+        /// Architecture given, reference, what is read, architecture wanted.
+        type Row = (&'static str, Value, Vec<(&'static str, Outcome)>, &'static str);
+        let table: Vec<Row> = vec![
             ("", here(), vec![("ns/d", labelled("arm64"))], "arm64"),
             ("", there(), vec![("images/d", labelled("s390x"))], "s390x"),
             ("amd64", here(), vec![("ns/d", labelled("arm64"))], "amd64"),
