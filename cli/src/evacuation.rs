@@ -27,6 +27,7 @@ enum Subject {
 #[derive(Args)]
 pub struct EvacuateOptions {
     /// What to act on: vm, vmi or node
+    #[arg(ignore_case = true)]
     kind: Subject,
     /// Its name
     name: String,

@@ -152,7 +152,8 @@ async fn guest_that_has_ended_altogether_ends_the_tunnel_of_a_client_that_goes_o
         sleep(Duration::from_millis(50)).await;
     }
     assert!(closes(&next(&mut ends.client).await, CloseCode::Normal));
-    assert!(ends.client.next().await.is_none());
+    // What it sent and nobody read may make the end a reset.
+    assert!(!matches!(ends.client.next().await, Some(Ok(_))));
     assert_eq!(ends.copy.await.unwrap(), End::GuestClosed);
 }
 

@@ -126,8 +126,8 @@ fn addresses_come_from_the_range_asked_for() {
         assert!(error.to_string().starts_with("VM CIDR subnet is too small, at least 2 host addresses"), "{error}");
         assert!(error.is_permanent());
     }
+    assert_eq!(wanted(&ranged("", "")).v4.gateway, ip("10.0.2.1"), "an empty range is none");
     for v4 in [
-        "",
         "10.0.0.0",
         "10.0.0.0/",
         "10.0.0.0/+8",

@@ -151,7 +151,7 @@ async fn a_console_carries_bytes_both_ways() {
     let mut socket = console(address).await;
     assert_eq!(read(&mut socket, BANNER).await.len(), BANNER);
     // Larger than one chunk: arrives in order and complete.
-    let sent: Vec<u8> = (0..200_000_u32).map(|number| number as u8).collect();
+    let sent: Vec<u8> = (0..100_000_u32).map(|number| number as u8).collect();
     socket.send(Message::Binary(Bytes::from(sent.clone()))).await.unwrap();
     assert_eq!(read(&mut socket, sent.len()).await, sent);
 }
@@ -228,7 +228,9 @@ async fn what_a_client_sent_before_it_closed_reaches_the_machine() {
     let (address, metrics, streams) = counted(&stage).await;
     let mut socket = console(address).await;
     let sent: Vec<u8> = (0..300_000_u32).map(|number| number as u8).collect();
-    socket.send(Message::Binary(Bytes::from(sent.clone()))).await.unwrap();
+    for piece in sent.chunks(100_000) {
+        socket.send(Message::Binary(Bytes::copy_from_slice(piece))).await.unwrap();
+    }
     socket.close(None).await.unwrap();
     closed(&mut socket).await;
     nothing_left(&metrics, &streams).await;
