@@ -99,6 +99,9 @@ pub enum ApiError {
     /// 500: something behind this process failed.
     #[error("Internal error occurred: {0}")]
     Internal(String),
+    /// 500: the node agent failed to answer what is read from it; its words are all that is said.
+    #[error("{0}")]
+    Agent(String),
 }
 
 impl ApiError {
@@ -131,7 +134,7 @@ impl ApiError {
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::NotAvailable(_) => StatusCode::NOT_IMPLEMENTED,
             Self::TooManyRequests(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Internal(_) | Self::Agent(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -148,7 +151,7 @@ impl ApiError {
             Self::UnsupportedMediaType => "UnsupportedMediaType",
             Self::NotAvailable(_) => "NotImplemented",
             Self::TooManyRequests(_) => "TooManyRequests",
-            Self::Internal(_) => "InternalError",
+            Self::Internal(_) | Self::Agent(_) => "InternalError",
         }
     }
 
@@ -168,7 +171,7 @@ impl ApiError {
             Self::NotFound { kind, name } | Self::Conflict { kind, name, .. } | Self::Forbidden { kind, name, .. } => {
                 Some(json!({"name": name, "group": GROUP, "kind": kind.singular()}))
             }
-            Self::Internal(message) => Some(json!({"causes": [{"message": message}]})),
+            Self::Internal(message) | Self::Agent(message) => Some(json!({"causes": [{"message": message}]})),
             Self::Invalid { causes, .. } => {
                 let causes = causes.iter().map(|message| json!({"message": message})).collect::<Vec<_>>();
                 Some(json!({"causes": causes}))
@@ -247,6 +250,7 @@ mod tests {
             ),
             (ApiError::BadRequest("VMI is not running".into()), 400, "VMI is not running"),
             (ApiError::Internal("boom".into()), 500, "Internal error occurred: boom"),
+            (ApiError::Agent("unexpected return code 500".into()), 500, "unexpected return code 500"),
             (ApiError::NotAvailable("live migration"), 501, "live migration is not available yet"),
             (ApiError::NoSuchPath, 404, "the server could not find the requested resource"),
             (

@@ -13,8 +13,14 @@ use serde_json::json;
 use super::{Object, Server, body, handler_error};
 use crate::{
     error::{ApiError, empty_response, json_response},
+    handler::HandlerError,
     instance, options, sev,
 };
+
+/// What is read from the agent fails with a plain text: that of the agent.
+fn unanswered(error: HandlerError) -> ApiError {
+    ApiError::Agent(error.to_string())
+}
 
 impl Server {
     pub(super) async fn pause(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
@@ -74,7 +80,7 @@ impl Server {
         let vmi = self.vmi(object).await?;
         instance::check_agent(&vmi)?;
         let node = instance::node(&vmi)?;
-        let answer = self.handler.fetch(object.on(node), action).await.map_err(handler_error)?;
+        let answer = self.handler.fetch(object.on(node), action).await.map_err(unanswered)?;
         Ok(json_response(StatusCode::OK, &answer))
     }
 
@@ -82,7 +88,7 @@ impl Server {
         let vmi = self.vmi(object).await?;
         instance::check_vnc(&vmi)?;
         let node = instance::node(&vmi)?;
-        self.handler.picture(object.on(node), "vnc/screenshot").await.map_err(handler_error)
+        self.handler.picture(object.on(node), "vnc/screenshot").await.map_err(unanswered)
     }
 
     pub(super) async fn backup(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {

@@ -183,7 +183,7 @@ impl Server {
             Ok(response) => return response,
             Err(error) => error,
         };
-        if matches!(error, ApiError::Internal(_)) {
+        if matches!(error, ApiError::Internal(_) | ApiError::Agent(_)) {
             tracing::warn!(
                 subresource = subresource.full_name(),
                 namespace = object.namespace,

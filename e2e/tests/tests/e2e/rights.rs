@@ -215,7 +215,12 @@ fn cve_2023_26484_cve_2025_64436_an_agent_writes_its_own_node_and_machines_and_r
         let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "box",
             "uid": vmi["metadata"]["uid"], "controller": true}]);
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger", "ownerReferences": owner},
-            "spec": {"containers": [{"name": "c", "image": "x"}]}});
+        "spec": {
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "c", "image": "x", "securityContext": {
+                "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
+            }}],
+        }});
         let refused = s.refused(&pod.to_string()).await?;
         ensure!(refused.contains("only virt-controller makes pods"), "{refused}");
         Ok(())
