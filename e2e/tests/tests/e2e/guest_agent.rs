@@ -70,10 +70,18 @@ async fn queries(s: &Story, console: &mut Console) -> Result<()> {
 
     let (said, code) = console.run(LOGGED_IN).await?;
     ensure!(code == 0, "no record of the log-in: {said}");
-    let users: Value = serde_json::from_str(&s.virt(&["userlist", "deb"]).await?)?;
-    let root = users["items"].as_array().and_then(|all| all.iter().find(|user| user["userName"] == "root"));
-    let root = root.with_context(|| format!("root is logged in, but not in userlist: {users}"))?;
-    ensure!(root["loginTime"].as_f64().unwrap_or_default() > 0.0, "userlist: {root}");
+    // An answer of the agent counts for a few seconds.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let users: Value = serde_json::from_str(&s.virt(&["userlist", "deb"]).await?)?;
+        let root = users["items"].as_array().and_then(|all| all.iter().find(|user| user["userName"] == "root"));
+        if let Some(root) = root {
+            ensure!(root["loginTime"].as_f64().unwrap_or_default() > 0.0, "userlist: {root}");
+            break;
+        }
+        ensure!(Instant::now() < deadline, "root is logged in, but not in userlist: {users}");
+        sleep(Duration::from_secs(1)).await;
+    }
 
     let systems: Value = serde_json::from_str(&s.virt(&["fslist", "deb"]).await?)?;
     let root = systems["items"].as_array().and_then(|all| all.iter().find(|system| system["mountPoint"] == "/"));
