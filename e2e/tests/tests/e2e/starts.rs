@@ -47,7 +47,12 @@ fn user_sees_what_of_a_changed_vm_has_reached_its_machine() {
         ensure!(vmi["status"]["virtualMachineRevisionName"] == first, "{}", vmi["status"]);
         let revision = s.get("ControllerRevision", &first).await?;
         ensure!(revision["revision"] == 1, "{revision}");
-        ensure!(revision["data"]["spec"] == s.get("vm", "box").await?["spec"], "{revision}");
+        let mut kept = revision["data"]["spec"].clone();
+        if let Some(domain) = kept["template"]["spec"]["domain"].as_object_mut() {
+            // Clients in Go write it, too, and mean the same.
+            domain.retain(|name, value| name != "resources" || *value != json!({}));
+        }
+        ensure!(kept == s.get("vm", "box").await?["spec"], "{revision}");
         let node = vmi["status"]["nodeName"].clone();
         let pod = s.launcher_pod("box").await?["metadata"]["name"].as_str().context("pod without name")?.to_owned();
         s.wait("Pod", &pod, "bear the name of its node", MINUTES, |pod| {
