@@ -46,11 +46,10 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// For forwarded ports: clients are programs, which answer pings without delay. Both times are those that clients of
-    /// the API have always seen here.
+    /// For forwarded ports: clients are programs, which answer pings without delay.
     #[must_use]
     pub fn tunnel() -> Self {
-        Self { ping: Duration::from_secs(1), silence: Duration::from_secs(60), ..Self::default() }
+        Self { ping: Duration::from_secs(10), ..Self::default() }
     }
 }
 

@@ -61,7 +61,16 @@ async fn send_all(client: &mut (impl Sink<Message, Error = Error> + Unpin), byte
 }
 
 async fn next(client: &mut (impl Stream<Item = Result<Message, Error>> + Unpin)) -> Message {
-    timeout(Duration::from_secs(20), client.next()).await.unwrap().unwrap().unwrap()
+    // Signs of life come between.
+    let told = async {
+        loop {
+            match client.next().await.unwrap().unwrap() {
+                Message::Ping(_) => {}
+                other => return other,
+            }
+        }
+    };
+    timeout(Duration::from_secs(20), told).await.unwrap()
 }
 
 fn closes(message: &Message, with: CloseCode) -> bool {

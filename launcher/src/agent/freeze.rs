@@ -103,6 +103,11 @@ impl GuestAgent {
             return Ok(());
         }
         if self.inner.lacks(COMMAND) {
+            // What it said with file systems that somebody else had frozen no longer holds.
+            self.inner.forget(Question::Agent);
+            self.inner.ask_in_turn(Question::Agent, limit).await?;
+        }
+        if self.inner.lacks(COMMAND) {
             return Err(AgentError::Unsupported(COMMAND));
         }
         // Before the freeze: if its answer is lost, the guest must not stay frozen.

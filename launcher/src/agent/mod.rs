@@ -296,6 +296,11 @@ impl Inner {
         })
     }
 
+    /// Makes the next question like this one be asked.
+    fn forget(&self, question: Question) {
+        self.state().answers.retain(|(known, ..)| *known != question);
+    }
+
     fn learn(&self, question: Question, answer: Answer) {
         let mut state = self.state();
         if !state.connected {
@@ -305,7 +310,14 @@ impl Inner {
             let before = told.clone();
             let guest = || before.guest.clone().unwrap_or_default();
             match &answer {
-                Answer::Agent(agent) => told.agent = Some(agent.clone()),
+                Answer::Agent(agent) => {
+                    let mut agent = agent.clone();
+                    // With frozen file systems the agent calls most of its commands disabled. It has them all the same.
+                    if let Some(known) = before.agent.as_ref().filter(|_| before.file_systems == "frozen") {
+                        agent.commands.clone_from(&known.commands);
+                    }
+                    told.agent = Some(agent);
+                }
                 Answer::System(system) => {
                     let GuestInfo { hostname, timezone, .. } = guest();
                     told.guest = Some(GuestInfo { hostname, timezone, ..system.clone() });

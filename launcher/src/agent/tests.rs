@@ -36,17 +36,24 @@ impl Guest {
                 self.frozen.store(false, Ordering::SeqCst);
                 "1".to_owned()
             }
-            _ if frozen => return Err(libvirt::Error::AgentRefused("not allowed while frozen".into())),
             "guest-info" => {
                 let users = !self.lacks_users.load(Ordering::SeqCst);
-                let names =
-                    ["guest-fsfreeze-status", "guest-fsfreeze-freeze", "guest-fsfreeze-thaw", "guest-get-fsinfo"];
-                let mut commands: Vec<_> =
-                    names.iter().map(|n| format!(r#"{{"name":"{n}","enabled":true}}"#)).collect();
-                commands.push(format!(r#"{{"name":"guest-get-users","enabled":{users}}}"#));
-                commands.push(r#"{"name":"guest-get-host-name","enabled":true}"#.into());
+                // While file systems are frozen, most commands are disabled.
+                let commands: Vec<_> = [
+                    ("guest-info", true),
+                    ("guest-fsfreeze-status", true),
+                    ("guest-fsfreeze-thaw", true),
+                    ("guest-fsfreeze-freeze", !frozen),
+                    ("guest-get-fsinfo", !frozen),
+                    ("guest-get-users", users && !frozen),
+                    ("guest-get-host-name", !frozen),
+                ]
+                .iter()
+                .map(|(name, enabled)| format!(r#"{{"name":"{name}","enabled":{enabled}}}"#))
+                .collect();
                 format!(r#"{{"version":"10.0","supported_commands":[{}]}}"#, commands.join(","))
             }
+            _ if frozen => return Err(libvirt::Error::AgentRefused("not allowed while frozen".into())),
             "guest-get-host-name" => r#"{"host-name":"web"}"#.into(),
             "guest-get-users" => {
                 self.user_questions.fetch_add(1, Ordering::SeqCst);
@@ -166,6 +173,26 @@ async fn file_systems_freeze_and_thaw_once() {
     stage.agent.unfreeze().await.unwrap();
     assert_eq!(stage.guest.asked("guest-fsfreeze-thaw"), 1);
     assert_eq!(stage.agent.told().borrow().file_systems, "thawed");
+}
+
+#[tokio::test]
+async fn what_an_agent_calls_disabled_while_it_is_frozen_is_there_afterwards() {
+    let stage = Stage::known("disabled").await;
+    let limit = || tokio::time::Instant::now() + Duration::from_secs(5);
+    for _ in 0..2 {
+        stage.agent.freeze(0).await.unwrap();
+        stage.agent.inner.forget(Question::Agent);
+        stage.agent.inner.ask_in_turn(Question::Agent, limit()).await.unwrap();
+        stage.agent.unfreeze().await.unwrap();
+        assert_eq!(stage.agent.users().await.unwrap()[0].name, "root");
+    }
+    // Somebody else froze them, and the agent said so before this process knew.
+    stage.guest.frozen.store(true, Ordering::SeqCst);
+    stage.agent.inner.forget(Question::Agent);
+    stage.agent.inner.ask_in_turn(Question::Agent, limit()).await.unwrap();
+    stage.guest.frozen.store(false, Ordering::SeqCst);
+    stage.agent.freeze(0).await.unwrap();
+    assert_eq!(stage.guest.asked("guest-fsfreeze-freeze"), 3);
 }
 
 #[tokio::test]
