@@ -41,6 +41,12 @@ pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Res
             act(story, &["restart", "actions"], "vmi", |vmi| vmi["metadata"]["uid"] != uid && running(vmi)).await?,
         );
         stop.push(act(story, &["stop", "actions"], "vm", |vm| vm["status"]["printableStatus"] == "Stopped").await?);
+        // Stopped is shown when the guest has ended; the next start is taken when the machine is gone, too.
+        story
+            .wait("vm", "actions", "be ready to start", PATIENCE, |vm| {
+                vm["status"]["created"] != true && vm["status"]["stateChangeRequests"].is_null()
+            })
+            .await?;
     }
     story.delete("vm", "actions").await?;
     for (name, values) in
