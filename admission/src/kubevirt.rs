@@ -19,7 +19,7 @@ use crate::{
     neighbours::Wanted,
     review::AdmissionReview,
     rules::scheduling,
-    webhook::{Context, Stop},
+    webhook::{self, Context, Stop},
 };
 
 const PLURAL: &str = "kubevirts";
@@ -58,7 +58,7 @@ const CIPHERS: [&str; 25] = [
 
 fn resource(context: &Context<'_>) -> Result<(), Stop> {
     let resource = &context.request.resource;
-    if resource.group == GROUP && resource.resource == PLURAL {
+    if resource.group == GROUP && resource.resource == PLURAL && webhook::is_served(resource) {
         return Ok(());
     }
     Err(Stop::refused(400, format!("expect resource to be '{GROUP}/{VERSION}, Resource={PLURAL}'")))

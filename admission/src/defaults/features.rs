@@ -91,21 +91,22 @@ fn enlightenments(hyperv: &mut FeatureHyperv) {
         vendor.enabled.get_or_insert(true);
     }
 
-    // Each needs the next; an explicit no is left for the rules to complain about.
+    // Each needs the next; the first explicit no is left for the rules to complain about, and all that comes after it.
     let enabled = |state: &Option<FeatureState>| state.as_ref().is_some_and(FeatureState::is_enabled);
     let timer = hyperv.synictimer.as_ref().is_some_and(|timer| timer.enabled.unwrap_or(true));
     let flush = hyperv.tlbflush.as_ref().is_some_and(|flush| flush.enabled.unwrap_or(true));
-    let turn_on = |state: &mut Option<FeatureState>| {
-        state.get_or_insert_with(FeatureState::default).enabled.get_or_insert(true);
-    };
-    if enabled(&hyperv.evmcs) {
-        turn_on(&mut hyperv.vapic);
+    let turned_on = |state: &mut Option<FeatureState>| *state.get_or_insert_default().enabled.get_or_insert(true);
+    if enabled(&hyperv.evmcs) && !turned_on(&mut hyperv.vapic) {
+        return;
     }
-    if timer {
-        turn_on(&mut hyperv.synic);
+    if (enabled(&hyperv.ipi) || flush) && !turned_on(&mut hyperv.vpindex) {
+        return;
     }
-    if enabled(&hyperv.ipi) || flush || enabled(&hyperv.synic) {
-        turn_on(&mut hyperv.vpindex);
+    if timer && !turned_on(&mut hyperv.synic) {
+        return;
+    }
+    if enabled(&hyperv.synic) {
+        turned_on(&mut hyperv.vpindex);
     }
 }
 
@@ -144,5 +145,9 @@ mod tests {
             serde_json::from_value(json!({"hyperv": {"synic": {}, "vpindex": {"enabled": false}}})).unwrap();
         set(&mut features, true);
         assert_eq!(features.hyperv.unwrap().vpindex.unwrap().enabled, Some(false));
+        let mut features: Features =
+            serde_json::from_value(json!({"hyperv": {"evmcs": {}, "vapic": {"enabled": false}, "ipi": {}}})).unwrap();
+        set(&mut features, true);
+        assert!(features.hyperv.unwrap().vpindex.is_none());
     }
 }

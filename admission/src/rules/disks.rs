@@ -215,17 +215,15 @@ fn block_size(path: &str, size: &BlockSize, sata: bool, causes: &mut Causes) {
     let (logical, physical) = (custom.logical.unwrap_or(0), custom.physical.unwrap_or(0));
     let discard = custom.discard_granularity.unwrap_or(0);
     if logical > physical {
-        causes.invalid(
-            field("logical"),
-            format!("Logical size {logical} must be the same or less than the physical size of {physical}"),
-        );
-    } else if sata && logical != SECTOR_MIN {
-        causes.invalid(field("logical"), format!("Logical size {logical} must be 512 for SATA devices"));
-    } else if logical != 0 && discard % logical != 0 {
-        causes.invalid(
-            field("discardGranularity"),
-            format!("Discard granularity {discard} must be multiples of logical size {logical}"),
-        );
+        let message = format!("Logical size {logical} must be the same or less than the physical size of {physical}");
+        return causes.invalid(field("logical"), message);
+    }
+    if sata && logical != SECTOR_MIN {
+        return causes.invalid(field("logical"), format!("Logical size {logical} must be 512 for SATA devices"));
+    }
+    if logical != 0 && discard % logical != 0 {
+        let message = format!("Discard granularity {discard} must be multiples of logical size {logical}");
+        return causes.invalid(field("discardGranularity"), message);
     }
     for (name, value) in [("logical", logical), ("physical", physical)] {
         let problem = if value < SECTOR_MIN {

@@ -47,16 +47,18 @@ fn is_on(state: Option<&FeatureState>) -> bool {
 
 type Dependency = (&'static str, &'static str, bool, bool);
 
+/// What needs what: only what is turned on in so many words needs anything, as all is once defaults are set.
 fn dependencies(hyperv: &FeatureHyperv) -> [Dependency; 5] {
-    let timer = hyperv.synictimer.as_ref().is_some_and(|timer| timer.enabled.unwrap_or(true));
-    let flush = hyperv.tlbflush.as_ref().is_some_and(|flush| flush.enabled.unwrap_or(true));
+    let asked = |state: &Option<FeatureState>| state.as_ref().is_some_and(|state| state.enabled == Some(true));
+    let timer = hyperv.synictimer.as_ref().is_some_and(|timer| timer.enabled == Some(true));
+    let flush = hyperv.tlbflush.as_ref().is_some_and(|flush| flush.enabled == Some(true));
     let vpindex = is_on(hyperv.vpindex.as_ref());
     [
-        ("evmcs", "vapic", is_on(hyperv.evmcs.as_ref()), is_on(hyperv.vapic.as_ref())),
-        ("ipi", "vpindex", is_on(hyperv.ipi.as_ref()), vpindex),
+        ("evmcs", "vapic", asked(&hyperv.evmcs), is_on(hyperv.vapic.as_ref())),
+        ("ipi", "vpindex", asked(&hyperv.ipi), vpindex),
         ("tlbflush", "vpindex", flush, vpindex),
         ("synictimer", "synic", timer, is_on(hyperv.synic.as_ref())),
-        ("synic", "vpindex", is_on(hyperv.synic.as_ref()), vpindex),
+        ("synic", "vpindex", asked(&hyperv.synic), vpindex),
     ]
 }
 
@@ -75,6 +77,7 @@ mod tests {
     #[test]
     fn enlightenments_need_each_other() {
         assert!(check(json!({"features": {"hyperv": {"synic": {}, "vpindex": {}}}})).is_empty());
+        assert!(check(json!({"features": {"hyperv": {"synic": {}, "ipi": {}, "tlbflush": {}}}})).is_empty());
         let found = check(json!({"features": {"hyperv": {"synic": {"enabled": true}, "vpindex": {"enabled": false}}}}));
         assert!(found[0].contains("synic' requires") && found[0].ends_with("vpindex', which was disabled."));
     }

@@ -22,10 +22,14 @@ const PORT_RANGES_MAX: usize = 10;
 pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
     let interfaces = &spec.domain.devices.interfaces;
     networks(root, &spec.networks, causes);
-    for (index, interface) in interfaces.iter().enumerate() {
+    let connected = interfaces.iter().enumerate().map(|(index, interface)| {
         let path = format!("{root}.domain.devices.interfaces[{index}]");
-        let network = spec.networks.iter().find(|network| network.name == interface.name);
+        (path, interface, spec.networks.iter().find(|network| network.name == interface.name))
+    });
+    for (path, interface, network) in connected.clone() {
         state(&path, interface, network, causes);
+    }
+    for (path, interface, network) in connected {
         binding(&path, interface, network, config, causes);
     }
     duplicate_names(root, &spec.networks, causes);
@@ -203,11 +207,14 @@ fn matching(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) 
         }
     }
     let mut seen = BTreeSet::new();
+    let field = |index: usize| format!("{root}.domain.devices.interfaces[{index}].name");
     for (index, interface) in interfaces.iter().enumerate() {
-        let field = format!("{root}.domain.devices.interfaces[{index}].name");
         if !seen.insert(&interface.name) {
-            causes.duplicate(field.clone(), "Only one interface can be connected to one specific network");
+            causes.duplicate(field(index), "Only one interface can be connected to one specific network");
         }
+    }
+    for (index, interface) in interfaces.iter().enumerate() {
+        let field = field(index);
         if !spec.networks.iter().any(|network| network.name == interface.name) {
             let message = format!("{field} '{}' not found.", interface.name);
             causes.invalid(field, message);
