@@ -497,7 +497,7 @@ fn causes_come_in_the_order_of_the_rules() {
     object["spec"]["domain"]["memory"]["guest"] = json!("128");
     object["spec"]["domain"]["devices"]["interfaces"] = json!([
         {"name": "default", "masquerade": {}, "state": "sideways"},
-        {"name": "b", "bridge": {}, "masquerade": {}, "state": "sideways"},
+        {"name": "b", "state": "sideways"},
     ]);
     object["spec"]["accessCredentials"] = json!([{"sshPublicKey": {
         "source": {}, "propagationMethod": {"configDrive": {}, "noCloud": {}},

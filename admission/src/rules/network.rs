@@ -157,7 +157,7 @@ fn binding(path: &str, interface: &Interface, network: Option<&Network>, config:
     }
     let on_pod = network.is_some_and(|network| network.pod.is_some());
     if interface.masquerade.is_some() {
-        if network.is_some() && !on_pod {
+        if !on_pod {
             causes.invalid(format!("{path}.name"), "Masquerade interface only implemented with pod network");
         }
         if interface.mac().as_deref() == Some(BRIDGE_MAC) {
@@ -177,7 +177,7 @@ fn binding(path: &str, interface: &Interface, network: Option<&Network>, config:
         if !config.enabled("PasstBinding") {
             causes.invalid(format!("{path}.name"), "PasstBinding feature gate is not enabled");
         }
-        if network.is_some() && !on_pod {
+        if !on_pod {
             causes.invalid(format!("{path}.name"), "PasstBinding interface only implemented with pod network");
         }
     }

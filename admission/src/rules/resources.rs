@@ -58,13 +58,8 @@ impl Amount {
     }
 }
 
-/// What is wrong with the amounts.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
-    memory(root, spec, causes);
-    cpu(root, spec, causes);
-}
-
-fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// What is wrong with amounts of memory.
+pub(super) fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let resources = &spec.domain.resources;
     let path = |which: &str| format!("{root}.domain.resources.{which}.memory");
     let request = Amount::read(path("requests"), resources.requests.get("memory"), quantity::units, causes);
@@ -129,17 +124,16 @@ fn huge_pages(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes
     let field = format!("{root}.domain.resources.requests.memory");
     let shown = resources.requests.get("memory").map_or_else(|| "0".to_owned(), quantity::canonical);
     if memory != 0 && memory < page {
-        causes.invalid(
-            field.clone(),
-            format!("{field} '{shown}' must be equal to or larger than page size {path} '{text}'"),
-        );
-    }
-    if memory % page != 0 {
-        causes.invalid(field.clone(), format!("{field} '{shown}' is not a multiple of the page size {path} '{text}'"));
+        let message = format!("{field} '{shown}' must be equal to or larger than page size {path} '{text}'");
+        causes.invalid(field, message);
+    } else if memory % page != 0 {
+        let message = format!("{field} '{shown}' is not a multiple of the page size {path} '{text}'");
+        causes.invalid(field, message);
     }
 }
 
-fn cpu(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// What is wrong with amounts of CPU.
+pub(super) fn cpu(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let resources = &spec.domain.resources;
     let path = |which: &str| format!("{root}.domain.resources.{which}.cpu");
     let request = Amount::read(path("requests"), resources.requests.get("cpu"), quantity::milli, causes);
