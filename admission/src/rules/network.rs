@@ -293,15 +293,18 @@ pub(super) fn is_pci_address(text: &str) -> bool {
 fn ports(path: &str, ports: &[Port], causes: &mut Causes) {
     let mut seen = BTreeSet::new();
     for (index, port) in ports.iter().enumerate() {
-        let field = |name: &str| format!("{path}.ports[{index}].{name}");
+        let field = format!("{path}.ports[{index}].name");
         if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
             if !seen.insert(name) {
-                causes.duplicate(field("name"), format!("Duplicate name of the port: {name}"));
+                causes.duplicate(field.clone(), format!("Duplicate name of the port: {name}"));
             }
             if !names::is_port_name(name) {
-                causes.invalid(field("name"), format!("Invalid name of the port: {name}"));
+                causes.invalid(field, format!("Invalid name of the port: {name}"));
             }
         }
+    }
+    for (index, port) in ports.iter().enumerate() {
+        let field = |name: &str| format!("{path}.ports[{index}].{name}");
         match port.port {
             0 => causes.required(field("port"), "Port field is mandatory."),
             1..=65535 => {}
