@@ -267,7 +267,8 @@ fn ciphers(tls: &TlsConfiguration, causes: &mut Causes) {
         let message = format!(
             "You cannot specify ciphers when {CONFIGURATION}.tlsConfiguration.minTLSVersion is empty or VersionTLS13"
         );
-        causes.not_supported(field.clone(), message);
+        causes.not_supported(field, message);
+        return;
     }
     for (index, cipher) in tls.ciphers.iter().enumerate().filter(|(_, cipher)| !CIPHERS.contains(&cipher.as_str())) {
         causes.not_supported(format!("{field}#{index}"), format!("{cipher} is not a valid cipher"));

@@ -213,7 +213,7 @@ impl Type<'_> {
     /// The type of what stands at a place of a list, or below a key of a map.
     pub(super) fn element(self) -> Self {
         let Self::Place(schema) = self else { return Self::Dyn };
-        schema.get("items").or_else(|| schema.get("additionalProperties")).map_or(Self::Dyn, of)
+        schema.get("items").or_else(|| schema.get("additionalProperties")).map_or(Type::Dyn, of)
     }
 
     /// The type of what a macro goes through: elements of a list, keys of a map.
