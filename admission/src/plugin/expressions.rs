@@ -25,7 +25,7 @@ const STACK: usize = 64 << 20;
 /// Longest complaint.
 const MESSAGE_MAX: usize = 1000;
 
-/// The definition of machines, with the members of metadata that it leaves to the API server.
+/// The definition of machines, with the members that it leaves to the API server.
 static MACHINE: LazyLock<Value> = LazyLock::new(|| {
     let definitions = api::crds::all().unwrap_or_default();
     let definition = definitions.iter().find(|definition| definition.spec.names.plural == "virtualmachineinstances");
@@ -33,15 +33,17 @@ static MACHINE: LazyLock<Value> = LazyLock::new(|| {
     let mut schema =
         versions.and_then(|mut versions| versions.pointer_mut("/0/schema/openAPIV3Schema").map(Value::take));
     let schema = schema.get_or_insert_default();
-    if let Some(metadata) = schema.pointer_mut("/properties/metadata") {
+    if let Some(properties) = schema.pointer_mut("/properties").and_then(Value::as_object_mut) {
         let (text, texts) = (json!({"type": "string"}), json!({"type": "array", "items": {"type": "string"}}));
         let map = json!({"type": "object", "additionalProperties": {"type": "string"}});
         let number = json!({"type": "integer"});
-        *metadata = json!({"type": "object", "properties": {
+        let metadata = json!({"type": "object", "properties": {
             "name": text, "generateName": text, "namespace": text, "uid": text, "resourceVersion": text, "selfLink": text,
             "creationTimestamp": {}, "deletionTimestamp": {}, "generation": number, "deletionGracePeriodSeconds": number,
             "labels": map, "annotations": map, "finalizers": texts, "ownerReferences": {}, "managedFields": {},
         }});
+        properties.insert("metadata".to_owned(), metadata);
+        properties.extend(["apiVersion", "kind"].map(|name| (name.to_owned(), text.clone())));
     }
     schema.take()
 });
@@ -281,7 +283,7 @@ mod tests {
             (OfMachine, "size(vmi.spec.networks.filter(n, has(n.pod))) == 1 && math.greatest(1, 2) == 2"),
             (OfMachine, "vmi.spec.domain.devices.disks.sortBy(d, d.name)[0].name.lowerAscii() == 'a'"),
             (OfMachine, "vmi.spec.domain.devices.autoattachGraphicsDevice"),
-            (OfMachine, "vmi.Spec.Domain.CPU.Cores == 2u"),
+            (OfMachine, "vmi.Spec.Domain.CPU.Cores == 2u && vmi.kind == 'VirtualMachineInstance'"),
             (OfDomain, "vmi.Name == \"test\" && domainSpec.Title != ''"),
             (Mutation, "Domain{}"),
             (Mutation, "Domain{Title: \"test\", Memory: DomainMemory{Value: 1u, Unit: 'GiB'}}"),
