@@ -35,13 +35,13 @@ pub fn object<T: DeserializeOwned>(raw: &Value) -> Result<T, Causes> {
     };
     let mut track = serde_path_to_error::Track::new();
     let tracked = serde_path_to_error::Deserializer::new(raw, &mut track);
-    match T::deserialize(serde_ignored::Deserializer::new(tracked, &mut note)) {
-        Ok(object) => {
-            for path in unknown.iter().filter(|path| is_closed(path)) {
-                causes.shape(format!("{path} in body is a forbidden property"));
-            }
-            if causes.is_empty() { Ok(object) } else { Err(causes) }
-        }
+    let read = T::deserialize(serde_ignored::Deserializer::new(tracked, &mut note));
+    for path in unknown.iter().filter(|path| is_closed(path)) {
+        causes.shape(format!("{path} in body is a forbidden property"));
+    }
+    match read {
+        Ok(object) if causes.is_empty() => Ok(object),
+        Ok(_) => Err(causes),
         Err(error) => {
             causes.shape(explain(&track.path().to_string(), &error.to_string()));
             Err(causes)

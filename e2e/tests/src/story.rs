@@ -485,6 +485,18 @@ fn resource(kind: &str) -> ApiResource {
         "VirtualMachinePreference" => {
             ("instancetype.kubevirt.io", "v1beta1", "VirtualMachinePreference", "virtualmachinepreferences")
         }
+        "VirtualMachineInstanceMigration" => {
+            ("kubevirt.io", "v1", "VirtualMachineInstanceMigration", "virtualmachineinstancemigrations")
+        }
+        "VirtualMachinePool" => ("pool.kubevirt.io", "v1beta1", "VirtualMachinePool", "virtualmachinepools"),
+        "VirtualMachineClone" => ("clone.kubevirt.io", "v1beta1", "VirtualMachineClone", "virtualmachineclones"),
+        "VirtualMachineSnapshot" => {
+            ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineSnapshot", "virtualmachinesnapshots")
+        }
+        "VirtualMachineRestore" => {
+            ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineRestore", "virtualmachinerestores")
+        }
+        "VirtualMachineExport" => ("export.kubevirt.io", "v1", "VirtualMachineExport", "virtualmachineexports"),
         "PriorityClass" => ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses"),
         "CustomResourceDefinition" => {
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
