@@ -99,11 +99,10 @@ async fn names(before: &[String], resource: &str) -> Result<Vec<String>, Error> 
     let options = ClusterOptions {
         kubeconfig: flag("--kubeconfig", "--kubeconfig").map(Into::into),
         context: flag("--context", "--context"),
-        cluster: None,
-        user: None,
+        cluster: flag("--cluster", "--cluster"),
+        user: flag("--user", "--user"),
         namespace: flag("--namespace", "-n"),
-        impersonate: None,
-        impersonate_groups: Vec::new(),
+        ..ClusterOptions::default()
     };
     let connection = Connection::open(&options).await?;
     let path = format!("/apis/kubevirt.io/v1/namespaces/{}/{resource}?limit=500", connection.namespace);

@@ -30,7 +30,7 @@ pub struct StopOptions {
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     grace_period: Option<i64>,
     /// Stop by force; needs --grace-period
-    #[arg(long, requires = "grace_period")]
+    #[arg(long)]
     force: bool,
     /// Check the request, change nothing
     #[arg(long)]
@@ -44,10 +44,10 @@ pub struct RestartOptions {
     #[arg(value_name = "VM")]
     vm: String,
     /// Seconds the guest has to shut down; only 0 is possible, together with --force
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, requires = "force")]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     grace_period: Option<i64>,
     /// Restart by force, without waiting for the guest; needs --grace-period=0
-    #[arg(long, requires = "grace_period")]
+    #[arg(long)]
     force: bool,
     /// Check the request, change nothing
     #[arg(long)]
@@ -58,6 +58,7 @@ pub struct RestartOptions {
 #[derive(Args)]
 pub struct PauseOptions {
     /// What to act on: vm or vmi
+    #[arg(ignore_case = true)]
     kind: Kind,
     /// Name of the machine
     name: String,
@@ -113,18 +114,34 @@ pub async fn start(connection: &Connection, options: &StartOptions) -> Result<()
     act_on_vm(connection, &options.vm, "start", body, options.dry_run).await
 }
 
-pub async fn stop(connection: &Connection, options: &StopOptions) -> Result<(), Error> {
-    if options.grace_period.is_some_and(|seconds| seconds < 0) {
-        return Err(Error::Usage("--grace-period must not be negative".into()));
+impl StopOptions {
+    fn check(&self) -> Result<(), Error> {
+        match self.grace_period {
+            Some(seconds) if seconds < 0 => Err(Error::Usage("--grace-period must not be negative".into())),
+            None if self.force => Err(Error::Usage("--force needs --grace-period".into())),
+            _ => Ok(()),
+        }
     }
+}
+
+impl RestartOptions {
+    fn check(&self) -> Result<(), Error> {
+        match (self.force, self.grace_period) {
+            (false, None) | (true, Some(0)) => Ok(()),
+            (false, Some(_)) => Err(Error::Usage("--grace-period needs --force".into())),
+            (true, _) => Err(Error::Usage("--force needs --grace-period=0: no other grace period is possible".into())),
+        }
+    }
+}
+
+pub async fn stop(connection: &Connection, options: &StopOptions) -> Result<(), Error> {
+    options.check()?;
     let body = body(&[("gracePeriod", options.grace_period.map(|s| json!(s)))], options.dry_run);
     act_on_vm(connection, &options.vm, "stop", body, options.dry_run).await
 }
 
 pub async fn restart(connection: &Connection, options: &RestartOptions) -> Result<(), Error> {
-    if options.force && options.grace_period != Some(0) {
-        return Err(Error::Usage("--force needs --grace-period=0: no other grace period is possible".into()));
-    }
+    options.check()?;
     let body = body(&[("gracePeriodSeconds", options.grace_period.map(|s| json!(s)))], options.dry_run);
     act_on_vm(connection, &options.vm, "restart", body, options.dry_run).await
 }
@@ -183,6 +200,53 @@ pub async fn version(connection: &Connection) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Command, parse};
+
+    fn read(words: &[&str]) -> Option<Command> {
+        parse([&["kubectl-virt"], words].concat()).ok().map(|cli| cli.command)
+    }
+
+    #[test]
+    fn switches_take_values_as_those_of_kubectl_do() {
+        for (switch, expected) in [
+            (None, Some(false)),
+            (Some("--paused"), Some(true)),
+            (Some("--paused=true"), Some(true)),
+            (Some("--paused=1"), Some(true)),
+            (Some("--paused=false"), Some(false)),
+            (Some("--paused=perhaps"), None),
+        ] {
+            let words = ["start", "a"].into_iter().chain(switch).collect::<Vec<_>>();
+            let paused = match read(&words) {
+                Some(Command::Start(options)) => Some(options.paused),
+                _ => None,
+            };
+            assert_eq!(paused, expected, "{switch:?}");
+        }
+    }
+
+    #[test]
+    fn force_and_grace_period_go_together() {
+        for (words, taken) in [
+            (&["stop", "a"][..], true),
+            (&["stop", "a", "--grace-period=5"], true),
+            (&["stop", "a", "--grace-period=0", "--force"], true),
+            (&["stop", "a", "--force=true"], false),
+            (&["stop", "a", "--grace-period=-1"], false),
+            (&["restart", "a", "--force=false"], true),
+            (&["restart", "a", "--grace-period=0", "--force=true"], true),
+            (&["restart", "a", "--grace-period", "0", "--force=false"], false),
+            (&["restart", "a", "--grace-period=5", "--force"], false),
+            (&["restart", "a", "--force"], false),
+        ] {
+            let checked = match read(words) {
+                Some(Command::Stop(options)) => options.check(),
+                Some(Command::Restart(options)) => options.check(),
+                _ => panic!("another command: {words:?}"),
+            };
+            assert_eq!(checked.is_ok(), taken, "{words:?}");
+        }
+    }
 
     #[test]
     fn labels_are_pairs() {

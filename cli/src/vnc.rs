@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use http::Method;
 use tokio::net::TcpListener;
 
-use crate::{Connection, Error, machine_name, relay};
+use crate::{Connection, Error, cluster::local_address, machine_name, relay};
 
 /// Viewers looked for in PATH, and whether they take a `vnc://` address.
 const VIEWERS: [(&str, bool); 5] =
@@ -33,8 +33,11 @@ pub struct VncOptions {
     #[arg(long, default_value_t = 0)]
     port: u16,
     /// Local address to listen on
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = local_address)]
     address: IpAddr,
+    /// Leave the display to whoever has it open, instead of taking it
+    #[arg(long)]
+    preserve_session: bool,
     /// The viewer to start; default: the first of remote-viewer, vncviewer, xtigervncviewer, vinagre, krdc
     #[arg(long, value_name = "PROGRAM")]
     vnc_path: Option<PathBuf>,
@@ -67,21 +70,22 @@ pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Er
     if let Some(file) = &options.screenshot {
         return screenshot(connection, name, file, false).await;
     }
-    let path = connection.path("virtualmachineinstances", name, "vnc");
+    let subresource = if options.preserve_session { "vnc?preserveSession=true" } else { "vnc" };
+    let path = connection.path("virtualmachineinstances", name, subresource);
     // Opened before the port, so that a machine without display is told at once.
-    let stream = connection.stream(&path).await?;
+    let mut stream = connection.stream(&path).await?;
     let listener = TcpListener::bind(SocketAddr::new(options.address, options.port))
         .await
         .map_err(Error::io(format!("cannot listen on {}:{}", options.address, options.port)))?;
     let address = listener.local_addr().map_err(Error::io("cannot tell the local port"))?;
     if options.proxy_only {
         println!("{}", serde_json::json!({"port": address.port()}));
-        let client = relay::accept(&listener, "a viewer").await?;
+        let client = relay::accept(&listener, &mut stream, "a viewer", CLOSED).await?;
         return relay::copy(stream, client, CLOSED).await;
     }
     let mut viewer = start_viewer(options.vnc_path.as_deref(), address)?;
     let client = tokio::select! {
-        client = relay::accept(&listener, "a viewer") => client?,
+        client = relay::accept(&listener, &mut stream, "a viewer", CLOSED) => client?,
         status = viewer.wait() => {
             let status = status.map_err(Error::io("cannot wait for the viewer"))?;
             return Err(Error::Stream(format!("the viewer ended before it connected ({status})")));
