@@ -1,6 +1,6 @@
 //! `start`, `stop`, `restart`, `pause`, `unpause`, `version`: one request each.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Map, Value, json};
 
@@ -57,11 +57,9 @@ pub struct RestartOptions {
 /// Options of `pause` and `unpause`.
 #[derive(Args)]
 pub struct PauseOptions {
-    /// What to act on: vm or vmi
-    #[arg(ignore_case = true)]
-    kind: Kind,
-    /// Name of the machine
-    name: String,
+    /// The machine: vm NAME, vmi NAME, or NAME alone
+    #[arg(value_names = ["TYPE", "NAME"], num_args = 1..=2, required = true)]
+    words: Vec<String>,
     /// Check the request, change nothing
     #[arg(long)]
     dry_run: bool,
@@ -171,12 +169,28 @@ pub fn labels(words: &[String]) -> Result<Option<Value>, Error> {
     Ok((!labels.is_empty()).then_some(Value::Object(labels)))
 }
 
+impl PauseOptions {
+    /// The machine, and whether it was named as that of a VirtualMachine.
+    fn machine(&self) -> Result<(&str, bool), Error> {
+        let (kind, name) = match self.words.as_slice() {
+            [kind, name] => (Some(kind.as_str()), name),
+            [name] => (name.split_once('/').map(|(kind, _)| kind), name),
+            _ => return Err(Error::Usage("name one machine".into())),
+        };
+        let kind = kind.map(|kind| {
+            Kind::from_str(kind, true)
+                .map_err(|_| Error::Usage(format!("unknown resource type {kind:?}: use vm NAME or vmi NAME")))
+        });
+        Ok((machine_name(name)?, kind.transpose()? == Some(Kind::Vm)))
+    }
+}
+
 pub async fn pause(connection: &Connection, options: &PauseOptions, action: &str) -> Result<(), Error> {
-    let name = machine_name(&options.name)?;
+    let (name, of_vm) = options.machine()?;
     // The machine of a VirtualMachine bears its name.
     let path = connection.path("virtualmachineinstances", name, action);
     connection.call(Method::PUT, &path, body(&[], options.dry_run)).await.map_err(|error| match error {
-        Error::Refused { code: 404, .. } if options.kind == Kind::Vm => {
+        Error::Refused { code: 404, .. } if of_vm => {
             Error::Refused { code: 404, message: format!("virtual machine {name} is not running") }
         }
         other => other,
@@ -245,6 +259,27 @@ mod tests {
                 _ => panic!("another command: {words:?}"),
             };
             assert_eq!(checked.is_ok(), taken, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn paused_machines_are_named_with_and_without_their_kind() {
+        for (words, expected) in [
+            (&["vm", "a"][..], Some(("a", true))),
+            (&["VirtualMachineInstances", "a"], Some(("a", false))),
+            (&["a"], Some(("a", false))),
+            (&["vm/a"], Some(("a", true))),
+            (&["pod", "a"], None),
+            (&["pod/a"], None),
+            (&["vm", "a", "b"], None),
+            (&[], None),
+        ] {
+            let words = [&["pause"], words].concat();
+            let Some(Command::Pause(options)) = read(&words) else {
+                assert_eq!(expected, None, "{words:?}");
+                continue;
+            };
+            assert_eq!(options.machine().ok(), expected, "{words:?}");
         }
     }
 
