@@ -56,7 +56,7 @@ enum VncCommand {
         /// File for the picture, as PNG ("-": standard output)
         #[arg(long, short)]
         file: PathBuf,
-        /// Move the cursor first, to wake up the screen
+        /// Has no effect: the picture is that of the screen as it is
         #[arg(long, short)]
         move_cursor: bool,
     },
@@ -64,11 +64,14 @@ enum VncCommand {
 
 pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Error> {
     if let Some(VncCommand::Screenshot { vmi, file, move_cursor }) = &options.command {
-        return screenshot(connection, machine_name(vmi)?, file, *move_cursor).await;
+        if *move_cursor {
+            eprintln!("--move-cursor has no effect: the picture is that of the screen as it is");
+        }
+        return screenshot(connection, machine_name(vmi)?, file).await;
     }
     let name = machine_name(options.vmi.as_deref().unwrap_or_default())?;
     if let Some(file) = &options.screenshot {
-        return screenshot(connection, name, file, false).await;
+        return screenshot(connection, name, file).await;
     }
     let subresource = if options.preserve_session { "vnc?preserveSession=true" } else { "vnc" };
     let path = connection.path("virtualmachineinstances", name, subresource);
@@ -127,9 +130,9 @@ fn in_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|candidate| candidate.is_file())
 }
 
-async fn screenshot(connection: &Connection, name: &str, file: &Path, move_cursor: bool) -> Result<(), Error> {
+async fn screenshot(connection: &Connection, name: &str, file: &Path) -> Result<(), Error> {
     let path = connection.path("virtualmachineinstances", name, "vnc/screenshot");
-    let picture = connection.call(Method::GET, &format!("{path}?moveCursor={move_cursor}"), Vec::new()).await?;
+    let picture = connection.call(Method::GET, &path, Vec::new()).await?;
     if file == Path::new("-") {
         use std::io::Write;
         return std::io::stdout().write_all(&picture).map_err(Error::io("cannot write to standard output"));
