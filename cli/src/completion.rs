@@ -58,14 +58,14 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
     let given: Vec<&str> = before[at + 1..].iter().map(String::as_str).filter(|word| !word.starts_with('-')).collect();
     match (before[at].as_str(), given.as_slice()) {
         ("start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph", [])
-        | ("pause" | "unpause" | "evacuate-cancel", ["vm"])
+        | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vm"])
         | ("memory-dump", ["get" | "remove"]) => Some("virtualmachines"),
         (
             "console" | "vnc" | "soft-reboot" | "reset" | "guestosinfo" | "userlist" | "fslist" | "addvolume"
             | "removevolume",
             [],
         )
-        | ("pause" | "unpause" | "evacuate-cancel", ["vmi"])
+        | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vmi"])
         | ("usbredir", [_]) => Some("virtualmachineinstances"),
         _ => None,
     }

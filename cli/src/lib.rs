@@ -7,6 +7,7 @@ mod cluster;
 mod completion;
 mod console;
 mod evacuation;
+mod expose;
 mod forward;
 mod graph;
 mod guest;
@@ -114,6 +115,8 @@ enum Command {
     RemoveVolume(volumes::RemoveOptions),
     /// Write the memory of a running virtual machine to a claim
     MemoryDump(volumes::DumpOptions),
+    /// Make a Service that leads to a machine
+    Expose(expose::ExposeOptions),
     /// Forward local ports to a machine
     PortForward(forward::ForwardOptions),
     /// Log in to a machine by SSH
@@ -162,11 +165,10 @@ enum Kind {
 }
 
 /// What virtctl has besides, and what takes its place here.
-const ELSEWHERE: [(&str, &str); 9] = [
+const ELSEWHERE: [(&str, &str); 8] = [
     ("adm", "log levels are set in spec.configuration.developerConfiguration.logVerbosity of the KubeVirt object"),
     ("create", "write the manifest, with `kubectl explain vm.spec` at hand"),
     ("credentials", "access credentials are a part of the machine's manifest"),
-    ("expose", "make a Service that selects the labels of the machine, which are those of its pod"),
     ("guestfs", "virtctl starts a pod with libguestfs for it, which this program does not"),
     ("image-upload", "it sends images to CDI, which virtctl does here as well"),
     ("permitted-devices", "they are in spec.configuration.permittedHostDevices of the KubeVirt object"),
@@ -263,6 +265,7 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::AddVolume(options) => volumes::add(&connection, &options).await,
                 Command::RemoveVolume(options) => volumes::remove(&connection, &options).await,
                 Command::MemoryDump(options) => volumes::memory_dump(&connection, &options).await,
+                Command::Expose(options) => expose::run(&connection, &options).await,
                 Command::PortForward(options) => forward::run(connection, &options).await,
                 Command::Ssh(options) => ssh::run(&connection, &cli.cluster, &options),
                 Command::Scp(options) => ssh::run_scp(&connection, &cli.cluster, &options),
@@ -307,7 +310,7 @@ mod tests {
     #[test]
     fn commands_of_virtctl_that_are_missing_come_with_advice() {
         let said = |word: &str| advice(&parse(["kubectl-virt", word].to_vec()).err().unwrap()).map(|e| e.to_string());
-        assert!(said("expose").is_some_and(|text| text.contains("Service")));
+        assert!(said("create").is_some_and(|text| text.contains("manifest")));
         assert_eq!(said("nothing"), None);
         for (word, _) in ELSEWHERE {
             assert!(Cli::command().find_subcommand(word).is_none(), "{word}");
