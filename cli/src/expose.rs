@@ -12,7 +12,7 @@ use crate::{Connection, Error, guest::read, machine_name};
 const MACHINE: &str = "vmi.kubevirt.io/id";
 /// Longest value of a label.
 const MAX_LABEL: usize = 63;
-/// Labels that the system puts on machines, which say nothing about what they serve.
+/// Labels that the system puts on machines that exist, which say nothing about what they serve.
 const OWN_LABELS: &str = "kubevirt.io/";
 
 /// What can be exposed.
@@ -122,7 +122,7 @@ impl Subject {
             .as_object()
             .into_iter()
             .flatten()
-            .filter(|(label, _)| !label.starts_with(OWN_LABELS))
+            .filter(|(label, _)| self != Self::Vmi || !label.starts_with(OWN_LABELS))
             .map(|(label, value)| (label.clone(), value.clone()))
             .collect();
         match self {
