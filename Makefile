@@ -64,12 +64,16 @@ tiny: images
 up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt, boots a machine
 	$(CLUSTER) demo
 
+# Where it was never built, or built and cleaned away.
+$(CLUSTER):
+	$(CARGO) build --release --locked --package ferrovirt-e2e-cluster --bins
+
 .PHONY: down
-down: ## Removes the cluster and all it made
+down: $(CLUSTER) ## Removes the cluster and all it made
 	$(CLUSTER) down
 
 .PHONY: status
-status: ## Tells what runs
+status: $(CLUSTER) ## Tells what runs
 	$(CLUSTER) status
 
 .PHONY: lint
