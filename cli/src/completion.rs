@@ -15,17 +15,18 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);
 pub async fn complete(words: &[String]) -> Result<(), Error> {
     let (typed, before) = words.split_last().map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
     for candidate in words_of_commands(before, typed) {
-        println!("{candidate}");
+        say!("{candidate}")?;
     }
     if let Some(resource) = resource_to_name(before, typed) {
         let names = tokio::time::timeout(PATIENCE, names(before, resource)).await;
         // Completion is a courtesy: a cluster that is away must not print errors into the prompt.
         if let Ok(Ok(names)) = names {
-            names.iter().filter(|name| name.starts_with(typed)).for_each(|name| println!("{name}"));
+            for name in names.iter().filter(|name| name.starts_with(typed)) {
+                say!("{name}")?;
+            }
         }
     }
-    println!("{NO_FILES}");
-    Ok(())
+    say!("{NO_FILES}")
 }
 
 fn words_of_commands(before: &[String], typed: &str) -> Vec<String> {

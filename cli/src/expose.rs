@@ -201,7 +201,7 @@ pub async fn run(connection: &Connection, options: &ExposeOptions) -> Result<(),
     let object = read(&connection.call(Method::GET, &path, Vec::new()).await?)?;
     let service = options.manifest(&object, name)?.to_string().into_bytes();
     connection.call(Method::POST, &format!("/api/v1/namespaces/{namespace}/services"), service).await?;
-    println!("Service {} successfully exposed for {} {name}", options.service, word(options.subject));
+    say!("Service {} successfully exposed for {} {name}", options.service, word(options.subject))?;
     Ok(())
 }
 

@@ -159,7 +159,7 @@ pub async fn run(connection: Connection, options: &ForwardOptions) -> Result<(),
                 bound
             }
         };
-        println!("Forwarding from {bound} -> {} ({})", port.remote, port.protocol.word());
+        say!("Forwarding from {bound} -> {} ({})", port.remote, port.protocol.word())?;
     }
     tokio::select! {
         ended = forwards.join_next() => match ended {

@@ -3,6 +3,13 @@
 //! kubectl runs `kubectl-virt` for `kubectl virt ...` and `kubectl_complete-virt` (a link to the same program) for
 //! shell completion of it.
 
+/// Prints a line to standard output.
+macro_rules! say {
+    ($($text:tt)*) => {
+        $crate::print(format_args!("{}\n", format_args!($($text)*)))
+    };
+}
+
 mod cluster;
 mod completion;
 mod console;
@@ -21,7 +28,7 @@ mod usb;
 mod vnc;
 mod volumes;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{ffi::OsString, io::Write, path::PathBuf};
 
 use clap::{
     Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
@@ -68,6 +75,17 @@ impl Error {
     fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
+    }
+}
+
+/// Prints to standard output. That a reader has heard enough and gone, as `head` does, is no failure.
+fn print(text: std::fmt::Arguments<'_>) -> Result<(), Error> {
+    let mut output = std::io::stdout().lock();
+    match output.write_fmt(text).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::io("cannot write to standard output")(error))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -240,12 +258,12 @@ pub fn run(args: Vec<OsString>) -> Result<(), Error> {
 async fn execute(cli: Cli) -> Result<(), Error> {
     match cli.command {
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut definition(), "kubectl-virt", &mut std::io::stdout());
-            Ok(())
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut definition(), "kubectl-virt", &mut script);
+            print(format_args!("{}", String::from_utf8_lossy(&script)))
         }
         Command::Version { client: true } => {
-            println!("Client Version: v{}", env!("CARGO_PKG_VERSION"));
-            Ok(())
+            say!("Client Version: v{}", env!("CARGO_PKG_VERSION"))
         }
         command => {
             let connection = Connection::open(&cli.cluster).await?;

@@ -101,9 +101,9 @@ async fn act_on_vm(connection: &Connection, vm: &str, action: &str, body: Vec<u8
     let name = machine_name(vm)?;
     connection.call(Method::PUT, &connection.path("virtualmachines", name, action), body).await?;
     if dry_run {
-        println!("Dry Run execution");
+        say!("Dry Run execution")?;
     }
-    println!("VM {name} was scheduled to {action}");
+    say!("VM {name} was scheduled to {action}")?;
     Ok(())
 }
 
@@ -149,7 +149,7 @@ pub async fn act_on_instance(connection: &Connection, options: &InstanceOptions,
     let name = machine_name(&options.vmi)?;
     let path = connection.path("virtualmachineinstances", name, &command.replace('-', ""));
     connection.call(Method::PUT, &path, Vec::new()).await?;
-    println!("VMI {name} was scheduled to {command}");
+    say!("VMI {name} was scheduled to {command}")?;
     Ok(())
 }
 
@@ -196,18 +196,18 @@ pub async fn pause(connection: &Connection, options: &PauseOptions, action: &str
         other => other,
     })?;
     if options.dry_run {
-        println!("Dry Run execution");
+        say!("Dry Run execution")?;
     }
-    println!("VMI {name} was scheduled to {action}");
+    say!("VMI {name} was scheduled to {action}")?;
     Ok(())
 }
 
 pub async fn version(connection: &Connection) -> Result<(), Error> {
-    println!("Client Version: v{}", env!("CARGO_PKG_VERSION"));
+    say!("Client Version: v{}", env!("CARGO_PKG_VERSION"))?;
     let answer = connection.call(Method::GET, "/apis/subresources.kubevirt.io/v1/version", Vec::new()).await?;
     let version: Value =
         serde_json::from_slice(&answer).map_err(|e| Error::Transport(format!("unreadable version document: {e}")))?;
-    println!("Server Version: {}", version["gitVersion"].as_str().unwrap_or("unknown"));
+    say!("Server Version: {}", version["gitVersion"].as_str().unwrap_or("unknown"))?;
     Ok(())
 }
 

@@ -63,7 +63,7 @@ pub async fn run(connection: &Connection, options: &UsbOptions) -> Result<(), Er
     let listener = TcpListener::bind(wanted).await.map_err(Error::io(format!("cannot listen on {wanted}")))?;
     let address = listener.local_addr().map_err(Error::io("cannot tell the local port"))?;
     let Some(device) = device else {
-        println!("User can connect usbredir client at: {address}");
+        say!("User can connect usbredir client at: {address}")?;
         let client = relay::accept(&listener, &mut stream, "the usbredir client", CLOSED).await?;
         return relay::copy(stream, client, CLOSED).await;
     };

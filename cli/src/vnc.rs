@@ -82,7 +82,7 @@ pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Er
         .map_err(Error::io(format!("cannot listen on {}:{}", options.address, options.port)))?;
     let address = listener.local_addr().map_err(Error::io("cannot tell the local port"))?;
     if options.proxy_only {
-        println!("{}", serde_json::json!({"port": address.port()}));
+        say!("{}", serde_json::json!({"port": address.port()}))?;
         let client = relay::accept(&listener, &mut stream, "a viewer", CLOSED).await?;
         return relay::copy(stream, client, CLOSED).await;
     }
