@@ -9,6 +9,8 @@ BIN := build/bin
 RELEASE := $(CARGO_TARGET_DIR)/release
 CLUSTER := $(RELEASE)/cluster
 IMAGES := $(RELEASE)/images
+# The name under which kubectl asks the plugin for completions.
+COMPLETER := kubectl_complete-virt
 # Two cores build one thing at a time fastest.
 .NOTPARALLEL:
 
@@ -39,6 +41,7 @@ fetch: deps
 build: fetch ## Builds all programs (release profile) and puts those for users into build/bin
 	$(CARGO) build --release --locked --workspace --bins
 	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/images $(RELEASE)/bench
+	@ln -sf kubectl-virt $(BIN)/$(COMPLETER)
 	$(CLUSTER) deps
 
 .PHONY: components
@@ -61,19 +64,23 @@ tiny: images
 up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt, boots a machine
 	$(CLUSTER) demo
 
+# Where it was never built, or built and cleaned away.
+$(CLUSTER):
+	$(CARGO) build --release --locked --package ferrovirt-e2e-cluster --bins
+
 .PHONY: down
-down: ## Removes the cluster and all it made
+down: $(CLUSTER) ## Removes the cluster and all it made
 	$(CLUSTER) down
 
 .PHONY: status
-status: ## Tells what runs
+status: $(CLUSTER) ## Tells what runs
 	$(CLUSTER) status
 
 .PHONY: lint
-lint: ## Format, clippy, and licences and advisories where cargo-deny is installed
+lint: ## Format, clippy, and what is in the dependency tree where cargo-deny is installed
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check bans licenses sources; else echo 'cargo-deny is not installed: skipped'; fi
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check bans licenses sources; else echo 'cargo-deny is not installed: skipped'; fi
 
 .PHONY: unit
 unit: ## Unit tests
@@ -105,6 +112,7 @@ push: ## Sends the images to REGISTRY=host/path with skopeo
 .PHONY: install-cli
 install-cli: build ## Installs the kubectl plugin into PREFIX/bin (/usr/local)
 	install -D -t $(PREFIX)/bin $(BIN)/kubectl-virt
+	ln -sf kubectl-virt $(PREFIX)/bin/$(COMPLETER)
 
 .PHONY: clean
 clean: ## Removes the cluster and build/; compiled crates and components stay in the cache
