@@ -23,12 +23,13 @@ use process::{
     config::{self, ConfigHandle},
     logging::Verbosity,
     ops::{Ops, Readiness},
+    shares::Shares,
     signals,
     tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, client_config, serve},
 };
 use prometheus::Registry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
 pub mod address;
@@ -153,7 +154,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         ops: ops.clone(),
         metrics: metrics.clone(),
         presence: Presence::default(),
-        stream_slots: Arc::new(Semaphore::new(MAX_STREAMS)),
+        shares: Shares::new(MAX_STREAMS),
         streams: streams.clone(),
         stop: stop.clone(),
     });
