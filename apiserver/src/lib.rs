@@ -35,6 +35,7 @@ use tokio_util::task::TaskTracker;
 pub mod address;
 pub mod authentication;
 pub mod authorization;
+pub mod bodies;
 pub mod discovery;
 pub mod endpoint;
 pub mod error;
@@ -68,6 +69,7 @@ pub mod websocket;
 
 use crate::{
     authorization::Authorizer,
+    bodies::Bodies,
     front_proxy::FrontProxy,
     handler::HandlerClient,
     metrics::Metrics,
@@ -154,6 +156,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         ops: ops.clone(),
         metrics: metrics.clone(),
         presence: Presence::default(),
+        bodies: Bodies::default(),
         shares: Shares::new(MAX_STREAMS),
         streams: streams.clone(),
         stop: stop.clone(),

@@ -11,7 +11,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-use std::{future::Future, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use api::{VirtualMachine, VirtualMachineInstance};
 use axum::{
@@ -30,6 +30,7 @@ use tokio_util::task::TaskTracker;
 use crate::{
     authentication::{User, authenticate, unix_now},
     authorization::{Authorizer, Decision},
+    bodies::Bodies,
     discovery::{self, Document},
     endpoint::{self, NotServed, Subresource},
     error::{ApiError, Kind, empty_response, json_response, text_response},
@@ -73,6 +74,8 @@ pub struct Server {
     pub metrics: Metrics,
     /// Machines whose ports are forwarded.
     pub presence: Presence,
+    /// Room for bodies.
+    pub bodies: Bodies,
     /// Places for streams.
     pub shares: Shares,
     /// Streams that are open.
@@ -280,6 +283,14 @@ impl Server {
         }
     }
 
+    /// The options in a body; without one, the defaults.
+    async fn options<T>(&self, request: Request<Body>) -> Result<T, ApiError>
+    where
+        T: serde::de::DeserializeOwned + Default,
+    {
+        options::parse(&self.bodies.read(request.into_body(), MAX_BODY).await?.bytes)
+    }
+
     fn vms(&self, object: &Object) -> Api<VirtualMachine> {
         Api::namespaced(self.client.clone(), &object.namespace)
     }
@@ -366,29 +377,6 @@ fn handler_error(error: HandlerError) -> ApiError {
         }
         _ => ApiError::Internal(error.to_string()),
     }
-}
-
-/// The options in a body; without one, the defaults.
-async fn body<T>(request: Request<Body>) -> Result<T, ApiError>
-where
-    T: serde::de::DeserializeOwned + Default,
-{
-    options::parse(&bytes(request, MAX_BODY).await?)
-}
-
-/// Reads a body within the time that a client may take for one.
-async fn limited<T>(read: impl Future<Output = Result<T, axum::Error>>) -> Result<T, ApiError> {
-    let failed =
-        |error: String| ApiError::BadRequest(format!("Can not unmarshal Request body to struct, error: {error}"));
-    match tokio::time::timeout(std::time::Duration::from_secs(10), read).await {
-        Ok(result) => result.map_err(|error| failed(error.to_string())),
-        Err(_) => Err(failed("body took too long".to_owned())),
-    }
-}
-
-/// A body of at most `limit` bytes.
-async fn bytes(request: Request<Body>, limit: usize) -> Result<axum::body::Bytes, ApiError> {
-    limited(axum::body::to_bytes(request.into_body(), limit)).await
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{Object, Server};
 use crate::{
-    authorization::Authorizer, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient,
+    authorization::Authorizer, bodies::Bodies, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient,
     metrics::Metrics, presence::Presence,
 };
 
@@ -68,6 +68,7 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
         config,
         client,
         presence: Presence::default(),
+        bodies: Bodies::default(),
         shares: Shares::new(1),
         streams: TaskTracker::new(),
         stop: CancellationToken::new(),
