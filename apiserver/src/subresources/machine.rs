@@ -116,7 +116,7 @@ impl Server {
         self.bodies.weigh(&mut body)?;
         let vm = expansion::read(&body.bytes, &object.namespace)?;
         let expanded = self.expanded(&vm, &object.namespace).await.map_err(ApiError::BadRequest)?;
-        Ok(json_response(StatusCode::OK, &expanded))
+        Ok(body.answer(json_response(StatusCode::OK, &expanded)))
     }
 
     /// The VM with its instance type and preference applied; why not, otherwise.
