@@ -217,7 +217,9 @@ impl Bridge {
         drop(output);
         drop(session);
         let goodbye = async {
-            if to_client.send(Message::Close(Some(end.goodbye()))).await.is_ok() {
+            // One that has closed itself is only answered.
+            let _ = to_client.send(Message::Close(Some(end.goodbye()))).await;
+            if to_client.close().await.is_ok() {
                 // Its answer, or its end. A socket that is closed over what it has not read is reset, and the last words
                 // may be lost on their way.
                 while let Some(Ok(_)) = from_client.next().await {}
