@@ -157,7 +157,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         metrics: metrics.clone(),
         presence: Presence::default(),
         bodies: Bodies::default(),
-        shares: Shares::new(MAX_STREAMS),
+        shares: Shares::of(MAX_STREAMS),
         streams: streams.clone(),
         stop: stop.clone(),
     });

@@ -207,7 +207,7 @@ async fn serve(
     let share = CONSOLE_CONNECTIONS / 2;
     let console_limits = Limits { connections: CONSOLE_CONNECTIONS, share, ..Limits::default() };
     let listener = listen(SocketAddr::new(options.listen, options.console_port)).await?;
-    let shares = Shares::new(server::MAX_STREAMS);
+    let shares = Shares::of(server::MAX_STREAMS);
     let router = server::router(machines.clone(), metrics.streams.clone(), shares, streams.clone());
     parts.spawn(process::tls::serve(listener, console_tls, router, console_limits, stop.clone()));
 

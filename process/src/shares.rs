@@ -1,11 +1,14 @@
-//! Places that many want at a time, shared so that nobody takes them all.
+//! Places that many want at a time, shared so that nobody takes them all: either each may have so many, or what one may
+//! have depends on what is free.
 //!
-//! A holder gets one more place while it has fewer than [`PER_FREE`] times as many as are free. The last ones are kept for
-//! those who have none yet. One that is alone may so have more than four fifths of all, two at once somewhat less than half
-//! each, and who comes last still gets one. Nobody has to be known beforehand, and nobody loses a place that it has.
+//! By the second rule a holder gets one more place while it has fewer than [`PER_FREE`] times as many as are free. The
+//! last ones are kept for those who have none yet. One that is alone may so have more than four fifths of all, two at once
+//! somewhat less than half each, and who comes last still gets one. Nobody has to be known beforehand, and nobody loses a
+//! place that it has.
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -37,54 +40,74 @@ impl Full {
     }
 }
 
-/// A number of places. Clones share them.
+/// Places, and who has them. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Shares {
-    total: usize,
-    taken: Arc<Mutex<Taken>>,
+pub struct Shares<K = String> {
+    rule: Rule,
+    taken: Arc<Mutex<Taken<K>>>,
 }
 
-#[derive(Debug, Default)]
-struct Taken {
+#[derive(Clone, Copy, Debug)]
+enum Rule {
+    /// Each holder may have so many.
+    Each(usize),
+    /// There are so many, and what a holder may have depends on what is free.
+    Of(usize),
+}
+
+#[derive(Debug)]
+struct Taken<K> {
     count: usize,
     /// Those who have a place, and how many.
-    holders: HashMap<Arc<str>, usize>,
+    holders: HashMap<K, usize>,
 }
 
 /// A place; free again when dropped.
 #[derive(Debug)]
-pub struct Share {
-    taken: Arc<Mutex<Taken>>,
-    holder: Arc<str>,
+pub struct Share<K: Clone + Eq + Hash = String> {
+    taken: Arc<Mutex<Taken<K>>>,
+    holder: K,
 }
 
-impl Shares {
-    /// This many places, all free.
+impl<K: Clone + Eq + Hash> Shares<K> {
+    /// So many places for each holder.
     #[must_use]
-    pub fn new(total: usize) -> Self {
-        Self { total, taken: Arc::default() }
+    pub fn each(most: usize) -> Self {
+        Self::by(Rule::Each(most))
+    }
+
+    /// So many places for all holders, of which none gets all.
+    #[must_use]
+    pub fn of(total: usize) -> Self {
+        Self::by(Rule::Of(total))
+    }
+
+    fn by(rule: Rule) -> Self {
+        Self { rule, taken: Arc::new(Mutex::new(Taken { count: 0, holders: HashMap::new() })) }
     }
 
     /// A place for `holder`.
     ///
     /// # Errors
     /// When there is none, or none for this holder.
-    pub fn claim(&self, holder: &str) -> Result<Share, Full> {
+    pub fn claim(&self, holder: K) -> Result<Share<K>, Full> {
         let mut taken = lock(&self.taken);
-        let held = taken.holders.get(holder).copied().unwrap_or_default();
-        check(held, self.total.saturating_sub(taken.count), self.total / PER_KEPT)?;
-        let known = taken.holders.get_key_value(holder).map(|(known, _)| known.clone());
-        let holder = known.unwrap_or_else(|| Arc::from(holder));
+        let held = taken.holders.get(&holder).copied().unwrap_or_default();
+        match self.rule {
+            Rule::Each(most) if held >= most => return Err(Full::Share),
+            Rule::Each(_) => {}
+            Rule::Of(total) => check(held, total.saturating_sub(taken.count), total / PER_KEPT)?,
+        }
         taken.count += 1;
         taken.holders.insert(holder.clone(), held + 1);
         drop(taken);
         Ok(Share { taken: self.taken.clone(), holder })
     }
 
-    /// Places that nobody has.
+    /// Places that are taken.
     #[must_use]
-    pub fn free(&self) -> usize {
-        self.total.saturating_sub(lock(&self.taken).count)
+    pub fn taken(&self) -> usize {
+        lock(&self.taken).count
     }
 }
 
@@ -99,11 +122,11 @@ fn check(held: usize, free: usize, kept: usize) -> Result<(), Full> {
     }
 }
 
-fn lock(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
+fn lock<K>(taken: &Mutex<Taken<K>>) -> MutexGuard<'_, Taken<K>> {
     taken.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Share {
+impl<K: Clone + Eq + Hash> Drop for Share<K> {
     fn drop(&mut self) {
         let mut taken = lock(&self.taken);
         taken.count = taken.count.saturating_sub(1);
@@ -141,12 +164,12 @@ mod tests {
 
     /// All places that a holder gets.
     fn greedy(shares: &Shares, holder: &str) -> Vec<Share> {
-        std::iter::from_fn(|| shares.claim(holder).ok()).collect()
+        std::iter::from_fn(|| shares.claim(holder.to_owned()).ok()).collect()
     }
 
     #[test]
     fn nobody_takes_all_places_and_who_comes_new_gets_one() {
-        let shares = Shares::new(256);
+        let shares = Shares::of(256);
         let first = greedy(&shares, "first");
         assert_eq!(first.len(), 217);
         let mut others = Vec::new();
@@ -154,22 +177,33 @@ mod tests {
             let taken = greedy(&shares, &format!("other {number}"));
             assert!(!taken.is_empty(), "nothing is left for number {number}");
             others.push(taken);
-            assert!(shares.claim("first").is_err());
+            assert!(shares.claim("first".to_owned()).is_err());
         }
         drop((first, others));
-        assert_eq!(shares.free(), 256);
+        assert_eq!(shares.taken(), 0);
         assert!(lock(&shares.taken).holders.is_empty());
     }
 
     #[test]
     fn a_place_that_is_given_up_is_free_for_all() {
-        let shares = Shares::new(2);
+        let shares = Shares::of(2);
         let (mine, yours) = (shares.claim("me").unwrap(), shares.claim("you").unwrap());
         assert_eq!(shares.claim("me").err(), Some(Full::All));
         drop(yours);
-        assert_eq!(shares.free(), 1);
+        assert_eq!(shares.taken(), 1);
         let again = shares.clone().claim("me").unwrap();
         drop((mine, again));
-        assert_eq!(shares.free(), 2);
+        assert_eq!(shares.taken(), 0);
+    }
+
+    #[test]
+    fn each_may_have_so_many_whatever_others_have() {
+        let shares = Shares::each(2);
+        let held = [1, 1, 2, 2].map(|holder| shares.claim(holder).unwrap());
+        assert_eq!((shares.claim(1).err(), shares.claim(2).err()), (Some(Full::Share), Some(Full::Share)));
+        assert_eq!(shares.taken(), 4);
+        drop(held);
+        assert!(shares.claim(1).is_ok());
+        assert_eq!(Shares::each(0).claim(1).err(), Some(Full::Share));
     }
 }

@@ -116,7 +116,7 @@ impl Server {
     {
         let response = websocket::accept(request.method(), request.version(), request.headers())
             .map_err(|error| ApiError::BadRequest(error.to_string()))?;
-        let share = self.shares.claim(&object.holder).map_err(|full| {
+        let share = self.shares.claim(object.holder.clone()).map_err(|full| {
             self.metrics.refused(kind, full);
             let whose = match full {
                 Full::All => "",

@@ -69,7 +69,7 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
         client,
         presence: Presence::default(),
         bodies: Bodies::default(),
-        shares: Shares::new(1),
+        shares: Shares::of(1),
         streams: TaskTracker::new(),
         stop: CancellationToken::new(),
     };
@@ -292,7 +292,7 @@ async fn port_is_forwarded_to_the_pod_and_to_nothing_else() {
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(message(&text).contains("no usable address"), "{text}");
     assert!(calls.lock().unwrap().iter().any(|(call, _)| call == "GET /api/v1/namespaces/ns/pods"));
-    assert_eq!(server.shares.free(), 1);
+    assert_eq!(server.shares.taken(), 0);
 }
 
 #[tokio::test]
@@ -303,7 +303,7 @@ async fn cve_2026_35469_streams_are_counted_before_anything_is_dialled() {
     machine["spec"]["networks"] = json!([{"name": "default", "pod": {}}]);
     machine["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}}]);
     let (server, calls) = server(ClusterConfig::default(), vec![(VMI, machine)]);
-    let _taken = server.shares.claim("somebody else").unwrap();
+    let _taken = server.shares.claim("somebody else".to_owned()).unwrap();
     let object = object();
     let asked = upgrade(request(Subresource::PortForward, ""));
     let refused = server.dispatch(Subresource::PortForward, &object, asked).await;

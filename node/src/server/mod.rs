@@ -56,7 +56,7 @@ impl Served {
 
     /// A place for a stream of the user that virt-api asks for.
     fn claim(&self, kind: StreamKind, headers: &HeaderMap) -> Result<Share, Failure> {
-        self.shares.claim(holder(headers)).map_err(|full| {
+        self.shares.claim(holder(headers).to_owned()).map_err(|full| {
             self.metrics.refuse(kind, full);
             let whose = match full {
                 Full::All => "the node",

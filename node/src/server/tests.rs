@@ -37,7 +37,7 @@ async fn with_places(stage: &Stage, places: usize) -> (SocketAddr, StreamMetrics
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (metrics, streams) = (Metrics::new().unwrap().streams, TaskTracker::new());
-    let router = router(stage.machines.clone(), metrics.clone(), Shares::new(places), streams.clone());
+    let router = router(stage.machines.clone(), metrics.clone(), Shares::of(places), streams.clone());
     tokio::spawn(async move { axum::serve(listener, router).await });
     (address, metrics, streams)
 }
