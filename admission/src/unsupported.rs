@@ -59,11 +59,7 @@ const SPEC: &[Entry] = &[
     // Migration.
     Entry {
         why: MIGRATION,
-        uses: |spec| {
-            let asked =
-                matches!(spec.eviction_strategy, Some(EvictionStrategy::LiveMigrate | EvictionStrategy::External));
-            when(asked, "evictionStrategy")
-        },
+        uses: |spec| when(spec.eviction_strategy == Some(EvictionStrategy::LiveMigrate), "evictionStrategy"),
     },
     // CPU.
     Entry {
@@ -388,6 +384,7 @@ mod tests {
         for change in [
             json!({}),
             json!({"evictionStrategy": "LiveMigrateIfPossible"}),
+            json!({"evictionStrategy": "External"}),
             json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 2}}}),
             json!({"domain": {"devices": {"tpm": {"enabled": false}}}}),
             json!({"domain": {"devices": {"clientPassthrough": {}}}}),
@@ -413,7 +410,6 @@ mod tests {
         for (change, field) in [
             (json!({"architecture": "arm64"}), "architecture"),
             (json!({"evictionStrategy": "LiveMigrate"}), "evictionStrategy"),
-            (json!({"evictionStrategy": "External"}), "evictionStrategy"),
             (json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}), "domain.cpu.dedicatedCpuPlacement"),
             (json!({"domain": {"cpu": {"isolateEmulatorThread": true}}}), "domain.cpu.isolateEmulatorThread"),
             (json!({"domain": {"cpu": {"realtime": {}}}}), "domain.cpu.realtime"),

@@ -114,7 +114,7 @@ async fn review(State(webhooks): State<Webhooks>, request: Request) -> Response 
 }
 
 /// Throws away what is left of a body, within bounds: a sender that is cut off in the middle does not read the answer.
-async fn discard(body: &mut Body) {
+pub(crate) async fn discard(body: &mut Body) {
     let all = async {
         let mut discarded = 0;
         while let Some(Ok(frame)) = body.frame().await {

@@ -36,6 +36,7 @@ use process::{
     config::ConfigHandle,
     logging::Verbosity,
     ops::{Ops, Readiness},
+    shares::Shares,
     tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, TlsError},
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
@@ -49,7 +50,7 @@ use crate::{
 
 /// Time for tasks and connections to end after the stop.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Connections of the console and lifecycle server at a time, streams that were upgraded not counted.
+/// Connections of the console and lifecycle server at a time; streams that were upgraded count for themselves.
 const CONSOLE_CONNECTIONS: usize = 128;
 /// Connections of the metrics server at a time, and of one address: kubelet's probes come here as well.
 const METRICS_CONNECTIONS: usize = 64;
@@ -206,7 +207,8 @@ async fn serve(
     let share = CONSOLE_CONNECTIONS / 2;
     let console_limits = Limits { connections: CONSOLE_CONNECTIONS, share, ..Limits::default() };
     let listener = listen(SocketAddr::new(options.listen, options.console_port)).await?;
-    let router = server::router(machines.clone(), metrics.streams.clone(), streams.clone());
+    let shares = Shares::of(server::MAX_STREAMS);
+    let router = server::router(machines.clone(), metrics.streams.clone(), shares, streams.clone());
     parts.spawn(process::tls::serve(listener, console_tls, router, console_limits, stop.clone()));
 
     let (identity, readiness) = (identity.clone(), readiness.clone());

@@ -7,9 +7,10 @@ use axum::{body::Body, response::Response};
 use http::Request;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use process::shares::Full;
 use tokio_tungstenite::{WebSocketStream, tungstenite::protocol::Role};
 
-use super::{MAX_STREAMS, Object, Server, handler_error};
+use super::{Object, Server, handler_error};
 use crate::{
     error::ApiError,
     frames::{Content, Frames},
@@ -63,7 +64,7 @@ impl Server {
         let node = instance::node(vmi)?;
         let stop = self.stop.clone();
         self.stream(object, kind, Content::Bytes, request, async {
-            let handler = self.handler.open(object.on(node), action).await.map_err(handler_error)?;
+            let handler = self.handler.open(object.on(node), action, &object.holder).await.map_err(handler_error)?;
             Ok(move |client: Client| -> Copying { Box::pin(stream::copy(client, handler, Limits::default(), stop)) })
         })
         .await
@@ -115,15 +116,20 @@ impl Server {
     {
         let response = websocket::accept(request.method(), request.version(), request.headers())
             .map_err(|error| ApiError::BadRequest(error.to_string()))?;
-        let slot = self.stream_slots.clone().try_acquire_owned().map_err(|_| {
-            ApiError::TooManyRequests(format!("virt-api carries {MAX_STREAMS} streams already, try again later"))
+        let share = self.shares.claim(object.holder.clone()).map_err(|full| {
+            self.metrics.refused(kind, full);
+            let whose = match full {
+                Full::All => "",
+                Full::Share => " of this user",
+            };
+            ApiError::TooManyRequests(format!("virt-api carries too many streams{whose} already, try again later"))
         })?;
         let copy = far.await?;
         let upgrade = hyper::upgrade::on(&mut request);
         let (metrics, stop) = (self.metrics.clone(), self.stop.clone());
         let (namespace, name) = (object.namespace.clone(), object.name.clone());
         self.streams.spawn(async move {
-            let _slot = slot;
+            let _share = share;
             let client = tokio::select! {
                 upgraded = upgrade => upgraded,
                 () = stop.cancelled() => return,

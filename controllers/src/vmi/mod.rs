@@ -93,7 +93,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     }
     if let Some(pod) = pod {
         readiness_gate(instance, pod, observed.now, &mut decision);
-        pod_labels(observed, pod, &mut decision);
+        pod_marks(observed, pod, &mut decision);
     }
     Ok(decision)
 }
@@ -328,22 +328,33 @@ fn readiness_gate(instance: &VirtualMachineInstance, pod: &PodView, now: Timesta
     });
 }
 
-/// Gives pods the labels of their machines that tell of the node, and of an older launcher. Waits until the machine runs:
-/// nobody needs them before, and the start has no time for them.
-fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
+/// Gives pods the labels of their machines that tell of the node and of an older launcher, and the annotation that tells
+/// a descheduler that the machine is to leave. Waits until the machine runs: nobody needs them before, and the start has
+/// no time for them.
+fn pod_marks(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;
     }
     let outdated = pod.image.as_deref().is_some_and(|image| image != observed.launcher_image);
-    let wanted =
+    let leaves = conditions::is_marked_for_eviction(observed.instance);
+    let labels =
         [(label::NODE_NAME, pod.node_name.as_deref()), (label::OUTDATED_LAUNCHER_IMAGE, outdated.then_some(""))];
-    let known = |key: &str| pod.metadata.labels.as_ref()?.get(key).map(String::as_str);
-    let changes: serde_json::Map<String, serde_json::Value> = wanted
-        .into_iter()
-        .filter(|&(key, value)| known(key) != value)
-        .map(|(key, value)| (key.to_owned(), json!(value)))
-        .collect();
-    if changes.is_empty() {
+    let annotations = [(annotation::DESCHEDULER_EVICTION_IN_PROGRESS, leaves.then_some("true"))];
+    let mut metadata = serde_json::Map::new();
+    for (field, known, wanted) in [
+        ("labels", pod.metadata.labels.as_ref(), &labels[..]),
+        ("annotations", pod.metadata.annotations.as_ref(), &annotations[..]),
+    ] {
+        let changes: serde_json::Map<String, serde_json::Value> = wanted
+            .iter()
+            .filter(|(key, value)| known.and_then(|known| known.get(*key)).map(String::as_str) != *value)
+            .map(|(key, value)| ((*key).to_owned(), json!(value)))
+            .collect();
+        if !changes.is_empty() {
+            metadata.insert(field.to_owned(), changes.into());
+        }
+    }
+    if metadata.is_empty() {
         return;
     }
     decision.push(Effect::Patch {
@@ -353,7 +364,7 @@ fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
         resource_version: None,
         subresource: None,
         strategic: false,
-        patch: json!({"metadata": {"labels": changes}}),
+        patch: json!({"metadata": metadata}),
         notes: crate::runtime::effect::Notes::default(),
     });
 }

@@ -296,6 +296,24 @@ fn pod_of_a_running_machine_gets_the_label_of_its_node() {
 }
 
 #[test]
+fn machine_that_is_to_leave_its_node_says_so_with_its_pod_until_it_stays() {
+    let ready = running_pod(&json!({"type": "Ready", "status": "True"}));
+    let mut leaving = in_phase("Running");
+    leaving.status.as_mut().unwrap().evacuation_node_name = Some("n".to_owned());
+    let decision = decided(&leaving, std::slice::from_ref(&ready));
+    let condition = condition_in(&status_of(&decision), "EvictionRequested");
+    assert_eq!((&condition["status"], &condition["message"]), (&json!("True"), &json!("VMI is marked for eviction")));
+    let key = "descheduler.alpha.kubernetes.io/eviction-in-progress";
+    assert_eq!(patch_of(&decision, Kind::Pod).unwrap(), json!({"metadata": {"annotations": {key: "true"}}}));
+
+    let mut marked = ready;
+    marked.metadata.annotations = Some([(key.to_owned(), "true".to_owned())].into());
+    assert_eq!(patch_of(&decided(&leaving, std::slice::from_ref(&marked)), Kind::Pod), None);
+    let stays = patch_of(&decided(&in_phase("Running"), &[marked]), Kind::Pod).unwrap();
+    assert_eq!(stays, json!({"metadata": {"annotations": {key: null}}}));
+}
+
+#[test]
 fn second_pod_of_a_start_that_was_not_answered_in_time_is_deleted() {
     let second =
         |at: &str| pod(&json!({"metadata": {"name": "virt-launcher-m-y", "uid": "q", "creationTimestamp": at}}));

@@ -11,6 +11,7 @@ mod boot;
 mod definitions;
 mod disks;
 mod endpoints;
+mod evacuation;
 mod faults;
 mod firmware;
 mod guest_agent;
