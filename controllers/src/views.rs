@@ -288,6 +288,15 @@ pub struct ClaimView {
     pub preallocated: bool,
 }
 
+impl ClaimView {
+    /// Whether machines are told the same of both.
+    #[must_use]
+    pub fn tells_the_same(&self, other: &Self) -> bool {
+        let facts = |claim: &Self| Self { metadata: ObjectMeta::default(), ..claim.clone() };
+        facts(self) == facts(other)
+    }
+}
+
 impl Cached for ClaimView {
     fn meta(&self) -> &ObjectMeta {
         &self.metadata

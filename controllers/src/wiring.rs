@@ -155,19 +155,19 @@ impl Controllers {
         let (vms, instances) = (self.vms.clone(), self.instances.clone());
         let (known_vms, known_instances) = (self.world.vms.clone(), self.world.instances.clone());
         self.world.claims.listen(move |(former, present)| {
-            let same = |former: &ClaimView, present: &ClaimView| former.phase == present.phase;
-            if matches!((former, present), (Some(former), Some(present)) if same(former, present)) {
+            if matches!((former, present), (Some(former), Some(present)) if former.tells_the_same(present)) {
                 return;
             }
             let Some(claim) = present.or(former) else { return };
             let (namespace, name) =
                 (claim.metadata.namespace.as_deref(), claim.metadata.name.clone().unwrap_or_default());
-            let waiting = known_instances.filter(|instance| {
+            // Those that wait for it, and those that run and hear of its growth.
+            let concerned = known_instances.filter(|instance| {
                 instance.metadata.namespace.as_deref() == namespace
-                    && is_unstarted(instance)
+                    && !instance.is_final()
                     && launcher_pod::claim_names(instance).contains(&name)
             });
-            instances.extend(waiting.iter().map(|instance| Key::of(&instance.metadata)));
+            instances.extend(concerned.iter().map(|instance| Key::of(&instance.metadata)));
             let naming = known_vms
                 .filter(|vm| vm.metadata.namespace.as_deref() == namespace && vm::claim_names(vm).contains(&name));
             vms.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));

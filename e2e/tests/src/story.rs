@@ -485,6 +485,7 @@ fn resource(kind: &str) -> ApiResource {
         "VirtualMachinePreference" => {
             ("instancetype.kubevirt.io", "v1beta1", "VirtualMachinePreference", "virtualmachinepreferences")
         }
+        "StorageClass" => ("storage.k8s.io", "v1", "StorageClass", "storageclasses"),
         "PriorityClass" => ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses"),
         "CustomResourceDefinition" => {
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
