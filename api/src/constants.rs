@@ -153,8 +153,10 @@ pub mod annotation {
     pub const PAUSE_GUEST_AGENT_PROBES: &str = "kubevirt.io/pause-guest-agent-probes";
     /// DataVolumes are made even while the VM is halted.
     pub const IMMEDIATE_DATA_VOLUME_CREATION: &str = "kubevirt.io/immediate-data-volume-creation";
-    /// Backup hooks are left out.
+    /// "true" leaves the backup hooks of launcher pods out; on a VM, a machine or the KubeVirt object.
     pub const SKIP_BACKUP_HOOKS: &str = "kubevirt.io/skip-backup-hooks";
+    /// Container in which Velero runs a command before it copies a pod's volumes.
+    pub const BACKUP_PRE_CONTAINER: &str = "pre.hook.backup.velero.io/container";
     /// Ignition configuration of the guest.
     pub const IGNITION_DATA: &str = "kubevirt.io/ignitiondata";
     /// Hook sidecars, a JSON list.

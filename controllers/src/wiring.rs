@@ -295,6 +295,7 @@ impl Controllers {
     /// A changed configuration may let machines start that could not.
     async fn follow_config(mut self) {
         let mut policy = self.config.current().reference_policy;
+        let mut skip_hooks = self.config.current().skip_backup_hooks;
         loop {
             self.config.changed().await;
             // Another policy is for the VMs there are, too.
@@ -303,8 +304,11 @@ impl Controllers {
                 let naming = self.world.vms.filter(|vm| vm.spec.instancetype.is_some() || vm.spec.preference.is_some());
                 self.vms.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
             }
-            let unstarted = self.world.instances.filter(is_unstarted);
-            self.instances.extend(unstarted.iter().map(|instance| Key::of(&instance.metadata)));
+            // Annotations for backups are kept on the pods there are.
+            let former = std::mem::replace(&mut skip_hooks, self.config.current().skip_backup_hooks);
+            let all = former != skip_hooks;
+            let concerned = self.world.instances.filter(|instance| all || is_unstarted(instance));
+            self.instances.extend(concerned.iter().map(|instance| Key::of(&instance.metadata)));
         }
     }
 }

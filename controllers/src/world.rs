@@ -404,7 +404,8 @@ impl Answers for World {
 }
 
 /// Annotations of pods that are read.
-pub const POD_ANNOTATIONS: &[&str] = &[annotation::MEMORY_OVERHEAD_BYTES, annotation::MIGRATION_TRANSPORT_UNIX];
+pub const POD_ANNOTATIONS: &[&str] =
+    &[annotation::MEMORY_OVERHEAD_BYTES, annotation::MIGRATION_TRANSPORT_UNIX, annotation::BACKUP_PRE_CONTAINER];
 
 /// Copies the entries of a map whose keys are wanted.
 #[must_use]

@@ -359,6 +359,31 @@ fn what_is_asked_for_a_look_into_the_pod_reaches_the_launcher() {
 }
 
 #[test]
+fn backups_freeze_the_guest_unless_somebody_says_no() {
+    let skip = "kubevirt.io/skip-backup-hooks";
+    let freeze = r#"["/usr/bin/virt-freezer", "--freeze", "--name", "web", "--namespace", "shop"]"#;
+    for (annotations, skip_backup_hooks, command) in [
+        (json!({}), false, json!(freeze)),
+        (json!({skip: "no"}), false, json!(freeze)),
+        (json!({skip: "True"}), false, Value::Null),
+        (json!({}), true, Value::Null),
+    ] {
+        let mut instance = machine(small());
+        instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        let config = ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() };
+        let pod = rendered_machine(&instance, &config, NamespaceLimits::default()).unwrap();
+        let found = &pod["metadata"]["annotations"];
+        assert_eq!(found["pre.hook.backup.velero.io/command"], command, "{annotations}");
+        let (container, timeout) =
+            (&found["post.hook.backup.velero.io/container"], &found["pre.hook.backup.velero.io/timeout"]);
+        assert_eq!(
+            (container.as_str(), timeout.as_str()),
+            if command.is_null() { (None, None) } else { (Some("compute"), Some("60s")) }
+        );
+    }
+}
+
+#[test]
 fn a_tpm_that_is_switched_off_keeps_no_state() {
     let with = |tpm: Value| {
         let spec = merged(small(), &json!({"domain": {"devices": {"tpm": tpm}}}));

@@ -1,4 +1,4 @@
-//! What reaches a machine while it runs: the generation of its VM that it reflects, and, where the cluster's rollout
+//! What reaches a machine while it runs: the generation of its VM that it reflects, whether backups freeze it, and, where the cluster's rollout
 //! strategy says so, where it may be placed when it moves.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
@@ -6,6 +6,7 @@ use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation
 use super::{
     Observed, SyncError, blocked,
     restart::{self, Template},
+    start,
 };
 use crate::runtime::{Decision, Effect, Kind, Note};
 
@@ -31,6 +32,18 @@ pub(super) fn update(
     if let Some(generation) = restart::observed_generation(observed.vm, instance) {
         let annotations = wanted.metadata.annotations.get_or_insert_default();
         annotations.insert(annotation::VM_GENERATION.to_owned(), generation.to_string());
+    }
+    // What a backup does is not part of the machine, so that no strategy holds it back.
+    match start::skip_backup_hooks(observed.vm) {
+        Some(skip) => {
+            let annotations = wanted.metadata.annotations.get_or_insert_default();
+            annotations.insert(annotation::SKIP_BACKUP_HOOKS.to_owned(), skip.clone());
+        }
+        None => {
+            if let Some(annotations) = &mut wanted.metadata.annotations {
+                annotations.remove(annotation::SKIP_BACKUP_HOOKS);
+            }
+        }
     }
     // A machine that waits for a restart gets the rest then, too.
     if let Some(template) = template.filter(|template| is_on(observed) && template.started(instance)) {

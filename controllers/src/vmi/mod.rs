@@ -93,7 +93,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     }
     if let Some(pod) = pod {
         readiness_gate(instance, pod, observed.now, &mut decision);
-        pod_labels(observed, pod, &mut decision);
+        pod_metadata(observed, pod, &mut decision);
     }
     Ok(decision)
 }
@@ -328,9 +328,9 @@ fn readiness_gate(instance: &VirtualMachineInstance, pod: &PodView, now: Timesta
     });
 }
 
-/// Gives pods the labels of their machines that tell of the node, and of an older launcher. Waits until the machine runs:
-/// nobody needs them before, and the start has no time for them.
-fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
+/// Gives pods the labels of their machines that tell of the node, and of an older launcher, and the annotations for
+/// backups. Waits until the machine runs: nobody needs them before, and the start has no time for them.
+fn pod_metadata(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;
     }
@@ -338,12 +338,19 @@ fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
     let wanted =
         [(label::NODE_NAME, pod.node_name.as_deref()), (label::OUTDATED_LAUNCHER_IMAGE, outdated.then_some(""))];
     let known = |key: &str| pod.metadata.labels.as_ref()?.get(key).map(String::as_str);
-    let changes: serde_json::Map<String, serde_json::Value> = wanted
+    let labels: serde_json::Map<String, serde_json::Value> = wanted
         .into_iter()
         .filter(|&(key, value)| known(key) != value)
         .map(|(key, value)| (key.to_owned(), json!(value)))
         .collect();
-    if changes.is_empty() {
+    let annotations = backup_annotations(observed, pod);
+    let mut metadata = serde_json::Map::new();
+    for (name, changes) in [("labels", labels), ("annotations", annotations)] {
+        if !changes.is_empty() {
+            metadata.insert(name.to_owned(), json!(changes));
+        }
+    }
+    if metadata.is_empty() {
         return;
     }
     decision.push(Effect::Patch {
@@ -353,9 +360,24 @@ fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
         resource_version: None,
         subresource: None,
         strategic: false,
-        patch: json!({"metadata": {"labels": changes}}),
+        patch: json!({"metadata": metadata}),
         notes: crate::runtime::effect::Notes::default(),
     });
+}
+
+/// The changes of a pod's annotations for backups. One of them stands for all: they come and go together.
+fn backup_annotations(observed: &Observed<'_>, pod: &PodView) -> serde_json::Map<String, serde_json::Value> {
+    let instance = observed.instance;
+    let hooked = launcher_pod::hooks_backups(instance, observed.config);
+    // What users of a machine wrote themselves stays theirs where ours are not wanted.
+    let own = |key: &str| instance.metadata.annotations.as_ref()?.get(key).cloned();
+    let wanted = launcher_pod::backup_hooks(instance)
+        .map(|(key, value)| (key.to_owned(), if hooked { Some(value) } else { own(key) }));
+    let known = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotation::BACKUP_PRE_CONTAINER));
+    if wanted.iter().any(|(key, value)| key == annotation::BACKUP_PRE_CONTAINER && value.as_ref() == known) {
+        return serde_json::Map::new();
+    }
+    wanted.into_iter().map(|(key, value)| (key, json!(value))).collect()
 }
 
 /// Memory overhead that a pod was rendered with.

@@ -43,7 +43,11 @@ fn pod(change: &Value) -> PodView {
 }
 
 fn running_pod(ready: &Value) -> PodView {
-    pod(&json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}, "status": {
+    let metadata = json!({
+        "labels": {"kubevirt.io/nodeName": "n"},
+        "annotations": {"pre.hook.backup.velero.io/container": "compute"},
+    });
+    pod(&json!({"metadata": metadata, "status": {
         "phase": "Running",
         "conditions": [
             {"type": "PodScheduled", "status": "True"},
@@ -292,6 +296,50 @@ fn pod_of_a_running_machine_gets_the_label_of_its_node() {
     for (phase, pod, labels) in table {
         let patch = patch_of(&decided(&in_phase(phase), &[pod]), Kind::Pod).unwrap_or_default();
         assert_eq!(patch["metadata"]["labels"], labels, "{phase}");
+    }
+}
+
+#[test]
+fn pod_of_a_running_machine_has_the_annotations_for_backups_that_are_wanted() {
+    let ready = || running_pod(&json!({"type": "Ready", "status": "True"}));
+    let bare = || {
+        let mut pod = ready();
+        pod.metadata.annotations = None;
+        pod
+    };
+    let (skip, pre) = ("kubevirt.io/skip-backup-hooks", "pre.hook.backup.velero.io/container");
+    let (set, removed) = (json!("compute"), Value::Null);
+    // annotations of the machine, the cluster's word, pod, whether the pod is changed, and to what
+    let table = [
+        (json!({}), false, ready(), false, &removed),
+        (json!({}), false, bare(), true, &set),
+        (json!({skip: "false"}), false, bare(), true, &set),
+        (json!({skip: "true"}), false, bare(), false, &removed),
+        (json!({skip: "true"}), false, ready(), true, &removed),
+        (json!({}), true, ready(), true, &removed),
+        (json!({}), true, bare(), false, &removed),
+        // A user's own hooks stay where ours are not wanted.
+        (json!({skip: "true", pre: "compute"}), false, ready(), false, &removed),
+    ];
+    for (annotations, skip_backup_hooks, pod, changes, container) in table {
+        let mut instance = in_phase("Running");
+        instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        let decision = decide(&Observed {
+            instance: &instance,
+            pods: &[Arc::new(pod)],
+            owner_exists: false,
+            config: &ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() },
+            launcher_image: "launcher:1",
+            claims: &BTreeMap::new(),
+            limits: NamespaceLimits::default(),
+            failure: None,
+            now: now(),
+        });
+        let patch = patch_of(&decision.unwrap(), Kind::Pod);
+        assert_eq!(patch.is_some(), changes, "{annotations} {skip_backup_hooks}: {patch:?}");
+        let written = patch.map(|patch| patch["metadata"]["annotations"].clone()).unwrap_or_default();
+        assert_eq!(&written[pre], container, "{annotations} {skip_backup_hooks}");
+        assert!(!changes || written.as_object().is_some_and(|all| all.len() == 5), "{written}");
     }
 }
 
