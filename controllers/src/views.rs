@@ -12,6 +12,7 @@ use k8s_openapi::{
         admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
         apps::v1::{ControllerRevision, DaemonSet, Deployment},
         core::v1::{ContainerStatus, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota},
+        rbac::v1::ClusterRole,
     },
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
@@ -429,6 +430,26 @@ impl From<DaemonSet> for WorkloadView {
             image: set.spec.and_then(|spec| spec.template.spec?.containers.into_iter().next()?.image),
             metadata: slim(set.metadata),
         }
+    }
+}
+
+/// A cluster role for users.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RoleView {
+    /// Metadata, reduced, with all labels.
+    pub metadata: ObjectMeta,
+}
+
+impl Cached for RoleView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<ClusterRole> for RoleView {
+    fn from(mut role: ClusterRole) -> Self {
+        let labels = role.metadata.labels.take();
+        Self { metadata: ObjectMeta { labels, ..slim(role.metadata) } }
     }
 }
 

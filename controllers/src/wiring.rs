@@ -234,6 +234,7 @@ impl Controllers {
         wake!(self.world.validating_webhooks, self.certificates, self.kubevirts);
         wake!(self.world.deployments, self.kubevirts);
         wake!(self.world.daemon_sets, self.kubevirts);
+        wake!(self.world.roles, self.kubevirts);
         let queue = self.requests.clone();
         self.world.requests.listen(move |(_, present)| {
             queue.extend(present.map(|request| Key::of(&request.metadata)));
@@ -555,6 +556,7 @@ fn installation_decision(
         deployment,
         architecture: architecture(),
         outdated_machines: outdated.len(),
+        roles: &world.roles.filter(|_| true),
         now,
     })
 }
