@@ -80,6 +80,22 @@ fn pod_is_owned_by_its_machine_and_named_after_it() {
     assert_eq!(annotations["note"], "x");
     assert_eq!(annotations["kubevirt.io/latest-observed-api-version"], Value::Null);
     assert_eq!(annotations["kubevirt.io/domain"], "web");
+    assert_eq!(annotations["kubevirt.io/migrationTransportUnix"], "true");
+    assert_eq!(annotations["descheduler.alpha.kubernetes.io/request-evict-only"], "");
+    assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "compute");
+    assert_eq!(labels["sidecar.istio.io/inject"], Value::Null);
+}
+
+#[test]
+fn istio_is_asked_for_its_proxy_as_the_machine_says() {
+    for (value, token) in [("true", true), ("false", false)] {
+        let mut instance = machine(small());
+        let annotations = instance.metadata.annotations.get_or_insert_default();
+        annotations.insert("sidecar.istio.io/inject".to_owned(), value.to_owned());
+        let pod = rendered_machine(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+        assert_eq!(pod["metadata"]["labels"]["sidecar.istio.io/inject"], value);
+        assert_eq!(pod["spec"]["automountServiceAccountToken"], token);
+    }
 }
 
 #[test]
