@@ -175,6 +175,10 @@ pub mod annotation {
     pub const CLUSTER_PREFERENCE: &str = "kubevirt.io/cluster-preference-name";
     /// The pod may be evicted only by request.
     pub const DESCHEDULER_REQUEST_EVICT_ONLY: &str = "descheduler.alpha.kubernetes.io/request-evict-only";
+    /// Whether a descheduler may evict the pod, and whether it should rather not.
+    pub const DESCHEDULER_EVICT: &str = "descheduler.alpha.kubernetes.io/evict";
+    /// See [`DESCHEDULER_EVICT`].
+    pub const DESCHEDULER_PREFER_NO_EVICTION: &str = "descheduler.alpha.kubernetes.io/prefer-no-eviction";
     /// An eviction of the pod is under way.
     pub const DESCHEDULER_EVICTION_IN_PROGRESS: &str = "descheduler.alpha.kubernetes.io/eviction-in-progress";
 }

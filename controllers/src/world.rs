@@ -415,8 +415,14 @@ impl Answers for World {
 }
 
 /// Annotations of pods that are read.
-pub const POD_ANNOTATIONS: &[&str] =
-    &[annotation::MEMORY_OVERHEAD_BYTES, annotation::MIGRATION_TRANSPORT_UNIX, annotation::BACKUP_PRE_CONTAINER];
+pub const POD_ANNOTATIONS: &[&str] = &[
+    annotation::MEMORY_OVERHEAD_BYTES,
+    annotation::MIGRATION_TRANSPORT_UNIX,
+    annotation::BACKUP_PRE_CONTAINER,
+    annotation::DESCHEDULER_EVICT,
+    annotation::DESCHEDULER_PREFER_NO_EVICTION,
+    annotation::DESCHEDULER_EVICTION_IN_PROGRESS,
+];
 
 /// Copies the entries of a map whose keys are wanted.
 #[must_use]

@@ -94,10 +94,10 @@ fn globs_match_as_in_a_shell() {
 #[test]
 fn annotations_of_the_object_are_part_of_the_configuration() {
     for (annotations, vga, skips) in [
-        (serde_json::json!({}), false, false),
-        (serde_json::json!({"kubevirt.io/vga-display-efi-x86": ""}), true, false),
-        (serde_json::json!({"kubevirt.io/skip-backup-hooks": "true"}), false, true),
-        (serde_json::json!({"kubevirt.io/skip-backup-hooks": "no"}), false, false),
+        (json!({}), false, false),
+        (json!({"kubevirt.io/vga-display-efi-x86": ""}), true, false),
+        (json!({"kubevirt.io/skip-backup-hooks": "true"}), false, true),
+        (json!({"kubevirt.io/skip-backup-hooks": "no"}), false, false),
     ] {
         let mut object = KubeVirt::new("kubevirt", crate::kubevirt::spec::KubeVirtSpec::default());
         object.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();

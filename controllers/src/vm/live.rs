@@ -1,4 +1,5 @@
-//! What reaches a machine while it runs: the generation of its VM that it reflects, whether backups freeze it, and, where the cluster's rollout
+//! What reaches a machine while it runs: the generation of its VM that it reflects, what it says to backups and
+//! deschedulers, and, where the cluster's rollout
 //! strategy says so, where it may be placed when it moves.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
@@ -33,15 +34,21 @@ pub(super) fn update(
         let annotations = wanted.metadata.annotations.get_or_insert_default();
         annotations.insert(annotation::VM_GENERATION.to_owned(), generation.to_string());
     }
-    // What a backup does is not part of the machine, so that no strategy holds it back.
-    match start::skip_backup_hooks(observed.vm) {
-        Some(skip) => {
-            let annotations = wanted.metadata.annotations.get_or_insert_default();
-            annotations.insert(annotation::SKIP_BACKUP_HOOKS.to_owned(), skip.clone());
-        }
-        None => {
-            if let Some(annotations) = &mut wanted.metadata.annotations {
-                annotations.remove(annotation::SKIP_BACKUP_HOOKS);
+    // What backups and evictions do is not part of the machine, so that no strategy holds it back.
+    let said = observed.vm.spec.template.metadata.annotations.as_ref();
+    let evictions = [annotation::DESCHEDULER_EVICT, annotation::DESCHEDULER_PREFER_NO_EVICTION]
+        .map(|key| (key, said.and_then(|all| all.get(key))));
+    for (key, said) in
+        evictions.into_iter().chain([(annotation::SKIP_BACKUP_HOOKS, start::skip_backup_hooks(observed.vm))])
+    {
+        match said {
+            Some(said) => {
+                wanted.metadata.annotations.get_or_insert_default().insert(key.to_owned(), said.clone());
+            }
+            None => {
+                if let Some(annotations) = &mut wanted.metadata.annotations {
+                    annotations.remove(key);
+                }
             }
         }
     }

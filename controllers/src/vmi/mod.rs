@@ -329,7 +329,7 @@ fn readiness_gate(instance: &VirtualMachineInstance, pod: &PodView, now: Timesta
 }
 
 /// Gives pods the labels of their machines that tell of the node, and of an older launcher, and the annotations for
-/// backups. Waits until the machine runs: nobody needs them before, and the start has no time for them.
+/// backups and for who evicts pods. Waits until the machine runs: nobody needs them before, and the start has no time for them.
 fn pod_metadata(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;
@@ -343,7 +343,8 @@ fn pod_metadata(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision)
         .filter(|&(key, value)| known(key) != value)
         .map(|(key, value)| (key.to_owned(), json!(value)))
         .collect();
-    let annotations = backup_annotations(observed, pod);
+    let mut annotations = backup_annotations(observed, pod);
+    annotations.extend(eviction_annotations(observed.instance, pod));
     let mut metadata = serde_json::Map::new();
     for (name, changes) in [("labels", labels), ("annotations", annotations)] {
         if !changes.is_empty() {
@@ -378,6 +379,23 @@ fn backup_annotations(observed: &Observed<'_>, pod: &PodView) -> serde_json::Map
         return serde_json::Map::new();
     }
     wanted.into_iter().map(|(key, value)| (key, json!(value))).collect()
+}
+
+/// The changes of a pod's annotations that tell a descheduler what its machine says, and that it is to leave its node.
+fn eviction_annotations(
+    instance: &VirtualMachineInstance,
+    pod: &PodView,
+) -> serde_json::Map<String, serde_json::Value> {
+    let said = |key: &str| instance.metadata.annotations.as_ref()?.get(key).map(String::as_str);
+    let leaves = instance.status.as_ref().and_then(|status| status.evacuation_node_name.as_deref());
+    let wanted = [
+        (annotation::DESCHEDULER_EVICT, said(annotation::DESCHEDULER_EVICT)),
+        (annotation::DESCHEDULER_PREFER_NO_EVICTION, said(annotation::DESCHEDULER_PREFER_NO_EVICTION)),
+        (annotation::DESCHEDULER_EVICTION_IN_PROGRESS, leaves.is_some_and(|node| !node.is_empty()).then_some("true")),
+    ];
+    let known = |key: &str| pod.metadata.annotations.as_ref()?.get(key).map(String::as_str);
+    let changes = wanted.into_iter().filter(|&(key, value)| known(key) != value);
+    changes.map(|(key, value)| (key.to_owned(), json!(value))).collect()
 }
 
 /// Memory overhead that a pod was rendered with.

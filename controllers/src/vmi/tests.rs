@@ -344,6 +344,34 @@ fn pod_of_a_running_machine_has_the_annotations_for_backups_that_are_wanted() {
 }
 
 #[test]
+fn pod_tells_a_descheduler_what_its_machine_says_and_that_it_leaves() {
+    let prefix = "descheduler.alpha.kubernetes.io";
+    let (evict, leaves) = (format!("{prefix}/evict"), format!("{prefix}/eviction-in-progress"));
+    let pod = |annotations: Value| {
+        let mut pod = running_pod(&json!({"type": "Ready", "status": "True"}));
+        let own = pod.metadata.annotations.get_or_insert_default();
+        own.extend(serde_json::from_value::<BTreeMap<String, String>>(annotations).unwrap());
+        pod
+    };
+    // annotations of the machine, the node it is to leave, annotations of the pod, changes
+    let table = [
+        (json!({}), "", json!({}), Value::Null),
+        (json!({&evict: "true"}), "", json!({}), json!({&evict: "true"})),
+        (json!({&evict: "true"}), "", json!({&evict: "true"}), Value::Null),
+        (json!({}), "", json!({&evict: "true"}), json!({&evict: null})),
+        (json!({}), "n", json!({}), json!({&leaves: "true"})),
+        (json!({}), "", json!({&leaves: "true"}), json!({&leaves: null})),
+    ];
+    for (annotations, node, known, changes) in table {
+        let mut instance = in_phase("Running");
+        instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        instance.status.as_mut().unwrap().evacuation_node_name = (!node.is_empty()).then(|| node.to_owned());
+        let patch = patch_of(&decided(&instance, &[pod(known.clone())]), Kind::Pod).unwrap_or_default();
+        assert_eq!(patch["metadata"]["annotations"], changes, "{annotations} {node} {known}");
+    }
+}
+
+#[test]
 fn second_pod_of_a_start_that_was_not_answered_in_time_is_deleted() {
     let second =
         |at: &str| pod(&json!({"metadata": {"name": "virt-launcher-m-y", "uid": "q", "creationTimestamp": at}}));

@@ -178,8 +178,8 @@ fn volumes_are_listed_as_not_to_be_snapshotted() {
 }
 
 #[test]
-fn what_a_vm_says_about_backups_reaches_its_machine() {
-    let skip = "kubevirt.io/skip-backup-hooks";
+fn what_a_vm_says_to_backups_and_deschedulers_reaches_its_machine() {
+    let (skip, evict) = ("kubevirt.io/skip-backup-hooks", "descheduler.alpha.kubernetes.io/evict");
     // annotations of the VM, of its template, of the machine, patch of the machine
     let table = [
         (json!({skip: "true"}), json!({}), json!({}), json!({"metadata": {"annotations": {skip: "true"}}})),
@@ -187,6 +187,8 @@ fn what_a_vm_says_about_backups_reaches_its_machine() {
         (json!({skip: "false"}), json!({skip: "true"}), json!({skip: "false"}), Value::Null),
         (json!({}), json!({skip: "true"}), json!({skip: "true"}), Value::Null),
         (json!({}), json!({}), json!({skip: "true"}), json!({"metadata": {"annotations": {skip: null}}})),
+        (json!({}), json!({evict: "true"}), json!({}), json!({"metadata": {"annotations": {evict: "true"}}})),
+        (json!({evict: "true"}), json!({}), json!({}), Value::Null),
     ];
     for (own, template, known, patch) in table {
         let template = json!({"metadata": {"annotations": template}});
@@ -195,6 +197,7 @@ fn what_a_vm_says_about_backups_reaches_its_machine() {
         let mut machine = instance(&vm, "Running");
         let annotations = machine.metadata.annotations.get_or_insert_default();
         annotations.remove(skip);
+        annotations.remove(evict);
         annotations
             .extend(serde_json::from_value::<std::collections::BTreeMap<String, String>>(known.clone()).unwrap());
         for rollout in [RolloutStrategy::LiveUpdate, RolloutStrategy::Stage] {
