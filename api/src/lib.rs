@@ -26,6 +26,7 @@ pub mod replicaset;
 pub mod snapshot;
 pub mod subresources;
 pub mod tls;
+pub mod tsc;
 pub mod vm;
 pub mod vmi;
 

@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use crate::{
     runtime::{Cached, cache::trim_meta},
+    tsc,
     world::{POD_ANNOTATIONS, keep},
 };
 
@@ -252,7 +253,7 @@ impl From<Pod> for PodView {
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeView {
-    /// Metadata, reduced to names, the heartbeat annotation and the label of its outcome.
+    /// Metadata, reduced to names, the heartbeat annotation, the label of its outcome, and those about its counter.
     pub metadata: ObjectMeta,
 }
 
@@ -263,9 +264,14 @@ impl Cached for NodeView {
 }
 
 impl From<Node> for NodeView {
-    fn from(node: Node) -> Self {
+    fn from(mut node: Node) -> Self {
         let annotations = keep(node.metadata.annotations.as_ref(), &[annotation::HEARTBEAT]);
-        let labels = keep(node.metadata.labels.as_ref(), &[label::SCHEDULABLE]);
+        let wanted = |key: &str| {
+            [label::SCHEDULABLE, tsc::OWN_FREQUENCY, tsc::SCALABLE].contains(&key)
+                || key.starts_with(label::TSC_FREQUENCY_PREFIX)
+        };
+        let labels =
+            node.metadata.labels.take().map(|labels| labels.into_iter().filter(|(key, _)| wanted(key)).collect());
         Self { metadata: ObjectMeta { annotations, labels, ..slim(node.metadata) } }
     }
 }

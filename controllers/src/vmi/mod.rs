@@ -23,6 +23,7 @@ use api::{
     VirtualMachineInstance, VmiPhase,
     config::ClusterConfig,
     constants::{annotation, condition, event, finalizer, label, reason},
+    tsc::{self, Need},
     vmi::status::VirtualMachineInstancePhaseTransitionTimestamp,
 };
 use jiff::Timestamp;
@@ -51,11 +52,16 @@ pub struct Observed<'a> {
     pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
     /// Limits the namespace makes necessary.
     pub limits: NamespaceLimits,
+    /// Frequency of the time stamp counter for a machine that has none yet and needs one, if nodes offer any.
+    pub frequency: Option<i64>,
     /// The last write for this machine that was refused.
     pub failure: Option<&'a Failure>,
     /// Now.
     pub now: Timestamp,
 }
+
+/// Reason of a machine that no node can be found for, as the reference spells it.
+const NO_HINTS: &str = "FailedGatherhingClusterTopologyHints";
 
 /// An error that shows in condition Synchronized.
 pub(crate) struct SyncError {
@@ -69,17 +75,21 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let mut decision = Decision::settled();
     let mut error = None;
 
+    let mut wanted = instance.clone();
     let (own, surplus) = split_surplus(instance, observed.pods);
     if instance.is_deleting() {
         delete_pods(observed, observed.pods.iter().map(Arc::as_ref), &mut decision);
     } else {
         delete_pods(observed, surplus.into_iter(), &mut decision);
         if observed.pods.is_empty() && is_unstarted(instance) {
-            error = create_pod(observed, &mut decision)?;
+            error = match choose_frequency(observed, &mut wanted, &mut decision) {
+                Ok(true) => create_pod(observed, &mut decision)?,
+                Ok(false) => None,
+                Err(error) => Some(error),
+            };
         }
     }
 
-    let mut wanted = instance.clone();
     let pod = current_pod(instance, &own);
     phase::advance(observed, pod, &mut wanted, &mut decision);
     conditions::update(observed, pod, error.as_ref(), &mut wanted);
@@ -136,6 +146,35 @@ fn current_pod<'a>(instance: &VirtualMachineInstance, pods: &[&'a PodView]) -> O
         .copied()
         .filter(|pod| node.is_none() || pod.node_name.as_deref() == node)
         .max_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|at| at.0))
+}
+
+/// Chooses the frequency that the counter of a machine is to have, if it needs one: before its pod is made, which looks for
+/// a node by it. True when the pod can be made.
+fn choose_frequency(
+    observed: &Observed<'_>,
+    wanted: &mut VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<bool, SyncError> {
+    let instance = observed.instance;
+    let need = tsc::need(instance);
+    if need == Need::Nothing || tsc::frequency(instance).is_some() {
+        return Ok(true);
+    }
+    if observed.frequency.is_some() {
+        let hints = wanted.status.get_or_insert_default().topology_hints.get_or_insert_default();
+        hints.tsc_frequency = observed.frequency;
+        return Ok(false);
+    }
+    if need == Need::Migration {
+        return Ok(true);
+    }
+    // A node with a counter wakes this machine up.
+    let message = "no node that takes machines tells the frequency of its time stamp counter".to_owned();
+    if !shows(instance, NO_HINTS, &message) {
+        let regarding = Kind::Instance.reference(&instance.metadata);
+        decision.push(Effect::Event(Note::warning(regarding, NO_HINTS, message.clone())));
+    }
+    Err(SyncError { reason: NO_HINTS.to_owned(), message })
 }
 
 fn create_pod(observed: &Observed<'_>, decision: &mut Decision) -> Result<Option<SyncError>, serde_json::Error> {

@@ -77,6 +77,7 @@ fn decided_after(instance: &VirtualMachineInstance, pods: &[PodView], failure: O
         launcher_image: "launcher:1",
         claims: &BTreeMap::new(),
         limits: NamespaceLimits::default(),
+        frequency: None,
         failure,
         now: now(),
     })
@@ -332,6 +333,7 @@ fn pod_of_a_running_machine_has_the_annotations_for_backups_that_are_wanted() {
             launcher_image: "launcher:1",
             claims: &BTreeMap::new(),
             limits: NamespaceLimits::default(),
+            frequency: None,
             failure: None,
             now: now(),
         });
@@ -368,6 +370,54 @@ fn pod_tells_a_descheduler_what_its_machine_says_and_that_it_leaves() {
         instance.status.as_mut().unwrap().evacuation_node_name = (!node.is_empty()).then(|| node.to_owned());
         let patch = patch_of(&decided(&instance, &[pod(known.clone())]), Kind::Pod).unwrap_or_default();
         assert_eq!(patch["metadata"]["annotations"], changes, "{annotations} {node} {known}");
+    }
+}
+
+#[test]
+fn machine_that_depends_on_the_counter_gets_a_frequency_before_its_pod() {
+    let invtsc = json!({"spec": {"domain": {"cpu": {"features": [{"name": "invtsc", "policy": "require"}]}}}});
+    let hyperv = json!({"spec": {"domain": {"features": {"hyperv": {"reenlightenment": {"enabled": true}}}}}});
+    let with_hint = json!({"status": {"topologyHints": {"tscFrequency": 2000}}});
+    let merged = |first: &Value, second: &Value| {
+        let mut both = first.clone();
+        json_patch::merge(&mut both, second);
+        both
+    };
+    // change, frequency that nodes offer, hint written, pod made
+    let table = [
+        (json!({}), Some(2000), Value::Null, true),
+        (invtsc.clone(), Some(2000), json!(2000), false),
+        (merged(&invtsc, &with_hint), Some(1000), Value::Null, true),
+        (invtsc, None, Value::Null, false),
+        (hyperv.clone(), Some(2000), json!(2000), false),
+        (hyperv, None, Value::Null, true),
+    ];
+    for (change, frequency, hint, pod) in table {
+        let instance = machine(&change);
+        let decision = decide(&Observed {
+            instance: &instance,
+            pods: &[],
+            owner_exists: false,
+            config: &ClusterConfig::default(),
+            launcher_image: "launcher:1",
+            claims: &BTreeMap::new(),
+            limits: NamespaceLimits::default(),
+            frequency,
+            failure: None,
+            now: now(),
+        })
+        .unwrap();
+        let made = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Create { kind: Kind::Pod, object, .. } => Some(object["spec"]["nodeSelector"].clone()),
+            _ => None,
+        });
+        assert_eq!(made.is_some(), pod, "{change} {frequency:?}");
+        let patch = patch_of(&decision, Kind::Instance).unwrap_or_default();
+        assert_eq!(patch["status"]["topologyHints"]["tscFrequency"], hint, "{change} {frequency:?}");
+        let reason = condition_in(&patch["status"], "Synchronized")["reason"].clone();
+        assert_eq!(reason == "FailedGatherhingClusterTopologyHints", !pod && hint.is_null(), "{change} {patch}");
+        let selects = made.is_some_and(|made| made["scheduling.node.kubevirt.io/tsc-frequency-2000"] == "true");
+        assert_eq!(selects, change["status"]["topologyHints"].is_object(), "{change}");
     }
 }
 
