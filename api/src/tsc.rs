@@ -20,9 +20,9 @@ pub fn need(instance: &VirtualMachineInstance) -> Need {
     if !matches!(spec.architecture.as_deref(), None | Some("" | "amd64")) {
         return Need::Nothing;
     }
-    let features = spec.domain.cpu.iter().flat_map(|cpu| &cpu.features);
+    let mut features = spec.domain.cpu.iter().flat_map(|cpu| &cpu.features);
     let invariant = |policy: Option<&str>| matches!(policy, Some("require" | "force"));
-    if features.into_iter().any(|feature| feature.name == "invtsc" && invariant(feature.policy.as_deref())) {
+    if features.any(|feature| feature.name == "invtsc" && invariant(feature.policy.as_deref())) {
         return Need::Boot;
     }
     let on = |hyperv: &FeatureHyperv| hyperv.reenlightenment.as_ref().and_then(|feature| feature.enabled) == Some(true);
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn need_follows_from_features_of_cpu_and_hypervisor() {
         let invtsc = |policy: &str| json!({"cpu": {"features": [{"name": "invtsc", "policy": policy}]}});
-        let hyperv = |feature| json!({"features": {"hyperv": {"reenlightenment": feature}}});
+        let hyperv = |feature: serde_json::Value| json!({"features": {"hyperv": {"reenlightenment": feature}}});
         for (architecture, domain, expected) in [
             ("amd64", json!({}), Need::Nothing),
             ("amd64", invtsc("require"), Need::Boot),

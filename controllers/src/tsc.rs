@@ -30,7 +30,7 @@ const MAX_OFFERED: usize = 64;
 #[must_use]
 pub fn counter(node: &NodeView) -> Option<(u64, bool)> {
     let labels = node.metadata.labels.as_ref()?;
-    let frequency = labels.get(OWN_FREQUENCY)?.parse().ok().filter(|frequency| *frequency > 0)?;
+    let frequency = labels.get(OWN_FREQUENCY)?.parse::<u64>().ok().filter(|frequency| *frequency > 0)?;
     Some((frequency, labels.get(SCALABLE).is_some_and(|value| value == "true")))
 }
 

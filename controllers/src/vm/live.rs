@@ -1,6 +1,5 @@
 //! What reaches a machine while it runs: the generation of its VM that it reflects, what it says to backups and
-//! deschedulers, and, where the cluster's rollout
-//! strategy says so, where it may be placed when it moves.
+//! deschedulers, and, where the cluster's rollout strategy says so, where it may be placed when it moves.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
 

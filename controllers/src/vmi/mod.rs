@@ -368,7 +368,8 @@ fn readiness_gate(instance: &VirtualMachineInstance, pod: &PodView, now: Timesta
 }
 
 /// Gives pods the labels of their machines that tell of the node, and of an older launcher, and the annotations for
-/// backups and for who evicts pods. Waits until the machine runs: nobody needs them before, and the start has no time for them.
+/// backups and for who evicts pods. Waits until the machine runs: nobody needs them before, and the start has no time
+/// for them.
 fn pod_metadata(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;

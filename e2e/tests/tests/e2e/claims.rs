@@ -41,14 +41,16 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
     // More is asked for, and the storage has it: 30 of 32 MiB, the rest is what a file system takes.
     let more = json!({"spec": {"resources": {"requests": {"storage": "32Mi"}}}});
     s.api("PersistentVolumeClaim").patch("data", &PatchParams::default(), &Patch::Merge(more)).await?;
-    let grown = "for i in $(seq 40); do [ $(cat /sys/block/vda/size) = 61440 ] && break; sleep 1; done; cat /sys/block/vda/size";
+    let grown = "for i in $(seq 40); do [ $(cat /sys/block/vda/size) = 61440 ] && break; sleep 1; done; \
+                 cat /sys/block/vda/size";
     let (size, _) = console.run(grown).await?;
     ensure!(size.trim() == "61440", "the disk has {size} sectors after its claim has grown");
 
     // Something else takes all the space, and then the guest writes.
     let directory = &storage.directory;
     on_host(s, &format!("dd if=/dev/zero of={directory}/filler bs=1M 2>/dev/null; true")).await?;
-    let write = "{ (sleep 1; dd if=/dev/zero of=/dev/vda bs=1M count=8 conv=fsync; echo code-$? >/tmp/written) >/dev/null 2>&1 & }";
+    let write = "{ (sleep 1; dd if=/dev/zero of=/dev/vda bs=1M count=8 conv=fsync; echo code-$? >/tmp/written) \
+                 >/dev/null 2>&1 & }";
     console.run(write).await?;
     console.leave().await?;
     let halted = s.wait("vmi", "guest", "stand still", MINUTES, |vmi| paused(vmi).is_some()).await?;
