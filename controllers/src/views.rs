@@ -12,6 +12,7 @@ use k8s_openapi::{
         admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
         apps::v1::{ControllerRevision, DaemonSet, Deployment},
         core::v1::{ContainerStatus, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota},
+        rbac::v1::ClusterRole,
     },
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
@@ -21,6 +22,7 @@ use serde::Serialize;
 
 use crate::{
     runtime::{Cached, cache::trim_meta},
+    tsc,
     world::{POD_ANNOTATIONS, keep},
 };
 
@@ -251,7 +253,7 @@ impl From<Pod> for PodView {
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeView {
-    /// Metadata, reduced to names, the heartbeat annotation and the label of its outcome.
+    /// Metadata, reduced to names, the heartbeat annotation, the label of its outcome, and those about its counter.
     pub metadata: ObjectMeta,
 }
 
@@ -262,9 +264,14 @@ impl Cached for NodeView {
 }
 
 impl From<Node> for NodeView {
-    fn from(node: Node) -> Self {
+    fn from(mut node: Node) -> Self {
         let annotations = keep(node.metadata.annotations.as_ref(), &[annotation::HEARTBEAT]);
-        let labels = keep(node.metadata.labels.as_ref(), &[label::SCHEDULABLE]);
+        let wanted = |key: &str| {
+            [label::SCHEDULABLE, tsc::OWN_FREQUENCY, tsc::SCALABLE].contains(&key)
+                || key.starts_with(label::TSC_FREQUENCY_PREFIX)
+        };
+        let labels =
+            node.metadata.labels.take().map(|labels| labels.into_iter().filter(|(key, _)| wanted(key)).collect());
         Self { metadata: ObjectMeta { annotations, labels, ..slim(node.metadata) } }
     }
 }
@@ -286,6 +293,15 @@ pub struct ClaimView {
     pub capacity: BTreeMap<String, Quantity>,
     /// Its blocks are allocated ahead.
     pub preallocated: bool,
+}
+
+impl ClaimView {
+    /// Whether machines are told the same of both.
+    #[must_use]
+    pub fn tells_the_same(&self, other: &Self) -> bool {
+        let facts = |claim: &Self| Self { metadata: ObjectMeta::default(), ..claim.clone() };
+        facts(self) == facts(other)
+    }
 }
 
 impl Cached for ClaimView {
@@ -420,6 +436,26 @@ impl From<DaemonSet> for WorkloadView {
             image: set.spec.and_then(|spec| spec.template.spec?.containers.into_iter().next()?.image),
             metadata: slim(set.metadata),
         }
+    }
+}
+
+/// A cluster role for users.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RoleView {
+    /// Metadata, reduced, with all labels.
+    pub metadata: ObjectMeta,
+}
+
+impl Cached for RoleView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<ClusterRole> for RoleView {
+    fn from(mut role: ClusterRole) -> Self {
+        let labels = role.metadata.labels.take();
+        Self { metadata: ObjectMeta { labels, ..slim(role.metadata) } }
     }
 }
 

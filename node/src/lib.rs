@@ -2,7 +2,8 @@
 //!
 //! It drives the launchers of its node's machines and records what they do ([`machine`], [`launcher`]), sets up the
 //! network of their pods ([`network`]), offers the node's devices to kubelet ([`device_plugin`]), describes the node in
-//! labels ([`heartbeat`], [`labels`], [`capabilities`]) and carries consoles and lifecycle requests ([`server`]).
+//! labels ([`heartbeat`], [`labels`], [`capabilities`]) and carries consoles and lifecycle requests ([`server`]). It is
+//! ready when machines can start ([`readiness`]).
 //!
 //! Every byte, path and socket of a pod or guest is hostile: all access to files goes through [`safe_dir`].
 
@@ -17,6 +18,7 @@ pub mod launcher;
 pub mod machine;
 pub mod metrics;
 pub mod network;
+pub mod readiness;
 pub mod safe_dir;
 pub mod server;
 
@@ -121,6 +123,7 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     let readiness = Readiness::new();
     readiness.set("certificate", false);
     readiness.set("machines", false);
+    readiness.set(readiness::GATE, false);
 
     let host = NodeHost::new(node.to_owned(), &options.kubelet_root, &options.capabilities_dir, config.clone())?;
     let records = ApiRecords::new(client.clone(), node, metrics.writes.clone(), metrics.events_dropped.clone());
@@ -139,19 +142,21 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
         }
     };
     parts.spawn(machine::follow(client.clone(), machines.clone(), listed, stop.clone()));
-    let (registered, registrations) = watch::channel(false);
+    let (offered, offers) = watch::channel(device_plugin::Offers::new());
     let plugin = device_plugin::Config {
         plugins_dir: options.kubelet_root.join("device-plugins"),
         dev_dir: options.device_dir.clone(),
         max_devices: options.max_devices,
     };
-    parts.spawn(device_plugin::run(plugin, registered, stop.clone()));
+    parts.spawn(device_plugin::run(plugin, offered, stop.clone()));
+    let shown = readiness::follow(client.clone(), node.to_owned(), offers.clone(), readiness.clone(), stop.clone());
+    parts.spawn(shown);
     let beat = heartbeat::Config {
         node: node.to_owned(),
         labeller_dir: options.capabilities_dir.clone(),
         kubelet_dir: options.kubelet_root.clone(),
     };
-    parts.spawn(heartbeat::run(beat, client, config, registrations, stop.clone()));
+    parts.spawn(heartbeat::run(beat, client, config, offers, stop.clone()));
 
     stop.cancelled().await;
     metrics.ready.set(0);

@@ -161,16 +161,12 @@ fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     })
 }
 
-fn is_true(value: &str) -> bool {
-    matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True")
-}
-
 fn is_false(value: &str) -> bool {
     matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False")
 }
 
 fn is_set(query: Option<&str>, name: &str) -> bool {
-    parameter(query, name).is_some_and(is_true)
+    parameter(query, name).is_some_and(api::is_true)
 }
 
 /// Path and query of the agent's VSOCK stream. TLS is on unless it is turned off.
@@ -182,7 +178,7 @@ fn vsock_action(query: Option<&str>) -> Result<String, ApiError> {
     let number = number.ok_or_else(|| ApiError::BadRequest("port must be the number of a VSOCK port".to_owned()))?;
     let tls = match parameter(query, "tls").filter(|value| !value.is_empty()) {
         None => true,
-        Some(value) if is_true(value) => true,
+        Some(value) if api::is_true(value) => true,
         Some(value) if is_false(value) => false,
         Some(_) => return Err(ApiError::BadRequest("tls must be true or false".to_owned())),
     };

@@ -19,6 +19,7 @@ use k8s_openapi::api::core::v1::{
     SeccompProfile,
 };
 
+pub use self::metadata::{backup_hooks, hooks_backups};
 use crate::views::ClaimView;
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.

@@ -80,6 +80,22 @@ fn pod_is_owned_by_its_machine_and_named_after_it() {
     assert_eq!(annotations["note"], "x");
     assert_eq!(annotations["kubevirt.io/latest-observed-api-version"], Value::Null);
     assert_eq!(annotations["kubevirt.io/domain"], "web");
+    assert_eq!(annotations["kubevirt.io/migrationTransportUnix"], "true");
+    assert_eq!(annotations["descheduler.alpha.kubernetes.io/request-evict-only"], "");
+    assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "compute");
+    assert_eq!(labels["sidecar.istio.io/inject"], Value::Null);
+}
+
+#[test]
+fn istio_is_asked_for_its_proxy_as_the_machine_says() {
+    for (value, token) in [("true", true), ("false", false)] {
+        let mut instance = machine(small());
+        let annotations = instance.metadata.annotations.get_or_insert_default();
+        annotations.insert("sidecar.istio.io/inject".to_owned(), value.to_owned());
+        let pod = rendered_machine(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+        assert_eq!(pod["metadata"]["labels"]["sidecar.istio.io/inject"], value);
+        assert_eq!(pod["spec"]["automountServiceAccountToken"], token);
+    }
 }
 
 #[test]
@@ -355,6 +371,31 @@ fn what_is_asked_for_a_look_into_the_pod_reaches_the_launcher() {
         let args = pod["spec"]["containers"][0]["args"].as_array().unwrap().clone();
         let has = |start: &str| args.iter().filter_map(Value::as_str).any(|arg| arg.starts_with(start));
         assert!(has(wanted) && !has(absent), "{metadata}: {args:?}");
+    }
+}
+
+#[test]
+fn backups_freeze_the_guest_unless_somebody_says_no() {
+    let skip = "kubevirt.io/skip-backup-hooks";
+    let freeze = r#"["/usr/bin/virt-freezer", "--freeze", "--name", "web", "--namespace", "shop"]"#;
+    for (annotations, skip_backup_hooks, command) in [
+        (json!({}), false, json!(freeze)),
+        (json!({skip: "no"}), false, json!(freeze)),
+        (json!({skip: "True"}), false, Value::Null),
+        (json!({}), true, Value::Null),
+    ] {
+        let mut instance = machine(small());
+        instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        let config = ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() };
+        let pod = rendered_machine(&instance, &config, NamespaceLimits::default()).unwrap();
+        let found = &pod["metadata"]["annotations"];
+        assert_eq!(found["pre.hook.backup.velero.io/command"], command, "{annotations}");
+        let (container, timeout) =
+            (&found["post.hook.backup.velero.io/container"], &found["pre.hook.backup.velero.io/timeout"]);
+        assert_eq!(
+            (container.as_str(), timeout.as_str()),
+            if command.is_null() { (None, None) } else { (Some("compute"), Some("60s")) }
+        );
     }
 }
 

@@ -43,7 +43,11 @@ fn pod(change: &Value) -> PodView {
 }
 
 fn running_pod(ready: &Value) -> PodView {
-    pod(&json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}, "status": {
+    let metadata = json!({
+        "labels": {"kubevirt.io/nodeName": "n"},
+        "annotations": {"pre.hook.backup.velero.io/container": "compute"},
+    });
+    pod(&json!({"metadata": metadata, "status": {
         "phase": "Running",
         "conditions": [
             {"type": "PodScheduled", "status": "True"},
@@ -73,6 +77,7 @@ fn decided_after(instance: &VirtualMachineInstance, pods: &[PodView], failure: O
         launcher_image: "launcher:1",
         claims: &BTreeMap::new(),
         limits: NamespaceLimits::default(),
+        frequency: None,
         failure,
         now: now(),
     })
@@ -311,6 +316,127 @@ fn machine_that_is_to_leave_its_node_says_so_with_its_pod_until_it_stays() {
     assert_eq!(patch_of(&decided(&leaving, std::slice::from_ref(&marked)), Kind::Pod), None);
     let stays = patch_of(&decided(&in_phase("Running"), &[marked]), Kind::Pod).unwrap();
     assert_eq!(stays, json!({"metadata": {"annotations": {key: null}}}));
+}
+
+#[test]
+fn pod_of_a_running_machine_has_the_annotations_for_backups_that_are_wanted() {
+    let ready = || running_pod(&json!({"type": "Ready", "status": "True"}));
+    let bare = || {
+        let mut pod = ready();
+        pod.metadata.annotations = None;
+        pod
+    };
+    let (skip, pre) = ("kubevirt.io/skip-backup-hooks", "pre.hook.backup.velero.io/container");
+    let (set, removed) = (json!("compute"), Value::Null);
+    // annotations of the machine, the cluster's word, pod, whether the pod is changed, and to what
+    let table = [
+        (json!({}), false, ready(), false, &removed),
+        (json!({}), false, bare(), true, &set),
+        (json!({skip: "false"}), false, bare(), true, &set),
+        (json!({skip: "true"}), false, bare(), false, &removed),
+        (json!({skip: "true"}), false, ready(), true, &removed),
+        (json!({}), true, ready(), true, &removed),
+        (json!({}), true, bare(), false, &removed),
+        // A user's own hooks stay where ours are not wanted.
+        (json!({skip: "true", pre: "compute"}), false, ready(), false, &removed),
+    ];
+    for (annotations, skip_backup_hooks, pod, changes, container) in table {
+        let mut instance = in_phase("Running");
+        instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        let decision = decide(&Observed {
+            instance: &instance,
+            pods: &[Arc::new(pod)],
+            owner_exists: false,
+            config: &ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() },
+            launcher_image: "launcher:1",
+            claims: &BTreeMap::new(),
+            limits: NamespaceLimits::default(),
+            frequency: None,
+            failure: None,
+            now: now(),
+        });
+        let patch = patch_of(&decision.unwrap(), Kind::Pod);
+        assert_eq!(patch.is_some(), changes, "{annotations} {skip_backup_hooks}: {patch:?}");
+        let written = patch.map(|patch| patch["metadata"]["annotations"].clone()).unwrap_or_default();
+        assert_eq!(&written[pre], container, "{annotations} {skip_backup_hooks}");
+        assert!(!changes || written.as_object().is_some_and(|all| all.len() == 5), "{written}");
+    }
+}
+
+#[test]
+fn pod_tells_a_descheduler_what_its_machine_says_and_that_it_leaves() {
+    let prefix = "descheduler.alpha.kubernetes.io";
+    let (evict, leaves) = (format!("{prefix}/evict"), format!("{prefix}/eviction-in-progress"));
+    let pod = |annotations: Value| {
+        let mut pod = running_pod(&json!({"type": "Ready", "status": "True"}));
+        let own = pod.metadata.annotations.get_or_insert_default();
+        own.extend(serde_json::from_value::<BTreeMap<String, String>>(annotations).unwrap());
+        pod
+    };
+    // annotations of the machine, the node it is to leave, annotations of the pod, changes
+    let table = [
+        (json!({}), "", json!({}), Value::Null),
+        (json!({&evict: "true"}), "", json!({}), json!({&evict: "true"})),
+        (json!({&evict: "true"}), "", json!({&evict: "true"}), Value::Null),
+        (json!({}), "", json!({&evict: "true"}), json!({&evict: null})),
+        (json!({}), "n", json!({}), json!({&leaves: "true"})),
+        (json!({}), "", json!({&leaves: "true"}), json!({&leaves: null})),
+    ];
+    for (annotations, node, known, changes) in table {
+        let mut instance = in_phase("Running");
+        instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        instance.status.as_mut().unwrap().evacuation_node_name = (!node.is_empty()).then(|| node.to_owned());
+        let patch = patch_of(&decided(&instance, &[pod(known.clone())]), Kind::Pod).unwrap_or_default();
+        assert_eq!(patch["metadata"]["annotations"], changes, "{annotations} {node} {known}");
+    }
+}
+
+#[test]
+fn machine_that_depends_on_the_counter_gets_a_frequency_before_its_pod() {
+    let invtsc = json!({"spec": {"domain": {"cpu": {"features": [{"name": "invtsc", "policy": "require"}]}}}});
+    let hyperv = json!({"spec": {"domain": {"features": {"hyperv": {"reenlightenment": {"enabled": true}}}}}});
+    let with_hint = json!({"status": {"topologyHints": {"tscFrequency": 2000}}});
+    let merged = |first: &Value, second: &Value| {
+        let mut both = first.clone();
+        json_patch::merge(&mut both, second);
+        both
+    };
+    // change, frequency that nodes offer, hint written, pod made
+    let table = [
+        (json!({}), Some(2000), Value::Null, true),
+        (invtsc.clone(), Some(2000), json!(2000), false),
+        (merged(&invtsc, &with_hint), Some(1000), Value::Null, true),
+        (invtsc, None, Value::Null, false),
+        (hyperv.clone(), Some(2000), json!(2000), false),
+        (hyperv, None, Value::Null, true),
+    ];
+    for (change, frequency, hint, pod) in table {
+        let instance = machine(&change);
+        let decision = decide(&Observed {
+            instance: &instance,
+            pods: &[],
+            owner_exists: false,
+            config: &ClusterConfig::default(),
+            launcher_image: "launcher:1",
+            claims: &BTreeMap::new(),
+            limits: NamespaceLimits::default(),
+            frequency,
+            failure: None,
+            now: now(),
+        })
+        .unwrap();
+        let made = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Create { kind: Kind::Pod, object, .. } => Some(object["spec"]["nodeSelector"].clone()),
+            _ => None,
+        });
+        assert_eq!(made.is_some(), pod, "{change} {frequency:?}");
+        let patch = patch_of(&decision, Kind::Instance).unwrap_or_default();
+        assert_eq!(patch["status"]["topologyHints"]["tscFrequency"], hint, "{change} {frequency:?}");
+        let reason = condition_in(&patch["status"], "Synchronized")["reason"].clone();
+        assert_eq!(reason == "FailedGatherhingClusterTopologyHints", !pod && hint.is_null(), "{change} {patch}");
+        let selects = made.is_some_and(|made| made["scheduling.node.kubevirt.io/tsc-frequency-2000"] == "true");
+        assert_eq!(selects, change["status"]["topologyHints"].is_object(), "{change}");
+    }
 }
 
 #[test]

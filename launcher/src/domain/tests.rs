@@ -356,6 +356,28 @@ fn usb_redirection_has_its_channels_and_a_controller() {
 }
 
 #[test]
+fn a_guest_that_depends_on_the_counter_is_told_its_frequency() {
+    let invtsc = json!({"features": [{"name": "invtsc", "policy": "require"}]});
+    for (part, hint, timer) in [
+        (json!({"cpu": invtsc}), Some(2_000_000_000), true),
+        (json!({"cpu": invtsc, "clock": {"utc": {}}}), Some(2_000_000_000), true),
+        (
+            json!({"cpu": invtsc, "clock": {"utc": {}, "timer": {"hpet": {"present": false}}}}),
+            Some(2_000_000_000),
+            true,
+        ),
+        (json!({"cpu": invtsc}), None, false),
+        (json!({}), Some(2_000_000_000), false),
+    ] {
+        let mut vmi = vmi(with_domain(part.clone()));
+        let status = vmi.status.get_or_insert_default();
+        status.topology_hints.get_or_insert_default().tsc_frequency = hint;
+        let clock = features::clock(&vmi, Path::new("")).unwrap().map(|clock| clock.to_xml()).unwrap_or_default();
+        assert_eq!(clock.contains("<timer name='tsc' frequency='2000000000'/>"), timer, "{part}: {clock}");
+    }
+}
+
+#[test]
 fn a_clock_follows_a_time_zone_that_there_is() {
     let zones = std::env::temp_dir().join(format!("launcher-zones-{}", std::process::id()));
     std::fs::create_dir_all(zones.join("Europe")).unwrap();

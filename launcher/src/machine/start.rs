@@ -55,6 +55,19 @@ impl Start {
         }
     }
 
+    /// How large the disks in claims could be, by volume.
+    pub(super) async fn room(&self) -> Vec<(String, u64)> {
+        let this = self.clone();
+        let work = tokio::task::spawn_blocking(move || disks::room(&this.vmi, &this.paths));
+        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
+            Ok(Ok(sizes)) => sizes,
+            Ok(Err(_)) | Err(_) => {
+                tracing::warn!("the machine's claims could not be looked at in time");
+                Vec::new()
+            }
+        }
+    }
+
     fn domain_blocking(&self) -> Result<Domain, RequestError> {
         let prepared = disks::prepare(&self.vmi, &self.paths, &Tolerance::of(&self.options)).map_err(passing)?;
         let efi = self

@@ -11,6 +11,7 @@
 //!      +------------------------ pause (1, 2, 5, 10 s) <---------------------+ socket is another one or gone
 //! ```
 
+mod offers;
 mod server;
 
 use std::{path::PathBuf, time::Duration};
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 
 use self::{
+    offers::note,
     server::Plugin,
     v1beta1::{
         DevicePluginOptions, RegisterRequest, device_plugin_server::DevicePluginServer,
@@ -32,6 +34,8 @@ use crate::{
     device_access::is_there,
     safe_dir::{Error as PathError, SafeDir, Stat},
 };
+
+pub use self::offers::{Offer, Offers, Registration, all_known, changed};
 
 /// kubelet's device plugin API.
 #[allow(missing_docs, clippy::all, reason = "generated from the proto file, which holds the documentation")]
@@ -112,59 +116,51 @@ enum Error {
     Server,
 }
 
-/// Offers the resources to kubelet until `stop`. `registered` says whether kubelet knows all of them at present.
-pub async fn run(config: Config, registered: watch::Sender<bool>, stop: CancellationToken) {
+/// Offers the resources to kubelet until `stop`. `offers` says how each stands at present.
+pub async fn run(config: Config, offers: watch::Sender<Offers>, stop: CancellationToken) {
     let mut plugins = JoinSet::new();
-    let mut states = Vec::new();
     for device in RESOURCES {
-        let (state, known) = watch::channel(false);
-        states.push(known);
-        plugins.spawn(offer(device, config.clone(), state, stop.clone()));
+        // All are known of before the first is taken.
+        note(&offers, &device.resource(), |_| {});
     }
-    plugins.spawn(join_states(states, registered));
-    // The task that joins the states ends when the plugins, which hold the senders, have ended.
+    for device in RESOURCES {
+        plugins.spawn(offer(device, config.clone(), offers.clone(), stop.clone()));
+    }
     while plugins.join_next().await.is_some() {}
 }
 
-/// Says whether all of several things hold.
-async fn join_states(mut states: Vec<watch::Receiver<bool>>, joined: watch::Sender<bool>) {
-    loop {
-        let all = states.iter_mut().all(|state| *state.borrow_and_update());
-        joined.send_if_modified(|value| std::mem::replace(value, all) != all);
-        let changes = states.iter_mut().map(|state| Box::pin(state.changed()));
-        if futures::future::select_all(changes).await.0.is_err() {
-            return;
-        }
-    }
-}
-
 /// Offers one resource until `stop`.
-async fn offer(device: Device, config: Config, registered: watch::Sender<bool>, stop: CancellationToken) {
+async fn offer(device: Device, config: Config, offers: watch::Sender<Offers>, stop: CancellationToken) {
     let (health, healthy) = watch::channel(false);
+    let resource = device.resource();
     let serve = async {
         let mut failures = 0;
         loop {
-            match session(device, &config, &healthy, &registered).await {
+            match session(device, &config, &healthy, &offers).await {
                 Ok(()) => {
                     failures = 0;
-                    tracing::info!(resource = %device.resource(), "kubelet restarted, the plugin is offered again");
+                    note(&offers, &resource, |offer| offer.registration = Registration::Awaited);
+                    tracing::info!(%resource, "kubelet restarted, the plugin is offered again");
                 }
                 Err(error) => {
                     let pause = BACKOFF[failures.min(BACKOFF.len() - 1)];
                     failures += 1;
                     let source = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::warn!(resource = %device.resource(), %error, source, ?pause, "device plugin is not registered");
-                    registered.send_replace(false);
+                    let why = match &source {
+                        Some(source) => format!("{error}: {source}"),
+                        None => error.to_string(),
+                    };
+                    note(&offers, &resource, |offer| offer.registration = Registration::Failed(why));
+                    tracing::warn!(%resource, %error, source, ?pause, "device plugin is not registered");
                     sleep(pause).await;
                 }
             }
-            registered.send_replace(false);
         }
     };
     tokio::select! {
         () = stop.cancelled() => {}
         () = serve => {}
-        () = watch_health(device, &config, &health) => {}
+        () = watch_health(device, &config, &health, &offers) => {}
     }
     // kubelet keeps the units of a plugin that went away for a while: long enough for the next agent to take over.
     if let Ok(directory) = SafeDir::trusted(&config.plugins_dir) {
@@ -177,7 +173,7 @@ async fn session(
     device: Device,
     config: &Config,
     healthy: &watch::Receiver<bool>,
-    registered: &watch::Sender<bool>,
+    offers: &watch::Sender<Offers>,
 ) -> Result<(), Error> {
     let directory = SafeDir::trusted(&config.plugins_dir)?;
     directory.wait_for(KUBELET_SOCKET, Duration::MAX).await?;
@@ -192,7 +188,7 @@ async fn session(
     let registration = async {
         register(&directory, device).await?;
         tracing::info!(resource = %device.resource(), "device plugin is registered");
-        registered.send_replace(true);
+        note(offers, &device.resource(), |offer| offer.registration = Registration::Done);
         while sockets(&directory, device) == before {
             changes.changed(SOCKET_RECHECK).await;
         }
@@ -233,11 +229,18 @@ async fn register(directory: &SafeDir, device: Device) -> Result<(), Error> {
 }
 
 /// Follows whether the device is there.
-async fn watch_health(device: Device, config: &Config, health: &watch::Sender<bool>) {
+async fn watch_health(device: Device, config: &Config, health: &watch::Sender<bool>, offers: &watch::Sender<Offers>) {
+    let resource = device.resource();
+    let tell = |now: bool| {
+        if health.send_if_modified(|value| std::mem::replace(value, now) != now) {
+            tracing::info!(%resource, healthy = now, "device changed");
+        }
+        note(offers, &resource, |offer| offer.healthy = Some(now));
+    };
     let mut loaded = false;
     loop {
         let Ok(dev) = SafeDir::trusted(&config.dev_dir) else {
-            health.send_replace(false);
+            tell(false);
             sleep(DEVICE_RECHECK).await;
             continue;
         };
@@ -252,10 +255,7 @@ async fn watch_health(device: Device, config: &Config, health: &watch::Sender<bo
                 tracing::info!(device = device.node, %error, "driver cannot be loaded");
             }
         }
-        let now = is_there(&dev, device);
-        if health.send_if_modified(|value| std::mem::replace(value, now) != now) {
-            tracing::info!(resource = %device.resource(), healthy = now, "device changed");
-        }
+        tell(is_there(&dev, device));
         changes.changed(DEVICE_RECHECK).await;
     }
 }

@@ -90,6 +90,10 @@ pub fn kubelet(plan: &Plan, node: &Node) -> String {
         "evictionHard": {"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
         // Lowering the score needs a capability that containers often lack.
         "oomScoreAdj": 0,
+        // How soon the devices of the node agent show on the node, on which each installation waits. What does not change
+        // is reported as rarely as ever.
+        "nodeStatusUpdateFrequency": "2s",
+        "nodeStatusReportFrequency": "5m",
         "enableProfilingHandler": false,
     }))
 }
