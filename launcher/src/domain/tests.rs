@@ -78,6 +78,7 @@ fn convert_for(
             prepared: &prepared(),
             uefi: Some(&uefi),
             zones: Path::new("/p/zoneinfo"),
+            host_devices: &Given::new([("USB_RESOURCE_V_ORG_STICK".into(), "1:4".into())]),
             options,
         },
     )
@@ -178,6 +179,7 @@ fn without_kvm_emulation_must_be_allowed() {
     let vmi = vmi(with_domain(json!({})));
     let prepared = Prepared::default();
     let options = protocol::MachineOptions::default();
+    let given = Given::default();
     let environment = Environment {
         kvm: false,
         allow_emulation: false,
@@ -189,6 +191,7 @@ fn without_kvm_emulation_must_be_allowed() {
         prepared: &prepared,
         uefi: None,
         zones: Path::new(""),
+        host_devices: &given,
         options: &options,
     };
     assert_eq!(convert(&vmi, &environment), Err(DomainError::NoKvm));
@@ -353,6 +356,14 @@ fn usb_redirection_has_its_channels_and_a_controller() {
     ] {
         assert!(xml.replace('\'', "\"").contains(part), "{part} is not in {xml}");
     }
+}
+
+#[test]
+fn a_usb_device_of_the_host_has_a_controller() {
+    let device = json!({"name": "stick", "deviceName": "v.org/stick"});
+    let xml = xml(json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"hostDevices": [device]}}}));
+    assert!(xml.contains("<controller type='usb' index='0' model='qemu-xhci'/>"), "{xml}");
+    assert!(xml.contains("<address bus='1' device='4'/>"), "{xml}");
 }
 
 #[test]
