@@ -123,6 +123,10 @@ pub fn causes(
         }
     }
     causes.extend(spec_causes("spec", &vm.spec, &spec, config, is_component));
+    // What is no longer permitted must not keep a VM from being stopped.
+    if old.is_none_or(|old| asks_for_other_devices(vm, old)) {
+        causes.extend(rules::devices::not_permitted("spec.template.spec", &spec, config));
+    }
     if !causes.is_empty() {
         return Ok(causes);
     }
@@ -134,6 +138,15 @@ pub fn causes(
         causes.extend(in_progress_causes(vm, old));
     }
     Ok(causes)
+}
+
+/// Whether a change may bring devices of the host that the VM did not have.
+fn asks_for_other_devices(vm: &VirtualMachine, old: &VirtualMachine) -> bool {
+    let devices = |vm: &VirtualMachine| {
+        let devices = vm.spec.template.spec.as_ref().map(|spec| spec.domain.devices.clone()).unwrap_or_default();
+        (devices.gpus, devices.host_devices)
+    };
+    devices(vm) != devices(old) || vm.spec.instancetype != old.spec.instancetype
 }
 
 /// What is wrong with the spec of a VM at `root`, its own or that in the template of a pool. `machine` is the spec of the

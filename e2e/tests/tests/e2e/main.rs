@@ -14,6 +14,7 @@ mod endpoints;
 mod faults;
 mod firmware;
 mod guest_agent;
+mod host_devices;
 mod installation;
 mod lifecycle;
 mod manifests;
