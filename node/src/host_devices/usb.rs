@@ -2,7 +2,7 @@
 //!
 //! A resource stands for sets of devices, one for each selector. Which devices make a set stays as it is while any of
 //! them is plugged in: kubelet may have given it away, and a device that found itself in another set could be given away
-//! a second time.
+//! a second time. An agent that starts forms them by the order of the ports, so that the same devices make the same sets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
