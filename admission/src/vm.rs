@@ -225,3 +225,39 @@ pub fn in_progress_causes(vm: &VirtualMachine, old: &VirtualMachine) -> Causes {
     }
     causes
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn vm(strategy: &str, devices: Value) -> VirtualMachine {
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "v", "namespace": "n"},
+            "spec": {"runStrategy": strategy, "template": {"spec": {
+                "domain": {"memory": {"guest": "128Mi"}, "devices": devices},
+            }}},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_vm_keeps_a_device_that_is_no_longer_permitted_but_gets_no_other() {
+        let config = ClusterConfig {
+            permitted_host_devices: serde_json::from_value(json!({})).unwrap(),
+            ..ClusterConfig::default()
+        };
+        let gpu = |name: &str| json!({"gpus": [{"name": "g", "deviceName": name}]});
+        let refused = |vm: &VirtualMachine, old: Option<&VirtualMachine>| {
+            let causes = causes(vm, old, &Chosen::default(), &config, false).unwrap();
+            causes.as_slice().iter().map(|cause| cause.field.clone()).collect::<Vec<_>>()
+        };
+        let old = vm("Always", gpu("v.org/a"));
+        let field = "spec.template.spec.domain.devices.gpus[0].deviceName";
+        assert_eq!(refused(&old, None), [field]);
+        assert_eq!(refused(&vm("Halted", gpu("v.org/a")), Some(&old)), Vec::<String>::new());
+        assert_eq!(refused(&vm("Always", gpu("v.org/b")), Some(&old)), [field]);
+        assert_eq!(refused(&vm("Always", json!({})), Some(&old)), Vec::<String>::new());
+    }
+}
