@@ -41,10 +41,13 @@ fn is_set(text: Option<&String>) -> bool {
 const INTERFACES: &str = "domain.devices.interfaces";
 const DISKS: &str = "domain.devices.disks";
 const VOLUMES: &str = "volumes";
+const GPUS: &str = "domain.devices.gpus";
+const HOST_DEVICES: &str = "domain.devices.hostDevices";
 
 const MIGRATION: &str = "live migration";
 const HOTPLUG: &str = "hot-plug";
-const HOST_DEVICES: &str = "devices of the host";
+const CLAIMED: &str = "devices by resource claims";
+const ROLES: &str = "device roles";
 const PINNING: &str = "pinned CPUs";
 const ENCRYPTION: &str = "encrypted guests";
 const SECONDARY: &str = "networks besides the pod's";
@@ -141,12 +144,37 @@ const SPEC: &[Entry] = &[
             when(tpm.is_some_and(|tpm| tpm.enabled.unwrap_or(true)), "domain.devices.tpm")
         },
     },
-    Entry { why: HOST_DEVICES, uses: |spec| each(&spec.domain.devices.gpus, "domain.devices.gpus", "", |_| true) },
     Entry {
-        why: HOST_DEVICES,
-        uses: |spec| each(&spec.domain.devices.host_devices, "domain.devices.hostDevices", "", |_| true),
+        why: CLAIMED,
+        uses: |spec| {
+            each(&spec.domain.devices.gpus, GPUS, "claimName", |gpu| {
+                is_set(gpu.claim_name.as_ref()) || is_set(gpu.request_name.as_ref())
+            })
+        },
     },
-    Entry { why: HOST_DEVICES, uses: |spec| each(&spec.resource_claims, "resourceClaims", "", |_| true) },
+    Entry {
+        why: CLAIMED,
+        uses: |spec| {
+            each(&spec.domain.devices.host_devices, HOST_DEVICES, "claimName", |device| {
+                is_set(device.claim_name.as_ref()) || is_set(device.request_name.as_ref())
+            })
+        },
+    },
+    Entry { why: CLAIMED, uses: |spec| each(&spec.resource_claims, "resourceClaims", "", |_| true) },
+    Entry {
+        why: "displays of virtual GPUs",
+        uses: |spec| {
+            each(&spec.domain.devices.gpus, GPUS, "virtualGPUOptions.display", |gpu| {
+                let display = gpu.virtual_gpu_options.as_ref().and_then(|options| options.display.as_ref());
+                display.is_some_and(|display| display.enabled != Some(false))
+            })
+        },
+    },
+    Entry { why: ROLES, uses: |spec| each(&spec.domain.devices.gpus, GPUS, "tag", |gpu| is_set(gpu.tag.as_ref())) },
+    Entry {
+        why: ROLES,
+        uses: |spec| each(&spec.domain.devices.host_devices, HOST_DEVICES, "tag", |device| is_set(device.tag.as_ref())),
+    },
     Entry {
         why: "virtiofs",
         uses: |spec| each(&spec.domain.devices.filesystems, "domain.devices.filesystems", "", |_| true),
@@ -185,10 +213,7 @@ const SPEC: &[Entry] = &[
             })
         },
     },
-    Entry {
-        why: "device roles",
-        uses: |spec| each(&spec.domain.devices.disks, DISKS, "tag", |disk| is_set(disk.tag.as_ref())),
-    },
+    Entry { why: ROLES, uses: |spec| each(&spec.domain.devices.disks, DISKS, "tag", |disk| is_set(disk.tag.as_ref())) },
     // Networks.
     Entry {
         why: "bridge binding",
@@ -215,7 +240,7 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
-        why: "device roles",
+        why: ROLES,
         uses: |spec| {
             each(&spec.domain.devices.interfaces, INTERFACES, "tag", |interface| is_set(interface.tag.as_ref()))
         },
@@ -388,6 +413,10 @@ mod tests {
             json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 2}}}),
             json!({"domain": {"devices": {"tpm": {"enabled": false}}}}),
             json!({"domain": {"devices": {"clientPassthrough": {}}}}),
+            json!({"domain": {"devices": {"hostDevices": [{"name": "h", "deviceName": "v/h"}]}}}),
+            json!({"domain": {"devices": {"gpus": [
+                {"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {"enabled": false}}},
+            ]}}}),
             json!({"domain": {"firmware": {"bootloader": {"efi": {"secureBoot": false}}}}}),
             json!({"volumes": [
                 {"name": "a", "cloudInitConfigDrive": {"userData": "x"}},
@@ -427,8 +456,20 @@ mod tests {
             ),
             (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
             (devices(json!({"tpm": {}})), "domain.devices.tpm"),
-            (devices(json!({"gpus": [{"name": "g"}]})), "domain.devices.gpus[0]"),
-            (devices(json!({"hostDevices": [{"name": "h"}]})), "domain.devices.hostDevices[0]"),
+            (devices(json!({"gpus": [{"name": "g", "claimName": "c"}]})), "domain.devices.gpus[0].claimName"),
+            (
+                devices(json!({"hostDevices": [{"name": "h", "requestName": "r"}]})),
+                "domain.devices.hostDevices[0].claimName",
+            ),
+            (
+                devices(json!({"gpus": [{"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {}}}]})),
+                "domain.devices.gpus[0].virtualGPUOptions.display",
+            ),
+            (devices(json!({"gpus": [{"name": "g", "deviceName": "v/g", "tag": "t"}]})), "domain.devices.gpus[0].tag"),
+            (
+                devices(json!({"hostDevices": [{"name": "h", "deviceName": "v/h", "tag": "t"}]})),
+                "domain.devices.hostDevices[0].tag",
+            ),
             (json!({"resourceClaims": [{"name": "r"}]}), "resourceClaims[0]"),
             (devices(json!({"filesystems": [{"name": "f", "virtiofs": {}}]})), "domain.devices.filesystems[0]"),
             (devices(json!({"autoattachVSOCK": true})), "domain.devices.autoattachVSOCK"),

@@ -208,8 +208,8 @@ pub struct ClusterConfig {
     pub permit_bridge_interface_on_pod_network: bool,
     /// Registered binding plugins by name.
     pub network_bindings: BTreeMap<String, InterfaceBindingPlugin>,
-    /// Host devices machines may use.
-    pub permitted_host_devices: PermittedHostDevices,
+    /// Host devices machines may use; any resource that there is, while nothing is said.
+    pub permitted_host_devices: Option<PermittedHostDevices>,
     /// Whether SCSI persistent reservations are allowed.
     pub persistent_reservation: bool,
     /// Percent of missing space accepted on a claim.
@@ -313,7 +313,7 @@ impl Default for ClusterConfig {
             default_network_interface: "masquerade".to_owned(),
             permit_bridge_interface_on_pod_network: true,
             network_bindings: BTreeMap::new(),
-            permitted_host_devices: PermittedHostDevices::default(),
+            permitted_host_devices: None,
             persistent_reservation: false,
             pvc_tolerate_less_space_up_to_percent: 10,
             minimum_reserve_pvc_bytes: 131_072,
@@ -529,9 +529,7 @@ impl ClusterConfig {
             _ => {}
         }
         self.vm_state_storage_class = text(from.vm_state_storage_class.as_ref());
-        if let Some(devices) = &from.permitted_host_devices {
-            self.permitted_host_devices.clone_from(devices);
-        }
+        self.permitted_host_devices.clone_from(&from.permitted_host_devices);
         self.persistent_reservation = from
             .persistent_reservation_configuration
             .as_ref()

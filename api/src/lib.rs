@@ -13,6 +13,7 @@ pub mod duration;
 pub mod enums;
 pub mod export;
 pub mod gates;
+pub mod host_devices;
 pub mod instancetype;
 pub mod kubevirt;
 pub mod migration;

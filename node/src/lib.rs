@@ -1,9 +1,9 @@
 //! virt-handler: the agent of one node.
 //!
 //! It drives the launchers of its node's machines and records what they do ([`machine`], [`launcher`]), sets up the
-//! network of their pods ([`network`]), offers the node's devices to kubelet ([`device_plugin`]), describes the node in
-//! labels ([`heartbeat`], [`labels`], [`capabilities`]) and carries consoles and lifecycle requests ([`server`]). It is
-//! ready when machines can start ([`readiness`]).
+//! network of their pods ([`network`]), offers the node's devices to kubelet ([`device_plugin`], [`host_devices`]),
+//! describes the node in labels ([`heartbeat`], [`labels`], [`capabilities`]) and carries consoles and lifecycle requests
+//! ([`server`]). It is ready when machines can start ([`readiness`]).
 //!
 //! Every byte, path and socket of a pod or guest is hostile: all access to files goes through [`safe_dir`].
 
@@ -13,6 +13,7 @@ pub mod device_access;
 pub mod device_plugin;
 pub mod domain_metrics;
 pub mod heartbeat;
+pub mod host_devices;
 pub mod labels;
 pub mod launcher;
 pub mod machine;
@@ -50,6 +51,8 @@ use crate::{
     metrics::Metrics,
 };
 
+/// The kernel's tree of devices. A container shows the node's, as far as it is not about networks.
+const SYS: &str = "/sys";
 /// Time for tasks and connections to end after the stop.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Connections of the console and lifecycle server at a time; streams that were upgraded count for themselves.
@@ -125,7 +128,13 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     readiness.set("machines", false);
     readiness.set(readiness::GATE, false);
 
-    let host = NodeHost::new(node.to_owned(), &options.kubelet_root, &options.capabilities_dir, config.clone())?;
+    let host = NodeHost::new(
+        node.to_owned(),
+        &options.kubelet_root,
+        &options.capabilities_dir,
+        &options.device_dir,
+        config.clone(),
+    )?;
     let records = ApiRecords::new(client.clone(), node, metrics.writes.clone(), metrics.events_dropped.clone());
     let machines = Machines::new(Arc::new(host), records, metrics.machines.clone(), stop.clone());
 
@@ -146,9 +155,10 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     let plugin = device_plugin::Config {
         plugins_dir: options.kubelet_root.join("device-plugins"),
         dev_dir: options.device_dir.clone(),
+        sys_dir: SYS.into(),
         max_devices: options.max_devices,
     };
-    parts.spawn(device_plugin::run(plugin, offered, stop.clone()));
+    parts.spawn(device_plugin::run(plugin, config.clone(), offered, stop.clone()));
     let shown = readiness::follow(client.clone(), node.to_owned(), offers.clone(), readiness.clone(), stop.clone());
     parts.spawn(shown);
     let beat = heartbeat::Config {

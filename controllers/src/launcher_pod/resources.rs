@@ -169,17 +169,12 @@ fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) ->
         limits.insert(device::VHOST_VSOCK.to_owned(), one());
     }
     let mut refused = Vec::new();
-    let permitted = &inputs.config.permitted_host_devices;
-    let is_permitted = |name: &str| {
-        permitted.pci_host_devices.iter().any(|device| device.resource_name == name)
-            || permitted.mediated_devices.iter().any(|device| device.resource_name == name)
-            || permitted.usb.iter().any(|device| device.resource_name == name)
-    };
+    let permitted = inputs.config.permitted_host_devices.as_ref();
     let gpus = devices.gpus.iter().map(|gpu| ("GPU", &gpu.device_name));
     let host_devices = devices.host_devices.iter().map(|device| ("HostDevice", &device.device_name));
     for (what, name) in gpus.chain(host_devices) {
         let Some(name) = name.as_ref().filter(|name| !name.is_empty()) else { continue };
-        if !is_permitted(name) {
+        if permitted.is_some_and(|permitted| !permitted.permits(name)) {
             refused.push(format!("{what} {name} is not permitted in permittedHostDevices configuration"));
         }
         for amounts in [&mut *requests, &mut *limits] {

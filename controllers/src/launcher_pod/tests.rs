@@ -320,14 +320,59 @@ fn kernel_boot_image_is_mounted_and_its_pull_secret_used_once() {
     assert_eq!(mount["mountPath"], "/var/run/kubevirt-kernel-boot");
 }
 
+/// A configuration that permits devices of these resources.
+fn permitting(resources: &[&str]) -> ClusterConfig {
+    let devices: Vec<Value> =
+        resources.iter().map(|resource| json!({"pciVendorSelector": "10de:1eb8", "resourceName": resource})).collect();
+    let permitted = serde_json::from_value(json!({"pciHostDevices": devices})).unwrap();
+    ClusterConfig { permitted_host_devices: Some(permitted), ..ClusterConfig::default() }
+}
+
 #[test]
 fn device_that_is_not_permitted_is_refused() {
-    let gpu = json!({"domain": {"devices": {"gpus": [{"name": "g", "deviceName": "nvidia.com/x"}]}}});
-    let refused = rendered_with(merged(small(), &gpu), &ClusterConfig::default(), NamespaceLimits::default());
-    assert_eq!(
-        refused.unwrap_err().to_string(),
-        "GPU nvidia.com/x is not permitted in permittedHostDevices configuration"
-    );
+    let devices = json!({"domain": {"devices": {
+        "gpus": [{"name": "g", "deviceName": "nvidia.com/x"}],
+        "hostDevices": [{"name": "h", "deviceName": "intel.com/qat"}],
+    }}});
+    for (config, refusal) in [
+        // Without a word about devices, any resource can be asked for, as by any pod.
+        (ClusterConfig::default(), None),
+        (permitting(&["nvidia.com/x", "intel.com/qat"]), None),
+        (
+            permitting(&["intel.com/qat"]),
+            Some("GPU nvidia.com/x is not permitted in permittedHostDevices configuration"),
+        ),
+        (
+            permitting(&["nvidia.com/x"]),
+            Some("HostDevice intel.com/qat is not permitted in permittedHostDevices configuration"),
+        ),
+    ] {
+        let outcome = rendered_with(merged(small(), &devices), &config, NamespaceLimits::default());
+        assert_eq!(outcome.err().map(|error| error.to_string()).as_deref(), refusal);
+    }
+}
+
+#[test]
+fn devices_are_resources_of_the_container_and_cost_memory() {
+    let devices = json!({"domain": {"devices": {
+        "gpus": [{"name": "g", "deviceName": "nvidia.com/x"}, {"name": "h", "deviceName": "nvidia.com/x"}],
+        "hostDevices": [{"name": "q", "deviceName": "intel.com/qat"}],
+    }}});
+    let config = permitting(&["nvidia.com/x", "intel.com/qat"]);
+    let resources = |spec: Value| {
+        let pod = rendered_with(spec, &config, NamespaceLimits::default()).unwrap();
+        pod["spec"]["containers"][0]["resources"].clone()
+    };
+    let (without, with) = (resources(small()), resources(merged(small(), &devices)));
+    for amounts in ["requests", "limits"] {
+        assert_eq!(with[amounts]["nvidia.com/x"], "2");
+        assert_eq!(with[amounts]["intel.com/qat"], "1");
+    }
+    let memory = |resources: &Value| {
+        let text = resources["requests"]["memory"].as_str().unwrap().to_owned();
+        api::quantity::units(&Quantity(text)).unwrap()
+    };
+    assert_eq!(memory(&with) - memory(&without), 1 << 30);
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn convert_for(
             prepared: &prepared(),
             uefi: Some(&uefi),
             zones: Path::new("/p/zoneinfo"),
+            host_devices: &Given::new([("USB_RESOURCE_V_ORG_STICK".into(), "1:4".into())]),
             options,
         },
     )
@@ -178,6 +179,7 @@ fn without_kvm_emulation_must_be_allowed() {
     let vmi = vmi(with_domain(json!({})));
     let prepared = Prepared::default();
     let options = protocol::MachineOptions::default();
+    let given = Given::default();
     let environment = Environment {
         kvm: false,
         allow_emulation: false,
@@ -189,6 +191,7 @@ fn without_kvm_emulation_must_be_allowed() {
         prepared: &prepared,
         uefi: None,
         zones: Path::new(""),
+        host_devices: &given,
         options: &options,
     };
     assert_eq!(convert(&vmi, &environment), Err(DomainError::NoKvm));
@@ -375,6 +378,14 @@ fn a_guest_that_depends_on_the_counter_is_told_its_frequency() {
         let clock = features::clock(&vmi, Path::new("")).unwrap().map(|clock| clock.to_xml()).unwrap_or_default();
         assert_eq!(clock.contains("<timer name='tsc' frequency='2000000000'/>"), timer, "{part}: {clock}");
     }
+}
+
+#[test]
+fn a_usb_device_of_the_host_has_a_controller() {
+    let device = json!({"name": "stick", "deviceName": "v.org/stick"});
+    let xml = xml(json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"hostDevices": [device]}}}));
+    assert!(xml.contains("<controller type='usb' index='0' model='qemu-xhci'/>"), "{xml}");
+    assert!(xml.contains("<address bus='1' device='4'/>"), "{xml}");
 }
 
 #[test]

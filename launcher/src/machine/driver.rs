@@ -19,7 +19,7 @@ use crate::{
     agent::{GuestAgent, Told},
     console::Console,
     daemon::{self, Daemon, DaemonProgram},
-    domain::domain_name,
+    domain::{Given, domain_name},
     libvirt::{Connection, Error, RebootWay},
     options::MachineArgs,
     paths::Paths,
@@ -96,6 +96,8 @@ pub struct Driver {
     dhcp: Vec<JoinHandle<()>>,
     disk_sizes: Vec<protocol::DiskTarget>,
     acpi: bool,
+    /// Devices of the host that the pod was given.
+    host_devices: Given,
     /// A worker ran here before, and this one has started nothing so far.
     adopting: bool,
 }
@@ -146,6 +148,7 @@ impl Driver {
             dhcp: Vec::new(),
             disk_sizes: Vec::new(),
             acpi: false,
+            host_devices: Given::new(std::env::vars_os()),
             adopting: false,
         };
         (driver, handle)
@@ -175,13 +178,14 @@ impl Driver {
     }
 
     /// The daemon comes up while the agent finds the launcher's socket, unless the agent has to open /dev/kvm first: the
-    /// daemon looks into it while it starts. A restarted worker finds the daemon of the one before; whether there may be a
+    /// daemon looks into it while it starts. With devices behind the IOMMU the agent has to raise first what this process
+    /// may lock of its memory, for the daemon and QEMU inherit that. A restarted worker finds the daemon of the one before; whether there may be a
     /// domain as well is told by the directory that each start makes first.
     fn bring_up_daemon(&mut self) {
         self.adopting = self.paths.machine(&self.args.uid).exists();
         if self.adopting {
             tracing::info!("a machine was started here before, looking for it");
-        } else if self.paths.dev.join("kvm").exists() && !kvm_usable(&self.paths.dev) {
+        } else if self.host_devices.has_pci() || (self.paths.dev.join("kvm").exists() && !kvm_usable(&self.paths.dev)) {
             return;
         }
         match self.start_daemon() {
@@ -246,6 +250,7 @@ impl Driver {
                     paths: self.paths.clone(),
                     args: self.args.clone(),
                     allow_emulation: self.allow_emulation,
+                    host_devices: self.host_devices.clone(),
                 };
                 let result = self.sync(start).await;
                 let _ = reply.send(result);

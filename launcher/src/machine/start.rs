@@ -14,7 +14,7 @@ use super::RequestError;
 use crate::{
     dhcp::{self, DhcpError, Lease},
     disks::{self, Tolerance, cloud_init},
-    domain::{self, Domain, Environment},
+    domain::{self, Domain, Environment, Given},
     options::MachineArgs,
     paths::Paths,
     resolver::Resolver,
@@ -37,6 +37,7 @@ pub(super) struct Start {
     pub paths: Paths,
     pub args: MachineArgs,
     pub allow_emulation: bool,
+    pub host_devices: Given,
 }
 
 /// A failure that may pass: an image appears, space is freed, a claim is repaired. The machine waits for it.
@@ -100,6 +101,7 @@ impl Start {
             prepared: &prepared,
             uefi: uefi.as_ref(),
             zones: Path::new(ZONES),
+            host_devices: &self.host_devices,
             options: &self.options,
         };
         domain::convert(&self.vmi, &environment)

@@ -1,6 +1,10 @@
 //! What a machine's task needs of the node it runs on.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use api::VirtualMachineInstance;
 use async_trait::async_trait;
@@ -10,6 +14,7 @@ use tokio::net::UnixStream;
 
 use crate::{
     capabilities, device_access,
+    host_devices::access,
     launcher::with_causes,
     network::{self, PodNetwork},
     safe_dir::{self, Peer, SafeDir},
@@ -86,23 +91,40 @@ pub struct NodeHost {
     name: String,
     pods: SafeDir,
     cache: capabilities::Cache,
+    devices: PathBuf,
     config: ConfigHandle,
 }
 
 impl NodeHost {
-    /// The node `name`, with kubelet's directory and the directory of the capabilities cache.
+    /// The node `name`, with kubelet's directory, the directory of the capabilities cache and the node's `/dev`.
     pub fn new(
         name: String,
         kubelet_root: &Path,
         capabilities_dir: &Path,
+        device_dir: &Path,
         config: ConfigHandle,
     ) -> Result<Self, safe_dir::Error> {
         Ok(Self {
             name,
             pods: SafeDir::trusted(&kubelet_root.join("pods"))?,
             cache: capabilities::Cache::new(capabilities_dir.to_owned()),
+            devices: device_dir.to_owned(),
             config,
         })
+    }
+
+    /// What a launcher needs for devices of the host: their nodes, and memory that stays where it is.
+    fn equip_for_host_devices(&self, launcher: &Peer, vmi: &VirtualMachineInstance) -> Result<(), safe_dir::Error> {
+        if !access::uses_any(vmi) {
+            return Ok(());
+        }
+        let dev = launcher.root()?.open_dir("dev")?;
+        let granted = access::grant(&dev, &SafeDir::trusted(&self.devices)?, RUNTIME_USER)?;
+        tracing::info!(devices = ?granted, "devices of the host handed to the launcher");
+        match access::locked_memory(vmi, self.config.current().permitted_host_devices.as_ref()) {
+            Some(bytes) => launcher.allow_locked_memory(bytes),
+            None => Ok(()),
+        }
     }
 }
 
@@ -140,6 +162,7 @@ impl Host for NodeHost {
     async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String> {
         let granted = device_access::grant(launcher, vmi, RUNTIME_USER).map_err(|error| with_causes(&error))?;
         tracing::debug!(devices = ?granted, "devices handed to the launcher");
+        self.equip_for_host_devices(launcher, vmi).map_err(|error| with_causes(&error))?;
         Ok(self.cache.files(device_access::has_kvm(launcher)))
     }
 

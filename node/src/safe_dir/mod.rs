@@ -289,6 +289,15 @@ impl SafeDir {
         stat_of(&fd, path)
     }
 
+    /// The text of the link at `path`, which is not followed.
+    pub fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf, Error> {
+        let path = path.as_ref();
+        let (parent, name) = self.parent(path)?;
+        let target = rustix::fs::readlinkat(&*parent.fd, &*name, Vec::<u8>::new())
+            .map_err(|errno| Error::io("read link", path, errno))?;
+        Ok(OsString::from_vec(target.into_bytes()).into())
+    }
+
     /// Whether there is anything at `path`. What cannot be reached without a link is an error, not an absence.
     pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool, Error> {
         match self.stat(path) {

@@ -284,6 +284,18 @@ volumes:
             defaults: vec![("/evictionStrategy", json!("None"))],
         },
         Manifest {
+            name: "gpu",
+            spec: "
+domain:
+  memory: {guest: 4Gi}
+  devices:
+    disks: [{name: root, disk: {bus: virtio}}]
+    gpus: [{name: gpu1, deviceName: nvidia.com/TU104GL_Tesla_T4}]
+volumes: [{name: root, containerDisk: {image: 'registry.example/cuda:1'}}]
+",
+            defaults: vec![("/domain/devices/gpus/0/deviceName", json!("nvidia.com/TU104GL_Tesla_T4"))],
+        },
+        Manifest {
             name: "names",
             spec: "
 hostname: db-0
@@ -366,11 +378,20 @@ fn refused() -> Vec<(&'static str, Value, &'static str)> {
             "networks[1].multus",
         ),
         (
-            "a device of the host",
-            devices(json!({"hostDevices": [{"name": "nic", "deviceName": "example.org/nic"}]})),
-            "domain.devices.hostDevices",
+            "a device by a claim",
+            json!({
+                "domain": {"devices": {"gpus": [{"name": "gpu", "claimName": "gpu", "requestName": "one"}]}},
+                "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}],
+            }),
+            "domain.devices.gpus[0].claimName",
         ),
-        ("a GPU", devices(json!({"gpus": [{"name": "gpu", "deviceName": "example.org/gpu"}]})), "domain.devices.gpus"),
+        (
+            "a display of a virtual GPU",
+            devices(json!({"gpus": [
+                {"name": "gpu", "deviceName": "example.org/gpu", "virtualGPUOptions": {"display": {"enabled": true}}},
+            ]})),
+            "gpus[0].virtualGPUOptions.display",
+        ),
         ("huge pages", domain(json!({"memory": {"hugepages": {"pageSize": "2Mi"}}})), "domain.memory.hugepages"),
         (
             "pinned CPUs",

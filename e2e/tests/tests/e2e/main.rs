@@ -16,6 +16,7 @@ mod evacuation;
 mod faults;
 mod firmware;
 mod guest_agent;
+mod host_devices;
 mod installation;
 mod lifecycle;
 mod manifests;
