@@ -93,9 +93,10 @@ fn after(mut observed: Observed, plan: &Plan) -> Observed {
             Step::Rename { from, to } => {
                 let link = at(&observed, from);
                 let index = observed.links[link].index;
-                observed.links[link].up = false;
                 observed.links[link].name = to.clone();
-                observed.addresses.retain(|address| address.link != index || address.ip.is_ipv4());
+                if std::mem::take(&mut observed.links[link].up) {
+                    observed.addresses.retain(|address| address.link != index || address.ip.is_ipv4());
+                }
                 observed.routes.retain(|route| route.link != index);
             }
             Step::SetMac { link, mac } => {
