@@ -5,6 +5,7 @@
 
 mod container;
 mod metadata;
+mod networks;
 mod resources;
 mod scheduling;
 #[cfg(test)]
@@ -25,6 +26,8 @@ use crate::views::ClaimView;
 const GRACE_PADDING: i64 = 15;
 /// Grace period of a guest whose specification names none.
 const DEFAULT_GRACE: i64 = 30;
+/// Gate under which others add what networks need of a node (`k8s.v1.cni.cncf.io/resourceName`) to pods.
+const EXTERNAL_RESOURCES: &str = "ExternalNetResourceInjection";
 /// User and group of the launcher.
 const LAUNCHER_UID: i64 = 107;
 
@@ -40,6 +43,9 @@ pub enum RenderError {
     /// A device that the configuration does not permit.
     #[error("{0}")]
     NotPermitted(String),
+    /// An annotation that cannot be written.
+    #[error("networks: {0}")]
+    Networks(String),
     /// A quantity that is none.
     #[error("{field}: {source}")]
     Quantity {
@@ -96,7 +102,7 @@ pub fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let has_service_account_disk = spec.volumes.iter().any(|volume| volume.service_account.is_some());
     let istio = annotation(instance, metadata::ISTIO_INJECT).is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let pod = Pod {
-        metadata: metadata::metadata(inputs, resources.overhead),
+        metadata: metadata::metadata(inputs, resources.overhead)?,
         spec: Some(PodSpec {
             hostname: Some(metadata::hostname(instance)),
             subdomain: spec.subdomain.clone(),
@@ -170,6 +176,9 @@ fn refuse_unsupported(inputs: &Inputs<'_>) -> Result<(), RenderError> {
     }
     if devices.interfaces.iter().any(|interface| interface.binding.is_some()) {
         return refused("binding plugin of an interface");
+    }
+    if !inputs.config.enabled(EXTERNAL_RESOURCES) && networks::plugged(inputs.instance).next().is_some() {
+        return refused("a network of Multus while the feature gate ExternalNetResourceInjection is disabled");
     }
     let persistent_tpm =
         devices.tpm.as_ref().is_some_and(|tpm| tpm.enabled.unwrap_or(true) && tpm.persistent == Some(true));

@@ -154,6 +154,54 @@ fn launcher_is_told_to_fail_by_an_annotation_of_any_value() {
 }
 
 #[test]
+fn networks_are_asked_for_by_annotations() {
+    let interfaces = json!([
+        {"name": "default", "masquerade": {}},
+        {"name": "lan", "bridge": {}},
+        {"name": "far", "bridge": {}, "macAddress": "02-00-00-00-00-0A"},
+        {"name": "gone", "bridge": {}, "state": "absent"},
+    ]);
+    let networks = json!([
+        {"name": "default", "pod": {}},
+        {"name": "lan", "multus": {"networkName": "blue"}},
+        {"name": "far", "multus": {"networkName": "depot/green"}},
+        {"name": "gone", "multus": {"networkName": "grey"}},
+    ]);
+    let change = json!({"domain": {"devices": {"interfaces": interfaces}}, "networks": networks});
+    let annotations = rendered(merged(small(), &change))["metadata"]["annotations"].clone();
+    let asked: Value = serde_json::from_str(annotations["k8s.v1.cni.cncf.io/networks"].as_str().unwrap()).unwrap();
+    assert_eq!(
+        asked,
+        json!([
+            {"name": "blue", "namespace": "shop", "interface": "pod094a367b026"},
+            {"name": "green", "namespace": "depot", "mac": "02:00:00:00:00:0a", "interface": "podc2da7f8c5b1"},
+        ])
+    );
+    assert_eq!(annotations["v1.multus-cni.io/default-network"], Value::Null);
+    assert_eq!(annotations["traffic.sidecar.istio.io/kubevirtInterfaces"], "k6t-eth0");
+
+    let change = json!({
+        "domain": {"devices": {"interfaces": [{"name": "main", "bridge": {}}]}},
+        "networks": [{"name": "main", "multus": {"networkName": "depot/green", "default": true}}],
+    });
+    let annotations = rendered(merged(small(), &change))["metadata"]["annotations"].clone();
+    assert_eq!(annotations["v1.multus-cni.io/default-network"], "depot/green");
+    assert_eq!(annotations["k8s.v1.cni.cncf.io/networks"], Value::Null);
+}
+
+#[test]
+fn what_plugins_are_to_tell_cannot_be_told_by_a_machine() {
+    let mut instance = machine(small());
+    let annotations = instance.metadata.annotations.get_or_insert_default();
+    annotations.insert("k8s.v1.cni.cncf.io/network-status".to_owned(), "[]".to_owned());
+    annotations.insert("k8s.v1.cni.cncf.io/networks".to_owned(), "blue".to_owned());
+    let pod = rendered_machine(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+    assert_eq!(pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"], Value::Null);
+    // As on any pod.
+    assert_eq!(pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"], "blue");
+}
+
+#[test]
 fn memory_request_is_guest_plus_overhead_and_cpu_is_shared() {
     let pod = rendered(small());
     let resources = &pod["spec"]["containers"][0]["resources"];

@@ -12,6 +12,7 @@
 //! The node agent owns everything from Scheduled on; this controller only ends machines whose pod is gone.
 
 mod conditions;
+mod networks;
 mod phase;
 #[cfg(test)]
 mod tests;
@@ -236,6 +237,10 @@ fn derived_status(
     }
     volumes::tell_claims(&observed.instance.spec.volumes, observed.claims, &mut status.volume_status);
     let Some(pod) = pod else { return };
+    if let Some(attached) = &pod.networks {
+        let spec = &observed.instance.spec;
+        networks::tell(&spec.networks, &spec.domain.devices.interfaces, attached, &mut status.interfaces);
+    }
     if let Some(image) = &pod.image {
         status.launcher_container_image_version = Some(image.clone());
         let outdated = image != observed.launcher_image;
