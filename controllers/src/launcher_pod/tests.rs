@@ -174,7 +174,7 @@ fn networks_are_asked_for_by_annotations() {
         asked,
         json!([
             {"name": "blue", "namespace": "shop", "interface": "pod094a367b026"},
-            {"name": "green", "namespace": "depot", "mac": "02:00:00:00:00:0a", "interface": "podc2da7f8c5b1"},
+            {"name": "green", "namespace": "depot", "mac": "02:00:00:00:00:0a", "interface": "pod512eea46ceb"},
         ])
     );
     assert_eq!(annotations["v1.multus-cni.io/default-network"], Value::Null);
