@@ -161,6 +161,8 @@ pub mod annotation {
     pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
     /// The network that Multus gives a pod in place of the cluster's.
     pub const DEFAULT_NETWORK: &str = "v1.multus-cni.io/default-network";
+    /// Resource of a node that a pod on a network needs, on the network's definition.
+    pub const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
     /// What Multus has connected a pod to, a JSON list.
     pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
     /// Hook sidecars, a JSON list.

@@ -16,7 +16,7 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
-use kube::Resource;
+use kube::{Resource, api::DynamicObject};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -340,6 +340,29 @@ impl From<PersistentVolumeClaim> for ClaimView {
             capacity: status.capacity.unwrap_or_default(),
             preallocated,
         }
+    }
+}
+
+/// The definition of a network beside the pods' own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DefinitionView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Resource of a node that each pod on the network takes one of.
+    pub resource: Option<String>,
+}
+
+impl Cached for DefinitionView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<DynamicObject> for DefinitionView {
+    fn from(definition: DynamicObject) -> Self {
+        let annotations = definition.metadata.annotations.as_ref();
+        let resource = annotations.and_then(|annotations| annotations.get(annotation::RESOURCE_NAME)).cloned();
+        Self { resource: resource.filter(|name| !name.is_empty()), metadata: slim(definition.metadata) }
     }
 }
 

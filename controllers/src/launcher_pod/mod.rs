@@ -20,14 +20,12 @@ use k8s_openapi::api::core::v1::{
     SeccompProfile,
 };
 
-use crate::views::ClaimView;
+use crate::views::{ClaimView, DefinitionView};
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.
 const GRACE_PADDING: i64 = 15;
 /// Grace period of a guest whose specification names none.
 const DEFAULT_GRACE: i64 = 30;
-/// Gate under which others add what networks need of a node (`k8s.v1.cni.cncf.io/resourceName`) to pods.
-const EXTERNAL_RESOURCES: &str = "ExternalNetResourceInjection";
 /// User and group of the launcher.
 const LAUNCHER_UID: i64 = 107;
 
@@ -43,6 +41,9 @@ pub enum RenderError {
     /// A device that the configuration does not permit.
     #[error("{0}")]
     NotPermitted(String),
+    /// The definition of a network does not exist (yet).
+    #[error("failed to locate network attachment definition {0}")]
+    DefinitionNotFound(String),
     /// An annotation that cannot be written.
     #[error("networks: {0}")]
     Networks(String),
@@ -79,12 +80,19 @@ pub struct Inputs<'a> {
     pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
     /// Limits of the namespace.
     pub limits: NamespaceLimits,
+    /// Definitions of the machine's networks by `namespace/name`, where what they need of a node is asked for here.
+    pub definitions: Option<&'a BTreeMap<String, Arc<DefinitionView>>>,
 }
 
 /// Names of the claims that a machine's pod mounts.
 #[must_use]
 pub fn claim_names(instance: &VirtualMachineInstance) -> Vec<String> {
     volumes::claim_names(instance)
+}
+
+/// Definitions of the networks that a machine is plugged into, as namespace and name.
+pub fn definition_names(instance: &VirtualMachineInstance) -> impl Iterator<Item = (&str, &str)> {
+    networks::definition_names(instance)
 }
 
 /// Renders the pod.
@@ -176,9 +184,6 @@ fn refuse_unsupported(inputs: &Inputs<'_>) -> Result<(), RenderError> {
     }
     if devices.interfaces.iter().any(|interface| interface.binding.is_some()) {
         return refused("binding plugin of an interface");
-    }
-    if !inputs.config.enabled(EXTERNAL_RESOURCES) && networks::plugged(inputs.instance).next().is_some() {
-        return refused("a network of Multus while the feature gate ExternalNetResourceInjection is disabled");
     }
     let persistent_tpm =
         devices.tpm.as_ref().is_some_and(|tpm| tpm.enabled.unwrap_or(true) && tpm.persistent == Some(true));

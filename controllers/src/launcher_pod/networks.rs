@@ -7,6 +7,8 @@ use api::{
 };
 use serde::Serialize;
 
+use super::{Inputs, RenderError};
+
 /// One network that the pod is connected to beside its own, as Multus reads it.
 #[derive(Serialize)]
 struct Selection<'a> {
@@ -29,6 +31,26 @@ pub(super) fn plugged(instance: &VirtualMachineInstance) -> impl Iterator<Item =
         .iter()
         .filter(move |network| !absent(&network.name))
         .filter_map(|network| Some((network, network.multus.as_ref()?)))
+}
+
+/// Definitions of these networks, as namespace and name.
+pub(super) fn definition_names(instance: &VirtualMachineInstance) -> impl Iterator<Item = (&str, &str)> {
+    let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+    plugged(instance).map(move |(_, multus)| multus.definition(namespace))
+}
+
+/// Resources that a node has to have for these networks, one of each.
+pub(super) fn resources(inputs: &Inputs<'_>) -> Result<Vec<String>, RenderError> {
+    let Some(definitions) = inputs.definitions else { return Ok(Vec::new()) };
+    let mut resources = Vec::new();
+    for (namespace, name) in definition_names(inputs.instance) {
+        let name = format!("{namespace}/{name}");
+        match definitions.get(&name) {
+            Some(definition) => resources.extend(definition.resource.clone()),
+            None => return Err(RenderError::DefinitionNotFound(name)),
+        }
+    }
+    Ok(resources)
 }
 
 /// The annotations that ask for a machine's networks.

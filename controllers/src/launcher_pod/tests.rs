@@ -52,7 +52,7 @@ fn rendered_machine(
         ),
         ("raw".to_owned(), Arc::new(ClaimView { block: true, ..ClaimView::default() })),
     ]);
-    let inputs = Inputs { instance, config, launcher_image: "launcher:1", claims: &claims, limits };
+    let inputs = Inputs { instance, config, launcher_image: "launcher:1", claims: &claims, limits, definitions: None };
     render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
 }
 
@@ -145,8 +145,14 @@ fn launcher_is_told_to_fail_by_an_annotation_of_any_value() {
         instance.metadata.annotations.get_or_insert_default().insert(key.to_owned(), String::new());
         let (config, claims) = (ClusterConfig::default(), BTreeMap::new());
         let limits = NamespaceLimits::default();
-        let inputs =
-            Inputs { instance: &instance, config: &config, launcher_image: "launcher:1", claims: &claims, limits };
+        let inputs = Inputs {
+            instance: &instance,
+            config: &config,
+            launcher_image: "launcher:1",
+            claims: &claims,
+            limits,
+            definitions: None,
+        };
         let pod = serde_json::to_value(render(&inputs).unwrap()).unwrap();
         let args = pod["spec"]["containers"][0]["args"].as_array().unwrap();
         assert_eq!(args.contains(&json!("--simulate-crash")), fails, "{key}");
@@ -187,6 +193,42 @@ fn networks_are_asked_for_by_annotations() {
     let annotations = rendered(merged(small(), &change))["metadata"]["annotations"].clone();
     assert_eq!(annotations["v1.multus-cni.io/default-network"], "depot/green");
     assert_eq!(annotations["k8s.v1.cni.cncf.io/networks"], Value::Null);
+}
+
+#[test]
+fn what_networks_need_of_a_node_is_asked_for_where_nobody_else_does() {
+    let change = json!({
+        "domain": {"devices": {"interfaces": [{"name": "a", "bridge": {}}, {"name": "b", "bridge": {}}, {"name": "c", "bridge": {}}]}},
+        "networks": [
+            {"name": "a", "multus": {"networkName": "cards"}},
+            {"name": "b", "multus": {"networkName": "shop/cards"}},
+            {"name": "c", "multus": {"networkName": "depot/plain"}},
+        ],
+    });
+    let (instance, config, claims) = (machine(merged(small(), &change)), ClusterConfig::default(), BTreeMap::new());
+    let definition = |resource: Option<&str>| {
+        Arc::new(DefinitionView { resource: resource.map(str::to_owned), ..DefinitionView::default() })
+    };
+    let mut definitions = BTreeMap::from([("shop/cards".to_owned(), definition(Some("example.org/card")))]);
+    let render_with = |definitions| {
+        let inputs = Inputs {
+            instance: &instance,
+            config: &config,
+            launcher_image: "launcher:1",
+            claims: &claims,
+            limits: NamespaceLimits::default(),
+            definitions,
+        };
+        render(&inputs).map(|pod| serde_json::to_value(pod).unwrap()["spec"]["containers"][0]["resources"].clone())
+    };
+    assert_eq!(render_with(Some(&definitions)), Err(RenderError::DefinitionNotFound("depot/plain".to_owned())));
+    definitions.insert("depot/plain".to_owned(), definition(None));
+    let resources = render_with(Some(&definitions)).unwrap();
+    assert_eq!(
+        (&resources["requests"]["example.org/card"], &resources["limits"]["example.org/card"]),
+        (&json!("2"), &json!("2"))
+    );
+    assert_eq!(render_with(None).unwrap()["requests"]["example.org/card"], Value::Null);
 }
 
 #[test]

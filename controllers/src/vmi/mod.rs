@@ -33,7 +33,7 @@ use serde_json::json;
 use crate::{
     launcher_pod::{self, Inputs, NamespaceLimits, RenderError},
     runtime::{Decision, Effect, Failure, Kind, Note},
-    views::{ClaimView, PodView},
+    views::{ClaimView, DefinitionView, PodView},
 };
 
 /// Everything a decision about a machine rests on.
@@ -52,6 +52,8 @@ pub struct Observed<'a> {
     pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
     /// Limits the namespace makes necessary.
     pub limits: NamespaceLimits,
+    /// Definitions of the machine's networks, where what they need of a node is asked for here.
+    pub definitions: Option<&'a BTreeMap<String, Arc<DefinitionView>>>,
     /// The last write for this machine that was refused.
     pub failure: Option<&'a Failure>,
     /// Now.
@@ -148,6 +150,7 @@ fn create_pod(observed: &Observed<'_>, decision: &mut Decision) -> Result<Option
         launcher_image: observed.launcher_image,
         claims: observed.claims,
         limits: observed.limits,
+        definitions: observed.definitions,
     };
     let pod = match launcher_pod::render(&inputs) {
         Ok(pod) => pod,

@@ -73,6 +73,7 @@ fn decided_after(instance: &VirtualMachineInstance, pods: &[PodView], failure: O
         launcher_image: "launcher:1",
         claims: &BTreeMap::new(),
         limits: NamespaceLimits::default(),
+        definitions: None,
         failure,
         now: now(),
     })
