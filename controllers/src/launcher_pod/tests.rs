@@ -210,7 +210,7 @@ fn what_networks_need_of_a_node_is_asked_for_where_nobody_else_does() {
         Arc::new(DefinitionView { resource: resource.map(str::to_owned), ..DefinitionView::default() })
     };
     let mut definitions = BTreeMap::from([("shop/cards".to_owned(), definition(Some("example.org/card")))]);
-    let render_with = |definitions| {
+    let render_with = |definitions: Option<&BTreeMap<String, Arc<DefinitionView>>>| {
         let inputs = Inputs {
             instance: &instance,
             config: &config,

@@ -71,7 +71,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
         None => origin(nic, observed)?,
     };
     let mtu = origin.mtu.max(MIN_MTU);
-    let bridge_mac = local_mac(Sha256::digest(origin.mac).as_slice());
+    let bridge_mac = local_mac(&Sha256::digest(origin.mac));
     let mark = format!("ferrovirt-bridge-{GENERATION}");
     let marked = bridge_link.is_some_and(|link| link.alias.as_deref() == Some(mark.as_str()));
     let v4 = origin.addresses.iter().find_map(|(ip, prefix)| match ip {

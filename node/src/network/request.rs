@@ -165,7 +165,7 @@ fn server(number: usize) -> Ipv4Addr {
 fn own_mac(vmi: &VirtualMachineInstance, interface: &str) -> String {
     let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
     let digest = Sha256::digest(format!("{uid}/{interface}"));
-    local_mac(digest.as_slice()).map(|byte| format!("{byte:02x}")).join(":")
+    local_mac(&digest).map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// A text that says something: clients send empty ones for what they leave open.
