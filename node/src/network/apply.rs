@@ -4,7 +4,7 @@ use std::{net::Ipv4Addr, path::Path, process::Stdio, time::Duration};
 
 use futures::TryStreamExt;
 use rtnetlink::{
-    Handle, LinkBridge, LinkBridgePort, LinkDummy, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder,
+    Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder,
     packet_route::{
         address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage},
         link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
@@ -139,15 +139,11 @@ fn route(message: &RouteMessage) -> Option<Route> {
 
 async fn carry_out(step: &Step, handle: &Handle) -> Result<(), Error> {
     match step {
-        Step::CreateBridge { name, mac, mtu } => {
-            let message = LinkBridge::new(name).address(mac.to_vec()).mtu(*mtu).build();
-            let made = handle.link().add(message).execute().await;
+        Step::CreateBridge { name, mac, mtu, up } => {
+            let message = LinkBridge::new(name).address(mac.to_vec()).mtu(*mtu);
+            let message = if *up { message.up() } else { message.down() };
+            let made = handle.link().add(message.build()).execute().await;
             made.map_err(|source| link_error("create bridge", name, source))
-        }
-        Step::CreateDummy { name, mac, mtu } => {
-            let message = LinkDummy::new(name).address(mac.to_vec()).mtu(*mtu).build();
-            let made = handle.link().add(message).execute().await;
-            made.map_err(|source| link_error("create dummy", name, source))
         }
         Step::CreateTap { name, queues } => create_tap(name, *queues),
         Step::SetLink { name, mtu, controller, up } => {

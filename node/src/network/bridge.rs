@@ -3,12 +3,12 @@
 //! ```text
 //!            pod's network namespace
 //!   0a1b2c3d4e5-nic (CNI's link, renamed) - k6t-0a1b2c3d4e5 (bridge, 169.254.75.11) - tap0a1b2c3d4e5 - guest
-//!   pod0a1b2c3d4e5 (a dummy by the link's old name, with its addresses)
+//!   pod0a1b2c3d4e5 (the keeper: a bridge without ports by the link's old name, with its addresses)
 //! ```
 //!
-//! The dummy shows whoever looks at the pod what its plugins set up, and keeps it for us: the link's MAC address, its
+//! The keeper shows whoever looks at the pod what its plugins set up, and keeps it for us: the link's MAC address, its
 //! addresses, and its routes as a note. It is complete before the link is touched, so whoever finds a half-made set-up
-//! knows what the guest is to be told.
+//! knows what the guest is to be told. It could as well be a dummy, which not every kernel has.
 
 use std::{
     fmt::Write,
@@ -25,7 +25,7 @@ use super::{
     request::Request,
 };
 
-/// Begins the note on a dummy of ours; the routes follow.
+/// Begins the note on a keeper; the routes follow.
 const NOTE: &str = "ferrovirt-keeps ";
 /// Longest note that the kernel takes.
 const NOTE_LIMIT: usize = 255;
@@ -58,7 +58,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
 
     let bridge_link = observed.own(&bridge, "bridge")?;
     let tap_link = observed.own(&tap, "tun")?;
-    let early = observed.own(&early_name, "dummy")?;
+    let early = observed.own(&early_name, "bridge")?;
     let named = observed.link(pod);
     let keeper = named.filter(|link| is_keeper(link)).or(early.filter(|link| is_keeper(link)));
     let missing = || Error::PodLinkMissing(pod.clone());
@@ -81,7 +81,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
 
     let mut steps = Vec::new();
     match bridge_link {
-        None => steps.push(Step::CreateBridge { name: bridge.clone(), mac: bridge_mac, mtu }),
+        None => steps.push(Step::CreateBridge { name: bridge.clone(), mac: bridge_mac, mtu, up: true }),
         Some(link) => steps.extend(plan::change(link, mtu, None)),
     }
     if v4.is_some() && !bridge_link.is_some_and(|link| observed.has(link.index, server.into(), 32)) {
@@ -113,7 +113,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
     }
     if !marked {
         steps.push(Step::StopLearning { link: nic_name });
-        // The guest answers for the address that the dummy has, too.
+        // The guest answers for the addresses that the keeper has, too.
         steps.push(Step::SetKernel { path: "net/ipv4/conf/all/arp_ignore".to_owned(), value: "1" });
     }
     steps.extend(plan::tap_steps(request, tap_link, bridge_link, &bridge, mtu));
@@ -140,7 +140,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
 
 /// Whether a link is a complete copy that was made here.
 fn is_keeper(link: &Link) -> bool {
-    link.kind == "dummy" && link.alias.as_deref().is_some_and(|alias| alias.starts_with(NOTE))
+    link.kind == "bridge" && link.alias.as_deref().is_some_and(|alias| alias.starts_with(NOTE))
 }
 
 /// What a link shows of what the plugins set up.
@@ -187,7 +187,7 @@ fn keep(
     let link = || name.to_owned();
     let mut steps = Vec::new();
     if early.is_none() {
-        steps.push(Step::CreateDummy { name: link(), mac: origin.mac, mtu: origin.mtu });
+        steps.push(Step::CreateBridge { name: link(), mac: origin.mac, mtu: origin.mtu, up: false });
     }
     let lacking = |ip: IpAddr, prefix| !early.is_some_and(|early| observed.has(early.index, ip, prefix));
     let addresses = origin.addresses.iter().filter(|(ip, prefix)| lacking(*ip, *prefix));
@@ -196,7 +196,7 @@ fn keep(
     Ok(steps)
 }
 
-/// Routes as the note on a dummy: `0.0.0.0/0>10.1.0.1,10.2.0.0/16>`.
+/// Routes as the note on a keeper: `0.0.0.0/0>10.1.0.1,10.2.0.0/16>`.
 fn note(routes: &[KeptRoute]) -> String {
     let mut text = NOTE.to_owned();
     for (number, KeptRoute { destination, prefix, gateway }) in routes.iter().enumerate() {
@@ -210,7 +210,7 @@ fn note(routes: &[KeptRoute]) -> String {
     text
 }
 
-/// The routes that a dummy's note tells of.
+/// The routes that a keeper's note tells of.
 fn kept_routes(keeper: &Link) -> Vec<KeptRoute> {
     let text = keeper.alias.as_deref().and_then(|alias| alias.strip_prefix(NOTE)).unwrap_or_default();
     let route = |text: &str| {

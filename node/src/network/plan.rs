@@ -81,7 +81,7 @@ pub struct Observed {
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make the bridge.
+    /// Make a bridge.
     CreateBridge {
         /// Its name.
         name: String,
@@ -89,15 +89,8 @@ pub enum Step {
         mac: [u8; 6],
         /// Its MTU.
         mtu: u32,
-    },
-    /// Make a link that leads nowhere, switched off.
-    CreateDummy {
-        /// Its name.
-        name: String,
-        /// Its MAC address.
-        mac: [u8; 6],
-        /// Its MTU.
-        mtu: u32,
+        /// Switch it on.
+        up: bool,
     },
     /// Make the tap device.
     CreateTap {
@@ -216,7 +209,7 @@ fn masquerade(request: &Request, asked: &Masquerade, observed: &Observed) -> Res
 
     let mut steps = Vec::new();
     match bridge_link {
-        None => steps.push(Step::CreateBridge { name: bridge.clone(), mac: BRIDGE_MAC, mtu }),
+        None => steps.push(Step::CreateBridge { name: bridge.clone(), mac: BRIDGE_MAC, mtu, up: true }),
         Some(link) => steps.extend(change(link, mtu, None)),
     }
     for (_, pair) in &pairs {

@@ -83,12 +83,13 @@ fn after(mut observed: Observed, plan: &Plan) -> Observed {
             mac,
             mtu,
             controller: None,
-            up: kind == "bridge",
+            up: false,
             alias: None,
         };
         match step {
-            Step::CreateBridge { name, mac, mtu } => observed.links.push(made(name, "bridge", Some(*mac), *mtu)),
-            Step::CreateDummy { name, mac, mtu } => observed.links.push(made(name, "dummy", Some(*mac), *mtu)),
+            Step::CreateBridge { name, mac, mtu, up } => {
+                observed.links.push(Link { up: *up, ..made(name, "bridge", Some(*mac), *mtu) });
+            }
             Step::CreateTap { name, .. } => observed.links.push(made(name, "tun", None, 1500)),
             Step::Rename { from, to } => {
                 let link = at(&observed, from);
@@ -135,7 +136,6 @@ fn kinds(plan: &Plan) -> Vec<&'static str> {
         .iter()
         .map(|step| match step {
             Step::CreateBridge { .. } => "bridge",
-            Step::CreateDummy { .. } => "dummy",
             Step::CreateTap { .. } => "tap",
             Step::SetLink { .. } => "set",
             Step::AddAddress { .. } => "address",

@@ -88,7 +88,7 @@ fn the_guest_is_given_what_the_plugins_gave_to_the_pod() {
     assert_eq!(
         kinds(&plan),
         [
-            "bridge", "address", "dummy", "address", "address", "mark", "rename", "take", "mac", "rename", "set",
+            "bridge", "address", "bridge", "address", "address", "mark", "rename", "take", "mac", "rename", "set",
             "set", "port", "kernel", "tap", "set", "mark"
         ]
     );
