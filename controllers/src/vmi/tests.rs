@@ -129,6 +129,32 @@ fn bound_pod_is_told_in_one_write() {
 }
 
 #[test]
+fn networks_that_the_pod_was_connected_to_are_told() {
+    let machine = machine(&json!({
+        "spec": {
+            "domain": {"devices": {"interfaces": [{"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}}]}},
+            "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "blue"}}],
+        },
+        "status": {"phase": "Scheduling", "nodeName": "n", "activePods": {"p": "n"}},
+    }));
+    let interfaces = |status: &str| {
+        let pod = pod(&json!({"metadata": {"annotations": {"k8s.v1.cni.cncf.io/network-status": status}}}));
+        status_of(&decided(&machine, &[pod]))["interfaces"].clone()
+    };
+    let told = json!([
+        {"name": "more", "default": true, "dns": {}},
+        {"name": "d/blue", "interface": "pod094a367b026", "ips": ["10.1.0.2"], "mac": "0a:58:00:00:00:07"},
+    ]);
+    assert_eq!(
+        interfaces(&told.to_string()),
+        json!([{"name": "lan", "infoSource": "multus-status", "podInterfaceName": "pod094a367b026"}])
+    );
+    for nothing in ["", "[]", "{}", "[{\"interface\": 7}]"] {
+        assert_eq!(interfaces(nothing), Value::Null, "{nothing}");
+    }
+}
+
+#[test]
 fn pod_that_cannot_be_scheduled_is_told_with_its_reason() {
     let unschedulable = pod(&json!({"spec": {"nodeName": null}, "status": {"conditions": [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}]}}));
