@@ -122,7 +122,7 @@ fn a_bridge_interrupted_anywhere_is_finished_and_a_finished_one_is_left_alone() 
             let finished = after(after(start.clone(), &part), &rest);
             assert_eq!(finished, done, "stopped after {stopped} steps");
             assert_eq!(rest.network, whole.network, "stopped after {stopped} steps");
-            assert_eq!(decide(&lan(), &finished).unwrap().steps, vec![], "stopped after {stopped} steps");
+            assert!(decide(&lan(), &finished).unwrap().steps.is_empty(), "stopped after {stopped} steps");
         }
     }
 }
