@@ -159,6 +159,14 @@ pub mod annotation {
     pub const BACKUP_PRE_CONTAINER: &str = "pre.hook.backup.velero.io/container";
     /// Ignition configuration of the guest.
     pub const IGNITION_DATA: &str = "kubevirt.io/ignitiondata";
+    /// Networks that Multus connects a pod to beside its own, a JSON list.
+    pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+    /// The network that Multus gives a pod in place of the cluster's.
+    pub const DEFAULT_NETWORK: &str = "v1.multus-cni.io/default-network";
+    /// Resource of a node that a pod on a network needs, on the network's definition.
+    pub const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
+    /// What Multus has connected a pod to, a JSON list.
+    pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
     /// Hook sidecars, a JSON list.
     pub const HOOK_SIDECARS: &str = "hooks.kubevirt.io/hookSidecars";
     /// Who asked for the eviction.

@@ -17,8 +17,8 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
-use kube::Resource;
-use serde::Serialize;
+use kube::{Resource, api::DynamicObject};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     runtime::{Cached, cache::trim_meta},
@@ -30,6 +30,9 @@ use crate::{
 const VENDOR_LABEL: &str = "instancetype.kubevirt.io/vendor";
 /// Vendors whose names may be told: there are not many, and they are known anyway.
 const VENDORS: [&str; 2] = ["kubevirt.io", "redhat.com"];
+
+/// Longest annotation about a pod's networks that is read: a thousand of them and more.
+const NETWORK_STATUS_LIMIT: usize = 256 * 1024;
 
 /// Name, version and owners: what every view keeps of metadata.
 fn slim(meta: ObjectMeta) -> ObjectMeta {
@@ -132,6 +135,25 @@ pub struct PodConditionView {
     pub message: Option<String>,
 }
 
+/// A network that plugins have connected a pod to.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+pub struct AttachedNetwork {
+    /// What the link is called in the pod.
+    #[serde(default)]
+    pub interface: String,
+    /// It is the one that the pod is reached by.
+    #[serde(default)]
+    pub default: bool,
+}
+
+/// What an annotation tells of a pod's networks; nothing if it cannot be read.
+fn attached(text: &str) -> Option<Vec<AttachedNetwork>> {
+    let mut networks: Vec<AttachedNetwork> =
+        (text.len() <= NETWORK_STATUS_LIMIT).then(|| serde_json::from_str(text).ok())??;
+    networks.retain(|network| !network.interface.is_empty());
+    Some(networks)
+}
+
 /// A pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodView {
@@ -165,6 +187,8 @@ pub struct PodView {
     pub all_ended: bool,
     /// Addresses.
     pub addresses: Vec<String>,
+    /// Networks that plugins have connected it to, if they have told.
+    pub networks: Option<Vec<AttachedNetwork>>,
 }
 
 impl PodView {
@@ -241,6 +265,11 @@ impl From<Pod> for PodView {
                 .map(|ended| ended.finished_at.as_ref().map(|at| at.0)),
             all_ended: !containers.is_empty() && containers.iter().all(ended),
             addresses: status.pod_ips.as_deref().unwrap_or_default().iter().map(|address| address.ip.clone()).collect(),
+            networks: pod
+                .metadata
+                .annotations
+                .as_ref()
+                .and_then(|annotations| attached(annotations.get(annotation::NETWORK_STATUS)?)),
             phase: status.phase.unwrap_or_default(),
             qos_class: status.qos_class,
             reason: status.reason,
@@ -327,6 +356,29 @@ impl From<PersistentVolumeClaim> for ClaimView {
             capacity: status.capacity.unwrap_or_default(),
             preallocated,
         }
+    }
+}
+
+/// The definition of a network beside the pods' own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DefinitionView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Resource of a node that each pod on the network takes one of.
+    pub resource: Option<String>,
+}
+
+impl Cached for DefinitionView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<DynamicObject> for DefinitionView {
+    fn from(definition: DynamicObject) -> Self {
+        let annotations = definition.metadata.annotations.as_ref();
+        let resource = annotations.and_then(|annotations| annotations.get(annotation::RESOURCE_NAME)).cloned();
+        Self { resource: resource.filter(|name| !name.is_empty()), metadata: slim(definition.metadata) }
     }
 }
 

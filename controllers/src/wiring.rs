@@ -40,6 +40,9 @@ use crate::{
 /// Label of namespaces: memory limit over request.
 const MEMORY_LIMIT_RATIO: &str = "alpha.kubevirt.io/auto-memory-limits-ratio";
 
+/// Gate under which others add what networks need of a node to pods.
+const EXTERNAL_RESOURCES: &str = "ExternalNetResourceInjection";
+
 /// Version of this installation.
 const VERSION: &str = concat!("v", env!("CARGO_PKG_VERSION"));
 
@@ -95,9 +98,11 @@ impl Controllers {
     pub async fn start(self, client: Client) {
         self.listen_installation();
         self.listen_machines();
+        self.listen_definitions();
         self.listen_instancetypes();
         self.listen_nodes();
         self.world.follow(&client, &self.namespace);
+        tokio::spawn(follow_definitions(self.world.clone(), self.config.clone(), client));
 
         self.world.certificates_synced().await;
         self.start_certificates();
@@ -175,6 +180,19 @@ impl Controllers {
             let naming = known_vms
                 .filter(|vm| vm.metadata.namespace.as_deref() == namespace && vm::claim_names(vm).contains(&name));
             vms.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
+        });
+    }
+
+    /// A network that a machine waits for may be there at last.
+    fn listen_definitions(&self) {
+        let (queue, known_instances) = (self.instances.clone(), self.world.instances.clone());
+        self.world.definitions.listen(move |(_, present)| {
+            let Some(definition) = present else { return };
+            let place = definition.metadata.namespace.as_deref().zip(definition.metadata.name.as_deref());
+            let waiting = known_instances.filter(|instance| {
+                is_unstarted(instance) && launcher_pod::definition_names(instance).any(|wanted| Some(wanted) == place)
+            });
+            queue.extend(waiting.iter().map(|instance| Key::of(&instance.metadata)));
         });
     }
 
@@ -334,6 +352,15 @@ impl Controllers {
     }
 }
 
+/// Follows the definitions of networks once somebody has to ask for what they need of a node.
+async fn follow_definitions(world: Arc<World>, mut config: ConfigHandle, client: Client) {
+    config.read_once().await;
+    while config.current().enabled(EXTERNAL_RESOURCES) {
+        config.changed().await;
+    }
+    world.follow_definitions(client).await;
+}
+
 fn is_unstarted(instance: &VirtualMachineInstance) -> bool {
     matches!(instance.phase(), VmiPhase::Unset | VmiPhase::Pending)
 }
@@ -407,6 +434,12 @@ fn instance_decision(
             Some((name, claim))
         })
         .collect();
+    let definitions = (!config.enabled(EXTERNAL_RESOURCES)).then(|| {
+        let known = |(namespace, name): (&str, &str)| {
+            Some((format!("{namespace}/{name}"), world.definitions.get(&Key::new(namespace, name))?))
+        };
+        launcher_pod::definition_names(&instance).filter_map(known).collect::<BTreeMap<_, _>>()
+    });
     vmi::decide(&vmi::Observed {
         instance: &instance,
         pods: &world.pods_of(&instance),
@@ -416,6 +449,7 @@ fn instance_decision(
         claims: &claims,
         limits: namespace_limits(world, &config, &key.namespace),
         frequency: wanting_frequency(&instance).then(|| frequency(world, &config)).flatten(),
+        definitions: definitions.as_ref(),
         failure,
         now,
     })

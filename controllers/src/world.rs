@@ -22,7 +22,11 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
-use kube::{Api, Client, runtime::watcher};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind},
+    runtime::watcher,
+};
 use serde_json::Value;
 
 use crate::{
@@ -33,8 +37,8 @@ use crate::{
         executor::Answers,
     },
     views::{
-        CaBundleView, ClaimView, MatchedView, NamespaceView, NodeView, PodView, QuotaView, RevisionView, RoleView,
-        StartView, WorkloadView,
+        CaBundleView, ClaimView, DefinitionView, MatchedView, NamespaceView, NodeView, PodView, QuotaView,
+        RevisionView, RoleView, StartView, WorkloadView,
     },
     vm,
 };
@@ -127,6 +131,8 @@ pub struct World {
     pub claims: Arc<Cache<ClaimView>>,
     /// Resource quotas.
     pub quotas: Arc<Cache<QuotaView>>,
+    /// Definitions of networks; empty as long as nobody asks for them, see [`World::follow_definitions`].
+    pub definitions: Arc<Cache<DefinitionView>>,
     /// Namespaces.
     pub namespaces: Arc<Cache<NamespaceView>>,
     /// Deployments of the install namespace.
@@ -264,6 +270,14 @@ impl World {
             let api = Api::<ClusterRole>::all(client.clone());
             tokio::spawn(self.roles.clone().follow_one(api, named(name), name, RoleView::from));
         }
+    }
+
+    /// Watches the definitions of networks, for ever. They exist only where Multus is installed.
+    pub async fn follow_definitions(&self, client: Client) {
+        let kind = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
+        let resource = ApiResource::from_gvk_with_plural(&kind, "network-attachment-definitions");
+        let api = Api::<DynamicObject>::all_with(client, &resource);
+        self.definitions.clone().follow(api, watcher::Config::default(), DefinitionView::from).await;
     }
 
     /// Waits until everything that certificates depend on has been read.

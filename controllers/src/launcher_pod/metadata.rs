@@ -10,7 +10,7 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sha1::{Digest, Sha1};
 
-use super::Inputs;
+use super::{Inputs, RenderError, networks};
 use crate::runtime::Kind;
 
 /// Annotation of machines and label of pods that asks Istio for its proxy.
@@ -18,16 +18,16 @@ pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
 /// Longest label value and host name.
 const NAME_LIMIT: usize = 63;
 
-pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> ObjectMeta {
+pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> Result<ObjectMeta, RenderError> {
     let instance = inputs.instance;
     let name = instance.metadata.name.clone().unwrap_or_default();
-    ObjectMeta {
+    Ok(ObjectMeta {
         generate_name: Some(format!("virt-launcher-{name}-")),
         labels: Some(labels(instance)),
-        annotations: Some(annotations(inputs, overhead)),
+        annotations: Some(annotations(inputs, overhead)?),
         owner_references: Some(vec![Kind::Instance.owner_reference(&instance.metadata)]),
         ..ObjectMeta::default()
-    }
+    })
 }
 
 fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
@@ -43,13 +43,15 @@ fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     labels
 }
 
-fn annotations(inputs: &Inputs<'_>, overhead: i64) -> BTreeMap<String, String> {
+fn annotations(inputs: &Inputs<'_>, overhead: i64) -> Result<BTreeMap<String, String>, RenderError> {
     let instance = inputs.instance;
     let name = instance.metadata.name.clone().unwrap_or_default();
     let mut annotations = BTreeMap::from([(annotation::DOMAIN.to_owned(), name)]);
     for (key, value) in instance.metadata.annotations.iter().flatten() {
         let internal = key.starts_with("kubectl.kubernetes.io")
             || key == annotation::STORAGE_OBSERVED_API_VERSION
+            // Plugins write it, and the status of the machine follows it.
+            || key == annotation::NETWORK_STATUS
             || key == annotation::LATEST_OBSERVED_API_VERSION;
         if !internal {
             annotations.insert(key.clone(), value.clone());
@@ -68,8 +70,11 @@ fn annotations(inputs: &Inputs<'_>, overhead: i64) -> BTreeMap<String, String> {
             set(key, &value);
         }
     }
+    for (key, value) in networks::annotations(instance).map_err(|error| RenderError::Networks(error.to_string()))? {
+        set(key, &value);
+    }
     set(annotation::MEMORY_OVERHEAD_BYTES, &overhead.to_string());
-    annotations
+    Ok(annotations)
 }
 
 /// Whether backups of a pod freeze its guest: unless its machine or the cluster says no.

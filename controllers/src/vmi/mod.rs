@@ -12,6 +12,7 @@
 //! The node agent owns everything from Scheduled on; this controller only ends machines whose pod is gone.
 
 mod conditions;
+mod networks;
 mod phase;
 #[cfg(test)]
 mod tests;
@@ -33,7 +34,7 @@ use serde_json::json;
 use crate::{
     launcher_pod::{self, Inputs, NamespaceLimits, RenderError},
     runtime::{Decision, Effect, Failure, Kind, Note},
-    views::{ClaimView, PodView},
+    views::{ClaimView, DefinitionView, PodView},
 };
 
 /// Everything a decision about a machine rests on.
@@ -54,6 +55,8 @@ pub struct Observed<'a> {
     pub limits: NamespaceLimits,
     /// Frequency of the time stamp counter for a machine that has none yet and needs one, if nodes offer any.
     pub frequency: Option<i64>,
+    /// Definitions of the machine's networks, where what they need of a node is asked for here.
+    pub definitions: Option<&'a BTreeMap<String, Arc<DefinitionView>>>,
     /// The last write for this machine that was refused.
     pub failure: Option<&'a Failure>,
     /// Now.
@@ -186,6 +189,7 @@ fn create_pod(observed: &Observed<'_>, decision: &mut Decision) -> Result<Option
         launcher_image: observed.launcher_image,
         claims: observed.claims,
         limits: observed.limits,
+        definitions: observed.definitions,
     };
     let pod = match launcher_pod::render(&inputs) {
         Ok(pod) => pod,
@@ -275,6 +279,10 @@ fn derived_status(
     }
     volumes::tell_claims(&observed.instance.spec.volumes, observed.claims, &mut status.volume_status);
     let Some(pod) = pod else { return };
+    if let Some(attached) = &pod.networks {
+        let spec = &observed.instance.spec;
+        networks::tell(&spec.networks, &spec.domain.devices.interfaces, attached, &mut status.interfaces);
+    }
     if let Some(image) = &pod.image {
         status.launcher_container_image_version = Some(image.clone());
         let outdated = image != observed.launcher_image;

@@ -78,6 +78,7 @@ fn decided_after(instance: &VirtualMachineInstance, pods: &[PodView], failure: O
         claims: &BTreeMap::new(),
         limits: NamespaceLimits::default(),
         frequency: None,
+        definitions: None,
         failure,
         now: now(),
     })
@@ -130,6 +131,32 @@ fn bound_pod_is_told_in_one_write() {
     assert_eq!(status["launcherContainerImageVersion"], "launcher:1");
     assert_eq!(condition_in(status, "Ready")["status"], "False");
     assert_eq!(status["phaseTransitionTimestamps"][0]["phase"], "Scheduling");
+}
+
+#[test]
+fn networks_that_the_pod_was_connected_to_are_told() {
+    let machine = machine(&json!({
+        "spec": {
+            "domain": {"devices": {"interfaces": [{"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}}]}},
+            "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "blue"}}],
+        },
+        "status": {"phase": "Scheduling", "nodeName": "n", "activePods": {"p": "n"}},
+    }));
+    let interfaces = |status: &str| {
+        let pod = pod(&json!({"metadata": {"annotations": {"k8s.v1.cni.cncf.io/network-status": status}}}));
+        status_of(&decided(&machine, &[pod]))["interfaces"].clone()
+    };
+    let told = json!([
+        {"name": "more", "default": true, "dns": {}},
+        {"name": "d/blue", "interface": "pod094a367b026", "ips": ["10.1.0.2"], "mac": "0a:58:00:00:00:07"},
+    ]);
+    assert_eq!(
+        interfaces(&told.to_string()),
+        json!([{"name": "lan", "infoSource": "multus-status", "podInterfaceName": "pod094a367b026"}])
+    );
+    for nothing in ["", "[]", "{}", "[{\"interface\": 7}]"] {
+        assert_eq!(interfaces(nothing), Value::Null, "{nothing}");
+    }
 }
 
 #[test]
@@ -352,6 +379,7 @@ fn pod_of_a_running_machine_has_the_annotations_for_backups_that_are_wanted() {
             claims: &BTreeMap::new(),
             limits: NamespaceLimits::default(),
             frequency: None,
+            definitions: None,
             failure: None,
             now: now(),
         });
@@ -421,6 +449,7 @@ fn machine_that_depends_on_the_counter_gets_a_frequency_before_its_pod() {
             claims: &BTreeMap::new(),
             limits: NamespaceLimits::default(),
             frequency,
+            definitions: None,
             failure: None,
             now: now(),
         })

@@ -502,6 +502,9 @@ fn resource(kind: &str) -> ApiResource {
         "CustomResourceDefinition" => {
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
         }
+        "NetworkAttachmentDefinition" => {
+            ("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions")
+        }
         "Deployment" => ("apps", "v1", "Deployment", "deployments"),
         "DaemonSet" => ("apps", "v1", "DaemonSet", "daemonsets"),
         "ControllerRevision" => ("apps", "v1", "ControllerRevision", "controllerrevisions"),

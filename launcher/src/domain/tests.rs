@@ -432,6 +432,33 @@ fn the_cluster_and_annotations_choose_hardware() {
 }
 
 #[test]
+fn interfaces_stand_in_their_order_each_with_its_own_tap_device() {
+    let nic = |name: &str, tap: &str, mac: &str| protocol::Nic {
+        name: name.into(),
+        tap: tap.into(),
+        mac: mac.into(),
+        ..Default::default()
+    };
+    // The agent may tell of them in another order.
+    let nics = vec![nic("lan", "tap094a367b026", "0a:58:00:00:00:07"), nic("default", "tap0", "02:00:00:00:00:01")];
+    let options = protocol::MachineOptions { nics, ..options() };
+    let mut spec = with_domain(json!({"devices": {"interfaces": [
+        {"name": "default", "masquerade": {}},
+        {"name": "lan", "bridge": {}},
+        {"name": "gone", "bridge": {}, "state": "absent"},
+    ]}}));
+    spec["networks"] = json!([{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}]);
+    let xml = convert_for(&vmi(spec), true, &options).unwrap().xml;
+    let places: Vec<usize> =
+        ["dev='tap0'", "alias name='ua-default'", "0a:58:00:00:00:07", "dev='tap094a367b026'", "ua-lan"]
+            .iter()
+            .map(|text| xml.find(text).unwrap_or_else(|| panic!("{text} in {xml}")))
+            .collect();
+    assert!(places.is_sorted(), "{xml}");
+    assert_eq!(xml.matches("<interface ").count(), 2, "{xml}");
+}
+
+#[test]
 fn the_mac_address_is_written_as_libvirt_reads_it() {
     for (asked, expected) in [("BE-AF-00-00-DE-AD", "be:af:00:00:de:ad"), ("", "02:00:00:00:00:01")] {
         let interface = json!({"name": "default", "masquerade": {}, "macAddress": asked});

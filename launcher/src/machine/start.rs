@@ -198,6 +198,19 @@ mod tests {
         assert_eq!(lease.hostname.as_deref(), Some("web"));
         assert_eq!(lease.client, None);
         assert_eq!(lease.mtu, 1450);
+        // In place of its pod a guest is the only one on its bridge that is answered: others are on its network, too.
+        vmi.spec.domain.devices.interfaces =
+            serde_json::from_value(serde_json::json!([{"name": "default", "bridge": {}}])).unwrap();
+        let routes = vec![
+            protocol::Route { destination: "172.16.0.0/12".into(), gateway: "10.0.2.7".into() },
+            protocol::Route { destination: "169.254.1.1/32".into(), gateway: String::new() },
+        ];
+        let told = protocol::DhcpLease { gateway: String::new(), routes, ..nic.dhcp.clone().unwrap() };
+        let bridged = protocol::Nic { dhcp: Some(told), ..nic.clone() };
+        let bridged = super::lease(&bridged, &vmi, &Resolver::default()).unwrap();
+        assert_eq!(bridged.client, Some([2, 0, 0, 0, 0, 1]));
+        assert_eq!(bridged.gateway, None);
+        assert_eq!(bridged.routes[1], ("169.254.1.1/32".parse().unwrap(), Ipv4Addr::UNSPECIFIED));
         let broken = protocol::Nic {
             dhcp: Some(protocol::DhcpLease { address: "10.0.2.2".into(), ..nic.dhcp.clone().unwrap() }),
             ..nic

@@ -101,6 +101,23 @@ volumes:
             ],
         },
         Manifest {
+            name: "two-networks",
+            spec: "
+domain:
+  memory: {guest: 1Gi}
+  devices:
+    disks: [{name: root, disk: {bus: virtio}}]
+    interfaces:
+    - {name: default, masquerade: {}}
+    - {name: lan, bridge: {}, model: e1000e, macAddress: '02:00:00:00:00:0a'}
+networks:
+- {name: default, pod: {}}
+- {name: lan, multus: {networkName: depot/lan}}
+volumes: [{name: root, containerDisk: {image: 'registry.example/web:1'}}]
+",
+            defaults: vec![("/networks/1/multus", json!({"networkName": "depot/lan"}))],
+        },
+        Manifest {
             name: "efi",
             spec: "
 domain:
@@ -368,14 +385,9 @@ fn refused() -> Vec<(&'static str, Value, &'static str)> {
     let devices = |devices: Value| json!({"domain": {"devices": devices}});
     vec![
         (
-            "a second network",
-            json!({
-                "domain": {"devices": {"interfaces": [
-                    {"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}},
-                ]}},
-                "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}],
-            }),
-            "networks[1].multus",
+            "a network card of the host",
+            devices(json!({"interfaces": [{"name": "default", "sriov": {}}]})),
+            "domain.devices.interfaces[0].sriov",
         ),
         (
             "a device by a claim",

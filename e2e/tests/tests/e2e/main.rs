@@ -21,6 +21,7 @@ mod installation;
 mod lifecycle;
 mod manifests;
 mod network;
+mod networks;
 mod pods;
 mod preferences;
 mod refusals;
