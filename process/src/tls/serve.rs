@@ -2,8 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Extension, Router};
+use axum::Router;
 use hyper::{
+    Request,
+    body::Incoming,
     server::conn::http1,
     service::{Service as _, service_fn},
 };
@@ -131,9 +133,12 @@ async fn connection(
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let asked = Arc::new(Notify::new());
     let first = asked.clone();
-    let service = TowerToHyperService::new(router.layer(Extension(Peer::new(address, chain))));
-    let service = service_fn(move |request| {
+    let peer = Peer::new(address, chain);
+    let service = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
         asked.notify_one();
+        // Not a layer of the router: it would make all its routes anew for each connection.
+        request.extensions_mut().insert(peer.clone());
         service.call(request)
     });
     // Not the builder that finds out the version: it waits for the first bytes without a limit, and takes HTTP/2 from
