@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod config;
+pub mod events;
 pub mod logging;
 mod object;
 pub mod ops;

@@ -168,7 +168,8 @@ fn choose_frequency(
         hints.tsc_frequency = observed.frequency;
         return Ok(false);
     }
-    if need == Need::Migration {
+    // An emulated processor does not depend on the node.
+    if need == Need::Migration || observed.config.use_emulation {
         return Ok(true);
     }
     // A node with a counter wakes this machine up.

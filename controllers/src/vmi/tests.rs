@@ -429,22 +429,23 @@ fn machine_that_depends_on_the_counter_gets_a_frequency_before_its_pod() {
         json_patch::merge(&mut both, second);
         both
     };
-    // change, frequency that nodes offer, hint written, pod made
+    // change, emulation, frequency that nodes offer, hint written, pod made
     let table = [
-        (json!({}), Some(2000), Value::Null, true),
-        (invtsc.clone(), Some(2000), json!(2000), false),
-        (merged(&invtsc, &with_hint), Some(1000), Value::Null, true),
-        (invtsc, None, Value::Null, false),
-        (hyperv.clone(), Some(2000), json!(2000), false),
-        (hyperv, None, Value::Null, true),
+        (json!({}), false, Some(2000), Value::Null, true),
+        (invtsc.clone(), false, Some(2000), json!(2000), false),
+        (merged(&invtsc, &with_hint), false, Some(1000), Value::Null, true),
+        (invtsc.clone(), false, None, Value::Null, false),
+        (invtsc, true, None, Value::Null, true),
+        (hyperv.clone(), false, Some(2000), json!(2000), false),
+        (hyperv, false, None, Value::Null, true),
     ];
-    for (change, frequency, hint, pod) in table {
+    for (change, use_emulation, frequency, hint, pod) in table {
         let instance = machine(&change);
         let decision = decide(&Observed {
             instance: &instance,
             pods: &[],
             owner_exists: false,
-            config: &ClusterConfig::default(),
+            config: &ClusterConfig { use_emulation, ..ClusterConfig::default() },
             launcher_image: "launcher:1",
             claims: &BTreeMap::new(),
             limits: NamespaceLimits::default(),

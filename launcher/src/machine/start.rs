@@ -8,7 +8,7 @@ use std::{
 
 use api::VirtualMachineInstance;
 use ipnet::Ipv4Net;
-use tokio::task::JoinHandle;
+use tokio::{sync::Semaphore, task::JoinHandle};
 
 use super::RequestError;
 use crate::{
@@ -23,6 +23,10 @@ use crate::{
 
 /// How long making the images may take.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a look at the claims of a running machine may take: what users ask for waits meanwhile.
+const LOOK_DEADLINE: Duration = Duration::from_secs(3);
+/// Looks at claims at a time.
+static LOOKS: Semaphore = Semaphore::const_new(1);
 /// Where Debian has UEFI firmware, in case the cluster's setting names another distribution's directory.
 const OVMF_FALLBACK: &str = "/usr/share/OVMF";
 
@@ -56,11 +60,17 @@ impl Start {
         }
     }
 
-    /// How large the disks in claims could be, by volume.
+    /// How large the disks in claims could be, by volume. Storage that does not answer is not asked again before it does:
+    /// each question holds a thread.
     pub(super) async fn room(&self) -> Vec<(String, u64)> {
+        let Ok(turn) = LOOKS.try_acquire() else { return Vec::new() };
         let this = self.clone();
-        let work = tokio::task::spawn_blocking(move || disks::room(&this.vmi, &this.paths));
-        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
+        let work = tokio::task::spawn_blocking(move || {
+            let sizes = disks::room(&this.vmi, &this.paths);
+            drop(turn);
+            sizes
+        });
+        match tokio::time::timeout(LOOK_DEADLINE, work).await {
             Ok(Ok(sizes)) => sizes,
             Ok(Err(_)) | Err(_) => {
                 tracing::warn!("the machine's claims could not be looked at in time");
