@@ -28,24 +28,28 @@ deps: ## Installs what building needs on this machine (Debian, root), or tells w
 	test -e /usr/include/libvirt/libvirt.h || packages="$$packages libvirt-dev"; \
 	test -z "$$packages" || { echo "installing$$packages"; apt-get update -q && apt-get install -q -y --no-install-recommends $$packages; }
 
-# Downloads of what the test cluster is built from, once, beside the compilers that do not need the network: a minute or more of a
-# first `make up`. What fails here is tried again, and told, by the build of the components.
+# What the test cluster is built from is fetched and compiled, once, beside the Rust compiler and behind it in priority: it takes what
+# that leaves of the processors, two minutes and more of a first `make up`. What fails here is tried again, and told, by the build of the
+# components, which `up` and `e2e` come to when this has ended.
 COMPONENTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ferrovirt/components
-.PHONY: fetch
-fetch: deps
-	@test -n "$$KUBECONFIG" || test -d $(COMPONENTS) || { mkdir -p build; \
-	(for module in e2e/cluster/components/*/; do (cd $$module && go mod download); done) </dev/null >build/fetch.log 2>&1 & }
+AWAIT_AHEAD := test ! -e build/ahead.lock || flock build/ahead.lock true
+.PHONY: ahead
+ahead: deps
+	@test -n "$$KUBECONFIG" || test -d $(COMPONENTS) || { mkdir -p build; cd e2e/cluster/components; \
+	CGO_ENABLED=0 flock ../../../build/ahead.lock nice -n 19 go list -trimpath -buildvcs=false -export -deps tool ./coredns ./etcd \
+	</dev/null >../../../build/ahead.log 2>&1 & }
 
 # The rest of what is needed is in a list of the `cluster` program (e2e/cluster/src/deps.rs), which tells what each part is for.
 .PHONY: build
-build: fetch ## Builds all programs (release profile) and puts those for users into build/bin
+build: ahead ## Builds all programs (release profile) and puts those for users into build/bin
 	$(CARGO) build --release --locked --workspace --bins
 	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/images $(RELEASE)/bench
 	@ln -sf kubectl-virt $(BIN)/$(COMPLETER)
 	$(CLUSTER) deps
 
 .PHONY: components
-components: build ## Builds Kubernetes and the rest of the test cluster from their Go modules, once
+components: build ## Builds Kubernetes and the rest of the test cluster from their Go module, once
+	@$(AWAIT_AHEAD)
 	$(CLUSTER) build-components
 
 .PHONY: images
@@ -59,6 +63,7 @@ guests: build ## Builds the images of all test guests into build/images
 .PHONY: tiny
 tiny: images
 	$(IMAGES) build guest-tiny guest-tiny-kernel
+	@$(AWAIT_AHEAD)
 
 .PHONY: up
 up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt, boots a machine
@@ -91,6 +96,7 @@ STORIES := --workspace --locked --test conformance --test e2e
 .PHONY: e2e
 e2e: images guests ## End-to-end tests, on the own cluster or on that of KUBECONFIG
 	$(CARGO) test $(STORIES) --no-run
+	@$(AWAIT_AHEAD)
 	$(CLUSTER) run -- $(CARGO) test $(STORIES)
 
 .PHONY: test
