@@ -1,6 +1,8 @@
 //! The object that configures the installation: there is one, it makes sense, and it does not go while machines need
 //! it, when it says so.
 
+mod host_devices;
+
 use std::time::Duration;
 
 use api::{
@@ -126,6 +128,9 @@ fn usable(object: &KubeVirt) -> Causes {
     if object.spec.configuration.ksm_configuration.is_some() {
         let field = format!("{CONFIGURATION}.ksmConfiguration");
         causes.not_supported(field.clone(), format!("{field} is not supported yet"));
+    }
+    if let Some(permitted) = &object.spec.configuration.permitted_host_devices {
+        host_devices::causes(permitted, &mut causes);
     }
     causes
 }
@@ -348,6 +353,10 @@ mod tests {
         for (configuration, refused) in [
             (json!({}), vec![]),
             (json!({"ksmConfiguration": {"nodeLabelSelector": {}}}), vec!["spec.configuration.ksmConfiguration"]),
+            (
+                json!({"permittedHostDevices": {"mediatedDevices": [{"mdevNameSelector": "a", "resourceName": "v.org/a"}]}}),
+                vec!["spec.configuration.permittedHostDevices.mediatedDevices"],
+            ),
         ] {
             let spec = serde_json::from_value(json!({"configuration": configuration})).unwrap();
             let causes = usable(&KubeVirt::new("kubevirt", spec));

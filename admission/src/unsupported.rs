@@ -41,13 +41,15 @@ fn is_set(text: Option<&String>) -> bool {
 const INTERFACES: &str = "domain.devices.interfaces";
 const DISKS: &str = "domain.devices.disks";
 const VOLUMES: &str = "volumes";
+const GPUS: &str = "domain.devices.gpus";
+const HOST_DEVICES: &str = "domain.devices.hostDevices";
 
 const MIGRATION: &str = "live migration";
 const HOTPLUG: &str = "hot-plug";
-const HOST_DEVICES: &str = "devices of the host";
+const CLAIMED: &str = "devices by resource claims";
+const ROLES: &str = "device roles";
 const PINNING: &str = "pinned CPUs";
 const ENCRYPTION: &str = "encrypted guests";
-const SECONDARY: &str = "networks besides the pod's";
 
 const SPEC: &[Entry] = &[
     Entry {
@@ -59,11 +61,7 @@ const SPEC: &[Entry] = &[
     // Migration.
     Entry {
         why: MIGRATION,
-        uses: |spec| {
-            let asked =
-                matches!(spec.eviction_strategy, Some(EvictionStrategy::LiveMigrate | EvictionStrategy::External));
-            when(asked, "evictionStrategy")
-        },
+        uses: |spec| when(spec.eviction_strategy == Some(EvictionStrategy::LiveMigrate), "evictionStrategy"),
     },
     // CPU.
     Entry {
@@ -145,12 +143,37 @@ const SPEC: &[Entry] = &[
             when(tpm.is_some_and(|tpm| tpm.enabled.unwrap_or(true)), "domain.devices.tpm")
         },
     },
-    Entry { why: HOST_DEVICES, uses: |spec| each(&spec.domain.devices.gpus, "domain.devices.gpus", "", |_| true) },
     Entry {
-        why: HOST_DEVICES,
-        uses: |spec| each(&spec.domain.devices.host_devices, "domain.devices.hostDevices", "", |_| true),
+        why: CLAIMED,
+        uses: |spec| {
+            each(&spec.domain.devices.gpus, GPUS, "claimName", |gpu| {
+                is_set(gpu.claim_name.as_ref()) || is_set(gpu.request_name.as_ref())
+            })
+        },
     },
-    Entry { why: HOST_DEVICES, uses: |spec| each(&spec.resource_claims, "resourceClaims", "", |_| true) },
+    Entry {
+        why: CLAIMED,
+        uses: |spec| {
+            each(&spec.domain.devices.host_devices, HOST_DEVICES, "claimName", |device| {
+                is_set(device.claim_name.as_ref()) || is_set(device.request_name.as_ref())
+            })
+        },
+    },
+    Entry { why: CLAIMED, uses: |spec| each(&spec.resource_claims, "resourceClaims", "", |_| true) },
+    Entry {
+        why: "displays of virtual GPUs",
+        uses: |spec| {
+            each(&spec.domain.devices.gpus, GPUS, "virtualGPUOptions.display", |gpu| {
+                let display = gpu.virtual_gpu_options.as_ref().and_then(|options| options.display.as_ref());
+                display.is_some_and(|display| display.enabled != Some(false))
+            })
+        },
+    },
+    Entry { why: ROLES, uses: |spec| each(&spec.domain.devices.gpus, GPUS, "tag", |gpu| is_set(gpu.tag.as_ref())) },
+    Entry {
+        why: ROLES,
+        uses: |spec| each(&spec.domain.devices.host_devices, HOST_DEVICES, "tag", |device| is_set(device.tag.as_ref())),
+    },
     Entry {
         why: "virtiofs",
         uses: |spec| each(&spec.domain.devices.filesystems, "domain.devices.filesystems", "", |_| true),
@@ -189,17 +212,8 @@ const SPEC: &[Entry] = &[
             })
         },
     },
-    Entry {
-        why: "device roles",
-        uses: |spec| each(&spec.domain.devices.disks, DISKS, "tag", |disk| is_set(disk.tag.as_ref())),
-    },
+    Entry { why: ROLES, uses: |spec| each(&spec.domain.devices.disks, DISKS, "tag", |disk| is_set(disk.tag.as_ref())) },
     // Networks.
-    Entry {
-        why: "bridge binding",
-        uses: |spec| {
-            each(&spec.domain.devices.interfaces, INTERFACES, "bridge", |interface| interface.bridge.is_some())
-        },
-    },
     Entry {
         why: "SR-IOV",
         uses: |spec| each(&spec.domain.devices.interfaces, INTERFACES, "sriov", |interface| interface.sriov.is_some()),
@@ -219,17 +233,13 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
-        why: "device roles",
+        why: ROLES,
         uses: |spec| {
             each(&spec.domain.devices.interfaces, INTERFACES, "tag", |interface| is_set(interface.tag.as_ref()))
         },
     },
     Entry {
-        why: SECONDARY,
-        uses: |spec| each(&spec.networks, "networks", "multus", |network| network.multus.is_some()),
-    },
-    Entry {
-        why: SECONDARY,
+        why: HOST_DEVICES,
         uses: |spec| each(&spec.networks, "networks", "resourceClaim", |network| network.resource_claim.is_some()),
     },
     // Volumes.
@@ -388,9 +398,16 @@ mod tests {
         for change in [
             json!({}),
             json!({"evictionStrategy": "LiveMigrateIfPossible"}),
+            json!({"evictionStrategy": "External"}),
             json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 2}}}),
             json!({"domain": {"devices": {"tpm": {"enabled": false}}}}),
             json!({"domain": {"devices": {"clientPassthrough": {}}}}),
+            json!({"domain": {"devices": {"hostDevices": [{"name": "h", "deviceName": "v/h"}]}}}),
+            json!({"domain": {"devices": {"gpus": [
+                {"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {"enabled": false}}},
+            ]}}}),
+            json!({"domain": {"devices": {"interfaces": [{"name": "default", "bridge": {}}]}}}),
+            json!({"networks": [{"name": "default", "multus": {"networkName": "n", "default": true}}]}),
             json!({"domain": {"firmware": {"bootloader": {"efi": {"secureBoot": false}}}}}),
             json!({"volumes": [
                 {"name": "a", "cloudInitConfigDrive": {"userData": "x"}},
@@ -413,7 +430,6 @@ mod tests {
         for (change, field) in [
             (json!({"architecture": "arm64"}), "architecture"),
             (json!({"evictionStrategy": "LiveMigrate"}), "evictionStrategy"),
-            (json!({"evictionStrategy": "External"}), "evictionStrategy"),
             (json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}), "domain.cpu.dedicatedCpuPlacement"),
             (json!({"domain": {"cpu": {"isolateEmulatorThread": true}}}), "domain.cpu.isolateEmulatorThread"),
             (json!({"domain": {"cpu": {"realtime": {}}}}), "domain.cpu.realtime"),
@@ -431,8 +447,20 @@ mod tests {
             ),
             (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
             (devices(json!({"tpm": {}})), "domain.devices.tpm"),
-            (devices(json!({"gpus": [{"name": "g"}]})), "domain.devices.gpus[0]"),
-            (devices(json!({"hostDevices": [{"name": "h"}]})), "domain.devices.hostDevices[0]"),
+            (devices(json!({"gpus": [{"name": "g", "claimName": "c"}]})), "domain.devices.gpus[0].claimName"),
+            (
+                devices(json!({"hostDevices": [{"name": "h", "requestName": "r"}]})),
+                "domain.devices.hostDevices[0].claimName",
+            ),
+            (
+                devices(json!({"gpus": [{"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {}}}]})),
+                "domain.devices.gpus[0].virtualGPUOptions.display",
+            ),
+            (devices(json!({"gpus": [{"name": "g", "deviceName": "v/g", "tag": "t"}]})), "domain.devices.gpus[0].tag"),
+            (
+                devices(json!({"hostDevices": [{"name": "h", "deviceName": "v/h", "tag": "t"}]})),
+                "domain.devices.hostDevices[0].tag",
+            ),
             (json!({"resourceClaims": [{"name": "r"}]}), "resourceClaims[0]"),
             (devices(json!({"filesystems": [{"name": "f", "virtiofs": {}}]})), "domain.devices.filesystems[0]"),
             (devices(json!({"autoattachVSOCK": true})), "domain.devices.autoattachVSOCK"),
@@ -447,12 +475,10 @@ mod tests {
                 "domain.devices.disks[0].changedBlockTracking",
             ),
             (disk(json!({"name": "root", "tag": "boot"})), "domain.devices.disks[0].tag"),
-            (interface(json!({"name": "default", "bridge": {}})), "domain.devices.interfaces[0].bridge"),
             (interface(json!({"name": "default", "sriov": {}})), "domain.devices.interfaces[0].sriov"),
             (interface(json!({"name": "default", "passtBinding": {}})), "domain.devices.interfaces[0].passtBinding"),
             (interface(json!({"name": "default", "binding": {"name": "b"}})), "domain.devices.interfaces[0].binding"),
             (interface(json!({"name": "default", "masquerade": {}, "tag": "t"})), "domain.devices.interfaces[0].tag"),
-            (json!({"networks": [{"name": "default", "multus": {"networkName": "n"}}]}), "networks[0].multus"),
             (json!({"networks": [{"name": "default", "resourceClaim": {}}]}), "networks[0].resourceClaim"),
             (volume(json!({"name": "root", "dataVolume": {"name": "d"}})), "volumes[0].dataVolume"),
             (volume(json!({"name": "root", "hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),

@@ -126,6 +126,10 @@ pub fn causes(
         }
     }
     causes.extend(spec_causes("spec", &vm.spec, &spec, config, is_component));
+    // What is no longer permitted must not keep a VM from being stopped.
+    if old.is_none_or(|old| asks_for_other_devices(vm, old)) {
+        causes.extend(rules::devices::not_permitted("spec.template.spec", &spec, config));
+    }
     if !causes.is_empty() {
         return Ok(causes);
     }
@@ -137,6 +141,15 @@ pub fn causes(
         causes.extend(in_progress_causes(vm, old));
     }
     Ok(causes)
+}
+
+/// Whether a change may bring devices of the host that the VM did not have.
+fn asks_for_other_devices(vm: &VirtualMachine, old: &VirtualMachine) -> bool {
+    let devices = |vm: &VirtualMachine| {
+        let devices = vm.spec.template.spec.as_ref().map(|spec| spec.domain.devices.clone()).unwrap_or_default();
+        (devices.gpus, devices.host_devices)
+    };
+    devices(vm) != devices(old) || vm.spec.instancetype != old.spec.instancetype
 }
 
 /// What is wrong with the spec of a VM at `root`, its own or that in the template of a pool. `machine` is the spec of the
@@ -212,4 +225,40 @@ pub fn in_progress_causes(vm: &VirtualMachine, old: &VirtualMachine) -> Causes {
         causes.not_supported("spec", format!("Cannot update VM runStrategy until restore \"{restore}\" completes"));
     }
     causes
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn vm(strategy: &str, devices: Value) -> VirtualMachine {
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "v", "namespace": "n"},
+            "spec": {"runStrategy": strategy, "template": {"spec": {
+                "domain": {"memory": {"guest": "128Mi"}, "devices": devices},
+            }}},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_vm_keeps_a_device_that_is_no_longer_permitted_but_gets_no_other() {
+        let config = ClusterConfig {
+            permitted_host_devices: serde_json::from_value(json!({})).unwrap(),
+            ..ClusterConfig::default()
+        };
+        let gpu = |name: &str| json!({"gpus": [{"name": "g", "deviceName": name}]});
+        let refused = |vm: &VirtualMachine, old: Option<&VirtualMachine>| {
+            let causes = causes(vm, old, &Chosen::default(), &config, false).unwrap();
+            causes.as_slice().iter().map(|cause| cause.field.clone()).collect::<Vec<_>>()
+        };
+        let old = vm("Always", gpu("v.org/a"));
+        let field = "spec.template.spec.domain.devices.gpus[0].deviceName";
+        assert_eq!(refused(&old, None), [field]);
+        assert_eq!(refused(&vm("Halted", gpu("v.org/a")), Some(&old)), Vec::<String>::new());
+        assert_eq!(refused(&vm("Always", gpu("v.org/b")), Some(&old)), [field]);
+        assert_eq!(refused(&vm("Always", json!({})), Some(&old)), Vec::<String>::new());
+    }
 }

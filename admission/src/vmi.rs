@@ -145,6 +145,7 @@ pub fn keep_status(request: &Request, is_component: bool) -> Vec<Value> {
 pub fn create_causes(machine: &VirtualMachineInstance, config: &ClusterConfig, is_component: bool) -> Causes {
     let mut causes = rules::discontinued(&machine.spec, "spec", config);
     causes.extend(rules::spec("spec", &machine.spec, config));
+    causes.extend(rules::devices::not_permitted("spec", &machine.spec, config));
     causes.extend(rules::volumes::mapped(&machine.spec));
     causes.extend(rules::resources::mandatory_memory(&machine.spec));
     causes.extend(rules::metadata::causes("metadata", &machine.metadata, config, is_component));

@@ -95,7 +95,7 @@ impl Context<'_> {
         if self.request.operation == Operation::Create {
             return Ok(None);
         }
-        T::deserialize(&self.request.old_object).map(Some).map_err(|error| {
+        read::stored(&self.request.old_object).map(Some).map_err(|error| {
             let mut causes = Causes::new();
             causes.shape(format!("cannot read the stored object: {error}"));
             Stop::Causes(causes)

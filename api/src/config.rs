@@ -12,7 +12,7 @@ use k8s_openapi::{
 use thiserror::Error;
 
 use crate::{
-    constants::component,
+    constants::{annotation::SKIP_BACKUP_HOOKS, component},
     enums::EvictionStrategy,
     gates,
     kubevirt::{
@@ -208,8 +208,8 @@ pub struct ClusterConfig {
     pub permit_bridge_interface_on_pod_network: bool,
     /// Registered binding plugins by name.
     pub network_bindings: BTreeMap<String, InterfaceBindingPlugin>,
-    /// Host devices machines may use.
-    pub permitted_host_devices: PermittedHostDevices,
+    /// Host devices machines may use; any resource that there is, while nothing is said.
+    pub permitted_host_devices: Option<PermittedHostDevices>,
     /// Whether SCSI persistent reservations are allowed.
     pub persistent_reservation: bool,
     /// Percent of missing space accepted on a claim.
@@ -240,6 +240,8 @@ pub struct ClusterConfig {
     pub tls: TlsConfiguration,
     /// Show VGA instead of bochs to EFI guests.
     pub vga_display_for_efi: bool,
+    /// Backups of launcher pods do not freeze guests.
+    pub skip_backup_hooks: bool,
     /// Whether virt-template is not switched off; its gate counts too.
     pub virt_template: bool,
     /// Whether components may be profiled.
@@ -311,7 +313,7 @@ impl Default for ClusterConfig {
             default_network_interface: "masquerade".to_owned(),
             permit_bridge_interface_on_pod_network: true,
             network_bindings: BTreeMap::new(),
-            permitted_host_devices: PermittedHostDevices::default(),
+            permitted_host_devices: None,
             persistent_reservation: false,
             pvc_tolerate_less_space_up_to_percent: 10,
             minimum_reserve_pvc_bytes: 131_072,
@@ -327,6 +329,7 @@ impl Default for ClusterConfig {
             support_container_resources: BTreeMap::new(),
             tls: TlsConfiguration::default(),
             vga_display_for_efi: false,
+            skip_backup_hooks: false,
             virt_template: true,
             cluster_profiler: false,
             feature_gates: Vec::new(),
@@ -374,8 +377,9 @@ impl ClusterConfig {
         {
             config.default_architecture = architecture.to_owned();
         }
-        config.vga_display_for_efi =
-            object.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(VGA_DISPLAY_EFI));
+        let annotation = |key: &str| object.metadata.annotations.as_ref()?.get(key);
+        config.vga_display_for_efi = annotation(VGA_DISPLAY_EFI).is_some();
+        config.skip_backup_hooks = annotation(SKIP_BACKUP_HOOKS).is_some_and(|value| crate::is_true(value));
         config.virt_template =
             from.virt_template_deployment.as_ref().and_then(|deployment| deployment.enabled).unwrap_or(true);
         config.overlay_developer(from)?;
@@ -525,9 +529,7 @@ impl ClusterConfig {
             _ => {}
         }
         self.vm_state_storage_class = text(from.vm_state_storage_class.as_ref());
-        if let Some(devices) = &from.permitted_host_devices {
-            self.permitted_host_devices.clone_from(devices);
-        }
+        self.permitted_host_devices.clone_from(&from.permitted_host_devices);
         self.persistent_reservation = from
             .persistent_reservation_configuration
             .as_ref()

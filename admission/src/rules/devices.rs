@@ -56,6 +56,25 @@ pub(super) fn displays(root: &str, spec: &VirtualMachineInstanceSpec, config: &C
     }
 }
 
+/// Devices of resources that the configuration does not permit. The reference tells so when it makes the pod.
+pub fn not_permitted(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> Causes {
+    let mut causes = Causes::new();
+    let Some(permitted) = &config.permitted_host_devices else { return causes };
+    let devices = &spec.domain.devices;
+    let gpus = devices.gpus.iter().map(|gpu| &gpu.device_name).enumerate();
+    let hosts = devices.host_devices.iter().map(|device| &device.device_name).enumerate();
+    let gpus = gpus.map(|(index, name)| ("GPU", "gpus", index, name));
+    let hosts = hosts.map(|(index, name)| ("HostDevice", "hostDevices", index, name));
+    for (what, list, index, name) in gpus.chain(hosts) {
+        let Some(name) = name.as_deref().filter(|name| !name.is_empty() && !permitted.permits(name)) else { continue };
+        causes.invalid(
+            format!("{root}.domain.devices.{list}[{index}].deviceName"),
+            format!("{what} {name} is not permitted in permittedHostDevices configuration"),
+        );
+    }
+    causes
+}
+
 /// What is wrong with the other devices.
 pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
     let domain = &spec.domain;
@@ -209,6 +228,7 @@ fn vendor_id(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes)
 
 #[cfg(test)]
 mod tests {
+    use api::config::ClusterConfig;
     use serde_json::{Value, json};
 
     use crate::rules::testing::*;
@@ -335,5 +355,32 @@ mod tests {
             "spec.terminationGracePeriodSeconds",
             "greater than or equal to 0",
         );
+    }
+
+    #[test]
+    fn devices_are_of_resources_that_are_permitted() {
+        let config = |permitted: Value| ClusterConfig {
+            permitted_host_devices: serde_json::from_value(permitted).unwrap(),
+            ..ClusterConfig::default()
+        };
+        let asked = devices(json!({
+            "gpus": [{"name": "g", "deviceName": "v.org/gpu"}, {"name": "c", "claimName": "c", "requestName": "r"}],
+            "hostDevices": [{"name": "a", "deviceName": "v.org/stick"}, {"name": "b", "deviceName": "v.org/card"}],
+        }));
+        let stick = json!([{"resourceName": "v.org/stick", "selectors": [{"vendor": "1", "product": "2"}]}]);
+        let card =
+            json!([{"pciVendorSelector": "1:2", "resourceName": "v.org/card", "externalResourceProvider": true}]);
+        for (permitted, refused) in [
+            // Nothing is said about devices.
+            (Value::Null, vec![]),
+            (json!({}), vec!["gpus[0]", "hostDevices[0]", "hostDevices[1]"]),
+            (json!({"usb": stick, "pciHostDevices": card}), vec!["gpus[0]"]),
+        ] {
+            let causes = super::not_permitted("spec", &machine(asked.clone()), &config(permitted.clone()));
+            let fields: Vec<&str> = causes.as_slice().iter().map(|cause| cause.field.as_str()).collect();
+            let refused: Vec<String> =
+                refused.iter().map(|device| format!("spec.domain.devices.{device}.deviceName")).collect();
+            assert_eq!(fields, refused, "{permitted}");
+        }
     }
 }

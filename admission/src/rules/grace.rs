@@ -42,8 +42,8 @@ fn devices(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig
     gpus.chain(hosts)
         .filter_map(|(list, index, name)| {
             let name = name?;
-            let permitted =
-                config.permitted_host_devices.pci_host_devices.iter().find(|known| known.resource_name == name)?;
+            let permitted = config.permitted_host_devices.as_ref()?;
+            let permitted = permitted.pci_host_devices.iter().find(|known| known.resource_name == name)?;
             let path = format!("{root}.domain.devices.{list}[{index}].deviceName");
             Some((path, name.to_owned(), selector(&permitted.pci_vendor_selector)))
         })

@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::api::resource::Quantity,
 };
 
-use super::{Inputs, RenderError};
+use super::{Inputs, RenderError, networks};
 
 /// Space for logs and sockets in the pod's own file systems.
 const EPHEMERAL_STORAGE: i64 = 50_000_000;
@@ -56,6 +56,9 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<PodResources, RenderError
     cpu(inputs, &mut requests, &mut limits)?;
     memory(inputs, &mut requests, &mut limits, overhead)?;
     devices(inputs, &mut requests, &mut limits)?;
+    for name in networks::resources(inputs)? {
+        one_more(&name, &mut requests, &mut limits);
+    }
 
     let claims = device_claims(inputs);
     Ok(PodResources {
@@ -169,25 +172,24 @@ fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) ->
         limits.insert(device::VHOST_VSOCK.to_owned(), one());
     }
     let mut refused = Vec::new();
-    let permitted = &inputs.config.permitted_host_devices;
-    let is_permitted = |name: &str| {
-        permitted.pci_host_devices.iter().any(|device| device.resource_name == name)
-            || permitted.mediated_devices.iter().any(|device| device.resource_name == name)
-            || permitted.usb.iter().any(|device| device.resource_name == name)
-    };
+    let permitted = inputs.config.permitted_host_devices.as_ref();
     let gpus = devices.gpus.iter().map(|gpu| ("GPU", &gpu.device_name));
     let host_devices = devices.host_devices.iter().map(|device| ("HostDevice", &device.device_name));
     for (what, name) in gpus.chain(host_devices) {
         let Some(name) = name.as_ref().filter(|name| !name.is_empty()) else { continue };
-        if !is_permitted(name) {
+        if permitted.is_some_and(|permitted| !permitted.permits(name)) {
             refused.push(format!("{what} {name} is not permitted in permittedHostDevices configuration"));
         }
-        for amounts in [&mut *requests, &mut *limits] {
-            let count = amounts.get(name).and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
-            amounts.insert(name.clone(), Quantity(count.saturating_add(1).to_string()));
-        }
+        one_more(name, requests, limits);
     }
     if refused.is_empty() { Ok(()) } else { Err(RenderError::NotPermitted(refused.join(" "))) }
+}
+
+fn one_more(name: &str, requests: &mut Amounts, limits: &mut Amounts) {
+    for amounts in [requests, limits] {
+        let count = amounts.get(name).and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
+        amounts.insert(name.to_owned(), Quantity(count.saturating_add(1).to_string()));
+    }
 }
 
 fn device_claims(inputs: &Inputs<'_>) -> Vec<ResourceClaim> {

@@ -497,9 +497,13 @@ fn resource(kind: &str) -> ApiResource {
             ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineRestore", "virtualmachinerestores")
         }
         "VirtualMachineExport" => ("export.kubevirt.io", "v1", "VirtualMachineExport", "virtualmachineexports"),
+        "StorageClass" => ("storage.k8s.io", "v1", "StorageClass", "storageclasses"),
         "PriorityClass" => ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses"),
         "CustomResourceDefinition" => {
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
+        }
+        "NetworkAttachmentDefinition" => {
+            ("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions")
         }
         "Deployment" => ("apps", "v1", "Deployment", "deployments"),
         "DaemonSet" => ("apps", "v1", "DaemonSet", "daemonsets"),

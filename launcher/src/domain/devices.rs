@@ -19,7 +19,7 @@ pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         Element::new("controller")
             .with("type", "usb")
             .with("index", "0")
-            .with("model", if needs_usb(vmi) { "qemu-xhci" } else { "none" }),
+            .with("model", if needs_usb(vmi, env) { "qemu-xhci" } else { "none" }),
     ];
     if devices.disks.iter().any(|disk| super::disks::bus(disk) == "scsi") {
         list.push(Element::new("controller").with("type", "scsi").with("index", "0").with("model", model));
@@ -97,9 +97,11 @@ pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     Ok(list)
 }
 
-fn needs_usb(vmi: &VirtualMachineInstance) -> bool {
+fn needs_usb(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> bool {
     let devices = &vmi.spec.domain.devices;
-    devices.client_passthrough.is_some()
+    let mut of_host = devices.host_devices.iter().filter_map(|device| device.device_name.as_deref());
+    of_host.any(|resource| env.host_devices.has_usb(resource))
+        || devices.client_passthrough.is_some()
         || devices.inputs.iter().any(|input| input.bus.as_deref().is_none_or(|bus| bus.is_empty() || bus == "usb"))
         || devices.disks.iter().any(|disk| super::disks::bus(disk) == "usb")
 }

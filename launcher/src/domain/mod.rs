@@ -8,6 +8,7 @@ mod devices;
 mod disks;
 mod features;
 mod firmware;
+mod host_devices;
 mod network;
 pub mod xml;
 
@@ -16,8 +17,11 @@ use std::path::{Path, PathBuf};
 use api::{StartStrategy, VirtualMachineInstance, quantity};
 use thiserror::Error;
 
-pub use self::firmware::{Uefi, select_uefi};
 use self::xml::Element;
+pub use self::{
+    firmware::{Uefi, select_uefi},
+    host_devices::Given,
+};
 use crate::disks::Prepared;
 
 /// Why a machine cannot be turned into a domain.
@@ -64,6 +68,19 @@ pub enum DomainError {
     /// A volume that should hold an ACPI table is none.
     #[error("firmware's volume for {0} was not found")]
     AcpiTable(&'static str),
+    /// The environment says something else about devices than where they are.
+    #[error("{0} does not hold addresses of devices")]
+    HostAddress(String),
+    /// The pod was not given a device that the machine has.
+    #[error("the pod was not given a device of resource {resource} for {kind} {name}")]
+    NoHostDevice {
+        /// `HostDevice` or `GPU`.
+        kind: &'static str,
+        /// The device's name in the machine.
+        name: String,
+        /// The resource it is one of.
+        resource: String,
+    },
     /// A value holds a control character.
     #[error("a value of the machine holds a control character")]
     ControlCharacter,
@@ -100,6 +117,8 @@ pub struct Environment<'a> {
     pub uefi: Option<&'a Uefi>,
     /// Directory of time zones, which QEMU looks up.
     pub zones: &'a Path,
+    /// Devices of the host that the pod was given.
+    pub host_devices: &'a Given,
     /// What the agent knows.
     pub options: &'a protocol::MachineOptions,
 }
@@ -176,6 +195,7 @@ pub fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Do
     let devices = Element::new("devices")
         .children(network::interfaces(vmi, env, vcpus)?)
         .children(devices::devices(vmi, env)?)
+        .children(host_devices::host_devices(vmi, env.host_devices)?)
         .children(disks);
     let domain = domain.child(devices);
     if domain.has_forbidden_character() {

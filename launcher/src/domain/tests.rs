@@ -78,6 +78,7 @@ fn convert_for(
             prepared: &prepared(),
             uefi: Some(&uefi),
             zones: Path::new("/p/zoneinfo"),
+            host_devices: &Given::new([("USB_RESOURCE_V_ORG_STICK".into(), "1:4".into())]),
             options,
         },
     )
@@ -178,6 +179,7 @@ fn without_kvm_emulation_must_be_allowed() {
     let vmi = vmi(with_domain(json!({})));
     let prepared = Prepared::default();
     let options = protocol::MachineOptions::default();
+    let given = Given::default();
     let environment = Environment {
         kvm: false,
         allow_emulation: false,
@@ -189,6 +191,7 @@ fn without_kvm_emulation_must_be_allowed() {
         prepared: &prepared,
         uefi: None,
         zones: Path::new(""),
+        host_devices: &given,
         options: &options,
     };
     assert_eq!(convert(&vmi, &environment), Err(DomainError::NoKvm));
@@ -356,6 +359,36 @@ fn usb_redirection_has_its_channels_and_a_controller() {
 }
 
 #[test]
+fn a_guest_that_depends_on_the_counter_is_told_its_frequency() {
+    let invtsc = json!({"features": [{"name": "invtsc", "policy": "require"}]});
+    for (part, hint, timer) in [
+        (json!({"cpu": invtsc}), Some(2_000_000_000), true),
+        (json!({"cpu": invtsc, "clock": {"utc": {}}}), Some(2_000_000_000), true),
+        (
+            json!({"cpu": invtsc, "clock": {"utc": {}, "timer": {"hpet": {"present": false}}}}),
+            Some(2_000_000_000),
+            true,
+        ),
+        (json!({"cpu": invtsc}), None, false),
+        (json!({}), Some(2_000_000_000), false),
+    ] {
+        let mut vmi = vmi(with_domain(part.clone()));
+        let status = vmi.status.get_or_insert_default();
+        status.topology_hints.get_or_insert_default().tsc_frequency = hint;
+        let clock = features::clock(&vmi, Path::new("")).unwrap().map(|clock| clock.to_xml()).unwrap_or_default();
+        assert_eq!(clock.contains("<timer name='tsc' frequency='2000000000'/>"), timer, "{part}: {clock}");
+    }
+}
+
+#[test]
+fn a_usb_device_of_the_host_has_a_controller() {
+    let device = json!({"name": "stick", "deviceName": "v.org/stick"});
+    let xml = xml(json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"hostDevices": [device]}}}));
+    assert!(xml.contains("<controller type='usb' index='0' model='qemu-xhci'/>"), "{xml}");
+    assert!(xml.contains("<address bus='1' device='4'/>"), "{xml}");
+}
+
+#[test]
 fn a_clock_follows_a_time_zone_that_there_is() {
     let zones = std::env::temp_dir().join(format!("launcher-zones-{}", std::process::id()));
     std::fs::create_dir_all(zones.join("Europe")).unwrap();
@@ -396,6 +429,33 @@ fn the_cluster_and_annotations_choose_hardware() {
     assert!(changed.contains("<pcihole64 unit='KiB'>0</pcihole64>"));
     let annotated = convert(&options(), json!({"kubevirt.io/free-page-reporting-disabled": "true"}));
     assert!(annotated.contains("freePageReporting='off'"));
+}
+
+#[test]
+fn interfaces_stand_in_their_order_each_with_its_own_tap_device() {
+    let nic = |name: &str, tap: &str, mac: &str| protocol::Nic {
+        name: name.into(),
+        tap: tap.into(),
+        mac: mac.into(),
+        ..Default::default()
+    };
+    // The agent may tell of them in another order.
+    let nics = vec![nic("lan", "tap094a367b026", "0a:58:00:00:00:07"), nic("default", "tap0", "02:00:00:00:00:01")];
+    let options = protocol::MachineOptions { nics, ..options() };
+    let mut spec = with_domain(json!({"devices": {"interfaces": [
+        {"name": "default", "masquerade": {}},
+        {"name": "lan", "bridge": {}},
+        {"name": "gone", "bridge": {}, "state": "absent"},
+    ]}}));
+    spec["networks"] = json!([{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}]);
+    let xml = convert_for(&vmi(spec), true, &options).unwrap().xml;
+    let places: Vec<usize> =
+        ["dev='tap0'", "alias name='ua-default'", "0a:58:00:00:00:07", "dev='tap094a367b026'", "ua-lan"]
+            .iter()
+            .map(|text| xml.find(text).unwrap_or_else(|| panic!("{text} in {xml}")))
+            .collect();
+    assert!(places.is_sorted(), "{xml}");
+    assert_eq!(xml.matches("<interface ").count(), 2, "{xml}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::{
     agent::{GuestAgent, Told},
     console::Console,
     daemon::{self, Daemon, DaemonProgram},
-    domain::domain_name,
+    domain::{Given, domain_name},
     libvirt::{Connection, Error, RebootWay},
     options::MachineArgs,
     paths::Paths,
@@ -96,6 +96,8 @@ pub struct Driver {
     dhcp: Vec<JoinHandle<()>>,
     disk_sizes: Vec<protocol::DiskTarget>,
     acpi: bool,
+    /// Devices of the host that the pod was given.
+    host_devices: Given,
     /// A worker ran here before, and this one has started nothing so far.
     adopting: bool,
 }
@@ -146,6 +148,7 @@ impl Driver {
             dhcp: Vec::new(),
             disk_sizes: Vec::new(),
             acpi: false,
+            host_devices: Given::new(std::env::vars_os()),
             adopting: false,
         };
         (driver, handle)
@@ -175,13 +178,14 @@ impl Driver {
     }
 
     /// The daemon comes up while the agent finds the launcher's socket, unless the agent has to open /dev/kvm first: the
-    /// daemon looks into it while it starts. A restarted worker finds the daemon of the one before; whether there may be a
+    /// daemon looks into it while it starts. With devices behind the IOMMU the agent has to raise first what this process
+    /// may lock of its memory, for the daemon and QEMU inherit that. A restarted worker finds the daemon of the one before; whether there may be a
     /// domain as well is told by the directory that each start makes first.
     fn bring_up_daemon(&mut self) {
         self.adopting = self.paths.machine(&self.args.uid).exists();
         if self.adopting {
             tracing::info!("a machine was started here before, looking for it");
-        } else if self.paths.dev.join("kvm").exists() && !kvm_usable(&self.paths.dev) {
+        } else if self.host_devices.has_pci() || (self.paths.dev.join("kvm").exists() && !kvm_usable(&self.paths.dev)) {
             return;
         }
         match self.start_daemon() {
@@ -246,6 +250,7 @@ impl Driver {
                     paths: self.paths.clone(),
                     args: self.args.clone(),
                     allow_emulation: self.allow_emulation,
+                    host_devices: self.host_devices.clone(),
                 };
                 let result = self.sync(start).await;
                 let _ = reply.send(result);
@@ -356,6 +361,8 @@ impl Driver {
         self.open_console(start);
         // Connecting may have found the domain of a former worker.
         if self.stage == Stage::Live {
+            // First: it may be what the guest waits for.
+            self.grow(start).await?;
             self.go_on().await?;
             return Ok(false);
         }
@@ -377,6 +384,24 @@ impl Driver {
         self.refresh().await;
         tracing::info!("the machine runs");
         Ok(true)
+    }
+
+    /// Gives the disks of the guest what their claims have grown by.
+    async fn grow(&self, start: &Start) -> Result<(), RequestError> {
+        let Some(connection) = self.connection.clone().filter(|_| self.stopping.is_none()) else { return Ok(()) };
+        for (volume, size) in start.room().await {
+            let target =
+                self.state.borrow().disks.iter().find(|disk| disk.volume == volume).map(|disk| disk.target.clone());
+            let Some(target) = target else { continue };
+            match connection.grow_disk(&self.name, target, size, CALL_DEADLINE).await {
+                Ok(true) => tracing::info!(volume, size, "the disk was grown to its claim"),
+                Ok(false) => {}
+                Err(error) if error.is_transient() => return Err(error.into()),
+                // The guest has its disk all the same.
+                Err(error) => tracing::warn!(volume, size, %error, "the disk was not grown to its claim"),
+            }
+        }
+        Ok(())
     }
 
     /// Lets a guest that stands still because of a disk run on. If the cause is still there, it stops again.

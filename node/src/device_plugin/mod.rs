@@ -1,7 +1,7 @@
 //! Devices of the node that launcher pods ask for as resources, by kubelet's device plugin API.
 //!
-//! One plugin a resource. The devices may be shared by any number of pods, so each resource has as many units as
-//! machines may run; a unit stands for the right to have the node in the container.
+//! One plugin a resource: for the devices that every launcher uses (`shared`), and for those that the cluster's
+//! configuration permits (`permitted`).
 //!
 //! ```text
 //!             kubelet.sock appears               kubelet answers
@@ -11,27 +11,39 @@
 //!      +------------------------ pause (1, 2, 5, 10 s) <---------------------+ socket is another one or gone
 //! ```
 
+mod offers;
+mod permitted;
 mod server;
+mod shared;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
+use futures::Stream;
 use hyper_util::rt::TokioIo;
+use process::config::ConfigHandle;
 use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 
 use self::{
+    offers::note,
     server::Plugin,
     v1beta1::{
-        DevicePluginOptions, RegisterRequest, device_plugin_server::DevicePluginServer,
+        ContainerAllocateResponse, DevicePluginOptions, RegisterRequest, device_plugin_server::DevicePluginServer,
         registration_client::RegistrationClient,
     },
 };
-use crate::{
-    device_access::is_there,
-    safe_dir::{Error as PathError, SafeDir, Stat},
+pub use self::{
+    offers::{Offer, Offers, Registration, all_known, changed},
+    shared::{Device, KVM, TUN, VHOST_NET},
 };
+use crate::safe_dir::{Error as PathError, SafeDir, Stat};
 
 /// kubelet's device plugin API.
 #[allow(missing_docs, clippy::all, reason = "generated from the proto file, which holds the documentation")]
@@ -50,43 +62,6 @@ const BACKOFF: [Duration; 4] =
     [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(10)];
 /// How often to look for a new socket of kubelet, should inotify have kept silent.
 const SOCKET_RECHECK: Duration = Duration::from_secs(5);
-/// How often to look for the devices, should inotify have kept silent.
-const DEVICE_RECHECK: Duration = Duration::from_secs(30);
-
-/// A character device that launchers use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device {
-    /// Name of the resource after `devices.kubevirt.io/`.
-    pub name: &'static str,
-    /// Node beneath `/dev`.
-    pub node: &'static str,
-    /// Major and minor number.
-    pub number: (u32, u32),
-    /// The node exists before its driver is loaded; opening it loads the driver.
-    pub autoload: bool,
-}
-
-/// Hardware virtualization.
-pub const KVM: Device = Device { name: "kvm", node: "kvm", number: (10, 232), autoload: false };
-/// Tap devices.
-pub const TUN: Device = Device { name: "tun", node: "net/tun", number: (10, 200), autoload: true };
-/// Network devices served by the kernel.
-pub const VHOST_NET: Device = Device { name: "vhost-net", node: "vhost-net", number: (10, 238), autoload: true };
-/// The resources that every node has.
-const RESOURCES: [Device; 3] = [KVM, TUN, VHOST_NET];
-
-impl Device {
-    /// Name of the resource that pods ask for.
-    #[must_use]
-    pub fn resource(&self) -> String {
-        format!("devices.kubevirt.io/{}", self.name)
-    }
-
-    /// Name of the plugin's socket.
-    fn socket(&self) -> String {
-        format!("kubevirt-{}.sock", self.name)
-    }
-}
 
 /// Where kubelet and devices are, and how many units there are.
 #[derive(Clone, Debug)]
@@ -95,9 +70,34 @@ pub struct Config {
     pub plugins_dir: PathBuf,
     /// The node's `/dev`.
     pub dev_dir: PathBuf,
-    /// Units of each resource.
+    /// The node's `/sys`.
+    pub sys_dir: PathBuf,
+    /// Units of each resource that any number of pods may use.
     pub max_devices: u32,
 }
+
+/// The units of a resource now, then after each change.
+type Units = Pin<Box<dyn Stream<Item = Vec<v1beta1::Device>> + Send>>;
+
+/// What kubelet is offered under the name of a resource.
+trait Resource: Send + Sync + 'static {
+    /// Name of the resource that pods ask for.
+    fn resource(&self) -> &str;
+
+    /// Name of the plugin's socket.
+    fn socket(&self) -> String;
+
+    /// The units.
+    fn units(&self) -> Units;
+
+    /// What a container gets that was given these units.
+    fn allocate(&self, units: &[String]) -> Result<ContainerAllocateResponse, NotAllocated>;
+}
+
+/// A unit that kubelet gives away is not there, or cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("unit {0} cannot be used")]
+struct NotAllocated(String);
 
 /// Why a plugin could not be offered to kubelet.
 #[derive(Debug, thiserror::Error)]
@@ -112,88 +112,74 @@ enum Error {
     Server,
 }
 
-/// Offers the resources to kubelet until `stop`. `registered` says whether kubelet knows all of them at present.
-pub async fn run(config: Config, registered: watch::Sender<bool>, stop: CancellationToken) {
+/// Offers the resources to kubelet until `stop`. `offers` says how those that every launcher uses stand at present: a node
+/// whose permitted devices are not known yet has none of them for the scheduler.
+pub async fn run(config: Config, cluster: ConfigHandle, offers: watch::Sender<Offers>, stop: CancellationToken) {
     let mut plugins = JoinSet::new();
-    let mut states = Vec::new();
-    for device in RESOURCES {
-        let (state, known) = watch::channel(false);
-        states.push(known);
-        plugins.spawn(offer(device, config.clone(), state, stop.clone()));
+    for device in shared::RESOURCES {
+        // All are known of before the first is taken.
+        note(&offers, &device.resource(), |_| {});
     }
-    plugins.spawn(join_states(states, registered));
-    // The task that joins the states ends when the plugins, which hold the senders, have ended.
+    for device in shared::RESOURCES {
+        plugins.spawn(shared::run(device, config.clone(), offers.clone(), stop.clone()));
+    }
+    plugins.spawn(permitted::run(config, cluster, stop));
     while plugins.join_next().await.is_some() {}
 }
 
-/// Says whether all of several things hold.
-async fn join_states(mut states: Vec<watch::Receiver<bool>>, joined: watch::Sender<bool>) {
-    loop {
-        let all = states.iter_mut().all(|state| *state.borrow_and_update());
-        joined.send_if_modified(|value| std::mem::replace(value, all) != all);
-        let changes = states.iter_mut().map(|state| Box::pin(state.changed()));
-        if futures::future::select_all(changes).await.0.is_err() {
-            return;
-        }
-    }
-}
-
 /// Offers one resource until `stop`.
-async fn offer(device: Device, config: Config, registered: watch::Sender<bool>, stop: CancellationToken) {
-    let (health, healthy) = watch::channel(false);
+async fn offer(what: Arc<dyn Resource>, plugins_dir: &Path, offers: &watch::Sender<Offers>, stop: CancellationToken) {
     let serve = async {
+        let resource = what.resource();
         let mut failures = 0;
         loop {
-            match session(device, &config, &healthy, &registered).await {
+            match session(&what, plugins_dir, offers).await {
                 Ok(()) => {
                     failures = 0;
-                    tracing::info!(resource = %device.resource(), "kubelet restarted, the plugin is offered again");
+                    note(offers, resource, |offer| offer.registration = Registration::Awaited);
+                    tracing::info!(resource, "kubelet restarted, the plugin is offered again");
                 }
                 Err(error) => {
                     let pause = BACKOFF[failures.min(BACKOFF.len() - 1)];
                     failures += 1;
                     let source = std::error::Error::source(&error).map(ToString::to_string);
-                    tracing::warn!(resource = %device.resource(), %error, source, ?pause, "device plugin is not registered");
-                    registered.send_replace(false);
+                    let why = match &source {
+                        Some(source) => format!("{error}: {source}"),
+                        None => error.to_string(),
+                    };
+                    note(offers, resource, |offer| offer.registration = Registration::Failed(why));
+                    tracing::warn!(resource, %error, source, ?pause, "device plugin is not registered");
                     sleep(pause).await;
                 }
             }
-            registered.send_replace(false);
         }
     };
     tokio::select! {
         () = stop.cancelled() => {}
         () = serve => {}
-        () = watch_health(device, &config, &health) => {}
     }
     // kubelet keeps the units of a plugin that went away for a while: long enough for the next agent to take over.
-    if let Ok(directory) = SafeDir::trusted(&config.plugins_dir) {
-        let _ = directory.remove_file(device.socket());
+    if let Ok(directory) = SafeDir::trusted(plugins_dir) {
+        let _ = directory.remove_file(what.socket());
     }
 }
 
 /// Serves the plugin and registers it, until kubelet starts anew.
-async fn session(
-    device: Device,
-    config: &Config,
-    healthy: &watch::Receiver<bool>,
-    registered: &watch::Sender<bool>,
-) -> Result<(), Error> {
-    let directory = SafeDir::trusted(&config.plugins_dir)?;
+async fn session(what: &Arc<dyn Resource>, plugins_dir: &Path, offers: &watch::Sender<Offers>) -> Result<(), Error> {
+    let directory = SafeDir::trusted(plugins_dir)?;
     directory.wait_for(KUBELET_SOCKET, Duration::MAX).await?;
     // Subscribed before the first look, so that no change is missed.
     let mut changes = directory.changes();
-    let listener = directory.listen(device.socket(), 0o600)?;
-    let before = sockets(&directory, device);
-    let plugin = Plugin::new(device, config.max_devices, device_permissions(), healthy.clone());
+    let listener = directory.listen(what.socket(), 0o600)?;
+    let before = sockets(&directory, &what.socket());
     let server = Server::builder()
-        .add_service(DevicePluginServer::new(plugin))
+        .add_service(DevicePluginServer::new(Plugin::new(what.clone())))
         .serve_with_incoming(UnixListenerStream::new(listener));
     let registration = async {
-        register(&directory, device).await?;
-        tracing::info!(resource = %device.resource(), "device plugin is registered");
-        registered.send_replace(true);
-        while sockets(&directory, device) == before {
+        register(&directory, &**what).await?;
+        tracing::info!(resource = what.resource(), "device plugin is registered");
+        note(offers, what.resource(), |offer| offer.registration = Registration::Done);
+        while sockets(&directory, &what.socket()) == before {
             changes.changed(SOCKET_RECHECK).await;
         }
         Ok(())
@@ -206,12 +192,12 @@ async fn session(
 }
 
 /// What tells kubelet's socket and the plugin's own from later ones of the same name. A starting kubelet removes both.
-fn sockets(directory: &SafeDir, device: Device) -> [Option<(u64, (i64, u64))>; 2] {
+fn sockets(directory: &SafeDir, own: &str) -> [Option<(u64, (i64, u64))>; 2] {
     let identity = |stat: Stat| (stat.inode, stat.modified);
-    [directory.stat(KUBELET_SOCKET).ok().map(identity), directory.stat(device.socket()).ok().map(identity)]
+    [directory.stat(KUBELET_SOCKET).ok().map(identity), directory.stat(own).ok().map(identity)]
 }
 
-async fn register(directory: &SafeDir, device: Device) -> Result<(), Error> {
+async fn register(directory: &SafeDir, what: &dyn Resource) -> Result<(), Error> {
     let directory = directory.clone();
     // The address is not used: the connection goes to the socket.
     let channel = Endpoint::from_static("http://kubelet")
@@ -224,46 +210,18 @@ async fn register(directory: &SafeDir, device: Device) -> Result<(), Error> {
         .await?;
     let request = RegisterRequest {
         version: API_VERSION.to_owned(),
-        endpoint: device.socket(),
-        resource_name: device.resource(),
+        endpoint: what.socket(),
+        resource_name: what.resource().to_owned(),
         options: Some(DevicePluginOptions::default()),
     };
     RegistrationClient::new(channel).register(request).await.map_err(|status| Error::Refused(Box::new(status)))?;
     Ok(())
 }
 
-/// Follows whether the device is there.
-async fn watch_health(device: Device, config: &Config, health: &watch::Sender<bool>) {
-    let mut loaded = false;
-    loop {
-        let Ok(dev) = SafeDir::trusted(&config.dev_dir) else {
-            health.send_replace(false);
-            sleep(DEVICE_RECHECK).await;
-            continue;
-        };
-        let parent = match std::path::Path::new(device.node).parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            Some(parent) => dev.open_dir(parent).unwrap_or_else(|_| dev.clone()),
-            None => dev.clone(),
-        };
-        let mut changes = parent.changes();
-        if device.autoload && !loaded && is_there(&dev, device) {
-            loaded = true;
-            if let Err(error) = dev.touch_device(device.node, device.number) {
-                tracing::info!(device = device.node, %error, "driver cannot be loaded");
-            }
-        }
-        let now = is_there(&dev, device);
-        if health.send_if_modified(|value| std::mem::replace(value, now) != now) {
-            tracing::info!(resource = %device.resource(), healthy = now, "device changed");
-        }
-        changes.changed(DEVICE_RECHECK).await;
-    }
-}
-
 /// What the device control group allows: with cgroup v1 to read and write, with v2 to make the node as well (runtimes
 /// make nodes after the rules are in force there).
 fn device_permissions() -> &'static str {
-    let unified = SafeDir::trusted(std::path::Path::new("/sys/fs/cgroup"))
+    let unified = SafeDir::trusted(Path::new("/sys/fs/cgroup"))
         .and_then(|root| root.exists("cgroup.controllers"))
         .unwrap_or(false);
     if unified { "rwm" } else { "rw" }

@@ -1,17 +1,16 @@
 //! One plugin as kubelet calls it.
 
-use std::pin::Pin;
+use std::{pin::Pin, sync::Arc};
 
 use futures::Stream;
-use tokio::sync::watch;
-use tokio_stream::{StreamExt, wrappers::WatchStream};
+use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status};
 
-use super::{Device, v1beta1};
+use super::{Offer, v1beta1};
 use v1beta1::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse, DevicePluginOptions, DeviceSpec, Empty,
-    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
-    PreferredAllocationResponse, device_plugin_server::DevicePlugin,
+    AllocateRequest, AllocateResponse, DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
+    device_plugin_server::DevicePlugin,
 };
 
 /// Most containers of one request: a pod has few, and kubelet asks for one at a time.
@@ -19,29 +18,13 @@ const MAX_CONTAINERS: usize = 64;
 
 /// A plugin for one resource.
 pub(super) struct Plugin {
-    device: Device,
-    units: u32,
-    permissions: &'static str,
-    healthy: watch::Receiver<bool>,
+    offer: Arc<dyn Offer>,
 }
 
 impl Plugin {
-    pub(super) fn new(device: Device, units: u32, permissions: &'static str, healthy: watch::Receiver<bool>) -> Self {
-        Self { device, units, permissions, healthy }
+    pub(super) fn new(offer: Arc<dyn Offer>) -> Self {
+        Self { offer }
     }
-}
-
-/// All units, which are healthy or not together.
-fn units(device: Device, count: u32, healthy: bool) -> ListAndWatchResponse {
-    let health = if healthy { "Healthy" } else { "Unhealthy" };
-    let devices = (0..count)
-        .map(|number| v1beta1::Device {
-            id: format!("{}{number}", device.name),
-            health: health.to_owned(),
-            topology: None,
-        })
-        .collect();
-    ListAndWatchResponse { devices }
 }
 
 #[tonic::async_trait]
@@ -53,9 +36,8 @@ impl DevicePlugin for Plugin {
     type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let (device, count) = (self.device, self.units);
-        let changes = WatchStream::new(self.healthy.clone());
-        Ok(Response::new(Box::pin(changes.map(move |healthy| Ok(units(device, count, healthy))))))
+        let lists = self.offer.units().map(|devices| Ok(ListAndWatchResponse { devices }));
+        Ok(Response::new(Box::pin(lists)))
     }
 
     async fn get_preferred_allocation(
@@ -67,20 +49,14 @@ impl DevicePlugin for Plugin {
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
-        let containers = request.into_inner().container_requests.len();
-        if containers > MAX_CONTAINERS {
+        let containers = request.into_inner().container_requests;
+        if containers.len() > MAX_CONTAINERS {
             return Err(Status::invalid_argument(format!("more than {MAX_CONTAINERS} containers")));
         }
-        let path = format!("/dev/{}", self.device.node);
-        let response = ContainerAllocateResponse {
-            devices: vec![DeviceSpec {
-                container_path: path.clone(),
-                host_path: path,
-                permissions: self.permissions.to_owned(),
-            }],
-            ..ContainerAllocateResponse::default()
-        };
-        Ok(Response::new(AllocateResponse { container_responses: vec![response; containers] }))
+        let responses = containers.iter().map(|container| self.offer.allocate(&container.devices_ids));
+        let container_responses =
+            responses.collect::<Result<_, _>>().map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(Response::new(AllocateResponse { container_responses }))
     }
 
     async fn pre_start_container(

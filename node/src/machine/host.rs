@@ -1,6 +1,10 @@
 //! What a machine's task needs of the node it runs on.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use api::VirtualMachineInstance;
 use async_trait::async_trait;
@@ -10,6 +14,7 @@ use tokio::net::UnixStream;
 
 use crate::{
     capabilities, device_access,
+    host_devices::access,
     launcher::with_causes,
     network::{self, PodNetwork},
     safe_dir::{self, Peer, SafeDir},
@@ -17,6 +22,9 @@ use crate::{
 
 /// The user QEMU runs as in a launcher pod.
 const RUNTIME_USER: u32 = 107;
+
+/// What stands for a context where there is none.
+const NO_SELINUX: &str = "none";
 
 /// Why there is no connection to a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +71,10 @@ pub trait Host: Send + Sync + 'static {
     /// Waits up to `within` for the launcher's socket of a pod, connects, and checks who answers.
     async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError>;
 
+    /// What SELinux calls the container of a checked launcher; `none` where there is no SELinux. Nothing if it cannot be
+    /// told.
+    fn security_context(&self, launcher: &Peer) -> Option<String>;
+
     /// Gives a checked launcher the devices it may use, and picks the capabilities cache that fits it.
     async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String>;
 
@@ -79,23 +91,40 @@ pub struct NodeHost {
     name: String,
     pods: SafeDir,
     cache: capabilities::Cache,
+    devices: PathBuf,
     config: ConfigHandle,
 }
 
 impl NodeHost {
-    /// The node `name`, with kubelet's directory and the directory of the capabilities cache.
+    /// The node `name`, with kubelet's directory, the directory of the capabilities cache and the node's `/dev`.
     pub fn new(
         name: String,
         kubelet_root: &Path,
         capabilities_dir: &Path,
+        device_dir: &Path,
         config: ConfigHandle,
     ) -> Result<Self, safe_dir::Error> {
         Ok(Self {
             name,
             pods: SafeDir::trusted(&kubelet_root.join("pods"))?,
             cache: capabilities::Cache::new(capabilities_dir.to_owned()),
+            devices: device_dir.to_owned(),
             config,
         })
+    }
+
+    /// What a launcher needs for devices of the host: their nodes, and memory that stays where it is.
+    fn equip_for_host_devices(&self, launcher: &Peer, vmi: &VirtualMachineInstance) -> Result<(), safe_dir::Error> {
+        if !access::uses_any(vmi) {
+            return Ok(());
+        }
+        let dev = launcher.root()?.open_dir("dev")?;
+        let granted = access::grant(&dev, &SafeDir::trusted(&self.devices)?, RUNTIME_USER)?;
+        tracing::info!(devices = ?granted, "devices of the host handed to the launcher");
+        match access::locked_memory(vmi, self.config.current().permitted_host_devices.as_ref()) {
+            Some(bytes) => launcher.allow_locked_memory(bytes),
+            None => Ok(()),
+        }
     }
 }
 
@@ -120,9 +149,20 @@ impl Host for NodeHost {
         }
     }
 
+    fn security_context(&self, launcher: &Peer) -> Option<String> {
+        match launcher.root().and_then(|root| root.security_label()) {
+            Ok(label) => Some(label.unwrap_or_else(|| NO_SELINUX.to_owned())),
+            Err(error) => {
+                tracing::debug!(%error, "the label of the launcher's container cannot be read");
+                None
+            }
+        }
+    }
+
     async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String> {
         let granted = device_access::grant(launcher, vmi, RUNTIME_USER).map_err(|error| with_causes(&error))?;
         tracing::debug!(devices = ?granted, "devices handed to the launcher");
+        self.equip_for_host_devices(launcher, vmi).map_err(|error| with_causes(&error))?;
         Ok(self.cache.files(device_access::has_kvm(launcher)))
     }
 

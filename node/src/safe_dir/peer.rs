@@ -9,7 +9,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
-    process::{Pid, PidfdFlags},
+    process::{Pid, PidfdFlags, Resource, Rlimit},
 };
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -123,6 +123,22 @@ impl Peer {
             return Err(Error::PeerGone(self.pid));
         }
         cgroup::require_pod(&content, pod).map_err(foreign)
+    }
+
+    /// Lets the process, and what it starts from now on, keep `bytes` of its memory from being moved or swapped.
+    pub fn allow_locked_memory(&self, bytes: u64) -> Result<(), Error> {
+        let number = Pid::from_raw(self.pid).ok_or(Error::NoPeerProcess)?;
+        // There is no such call by descriptor. The number is the process's own as long as it has not exited, and should
+        // it pass on right now, another process may lock memory that its pod pays for: no more harm than that.
+        if !self.is_alive() {
+            return Err(Error::PeerGone(self.pid));
+        }
+        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+        match rustix::process::prlimit(Some(number), Resource::Memlock, limit) {
+            Ok(_) if self.is_alive() => Ok(()),
+            Ok(_) | Err(Errno::SRCH) => Err(Error::PeerGone(self.pid)),
+            Err(errno) => Err(Error::io("raise the limit of locked memory of process", self.pid.to_string(), errno)),
+        }
     }
 
     /// The root directory that the process sees: the file system of its container.

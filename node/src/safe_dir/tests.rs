@@ -322,3 +322,31 @@ fn a_node_that_is_another_device_is_not_given_away() {
     let error = dev.chown_device("absent", (10, 232), 107, 107).unwrap_err();
     assert!(error.is_not_found(), "{error:?}");
 }
+
+#[test]
+fn a_link_is_read_and_not_followed() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    symlink("../../bus/pci/drivers/vfio-pci", scratch.path("pod/driver")).unwrap();
+    assert_eq!(pod.read_link("driver").unwrap(), Path::new("../../bus/pci/drivers/vfio-pci"));
+    fs::write(scratch.path("pod/file"), "").unwrap();
+    assert!(pod.read_link("file").is_err());
+    assert!(pod.read_link("absent").unwrap_err().is_not_found());
+    symlink(".", scratch.path("pod/here")).unwrap();
+    assert!(matches!(pod.read_link("here/driver"), Err(Error::Escape(_))));
+    assert!(matches!(pod.read_link("../pod/driver"), Err(Error::NotBeneath(_))));
+}
+
+#[test]
+fn locked_memory_is_allowed_to_one_process() {
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let peer = Peer::open(i32::try_from(child.id()).unwrap(), 0, 0).unwrap();
+    // Less than what it has, for which no right is needed.
+    peer.allow_locked_memory(4096).unwrap();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max locked memory")).unwrap();
+    assert_eq!(line.split_whitespace().filter(|word| *word == "4096").count(), 2, "{line}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(matches!(peer.allow_locked_memory(4096), Err(Error::PeerGone(_))));
+}

@@ -101,6 +101,23 @@ volumes:
             ],
         },
         Manifest {
+            name: "two-networks",
+            spec: "
+domain:
+  memory: {guest: 1Gi}
+  devices:
+    disks: [{name: root, disk: {bus: virtio}}]
+    interfaces:
+    - {name: default, masquerade: {}}
+    - {name: lan, bridge: {}, model: e1000e, macAddress: '02:00:00:00:00:0a'}
+networks:
+- {name: default, pod: {}}
+- {name: lan, multus: {networkName: depot/lan}}
+volumes: [{name: root, containerDisk: {image: 'registry.example/web:1'}}]
+",
+            defaults: vec![("/networks/1/multus", json!({"networkName": "depot/lan"}))],
+        },
+        Manifest {
             name: "efi",
             spec: "
 domain:
@@ -284,6 +301,18 @@ volumes:
             defaults: vec![("/evictionStrategy", json!("None"))],
         },
         Manifest {
+            name: "gpu",
+            spec: "
+domain:
+  memory: {guest: 4Gi}
+  devices:
+    disks: [{name: root, disk: {bus: virtio}}]
+    gpus: [{name: gpu1, deviceName: nvidia.com/TU104GL_Tesla_T4}]
+volumes: [{name: root, containerDisk: {image: 'registry.example/cuda:1'}}]
+",
+            defaults: vec![("/domain/devices/gpus/0/deviceName", json!("nvidia.com/TU104GL_Tesla_T4"))],
+        },
+        Manifest {
             name: "names",
             spec: "
 hostname: db-0
@@ -356,21 +385,25 @@ fn refused() -> Vec<(&'static str, Value, &'static str)> {
     let devices = |devices: Value| json!({"domain": {"devices": devices}});
     vec![
         (
-            "a second network",
-            json!({
-                "domain": {"devices": {"interfaces": [
-                    {"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}},
-                ]}},
-                "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}],
-            }),
-            "networks[1].multus",
+            "a network card of the host",
+            devices(json!({"interfaces": [{"name": "default", "sriov": {}}]})),
+            "domain.devices.interfaces[0].sriov",
         ),
         (
-            "a device of the host",
-            devices(json!({"hostDevices": [{"name": "nic", "deviceName": "example.org/nic"}]})),
-            "domain.devices.hostDevices",
+            "a device by a claim",
+            json!({
+                "domain": {"devices": {"gpus": [{"name": "gpu", "claimName": "gpu", "requestName": "one"}]}},
+                "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}],
+            }),
+            "domain.devices.gpus[0].claimName",
         ),
-        ("a GPU", devices(json!({"gpus": [{"name": "gpu", "deviceName": "example.org/gpu"}]})), "domain.devices.gpus"),
+        (
+            "a display of a virtual GPU",
+            devices(json!({"gpus": [
+                {"name": "gpu", "deviceName": "example.org/gpu", "virtualGPUOptions": {"display": {"enabled": true}}},
+            ]})),
+            "gpus[0].virtualGPUOptions.display",
+        ),
         ("huge pages", domain(json!({"memory": {"hugepages": {"pageSize": "2Mi"}}})), "domain.memory.hugepages"),
         (
             "pinned CPUs",
