@@ -1,7 +1,7 @@
 //! Places that many want at a time, shared so that nobody takes them all: either each may have so many, or what one may
 //! have depends on what is free.
 //!
-//! By the second rule a holder gets one more place while it has fewer than [`PER_FREE`] times as many as are free. The
+//! By the second rule a holder gets one more place while it has fewer than seven times as many as are free. The
 //! last ones are kept for those who have none yet. One that is alone may so have more than four fifths of all, two at once
 //! somewhat less than half each, and who comes last still gets one. Nobody has to be known beforehand, and nobody loses a
 //! place that it has.
