@@ -9,6 +9,8 @@ BIN := build/bin
 RELEASE := $(CARGO_TARGET_DIR)/release
 CLUSTER := $(RELEASE)/cluster
 IMAGES := $(RELEASE)/images
+# The name under which kubectl asks the plugin for completions.
+COMPLETER := kubectl_complete-virt
 # Two cores build one thing at a time fastest.
 .NOTPARALLEL:
 
@@ -26,23 +28,28 @@ deps: ## Installs what building needs on this machine (Debian, root), or tells w
 	test -e /usr/include/libvirt/libvirt.h || packages="$$packages libvirt-dev"; \
 	test -z "$$packages" || { echo "installing$$packages"; apt-get update -q && apt-get install -q -y --no-install-recommends $$packages; }
 
-# Downloads of what the test cluster is built from, once, beside the compilers that do not need the network: a minute or more of a
-# first `make up`. What fails here is tried again, and told, by the build of the components.
+# What the test cluster is built from is fetched and compiled, once, beside the Rust compiler and behind it in priority: it takes what
+# that leaves of the processors, two minutes and more of a first `make up`. What fails here is tried again, and told, by the build of the
+# components, which `up` and `e2e` come to when this has ended.
 COMPONENTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ferrovirt/components
-.PHONY: fetch
-fetch: deps
-	@test -n "$$KUBECONFIG" || test -d $(COMPONENTS) || { mkdir -p build; \
-	(for module in e2e/cluster/components/*/; do (cd $$module && go mod download); done) </dev/null >build/fetch.log 2>&1 & }
+AWAIT_AHEAD := test ! -e build/ahead.lock || flock build/ahead.lock true
+.PHONY: ahead
+ahead: deps
+	@test -n "$$KUBECONFIG" || test -d $(COMPONENTS) || { mkdir -p build; cd e2e/cluster/components; \
+	CGO_ENABLED=0 flock ../../../build/ahead.lock nice -n 19 go list -trimpath -buildvcs=false -export -deps tool ./coredns ./etcd \
+	</dev/null >../../../build/ahead.log 2>&1 & }
 
 # The rest of what is needed is in a list of the `cluster` program (e2e/cluster/src/deps.rs), which tells what each part is for.
 .PHONY: build
-build: fetch ## Builds all programs (release profile) and puts those for users into build/bin
+build: ahead ## Builds all programs (release profile) and puts those for users into build/bin
 	$(CARGO) build --release --locked --workspace --bins
 	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/images $(RELEASE)/bench
+	@ln -sf kubectl-virt $(BIN)/$(COMPLETER)
 	$(CLUSTER) deps
 
 .PHONY: components
-components: build ## Builds Kubernetes and the rest of the test cluster from their Go modules, once
+components: build ## Builds Kubernetes and the rest of the test cluster from their Go module, once
+	@$(AWAIT_AHEAD)
 	$(CLUSTER) build-components
 
 .PHONY: images
@@ -56,24 +63,29 @@ guests: build ## Builds the images of all test guests into build/images
 .PHONY: tiny
 tiny: images
 	$(IMAGES) build guest-tiny guest-tiny-kernel
+	@$(AWAIT_AHEAD)
 
 .PHONY: up
 up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt, boots a machine
 	$(CLUSTER) demo
 
+# Where it was never built, or built and cleaned away.
+$(CLUSTER):
+	$(CARGO) build --release --locked --package ferrovirt-e2e-cluster --bins
+
 .PHONY: down
-down: ## Removes the cluster and all it made
+down: $(CLUSTER) ## Removes the cluster and all it made
 	$(CLUSTER) down
 
 .PHONY: status
-status: ## Tells what runs
+status: $(CLUSTER) ## Tells what runs
 	$(CLUSTER) status
 
 .PHONY: lint
-lint: ## Format, clippy, and licences and advisories where cargo-deny is installed
+lint: ## Format, clippy, and what is in the dependency tree where cargo-deny is installed
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check bans licenses sources; else echo 'cargo-deny is not installed: skipped'; fi
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check bans licenses sources; else echo 'cargo-deny is not installed: skipped'; fi
 
 .PHONY: unit
 unit: ## Unit tests
@@ -84,6 +96,7 @@ STORIES := --workspace --locked --test conformance --test e2e
 .PHONY: e2e
 e2e: images guests ## End-to-end tests, on the own cluster or on that of KUBECONFIG
 	$(CARGO) test $(STORIES) --no-run
+	@$(AWAIT_AHEAD)
 	$(CLUSTER) run -- $(CARGO) test $(STORIES)
 
 .PHONY: test
@@ -105,6 +118,7 @@ push: ## Sends the images to REGISTRY=host/path with skopeo
 .PHONY: install-cli
 install-cli: build ## Installs the kubectl plugin into PREFIX/bin (/usr/local)
 	install -D -t $(PREFIX)/bin $(BIN)/kubectl-virt
+	ln -sf kubectl-virt $(PREFIX)/bin/$(COMPLETER)
 
 .PHONY: clean
 clean: ## Removes the cluster and build/; compiled crates and components stay in the cache

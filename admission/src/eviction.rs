@@ -116,7 +116,7 @@ fn machine(namespace: &str, name: &str) -> Wanted {
 /// An object as its type; a sentence about it otherwise.
 fn read<T: for<'de> Deserialize<'de>>(outcome: &Outcome) -> Result<T, String> {
     match outcome {
-        Outcome::Object(Some(object)) => T::deserialize(object).map_err(|error| error.to_string()),
+        Outcome::Object(Some(object)) => crate::read::stored(object).map_err(|error| error.to_string()),
         Outcome::Object(None) => Err("not found".to_owned()),
         Outcome::List(_) => Err("a list was read".to_owned()),
         Outcome::Failed { message, .. } => Err(message.clone()),

@@ -21,7 +21,7 @@ use crate::{
     neighbours::Wanted,
     review::AdmissionReview,
     rules::scheduling,
-    webhook::{Context, Stop},
+    webhook::{self, Context, Stop},
 };
 
 const PLURAL: &str = "kubevirts";
@@ -60,7 +60,7 @@ const CIPHERS: [&str; 25] = [
 
 fn resource(context: &Context<'_>) -> Result<(), Stop> {
     let resource = &context.request.resource;
-    if resource.group == GROUP && resource.resource == PLURAL {
+    if resource.group == GROUP && resource.resource == PLURAL && webhook::is_served(resource) {
         return Ok(());
     }
     Err(Stop::refused(400, format!("expect resource to be '{GROUP}/{VERSION}, Resource={PLURAL}'")))
@@ -272,7 +272,8 @@ fn ciphers(tls: &TlsConfiguration, causes: &mut Causes) {
         let message = format!(
             "You cannot specify ciphers when {CONFIGURATION}.tlsConfiguration.minTLSVersion is empty or VersionTLS13"
         );
-        causes.not_supported(field.clone(), message);
+        causes.not_supported(field, message);
+        return;
     }
     for (index, cipher) in tls.ciphers.iter().enumerate().filter(|(_, cipher)| !CIPHERS.contains(&cipher.as_str())) {
         causes.not_supported(format!("{field}#{index}"), format!("{cipher} is not a valid cipher"));

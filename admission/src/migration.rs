@@ -11,7 +11,7 @@ use crate::{
     neighbours::Wanted,
     review::AdmissionReview,
     semantic, unsupported,
-    webhook::{Context, Stop},
+    webhook::{self, Context, Stop},
 };
 
 const PLURAL: &str = "virtualmachineinstancemigrations";
@@ -152,7 +152,7 @@ pub fn update_causes(new: &VirtualMachineInstanceMigration, old: &VirtualMachine
 /// Refuses a review of another resource in the words of these webhooks.
 fn is_migration(context: &Context<'_>) -> Result<(), Stop> {
     let resource = &context.request.resource;
-    if resource.group == constants::GROUP && resource.resource == PLURAL {
+    if resource.group == constants::GROUP && resource.resource == PLURAL && webhook::is_served(resource) {
         return Ok(());
     }
     let (group, version) = (constants::GROUP, constants::VERSION);

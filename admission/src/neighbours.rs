@@ -30,6 +30,8 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::read;
+
 /// Most rounds of reading for a review.
 pub const MAX_ROUNDS: usize = 6;
 /// Most objects asked for by a review.
@@ -248,7 +250,7 @@ impl Neighbours {
     /// An object as its type.
     pub fn get_as<T: DeserializeOwned>(&self, wanted: &Wanted) -> Result<Option<T>, Needs> {
         self.get(wanted)?
-            .map(|object| T::deserialize(object).map_err(|error| Needs::failed(wanted, &error.to_string())))
+            .map(|object| read::stored(object).map_err(|error| Needs::failed(wanted, &error.to_string())))
             .transpose()
     }
 
@@ -266,7 +268,7 @@ impl Neighbours {
     pub fn list_as<T: DeserializeOwned>(&self, wanted: &Wanted) -> Result<Vec<T>, Needs> {
         self.list(wanted)?
             .iter()
-            .map(|object| T::deserialize(object).map_err(|error| Needs::failed(wanted, &error.to_string())))
+            .map(|object| read::stored(object).map_err(|error| Needs::failed(wanted, &error.to_string())))
             .collect()
     }
 }

@@ -1,11 +1,14 @@
 //! Plugins: rules.
 //!
-//! The reference spreads these over a webhook and policies that stand while the gate is on; here they are in one place.
-//! That its expressions compile is for the runtime of plugins to see, which will bring a CEL compiler; until then no
-//! plugin is let in.
+//! The reference spreads these over a webhook and policies that stand while the gate is on; here they are in one place, the
+//! rules of the webhook first. Plugins that break none of them are not let in before something runs them.
+
+mod expressions;
+mod types;
 
 use api::plugin::{DomainHook, NodeHook, Plugin, PluginSpec};
 
+use self::expressions::Purpose;
 use crate::{
     causes::Causes,
     resource,
@@ -74,6 +77,15 @@ pub fn warnings(spec: &PluginSpec) -> Vec<String> {
 /// What is wrong with a plugin of that name.
 pub fn causes(name: &str, spec: &PluginSpec) -> Causes {
     let mut causes = Causes::new();
+    compiled(spec, &mut causes);
+    for (index, hook) in spec.domain_hooks.iter().enumerate() {
+        if hook.sidecar.as_ref().is_some_and(|sidecar| !is_clean(&sidecar.socket_path)) {
+            causes.invalid(
+                format!("spec.domainHooks[{index}].sidecar.socketPath"),
+                "socketPath must be a clean path (no '..' segments or redundant separators)",
+            );
+        }
+    }
     strategy("spec.failureStrategy", spec.failure_strategy.as_ref(), &mut causes);
     for (index, hook) in spec.domain_hooks.iter().enumerate() {
         domain_hook(&format!("spec.domainHooks[{index}]"), name, hook, &mut causes);
@@ -82,6 +94,28 @@ pub fn causes(name: &str, spec: &PluginSpec) -> Causes {
         node_hook(&format!("spec.nodeHooks[{index}]"), hook, &mut causes);
     }
     causes
+}
+
+/// Checks that expressions compile.
+fn compiled(spec: &PluginSpec, causes: &mut Causes) {
+    let mut given = vec![("spec.condition".to_owned(), Purpose::OfMachine, spec.condition.as_deref())];
+    for (index, hook) in spec.domain_hooks.iter().enumerate() {
+        let path = format!("spec.domainHooks[{index}]");
+        let mutation = hook.cel.as_ref().map(|cel| cel.expression.as_str());
+        given.push((format!("{path}.cel.expression"), Purpose::Mutation, mutation));
+        given.push((format!("{path}.condition"), Purpose::OfDomain, hook.condition.as_deref()));
+    }
+    for (index, hook) in spec.node_hooks.iter().enumerate() {
+        given.push((format!("spec.nodeHooks[{index}].condition"), Purpose::OfMachine, hook.condition.as_deref()));
+    }
+    given.retain(|(_, _, text)| text.is_some_and(|text| !text.is_empty()));
+    let texts: Vec<_> = given.iter().map(|(_, purpose, text)| (*purpose, text.unwrap_or_default())).collect();
+    for ((field, purpose, _), problem) in given.into_iter().zip(expressions::problems(&texts)) {
+        if let Some(problem) = problem {
+            let what = if purpose == Purpose::Mutation { "mutation" } else { "condition" };
+            causes.invalid(field, format!("invalid CEL {what} expression: {problem}"));
+        }
+    }
 }
 
 fn domain_hook(path: &str, name: &str, hook: &DomainHook, causes: &mut Causes) {
@@ -111,9 +145,6 @@ fn strategy(path: &str, word: Option<&String>, causes: &mut Causes) {
 }
 
 fn socket(path: &str, name: &str, socket: &str, causes: &mut Causes) {
-    if !is_clean(socket) {
-        causes.invalid(path, "socketPath must be a clean path (no '..' segments or redundant separators)");
-    }
     if !socket.ends_with(".sock") {
         causes.invalid(path, "sidecar socketPath must end with .sock");
     }

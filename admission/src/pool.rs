@@ -102,7 +102,7 @@ pub fn causes(pool: &VirtualMachinePoolSpec, config: &ClusterConfig, is_componen
         causes.invalid("spec.autohealing.minFailingToStartDuration", error.to_string());
     }
     if created {
-        causes.extend(rules::discontinued(machine, &format!("{ROOT}.template.spec"), config));
+        causes.extend(rules::discontinued_gates(machine, config));
     }
     causes
 }

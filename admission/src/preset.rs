@@ -6,12 +6,13 @@ use api::{
     preset::VirtualMachineInstancePresetSpec,
     vmi::{clock::Clock, domain::DomainSpec},
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
     causes::Causes,
     neighbours::{Needs, Wanted},
+    read,
     review::AdmissionReview,
     rules, semantic, unsupported,
     webhook::{Context, Stop},
@@ -152,7 +153,7 @@ pub(crate) fn of(
     let found = context.neighbours.list(&presets)?.iter().filter(|preset| preset.get("spec").is_some());
     found
         .map(|preset| {
-            VirtualMachineInstancePreset::deserialize(preset)
+            read::stored::<VirtualMachineInstancePreset>(preset)
                 .map_err(|error| Needs::Failed(format!("cannot read a VirtualMachineInstancePreset: {error}")))
         })
         .collect()

@@ -1,8 +1,11 @@
 //! Reading an object as its kind, with the messages users of the API know for objects of the wrong shape.
 
+mod tracked;
+
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use self::tracked::{Place, Tracked};
 use crate::causes::Causes;
 
 /// Unknown fields named in a denial.
@@ -27,56 +30,64 @@ pub fn object<T: DeserializeOwned>(raw: &Value) -> Result<T, Causes> {
         return Err(causes);
     }
 
-    let mut unknown = vec![];
-    let mut note = |path: serde_ignored::Path<'_>| {
-        if unknown.len() < UNKNOWN_SHOWN {
-            unknown.push(dotted(&path.to_string()));
-        }
-    };
-    let mut track = serde_path_to_error::Track::new();
-    let tracked = serde_path_to_error::Deserializer::new(raw, &mut track);
-    match T::deserialize(serde_ignored::Deserializer::new(tracked, &mut note)) {
-        Ok(object) => {
-            for path in unknown.iter().filter(|path| is_closed(path)) {
-                causes.shape(format!("{path} in body is a forbidden property"));
-            }
-            if causes.is_empty() { Ok(object) } else { Err(causes) }
-        }
+    let mut notes = Notes::default();
+    let read = T::deserialize(Tracked::new(raw, &mut notes));
+    for path in notes.unknown {
+        causes.shape(format!("{path} in body is a forbidden property"));
+    }
+    match read {
+        Ok(object) if causes.is_empty() => Ok(object),
+        Ok(_) => Err(causes),
         Err(error) => {
-            causes.shape(explain(&track.path().to_string(), &error.to_string()));
+            causes.shape(explain(&notes.fault.unwrap_or_default(), &error.to_string()));
             Err(causes)
         }
     }
 }
 
-/// Whether unknown fields at a path are an error. The status may hold fields of other versions, and metadata is the
-/// API server's.
-fn is_closed(path: &str) -> bool {
-    path.starts_with("spec.") && !path.contains("metadata.")
+/// Reads an object that the API server has. It passed admission once, so what the type does not know of it is let pass.
+pub fn stored<T: DeserializeOwned>(raw: &Value) -> Result<T, serde_json::Error> {
+    // As above, so that there is one reader for each type.
+    T::deserialize(Tracked::new(raw, &mut Notes::default()))
 }
 
-/// Paths of lists come as `volumes.0.name` or `volumes[0].name`; the latter is what users know. Members of optional
-/// fields come as `?`.
-fn dotted(path: &str) -> String {
-    let mut out = String::new();
-    for part in path.split('.').filter(|part| *part != "?") {
-        if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
-            out.push_str(&format!("[{part}]"));
-        } else {
-            if !out.is_empty() {
-                out.push('.');
-            }
-            out.push_str(part);
+/// What is noticed while an object is read.
+#[derive(Default)]
+struct Notes {
+    /// Fields that are an error because nobody knows them.
+    unknown: Vec<String>,
+    /// Where reading failed.
+    fault: Option<String>,
+}
+
+impl Notes {
+    fn unknown(&mut self, place: Place<'_>) {
+        let (Place::Member(parent, _) | Place::Item(parent, _)) = place else { return };
+        if is_closed(parent) && self.unknown.len() < UNKNOWN_SHOWN {
+            self.unknown.push(place.to_string());
         }
     }
-    out
+
+    fn failed(&mut self, place: Place<'_>) {
+        // What failed tells it first, then all that it is in.
+        self.fault.get_or_insert_with(|| place.to_string());
+    }
+}
+
+/// Whether an unknown field in this is an error. The status may hold fields of other versions, and metadata is the API
+/// server's.
+fn is_closed(place: &Place<'_>) -> bool {
+    match place {
+        Place::Root | Place::Member(_, "metadata") => false,
+        Place::Member(Place::Root, key) => *key == "spec",
+        Place::Member(parent, _) | Place::Item(parent, _) => is_closed(parent),
+    }
 }
 
 /// Puts an error of the reader into the form of the schema check users know.
 fn explain(path: &str, error: &str) -> String {
-    let path = dotted(path);
     if let Some(field) = error.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
-        let path = if path.is_empty() || path == "." { field.to_owned() } else { format!("{path}.{field}") };
+        let path = if path.is_empty() { field.to_owned() } else { format!("{path}.{field}") };
         return format!("{path} in body is required");
     }
     if let Some((found, wanted)) = error.strip_prefix("invalid type: ").and_then(|rest| rest.split_once(", expected "))
@@ -150,6 +161,45 @@ mod tests {
         ] {
             assert_eq!(message(machine(spec)), want);
         }
+    }
+
+    #[test]
+    fn places_are_told_as_users_know_them() {
+        for (spec, want) in [
+            (
+                json!({"domain": {"devices": {}}, "nodeSelector": {"a/b": 1}}),
+                "spec.nodeSelector.a/b in body must be of type string: \"integer\"",
+            ),
+            (
+                json!({"domain": {"devices": {}}, "tolerations": [{}, {"tolerationSeconds": true}]}),
+                "spec.tolerations[1].tolerationSeconds in body must be of type integer: \"boolean\"",
+            ),
+            (json!(1), "spec in body must be of type object: \"integer\""),
+            (
+                json!({"domain": {"devices": {}, "resources": {"requests": {"memory": true}}}}),
+                "spec.domain.resources.requests.memory in body must be of type string: \"boolean\"",
+            ),
+        ] {
+            let told = message(machine(spec.clone()));
+            assert!(told.starts_with(want), "{spec}: {told}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_count_in_the_spec_only_and_some_are_shown() {
+        let mut object = machine(json!({"domain": {"devices": {}}}));
+        for number in 0..20 {
+            object["metadata"][format!("m{number}")] = json!({"a": {}});
+        }
+        object["status"] = json!({"of": "another version"});
+        assert!(super::object::<VirtualMachineInstance>(&object).is_ok());
+        for number in 0..20 {
+            object["spec"][format!("s{number:02}")] = json!([{"a": {}}]);
+        }
+        let causes = super::object::<VirtualMachineInstance>(&object).unwrap_err();
+        assert_eq!(causes.as_slice().len(), UNKNOWN_SHOWN);
+        assert_eq!(causes.as_slice()[3].message, "spec.s03 in body is a forbidden property");
+        assert!(stored::<VirtualMachineInstance>(&object).is_ok());
     }
 
     #[test]

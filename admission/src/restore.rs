@@ -48,10 +48,11 @@ pub fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
 pub fn causes(spec: &VirtualMachineRestoreSpec, namespace: &str, neighbours: &Neighbours) -> Result<Causes, Stop> {
     let mut causes = Causes::new();
     snapshot::machine("spec.target", &spec.target, &mut causes);
-    if causes.is_empty() {
+    let names_a_vm = causes.is_empty();
+    patches(&spec.patches, &mut causes);
+    if names_a_vm {
         target(spec, namespace, neighbours, &mut causes)?;
     }
-    patches(&spec.patches, &mut causes);
     overrides(spec, &mut causes);
     words(spec, &mut causes);
     in_progress(spec, namespace, neighbours, &mut causes)?;

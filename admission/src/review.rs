@@ -215,7 +215,10 @@ impl AdmissionReview {
     pub fn patched(uid: &str, patch: &[Value], warnings: Vec<String>) -> Self {
         let mut review = Self::allowed(uid, warnings);
         if !patch.is_empty() {
-            review.response.patch = Some(STANDARD.encode(Value::from(patch.to_vec()).to_string()));
+            let Ok(text) = serde_json::to_vec(patch) else {
+                return Self::refused(uid, 500, "the changes cannot be written");
+            };
+            review.response.patch = Some(STANDARD.encode(text));
             review.response.patch_type = Some("JSONPatch");
             let paths = patch.iter().filter_map(|change| change["path"].as_str());
             review.response.audit_annotations = annotation(DEFAULTED, paths);

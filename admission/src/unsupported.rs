@@ -50,7 +50,6 @@ const CLAIMED: &str = "devices by resource claims";
 const ROLES: &str = "device roles";
 const PINNING: &str = "pinned CPUs";
 const ENCRYPTION: &str = "encrypted guests";
-const SECONDARY: &str = "networks besides the pod's";
 
 const SPEC: &[Entry] = &[
     Entry {
@@ -62,11 +61,7 @@ const SPEC: &[Entry] = &[
     // Migration.
     Entry {
         why: MIGRATION,
-        uses: |spec| {
-            let asked =
-                matches!(spec.eviction_strategy, Some(EvictionStrategy::LiveMigrate | EvictionStrategy::External));
-            when(asked, "evictionStrategy")
-        },
+        uses: |spec| when(spec.eviction_strategy == Some(EvictionStrategy::LiveMigrate), "evictionStrategy"),
     },
     // CPU.
     Entry {
@@ -220,12 +215,6 @@ const SPEC: &[Entry] = &[
     Entry { why: ROLES, uses: |spec| each(&spec.domain.devices.disks, DISKS, "tag", |disk| is_set(disk.tag.as_ref())) },
     // Networks.
     Entry {
-        why: "bridge binding",
-        uses: |spec| {
-            each(&spec.domain.devices.interfaces, INTERFACES, "bridge", |interface| interface.bridge.is_some())
-        },
-    },
-    Entry {
         why: "SR-IOV",
         uses: |spec| each(&spec.domain.devices.interfaces, INTERFACES, "sriov", |interface| interface.sriov.is_some()),
     },
@@ -250,11 +239,7 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
-        why: SECONDARY,
-        uses: |spec| each(&spec.networks, "networks", "multus", |network| network.multus.is_some()),
-    },
-    Entry {
-        why: SECONDARY,
+        why: HOST_DEVICES,
         uses: |spec| each(&spec.networks, "networks", "resourceClaim", |network| network.resource_claim.is_some()),
     },
     // Volumes.
@@ -413,6 +398,7 @@ mod tests {
         for change in [
             json!({}),
             json!({"evictionStrategy": "LiveMigrateIfPossible"}),
+            json!({"evictionStrategy": "External"}),
             json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 2}}}),
             json!({"domain": {"devices": {"tpm": {"enabled": false}}}}),
             json!({"domain": {"devices": {"clientPassthrough": {}}}}),
@@ -420,6 +406,8 @@ mod tests {
             json!({"domain": {"devices": {"gpus": [
                 {"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {"enabled": false}}},
             ]}}}),
+            json!({"domain": {"devices": {"interfaces": [{"name": "default", "bridge": {}}]}}}),
+            json!({"networks": [{"name": "default", "multus": {"networkName": "n", "default": true}}]}),
             json!({"domain": {"firmware": {"bootloader": {"efi": {"secureBoot": false}}}}}),
             json!({"volumes": [
                 {"name": "a", "cloudInitConfigDrive": {"userData": "x"}},
@@ -442,7 +430,6 @@ mod tests {
         for (change, field) in [
             (json!({"architecture": "arm64"}), "architecture"),
             (json!({"evictionStrategy": "LiveMigrate"}), "evictionStrategy"),
-            (json!({"evictionStrategy": "External"}), "evictionStrategy"),
             (json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}), "domain.cpu.dedicatedCpuPlacement"),
             (json!({"domain": {"cpu": {"isolateEmulatorThread": true}}}), "domain.cpu.isolateEmulatorThread"),
             (json!({"domain": {"cpu": {"realtime": {}}}}), "domain.cpu.realtime"),
@@ -488,12 +475,10 @@ mod tests {
                 "domain.devices.disks[0].changedBlockTracking",
             ),
             (disk(json!({"name": "root", "tag": "boot"})), "domain.devices.disks[0].tag"),
-            (interface(json!({"name": "default", "bridge": {}})), "domain.devices.interfaces[0].bridge"),
             (interface(json!({"name": "default", "sriov": {}})), "domain.devices.interfaces[0].sriov"),
             (interface(json!({"name": "default", "passtBinding": {}})), "domain.devices.interfaces[0].passtBinding"),
             (interface(json!({"name": "default", "binding": {"name": "b"}})), "domain.devices.interfaces[0].binding"),
             (interface(json!({"name": "default", "masquerade": {}, "tag": "t"})), "domain.devices.interfaces[0].tag"),
-            (json!({"networks": [{"name": "default", "multus": {"networkName": "n"}}]}), "networks[0].multus"),
             (json!({"networks": [{"name": "default", "resourceClaim": {}}]}), "networks[0].resourceClaim"),
             (volume(json!({"name": "root", "dataVolume": {"name": "d"}})), "volumes[0].dataVolume"),
             (volume(json!({"name": "root", "hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),

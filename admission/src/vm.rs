@@ -34,9 +34,12 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
 
 /// The webhook that checks.
 pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
-    let vm: VirtualMachine = context.object()?;
+    let mut vm: VirtualMachine = context.object()?;
     if vm.metadata.deletion_timestamp.is_some() {
         return Ok(context.allowed());
+    }
+    if is_empty(vm.metadata.namespace.as_ref()) {
+        vm.metadata.namespace.clone_from(&context.request.namespace);
     }
     let old = old(context)?;
     let chosen = instancetype::chosen(context, &vm)?;
@@ -197,27 +200,25 @@ fn run_strategy(root: &str, spec: &VirtualMachineSpec, config: &ClusterConfig) -
     causes
 }
 
-/// What a snapshot or restore in progress forbids to change.
+/// What a snapshot or restore in progress forbids to change: the first thing found.
 pub fn in_progress_causes(vm: &VirtualMachine, old: &VirtualMachine) -> Causes {
     let mut causes = Causes::new();
     let Some(status) = &vm.status else { return causes };
     let (new, old) = (&vm.spec, &old.spec);
-    if let Some(snapshot) = status.snapshot_in_progress.as_deref().filter(|name| !name.is_empty()) {
-        let volumes = |spec: &api::VirtualMachineSpec| spec.template.spec.as_ref().map(|spec| spec.volumes.clone());
-        if volumes(new) != volumes(old) {
-            causes.not_supported(
-                "spec",
-                format!("Cannot update vm disks or volumes until snapshot \"{snapshot}\" completes"),
-            );
-        }
-        if (new.running, &new.run_strategy) != (old.running, &old.run_strategy) {
-            causes.not_supported(
-                "spec",
-                format!("Cannot update vm running state until snapshot \"{snapshot}\" completes"),
-            );
-        }
-    }
-    if let Some(restore) = status.restore_in_progress.as_deref().filter(|name| !name.is_empty())
+    let named = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
+    let (snapshot, restore) = (named(&status.snapshot_in_progress), named(&status.restore_in_progress));
+    let volumes = |spec: &VirtualMachineSpec| spec.template.spec.as_ref().map(|spec| spec.volumes.clone());
+    if let Some(snapshot) = &snapshot
+        && volumes(new) != volumes(old)
+    {
+        let message = format!("Cannot update vm disks or volumes until snapshot \"{snapshot}\" completes");
+        causes.not_supported("spec", message);
+    } else if let Some(snapshot) = &snapshot
+        && (new.running, &new.run_strategy) != (old.running, &old.run_strategy)
+    {
+        let message = format!("Cannot update vm running state until snapshot \"{snapshot}\" completes");
+        causes.not_supported("spec", message);
+    } else if let Some(restore) = restore
         && !semantic::equal(new, old)
         && new.effective_run_strategy() != old.effective_run_strategy()
     {

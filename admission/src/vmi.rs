@@ -97,7 +97,9 @@ fn first_status(
     config: &ClusterConfig,
     fresh: &Fresh,
 ) -> VirtualMachineInstanceStatus {
-    if let Some(guest) = spec.domain.memory.as_ref().and_then(|memory| memory.guest.as_ref()) {
+    let guest = spec.domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
+    // What is no amount is refused where the user wrote it; copies would be refused beside it.
+    if let Some(guest) = guest.filter(|guest| defaults::is_amount(guest)) {
         let memory = status.memory.get_or_insert_with(MemoryStatus::default);
         memory.guest_at_boot = Some(guest.clone());
         memory.guest_current = Some(guest.clone());

@@ -26,7 +26,9 @@ pub(crate) fn causes(vm: &VirtualMachine, config: &ClusterConfig, neighbours: &N
     let mut causes = Causes::new();
     let requests = vm.status.as_ref().map(|status| status.volume_requests.as_slice()).unwrap_or_default();
     let Some(template) = vm.spec.template.spec.as_ref().filter(|_| !requests.is_empty()) else { return Ok(causes) };
-    let machine = running(vm, neighbours)?;
+    // A machine that is not up yet, or about to go, gets its disks from the template.
+    let ready = vm.status.as_ref().is_some_and(|status| status.ready);
+    let machine = if ready { running(vm, neighbours)?.filter(|machine| !machine.is_deleting()) } else { None };
     each(requests, template, machine.as_ref(), &mut causes);
     if !causes.is_empty() {
         return Ok(causes);
@@ -35,8 +37,7 @@ pub(crate) fn causes(vm: &VirtualMachine, config: &ClusterConfig, neighbours: &N
     if !causes.is_empty() {
         return Ok(causes);
     }
-    let ready = vm.status.as_ref().is_some_and(|status| status.ready);
-    if let Some(machine) = machine.filter(|machine| ready && !machine.is_deleting()) {
+    if let Some(machine) = machine {
         causes.extend(rules::spec(ROOT, &applied(&machine.spec, requests), config));
         let migrating = machine
             .status

@@ -16,7 +16,7 @@ use crate::{
     eviction, export, instancetype, kubevirt, migration,
     neighbours::{Needs, Neighbours, Wanted},
     patch, plugin, policy, pool, preset, read, replica_set, restore,
-    review::{self, AdmissionReview, Operation, Request, UserInfo},
+    review::{self, AdmissionReview, Operation, Request, Resource, UserInfo},
     snapshot, status, vm, vmi,
 };
 
@@ -95,7 +95,7 @@ impl Context<'_> {
         if self.request.operation == Operation::Create {
             return Ok(None);
         }
-        T::deserialize(&self.request.old_object).map(Some).map_err(|error| {
+        read::stored(&self.request.old_object).map(Some).map_err(|error| {
             let mut causes = Causes::new();
             causes.shape(format!("cannot read the stored object: {error}"));
             Stop::Causes(causes)
@@ -192,6 +192,9 @@ const WRITES: &[Operation] = &[Operation::Create, Operation::Update];
 const CREATES: &[Operation] = &[Operation::Create];
 const UPDATES: &[Operation] = &[Operation::Update];
 const DELETES: &[Operation] = &[Operation::Delete];
+
+/// Versions the first group is served in.
+const VERSIONS: [&str; 2] = [api::constants::VERSION, "v1alpha3"];
 
 const VMS: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachines")];
 const MACHINES: &[(&str, &str)] = &[(api::constants::GROUP, "virtualmachineinstances")];
@@ -302,6 +305,11 @@ pub const WEBHOOKS: &[Webhook] = &[
     },
 ];
 
+/// Whether an object of that group can come in that version; the other groups leave that to their webhooks.
+pub(crate) fn is_served(resource: &Resource) -> bool {
+    resource.group != api::constants::GROUP || VERSIONS.contains(&resource.version.as_str())
+}
+
 impl Webhook {
     /// The webhook at a path.
     pub fn at(path: &str) -> Option<&'static Self> {
@@ -312,7 +320,7 @@ impl Webhook {
     pub fn review(&self, context: &Context<'_>) -> Result<AdmissionReview, Vec<Wanted>> {
         let Request { uid, resource, operation, .. } = context.request;
         if let Some((_, plural)) = self.resources.first()
-            && !self.resources.contains(&(resource.group.as_str(), resource.resource.as_str()))
+            && !(self.resources.contains(&(resource.group.as_str(), resource.resource.as_str())) && is_served(resource))
         {
             return Ok(AdmissionReview::refused(uid, 400, format!("expect resource to be '{plural}'")));
         }

@@ -479,6 +479,51 @@ fn objects_of_the_wrong_shape_are_named() {
 }
 
 #[test]
+fn amount_that_is_none_is_refused_where_it_stands() {
+    let mut object = machine();
+    object["spec"]["domain"]["memory"] = json!({"guest": "much"});
+    let object = create(object).patched();
+    assert_eq!(object["status"].get("memory"), None, "the schema would complain about each copy");
+    let response = validate(object).send();
+    let causes = response["status"]["details"]["causes"].as_array().unwrap();
+    let fields: Vec<_> = causes.iter().map(|cause| cause["field"].clone()).collect();
+    assert_eq!(fields, ["spec.domain.memory.guest"]);
+}
+
+#[test]
+fn causes_come_in_the_order_of_the_rules() {
+    let mut object = create(machine()).patched();
+    object["spec"]["hostname"] = json!("Web");
+    object["spec"]["domain"]["memory"]["guest"] = json!("128");
+    object["spec"]["domain"]["devices"]["interfaces"] = json!([
+        {"name": "default", "masquerade": {}, "state": "sideways"},
+        {"name": "b", "state": "sideways"},
+    ]);
+    object["spec"]["accessCredentials"] = json!([{"sshPublicKey": {
+        "source": {}, "propagationMethod": {"configDrive": {}, "noCloud": {}},
+    }}]);
+    let response = validate(object).send();
+    let causes = response["status"]["details"]["causes"].as_array().unwrap();
+    let fields: Vec<_> = causes.iter().map(|cause| cause["field"].as_str().unwrap()).collect();
+    let key = "spec.accessCredentials[0].sshPublicKey";
+    assert_eq!(
+        fields,
+        [
+            "spec.hostname",
+            "spec.domain.memory.guest",
+            "spec.domain.devices.interfaces[0].state",
+            "spec.domain.devices.interfaces[1].state",
+            "spec.domain.devices.interfaces[1]",
+            "spec.domain.devices.interfaces[1].name",
+            &format!("{key}.propagationMethod"),
+            &format!("{key}.propagationMethod"),
+            &format!("{key}.source"),
+            &format!("{key}.propagationMethod"),
+        ]
+    );
+}
+
+#[test]
 fn other_resources_and_paths_are_refused() {
     Call::new("/virtualmachines-mutate", "pods", "CREATE", vm()).refused("expect resource to be 'virtualmachines'");
     Call::new("/nowhere", "virtualmachines", "CREATE", vm()).refused("there is no webhook at /nowhere");

@@ -12,7 +12,7 @@ use k8s_openapi::{
 use thiserror::Error;
 
 use crate::{
-    constants::component,
+    constants::{annotation::SKIP_BACKUP_HOOKS, component},
     enums::EvictionStrategy,
     gates,
     kubevirt::{
@@ -240,6 +240,8 @@ pub struct ClusterConfig {
     pub tls: TlsConfiguration,
     /// Show VGA instead of bochs to EFI guests.
     pub vga_display_for_efi: bool,
+    /// Backups of launcher pods do not freeze guests.
+    pub skip_backup_hooks: bool,
     /// Whether virt-template is not switched off; its gate counts too.
     pub virt_template: bool,
     /// Whether components may be profiled.
@@ -327,6 +329,7 @@ impl Default for ClusterConfig {
             support_container_resources: BTreeMap::new(),
             tls: TlsConfiguration::default(),
             vga_display_for_efi: false,
+            skip_backup_hooks: false,
             virt_template: true,
             cluster_profiler: false,
             feature_gates: Vec::new(),
@@ -374,8 +377,9 @@ impl ClusterConfig {
         {
             config.default_architecture = architecture.to_owned();
         }
-        config.vga_display_for_efi =
-            object.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(VGA_DISPLAY_EFI));
+        let annotation = |key: &str| object.metadata.annotations.as_ref()?.get(key);
+        config.vga_display_for_efi = annotation(VGA_DISPLAY_EFI).is_some();
+        config.skip_backup_hooks = annotation(SKIP_BACKUP_HOOKS).is_some_and(|value| crate::is_true(value));
         config.virt_template =
             from.virt_template_deployment.as_ref().and_then(|deployment| deployment.enabled).unwrap_or(true);
         config.overlay_developer(from)?;

@@ -153,10 +153,20 @@ pub mod annotation {
     pub const PAUSE_GUEST_AGENT_PROBES: &str = "kubevirt.io/pause-guest-agent-probes";
     /// DataVolumes are made even while the VM is halted.
     pub const IMMEDIATE_DATA_VOLUME_CREATION: &str = "kubevirt.io/immediate-data-volume-creation";
-    /// Backup hooks are left out.
+    /// "true" leaves the backup hooks of launcher pods out; on a VM, a machine or the KubeVirt object.
     pub const SKIP_BACKUP_HOOKS: &str = "kubevirt.io/skip-backup-hooks";
+    /// Container in which Velero runs a command before it copies a pod's volumes.
+    pub const BACKUP_PRE_CONTAINER: &str = "pre.hook.backup.velero.io/container";
     /// Ignition configuration of the guest.
     pub const IGNITION_DATA: &str = "kubevirt.io/ignitiondata";
+    /// Networks that Multus connects a pod to beside its own, a JSON list.
+    pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+    /// The network that Multus gives a pod in place of the cluster's.
+    pub const DEFAULT_NETWORK: &str = "v1.multus-cni.io/default-network";
+    /// Resource of a node that a pod on a network needs, on the network's definition.
+    pub const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
+    /// What Multus has connected a pod to, a JSON list.
+    pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
     /// Hook sidecars, a JSON list.
     pub const HOOK_SIDECARS: &str = "hooks.kubevirt.io/hookSidecars";
     /// Who asked for the eviction.
@@ -173,6 +183,10 @@ pub mod annotation {
     pub const CLUSTER_PREFERENCE: &str = "kubevirt.io/cluster-preference-name";
     /// The pod may be evicted only by request.
     pub const DESCHEDULER_REQUEST_EVICT_ONLY: &str = "descheduler.alpha.kubernetes.io/request-evict-only";
+    /// Whether a descheduler may evict the pod, and whether it should rather not.
+    pub const DESCHEDULER_EVICT: &str = "descheduler.alpha.kubernetes.io/evict";
+    /// See [`DESCHEDULER_EVICT`].
+    pub const DESCHEDULER_PREFER_NO_EVICTION: &str = "descheduler.alpha.kubernetes.io/prefer-no-eviction";
     /// An eviction of the pod is under way.
     pub const DESCHEDULER_EVICTION_IN_PROGRESS: &str = "descheduler.alpha.kubernetes.io/eviction-in-progress";
 }

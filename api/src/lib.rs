@@ -27,6 +27,7 @@ pub mod replicaset;
 pub mod snapshot;
 pub mod subresources;
 pub mod tls;
+pub mod tsc;
 pub mod vm;
 pub mod vmi;
 
@@ -44,6 +45,12 @@ pub use vm::spec::{VirtualMachine, VirtualMachineSpec};
 pub use vm::status::VirtualMachineStatus;
 pub use vmi::spec::{VirtualMachineInstance, VirtualMachineInstanceSpec, VirtualMachineInstanceTemplateSpec};
 pub use vmi::status::VirtualMachineInstanceStatus;
+
+/// Whether a text is one of the spellings of true that annotations and queries may have.
+#[must_use]
+pub fn is_true(text: &str) -> bool {
+    matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True")
+}
 
 /// For `skip_serializing_if`: false is left out on the wire.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

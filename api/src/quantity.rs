@@ -53,6 +53,40 @@ pub fn bytes(bytes: i64) -> Quantity {
     Quantity(bytes.to_string())
 }
 
+/// The quantity as Kubernetes writes it, with the largest suffix that leaves a whole number: `2Gi` for `2048Mi`, `500m` for
+/// `0.5`, `1M` for `1000000`. One with an exponent stays as it is, and so does what is none.
+pub fn canonical(quantity: &Quantity) -> String {
+    let text = &quantity.0;
+    let suffix = text.trim_start_matches(|c: char| c.is_ascii_digit() || "+-.".contains(c));
+    let has_exponent = suffix.starts_with(['e', 'E']) && !["E", "Ei"].contains(&suffix);
+    let Ok(whole) = units(quantity) else { return text.clone() };
+    if has_exponent {
+        return text.clone();
+    }
+    let is_whole = milli(quantity).map_or(true, |milli| whole.checked_mul(1000) == Some(milli));
+    if !is_whole {
+        let nano = parse(text, 9);
+        for (shift, suffix, factor) in [(3, "m", 1_000_000), (6, "u", 1000), (9, "n", 1)] {
+            let Ok(value) = parse(text, shift) else { break };
+            if nano.as_ref().map_or(true, |nano| value.checked_mul(factor) == Some(*nano)) {
+                return format!("{value}{suffix}");
+            }
+        }
+        return text.clone();
+    }
+    if suffix.ends_with('i') {
+        return bytes(whole).0;
+    }
+    let (mut value, mut suffix) = (whole, "");
+    for larger in ["k", "M", "G", "T", "P", "E"] {
+        if value == 0 || value % 1000 != 0 {
+            break;
+        }
+        (value, suffix) = (value / 1000, larger);
+    }
+    format!("{value}{suffix}")
+}
+
 /// Thousandths as a quantity, such as `100m` or `2`.
 pub fn from_milli(milli: i64) -> Quantity {
     if milli % 1000 == 0 { Quantity((milli / 1000).to_string()) } else { Quantity(format!("{milli}m")) }
@@ -139,6 +173,28 @@ mod tests {
     fn quantities_read_as_thousandths() {
         for (text, want) in [("100m", 100), ("1", 1000), ("1.5", 1500), ("1n", 1), ("0.0001", 1)] {
             assert_eq!(milli(&q(text)), Ok(want), "{text}");
+        }
+    }
+
+    #[test]
+    fn quantities_are_written_as_kubernetes_does() {
+        for (text, want) in [
+            ("0", "0"),
+            ("2048Mi", "2Gi"),
+            ("1.5Gi", "1536Mi"),
+            ("0.5Ki", "512"),
+            ("-64Mi", "-64Mi"),
+            ("1000000", "1M"),
+            ("999999", "999999"),
+            ("0.5", "500m"),
+            ("1500m", "1500m"),
+            ("1000m", "1"),
+            ("0.0001", "100u"),
+            ("1e3", "1e3"),
+            ("2E", "2E"),
+            ("much", "much"),
+        ] {
+            assert_eq!(canonical(&q(text)), want, "{text}");
         }
     }
 

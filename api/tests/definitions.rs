@@ -422,6 +422,9 @@ fn rules_stand_in_the_schema() {
 #[test]
 fn bounds_stand_in_the_schema() {
     for (kind, path, key, want) in [
+        ("VirtualMachineInstance", "spec.volumes", "x-kubernetes-list-type", json!("atomic")),
+        ("VirtualMachineInstance", "status.conditions", "x-kubernetes-list-type", json!("atomic")),
+        ("VirtualMachineInstance", "spec.utilityVolumes", "x-kubernetes-list-type", json!("map")),
         ("VirtualMachineSnapshot", "status.indications", "x-kubernetes-list-type", json!("set")),
         ("VirtualMachineSnapshot", "status.snapshotVolumes.includedVolumes", "x-kubernetes-list-type", json!("set")),
         ("VirtualMachineSnapshot", "status.snapshotVolumes.excludedVolumes", "x-kubernetes-list-type", json!("set")),

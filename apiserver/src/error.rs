@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 
 /// Group of every object named in an error.
 const GROUP: &str = "kubevirt.io";
+/// Seconds after which a client for which there was no room may ask again.
+const RETRY_AFTER: u16 = 1;
 
 /// The kind of object that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +95,7 @@ pub enum ApiError {
     /// 501: a valid request for something that does not exist yet.
     #[error("{0} is not available yet")]
     NotAvailable(&'static str),
-    /// 429: as many streams as this process carries.
+    /// 429: there is no room for it now.
     #[error("{0}")]
     TooManyRequests(String),
     /// 500: something behind this process failed.
@@ -176,8 +178,8 @@ impl ApiError {
                 let causes = causes.iter().map(|message| json!({"message": message})).collect::<Vec<_>>();
                 Some(json!({"causes": causes}))
             }
+            Self::TooManyRequests(_) => Some(json!({"retryAfterSeconds": RETRY_AFTER})),
             Self::BadRequest(_)
-            | Self::TooManyRequests(_)
             | Self::NoSuchPath
             | Self::WrongMethod(_)
             | Self::NotAcceptable
@@ -194,8 +196,14 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json_response(self.status(), &self.body());
-        if let Self::WrongMethod(right) = self {
-            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(right));
+        match self {
+            Self::WrongMethod(right) => {
+                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(right));
+            }
+            Self::TooManyRequests(_) => {
+                response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER));
+            }
+            _ => {}
         }
         response
     }

@@ -150,7 +150,7 @@ fn of_spec(spec: &VirtualMachineInstanceSpec, namespace: &str) -> Vec<ObjectGrap
     let mut nodes = credentials.map(|name| node("", "Secret", namespace, name, Dependency::Config)).collect::<Vec<_>>();
     nodes.extend(spec.volumes.iter().flat_map(|volume| of_volume(volume, namespace)));
     nodes.extend(spec.networks.iter().filter_map(|network| network.multus.as_ref()).map(|multus| {
-        let (place, name) = multus.network_name.split_once('/').unwrap_or((namespace, &multus.network_name));
+        let (place, name) = multus.definition(namespace);
         optional(node("k8s.cni.cncf.io", "NetworkAttachmentDefinition", place, name, Dependency::Network))
     }));
     nodes

@@ -22,6 +22,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
+use process::shares::HOLDER_HEADER;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
@@ -192,11 +193,13 @@ impl HandlerClient {
         }
     }
 
-    /// Opens a stream. `action` may carry a query.
-    pub async fn open(&self, target: Target<'_>, action: &str) -> Result<HandlerStream, HandlerError> {
+    /// Opens a stream that counts for `holder`. `action` may carry a query.
+    pub async fn open(&self, target: Target<'_>, action: &str, holder: &str) -> Result<HandlerStream, HandlerError> {
         self.bounded(target, async {
             let (mut sender, host) = self.connect(target.node).await?;
-            let (request, accept) = websocket::request(&host, &target.path(action))?;
+            let (mut request, accept) = websocket::request(&host, &target.path(action))?;
+            let holder = HeaderValue::from_str(holder).map_err(http::Error::from)?;
+            request.headers_mut().insert(HOLDER_HEADER, holder);
             let mut response = sender.send_request(request).await?;
             if !websocket::is_accepted(response.status(), response.headers(), &accept) {
                 let status = response.status();

@@ -23,17 +23,19 @@ use process::{
     config::{self, ConfigHandle},
     logging::Verbosity,
     ops::{Ops, Readiness},
+    shares::Shares,
     signals,
     tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, client_config, serve},
 };
 use prometheus::Registry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
 pub mod address;
 pub mod authentication;
 pub mod authorization;
+pub mod bodies;
 pub mod discovery;
 pub mod endpoint;
 pub mod error;
@@ -67,6 +69,7 @@ pub mod websocket;
 
 use crate::{
     authorization::Authorizer,
+    bodies::Bodies,
     front_proxy::FrontProxy,
     handler::HandlerClient,
     metrics::Metrics,
@@ -153,7 +156,8 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         ops: ops.clone(),
         metrics: metrics.clone(),
         presence: Presence::default(),
-        stream_slots: Arc::new(Semaphore::new(MAX_STREAMS)),
+        bodies: Bodies::default(),
+        shares: Shares::of(MAX_STREAMS),
         streams: streams.clone(),
         stop: stop.clone(),
     });

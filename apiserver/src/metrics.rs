@@ -6,6 +6,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use process::shares::Full;
 use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// Most machines whose last connection is remembered.
@@ -76,6 +77,7 @@ pub struct Metrics {
     pub review_seconds: HistogramVec,
     open_streams: IntGauge,
     ended_streams: IntCounterVec,
+    refused_streams: IntCounterVec,
     active: HashMap<StreamKind, IntGaugeVec>,
     last_connection: GaugeVec,
     streams: Arc<Mutex<Streams>>,
@@ -114,6 +116,13 @@ impl Metrics {
                 Opts::new("kubevirt_api_ended_streams_total", "Streams that ended"),
                 &["kind", "end"],
             )?,
+            refused_streams: IntCounterVec::new(
+                Opts::new(
+                    "kubevirt_api_refused_streams_total",
+                    "Streams for which there was no place, by what was full",
+                ),
+                &["kind", "full"],
+            )?,
             active,
             last_connection: GaugeVec::new(
                 Opts::new(
@@ -130,6 +139,7 @@ impl Metrics {
         registry.register(Box::new(metrics.review_seconds.clone()))?;
         registry.register(Box::new(metrics.open_streams.clone()))?;
         registry.register(Box::new(metrics.ended_streams.clone()))?;
+        registry.register(Box::new(metrics.refused_streams.clone()))?;
         registry.register(Box::new(metrics.last_connection.clone()))?;
         for gauge in metrics.active.values() {
             registry.register(Box::new(gauge.clone()))?;
@@ -160,6 +170,11 @@ impl Metrics {
         self.last_connection.with_label_values(&[namespace, name]).set(now.as_secs_f64().floor());
         drop(streams);
         OpenStream { metrics: self.clone(), key, end: "aborted" }
+    }
+
+    /// There was no place for a stream.
+    pub fn refused(&self, kind: StreamKind, full: Full) {
+        self.refused_streams.with_label_values(&[kind.label(), full.label()]).inc();
     }
 
     fn closed(&self, key: &Key, end: &str) {
@@ -225,11 +240,13 @@ mod tests {
         first.ended("client_closed");
         drop(second);
         tunnel.ended("guest_closed");
+        metrics.refused(StreamKind::Vnc, Full::Share);
         let closed = text(&registry);
         assert!(!closed.contains("kubevirt_vnc_active_connections{"), "{closed}");
         assert!(closed.contains("kubevirt_api_open_streams 0"));
         assert!(closed.contains(r#"kubevirt_api_ended_streams_total{end="client_closed",kind="vnc"} 1"#));
         assert!(closed.contains(r#"kubevirt_api_ended_streams_total{end="aborted",kind="vnc"} 1"#));
+        assert!(closed.contains(r#"kubevirt_api_refused_streams_total{full="share",kind="vnc"} 1"#));
     }
 
     #[test]

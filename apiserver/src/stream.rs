@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!              message            ┌────────┐ peer closed: pass the close on      ┌─────────┐
-//!            ┌──────────────────▶ │  open  │ ──────────────────────────────────▶ │ closing │ both directions ended,
-//!            └─────────────────── │        │                                     │         │ or CLOSE_LIMIT passed
+//!            ┌──────────────────▶ │  open  │ ──────────────────────────────────▶ │ closing │ who is not lost has closed,
+//!            └─────────────────── │        │ ──────────────────────────────────▶ │         │ or Limits::close passed
 //!                                 └────────┘ lost, silent or stuck, or process   └─────────┘ ──▶ both sockets dropped
-//!                                            stops: close both with a reason ──▶
+//!                                            stops: close both with a reason
 //! ```
 //!
 //! A direction reads a message only after the one before has been taken by the other side, so a slow reader slows the
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use futures::{
     Sink, SinkExt, Stream, StreamExt,
-    future::{Either, select},
+    future::{Either, join, select},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -24,12 +24,11 @@ use tokio::{
 };
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::{
-        Bytes, Error, Message,
-        protocol::{CloseFrame, frame::coding::CloseCode},
-    },
+    tungstenite::{Bytes, Error, Message, protocol::frame::coding::CloseCode},
 };
 use tokio_util::sync::CancellationToken;
+
+use crate::websocket::part;
 
 /// How patient a copy is.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +102,7 @@ impl End {
 }
 
 /// How one direction ended.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     /// The source closed; the close has been passed on.
     Closed,
@@ -126,55 +125,56 @@ where
 {
     let (mut client_sink, mut client_source) = client.split();
     let (mut handler_sink, mut handler_source) = handler.split();
-    let end = {
+    let ((end, client_done, handler_done), deadline) = {
         let upward = std::pin::pin!(forward(&mut client_source, &mut handler_sink, limits));
         let downward = std::pin::pin!(forward(&mut handler_source, &mut client_sink, limits));
         let both = select(upward, downward);
         tokio::select! {
-            first = both => match first {
-                Either::Left((ended, downward)) => {
-                    // What the other side still has to say, and its answer to the close, may follow.
-                    if matches!(ended, Ended::Closed) {
-                        let _ = timeout(limits.close, downward).await;
+            first = both => {
+                let deadline = Instant::now() + limits.close;
+                // What the other side still has to say, and its answer to the close, may follow.
+                let (from_client, ended, answered) = match first {
+                    Either::Left((ended, downward)) => {
+                        (true, ended, ended == Ended::Closed && closes(downward, deadline).await)
                     }
-                    match ended {
-                        Ended::Closed => End::ClientClosed,
-                        Ended::SourceLost => End::ClientLost,
-                        Ended::SinkLost => End::HandlerLost,
+                    Either::Right((ended, upward)) => {
+                        (false, ended, ended == Ended::Closed && closes(upward, deadline).await)
                     }
-                }
-                Either::Right((ended, upward)) => {
-                    if matches!(ended, Ended::Closed) {
-                        let _ = timeout(limits.close, upward).await;
-                    }
-                    match ended {
-                        Ended::Closed => End::HandlerClosed,
-                        Ended::SourceLost => End::HandlerLost,
-                        Ended::SinkLost => End::ClientLost,
-                    }
-                }
-            },
-            () = stop.cancelled() => End::Stopped,
+                };
+                (outcome(from_client, ended, answered), deadline)
+            }
+            () = stop.cancelled() => ((End::Stopped, false, false), Instant::now() + limits.close),
         }
     };
-    let farewell = match end {
+    let last_word = match end {
         End::ClientClosed | End::HandlerClosed | End::GuestClosed | End::MachineGone => None,
         End::ClientLost => Some((CloseCode::Away, "client is gone")),
         End::HandlerLost | End::GuestLost => Some((CloseCode::Error, "connection to virt-handler was lost")),
         End::Stopped => Some((CloseCode::Restart, "virt-api is stopping")),
     };
-    let _ = timeout(limits.close, async {
-        if let Some((code, reason)) = farewell {
-            let frame = Message::Close(Some(CloseFrame { code, reason: reason.into() }));
-            // The one that is lost cannot take it; the other one should.
-            let _ = client_sink.send(frame.clone()).await;
-            let _ = handler_sink.send(frame).await;
-        }
-        // Ends TLS properly, so that no one takes the end for an attack.
-        let _ = futures::future::join(client_sink.close(), handler_sink.close()).await;
-    })
-    .await;
+    // The one that is lost cannot take it; the other one should, and does not wait for that.
+    let parting = join(
+        part(&mut client_sink, &mut client_source, last_word, client_done),
+        part(&mut handler_sink, &mut handler_source, last_word, handler_done),
+    );
+    let _ = timeout_at(deadline, parting).await;
     end
+}
+
+/// Whether a direction ends with a close in time.
+async fn closes(direction: impl Future<Output = Ended>, deadline: Instant) -> bool {
+    matches!(timeout_at(deadline, direction).await, Ok(Ended::Closed))
+}
+
+/// How the copy ended when one direction has; and whether client and node agent are done: have closed, or are lost.
+/// `answered`: the other side has closed, too.
+const fn outcome(from_client: bool, ended: Ended, answered: bool) -> (End, bool, bool) {
+    match (from_client, ended) {
+        (true, Ended::Closed) => (End::ClientClosed, true, answered),
+        (false, Ended::Closed) => (End::HandlerClosed, answered, true),
+        (true, Ended::SourceLost) | (false, Ended::SinkLost) => (End::ClientLost, true, false),
+        (false, Ended::SourceLost) | (true, Ended::SinkLost) => (End::HandlerLost, false, true),
+    }
 }
 
 /// Passes messages on, in one direction, and pings the side that it writes to.
@@ -229,7 +229,7 @@ where
 #[cfg(test)]
 mod tests {
     use tokio::io::{DuplexStream, duplex};
-    use tokio_tungstenite::tungstenite::protocol::Role;
+    use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
 
     use super::*;
     use crate::websocket;
@@ -307,6 +307,7 @@ mod tests {
         let mut ends = ends(Limits::default(), 1024).await;
         drop(ends.handler);
         assert_eq!(close_code(ends.client.next().await), Some(CloseCode::Error));
+        assert!(ends.client.next().await.is_none());
         assert_eq!(ends.copy.await.unwrap(), End::HandlerLost);
     }
 
@@ -315,6 +316,7 @@ mod tests {
         let mut ends = ends(Limits::default(), 1024).await;
         drop(ends.client);
         assert_eq!(close_code(ends.handler.next().await), Some(CloseCode::Away));
+        assert!(ends.handler.next().await.is_none());
         assert_eq!(ends.copy.await.unwrap(), End::ClientLost);
     }
 
@@ -324,6 +326,9 @@ mod tests {
         ends.stop.cancel();
         assert_eq!(close_code(ends.client.next().await), Some(CloseCode::Restart));
         assert_eq!(close_code(ends.handler.next().await), Some(CloseCode::Restart));
+        assert!(ends.handler.next().await.is_none());
+        // Its answer goes out as it looks for more; the socket stays until both have answered.
+        assert!(ends.client.next().await.is_none());
         assert_eq!(ends.copy.await.unwrap(), End::Stopped);
     }
 
@@ -373,24 +378,52 @@ mod tests {
         for (number, stream) in streams.into_iter().enumerate() {
             let Ends { client, handler, copy, .. } = stream;
             let expected = if number % 2 == 0 { End::ClientLost } else { End::HandlerLost };
-            // The one that stays says no word either: it hears the farewell, and the copy does not wait for it.
-            let stays: Box<dyn Send> = if number % 2 == 0 {
+            let mut stays = if number % 2 == 0 {
                 drop(client);
-                Box::new(handler)
+                handler
             } else {
                 drop(handler);
-                Box::new(client)
+                client
             };
+            let code = if number % 2 == 0 { CloseCode::Away } else { CloseCode::Error };
+            assert_eq!(close_code(stays.next().await), Some(code));
+            assert!(stays.next().await.is_none());
             assert_eq!(timeout(Duration::from_secs(20), copy).await.unwrap().unwrap(), expected);
-            drop(stays);
         }
+    }
+
+    #[test]
+    fn a_side_is_done_when_it_has_closed_or_is_lost() {
+        for (from_client, ended, answered, expected) in [
+            (true, Ended::Closed, false, (End::ClientClosed, true, false)),
+            (true, Ended::Closed, true, (End::ClientClosed, true, true)),
+            (true, Ended::SourceLost, false, (End::ClientLost, true, false)),
+            (true, Ended::SinkLost, false, (End::HandlerLost, false, true)),
+            (false, Ended::Closed, false, (End::HandlerClosed, false, true)),
+            (false, Ended::Closed, true, (End::HandlerClosed, true, true)),
+            (false, Ended::SourceLost, false, (End::HandlerLost, false, true)),
+            (false, Ended::SinkLost, false, (End::ClientLost, true, false)),
+        ] {
+            assert_eq!(outcome(from_client, ended, answered), expected, "{from_client} {ended:?} {answered}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn side_that_does_not_answer_a_close_is_not_waited_for_forever() {
+        let mut ends = ends(Limits::default(), 1024).await;
+        let began = Instant::now();
+        ends.handler.send(close(CloseCode::Away)).await.unwrap();
+        assert_eq!(ends.copy.await.unwrap(), End::HandlerClosed);
+        assert_eq!(began.elapsed().as_secs(), Limits::default().close.as_secs());
+        assert_eq!(close_code(ends.client.next().await), Some(CloseCode::Away));
     }
 
     #[tokio::test]
     async fn oversized_message_ends_the_copy() {
         let mut ends = ends(Limits::default(), 4 << 20).await;
         ends.client.send(Message::Binary(Bytes::from(vec![0; websocket::MAX_MESSAGE + 1]))).await.unwrap();
-        assert_eq!(ends.copy.await.unwrap(), End::ClientLost);
         assert_eq!(close_code(ends.handler.next().await), Some(CloseCode::Away));
+        assert!(ends.handler.next().await.is_none());
+        assert_eq!(ends.copy.await.unwrap(), End::ClientLost);
     }
 }

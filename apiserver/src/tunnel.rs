@@ -20,7 +20,7 @@ use std::{io, sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use futures::{
     Sink, SinkExt, Stream, StreamExt,
-    future::{Either, select},
+    future::{Either, join, select},
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -43,6 +43,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     port_forward::Connection,
     stream::{End, Limits},
+    websocket::part,
 };
 
 /// Most bytes read from the guest at once; a UDP datagram is never larger.
@@ -169,22 +170,16 @@ where
             () = stop.cancelled() => None,
         }
     };
-    let (end, farewell) = match ended {
+    let (end, last_word) = match ended {
         Some(Ended::ClientClosed) => (End::ClientClosed, None),
-        Some(Ended::GuestClosed) => (End::GuestClosed, None),
+        Some(Ended::GuestClosed) => (End::GuestClosed, Some((CloseCode::Normal, ""))),
         Some(Ended::ClientLost) => (End::ClientLost, Some((CloseCode::Away, "client is gone"))),
         Some(Ended::GuestLost) => (End::GuestLost, Some((CloseCode::Error, "connection to the guest was lost"))),
         Some(Ended::MachineGone) => (End::MachineGone, Some((CloseCode::Away, "the machine has stopped"))),
         None => (End::Stopped, Some((CloseCode::Restart, "virt-api is stopping"))),
     };
-    let _ = timeout(limits.close, async {
-        if let Some((code, reason)) = farewell {
-            let _ = sink.send(close(code, reason)).await;
-        }
-        let _ = sink.close().await;
-        let _ = writer.finish().await;
-    })
-    .await;
+    let parting = join(part(&mut sink, &mut source, last_word, end == End::ClientLost), writer.finish());
+    let _ = timeout(limits.close, parting).await;
     end
 }
 
@@ -226,13 +221,12 @@ where
             Either::Right((ended, _)) => (ended, true),
         }
     };
-    if last == Ended::GuestClosed {
+    if last == Ended::GuestClosed && client_goes_on {
         let _ = timeout(limits.close, async {
-            let _ = sink.send(close(CloseCode::Normal, "")).await;
-            if client_goes_on {
-                // Its answer; what it has sent before that is passed on.
-                upward.await;
-            }
+            let close = CloseFrame { code: CloseCode::Normal, reason: "".into() };
+            let _ = sink.send(Message::Close(Some(close))).await;
+            // Its answer; what it has sent before that is passed on.
+            upward.await;
         })
         .await;
     }
@@ -323,10 +317,6 @@ fn pings(limits: Limits) -> Interval {
     let mut pings = interval_at(Instant::now() + limits.ping, limits.ping);
     pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
     pings
-}
-
-fn close(code: CloseCode, reason: &'static str) -> Message {
-    Message::Close(Some(CloseFrame { code, reason: reason.into() }))
 }
 
 #[cfg(test)]

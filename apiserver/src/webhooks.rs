@@ -114,7 +114,7 @@ async fn review(State(webhooks): State<Webhooks>, request: Request) -> Response 
 }
 
 /// Throws away what is left of a body, within bounds: a sender that is cut off in the middle does not read the answer.
-async fn discard(body: &mut Body) {
+pub(crate) async fn discard(body: &mut Body) {
     let all = async {
         let mut discarded = 0;
         while let Some(Ok(frame)) = body.frame().await {
@@ -214,10 +214,11 @@ impl Webhooks {
             self.count(&mut held, data.len(), size).await?;
             held.bytes.extend_from_slice(&data);
         }
-        if values(&held.bytes) > MAX_VALUES {
+        let values = values(&held.bytes);
+        if values > MAX_VALUES {
             return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &format!("a review has at most {MAX_VALUES} values")));
         }
-        let weight = weight(&held.bytes).min(MAX_BODY);
+        let weight = (values * VALUE).clamp(held.bytes.len(), MAX_BODY);
         let more = weight - held.bytes.len();
         self.count(&mut held, more, weight).await?;
         if discarded > 0 {

@@ -1,13 +1,15 @@
-//! The opening handshake of a WebSocket (RFC 6455), both sides, over hyper.
+//! The opening handshake of a WebSocket (RFC 6455), both sides, over hyper, and its end.
 //!
 //! Compression is never negotiated. The subprotocol is `plain.kubevirt.io`: binary messages carry the bytes of a
 //! stream, their boundaries mean nothing. It is picked where it is offered; a client that offers none is served alike.
 
 use axum::{body::Body, response::Response};
+use futures::{Sink, SinkExt, Stream, StreamExt};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header};
 use tokio_tungstenite::tungstenite::{
+    Error, Message,
     handshake::{client::generate_key, derive_accept_key},
-    protocol::WebSocketConfig,
+    protocol::{CloseFrame, WebSocketConfig, frame::coding::CloseCode},
 };
 
 use crate::frames::PIECE;
@@ -57,6 +59,30 @@ pub enum HandshakeError {
     /// No key, or one that cannot be.
     #[error("websocket: not a websocket handshake: 'Sec-WebSocket-Key' header is missing or blank")]
     Key,
+}
+
+/// Ends a connection: says the last word, if there is one, and hears the other side out until it has closed, too, unless
+/// it is `done`: has closed already, or is lost.
+///
+/// A socket that is closed over bytes that nobody has read is reset. Whoever is in between then takes the connection for
+/// broken, and what is still under way to the other side is lost, the last word with it. One late pong is enough.
+pub async fn part<K, S>(sink: &mut K, source: &mut S, last_word: Option<(CloseCode, &'static str)>, done: bool)
+where
+    K: Sink<Message, Error = Error> + Unpin,
+    S: Stream<Item = Result<Message, Error>> + Unpin,
+{
+    if let Some((code, reason)) = last_word {
+        // A side that has closed at the same moment has no need of it.
+        let _ = sink.send(Message::Close(Some(CloseFrame { code, reason: reason.into() }))).await;
+    }
+    if sink.close().await.is_err() || done {
+        return;
+    }
+    while let Some(Ok(message)) = source.next().await {
+        if message.is_close() {
+            return;
+        }
+    }
 }
 
 /// Checks a client's handshake and makes the answer to it.

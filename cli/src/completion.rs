@@ -15,17 +15,18 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);
 pub async fn complete(words: &[String]) -> Result<(), Error> {
     let (typed, before) = words.split_last().map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
     for candidate in words_of_commands(before, typed) {
-        println!("{candidate}");
+        say!("{candidate}")?;
     }
     if let Some(resource) = resource_to_name(before, typed) {
         let names = tokio::time::timeout(PATIENCE, names(before, resource)).await;
         // Completion is a courtesy: a cluster that is away must not print errors into the prompt.
         if let Ok(Ok(names)) = names {
-            names.iter().filter(|name| name.starts_with(typed)).for_each(|name| println!("{name}"));
+            for name in names.iter().filter(|name| name.starts_with(typed)) {
+                say!("{name}")?;
+            }
         }
     }
-    println!("{NO_FILES}");
-    Ok(())
+    say!("{NO_FILES}")
 }
 
 fn words_of_commands(before: &[String], typed: &str) -> Vec<String> {
@@ -58,14 +59,14 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
     let given: Vec<&str> = before[at + 1..].iter().map(String::as_str).filter(|word| !word.starts_with('-')).collect();
     match (before[at].as_str(), given.as_slice()) {
         ("start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph", [])
-        | ("pause" | "unpause" | "evacuate-cancel", ["vm"])
+        | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vm"])
         | ("memory-dump", ["get" | "remove"]) => Some("virtualmachines"),
         (
             "console" | "vnc" | "soft-reboot" | "reset" | "guestosinfo" | "userlist" | "fslist" | "addvolume"
             | "removevolume",
             [],
         )
-        | ("pause" | "unpause" | "evacuate-cancel", ["vmi"])
+        | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vmi"])
         | ("usbredir", [_]) => Some("virtualmachineinstances"),
         _ => None,
     }
@@ -99,11 +100,10 @@ async fn names(before: &[String], resource: &str) -> Result<Vec<String>, Error> 
     let options = ClusterOptions {
         kubeconfig: flag("--kubeconfig", "--kubeconfig").map(Into::into),
         context: flag("--context", "--context"),
-        cluster: None,
-        user: None,
+        cluster: flag("--cluster", "--cluster"),
+        user: flag("--user", "--user"),
         namespace: flag("--namespace", "-n"),
-        impersonate: None,
-        impersonate_groups: Vec::new(),
+        ..ClusterOptions::default()
     };
     let connection = Connection::open(&options).await?;
     let path = format!("/apis/kubevirt.io/v1/namespaces/{}/{resource}?limit=500", connection.namespace);

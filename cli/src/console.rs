@@ -46,7 +46,7 @@ pub async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<()
     let name = machine_name(&options.vmi)?;
     let subresource = if options.replay { "console?replay=true" } else { "console" };
     let path = connection.path("virtualmachineinstances", name, subresource);
-    let stream = open(connection, &path, Duration::from_secs(options.timeout.saturating_mul(60))).await?;
+    let stream = open(connection, name, &path, Duration::from_secs(options.timeout.saturating_mul(60))).await?;
     eprintln!("Successfully connected to {name} console. Press Ctrl+] or Ctrl+5 to exit console.");
     let raw = RawMode::enter()?;
     let end = copy(stream).await;
@@ -65,16 +65,21 @@ pub async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<()
 }
 
 /// Opens the stream; a machine that does not run yet is waited for.
-async fn open(connection: &Connection, path: &str, patience: Duration) -> Result<Stream, Error> {
-    let deadline = tokio::time::Instant::now() + patience;
+async fn open(connection: &Connection, name: &str, path: &str, patience: Duration) -> Result<Stream, Error> {
+    let deadline = tokio::time::Instant::now().checked_add(patience);
+    let mut told = false;
     loop {
         match connection.stream(path).await {
             // The answers for a machine that is on its way up; every other refusal is final.
             Err(Error::Refused { code: 400, message })
                 if message.contains("not running") || message.contains("instead of Running") =>
             {
-                if tokio::time::Instant::now() >= deadline {
+                if deadline.is_some_and(|deadline| tokio::time::Instant::now() >= deadline) {
                     return Err(Error::Refused { code: 400, message });
+                }
+                if !told {
+                    eprintln!("Waiting until {name} runs: {message}");
+                    told = true;
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }

@@ -140,7 +140,7 @@ async fn stay(connection: &Connection, kind: Subject, name: &str, options: &Evac
     };
     let path = connection.path(resource, name, "evacuate/cancel");
     connection.call(Method::PUT, &path, body(&[], options.dry_run)).await?;
-    println!("{word} {}/{name} was canceled evacuation", connection.namespace);
+    say!("{word} {}/{name} was canceled evacuation", connection.namespace)?;
     if options.migrate_cancel { cancel_migration(connection, name, options.dry_run).await } else { Ok(()) }
 }
 
@@ -169,7 +169,7 @@ pub async fn evacuate_cancel(connection: Connection, options: &EvacuateOptions) 
 pub async fn migrate_cancel(connection: &Connection, options: &MigrateCancelOptions) -> Result<(), Error> {
     let vm = machine_name(&options.vm)?;
     cancel_migration(connection, vm, options.dry_run).await?;
-    println!("VM {vm} was scheduled to migrate-cancel");
+    say!("VM {vm} was scheduled to migrate-cancel")?;
     Ok(())
 }
 

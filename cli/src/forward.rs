@@ -27,6 +27,7 @@ use tokio_tungstenite::{
 
 use crate::{
     Connection, Error,
+    cluster::local_address,
     subresource::{Stream, lost},
     target::Target,
     terminal::input,
@@ -53,10 +54,10 @@ pub struct ForwardOptions {
     #[arg(value_name = "PORT", required = true)]
     ports: Vec<String>,
     /// Forward standard input and output instead of a local port; takes a single port
-    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long)]
     stdio: bool,
     /// Local address to listen on
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = local_address)]
     address: IpAddr,
 }
 
@@ -158,7 +159,7 @@ pub async fn run(connection: Connection, options: &ForwardOptions) -> Result<(),
                 bound
             }
         };
-        println!("Forwarding from {bound} -> {} ({})", port.remote, port.protocol.word());
+        say!("Forwarding from {bound} -> {} ({})", port.remote, port.protocol.word())?;
     }
     tokio::select! {
         ended = forwards.join_next() => match ended {

@@ -8,7 +8,7 @@ use crate::{
     Connection, Error,
     guest::{Document, read},
     lifecycle::labels,
-    machine_name,
+    machine_name, print,
 };
 
 /// Options of `objectgraph`.
@@ -44,8 +44,7 @@ pub async fn run(connection: &Connection, options: &GraphOptions) -> Result<(), 
     let resource = if options.vmi { "virtualmachineinstances" } else { "virtualmachines" };
     let body = request(options)?.to_string().into_bytes();
     let answer = connection.call(Method::GET, &connection.path(resource, name, "objectgraph"), body).await?;
-    print!("{}", options.output.rendered(&read(&answer)?)?);
-    Ok(())
+    print(format_args!("{}", options.output.rendered(&read(&answer)?)?))
 }
 
 #[cfg(test)]

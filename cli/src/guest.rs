@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::Value;
 
-use crate::{Connection, Error, machine_name};
+use crate::{Connection, Error, machine_name, print};
 
 /// Largest file taken for a VirtualMachine.
 const MAX_FILE: u64 = 3 << 20;
@@ -195,8 +195,7 @@ pub async fn ask(connection: &Connection, options: &QueryOptions, query: Query) 
     let name = machine_name(&options.vmi)?;
     let path = connection.path("virtualmachineinstances", name, query.subresource());
     let answer = connection.call(Method::GET, &path, Vec::new()).await?;
-    print!("{}", rendered(&read(&answer)?, options.output, query)?);
-    Ok(())
+    print(format_args!("{}", rendered(&read(&answer)?, options.output, query)?))
 }
 
 pub async fn expand(connection: &Connection, options: &ExpandOptions) -> Result<(), Error> {
@@ -211,8 +210,7 @@ pub async fn expand(connection: &Connection, options: &ExpandOptions) -> Result<
         }
         (None, None) => return Err(Error::Usage("VirtualMachine name or file must be provided".into())),
     };
-    print!("{}", options.output.rendered(&read(&answer)?)?);
-    Ok(())
+    print(format_args!("{}", options.output.rendered(&read(&answer)?)?))
 }
 
 fn vm_of_file(file: &Path) -> Result<Value, Error> {

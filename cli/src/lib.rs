@@ -3,9 +3,18 @@
 //! kubectl runs `kubectl-virt` for `kubectl virt ...` and `kubectl_complete-virt` (a link to the same program) for
 //! shell completion of it.
 
+/// Prints a line to standard output.
+macro_rules! say {
+    ($($text:tt)*) => {
+        $crate::print(format_args!("{}\n", format_args!($($text)*)))
+    };
+}
+
+mod cluster;
 mod completion;
 mod console;
 mod evacuation;
+mod expose;
 mod forward;
 mod graph;
 mod guest;
@@ -19,10 +28,15 @@ mod usb;
 mod vnc;
 mod volumes;
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{ffi::OsString, io::Write, path::PathBuf};
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use clap::{
+    Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
+    builder::BoolishValueParser,
+    error::{ContextKind, ContextValue},
+};
+
+use crate::cluster::{ClusterOptions, Connection};
 
 /// What can go wrong in a command; the message is what the user reads.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +78,17 @@ impl Error {
     }
 }
 
+/// Prints to standard output. That a reader has heard enough and gone, as `head` does, is no failure.
+fn print(text: std::fmt::Arguments<'_>) -> Result<(), Error> {
+    let mut output = std::io::stdout().lock();
+    match output.write_fmt(text).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::io("cannot write to standard output")(error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Control virtual machines
 #[derive(Parser)]
 #[command(name = "kubectl virt", bin_name = "kubectl virt", version, arg_required_else_help = true)]
@@ -72,32 +97,6 @@ struct Cli {
     cluster: ClusterOptions,
     #[command(subcommand)]
     command: Command,
-}
-
-/// The connection flags of kubectl that plugins are expected to know.
-#[derive(Args)]
-struct ClusterOptions {
-    /// Path to the kubeconfig file to use
-    #[arg(long, global = true, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-    /// The name of the kubeconfig context to use
-    #[arg(long, global = true)]
-    context: Option<String>,
-    /// The name of the kubeconfig cluster to use
-    #[arg(long, global = true)]
-    cluster: Option<String>,
-    /// The name of the kubeconfig user to use
-    #[arg(long, global = true)]
-    user: Option<String>,
-    /// The namespace of the machine; default: that of the context
-    #[arg(long, short, global = true)]
-    namespace: Option<String>,
-    /// Username to impersonate for the operation
-    #[arg(long = "as", global = true, value_name = "USER")]
-    impersonate: Option<String>,
-    /// Group to impersonate for the operation, can be repeated
-    #[arg(long = "as-group", global = true, value_name = "GROUP")]
-    impersonate_groups: Vec<String>,
 }
 
 #[derive(Subcommand)]
@@ -134,6 +133,8 @@ enum Command {
     RemoveVolume(volumes::RemoveOptions),
     /// Write the memory of a running virtual machine to a claim
     MemoryDump(volumes::DumpOptions),
+    /// Make a Service that leads to a machine
+    Expose(expose::ExposeOptions),
     /// Forward local ports to a machine
     PortForward(forward::ForwardOptions),
     /// Log in to a machine by SSH
@@ -181,79 +182,52 @@ enum Kind {
     Vmi,
 }
 
-impl ClusterOptions {
-    /// The flags that make another run of this program reach the same cluster as the same user.
-    fn arguments(&self) -> Result<Vec<String>, Error> {
-        let mut words = Vec::new();
-        let mut add = |flag: &str, value: Option<&str>| {
-            if let Some(value) = value {
-                words.extend([flag.to_owned(), value.to_owned()]);
-            }
-        };
-        let kubeconfig = match &self.kubeconfig {
-            None => None,
-            Some(path) => {
-                Some(path.to_str().ok_or_else(|| Error::Usage("the path of the kubeconfig is not text".into()))?)
-            }
-        };
-        add("--kubeconfig", kubeconfig);
-        add("--context", self.context.as_deref());
-        add("--cluster", self.cluster.as_deref());
-        add("--user", self.user.as_deref());
-        add("--as", self.impersonate.as_deref());
-        for group in &self.impersonate_groups {
-            add("--as-group", Some(group));
-        }
-        Ok(words)
-    }
+/// What virtctl has besides, and what takes its place here.
+const ELSEWHERE: [(&str, &str); 8] = [
+    ("adm", "log levels are set in spec.configuration.developerConfiguration.logVerbosity of the KubeVirt object"),
+    ("create", "write the manifest, with `kubectl explain vm.spec` at hand"),
+    ("credentials", "access credentials are a part of the machine's manifest"),
+    ("guestfs", "virtctl starts a pod with libguestfs for it, which this program does not"),
+    ("image-upload", "it sends images to CDI, which virtctl does here as well"),
+    ("permitted-devices", "they are in spec.configuration.permittedHostDevices of the KubeVirt object"),
+    ("template", "templates are not available yet"),
+    ("vmexport", "exports are not available yet"),
+];
+
+/// Switches take a value as well, as all switches of kubectl and virtctl do: `--force`, `--force=true`, `--force=false`.
+fn with_values(command: clap::Command) -> clap::Command {
+    let switch = |argument: Arg| match argument.get_action() {
+        ArgAction::SetTrue => argument
+            .action(ArgAction::Set)
+            .value_parser(BoolishValueParser::new())
+            .value_name("true|false")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_value("false")
+            .default_missing_value("true")
+            .hide_default_value(true)
+            .hide_possible_values(true),
+        _ => argument,
+    };
+    command.mut_args(switch).mut_subcommands(with_values)
 }
 
-/// A client and the namespace that commands work in.
-struct Connection {
-    client: kube::Client,
-    namespace: String,
+/// The definition of the command line.
+fn definition() -> clap::Command {
+    with_values(Cli::command())
 }
 
-impl Connection {
-    async fn open(options: &ClusterOptions) -> Result<Self, Error> {
-        let chosen = KubeConfigOptions {
-            context: options.context.clone(),
-            cluster: options.cluster.clone(),
-            user: options.user.clone(),
-        };
-        let failed = |error: &dyn std::fmt::Display| Error::Kubeconfig(error.to_string());
-        let mut config = match &options.kubeconfig {
-            Some(path) => {
-                let file = Kubeconfig::read_from(path).map_err(|e| failed(&e))?;
-                kube::Config::from_custom_kubeconfig(file, &chosen).await.map_err(|e| failed(&e))?
-            }
-            None => match kube::Config::from_kubeconfig(&chosen).await {
-                Ok(config) => config,
-                // In a pod there is no kubeconfig but a service account.
-                Err(error) => kube::Config::incluster().map_err(|_| failed(&error))?,
-            },
-        };
-        // Streams stay open for as long as the user wants.
-        config.read_timeout = None;
-        config.write_timeout = None;
-        if options.impersonate.is_some() {
-            config.auth_info.impersonate.clone_from(&options.impersonate);
-        }
-        if !options.impersonate_groups.is_empty() {
-            config.auth_info.impersonate_groups = Some(options.impersonate_groups.clone());
-        }
-        let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = kube::Client::try_from(config).map_err(|e| failed(&e))?;
-        Ok(Self { client, namespace })
-    }
+/// Reads a command line; the first word is the program's own name.
+fn parse<W: Into<OsString> + Clone>(words: Vec<W>) -> Result<Cli, clap::Error> {
+    let mut matches = definition().try_get_matches_from(words)?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut definition()))
+}
 
-    /// The same in another namespace, if one is given.
-    fn within(self, namespace: Option<&str>) -> Self {
-        match namespace {
-            Some(namespace) => Self { namespace: namespace.to_owned(), ..self },
-            None => self,
-        }
-    }
+/// Advice to who takes this program for virtctl.
+fn advice(error: &clap::Error) -> Option<Error> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    let (_, instead) = ELSEWHERE.iter().find(|(command, _)| command == word)?;
+    Some(Error::Usage(format!("kubectl virt has no command {word:?}: {instead}")))
 }
 
 /// Runs the command that the arguments name (the first argument is the program's own name).
@@ -271,7 +245,10 @@ pub fn run(args: Vec<OsString>) -> Result<(), Error> {
         let words: Vec<String> = args.iter().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
         return runtime.block_on(completion::complete(&words));
     }
-    let cli = Cli::parse_from(args);
+    let cli = match parse(args) {
+        Ok(cli) => cli,
+        Err(error) => return Err(advice(&error).unwrap_or_else(|| error.exit())),
+    };
     let done = runtime.block_on(execute(cli));
     // A thread may still wait for the terminal's next key.
     runtime.shutdown_background();
@@ -281,12 +258,12 @@ pub fn run(args: Vec<OsString>) -> Result<(), Error> {
 async fn execute(cli: Cli) -> Result<(), Error> {
     match cli.command {
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "kubectl-virt", &mut std::io::stdout());
-            Ok(())
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut definition(), "kubectl-virt", &mut script);
+            print(format_args!("{}", String::from_utf8_lossy(&script)))
         }
         Command::Version { client: true } => {
-            println!("Client Version: v{}", env!("CARGO_PKG_VERSION"));
-            Ok(())
+            say!("Client Version: v{}", env!("CARGO_PKG_VERSION"))
         }
         command => {
             let connection = Connection::open(&cli.cluster).await?;
@@ -306,6 +283,7 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::AddVolume(options) => volumes::add(&connection, &options).await,
                 Command::RemoveVolume(options) => volumes::remove(&connection, &options).await,
                 Command::MemoryDump(options) => volumes::memory_dump(&connection, &options).await,
+                Command::Expose(options) => expose::run(&connection, &options).await,
                 Command::PortForward(options) => forward::run(connection, &options).await,
                 Command::Ssh(options) => ssh::run(&connection, &cli.cluster, &options),
                 Command::Scp(options) => ssh::run_scp(&connection, &cli.cluster, &options),
@@ -344,7 +322,17 @@ mod tests {
 
     #[test]
     fn command_line_definition_is_consistent() {
-        Cli::command().debug_assert();
+        definition().debug_assert();
+    }
+
+    #[test]
+    fn commands_of_virtctl_that_are_missing_come_with_advice() {
+        let said = |word: &str| advice(&parse(["kubectl-virt", word].to_vec()).err().unwrap()).map(|e| e.to_string());
+        assert!(said("create").is_some_and(|text| text.contains("manifest")));
+        assert_eq!(said("nothing"), None);
+        for (word, _) in ELSEWHERE {
+            assert!(Cli::command().find_subcommand(word).is_none(), "{word}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `start`, `stop`, `restart`, `pause`, `unpause`, `version`: one request each.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Map, Value, json};
 
@@ -30,7 +30,7 @@ pub struct StopOptions {
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     grace_period: Option<i64>,
     /// Stop by force; needs --grace-period
-    #[arg(long, requires = "grace_period")]
+    #[arg(long)]
     force: bool,
     /// Check the request, change nothing
     #[arg(long)]
@@ -44,10 +44,10 @@ pub struct RestartOptions {
     #[arg(value_name = "VM")]
     vm: String,
     /// Seconds the guest has to shut down; only 0 is possible, together with --force
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, requires = "force")]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     grace_period: Option<i64>,
     /// Restart by force, without waiting for the guest; needs --grace-period=0
-    #[arg(long, requires = "grace_period")]
+    #[arg(long)]
     force: bool,
     /// Check the request, change nothing
     #[arg(long)]
@@ -57,10 +57,9 @@ pub struct RestartOptions {
 /// Options of `pause` and `unpause`.
 #[derive(Args)]
 pub struct PauseOptions {
-    /// What to act on: vm or vmi
-    kind: Kind,
-    /// Name of the machine
-    name: String,
+    /// The machine: vm NAME, vmi NAME, or NAME alone
+    #[arg(value_names = ["TYPE", "NAME"], num_args = 1..=2, required = true)]
+    words: Vec<String>,
     /// Check the request, change nothing
     #[arg(long)]
     dry_run: bool,
@@ -102,9 +101,9 @@ async fn act_on_vm(connection: &Connection, vm: &str, action: &str, body: Vec<u8
     let name = machine_name(vm)?;
     connection.call(Method::PUT, &connection.path("virtualmachines", name, action), body).await?;
     if dry_run {
-        println!("Dry Run execution");
+        say!("Dry Run execution")?;
     }
-    println!("VM {name} was scheduled to {action}");
+    say!("VM {name} was scheduled to {action}")?;
     Ok(())
 }
 
@@ -113,18 +112,34 @@ pub async fn start(connection: &Connection, options: &StartOptions) -> Result<()
     act_on_vm(connection, &options.vm, "start", body, options.dry_run).await
 }
 
-pub async fn stop(connection: &Connection, options: &StopOptions) -> Result<(), Error> {
-    if options.grace_period.is_some_and(|seconds| seconds < 0) {
-        return Err(Error::Usage("--grace-period must not be negative".into()));
+impl StopOptions {
+    fn check(&self) -> Result<(), Error> {
+        match self.grace_period {
+            Some(seconds) if seconds < 0 => Err(Error::Usage("--grace-period must not be negative".into())),
+            None if self.force => Err(Error::Usage("--force needs --grace-period".into())),
+            _ => Ok(()),
+        }
     }
+}
+
+impl RestartOptions {
+    fn check(&self) -> Result<(), Error> {
+        match (self.force, self.grace_period) {
+            (false, None) | (true, Some(0)) => Ok(()),
+            (false, Some(_)) => Err(Error::Usage("--grace-period needs --force".into())),
+            (true, _) => Err(Error::Usage("--force needs --grace-period=0: no other grace period is possible".into())),
+        }
+    }
+}
+
+pub async fn stop(connection: &Connection, options: &StopOptions) -> Result<(), Error> {
+    options.check()?;
     let body = body(&[("gracePeriod", options.grace_period.map(|s| json!(s)))], options.dry_run);
     act_on_vm(connection, &options.vm, "stop", body, options.dry_run).await
 }
 
 pub async fn restart(connection: &Connection, options: &RestartOptions) -> Result<(), Error> {
-    if options.force && options.grace_period != Some(0) {
-        return Err(Error::Usage("--force needs --grace-period=0: no other grace period is possible".into()));
-    }
+    options.check()?;
     let body = body(&[("gracePeriodSeconds", options.grace_period.map(|s| json!(s)))], options.dry_run);
     act_on_vm(connection, &options.vm, "restart", body, options.dry_run).await
 }
@@ -134,7 +149,7 @@ pub async fn act_on_instance(connection: &Connection, options: &InstanceOptions,
     let name = machine_name(&options.vmi)?;
     let path = connection.path("virtualmachineinstances", name, &command.replace('-', ""));
     connection.call(Method::PUT, &path, Vec::new()).await?;
-    println!("VMI {name} was scheduled to {command}");
+    say!("VMI {name} was scheduled to {command}")?;
     Ok(())
 }
 
@@ -154,35 +169,119 @@ pub fn labels(words: &[String]) -> Result<Option<Value>, Error> {
     Ok((!labels.is_empty()).then_some(Value::Object(labels)))
 }
 
+impl PauseOptions {
+    /// The machine, and whether it was named as that of a VirtualMachine.
+    fn machine(&self) -> Result<(&str, bool), Error> {
+        let (kind, name) = match self.words.as_slice() {
+            [kind, name] => (Some(kind.as_str()), name),
+            [name] => (name.split_once('/').map(|(kind, _)| kind), name),
+            _ => return Err(Error::Usage("name one machine".into())),
+        };
+        let kind = kind.map(|kind| {
+            Kind::from_str(kind, true)
+                .map_err(|_| Error::Usage(format!("unknown resource type {kind:?}: use vm NAME or vmi NAME")))
+        });
+        Ok((machine_name(name)?, kind.transpose()? == Some(Kind::Vm)))
+    }
+}
+
 pub async fn pause(connection: &Connection, options: &PauseOptions, action: &str) -> Result<(), Error> {
-    let name = machine_name(&options.name)?;
+    let (name, of_vm) = options.machine()?;
     // The machine of a VirtualMachine bears its name.
     let path = connection.path("virtualmachineinstances", name, action);
     connection.call(Method::PUT, &path, body(&[], options.dry_run)).await.map_err(|error| match error {
-        Error::Refused { code: 404, .. } if options.kind == Kind::Vm => {
+        Error::Refused { code: 404, .. } if of_vm => {
             Error::Refused { code: 404, message: format!("virtual machine {name} is not running") }
         }
         other => other,
     })?;
     if options.dry_run {
-        println!("Dry Run execution");
+        say!("Dry Run execution")?;
     }
-    println!("VMI {name} was scheduled to {action}");
+    say!("VMI {name} was scheduled to {action}")?;
     Ok(())
 }
 
 pub async fn version(connection: &Connection) -> Result<(), Error> {
-    println!("Client Version: v{}", env!("CARGO_PKG_VERSION"));
+    say!("Client Version: v{}", env!("CARGO_PKG_VERSION"))?;
     let answer = connection.call(Method::GET, "/apis/subresources.kubevirt.io/v1/version", Vec::new()).await?;
     let version: Value =
         serde_json::from_slice(&answer).map_err(|e| Error::Transport(format!("unreadable version document: {e}")))?;
-    println!("Server Version: {}", version["gitVersion"].as_str().unwrap_or("unknown"));
+    say!("Server Version: {}", version["gitVersion"].as_str().unwrap_or("unknown"))?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Command, parse};
+
+    fn read(words: &[&str]) -> Option<Command> {
+        parse([&["kubectl-virt"], words].concat()).ok().map(|cli| cli.command)
+    }
+
+    #[test]
+    fn switches_take_values_as_those_of_kubectl_do() {
+        for (switch, expected) in [
+            (None, Some(false)),
+            (Some("--paused"), Some(true)),
+            (Some("--paused=true"), Some(true)),
+            (Some("--paused=1"), Some(true)),
+            (Some("--paused=false"), Some(false)),
+            (Some("--paused=perhaps"), None),
+        ] {
+            let words = ["start", "a"].into_iter().chain(switch).collect::<Vec<_>>();
+            let paused = match read(&words) {
+                Some(Command::Start(options)) => Some(options.paused),
+                _ => None,
+            };
+            assert_eq!(paused, expected, "{switch:?}");
+        }
+    }
+
+    #[test]
+    fn force_and_grace_period_go_together() {
+        for (words, taken) in [
+            (&["stop", "a"][..], true),
+            (&["stop", "a", "--grace-period=5"], true),
+            (&["stop", "a", "--grace-period=0", "--force"], true),
+            (&["stop", "a", "--force=true"], false),
+            (&["stop", "a", "--grace-period=-1"], false),
+            (&["restart", "a", "--force=false"], true),
+            (&["restart", "a", "--grace-period=0", "--force=true"], true),
+            (&["restart", "a", "--grace-period", "0", "--force=false"], false),
+            (&["restart", "a", "--grace-period=5", "--force"], false),
+            (&["restart", "a", "--force"], false),
+        ] {
+            let checked = match read(words) {
+                Some(Command::Stop(options)) => options.check(),
+                Some(Command::Restart(options)) => options.check(),
+                _ => panic!("another command: {words:?}"),
+            };
+            assert_eq!(checked.is_ok(), taken, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn paused_machines_are_named_with_and_without_their_kind() {
+        for (words, expected) in [
+            (&["vm", "a"][..], Some(("a", true))),
+            (&["VirtualMachineInstances", "a"], Some(("a", false))),
+            (&["a"], Some(("a", false))),
+            (&["vm/a"], Some(("a", true))),
+            (&["pod", "a"], None),
+            (&["pod/a"], None),
+            (&["vm", "a", "b"], None),
+            (&[], None),
+        ] {
+            let words = [&["pause"], words].concat();
+            let Some(Command::Pause(options)) = read(&words) else {
+                assert_eq!(expected, None, "{words:?}");
+                continue;
+            };
+            assert_eq!(options.machine().ok(), expected, "{words:?}");
+        }
+    }
 
     #[test]
     fn labels_are_pairs() {

@@ -7,7 +7,7 @@ fn main() -> ExitCode {
     match ferrovirt_cli::run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {:#}", anyhow::Error::from(error));
+            eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }

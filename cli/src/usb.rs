@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use tokio::net::TcpListener;
 
-use crate::{Connection, Error, machine_name, relay};
+use crate::{Connection, Error, cluster::local_address, machine_name, relay};
 
 /// The program that reads the device and speaks usbredir.
 const REDIRECTOR: &str = "usbredirect";
@@ -24,7 +24,7 @@ pub struct UsbOptions {
     #[arg(long)]
     no_launch: bool,
     /// Local address to listen on
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = local_address)]
     address: IpAddr,
     /// Local port to listen on; 0 chooses a free one
     #[arg(long, default_value_t = 0)]
@@ -58,13 +58,13 @@ fn is_device(text: &str) -> bool {
 pub async fn run(connection: &Connection, options: &UsbOptions) -> Result<(), Error> {
     let (device, vmi) = meaning(options)?;
     // Opened before the port, so that a machine without redirection is told at once.
-    let stream = connection.stream(&connection.path("virtualmachineinstances", vmi, "usbredir")).await?;
+    let mut stream = connection.stream(&connection.path("virtualmachineinstances", vmi, "usbredir")).await?;
     let wanted = SocketAddr::new(options.address, options.port);
     let listener = TcpListener::bind(wanted).await.map_err(Error::io(format!("cannot listen on {wanted}")))?;
     let address = listener.local_addr().map_err(Error::io("cannot tell the local port"))?;
     let Some(device) = device else {
-        println!("User can connect usbredir client at: {address}");
-        let client = relay::accept(&listener, "the usbredir client").await?;
+        say!("User can connect usbredir client at: {address}")?;
+        let client = relay::accept(&listener, &mut stream, "the usbredir client", CLOSED).await?;
         return relay::copy(stream, client, CLOSED).await;
     };
     let mut redirector = tokio::process::Command::new(REDIRECTOR)
@@ -74,7 +74,7 @@ pub async fn run(connection: &Connection, options: &UsbOptions) -> Result<(), Er
         .spawn()
         .map_err(Error::io(format!("cannot start {REDIRECTOR}, which comes with usbredir")))?;
     let client = tokio::select! {
-        client = relay::accept(&listener, REDIRECTOR) => client?,
+        client = relay::accept(&listener, &mut stream, REDIRECTOR, CLOSED) => client?,
         status = redirector.wait() => {
             let status = status.map_err(Error::io(format!("cannot wait for {REDIRECTOR}")))?;
             return Err(Error::Stream(format!("{REDIRECTOR} ended before it connected ({status})")));

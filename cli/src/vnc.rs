@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use http::Method;
 use tokio::net::TcpListener;
 
-use crate::{Connection, Error, machine_name, relay};
+use crate::{Connection, Error, cluster::local_address, machine_name, relay};
 
 /// Viewers looked for in PATH, and whether they take a `vnc://` address.
 const VIEWERS: [(&str, bool); 5] =
@@ -33,8 +33,11 @@ pub struct VncOptions {
     #[arg(long, default_value_t = 0)]
     port: u16,
     /// Local address to listen on
-    #[arg(long, default_value = "127.0.0.1")]
+    #[arg(long, default_value = "127.0.0.1", value_parser = local_address)]
     address: IpAddr,
+    /// Leave the display to whoever has it open, instead of taking it
+    #[arg(long)]
+    preserve_session: bool,
     /// The viewer to start; default: the first of remote-viewer, vncviewer, xtigervncviewer, vinagre, krdc
     #[arg(long, value_name = "PROGRAM")]
     vnc_path: Option<PathBuf>,
@@ -53,7 +56,7 @@ enum VncCommand {
         /// File for the picture, as PNG ("-": standard output)
         #[arg(long, short)]
         file: PathBuf,
-        /// Move the cursor first, to wake up the screen
+        /// Has no effect: the picture is that of the screen as it is
         #[arg(long, short)]
         move_cursor: bool,
     },
@@ -61,27 +64,31 @@ enum VncCommand {
 
 pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Error> {
     if let Some(VncCommand::Screenshot { vmi, file, move_cursor }) = &options.command {
-        return screenshot(connection, machine_name(vmi)?, file, *move_cursor).await;
+        if *move_cursor {
+            eprintln!("--move-cursor has no effect: the picture is that of the screen as it is");
+        }
+        return screenshot(connection, machine_name(vmi)?, file).await;
     }
     let name = machine_name(options.vmi.as_deref().unwrap_or_default())?;
     if let Some(file) = &options.screenshot {
-        return screenshot(connection, name, file, false).await;
+        return screenshot(connection, name, file).await;
     }
-    let path = connection.path("virtualmachineinstances", name, "vnc");
+    let subresource = if options.preserve_session { "vnc?preserveSession=true" } else { "vnc" };
+    let path = connection.path("virtualmachineinstances", name, subresource);
     // Opened before the port, so that a machine without display is told at once.
-    let stream = connection.stream(&path).await?;
+    let mut stream = connection.stream(&path).await?;
     let listener = TcpListener::bind(SocketAddr::new(options.address, options.port))
         .await
         .map_err(Error::io(format!("cannot listen on {}:{}", options.address, options.port)))?;
     let address = listener.local_addr().map_err(Error::io("cannot tell the local port"))?;
     if options.proxy_only {
-        println!("{}", serde_json::json!({"port": address.port()}));
-        let client = relay::accept(&listener, "a viewer").await?;
+        say!("{}", serde_json::json!({"port": address.port()}))?;
+        let client = relay::accept(&listener, &mut stream, "a viewer", CLOSED).await?;
         return relay::copy(stream, client, CLOSED).await;
     }
     let mut viewer = start_viewer(options.vnc_path.as_deref(), address)?;
     let client = tokio::select! {
-        client = relay::accept(&listener, "a viewer") => client?,
+        client = relay::accept(&listener, &mut stream, "a viewer", CLOSED) => client?,
         status = viewer.wait() => {
             let status = status.map_err(Error::io("cannot wait for the viewer"))?;
             return Err(Error::Stream(format!("the viewer ended before it connected ({status})")));
@@ -123,9 +130,9 @@ fn in_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|candidate| candidate.is_file())
 }
 
-async fn screenshot(connection: &Connection, name: &str, file: &Path, move_cursor: bool) -> Result<(), Error> {
+async fn screenshot(connection: &Connection, name: &str, file: &Path) -> Result<(), Error> {
     let path = connection.path("virtualmachineinstances", name, "vnc/screenshot");
-    let picture = connection.call(Method::GET, &format!("{path}?moveCursor={move_cursor}"), Vec::new()).await?;
+    let picture = connection.call(Method::GET, &path, Vec::new()).await?;
     if file == Path::new("-") {
         use std::io::Write;
         return std::io::stdout().write_all(&picture).map_err(Error::io("cannot write to standard output"));

@@ -197,7 +197,7 @@ pub async fn add(connection: &Connection, options: &AddOptions) -> Result<(), Er
     told_of_persist(options.persist);
     let request = options.request(&source(connection, &options.volume_name).await?)?;
     ask(connection, machine, "addvolume", &request).await.map_err(while_doing("adding volume"))?;
-    println!("Successfully submitted add volume request to VM {machine} for volume {}", options.volume_name);
+    say!("Successfully submitted add volume request to VM {machine} for volume {}", options.volume_name)?;
     Ok(())
 }
 
@@ -209,7 +209,7 @@ pub async fn remove(connection: &Connection, options: &RemoveOptions) -> Result<
         request["dryRun"] = json!(["All"]);
     }
     ask(connection, machine, "removevolume", &request).await.map_err(while_doing("removing volume"))?;
-    println!("Successfully submitted remove volume request to VM {machine} for volume {}", options.volume_name);
+    say!("Successfully submitted remove volume request to VM {machine} for volume {}", options.volume_name)?;
     Ok(())
 }
 
@@ -220,13 +220,13 @@ pub async fn memory_dump(connection: &Connection, options: &DumpOptions) -> Resu
             let request = body(&[("claimName", options.claim_name.as_ref().map(|name| json!(name)))], false);
             let path = connection.path("virtualmachines", vm, "memorydump");
             connection.call(Method::PUT, &path, request).await.map_err(while_doing("dumping vm memory"))?;
-            println!("Successfully submitted memory dump request of VM {vm}");
+            say!("Successfully submitted memory dump request of VM {vm}")?;
         }
         DumpAction::Remove => {
             let path = connection.path("virtualmachines", vm, "removememorydump");
             let removed = connection.call(Method::PUT, &path, Vec::new()).await;
             removed.map_err(while_doing("removing memory dump association"))?;
-            println!("Successfully submitted remove memory dump association of VM {vm}");
+            say!("Successfully submitted remove memory dump association of VM {vm}")?;
         }
         DumpAction::Download => {
             return Err(Error::Usage(

@@ -14,6 +14,7 @@ mod owned;
 pub mod replicaset;
 pub mod runtime;
 pub mod server;
+pub mod tsc;
 pub mod views;
 pub mod vm;
 pub mod vmi;

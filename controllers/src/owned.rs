@@ -1,10 +1,17 @@
 //! Machines that a VM or a replica set owns: what both do with them.
 
 use api::{VirtualMachineInstance, constants::event};
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use serde_json::{Value, json};
 
 use crate::runtime::{Effect, Kind, Note};
+
+/// Gives a machine that nobody controls a controller, if it is still as it was seen. Other owners stay.
+pub(crate) fn adopt(instance: &VirtualMachineInstance, controller: &OwnerReference) -> Effect {
+    let others = instance.metadata.owner_references.iter().flatten().filter(|owner| owner.uid != controller.uid);
+    let owners: Vec<&OwnerReference> = others.chain([controller]).collect();
+    set_owners(instance, &json!(owners))
+}
 
 /// Gives a machine other owners, if it is still as it was seen.
 pub(crate) fn set_owners(instance: &VirtualMachineInstance, owners: &Value) -> Effect {
@@ -28,4 +35,31 @@ pub(crate) fn stop_machine(instance: &VirtualMachineInstance, owner: impl Fn() -
             event::FAILED_DELETE,
             format!("Error deleting virtual machine instance {name}: {{error}}"),
         ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adopted_machine_keeps_its_other_owners() {
+        let owner = |uid: &str, controller: bool| json!({"apiVersion": "v1", "kind": "ConfigMap", "name": uid, "uid": uid, "controller": controller});
+        let ours: OwnerReference = serde_json::from_value(owner("vm", true)).unwrap();
+        for (owners, expected) in [
+            (json!([]), json!(["vm"])),
+            (json!([owner("other", false)]), json!(["other", "vm"])),
+            (json!([owner("vm", false), owner("other", false)]), json!(["other", "vm"])),
+        ] {
+            let instance: VirtualMachineInstance = serde_json::from_value(json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "metadata": {"name": "m", "namespace": "n", "uid": "u", "resourceVersion": "1", "ownerReferences": owners},
+                "spec": {"domain": {"devices": {}}},
+            }))
+            .unwrap();
+            let Effect::Patch { patch, .. } = adopt(&instance, &ours) else { panic!("not a patch") };
+            let written = patch["metadata"]["ownerReferences"].as_array().unwrap();
+            let uids: Vec<&Value> = written.iter().map(|owner| &owner["uid"]).collect();
+            assert_eq!(json!(uids), expected);
+        }
+    }
 }

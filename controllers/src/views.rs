@@ -12,15 +12,17 @@ use k8s_openapi::{
         admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
         apps::v1::{ControllerRevision, DaemonSet, Deployment},
         core::v1::{ContainerStatus, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota},
+        rbac::v1::ClusterRole,
     },
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
-use kube::Resource;
-use serde::Serialize;
+use kube::{Resource, api::DynamicObject};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     runtime::{Cached, cache::trim_meta},
+    tsc,
     world::{POD_ANNOTATIONS, keep},
 };
 
@@ -28,6 +30,9 @@ use crate::{
 const VENDOR_LABEL: &str = "instancetype.kubevirt.io/vendor";
 /// Vendors whose names may be told: there are not many, and they are known anyway.
 const VENDORS: [&str; 2] = ["kubevirt.io", "redhat.com"];
+
+/// Longest annotation about a pod's networks that is read: a thousand of them and more.
+const NETWORK_STATUS_LIMIT: usize = 256 * 1024;
 
 /// Name, version and owners: what every view keeps of metadata.
 fn slim(meta: ObjectMeta) -> ObjectMeta {
@@ -130,6 +135,25 @@ pub struct PodConditionView {
     pub message: Option<String>,
 }
 
+/// A network that plugins have connected a pod to.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+pub struct AttachedNetwork {
+    /// What the link is called in the pod.
+    #[serde(default)]
+    pub interface: String,
+    /// It is the one that the pod is reached by.
+    #[serde(default)]
+    pub default: bool,
+}
+
+/// What an annotation tells of a pod's networks; nothing if it cannot be read.
+fn attached(text: &str) -> Option<Vec<AttachedNetwork>> {
+    let mut networks: Vec<AttachedNetwork> =
+        (text.len() <= NETWORK_STATUS_LIMIT).then(|| serde_json::from_str(text).ok())??;
+    networks.retain(|network| !network.interface.is_empty());
+    Some(networks)
+}
+
 /// A pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodView {
@@ -163,6 +187,8 @@ pub struct PodView {
     pub all_ended: bool,
     /// Addresses.
     pub addresses: Vec<String>,
+    /// Networks that plugins have connected it to, if they have told.
+    pub networks: Option<Vec<AttachedNetwork>>,
 }
 
 impl PodView {
@@ -239,6 +265,11 @@ impl From<Pod> for PodView {
                 .map(|ended| ended.finished_at.as_ref().map(|at| at.0)),
             all_ended: !containers.is_empty() && containers.iter().all(ended),
             addresses: status.pod_ips.as_deref().unwrap_or_default().iter().map(|address| address.ip.clone()).collect(),
+            networks: pod
+                .metadata
+                .annotations
+                .as_ref()
+                .and_then(|annotations| attached(annotations.get(annotation::NETWORK_STATUS)?)),
             phase: status.phase.unwrap_or_default(),
             qos_class: status.qos_class,
             reason: status.reason,
@@ -251,7 +282,7 @@ impl From<Pod> for PodView {
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeView {
-    /// Metadata, reduced to names, the heartbeat annotation and the label of its outcome.
+    /// Metadata, reduced to names, the heartbeat annotation, the label of its outcome, and those about its counter.
     pub metadata: ObjectMeta,
 }
 
@@ -262,9 +293,14 @@ impl Cached for NodeView {
 }
 
 impl From<Node> for NodeView {
-    fn from(node: Node) -> Self {
+    fn from(mut node: Node) -> Self {
         let annotations = keep(node.metadata.annotations.as_ref(), &[annotation::HEARTBEAT]);
-        let labels = keep(node.metadata.labels.as_ref(), &[label::SCHEDULABLE]);
+        let wanted = |key: &str| {
+            [label::SCHEDULABLE, tsc::OWN_FREQUENCY, tsc::SCALABLE].contains(&key)
+                || key.starts_with(label::TSC_FREQUENCY_PREFIX)
+        };
+        let labels =
+            node.metadata.labels.take().map(|labels| labels.into_iter().filter(|(key, _)| wanted(key)).collect());
         Self { metadata: ObjectMeta { annotations, labels, ..slim(node.metadata) } }
     }
 }
@@ -286,6 +322,15 @@ pub struct ClaimView {
     pub capacity: BTreeMap<String, Quantity>,
     /// Its blocks are allocated ahead.
     pub preallocated: bool,
+}
+
+impl ClaimView {
+    /// Whether machines are told the same of both.
+    #[must_use]
+    pub fn tells_the_same(&self, other: &Self) -> bool {
+        let facts = |claim: &Self| Self { metadata: ObjectMeta::default(), ..claim.clone() };
+        facts(self) == facts(other)
+    }
 }
 
 impl Cached for ClaimView {
@@ -311,6 +356,29 @@ impl From<PersistentVolumeClaim> for ClaimView {
             capacity: status.capacity.unwrap_or_default(),
             preallocated,
         }
+    }
+}
+
+/// The definition of a network beside the pods' own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DefinitionView {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Resource of a node that each pod on the network takes one of.
+    pub resource: Option<String>,
+}
+
+impl Cached for DefinitionView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<DynamicObject> for DefinitionView {
+    fn from(definition: DynamicObject) -> Self {
+        let annotations = definition.metadata.annotations.as_ref();
+        let resource = annotations.and_then(|annotations| annotations.get(annotation::RESOURCE_NAME)).cloned();
+        Self { resource: resource.filter(|name| !name.is_empty()), metadata: slim(definition.metadata) }
     }
 }
 
@@ -420,6 +488,26 @@ impl From<DaemonSet> for WorkloadView {
             image: set.spec.and_then(|spec| spec.template.spec?.containers.into_iter().next()?.image),
             metadata: slim(set.metadata),
         }
+    }
+}
+
+/// A cluster role for users.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RoleView {
+    /// Metadata, reduced, with all labels.
+    pub metadata: ObjectMeta,
+}
+
+impl Cached for RoleView {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<ClusterRole> for RoleView {
+    fn from(mut role: ClusterRole) -> Self {
+        let labels = role.metadata.labels.take();
+        Self { metadata: ObjectMeta { labels, ..slim(role.metadata) } }
     }
 }
 

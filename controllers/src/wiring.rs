@@ -1,6 +1,9 @@
 //! Which change wakes which controller, and what each controller is shown.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    sync::Arc,
+};
 
 use api::{
     VirtualMachineInstance, VmiPhase,
@@ -10,6 +13,7 @@ use api::{
         matcher::{Role, Source},
     },
     tls,
+    tsc::{self, Need},
 };
 use jiff::Timestamp;
 use kube::{
@@ -35,6 +39,9 @@ use crate::{
 
 /// Label of namespaces: memory limit over request.
 const MEMORY_LIMIT_RATIO: &str = "alpha.kubevirt.io/auto-memory-limits-ratio";
+
+/// Gate under which others add what networks need of a node to pods.
+const EXTERNAL_RESOURCES: &str = "ExternalNetResourceInjection";
 
 /// Version of this installation.
 const VERSION: &str = concat!("v", env!("CARGO_PKG_VERSION"));
@@ -91,9 +98,11 @@ impl Controllers {
     pub async fn start(self, client: Client) {
         self.listen_installation();
         self.listen_machines();
+        self.listen_definitions();
         self.listen_instancetypes();
         self.listen_nodes();
         self.world.follow(&client, &self.namespace);
+        tokio::spawn(follow_definitions(self.world.clone(), self.config.clone(), client));
 
         self.world.certificates_synced().await;
         self.start_certificates();
@@ -155,22 +164,35 @@ impl Controllers {
         let (vms, instances) = (self.vms.clone(), self.instances.clone());
         let (known_vms, known_instances) = (self.world.vms.clone(), self.world.instances.clone());
         self.world.claims.listen(move |(former, present)| {
-            let same = |former: &ClaimView, present: &ClaimView| former.phase == present.phase;
-            if matches!((former, present), (Some(former), Some(present)) if same(former, present)) {
+            if matches!((former, present), (Some(former), Some(present)) if former.tells_the_same(present)) {
                 return;
             }
             let Some(claim) = present.or(former) else { return };
             let (namespace, name) =
                 (claim.metadata.namespace.as_deref(), claim.metadata.name.clone().unwrap_or_default());
-            let waiting = known_instances.filter(|instance| {
+            // Those that wait for it, and those that run and hear of its growth.
+            let concerned = known_instances.filter(|instance| {
                 instance.metadata.namespace.as_deref() == namespace
-                    && is_unstarted(instance)
+                    && !instance.is_final()
                     && launcher_pod::claim_names(instance).contains(&name)
             });
-            instances.extend(waiting.iter().map(|instance| Key::of(&instance.metadata)));
+            instances.extend(concerned.iter().map(|instance| Key::of(&instance.metadata)));
             let naming = known_vms
                 .filter(|vm| vm.metadata.namespace.as_deref() == namespace && vm::claim_names(vm).contains(&name));
             vms.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
+        });
+    }
+
+    /// A network that a machine waits for may be there at last.
+    fn listen_definitions(&self) {
+        let (queue, known_instances) = (self.instances.clone(), self.world.instances.clone());
+        self.world.definitions.listen(move |(_, present)| {
+            let Some(definition) = present else { return };
+            let place = definition.metadata.namespace.as_deref().zip(definition.metadata.name.as_deref());
+            let waiting = known_instances.filter(|instance| {
+                is_unstarted(instance) && launcher_pod::definition_names(instance).any(|wanted| Some(wanted) == place)
+            });
+            queue.extend(waiting.iter().map(|instance| Key::of(&instance.metadata)));
         });
     }
 
@@ -206,9 +228,25 @@ impl Controllers {
     }
 
     fn listen_nodes(&self) {
-        let queue = self.nodes.clone();
+        let (queue, instances) = (self.nodes.clone(), self.instances.clone());
+        let (known, known_instances) = (self.world.nodes.clone(), self.world.instances.clone());
         self.world.nodes.listen(move |(former, present)| {
             queue.extend(present.or(former).map(|node| Key::of(&node.metadata)));
+            // The lowest frequency of all nodes may be another one now, and machines may wait for any.
+            if former.and_then(crate::tsc::counter) != present.and_then(crate::tsc::counter) {
+                queue.extend(known.keys());
+                let waiting = known_instances.filter(wanting_frequency);
+                instances.extend(waiting.iter().map(|instance| Key::of(&instance.metadata)));
+            }
+        });
+        let (queue, known) = (self.nodes.clone(), self.world.nodes.clone());
+        self.world.instances.listen(move |(former, present)| {
+            let used = |instance: Option<&VirtualMachineInstance>| {
+                instance.filter(|instance| !instance.is_final()).and_then(tsc::frequency)
+            };
+            if used(former) != used(present) {
+                queue.extend(known.keys());
+            }
         });
         let queue = self.nodes.clone();
         self.world.handlers.listen(move |(former, present)| {
@@ -234,6 +272,7 @@ impl Controllers {
         wake!(self.world.validating_webhooks, self.certificates, self.kubevirts);
         wake!(self.world.deployments, self.kubevirts);
         wake!(self.world.daemon_sets, self.kubevirts);
+        wake!(self.world.roles, self.kubevirts);
         let queue = self.requests.clone();
         self.world.requests.listen(move |(_, present)| {
             queue.extend(present.map(|request| Key::of(&request.metadata)));
@@ -279,8 +318,8 @@ impl Controllers {
         self.world.replica_sets.listen(move |seen| forget_deleted(&forgetful, seen));
         driver.start(3);
 
-        let world = self.world.clone();
-        let reconcile = move |key: &Key, _: Option<&Failure>, now| node_decision(&world, key, now);
+        let (world, config) = (self.world.clone(), self.config.clone());
+        let reconcile = move |key: &Key, _: Option<&Failure>, now| node_decision(&world, &config, key, now);
         Driver::new("node", self.nodes.clone(), self.executor.clone(), reconcile).start(1);
     }
 
@@ -295,6 +334,7 @@ impl Controllers {
     /// A changed configuration may let machines start that could not.
     async fn follow_config(mut self) {
         let mut policy = self.config.current().reference_policy;
+        let mut skip_hooks = self.config.current().skip_backup_hooks;
         loop {
             self.config.changed().await;
             // Another policy is for the VMs there are, too.
@@ -303,10 +343,22 @@ impl Controllers {
                 let naming = self.world.vms.filter(|vm| vm.spec.instancetype.is_some() || vm.spec.preference.is_some());
                 self.vms.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
             }
-            let unstarted = self.world.instances.filter(is_unstarted);
-            self.instances.extend(unstarted.iter().map(|instance| Key::of(&instance.metadata)));
+            // Annotations for backups are kept on the pods there are.
+            let former = std::mem::replace(&mut skip_hooks, self.config.current().skip_backup_hooks);
+            let all = former != skip_hooks;
+            let concerned = self.world.instances.filter(|instance| all || is_unstarted(instance));
+            self.instances.extend(concerned.iter().map(|instance| Key::of(&instance.metadata)));
         }
     }
+}
+
+/// Follows the definitions of networks once somebody has to ask for what they need of a node.
+async fn follow_definitions(world: Arc<World>, mut config: ConfigHandle, client: Client) {
+    config.read_once().await;
+    while config.current().enabled(EXTERNAL_RESOURCES) {
+        config.changed().await;
+    }
+    world.follow_definitions(client).await;
 }
 
 fn is_unstarted(instance: &VirtualMachineInstance) -> bool {
@@ -382,6 +434,12 @@ fn instance_decision(
             Some((name, claim))
         })
         .collect();
+    let definitions = (!config.enabled(EXTERNAL_RESOURCES)).then(|| {
+        let known = |(namespace, name): (&str, &str)| {
+            Some((format!("{namespace}/{name}"), world.definitions.get(&Key::new(namespace, name))?))
+        };
+        launcher_pod::definition_names(&instance).filter_map(known).collect::<BTreeMap<_, _>>()
+    });
     vmi::decide(&vmi::Observed {
         instance: &instance,
         pods: &world.pods_of(&instance),
@@ -390,9 +448,32 @@ fn instance_decision(
         launcher_image,
         claims: &claims,
         limits: namespace_limits(world, &config, &key.namespace),
+        frequency: wanting_frequency(&instance).then(|| frequency(world, &config)).flatten(),
+        definitions: definitions.as_ref(),
         failure,
         now,
     })
+}
+
+/// True when the machine has yet to get a frequency for its counter.
+fn wanting_frequency(instance: &VirtualMachineInstance) -> bool {
+    is_unstarted(instance) && tsc::need(instance) != Need::Nothing && tsc::frequency(instance).is_none()
+}
+
+/// The frequency that a machine gets which depends on it.
+fn frequency(world: &World, config: &api::config::ClusterConfig) -> Option<i64> {
+    let named = world.instances.filter(|instance| !instance.is_final());
+    let occupied: HashSet<&str> =
+        named.iter().filter_map(|instance| instance.status.as_ref()?.node_name.as_deref()).collect();
+    let minimum = config.minimum_cluster_tsc_frequency;
+    crate::tsc::chosen(&world.nodes.filter(|_| true), minimum, |node| occupied.contains(node))
+}
+
+/// All frequencies that nodes are to be labelled with where they offer them.
+fn frequencies(world: &World, config: &api::config::ClusterConfig) -> BTreeSet<u64> {
+    let running = world.instances.filter(|instance| !instance.is_final() && tsc::frequency(instance).is_some());
+    let used = running.iter().filter_map(|instance| tsc::frequency(instance));
+    used.chain(frequency(world, config)).filter_map(|frequency| u64::try_from(frequency).ok()).collect()
 }
 
 fn namespace_limits(world: &World, config: &api::config::ClusterConfig, namespace: &str) -> NamespaceLimits {
@@ -422,8 +503,15 @@ fn set_decision(
     replicaset::decide(&replicaset::Observed { set: &set, instances: &instances, failure, now })
 }
 
-fn node_decision(world: &World, key: &Key, now: Timestamp) -> Result<Decision, serde_json::Error> {
+fn node_decision(
+    world: &World,
+    config: &ConfigHandle,
+    key: &Key,
+    now: Timestamp,
+) -> Result<Decision, serde_json::Error> {
     let node = world.nodes.get(key);
+    let concerned = node.as_ref().is_some_and(|node| crate::tsc::concerns(node));
+    let frequencies = if concerned { frequencies(world, &config.current()) } else { BTreeSet::new() };
     let on_node = world.instances.filter(|instance| {
         instance.status.as_ref().and_then(|status| status.node_name.as_deref()) == Some(key.name.as_str())
     });
@@ -442,6 +530,7 @@ fn node_decision(world: &World, key: &Key, now: Timestamp) -> Result<Decision, s
         machines: &machines,
         has_handler: !handlers.is_empty(),
         daemon_set: set.first().map(Arc::as_ref),
+        frequencies: &frequencies,
         now,
     })
 }
@@ -551,6 +640,7 @@ fn installation_decision(
         deployment,
         architecture: architecture(),
         outdated_machines: outdated.len(),
+        roles: &world.roles.filter(|_| true),
         now,
     })
 }

@@ -17,22 +17,28 @@ use k8s_openapi::{
         apps::v1::{ControllerRevision, DaemonSet, Deployment},
         certificates::v1::CertificateSigningRequest,
         core::v1::{ConfigMap, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota, Secret},
+        rbac::v1::ClusterRole,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
-use kube::{Api, Client, runtime::watcher};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind},
+    runtime::watcher,
+};
 use serde_json::Value;
 
 use crate::{
+    kubevirt,
     runtime::{
         Cache, Cached, Key, Kind,
         cache::{controller_uid, trim_meta},
         executor::Answers,
     },
     views::{
-        CaBundleView, ClaimView, MatchedView, NamespaceView, NodeView, PodView, QuotaView, RevisionView, StartView,
-        WorkloadView,
+        CaBundleView, ClaimView, DefinitionView, MatchedView, NamespaceView, NodeView, PodView, QuotaView,
+        RevisionView, RoleView, StartView, WorkloadView,
     },
     vm,
 };
@@ -125,6 +131,8 @@ pub struct World {
     pub claims: Arc<Cache<ClaimView>>,
     /// Resource quotas.
     pub quotas: Arc<Cache<QuotaView>>,
+    /// Definitions of networks; empty as long as nobody asks for them, see [`World::follow_definitions`].
+    pub definitions: Arc<Cache<DefinitionView>>,
     /// Namespaces.
     pub namespaces: Arc<Cache<NamespaceView>>,
     /// Deployments of the install namespace.
@@ -145,6 +153,8 @@ pub struct World {
     pub mutating_webhooks: Arc<Cache<CaBundleView>>,
     /// Validating webhooks that carry the CA bundle.
     pub validating_webhooks: Arc<Cache<CaBundleView>>,
+    /// Cluster roles that may be part of those that each cluster has.
+    pub roles: Arc<Cache<RoleView>>,
 }
 
 /// Secrets with certificates that are followed.
@@ -256,6 +266,18 @@ impl World {
             let api = Api::<ValidatingWebhookConfiguration>::all(client.clone());
             tokio::spawn(self.validating_webhooks.clone().follow_one(api, named(name), name, CaBundleView::from));
         }
+        for name in kubevirt::AGGREGATED_ROLES {
+            let api = Api::<ClusterRole>::all(client.clone());
+            tokio::spawn(self.roles.clone().follow_one(api, named(name), name, RoleView::from));
+        }
+    }
+
+    /// Watches the definitions of networks, for ever. They exist only where Multus is installed.
+    pub async fn follow_definitions(&self, client: Client) {
+        let kind = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
+        let resource = ApiResource::from_gvk_with_plural(&kind, "network-attachment-definitions");
+        let api = Api::<DynamicObject>::all_with(client, &resource);
+        self.definitions.clone().follow(api, watcher::Config::default(), DefinitionView::from).await;
     }
 
     /// Waits until everything that certificates depend on has been read.
@@ -266,7 +288,7 @@ impl World {
         self.requests.synced().await;
     }
 
-    /// Waits until everything has been read.
+    /// Waits until everything has been read, but for the roles: what is done about them can wait for each.
     pub async fn synced(&self) {
         self.certificates_synced().await;
         self.vms.synced().await;
@@ -382,6 +404,9 @@ impl Answers for World {
             Kind::ValidatingWebhooks => typed::<ValidatingWebhookConfiguration>(kind, object)
                 .into_iter()
                 .for_each(|object| self.validating_webhooks.observe(object.into())),
+            Kind::ClusterRole => {
+                typed::<ClusterRole>(kind, object).into_iter().for_each(|object| self.roles.observe(object.into()));
+            }
         }
     }
 
@@ -404,7 +429,14 @@ impl Answers for World {
 }
 
 /// Annotations of pods that are read.
-pub const POD_ANNOTATIONS: &[&str] = &[annotation::MEMORY_OVERHEAD_BYTES, annotation::MIGRATION_TRANSPORT_UNIX];
+pub const POD_ANNOTATIONS: &[&str] = &[
+    annotation::MEMORY_OVERHEAD_BYTES,
+    annotation::MIGRATION_TRANSPORT_UNIX,
+    annotation::BACKUP_PRE_CONTAINER,
+    annotation::DESCHEDULER_EVICT,
+    annotation::DESCHEDULER_PREFER_NO_EVICTION,
+    annotation::DESCHEDULER_EVICTION_IN_PROGRESS,
+];
 
 /// Copies the entries of a map whose keys are wanted.
 #[must_use]

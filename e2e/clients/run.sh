@@ -14,6 +14,17 @@ cp "$here/package.json" "$here/novnc.html" "$here/novnc.mjs" "$work"
 ln -sfn node_modules/@novnc/novnc "$work/novnc"
 
 jobs=
+# Waits until a program has written its port into a file, and prints it.
+port_in() {
+    for _ in $(seq 60); do
+        found=$(sed -n "s/$2/\\1/p" "$1")
+        [ -z "$found" ] || { echo "$found"; return; }
+        sleep 1
+    done
+    echo "no port in $1" >&2
+    return 1
+}
+
 clean() {
     [ -z "$jobs" ] || kill $jobs 2>/dev/null || true
     kubectl delete namespace $namespace --ignore-not-found
@@ -33,13 +44,11 @@ done
 
 kubectl virt vnc tiny --namespace $namespace --proxy-only >"$work/vnc.json" &
 jobs=$!
-sleep 2
-port=$(sed 's/[^0-9]//g' "$work/vnc.json")
+port=$(port_in "$work/vnc.json" '.*"port":\([0-9]*\).*')
 "$work/venv/bin/python" "$here/vnc.py" "$port" "$work/asyncvnc.png"
 
 kubectl proxy --port=0 --www="$work" --www-prefix=/static/ >"$work/proxy.txt" &
 jobs="$jobs $!"
-sleep 2
-port=$(sed -n 's/.*127\.0\.0\.1:\([0-9]*\).*/\1/p' "$work/proxy.txt")
+port=$(port_in "$work/proxy.txt" '.*127\.0\.0\.1:\([0-9]*\).*')
 (cd "$work" && node novnc.mjs "$port" $namespace tiny "$work/novnc.png")
 echo "pictures: build/clients/asyncvnc.png and build/clients/novnc.png"

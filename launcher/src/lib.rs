@@ -20,6 +20,7 @@ pub mod disks;
 pub mod display;
 pub mod domain;
 pub mod files;
+pub mod freezer;
 pub mod libvirt;
 pub mod machine;
 pub mod options;

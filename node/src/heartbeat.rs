@@ -29,6 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    device_plugin::{self, Offers},
     labels::{self, Capabilities, Surroundings},
     safe_dir::{Error as PathError, SafeDir, Stat},
 };
@@ -70,7 +71,7 @@ pub async fn run(
     config: Config,
     client: Client,
     mut cluster: ConfigHandle,
-    mut registered: watch::Receiver<bool>,
+    mut offers: watch::Receiver<Offers>,
     stop: CancellationToken,
 ) {
     let api: Api<Node> = Api::all(client);
@@ -85,7 +86,7 @@ pub async fn run(
         let now = Instant::now();
         let capabilities = documents.read(&config.labeller_dir);
         let surroundings = surroundings(&cluster.current(), &config.kubelet_dir);
-        let schedulable = *registered.borrow_and_update();
+        let schedulable = device_plugin::all_known(&offers.borrow_and_update());
         let beat = async {
             let current = match observed.take() {
                 Some(metadata) => metadata,
@@ -125,15 +126,8 @@ pub async fn run(
             () = stop.cancelled() => return,
             () = sleep_until(pause) => {}
             () = cluster.changed() => {}
-            () = changed(&mut registered) => {}
+            () = device_plugin::changed(&mut offers) => {}
         }
-    }
-}
-
-/// Waits for a change; for ever once there can be none.
-async fn changed(registered: &mut watch::Receiver<bool>) {
-    if registered.changed().await.is_err() {
-        std::future::pending::<()>().await;
     }
 }
 
@@ -252,6 +246,7 @@ fn pins_cpus(kubelet: &Path) -> Result<bool, PathError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device_plugin::{Offer, Registration};
 
     fn metadata(labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> ObjectMeta {
         let map =
@@ -360,7 +355,7 @@ mod tests {
     #[tokio::test]
     async fn one_patch_says_that_the_agent_lives_and_another_that_devices_are_there() {
         let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
-        let (plugins, registered) = watch::channel(false);
+        let (plugins, offers) = watch::channel(Offers::new());
         let stop = CancellationToken::new();
         let config = Config {
             node: "node-1".to_owned(),
@@ -368,16 +363,20 @@ mod tests {
             kubelet_dir: "/nonexistent".into(),
         };
         let cluster = ConfigHandle::fixed(ClusterConfig::default());
-        let running = tokio::spawn(run(config, api_server(sender), cluster, registered, stop.clone()));
+        let running = tokio::spawn(run(config, api_server(sender), cluster, offers, stop.clone()));
         let first = timeout(Duration::from_secs(5), patches.recv()).await.unwrap().unwrap();
         assert!(first["metadata"]["annotations"]["kubevirt.io/heartbeat"].is_string(), "{first}");
         assert_eq!(first["metadata"]["labels"]["kubevirt.io/schedulable"], Value::Null);
-        plugins.send_replace(true);
+        let offered = |registration| {
+            let tun = Offer { registration, healthy: Some(true) };
+            Offers::from([("devices.kubevirt.io/tun".to_owned(), tun)])
+        };
+        plugins.send_replace(offered(Registration::Done));
         let second = timeout(Duration::from_secs(5), patches.recv()).await.unwrap().unwrap();
         assert_eq!(second, json!({"metadata": {"labels": {"kubevirt.io/schedulable": "true"}}}));
         // Devices that come and go change nothing on the node.
-        plugins.send_replace(false);
-        plugins.send_replace(true);
+        plugins.send_replace(offered(Registration::Awaited));
+        plugins.send_replace(offered(Registration::Done));
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert!(patches.try_recv().is_err());
         stop.cancel();

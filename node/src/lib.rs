@@ -3,7 +3,7 @@
 //! It drives the launchers of its node's machines and records what they do ([`machine`], [`launcher`]), sets up the
 //! network of their pods ([`network`]), offers the node's devices to kubelet ([`device_plugin`], [`host_devices`]),
 //! describes the node in labels ([`heartbeat`], [`labels`], [`capabilities`]) and carries consoles and lifecycle requests
-//! ([`server`]).
+//! ([`server`]). It is ready when machines can start ([`readiness`]).
 //!
 //! Every byte, path and socket of a pod or guest is hostile: all access to files goes through [`safe_dir`].
 
@@ -19,6 +19,7 @@ pub mod launcher;
 pub mod machine;
 pub mod metrics;
 pub mod network;
+pub mod readiness;
 pub mod safe_dir;
 pub mod server;
 
@@ -38,6 +39,7 @@ use process::{
     config::ConfigHandle,
     logging::Verbosity,
     ops::{Ops, Readiness},
+    shares::Shares,
     tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, TlsError},
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
@@ -53,7 +55,7 @@ use crate::{
 const SYS: &str = "/sys";
 /// Time for tasks and connections to end after the stop.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Connections of the console and lifecycle server at a time, streams that were upgraded not counted.
+/// Connections of the console and lifecycle server at a time; streams that were upgraded count for themselves.
 const CONSOLE_CONNECTIONS: usize = 128;
 /// Connections of the metrics server at a time, and of one address: kubelet's probes come here as well.
 const METRICS_CONNECTIONS: usize = 64;
@@ -124,6 +126,7 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     let readiness = Readiness::new();
     readiness.set("certificate", false);
     readiness.set("machines", false);
+    readiness.set(readiness::GATE, false);
 
     let host = NodeHost::new(
         node.to_owned(),
@@ -148,20 +151,22 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
         }
     };
     parts.spawn(machine::follow(client.clone(), machines.clone(), listed, stop.clone()));
-    let (registered, registrations) = watch::channel(false);
+    let (offered, offers) = watch::channel(device_plugin::Offers::new());
     let plugin = device_plugin::Config {
         plugins_dir: options.kubelet_root.join("device-plugins"),
         dev_dir: options.device_dir.clone(),
         sys_dir: SYS.into(),
         max_devices: options.max_devices,
     };
-    parts.spawn(device_plugin::run(plugin, config.clone(), registered, stop.clone()));
+    parts.spawn(device_plugin::run(plugin, config.clone(), offered, stop.clone()));
+    let shown = readiness::follow(client.clone(), node.to_owned(), offers.clone(), readiness.clone(), stop.clone());
+    parts.spawn(shown);
     let beat = heartbeat::Config {
         node: node.to_owned(),
         labeller_dir: options.capabilities_dir.clone(),
         kubelet_dir: options.kubelet_root.clone(),
     };
-    parts.spawn(heartbeat::run(beat, client, config, registrations, stop.clone()));
+    parts.spawn(heartbeat::run(beat, client, config, offers, stop.clone()));
 
     stop.cancelled().await;
     metrics.ready.set(0);
@@ -217,7 +222,8 @@ async fn serve(
     let share = CONSOLE_CONNECTIONS / 2;
     let console_limits = Limits { connections: CONSOLE_CONNECTIONS, share, ..Limits::default() };
     let listener = listen(SocketAddr::new(options.listen, options.console_port)).await?;
-    let router = server::router(machines.clone(), metrics.streams.clone(), streams.clone());
+    let shares = Shares::of(server::MAX_STREAMS);
+    let router = server::router(machines.clone(), metrics.streams.clone(), shares, streams.clone());
     parts.spawn(process::tls::serve(listener, console_tls, router, console_limits, stop.clone()));
 
     let (identity, readiness) = (identity.clone(), readiness.clone());

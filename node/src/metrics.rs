@@ -1,5 +1,6 @@
 //! What the agent counts.
 
+use process::shares::Full;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// All metrics of the agent.
@@ -79,6 +80,7 @@ pub enum Direction {
 pub struct StreamMetrics {
     open: IntGaugeVec,
     ended: IntCounterVec,
+    refused: IntCounterVec,
     bytes: IntCounterVec,
 }
 
@@ -95,14 +97,22 @@ impl StreamMetrics {
             Opts::new("ferrovirt_handler_streams_ended_total", "Streams that have ended, by who ended them"),
             &["kind", "by"],
         )?;
+        let refused = IntCounterVec::new(
+            Opts::new(
+                "ferrovirt_handler_streams_refused_total",
+                "Streams for which there was no place, by what was full",
+            ),
+            &["kind", "full"],
+        )?;
         let bytes = IntCounterVec::new(
             Opts::new("ferrovirt_handler_stream_bytes_total", "Bytes passed on by streams"),
             &["kind", "direction"],
         )?;
         registry.register(Box::new(open.clone()))?;
         registry.register(Box::new(ended.clone()))?;
+        registry.register(Box::new(refused.clone()))?;
         registry.register(Box::new(bytes.clone()))?;
-        Ok(Self { open, ended, bytes })
+        Ok(Self { open, ended, refused, bytes })
     }
 
     /// A stream was opened; it counts until the returned value is dropped.
@@ -110,6 +120,11 @@ impl StreamMetrics {
     pub fn open(&self, kind: StreamKind) -> OpenStream {
         self.open.with_label_values(&[kind.word()]).inc();
         OpenStream { kind, metrics: self.clone() }
+    }
+
+    /// There was no place for a stream.
+    pub fn refuse(&self, kind: StreamKind, full: Full) {
+        self.refused.with_label_values(&[kind.word(), full.label()]).inc();
     }
 
     /// Bytes were passed on.
@@ -127,6 +142,11 @@ impl StreamMetrics {
     /// Streams of a kind that are open now.
     pub(crate) fn open_now(&self, kind: StreamKind) -> i64 {
         self.open.with_label_values(&[kind.word()]).get()
+    }
+
+    /// Streams of a kind that were refused.
+    pub(crate) fn refused_so_far(&self, kind: StreamKind, full: Full) -> u64 {
+        self.refused.with_label_values(&[kind.word(), full.label()]).get()
     }
 }
 

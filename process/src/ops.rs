@@ -27,7 +27,8 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(4);
 /// Named conditions that have to hold before the process takes traffic.
 #[derive(Clone, Default)]
 pub struct Readiness {
-    gates: Arc<Mutex<BTreeMap<&'static str, bool>>>,
+    /// What is missing for each; `None` where it holds.
+    gates: Arc<Mutex<BTreeMap<&'static str, Option<String>>>>,
 }
 
 impl Readiness {
@@ -39,14 +40,24 @@ impl Readiness {
 
     /// Says whether the condition `name` holds. A condition first mentioned as false keeps the process unready.
     pub fn set(&self, name: &'static str, holds: bool) {
-        self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(name, holds);
+        self.put(name, (!holds).then(String::new));
     }
 
-    /// Names of the conditions that do not hold.
+    /// Says that the condition `name` does not hold, and why, for who asks.
+    pub fn hold_back(&self, name: &'static str, why: impl Into<String>) {
+        self.put(name, Some(why.into()));
+    }
+
+    fn put(&self, name: &'static str, missing: Option<String>) {
+        self.gates.lock().unwrap_or_else(PoisonError::into_inner).insert(name, missing);
+    }
+
+    /// The conditions that do not hold, with the reason where one was given.
     #[must_use]
-    pub fn missing(&self) -> Vec<&'static str> {
+    pub fn missing(&self) -> Vec<String> {
         let gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-        gates.iter().filter(|(_, holds)| !**holds).map(|(name, _)| *name).collect()
+        let missing = gates.iter().filter_map(|(name, missing)| missing.as_ref().map(|why| (name, why)));
+        missing.map(|(name, why)| if why.is_empty() { (*name).to_owned() } else { format!("{name} ({why})") }).collect()
     }
 }
 
@@ -167,7 +178,10 @@ mod tests {
         readiness.set("certificate", false);
         readiness.set("caches", true);
         assert_eq!(readiness.missing(), ["certificate"]);
+        readiness.hold_back("caches", "the list is awaited");
+        assert_eq!(readiness.missing(), ["caches (the list is awaited)", "certificate"]);
         readiness.set("certificate", true);
+        readiness.set("caches", true);
         assert!(readiness.missing().is_empty());
     }
 

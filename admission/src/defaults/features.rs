@@ -10,8 +10,8 @@ use api::vmi::{
 /// Spinlock retries of a guest that asks for the enlightenment alone.
 const SPINLOCK_RETRIES: u32 = 4096;
 
-/// Sets the defaults of features.
-pub(super) fn set(features: &mut Features, acpi: bool) {
+/// Sets the defaults of features; whether all that they rest on is on now.
+pub(super) fn set(features: &mut Features, acpi: bool) -> bool {
     features.acpi.enabled.get_or_insert(acpi);
     if let Some(apic) = &mut features.apic {
         apic.enabled.get_or_insert(true);
@@ -19,9 +19,7 @@ pub(super) fn set(features: &mut Features, acpi: bool) {
     for state in [&mut features.smm, &mut features.pvspinlock] {
         on(state);
     }
-    if let Some(hyperv) = &mut features.hyperv {
-        enlightenments(hyperv);
-    }
+    features.hyperv.as_mut().is_none_or(enlightenments)
 }
 
 /// Timers that are given without a word are present.
@@ -58,7 +56,7 @@ fn on(state: &mut Option<FeatureState>) {
     }
 }
 
-fn enlightenments(hyperv: &mut FeatureHyperv) {
+fn enlightenments(hyperv: &mut FeatureHyperv) -> bool {
     for state in [
         &mut hyperv.evmcs,
         &mut hyperv.frequencies,
@@ -91,22 +89,21 @@ fn enlightenments(hyperv: &mut FeatureHyperv) {
         vendor.enabled.get_or_insert(true);
     }
 
-    // Each needs the next; an explicit no is left for the rules to complain about.
+    // Each needs the next; the first explicit no is left for the rules to complain about, and all that comes after it.
     let enabled = |state: &Option<FeatureState>| state.as_ref().is_some_and(FeatureState::is_enabled);
     let timer = hyperv.synictimer.as_ref().is_some_and(|timer| timer.enabled.unwrap_or(true));
     let flush = hyperv.tlbflush.as_ref().is_some_and(|flush| flush.enabled.unwrap_or(true));
-    let turn_on = |state: &mut Option<FeatureState>| {
-        state.get_or_insert_with(FeatureState::default).enabled.get_or_insert(true);
-    };
-    if enabled(&hyperv.evmcs) {
-        turn_on(&mut hyperv.vapic);
+    let turned_on = |state: &mut Option<FeatureState>| *state.get_or_insert_default().enabled.get_or_insert(true);
+    if enabled(&hyperv.evmcs) && !turned_on(&mut hyperv.vapic) {
+        return false;
     }
-    if timer {
-        turn_on(&mut hyperv.synic);
+    if (enabled(&hyperv.ipi) || flush) && !turned_on(&mut hyperv.vpindex) {
+        return false;
     }
-    if enabled(&hyperv.ipi) || flush || enabled(&hyperv.synic) {
-        turn_on(&mut hyperv.vpindex);
+    if timer && !turned_on(&mut hyperv.synic) {
+        return false;
     }
+    !enabled(&hyperv.synic) || turned_on(&mut hyperv.vpindex)
 }
 
 #[cfg(test)]
@@ -144,5 +141,9 @@ mod tests {
             serde_json::from_value(json!({"hyperv": {"synic": {}, "vpindex": {"enabled": false}}})).unwrap();
         set(&mut features, true);
         assert_eq!(features.hyperv.unwrap().vpindex.unwrap().enabled, Some(false));
+        let mut features: Features =
+            serde_json::from_value(json!({"hyperv": {"evmcs": {}, "vapic": {"enabled": false}, "ipi": {}}})).unwrap();
+        assert!(!set(&mut features, true));
+        assert!(features.hyperv.unwrap().vpindex.is_none());
     }
 }

@@ -29,7 +29,7 @@ pub fn set(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig, fresh:
     }
 
     let acpi_default = architecture != "s390x";
-    features::set(domain.features.get_or_insert_with(Features::default), acpi_default);
+    let is_complete = features::set(domain.features.get_or_insert_with(Features::default), acpi_default);
     if let Some(timers) = domain.clock.as_mut().and_then(|clock| clock.timer.as_mut()) {
         features::timers(timers);
     }
@@ -71,7 +71,9 @@ pub fn set(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig, fresh:
     }
 
     let cpu = domain.cpu.get_or_insert_with(Cpu::default);
-    features::require_vmx(cpu, domain.features.as_ref());
+    if is_complete {
+        features::require_vmx(cpu, domain.features.as_ref());
+    }
     if is_empty(cpu.model.as_ref()) {
         let model = if architecture == "arm64" {
             "host-passthrough"

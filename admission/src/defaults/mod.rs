@@ -10,7 +10,7 @@ use api::{
     VirtualMachineInstanceSpec,
     config::ClusterConfig,
     constants::{VERSION, annotation},
-    quantity,
+    quantity::{self, QuantityError},
     vmi::{
         cpu::Cpu,
         disks::Disk,
@@ -81,12 +81,13 @@ pub(crate) fn platform(spec: &mut VirtualMachineInstanceSpec, config: &ClusterCo
     }
 }
 
-/// Requests follow limits; guest memory follows what is requested.
+/// Requests follow limits; guest memory follows what is requested. What is no amount is left where the user wrote it, so that
+/// it is refused there and nowhere else.
 fn resources(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
     let domain = &mut spec.domain;
     let dedicated = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
     let resources = &mut domain.resources;
-    if let Some(limit) = resources.limits.get("cpu")
+    if let Some(limit) = resources.limits.get("cpu").filter(|limit| is_amount(limit))
         && resources.requests.get("cpu").is_none_or(is_zero)
     {
         resources.requests.insert("cpu".to_owned(), limit.clone());
@@ -101,7 +102,8 @@ fn resources(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
         let given = |amounts: &std::collections::BTreeMap<String, Quantity>| {
             amounts.get("memory").filter(|amount| !is_zero(amount)).cloned()
         };
-        memory.guest = given(&resources.requests).or_else(|| given(&resources.limits)).or(page);
+        let first = given(&resources.requests).or_else(|| given(&resources.limits)).or(page);
+        memory.guest = first.filter(is_amount);
     }
 }
 
@@ -182,6 +184,11 @@ fn is_zero(amount: &Quantity) -> bool {
     quantity::milli(amount) == Ok(0)
 }
 
+/// Whether a text is an amount at all, however large.
+pub(crate) fn is_amount(amount: &Quantity) -> bool {
+    !matches!(quantity::units(amount), Err(QuantityError::Malformed(_)))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -237,6 +244,19 @@ mod tests {
         ] {
             let spec = defaulted(json!({"domain": domain}), &ClusterConfig::default());
             assert_eq!(spec["domain"]["memory"]["guest"], want);
+        }
+    }
+
+    #[test]
+    fn what_is_no_amount_is_not_copied() {
+        for domain in [
+            json!({"devices": {}, "resources": {"requests": {"memory": "much"}, "limits": {"cpu": "all"}}}),
+            json!({"devices": {}, "resources": {"limits": {"memory": "much"}}}),
+            json!({"devices": {}, "memory": {"hugepages": {"pageSize": "2Mb"}}}),
+        ] {
+            let spec = defaulted(json!({"domain": domain}), &ClusterConfig::default());
+            assert_eq!(spec["domain"]["memory"].get("guest"), None);
+            assert_eq!(spec["domain"]["resources"].pointer("/requests/cpu"), None);
         }
     }
 

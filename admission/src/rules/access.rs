@@ -10,22 +10,9 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
     let config_drive = spec.volumes.iter().any(|volume| volume.cloud_init_config_drive.is_some());
     for (index, credential) in spec.access_credentials.iter().enumerate() {
         let path = format!("{root}.accessCredentials[{index}]");
-        if credential.ssh_public_key.is_some() == credential.user_password.is_some() {
-            causes.invalid(path.clone(), format!("{path} must have exactly one access credential type set"));
-        }
         if let Some(key) = &credential.ssh_public_key {
             let field = format!("{path}.sshPublicKey");
             let method = &key.propagation_method;
-            if key.source.secret.is_none() {
-                causes.invalid(format!("{field}.source"), format!("{path} must have exactly one source set"));
-            }
-            let methods = [method.no_cloud.is_some(), method.config_drive.is_some(), method.qemu_guest_agent.is_some()];
-            if methods.iter().filter(|set| **set).count() != 1 {
-                causes.invalid(
-                    format!("{field}.propagationMethod"),
-                    format!("{path} must have exactly one propagationMethod set"),
-                );
-            }
             for (name, used, there) in [
                 ("noCloud", method.no_cloud.is_some(), no_cloud),
                 ("configDrive", method.config_drive.is_some(), config_drive),
@@ -45,19 +32,28 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
                     format!("{path} requires at least one user to be present in the users list"),
                 );
             }
+            let methods = [method.no_cloud.is_some(), method.config_drive.is_some(), method.qemu_guest_agent.is_some()];
+            let methods = methods.iter().filter(|set| **set).count();
+            one_each(&path, &field, key.source.secret.is_some(), methods == 1, causes);
         }
         if let Some(password) = &credential.user_password {
-            let field = format!("{path}.userPassword");
-            if password.source.secret.is_none() {
-                causes.invalid(format!("{field}.source"), format!("{path} must have exactly one source set"));
-            }
-            if password.propagation_method.qemu_guest_agent.is_none() {
-                causes.invalid(
-                    format!("{field}.propagationMethod"),
-                    format!("{path} must have exactly one propagationMethod set"),
-                );
-            }
+            let by_agent = password.propagation_method.qemu_guest_agent.is_some();
+            one_each(&path, &format!("{path}.userPassword"), password.source.secret.is_some(), by_agent, causes);
         }
+        if credential.ssh_public_key.is_some() == credential.user_password.is_some() {
+            causes.invalid(path.clone(), format!("{path} must have exactly one access credential type set"));
+        }
+    }
+}
+
+/// A credential comes from one place and gets into the guest in one way.
+fn one_each(path: &str, field: &str, source: bool, method: bool, causes: &mut Causes) {
+    if !source {
+        causes.invalid(format!("{field}.source"), format!("{path} must have exactly one source set"));
+    }
+    if !method {
+        let message = format!("{path} must have exactly one propagationMethod set");
+        causes.invalid(format!("{field}.propagationMethod"), message);
     }
 }
 

@@ -15,8 +15,7 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
     if cpu.dedicated_cpu_placement {
         dedicated(root, spec, cpu, config, causes);
     }
-    let mapped = cpu.numa.as_ref().is_some_and(|numa| numa.guest_mapping_passthrough.is_some());
-    if mapped {
+    if is_mapped(cpu) {
         let field = path("numa.guestMappingPassthrough");
         if !config.enabled("NUMA") {
             let message = format!("NUMA feature gate is not enabled in kubevirt-config, invalid entry {field}");
@@ -73,13 +72,23 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
             ),
         );
     }
-    if cpu.realtime.is_some() && !cpu.dedicated_cpu_placement {
-        causes.required(
-            path("dedicatedCpuPlacement"),
-            format!("{} must be set to true when {} is used", path("dedicatedCpuPlacement"), path("realtime")),
-        );
+}
+
+/// Whether the guest sees the NUMA topology of its host.
+fn is_mapped(cpu: &Cpu) -> bool {
+    cpu.numa.as_ref().is_some_and(|numa| numa.guest_mapping_passthrough.is_some())
+}
+
+/// What a guest with real-time needs lacks.
+pub(super) fn realtime(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+    let Some(cpu) = spec.domain.cpu.as_ref().filter(|cpu| cpu.realtime.is_some()) else { return };
+    let path = |field: &str| format!("{root}.domain.cpu.{field}");
+    if !cpu.dedicated_cpu_placement {
+        let field = path("dedicatedCpuPlacement");
+        let message = format!("{field} must be set to true when {} is used", path("realtime"));
+        causes.required(field, message);
     }
-    if cpu.realtime.is_some() && !mapped {
+    if !is_mapped(cpu) {
         let field = path("numa.guestMappingPassthrough");
         let message = format!("{field} must be defined when {} is used", path("realtime"));
         causes.required(field, message);
@@ -91,9 +100,8 @@ fn dedicated(root: &str, spec: &VirtualMachineInstanceSpec, cpu: &Cpu, config: &
     let resources = &spec.domain.resources;
     let memory = spec.domain.memory.as_ref();
     let path = |which: &str, what: &str| format!("{root}.domain.resources.{which}.{what}");
-    let bytes = |amount: Option<&Quantity>| amount.and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
-    let milli = |amount: Option<&Quantity>| amount.and_then(|amount| quantity::milli(amount).ok()).unwrap_or(0);
-    let (wanted, limit) = (bytes(resources.requests.get("memory")), bytes(resources.limits.get("memory")));
+    let whole = |amount: Option<&Quantity>| amount.and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
+    let (wanted, limit) = (whole(resources.requests.get("memory")), whole(resources.limits.get("memory")));
     if wanted == 0 && limit == 0 && memory.is_none_or(|memory| memory.hugepages.is_none() && memory.guest.is_none()) {
         causes.invalid(
             path("limits", "memory"),
@@ -104,9 +112,11 @@ fn dedicated(root: &str, spec: &VirtualMachineInstanceSpec, cpu: &Cpu, config: &
             ),
         );
     }
-    let (request_cpu, limit_cpu) = (milli(resources.requests.get("cpu")), milli(resources.limits.get("cpu")));
-    for (which, amount) in [("requests", request_cpu), ("limits", limit_cpu)] {
-        if amount % 1000 != 0 {
+    // A part of a CPU counts as a whole one from here on.
+    let (request_cpu, limit_cpu) = (whole(resources.requests.get("cpu")), whole(resources.limits.get("cpu")));
+    for (which, amounts) in [("requests", &resources.requests), ("limits", &resources.limits)] {
+        let milli = amounts.get("cpu").and_then(|amount| quantity::milli(amount).ok()).unwrap_or(0);
+        if milli > 0 && milli % 1000 != 0 {
             causes.invalid(path(which, "cpu"), format!("provided resources CPU {which} must be an interger"));
         }
     }
@@ -138,8 +148,7 @@ fn dedicated(root: &str, spec: &VirtualMachineInstanceSpec, cpu: &Cpu, config: &
             format!("{request_path} or {limit_path} must be equal when DedicatedCPUPlacement is true "),
         );
     }
-    let asked = vcpus.saturating_mul(1000);
-    if (request_cpu > 0 || limit_cpu > 0) && vcpus > 0 && request_cpu != asked && limit_cpu != asked {
+    if (request_cpu > 0 || limit_cpu > 0) && vcpus > 0 && request_cpu != vcpus && limit_cpu != vcpus {
         causes.invalid(
             field.clone(),
             format!("{request_path} or {limit_path} must not be provided at the same time with {cores} when DedicatedCPUPlacement is true "),
@@ -208,6 +217,17 @@ mod tests {
             "spec.domain.cpu.isolateEmulatorThread",
             "only set in combination",
         );
+    }
+
+    #[test]
+    fn part_of_a_cpu_counts_as_a_whole_one() {
+        let machine = json!({"domain": {
+            "cpu": {"dedicatedCpuPlacement": true, "cores": 2},
+            "resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": "2"}},
+        }});
+        let said = messages(machine);
+        assert!(said.contains(&"provided resources CPU requests must be an interger".to_owned()), "{said:?}");
+        assert!(!said.iter().any(|text| text.ends_with("DedicatedCPUPlacement is true ")), "{said:?}");
     }
 
     #[test]

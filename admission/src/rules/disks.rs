@@ -19,6 +19,7 @@ const SECTOR_MAX: u64 = 2 << 20;
 /// What is wrong between disks and volumes, and with the boot order.
 pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
     let devices = &spec.domain.devices;
+    let mut orders = BTreeSet::new();
     for (index, disk) in devices.disks.iter().enumerate() {
         let path = format!("{root}.domain.devices.disks[{index}]");
         let volume = spec.volumes.iter().find(|volume| volume.name == disk.name);
@@ -38,47 +39,48 @@ pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &Cl
                 format!("{path}.lun can only be mapped to a DataVolume or PersistentVolumeClaim volume."),
             );
         }
-    }
-    let metrics =
-        |name: &str| spec.volumes.iter().any(|volume| volume.name == name && volume.downward_metrics.is_some());
-    for (index, disk) in devices.disks.iter().enumerate().filter(|(_, disk)| metrics(&disk.name)) {
-        let field = format!("{root}.domain.devices.disks[{index}].disk");
-        match &disk.disk {
-            None => {
-                let message =
-                    format!("DownwardMetrics volume must be mapped to a disk, but disk is not set on {field}.");
-                causes.required(field, message);
-            }
-            Some(target) => {
-                let bus = target.bus.as_deref().unwrap_or_default();
-                if !["", "virtio"].contains(&bus) {
-                    let field = format!("{field}.bus");
-                    let message =
-                        format!("DownwardMetrics volume must be mapped to virtio bus, but {field} is set to {bus}");
-                    causes.invalid(field, message);
-                }
-            }
+        if volume.is_some_and(|volume| volume.downward_metrics.is_some()) {
+            metrics(&path, disk, causes);
+        }
+        if disk.boot_order.is_some_and(|order| !orders.insert(order)) {
+            already_set(&path, causes);
         }
     }
-    let mut orders = BTreeSet::new();
-    let disks = devices.disks.iter().map(|disk| disk.boot_order);
-    let interfaces = devices.interfaces.iter().map(|interface| interface.boot_order);
-    for (kind, index, order) in disks
-        .enumerate()
-        .map(|(index, order)| ("disks", index, order))
-        .chain(interfaces.enumerate().map(|(index, order)| ("interfaces", index, order)))
-    {
-        let Some(order) = order else { continue };
-        if order < 1 && kind == "interfaces" {
+    for (index, interface) in devices.interfaces.iter().enumerate() {
+        let Some(order) = interface.boot_order else { continue };
+        if order < 1 {
             causes.invalid(
                 format!("{root}[{index}].bootOrder"),
                 format!("{root}[{index}] must have a boot order > 0, if supplied"),
             );
+        } else if !orders.insert(order) {
+            already_set(&format!("{root}.domain.devices.interfaces[{index}]"), causes);
         }
-        if !orders.insert(order) {
-            let field = format!("{root}.domain.devices.{kind}[{index}].bootOrder");
-            let message = format!("Boot order for {field} already set for a different device.");
-            causes.invalid(field, message);
+    }
+}
+
+fn already_set(device: &str, causes: &mut Causes) {
+    let field = format!("{device}.bootOrder");
+    let message = format!("Boot order for {field} already set for a different device.");
+    causes.invalid(field, message);
+}
+
+/// Metrics of the host are read from a disk like any other, on one bus.
+fn metrics(path: &str, disk: &Disk, causes: &mut Causes) {
+    let field = format!("{path}.disk");
+    match &disk.disk {
+        None => {
+            let message = format!("DownwardMetrics volume must be mapped to a disk, but disk is not set on {field}.");
+            causes.required(field, message);
+        }
+        Some(target) => {
+            let bus = target.bus.as_deref().unwrap_or_default();
+            if !["", "virtio"].contains(&bus) {
+                let field = format!("{field}.bus");
+                let message =
+                    format!("DownwardMetrics volume must be mapped to virtio bus, but {field} is set to {bus}");
+                causes.invalid(field, message);
+            }
         }
     }
 }
@@ -128,8 +130,9 @@ fn one(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
     if disk.boot_order.is_some_and(|order| order < 1) {
         causes.invalid(format!("{path}.bootOrder"), format!("{path} must have a boot order > 0, if supplied"));
     }
-    for (target, bus) in targets {
-        let Some(bus) = bus.flatten().filter(|bus| !bus.is_empty()) else { continue };
+    // Of a disk with several targets, which is refused above, only the first is looked at.
+    let (target, bus) = targets.into_iter().find_map(|(name, bus)| Some((name, bus?))).unwrap_or_default();
+    if let Some(bus) = bus.filter(|bus| !bus.is_empty()) {
         let field = format!("{path}.{target}.bus");
         if bus == "ide" {
             causes.invalid(field.clone(), "IDE bus is not supported");
@@ -157,8 +160,7 @@ fn one(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
         causes.invalid(format!("{doubled}[{index}].name"), error);
     }
     if let Some(size) = &disk.block_size {
-        let sata = targets.iter().any(|(_, bus)| bus.flatten() == Some("sata"));
-        block_size(&path, size, sata, causes);
+        block_size(&path, size, bus == Some("sata"), causes);
     }
 }
 
@@ -194,7 +196,7 @@ fn words(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
         );
     }
     if let Some(policy) =
-        text(&disk.error_policy).filter(|policy| !["stop", "ignore", "report", "enospace"].contains(&policy.as_str()))
+        disk.error_policy.clone().filter(|policy| !["stop", "ignore", "report", "enospace"].contains(&policy.as_str()))
     {
         causes.invalid(format!("{path}.errorPolicy"), format!("{path}.errorPolicy has invalid value \"{policy}\""));
     }
@@ -215,17 +217,15 @@ fn block_size(path: &str, size: &BlockSize, sata: bool, causes: &mut Causes) {
     let (logical, physical) = (custom.logical.unwrap_or(0), custom.physical.unwrap_or(0));
     let discard = custom.discard_granularity.unwrap_or(0);
     if logical > physical {
-        causes.invalid(
-            field("logical"),
-            format!("Logical size {logical} must be the same or less than the physical size of {physical}"),
-        );
-    } else if sata && logical != SECTOR_MIN {
-        causes.invalid(field("logical"), format!("Logical size {logical} must be 512 for SATA devices"));
-    } else if logical != 0 && discard % logical != 0 {
-        causes.invalid(
-            field("discardGranularity"),
-            format!("Discard granularity {discard} must be multiples of logical size {logical}"),
-        );
+        let message = format!("Logical size {logical} must be the same or less than the physical size of {physical}");
+        return causes.invalid(field("logical"), message);
+    }
+    if sata && logical != SECTOR_MIN {
+        return causes.invalid(field("logical"), format!("Logical size {logical} must be 512 for SATA devices"));
+    }
+    if logical != 0 && discard % logical != 0 {
+        let message = format!("Discard granularity {discard} must be multiples of logical size {logical}");
+        return causes.invalid(field("discardGranularity"), message);
     }
     for (name, value) in [("logical", logical), ("physical", physical)] {
         let problem = if value < SECTOR_MIN {
@@ -292,6 +292,8 @@ mod tests {
         }
         accepts(disk(json!({"cdrom": {"bus": "sata"}})));
         refuses(disk(json!({"disk": {}, "cdrom": {}})), DISK, "can only have a single target type defined");
+        let two = messages(disk(json!({"disk": {"bus": "virtio"}, "cdrom": {"bus": "ide"}})));
+        assert_eq!(two, [format!("{DISK} can only have a single target type defined")]);
         refuses(disk(json!({"disk": {"bus": "ide"}})), &format!("{DISK}.disk.bus"), "IDE bus is not supported");
         refuses(
             disk(json!({"disk": {"bus": "floppy"}})),
@@ -322,6 +324,11 @@ mod tests {
     fn boot_orders_are_positive_and_unique() {
         accepts(disk(json!({"bootOrder": 1})));
         refuses(disk(json!({"bootOrder": 0})), &format!("{DISK}.bootOrder"), "must have a boot order > 0");
+        let neither = json!({"domain": {"devices": {
+            "disks": [{"name": "root", "bootOrder": 0}],
+            "interfaces": [{"name": "default", "masquerade": {}, "bootOrder": 0}],
+        }}});
+        assert!(!messages(neither).iter().any(|text| text.contains("already set")));
         refuses(
             json!({"domain": {"devices": {
                 "disks": [{"name": "root", "bootOrder": 1}],

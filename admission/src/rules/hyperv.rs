@@ -21,15 +21,18 @@ pub fn causes(spec: &VirtualMachineInstanceSpec) -> Causes {
             causes.invalid(field.clone(), format!("'{field}' requires '{PATH}.{needed}', which was disabled."));
         }
     }
-    if is_on(hyperv.evmcs.as_ref()) {
+    if hyperv.evmcs.as_ref().is_some_and(FeatureState::is_enabled) {
         let cpu_features = spec.domain.cpu.as_ref().map(|cpu| cpu.features.as_slice()).unwrap_or_default();
-        match cpu_features.iter().position(|feature| feature.name == "vmx") {
-            None => causes.required("spec.domain.cpu.features", "vmx cpu feature is required when evmcs is set"),
-            Some(index) if cpu_features[index].policy.as_deref() != Some("require") => causes.invalid(
-                format!("spec.domain.cpu.features[{index}].policy"),
-                "vmx cpu feature has to be set to require policy",
-            ),
-            Some(_) => {}
+        if cpu_features.is_empty() {
+            causes.required("spec.domain.cpu.features", "vmx cpu feature is required when evmcs is set");
+        }
+        for (index, feature) in cpu_features.iter().enumerate().filter(|(_, feature)| feature.name == "vmx") {
+            if feature.policy.as_deref() != Some("require") {
+                causes.invalid(
+                    format!("spec.domain.cpu.features[{index}].policy"),
+                    "vmx cpu feature has to be set to require policy",
+                );
+            }
         }
     }
     if features.hyperv_passthrough.as_ref().is_some_and(|passthrough| passthrough.enabled.unwrap_or(true)) {
@@ -41,22 +44,20 @@ pub fn causes(spec: &VirtualMachineInstanceSpec) -> Causes {
     causes
 }
 
-fn is_on(state: Option<&FeatureState>) -> bool {
-    state.is_some_and(FeatureState::is_enabled)
-}
-
 type Dependency = (&'static str, &'static str, bool, bool);
 
+/// What needs what: nothing but what is turned on in so many words counts, as all is once defaults are set.
 fn dependencies(hyperv: &FeatureHyperv) -> [Dependency; 5] {
-    let timer = hyperv.synictimer.as_ref().is_some_and(|timer| timer.enabled.unwrap_or(true));
-    let flush = hyperv.tlbflush.as_ref().is_some_and(|flush| flush.enabled.unwrap_or(true));
-    let vpindex = is_on(hyperv.vpindex.as_ref());
+    let on = |state: &Option<FeatureState>| state.as_ref().is_some_and(|state| state.enabled == Some(true));
+    let timer = hyperv.synictimer.as_ref().is_some_and(|timer| timer.enabled == Some(true));
+    let flush = hyperv.tlbflush.as_ref().is_some_and(|flush| flush.enabled == Some(true));
+    let (vpindex, synic) = (on(&hyperv.vpindex), on(&hyperv.synic));
     [
-        ("evmcs", "vapic", is_on(hyperv.evmcs.as_ref()), is_on(hyperv.vapic.as_ref())),
-        ("ipi", "vpindex", is_on(hyperv.ipi.as_ref()), vpindex),
+        ("evmcs", "vapic", on(&hyperv.evmcs), on(&hyperv.vapic)),
+        ("ipi", "vpindex", on(&hyperv.ipi), vpindex),
         ("tlbflush", "vpindex", flush, vpindex),
-        ("synictimer", "synic", timer, is_on(hyperv.synic.as_ref())),
-        ("synic", "vpindex", is_on(hyperv.synic.as_ref()), vpindex),
+        ("synictimer", "synic", timer, synic),
+        ("synic", "vpindex", synic, vpindex),
     ]
 }
 
@@ -75,6 +76,7 @@ mod tests {
     #[test]
     fn enlightenments_need_each_other() {
         assert!(check(json!({"features": {"hyperv": {"synic": {}, "vpindex": {}}}})).is_empty());
+        assert!(check(json!({"features": {"hyperv": {"synic": {}, "ipi": {}, "tlbflush": {}}}})).is_empty());
         let found = check(json!({"features": {"hyperv": {"synic": {"enabled": true}, "vpindex": {"enabled": false}}}}));
         assert!(found[0].contains("synic' requires") && found[0].ends_with("vpindex', which was disabled."));
     }
@@ -86,6 +88,7 @@ mod tests {
         assert!(check(vmx("require")).is_empty());
         assert_eq!(check(vmx("optional")), ["vmx cpu feature has to be set to require policy"]);
         assert_eq!(check(json!({"features": evmcs})), ["vmx cpu feature is required when evmcs is set"]);
+        assert!(check(json!({"features": evmcs, "cpu": {"features": [{"name": "pcid"}]}})).is_empty());
     }
 
     #[test]

@@ -32,11 +32,13 @@ use crate::{causes::Causes, names, unsupported};
 pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> Causes {
     let mut causes = Causes::new();
     host_names(root, spec, &mut causes);
-    resources::causes(root, spec, &mut causes);
+    resources::memory(root, spec, &mut causes);
     machine_type(root, spec, config, &mut causes);
     firmware::acpi(root, spec, &mut causes);
+    resources::cpu(root, spec, &mut causes);
     cpu::causes(root, spec, config, &mut causes);
     start_strategy(root, spec, &mut causes);
+    cpu::realtime(root, spec, &mut causes);
     scheduling::affinity(root, spec.affinity.as_ref(), &mut causes);
     scheduling::topology_spread(root, &spec.topology_spread_constraints, &mut causes);
     scheduling::tolerations(root, &spec.tolerations, &mut causes);

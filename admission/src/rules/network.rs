@@ -22,10 +22,14 @@ const PORT_RANGES_MAX: usize = 10;
 pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
     let interfaces = &spec.domain.devices.interfaces;
     networks(root, &spec.networks, causes);
-    for (index, interface) in interfaces.iter().enumerate() {
+    let connected = interfaces.iter().enumerate().map(|(index, interface)| {
         let path = format!("{root}.domain.devices.interfaces[{index}]");
-        let network = spec.networks.iter().find(|network| network.name == interface.name);
+        (path, interface, spec.networks.iter().find(|network| network.name == interface.name))
+    });
+    for (path, interface, network) in connected.clone() {
         state(&path, interface, network, causes);
+    }
+    for (path, interface, network) in connected {
         binding(&path, interface, network, config, causes);
     }
     duplicate_names(root, &spec.networks, causes);
@@ -153,7 +157,7 @@ fn binding(path: &str, interface: &Interface, network: Option<&Network>, config:
     }
     let on_pod = network.is_some_and(|network| network.pod.is_some());
     if interface.masquerade.is_some() {
-        if network.is_some() && !on_pod {
+        if !on_pod {
             causes.invalid(format!("{path}.name"), "Masquerade interface only implemented with pod network");
         }
         if interface.mac().as_deref() == Some(BRIDGE_MAC) {
@@ -173,7 +177,7 @@ fn binding(path: &str, interface: &Interface, network: Option<&Network>, config:
         if !config.enabled("PasstBinding") {
             causes.invalid(format!("{path}.name"), "PasstBinding feature gate is not enabled");
         }
-        if network.is_some() && !on_pod {
+        if !on_pod {
             causes.invalid(format!("{path}.name"), "PasstBinding interface only implemented with pod network");
         }
     }
@@ -203,11 +207,14 @@ fn matching(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) 
         }
     }
     let mut seen = BTreeSet::new();
+    let field = |index: usize| format!("{root}.domain.devices.interfaces[{index}].name");
     for (index, interface) in interfaces.iter().enumerate() {
-        let field = format!("{root}.domain.devices.interfaces[{index}].name");
         if !seen.insert(&interface.name) {
-            causes.duplicate(field.clone(), "Only one interface can be connected to one specific network");
+            causes.duplicate(field(index), "Only one interface can be connected to one specific network");
         }
+    }
+    for (index, interface) in interfaces.iter().enumerate() {
+        let field = field(index);
         if !spec.networks.iter().any(|network| network.name == interface.name) {
             let message = format!("{field} '{}' not found.", interface.name);
             causes.invalid(field, message);
@@ -286,15 +293,18 @@ pub(super) fn is_pci_address(text: &str) -> bool {
 fn ports(path: &str, ports: &[Port], causes: &mut Causes) {
     let mut seen = BTreeSet::new();
     for (index, port) in ports.iter().enumerate() {
-        let field = |name: &str| format!("{path}.ports[{index}].{name}");
+        let field = format!("{path}.ports[{index}].name");
         if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
             if !seen.insert(name) {
-                causes.duplicate(field("name"), format!("Duplicate name of the port: {name}"));
+                causes.duplicate(field.clone(), format!("Duplicate name of the port: {name}"));
             }
             if !names::is_port_name(name) {
-                causes.invalid(field("name"), format!("Invalid name of the port: {name}"));
+                causes.invalid(field, format!("Invalid name of the port: {name}"));
             }
         }
+    }
+    for (index, port) in ports.iter().enumerate() {
+        let field = |name: &str| format!("{path}.ports[{index}].{name}");
         match port.port {
             0 => causes.required(field("port"), "Port field is mandatory."),
             1..=65535 => {}

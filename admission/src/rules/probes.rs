@@ -8,14 +8,26 @@ use crate::{causes::Causes, names};
 /// What is wrong with the probes.
 pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let pod_network = spec.networks.iter().any(|network| network.pod.is_some());
-    for (name, probe) in [("readinessProbe", &spec.readiness_probe), ("livenessProbe", &spec.liveness_probe)] {
-        if let Some(probe) = probe {
-            one(&format!("{root}.{name}"), probe, pod_network, causes);
+    let probes = [("readinessProbe", &spec.readiness_probe), ("livenessProbe", &spec.liveness_probe)];
+    let probes = probes.into_iter().filter_map(|(name, probe)| Some((format!("{root}.{name}"), probe.as_ref()?)));
+    for (path, probe) in probes.clone() {
+        handler(&path, probe, causes);
+    }
+    for (path, probe) in probes.clone().filter(|_| !pod_network) {
+        for (handler, set) in [("httpGet", probe.http_get.is_some()), ("tcpSocket", probe.tcp_socket.is_some())] {
+            if set {
+                let field = format!("{path}.{handler}");
+                let message = format!("{field} is only allowed if the Pod Network is attached");
+                causes.invalid(field, message);
+            }
         }
+    }
+    for (path, probe) in probes {
+        values(&path, probe, causes);
     }
 }
 
-fn one(path: &str, probe: &Probe, pod_network: bool, causes: &mut Causes) {
+fn handler(path: &str, probe: &Probe, causes: &mut Causes) {
     let handlers =
         [probe.http_get.is_some(), probe.tcp_socket.is_some(), probe.exec.is_some(), probe.guest_agent_ping.is_some()];
     match handlers.iter().filter(|set| **set).count() {
@@ -26,13 +38,9 @@ fn one(path: &str, probe: &Probe, pod_network: bool, causes: &mut Causes) {
         1 => {}
         _ => causes.invalid(path, format!("{path} must have exactly one probe type set")),
     }
-    for (handler, set) in [("httpGet", probe.http_get.is_some()), ("tcpSocket", probe.tcp_socket.is_some())] {
-        if set && !pod_network {
-            let field = format!("{path}.{handler}");
-            let message = format!("{field} is only allowed if the Pod Network is attached");
-            causes.invalid(field, message);
-        }
-    }
+}
+
+fn values(path: &str, probe: &Probe, causes: &mut Causes) {
     let ports = [
         ("httpGet", probe.http_get.as_ref().map(|get| &get.port)),
         ("tcpSocket", probe.tcp_socket.as_ref().map(|socket| &socket.port)),

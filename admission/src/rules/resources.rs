@@ -14,22 +14,22 @@ const MEMORY_MAX: i64 = 4 << 60;
 const MALFORMED: &str = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 
 /// An amount that is read, with its text for messages.
-struct Amount<'a> {
+struct Amount {
     path: String,
-    text: &'a str,
+    text: String,
     value: i64,
 }
 
-impl<'a> Amount<'a> {
+impl Amount {
     fn read(
         path: String,
-        quantity: Option<&'a Quantity>,
+        quantity: Option<&Quantity>,
         read: fn(&Quantity) -> Result<i64, QuantityError>,
         causes: &mut Causes,
     ) -> Option<Self> {
         let quantity = quantity?;
         match read(quantity) {
-            Ok(value) => Some(Self { path, text: &quantity.0, value }),
+            Ok(value) => Some(Self { path, text: quantity::canonical(quantity), value }),
             Err(QuantityError::Malformed(_)) => {
                 let message = format!("{path} '{}': {MALFORMED}", quantity.0);
                 causes.invalid(path, message);
@@ -58,13 +58,8 @@ impl<'a> Amount<'a> {
     }
 }
 
-/// What is wrong with the amounts.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
-    memory(root, spec, causes);
-    cpu(root, spec, causes);
-}
-
-fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// What is wrong with amounts of memory.
+pub(super) fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let resources = &spec.domain.resources;
     let path = |which: &str| format!("{root}.domain.resources.{which}.memory");
     let request = Amount::read(path("requests"), resources.requests.get("memory"), quantity::units, causes);
@@ -127,19 +122,18 @@ fn huge_pages(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes
         .find(|amount| *amount != 0)
         .unwrap_or(0);
     let field = format!("{root}.domain.resources.requests.memory");
-    let shown = resources.requests.get("memory").map_or("0", |amount| amount.0.as_str());
+    let shown = resources.requests.get("memory").map_or_else(|| "0".to_owned(), quantity::canonical);
     if memory != 0 && memory < page {
-        causes.invalid(
-            field.clone(),
-            format!("{field} '{shown}' must be equal to or larger than page size {path} '{text}'"),
-        );
-    }
-    if memory % page != 0 {
-        causes.invalid(field.clone(), format!("{field} '{shown}' is not a multiple of the page size {path} '{text}'"));
+        let message = format!("{field} '{shown}' must be equal to or larger than page size {path} '{text}'");
+        causes.invalid(field, message);
+    } else if memory % page != 0 {
+        let message = format!("{field} '{shown}' is not a multiple of the page size {path} '{text}'");
+        causes.invalid(field, message);
     }
 }
 
-fn cpu(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// What is wrong with amounts of CPU.
+pub(super) fn cpu(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let resources = &spec.domain.resources;
     let path = |which: &str| format!("{root}.domain.resources.{which}.cpu");
     let request = Amount::read(path("requests"), resources.requests.get("cpu"), quantity::milli, causes);
@@ -196,7 +190,7 @@ mod tests {
         );
         refuses(resources(json!({"requests": {"memory": "64Ki"}})), path, "must be greater than or equal to 1M.");
         refuses(
-            resources(json!({"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}})),
+            resources(json!({"requests": {"memory": "2048Mi"}, "limits": {"memory": "1Gi"}})),
             path,
             "spec.domain.resources.requests.memory '2Gi' is greater than spec.domain.resources.limits.memory '1Gi'",
         );

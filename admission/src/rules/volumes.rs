@@ -21,7 +21,7 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
     let list = format!("{root}.volumes");
     for (index, volume) in spec.volumes.iter().enumerate() {
         let path = format!("{list}[{index}]");
-        for (other, _) in spec.volumes.iter().enumerate().take(index).filter(|(_, other)| other.name == volume.name) {
+        if let Some(other) = spec.volumes.iter().take(index).position(|other| other.name == volume.name) {
             causes.invalid(format!("{path}.name"), format!("{path} and {list}[{other}] must not have the same Name."));
         }
         for error in names::label_errors(&volume.name) {
@@ -189,7 +189,7 @@ fn host_disk(path: &str, disk: &HostDisk, config: &ClusterConfig, causes: &mut C
             format!("{} has invalid value '{}', allowed are 'Disk' or 'DiskOrCreate'", field("type"), disk.type_),
         );
     }
-    if disk.type_ == "Disk" && disk.capacity.is_some() {
+    if disk.type_ == "Disk" && disk.capacity.as_ref().is_some_and(|capacity| quantity::units(capacity) != Ok(0)) {
         causes.invalid(
             field("capacity"),
             format!("{} is allowed to pass only with {} equal to 'DiskOrCreate'", field("capacity"), field("type")),
@@ -245,7 +245,8 @@ impl CloudInit<'_> {
         let secret = secret.as_ref().is_some_and(|secret| !secret.name.is_empty());
         let mut length = text.as_ref().map_or(0, String::len);
         if let Some(encoded) = &encoded {
-            match STANDARD.decode(encoded.trim()) {
+            // Lines may be broken, as encoders do.
+            match STANDARD.decode(encoded.trim().replace(['\r', '\n'], "")) {
                 Ok(decoded) => length = decoded.len(),
                 Err(_) => causes.invalid(
                     format!("{path}.{encoded_field}"),
@@ -330,6 +331,10 @@ mod tests {
             "spec.volumes[1].name",
             "spec.volumes[1] and spec.volumes[0] must not have the same Name.",
         );
+        let three = json!({"name": "root", "containerDisk": {"image": "a"}});
+        let twice = messages(json!({"volumes": [three, three, three]}));
+        assert_eq!(twice.iter().filter(|text| text.contains("and spec.volumes[0] must not have")).count(), 2);
+        assert!(!twice.iter().any(|text| text.contains("spec.volumes[2] and spec.volumes[1]")));
         refuses(
             volume(json!({"name": "../x", "containerDisk": {"image": "a"}})),
             "spec.volumes[0].name",
@@ -358,6 +363,7 @@ mod tests {
         let field = "spec.volumes[0].cloudInitNoCloud";
         accepts(cloud(json!({"userData": "#!/bin/sh"})));
         accepts(cloud(json!({"userDataBase64": "IyEvYmluL3No", "networkData": "version: 2"})));
+        accepts(cloud(json!({"userDataBase64": "IyEv\r\nYmlu\nL3No\n"})));
         accepts(cloud(json!({"secretRef": {"name": "s"}})));
         refuses(cloud(json!({})), field, "must have at least one userdatasource or one networkdatasource set.");
         refuses(cloud(json!({"userData": "a", "secretRef": {"name": "s"}})), field, "only one userdatasource set.");

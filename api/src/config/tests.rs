@@ -90,3 +90,18 @@ fn globs_match_as_in_a_shell() {
         assert_eq!(glob_matches(glob, text), want, "{glob} {text}");
     }
 }
+
+#[test]
+fn annotations_of_the_object_are_part_of_the_configuration() {
+    for (annotations, vga, skips) in [
+        (json!({}), false, false),
+        (json!({"kubevirt.io/vga-display-efi-x86": ""}), true, false),
+        (json!({"kubevirt.io/skip-backup-hooks": "true"}), false, true),
+        (json!({"kubevirt.io/skip-backup-hooks": "no"}), false, false),
+    ] {
+        let mut object = KubeVirt::new("kubevirt", crate::kubevirt::spec::KubeVirtSpec::default());
+        object.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        let config = ClusterConfig::from_kubevirt(&object).unwrap();
+        assert_eq!((config.vga_display_for_efi, config.skip_backup_hooks), (vga, skips), "{annotations}");
+    }
+}

@@ -272,6 +272,10 @@ fn normalize(node: &mut Value, bare: bool) {
         object.remove("description");
     }
     unsigned(object);
+    if object.get("type") == Some(&json!("array")) {
+        // What the API server takes a list for that says nothing, said outright; rules on single lists come later.
+        object.insert("x-kubernetes-list-type".to_owned(), json!("atomic"));
+    }
     if object.get("x-kubernetes-int-or-string") == Some(&Value::Bool(true)) {
         object.insert("anyOf".to_owned(), json!([{"type": "integer"}, {"type": "string"}]));
         object.insert("pattern".to_owned(), json!(QUANTITY_PATTERN));

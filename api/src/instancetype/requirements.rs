@@ -122,8 +122,9 @@ fn check_memory(
     if has >= needs {
         return Ok(());
     }
+    let (provided, required) = (quantity::canonical(provided), quantity::canonical(required));
     let message =
-        format!("insufficient Memory resources of {} provided by {by}, preference requires {}", provided.0, required.0);
+        format!("insufficient Memory resources of {provided} provided by {by}, preference requires {required}");
     Err(Unmet::new(path, message))
 }
 
@@ -217,7 +218,7 @@ mod tests {
             ),
             (
                 json!({"memory": {"guest": "1Gi"}}),
-                json!({"domain": {"devices": {}, "memory": {"guest": "512Mi"}}}),
+                json!({"domain": {"devices": {}, "memory": {"guest": "524288Ki"}}}),
                 "spec.template.spec.domain.memory",
                 "insufficient Memory resources of 512Mi provided by VirtualMachine, preference requires 1Gi",
             ),

@@ -1,7 +1,12 @@
 //! Questions many parts of the project ask of a machine.
 
+use sha2::{Digest, Sha256};
+
 use super::{
-    cpu::Cpu, features::FeatureState, network::Interface, spec::VirtualMachineInstance,
+    cpu::Cpu,
+    features::FeatureState,
+    network::{Interface, MultusNetwork, Network},
+    spec::VirtualMachineInstance,
     status::VirtualMachineInstanceStatus,
 };
 use crate::{Condition, VmiPhase};
@@ -32,6 +37,31 @@ impl Interface {
         let others = text.chars().filter(|c| !c.is_ascii_hexdigit()).all(|c| matches!(c, ':' | '-' | '.'));
         let pairs: Vec<&str> = (0..digits.len()).step_by(2).filter_map(|at| digits.get(at..at + 2)).collect();
         (others && digits.len() == 12).then(|| pairs.join(":"))
+    }
+}
+
+impl Network {
+    /// Whether it is the network that its pod is reached by: the pod's own, or the one that takes its place.
+    pub fn is_primary(&self) -> bool {
+        self.pod.is_some() || self.multus.as_ref().is_some_and(|multus| multus.default_)
+    }
+
+    /// The link of the machine's pod that leads to this network, unless the pod network's plugin names its link otherwise.
+    pub fn pod_link(&self) -> String {
+        if self.is_primary() {
+            return "eth0".to_owned();
+        }
+        let digest = Sha256::digest(self.name.as_bytes());
+        let hash: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        // 14 characters: a link's name has 15 at most, and others are made of this one.
+        format!("pod{}", hash.get(..11).unwrap_or(&hash))
+    }
+}
+
+impl MultusNetwork {
+    /// Namespace and name of the definition, seen from a machine's namespace.
+    pub fn definition<'a>(&'a self, namespace: &'a str) -> (&'a str, &'a str) {
+        self.network_name.split_once('/').unwrap_or((namespace, &self.network_name))
     }
 }
 
@@ -82,6 +112,26 @@ mod tests {
         ] {
             let interface = Interface { mac_address: written.map(ToOwned::to_owned), ..Interface::default() };
             assert_eq!(interface.mac().as_deref(), read, "{written:?}");
+        }
+    }
+    #[test]
+    fn links_of_networks_are_named_so_that_everybody_finds_them() {
+        let network = |pod: bool, default_: Option<bool>| Network {
+            name: "lan".into(),
+            pod: pod.then(Default::default),
+            multus: default_.map(|default_| MultusNetwork { default_, network_name: "shop/lan".into() }),
+            resource_claim: None,
+        };
+        assert_eq!(network(true, None).pod_link(), "eth0");
+        assert_eq!(network(false, Some(true)).pod_link(), "eth0");
+        assert_eq!(network(false, Some(false)).pod_link(), "pod094a367b026");
+    }
+
+    #[test]
+    fn definitions_are_in_the_machines_namespace_unless_another_is_named() {
+        for (written, read) in [("lan", ("mine", "lan")), ("shop/lan", ("shop", "lan")), ("a/b/c", ("a", "b/c"))] {
+            let multus = MultusNetwork { default_: false, network_name: written.into() };
+            assert_eq!(multus.definition("mine"), read);
         }
     }
 }

@@ -10,7 +10,7 @@ use axum::{
 use http::{Request, StatusCode};
 use serde_json::json;
 
-use super::{Object, Server, body, handler_error};
+use super::{Object, Server, handler_error};
 use crate::{
     error::{ApiError, empty_response, json_response},
     handler::HandlerError,
@@ -24,7 +24,7 @@ fn unanswered(error: HandlerError) -> ApiError {
 
 impl Server {
     pub(super) async fn pause(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: PauseOptions = body(request).await?;
+        let options: PauseOptions = self.options(request).await?;
         let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
         let vmi = self.vmi(object).await?;
         instance::check_pause(&vmi)?;
@@ -33,7 +33,7 @@ impl Server {
     }
 
     pub(super) async fn unpause(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: PauseOptions = body(request).await?;
+        let options: PauseOptions = self.options(request).await?;
         let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
         instance::check_unpause_of_vm(self.vm_opt(object).await?.as_ref())?;
         let vmi = self.vmi(object).await?;
@@ -54,7 +54,7 @@ impl Server {
     }
 
     pub(super) async fn freeze(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: FreezeUnfreezeTimeout = body(request).await?;
+        let options: FreezeUnfreezeTimeout = self.options(request).await?;
         let vmi = self.vmi(object).await?;
         instance::check_freeze(&vmi, &options)?;
         let node = instance::node(&vmi)?;
@@ -92,7 +92,7 @@ impl Server {
     }
 
     pub(super) async fn backup(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let _: BackupOptions = body(request).await?;
+        let _: BackupOptions = self.options(request).await?;
         let vmi = self.vmi(object).await?;
         instance::check_backup(&vmi)?;
         instance::node(&vmi)?;
@@ -104,7 +104,7 @@ impl Server {
         object: &Object,
         request: Request<Body>,
     ) -> Result<Response, ApiError> {
-        let _: BackupCheckpoint = body(request).await?;
+        let _: BackupCheckpoint = self.options(request).await?;
         let vmi = self.vmi(object).await?;
         instance::check_checkpoint(&vmi)?;
         instance::node(&vmi)?;
@@ -126,7 +126,7 @@ impl Server {
     }
 
     pub(super) async fn set_up_session(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: SevSessionOptions = body(request).await?;
+        let options: SevSessionOptions = self.options(request).await?;
         sev::check_session(&self.vmi(object).await?, &options)?;
         Err(ApiError::NotAvailable("attestation"))
     }
@@ -136,7 +136,7 @@ impl Server {
         object: &Object,
         request: Request<Body>,
     ) -> Result<Response, ApiError> {
-        let _: SevSecretOptions = body(request).await?;
+        let _: SevSecretOptions = self.options(request).await?;
         let vmi = self.vmi(object).await?;
         sev::check_launched(&vmi)?;
         instance::node(&vmi)?;

@@ -9,7 +9,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 
-use super::{Object, Server, body, message};
+use super::{Object, Server, message};
 use crate::{
     error::{ApiError, empty_response},
     evacuation, options,
@@ -22,7 +22,7 @@ impl Server {
         vmi: VirtualMachineInstance,
         request: Request<Body>,
     ) -> Result<Response, ApiError> {
-        let options: EvacuateCancelOptions = body(request).await?;
+        let options: EvacuateCancelOptions = self.options(request).await?;
         let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
         let failed = |error: &kube::Error| ApiError::Internal(message(error));
         let drain_key = self.config.current().migrations.node_drain_taint_key.clone();

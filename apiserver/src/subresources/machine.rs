@@ -18,7 +18,7 @@ use kube::{
 };
 use serde_json::Value;
 
-use super::{Object, Server, TEST_FAILED, body, bytes, message};
+use super::{Object, Server, TEST_FAILED, message};
 use crate::{
     error::{ApiError, Kind, empty_response, json_response},
     expansion, instance,
@@ -28,7 +28,7 @@ use crate::{
 
 impl Server {
     pub(super) async fn start(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: StartOptions = body(request).await?;
+        let options: StartOptions = self.options(request).await?;
         let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
         let (vm, vmi) = (self.vm(object).await?, self.vmi_opt(object).await?);
         let plan = lifecycle::start(Observed { vm: &vm, vmi: vmi.as_ref() }, &options)?;
@@ -36,7 +36,7 @@ impl Server {
     }
 
     pub(super) async fn stop(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: StopOptions = body(request).await?;
+        let options: StopOptions = self.options(request).await?;
         let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
         let (vm, vmi) = (self.vm(object).await?, self.vmi_opt(object).await?);
         let plan = lifecycle::stop(Observed { vm: &vm, vmi: vmi.as_ref() }, &options)?;
@@ -44,7 +44,7 @@ impl Server {
     }
 
     pub(super) async fn restart(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: RestartOptions = body(request).await?;
+        let options: RestartOptions = self.options(request).await?;
         lifecycle::check_restart_options(&options)?;
         let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
         let (vm, vmi) = (self.vm(object).await?, self.vmi_opt(object).await?);
@@ -98,7 +98,7 @@ impl Server {
     }
 
     pub(super) async fn migrate(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: MigrateOptions = body(request).await?;
+        let options: MigrateOptions = self.options(request).await?;
         options::is_dry_run(options.dry_run.as_ref())?;
         self.vm(object).await?;
         instance::check_migrate(&object.name, &self.vmi(object).await?)?;
@@ -112,10 +112,11 @@ impl Server {
     }
 
     pub(super) async fn expand_vm_spec(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let body = bytes(request, expansion::MAX_VM).await?;
-        let vm = expansion::read(&body, &object.namespace)?;
+        let mut body = self.bodies.read(request.into_body(), expansion::MAX_VM).await?;
+        self.bodies.weigh(&mut body)?;
+        let vm = expansion::read(&body.bytes, &object.namespace)?;
         let expanded = self.expanded(&vm, &object.namespace).await.map_err(ApiError::BadRequest)?;
-        Ok(json_response(StatusCode::OK, &expanded))
+        Ok(body.answer(json_response(StatusCode::OK, &expanded)))
     }
 
     /// The VM with its instance type and preference applied; why not, otherwise.

@@ -11,7 +11,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-use std::{future::Future, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use api::{VirtualMachine, VirtualMachineInstance};
 use axum::{
@@ -23,13 +23,14 @@ use axum::{
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
-use process::{CancellationToken, config::ConfigHandle, ops::Ops, tls::Peer};
-use tokio::sync::Semaphore;
+use process::{CancellationToken, config::ConfigHandle, ops::Ops, shares::Shares, tls::Peer};
+use sha2::{Digest, Sha256};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    authentication::{authenticate, unix_now},
+    authentication::{User, authenticate, unix_now},
     authorization::{Authorizer, Decision},
+    bodies::Bodies,
     discovery::{self, Document},
     endpoint::{self, NotServed, Subresource},
     error::{ApiError, Kind, empty_response, json_response, text_response},
@@ -73,8 +74,10 @@ pub struct Server {
     pub metrics: Metrics,
     /// Machines whose ports are forwarded.
     pub presence: Presence,
-    /// Free places for streams.
-    pub stream_slots: Arc<Semaphore>,
+    /// Room for bodies.
+    pub bodies: Bodies,
+    /// Places for streams.
+    pub shares: Shares,
     /// Streams that are open.
     pub streams: TaskTracker,
     /// Cancelled when the process stops.
@@ -96,6 +99,8 @@ pub async fn serve(
 struct Object {
     namespace: String,
     name: String,
+    /// Whom a stream to it counts for.
+    holder: String,
 }
 
 impl Object {
@@ -113,8 +118,8 @@ impl Server {
         if parts.method == Method::OPTIONS {
             return options_response(parts.uri.path());
         }
-        let attributes = match self.admit(peer, &parts).await {
-            Ok(attributes) => attributes,
+        let (user, attributes) = match self.admit(peer, &parts).await {
+            Ok(admitted) => admitted,
             Err(refusal) => return refusal,
         };
         let subresource = match endpoint::find(&attributes, &parts.method) {
@@ -122,7 +127,7 @@ impl Server {
             Err(NotServed::NoSuchPath) => return ApiError::NoSuchPath.into_response(),
             Err(NotServed::WrongMethod(right)) => return ApiError::WrongMethod(right).into_response(),
         };
-        let object = Object { namespace: attributes.namespace, name: attributes.name };
+        let object = Object { namespace: attributes.namespace, name: attributes.name, holder: holder(&user) };
         let started = Instant::now();
         let response = self.dispatch(subresource, &object, Request::from_parts(parts, body)).await;
         let label = subresource.full_name();
@@ -155,7 +160,7 @@ impl Server {
     }
 
     /// Authentication and authorization. Refusals are answers 401 with a plain text, whichever of the two refuses.
-    async fn admit(&self, peer: &Peer, request: &Parts) -> Result<Attributes, Response> {
+    async fn admit(&self, peer: &Peer, request: &Parts) -> Result<(User, Attributes), Response> {
         let unauthorized = |text: String| text_response(StatusCode::UNAUTHORIZED, text);
         let trust = self.front_proxy.current();
         let user = authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())
@@ -163,7 +168,7 @@ impl Server {
         let attributes =
             path::attributes(&request.method, request.uri.path()).map_err(|error| unauthorized(error.to_string()))?;
         match self.authorizer.authorize(&user, &attributes).await {
-            Ok(Decision::Allowed) => Ok(attributes),
+            Ok(Decision::Allowed) => Ok((user, attributes)),
             Ok(Decision::Denied(reason)) => {
                 tracing::info!(user = user.name, ?attributes, "denied");
                 Err(unauthorized(reason))
@@ -278,6 +283,14 @@ impl Server {
         }
     }
 
+    /// The options in a body; without one, the defaults.
+    async fn options<T>(&self, request: Request<Body>) -> Result<T, ApiError>
+    where
+        T: serde::de::DeserializeOwned + Default,
+    {
+        options::parse(&self.bodies.read(request.into_body(), MAX_BODY).await?.bytes)
+    }
+
     fn vms(&self, object: &Object) -> Api<VirtualMachine> {
         Api::namespaced(self.client.clone(), &object.namespace)
     }
@@ -329,6 +342,12 @@ impl Server {
     }
 }
 
+/// The name under which the streams of a user are counted, here and by node agents: of one length, without what a header
+/// cannot carry, and of no interest to who reads the logs of a node.
+fn holder(user: &User) -> String {
+    format!("{:x}", Sha256::digest(user.name.as_bytes()))
+}
+
 /// What `OPTIONS` is answered: the method of the path, whoever asks.
 fn options_response(path: &str) -> Response {
     let served = [Method::GET, Method::PUT]
@@ -353,31 +372,11 @@ fn message(error: &kube::Error) -> String {
 fn handler_error(error: HandlerError) -> ApiError {
     match error {
         HandlerError::NoPod(_) => ApiError::BadRequest(error.to_string()),
+        HandlerError::Handshake { status: StatusCode::TOO_MANY_REQUESTS, message } => {
+            ApiError::TooManyRequests(message)
+        }
         _ => ApiError::Internal(error.to_string()),
     }
-}
-
-/// The options in a body; without one, the defaults.
-async fn body<T>(request: Request<Body>) -> Result<T, ApiError>
-where
-    T: serde::de::DeserializeOwned + Default,
-{
-    options::parse(&bytes(request, MAX_BODY).await?)
-}
-
-/// Reads a body within the time that a client may take for one.
-async fn limited<T>(read: impl Future<Output = Result<T, axum::Error>>) -> Result<T, ApiError> {
-    let failed =
-        |error: String| ApiError::BadRequest(format!("Can not unmarshal Request body to struct, error: {error}"));
-    match tokio::time::timeout(std::time::Duration::from_secs(10), read).await {
-        Ok(result) => result.map_err(|error| failed(error.to_string())),
-        Err(_) => Err(failed("body took too long".to_owned())),
-    }
-}
-
-/// A body of at most `limit` bytes.
-async fn bytes(request: Request<Body>, limit: usize) -> Result<axum::body::Bytes, ApiError> {
-    limited(axum::body::to_bytes(request.into_body(), limit)).await
 }
 
 #[cfg(test)]
@@ -391,6 +390,17 @@ mod unit_tests {
             ApiError::BadRequest("No virt-handler on node node1 found".into())
         );
         assert_eq!(handler_error(HandlerError::ManyPods(2)).status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let full = HandlerError::Handshake { status: StatusCode::TOO_MANY_REQUESTS, message: "too many".into() };
+        assert_eq!(handler_error(full), ApiError::TooManyRequests("too many".into()));
+    }
+
+    #[test]
+    fn streams_of_a_user_count_under_a_name_of_one_length() {
+        let named = |name: &str| {
+            holder(&User { name: name.into(), groups: vec![], uid: None, extra: std::collections::BTreeMap::new() })
+        };
+        assert_eq!((named("Ольга").len(), named("").len()), (64, 64));
+        assert!(named("a") != named("b") && named("a").bytes().all(|byte| byte.is_ascii_hexdigit()));
     }
 
     #[test]

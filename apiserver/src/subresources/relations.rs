@@ -4,7 +4,7 @@ use api::subresources::ObjectGraphOptions;
 use axum::{body::Body, response::Response};
 use http::{Request, StatusCode};
 
-use super::{Object, Server, body};
+use super::{Object, Server};
 use crate::{
     address,
     error::{ApiError, json_response},
@@ -21,7 +21,7 @@ impl Server {
 
     pub(super) async fn graph_of_vm(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         self.check_graph_gate()?;
-        let options: ObjectGraphOptions = body(request).await?;
+        let options: ObjectGraphOptions = self.options(request).await?;
         let vm = self.vm(object).await?;
         let pod = match self.vmi_opt(object).await? {
             Some(vmi) => address::launcher(&vmi, &self.pods(&vmi).await?).and_then(|pod| pod.metadata.name.clone()),
@@ -32,7 +32,7 @@ impl Server {
 
     pub(super) async fn graph_of_vmi(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         self.check_graph_gate()?;
-        let options: ObjectGraphOptions = body(request).await?;
+        let options: ObjectGraphOptions = self.options(request).await?;
         let vmi = self.vmi(object).await?;
         let pods = self.pods(&vmi).await?;
         let pod = address::launcher(&vmi, &pods).and_then(|pod| pod.metadata.name.as_deref());

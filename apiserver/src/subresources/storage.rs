@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::Value;
 
-use super::{Object, Server, body, message};
+use super::{Object, Server, message};
 use crate::{
     error::{ApiError, Kind},
     memory_dump, options,
@@ -24,7 +24,7 @@ impl Server {
     pub(super) async fn add_volume(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         let config = self.config.current();
         volumes::check_gates(&config)?;
-        let request: AddVolumeRequest = body(request).await?;
+        let request: AddVolumeRequest = self.options(request).await?;
         options::is_dry_run(request.dry_run.as_ref())?;
         volumes::check_request(Change::Add(&request))?;
         volumes::check_instance(&self.vmi(object).await?, Change::Add(&request), &config)?;
@@ -34,7 +34,7 @@ impl Server {
     pub(super) async fn remove_volume(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         let config = self.config.current();
         volumes::check_gates(&config)?;
-        let request: RemoveVolumeRequest = body(request).await?;
+        let request: RemoveVolumeRequest = self.options(request).await?;
         options::is_dry_run(request.dry_run.as_ref())?;
         volumes::check_request(Change::Remove(&request))?;
         volumes::check_instance(&self.vmi(object).await?, Change::Remove(&request), &config)?;
@@ -43,7 +43,7 @@ impl Server {
 
     pub(super) async fn add_volume_to_vm(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         volumes::check_gates(&self.config.current())?;
-        let request: AddVolumeRequest = body(request).await?;
+        let request: AddVolumeRequest = self.options(request).await?;
         options::is_dry_run(request.dry_run.as_ref())?;
         volumes::check_request(Change::Add(&request))?;
         volumes::check_machine(&self.vm(object).await?, Change::Add(&request))?;
@@ -56,7 +56,7 @@ impl Server {
         request: Request<Body>,
     ) -> Result<Response, ApiError> {
         volumes::check_gates(&self.config.current())?;
-        let request: RemoveVolumeRequest = body(request).await?;
+        let request: RemoveVolumeRequest = self.options(request).await?;
         options::is_dry_run(request.dry_run.as_ref())?;
         volumes::check_request(Change::Remove(&request))?;
         volumes::check_machine(&self.vm(object).await?, Change::Remove(&request))?;
@@ -65,7 +65,7 @@ impl Server {
 
     pub(super) async fn dump_memory(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         volumes::check_gates(&self.config.current())?;
-        let options: MemoryDumpOptions = body(request).await?;
+        let options: MemoryDumpOptions = self.options(request).await?;
         let vm = self.vm(object).await?;
         let name = memory_dump::claim(&vm, &options)?;
         let vmi = self.vmi(object).await?;

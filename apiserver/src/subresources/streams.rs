@@ -7,9 +7,10 @@ use axum::{body::Body, response::Response};
 use http::Request;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use process::shares::Full;
 use tokio_tungstenite::{WebSocketStream, tungstenite::protocol::Role};
 
-use super::{MAX_STREAMS, Object, Server, handler_error};
+use super::{Object, Server, handler_error};
 use crate::{
     error::ApiError,
     frames::{Content, Frames},
@@ -63,7 +64,7 @@ impl Server {
         let node = instance::node(vmi)?;
         let stop = self.stop.clone();
         self.stream(object, kind, Content::Bytes, request, async {
-            let handler = self.handler.open(object.on(node), action).await.map_err(handler_error)?;
+            let handler = self.handler.open(object.on(node), action, &object.holder).await.map_err(handler_error)?;
             Ok(move |client: Client| -> Copying { Box::pin(stream::copy(client, handler, Limits::default(), stop)) })
         })
         .await
@@ -115,15 +116,20 @@ impl Server {
     {
         let response = websocket::accept(request.method(), request.version(), request.headers())
             .map_err(|error| ApiError::BadRequest(error.to_string()))?;
-        let slot = self.stream_slots.clone().try_acquire_owned().map_err(|_| {
-            ApiError::TooManyRequests(format!("virt-api carries {MAX_STREAMS} streams already, try again later"))
+        let share = self.shares.claim(object.holder.clone()).map_err(|full| {
+            self.metrics.refused(kind, full);
+            let whose = match full {
+                Full::All => "",
+                Full::Share => " of this user",
+            };
+            ApiError::TooManyRequests(format!("virt-api carries too many streams{whose} already, try again later"))
         })?;
         let copy = far.await?;
         let upgrade = hyper::upgrade::on(&mut request);
         let (metrics, stop) = (self.metrics.clone(), self.stop.clone());
         let (namespace, name) = (object.namespace.clone(), object.name.clone());
         self.streams.spawn(async move {
-            let _slot = slot;
+            let _share = share;
             let client = tokio::select! {
                 upgraded = upgrade => upgraded,
                 () = stop.cancelled() => return,
@@ -155,16 +161,12 @@ fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     })
 }
 
-fn is_true(value: &str) -> bool {
-    matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True")
-}
-
 fn is_false(value: &str) -> bool {
     matches!(value, "0" | "f" | "F" | "false" | "FALSE" | "False")
 }
 
 fn is_set(query: Option<&str>, name: &str) -> bool {
-    parameter(query, name).is_some_and(is_true)
+    parameter(query, name).is_some_and(api::is_true)
 }
 
 /// Path and query of the agent's VSOCK stream. TLS is on unless it is turned off.
@@ -176,7 +178,7 @@ fn vsock_action(query: Option<&str>) -> Result<String, ApiError> {
     let number = number.ok_or_else(|| ApiError::BadRequest("port must be the number of a VSOCK port".to_owned()))?;
     let tls = match parameter(query, "tls").filter(|value| !value.is_empty()) {
         None => true,
-        Some(value) if is_true(value) => true,
+        Some(value) if api::is_true(value) => true,
         Some(value) if is_false(value) => false,
         Some(_) => return Err(ApiError::BadRequest("tls must be true or false".to_owned())),
     };

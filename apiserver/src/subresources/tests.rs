@@ -10,16 +10,16 @@ use process::{
     CancellationToken,
     config::ConfigHandle,
     ops::{Ops, Readiness},
+    shares::Shares,
     tls::{Roots, client_config},
 };
 use prometheus::Registry;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use super::{Object, Server};
 use crate::{
-    authorization::Authorizer, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient,
+    authorization::Authorizer, bodies::Bodies, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient,
     metrics::Metrics, presence::Presence,
 };
 
@@ -68,7 +68,8 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
         config,
         client,
         presence: Presence::default(),
-        stream_slots: Arc::new(Semaphore::new(1)),
+        bodies: Bodies::default(),
+        shares: Shares::of(1),
         streams: TaskTracker::new(),
         stop: CancellationToken::new(),
     };
@@ -110,8 +111,12 @@ fn request(subresource: Subresource, body: &'static str) -> Request<Body> {
         .unwrap()
 }
 
+fn object() -> Object {
+    Object { namespace: "ns".into(), name: "a".into(), holder: "me".into() }
+}
+
 async fn answer(server: &Server, subresource: Subresource, body: &'static str) -> (StatusCode, String) {
-    let object = Object { namespace: "ns".into(), name: "a".into() };
+    let object = object();
     read(server.dispatch(subresource, &object, request(subresource, body)).await).await
 }
 
@@ -238,7 +243,7 @@ async fn instance_type_is_applied_to_a_vm_that_names_one() {
 #[tokio::test]
 async fn media_types_are_checked_before_anything_else() {
     let (server, calls) = server(ClusterConfig::default(), vec![]);
-    let object = Object { namespace: "ns".into(), name: "a".into() };
+    let object = object();
     let mut asked = request(Subresource::GuestOsInfo, "");
     asked.headers_mut().insert(header::ACCEPT, header::HeaderValue::from_static("text/html"));
     let (status, _) = read(server.dispatch(Subresource::GuestOsInfo, &object, asked).await).await;
@@ -281,13 +286,13 @@ async fn port_is_forwarded_to_the_pod_and_to_nothing_else() {
         "spec": {"nodeName": "n1", "containers": []}, "status": {"podIP": "169.254.169.254"},
     }]});
     let (server, calls) = server(ClusterConfig::default(), vec![(VMI, machine), ("/api/v1/namespaces/ns/pods", pods)]);
-    let object = Object { namespace: "ns".into(), name: "a".into() };
+    let object = object();
     let asked = upgrade(request(Subresource::PortForward, ""));
     let (status, text) = read(server.dispatch(Subresource::PortForward, &object, asked).await).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert!(message(&text).contains("no usable address"), "{text}");
     assert!(calls.lock().unwrap().iter().any(|(call, _)| call == "GET /api/v1/namespaces/ns/pods"));
-    assert_eq!(server.stream_slots.available_permits(), 1);
+    assert_eq!(server.shares.taken(), 0);
 }
 
 #[tokio::test]
@@ -298,10 +303,13 @@ async fn cve_2026_35469_streams_are_counted_before_anything_is_dialled() {
     machine["spec"]["networks"] = json!([{"name": "default", "pod": {}}]);
     machine["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}}]);
     let (server, calls) = server(ClusterConfig::default(), vec![(VMI, machine)]);
-    let _taken = server.stream_slots.clone().try_acquire_owned().unwrap();
-    let object = Object { namespace: "ns".into(), name: "a".into() };
+    let _taken = server.shares.claim("somebody else".to_owned()).unwrap();
+    let object = object();
     let asked = upgrade(request(Subresource::PortForward, ""));
-    let (status, text) = read(server.dispatch(Subresource::PortForward, &object, asked).await).await;
+    let refused = server.dispatch(Subresource::PortForward, &object, asked).await;
+    assert_eq!(refused.headers()[header::RETRY_AFTER], "1");
+    let (status, text) = read(refused).await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{text}");
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["details"]["retryAfterSeconds"], 1);
     assert!(!calls.lock().unwrap().iter().any(|(call, _)| call.contains("/pods")));
 }

@@ -161,8 +161,7 @@ async fn guest_that_has_ended_altogether_ends_the_tunnel_of_a_client_that_goes_o
         sleep(Duration::from_millis(50)).await;
     }
     assert!(closes(&next(&mut ends.client).await, CloseCode::Normal));
-    // What it sent and nobody read may make the end a reset.
-    assert!(!matches!(ends.client.next().await, Some(Ok(_))));
+    assert!(ends.client.next().await.is_none());
     assert_eq!(ends.copy.await.unwrap(), End::GuestClosed);
 }
 
@@ -177,6 +176,7 @@ async fn machine_that_is_switched_off_ends_the_tunnel_after_its_last_bytes() {
     assert_eq!(next(&mut ends.client).await, binary(b"last words"));
     let Message::Close(Some(frame)) = next(&mut ends.client).await else { panic!("no close") };
     assert_eq!((frame.code, frame.reason.as_str()), (CloseCode::Away, "the machine has stopped"));
+    assert!(ends.client.next().await.is_none());
     assert_eq!(ends.copy.await.unwrap(), End::MachineGone);
 }
 
@@ -226,8 +226,31 @@ async fn stopping_process_tells_the_client() {
     let mut ends = tunnel(connection, Limits::tunnel()).await;
     ends.stop.cancel();
     let message = ends.client.next().await.unwrap().unwrap();
-    assert!(matches!(message, Message::Close(Some(frame)) if frame.code == CloseCode::Restart));
+    assert!(closes(&message, CloseCode::Restart));
+    assert!(ends.client.next().await.is_none());
     assert_eq!(ends.copy.await.unwrap(), End::Stopped);
+}
+
+#[tokio::test]
+async fn client_that_still_sends_hears_why_its_tunnel_ended() {
+    // A real socket: it is reset when it is closed over what nobody has read.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let far = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let near = listener.accept().await.unwrap().0;
+    let config = Some(websocket::config());
+    let mut client = WebSocketStream::from_raw_socket(far, Role::Client, config).await;
+    let from_client = WebSocketStream::from_raw_socket(near, Role::Server, config).await;
+    let ((connection, _guest), stop) = (tcp().await, CancellationToken::new());
+    let gone = std::future::pending();
+    let copying = tokio::spawn(copy(from_client, connection, true, Limits::tunnel(), gone, stop.clone()));
+    stop.cancel();
+    for _ in 0..20 {
+        client.send(binary(b"typed")).await.unwrap();
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(closes(&next(&mut client).await, CloseCode::Restart));
+    assert!(client.next().await.is_none());
+    assert_eq!(copying.await.unwrap(), End::Stopped);
 }
 
 #[tokio::test]

@@ -1,9 +1,12 @@
-//! The status of the installation, which tools wait for.
+//! The status of the installation, which tools wait for, and whether its roles are part of those of the cluster.
+
+use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     Condition, KubeVirt,
     condition::set,
     constants::{component, condition},
+    gates,
     kubevirt::status::KubeVirtStatus,
 };
 use jiff::Timestamp;
@@ -13,7 +16,7 @@ use sha1::{Digest, Sha1};
 
 use crate::{
     runtime::{Decision, Effect, Kind},
-    views::WorkloadView,
+    views::{RoleView, WorkloadView},
 };
 
 /// What has to work for machines to be served.
@@ -73,9 +76,20 @@ pub struct Observed<'a> {
     pub architecture: &'a str,
     /// Machines whose launcher is of an older version.
     pub outdated_machines: usize,
+    /// Cluster roles that may be part of those that each cluster has, as far as they are known.
+    pub roles: &'a [Arc<RoleView>],
     /// Now.
     pub now: Timestamp,
 }
+
+/// Cluster roles whose rights `admin`, `edit` and `view` of each cluster may include.
+pub const AGGREGATED_ROLES: [&str; 3] = ["kubevirt.io:admin", "kubevirt.io:edit", "kubevirt.io:view"];
+/// Start of the labels that say into which role another is taken up.
+const AGGREGATE_TO: &str = "rbac.authorization.k8s.io/aggregate-to-";
+/// Feature gate of the strategy below.
+const OPT_OUT_GATE: &str = "OptOutRoleAggregation";
+/// Strategy that leaves it to the cluster's administrator who gets which role.
+const MANUAL: &str = "Manual";
 
 const DEPLOYED: &str = "Deployed";
 
@@ -107,7 +121,29 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     conditions(&mut status, &missing, was_deployed, observed);
     let wanted = KubeVirt { status: Some(status), ..kubevirt.clone() };
     decision.effects.extend(Effect::change(Kind::KubeVirt, kubevirt, &wanted, Some("status"))?);
+    decision.effects.extend(observed.roles.iter().filter_map(|role| aggregation(role, is_manual(kubevirt))));
     Ok(decision)
+}
+
+fn is_manual(kubevirt: &KubeVirt) -> bool {
+    let configuration = &kubevirt.spec.configuration;
+    let developer = configuration.developer_configuration.as_ref();
+    let (on, off) = developer.map_or((&[][..], &[][..]), |developer| {
+        (developer.feature_gates.as_slice(), developer.disabled_feature_gates.as_slice())
+    });
+    configuration.role_aggregation_strategy.as_deref() == Some(MANUAL) && gates::enabled(OPT_OUT_GATE, on, off)
+}
+
+/// Puts the labels of a role right. One that has none was installed to stay by itself.
+fn aggregation(role: &RoleView, manual: bool) -> Option<Effect> {
+    let value = if manual { "false" } else { "true" };
+    let labels = role.metadata.labels.iter().flatten();
+    let changes: BTreeMap<&str, &str> = labels
+        .filter(|(key, known)| key.starts_with(AGGREGATE_TO) && *known != value)
+        .map(|(key, _)| (key.as_str(), value))
+        .collect();
+    let patch = json!({"metadata": {"labels": changes}});
+    (!changes.is_empty()).then(|| Effect::merge(Kind::ClusterRole, &role.metadata, patch))
 }
 
 /// What was to be installed is.
@@ -201,6 +237,7 @@ mod tests {
             deployment: &Deployment::new("kubevirt", "registry.example/virt/virt-launcher@sha256:0", "", "v1"),
             architecture: "amd64",
             outdated_machines: 0,
+            roles: &[],
             now: "2030-01-01T00:00:00Z".parse().unwrap(),
         };
         let effects = decide(&observed).unwrap().effects;
@@ -246,6 +283,41 @@ mod tests {
         let status = decided(&kubevirt(json!({"phase": "Deployed"})), &workload(2, 1), true).unwrap();
         assert_eq!(status.get("phase"), None);
         assert_eq!(condition_of(&status, "Degraded"), "True");
+    }
+
+    #[test]
+    fn roles_are_part_of_those_of_the_cluster_unless_it_is_left_to_its_administrator() {
+        let (key, manual) =
+            ("rbac.authorization.k8s.io/aggregate-to-edit", json!({"roleAggregationStrategy": "Manual"}));
+        let gate_off = json!({
+            "roleAggregationStrategy": "Manual",
+            "developerConfiguration": {"disabledFeatureGates": ["OptOutRoleAggregation"]},
+        });
+        // configuration, label of the role, what is written to it
+        for (configuration, label, written) in [
+            (json!({}), Some("true"), None),
+            (json!({}), Some("false"), Some("true")),
+            (json!({"roleAggregationStrategy": "AggregateToDefault"}), Some("true"), None),
+            (manual.clone(), Some("true"), Some("false")),
+            (manual.clone(), Some("false"), None),
+            (manual, None, None),
+            (gate_off, Some("true"), None),
+        ] {
+            let mut object = kubevirt(json!({}));
+            object.spec.configuration = serde_json::from_value(configuration.clone()).unwrap();
+            let mut metadata =
+                json!({"name": "kubevirt.io:edit", "resourceVersion": "7", "labels": {"kubevirt.io": ""}});
+            if let Some(label) = label {
+                metadata["labels"][key] = json!(label);
+            }
+            let role = RoleView { metadata: serde_json::from_value(metadata).unwrap() };
+            let patch = aggregation(&role, is_manual(&object)).map(|effect| match effect {
+                Effect::Patch { kind: Kind::ClusterRole, patch, .. } => patch,
+                other => panic!("{other:?}"),
+            });
+            let expected = written.map(|value| json!({"metadata": {"labels": {key: value}}}));
+            assert_eq!(patch, expected, "{configuration} {label:?}");
+        }
     }
 
     #[test]

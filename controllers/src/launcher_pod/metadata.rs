@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use api::{
     VirtualMachineInstance,
+    config::ClusterConfig,
     constants::{annotation, component, label},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sha1::{Digest, Sha1};
 
-use super::Inputs;
+use super::{Inputs, RenderError, networks};
 use crate::runtime::Kind;
 
 /// Annotation of machines and label of pods that asks Istio for its proxy.
@@ -17,16 +18,16 @@ pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
 /// Longest label value and host name.
 const NAME_LIMIT: usize = 63;
 
-pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> ObjectMeta {
+pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> Result<ObjectMeta, RenderError> {
     let instance = inputs.instance;
     let name = instance.metadata.name.clone().unwrap_or_default();
-    ObjectMeta {
+    Ok(ObjectMeta {
         generate_name: Some(format!("virt-launcher-{name}-")),
         labels: Some(labels(instance)),
-        annotations: Some(annotations(instance, overhead)),
+        annotations: Some(annotations(inputs, overhead)?),
         owner_references: Some(vec![Kind::Instance.owner_reference(&instance.metadata)]),
         ..ObjectMeta::default()
-    }
+    })
 }
 
 fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
@@ -42,12 +43,15 @@ fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     labels
 }
 
-fn annotations(instance: &VirtualMachineInstance, overhead: i64) -> BTreeMap<String, String> {
+fn annotations(inputs: &Inputs<'_>, overhead: i64) -> Result<BTreeMap<String, String>, RenderError> {
+    let instance = inputs.instance;
     let name = instance.metadata.name.clone().unwrap_or_default();
     let mut annotations = BTreeMap::from([(annotation::DOMAIN.to_owned(), name)]);
     for (key, value) in instance.metadata.annotations.iter().flatten() {
         let internal = key.starts_with("kubectl.kubernetes.io")
             || key == annotation::STORAGE_OBSERVED_API_VERSION
+            // Plugins write it, and the status of the machine follows it.
+            || key == annotation::NETWORK_STATUS
             || key == annotation::LATEST_OBSERVED_API_VERSION;
         if !internal {
             annotations.insert(key.clone(), value.clone());
@@ -61,8 +65,40 @@ fn annotations(instance: &VirtualMachineInstance, overhead: i64) -> BTreeMap<Str
         set("traffic.sidecar.istio.io/kubevirtInterfaces", "k6t-eth0");
         set("istio.io/reroute-virtual-interfaces", "k6t-eth0");
     }
+    if hooks_backups(instance, inputs.config) {
+        for (key, value) in backup_hooks(instance) {
+            set(key, &value);
+        }
+    }
+    for (key, value) in networks::annotations(instance).map_err(|error| RenderError::Networks(error.to_string()))? {
+        set(key, &value);
+    }
     set(annotation::MEMORY_OVERHEAD_BYTES, &overhead.to_string());
-    annotations
+    Ok(annotations)
+}
+
+/// Whether backups of a pod freeze its guest: unless its machine or the cluster says no.
+#[must_use]
+pub fn hooks_backups(instance: &VirtualMachineInstance, config: &ClusterConfig) -> bool {
+    let skip = super::annotation(instance, annotation::SKIP_BACKUP_HOOKS);
+    !config.skip_backup_hooks && !skip.is_some_and(api::is_true)
+}
+
+/// Annotations by which Velero freezes the guest while it copies the volumes of its pod, and thaws it again.
+#[must_use]
+pub fn backup_hooks(instance: &VirtualMachineInstance) -> [(&'static str, String); 5] {
+    let name = instance.metadata.name.as_deref().unwrap_or_default();
+    let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+    let command = |action: &str| {
+        format!(r#"["/usr/bin/virt-freezer", "{action}", "--name", "{name}", "--namespace", "{namespace}"]"#)
+    };
+    [
+        (annotation::BACKUP_PRE_CONTAINER, component::COMPUTE_CONTAINER.to_owned()),
+        ("pre.hook.backup.velero.io/command", command("--freeze")),
+        ("pre.hook.backup.velero.io/timeout", "60s".to_owned()),
+        ("post.hook.backup.velero.io/container", component::COMPUTE_CONTAINER.to_owned()),
+        ("post.hook.backup.velero.io/command", command("--unfreeze")),
+    ]
 }
 
 /// The guest's host name: the one asked for, else the machine's name up to its first dot.

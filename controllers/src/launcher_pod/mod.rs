@@ -5,6 +5,7 @@
 
 mod container;
 mod metadata;
+mod networks;
 mod resources;
 mod scheduling;
 #[cfg(test)]
@@ -19,7 +20,8 @@ use k8s_openapi::api::core::v1::{
     SeccompProfile,
 };
 
-use crate::views::ClaimView;
+pub use self::metadata::{backup_hooks, hooks_backups};
+use crate::views::{ClaimView, DefinitionView};
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.
 const GRACE_PADDING: i64 = 15;
@@ -40,6 +42,12 @@ pub enum RenderError {
     /// A device that the configuration does not permit.
     #[error("{0}")]
     NotPermitted(String),
+    /// The definition of a network does not exist (yet).
+    #[error("failed to locate network attachment definition {0}")]
+    DefinitionNotFound(String),
+    /// An annotation that cannot be written.
+    #[error("networks: {0}")]
+    Networks(String),
     /// A quantity that is none.
     #[error("{field}: {source}")]
     Quantity {
@@ -73,12 +81,19 @@ pub struct Inputs<'a> {
     pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
     /// Limits of the namespace.
     pub limits: NamespaceLimits,
+    /// Definitions of the machine's networks by `namespace/name`, where what they need of a node is asked for here.
+    pub definitions: Option<&'a BTreeMap<String, Arc<DefinitionView>>>,
 }
 
 /// Names of the claims that a machine's pod mounts.
 #[must_use]
 pub fn claim_names(instance: &VirtualMachineInstance) -> Vec<String> {
     volumes::claim_names(instance)
+}
+
+/// Definitions of the networks that a machine is plugged into, as namespace and name.
+pub fn definition_names(instance: &VirtualMachineInstance) -> impl Iterator<Item = (&str, &str)> {
+    networks::definition_names(instance)
 }
 
 /// Renders the pod.
@@ -96,7 +111,7 @@ pub fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let has_service_account_disk = spec.volumes.iter().any(|volume| volume.service_account.is_some());
     let istio = annotation(instance, metadata::ISTIO_INJECT).is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let pod = Pod {
-        metadata: metadata::metadata(inputs, resources.overhead),
+        metadata: metadata::metadata(inputs, resources.overhead)?,
         spec: Some(PodSpec {
             hostname: Some(metadata::hostname(instance)),
             subdomain: spec.subdomain.clone(),

@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::api::resource::Quantity,
 };
 
-use super::{Inputs, RenderError};
+use super::{Inputs, RenderError, networks};
 
 /// Space for logs and sockets in the pod's own file systems.
 const EPHEMERAL_STORAGE: i64 = 50_000_000;
@@ -56,6 +56,9 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<PodResources, RenderError
     cpu(inputs, &mut requests, &mut limits)?;
     memory(inputs, &mut requests, &mut limits, overhead)?;
     devices(inputs, &mut requests, &mut limits)?;
+    for name in networks::resources(inputs)? {
+        one_more(&name, &mut requests, &mut limits);
+    }
 
     let claims = device_claims(inputs);
     Ok(PodResources {
@@ -177,12 +180,16 @@ fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) ->
         if permitted.is_some_and(|permitted| !permitted.permits(name)) {
             refused.push(format!("{what} {name} is not permitted in permittedHostDevices configuration"));
         }
-        for amounts in [&mut *requests, &mut *limits] {
-            let count = amounts.get(name).and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
-            amounts.insert(name.clone(), Quantity(count.saturating_add(1).to_string()));
-        }
+        one_more(name, requests, limits);
     }
     if refused.is_empty() { Ok(()) } else { Err(RenderError::NotPermitted(refused.join(" "))) }
+}
+
+fn one_more(name: &str, requests: &mut Amounts, limits: &mut Amounts) {
+    for amounts in [requests, limits] {
+        let count = amounts.get(name).and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
+        amounts.insert(name.to_owned(), Quantity(count.saturating_add(1).to_string()));
+    }
 }
 
 fn device_claims(inputs: &Inputs<'_>) -> Vec<ResourceClaim> {

@@ -45,6 +45,9 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
             }
         }
     }
+    if let Some(frequency) = api::tsc::frequency(inputs.instance) {
+        require(format!("{}{frequency}", label::TSC_FREQUENCY_PREFIX));
+    }
     if let Some(board) = board(inputs) {
         require(format!("{}{board}", label::MACHINE_TYPE_PREFIX));
     }

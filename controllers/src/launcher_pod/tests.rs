@@ -52,7 +52,7 @@ fn rendered_machine(
         ),
         ("raw".to_owned(), Arc::new(ClaimView { block: true, ..ClaimView::default() })),
     ]);
-    let inputs = Inputs { instance, config, launcher_image: "launcher:1", claims: &claims, limits };
+    let inputs = Inputs { instance, config, launcher_image: "launcher:1", claims: &claims, limits, definitions: None };
     render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
 }
 
@@ -80,6 +80,22 @@ fn pod_is_owned_by_its_machine_and_named_after_it() {
     assert_eq!(annotations["note"], "x");
     assert_eq!(annotations["kubevirt.io/latest-observed-api-version"], Value::Null);
     assert_eq!(annotations["kubevirt.io/domain"], "web");
+    assert_eq!(annotations["kubevirt.io/migrationTransportUnix"], "true");
+    assert_eq!(annotations["descheduler.alpha.kubernetes.io/request-evict-only"], "");
+    assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "compute");
+    assert_eq!(labels["sidecar.istio.io/inject"], Value::Null);
+}
+
+#[test]
+fn istio_is_asked_for_its_proxy_as_the_machine_says() {
+    for (value, token) in [("true", true), ("false", false)] {
+        let mut instance = machine(small());
+        let annotations = instance.metadata.annotations.get_or_insert_default();
+        annotations.insert("sidecar.istio.io/inject".to_owned(), value.to_owned());
+        let pod = rendered_machine(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+        assert_eq!(pod["metadata"]["labels"]["sidecar.istio.io/inject"], value);
+        assert_eq!(pod["spec"]["automountServiceAccountToken"], token);
+    }
 }
 
 #[test]
@@ -145,12 +161,102 @@ fn launcher_is_told_to_fail_by_an_annotation_of_any_value() {
         instance.metadata.annotations.get_or_insert_default().insert(key.to_owned(), String::new());
         let (config, claims) = (ClusterConfig::default(), BTreeMap::new());
         let limits = NamespaceLimits::default();
-        let inputs =
-            Inputs { instance: &instance, config: &config, launcher_image: "launcher:1", claims: &claims, limits };
+        let inputs = Inputs {
+            instance: &instance,
+            config: &config,
+            launcher_image: "launcher:1",
+            claims: &claims,
+            limits,
+            definitions: None,
+        };
         let pod = serde_json::to_value(render(&inputs).unwrap()).unwrap();
         let args = pod["spec"]["containers"][0]["args"].as_array().unwrap();
         assert_eq!(args.contains(&json!("--simulate-crash")), fails, "{key}");
     }
+}
+
+#[test]
+fn networks_are_asked_for_by_annotations() {
+    let interfaces = json!([
+        {"name": "default", "masquerade": {}},
+        {"name": "lan", "bridge": {}},
+        {"name": "far", "bridge": {}, "macAddress": "02-00-00-00-00-0A"},
+        {"name": "gone", "bridge": {}, "state": "absent"},
+    ]);
+    let networks = json!([
+        {"name": "default", "pod": {}},
+        {"name": "lan", "multus": {"networkName": "blue"}},
+        {"name": "far", "multus": {"networkName": "depot/green"}},
+        {"name": "gone", "multus": {"networkName": "grey"}},
+    ]);
+    let change = json!({"domain": {"devices": {"interfaces": interfaces}}, "networks": networks});
+    let annotations = rendered(merged(small(), &change))["metadata"]["annotations"].clone();
+    let asked: Value = serde_json::from_str(annotations["k8s.v1.cni.cncf.io/networks"].as_str().unwrap()).unwrap();
+    assert_eq!(
+        asked,
+        json!([
+            {"name": "blue", "namespace": "shop", "interface": "pod094a367b026"},
+            {"name": "green", "namespace": "depot", "mac": "02:00:00:00:00:0a", "interface": "pod512eea46ceb"},
+        ])
+    );
+    assert_eq!(annotations["v1.multus-cni.io/default-network"], Value::Null);
+    assert_eq!(annotations["traffic.sidecar.istio.io/kubevirtInterfaces"], "k6t-eth0");
+
+    let change = json!({
+        "domain": {"devices": {"interfaces": [{"name": "main", "bridge": {}}]}},
+        "networks": [{"name": "main", "multus": {"networkName": "depot/green", "default": true}}],
+    });
+    let annotations = rendered(merged(small(), &change))["metadata"]["annotations"].clone();
+    assert_eq!(annotations["v1.multus-cni.io/default-network"], "depot/green");
+    assert_eq!(annotations["k8s.v1.cni.cncf.io/networks"], Value::Null);
+}
+
+#[test]
+fn what_networks_need_of_a_node_is_asked_for_where_nobody_else_does() {
+    let change = json!({
+        "domain": {"devices": {"interfaces": [{"name": "a", "bridge": {}}, {"name": "b", "bridge": {}}, {"name": "c", "bridge": {}}]}},
+        "networks": [
+            {"name": "a", "multus": {"networkName": "cards"}},
+            {"name": "b", "multus": {"networkName": "shop/cards"}},
+            {"name": "c", "multus": {"networkName": "depot/plain"}},
+        ],
+    });
+    let (instance, config, claims) = (machine(merged(small(), &change)), ClusterConfig::default(), BTreeMap::new());
+    let definition = |resource: Option<&str>| {
+        Arc::new(DefinitionView { resource: resource.map(str::to_owned), ..DefinitionView::default() })
+    };
+    let mut definitions = BTreeMap::from([("shop/cards".to_owned(), definition(Some("example.org/card")))]);
+    let render_with = |definitions: Option<&BTreeMap<String, Arc<DefinitionView>>>| {
+        let inputs = Inputs {
+            instance: &instance,
+            config: &config,
+            launcher_image: "launcher:1",
+            claims: &claims,
+            limits: NamespaceLimits::default(),
+            definitions,
+        };
+        render(&inputs).map(|pod| serde_json::to_value(pod).unwrap()["spec"]["containers"][0]["resources"].clone())
+    };
+    assert_eq!(render_with(Some(&definitions)), Err(RenderError::DefinitionNotFound("depot/plain".to_owned())));
+    definitions.insert("depot/plain".to_owned(), definition(None));
+    let resources = render_with(Some(&definitions)).unwrap();
+    assert_eq!(
+        (&resources["requests"]["example.org/card"], &resources["limits"]["example.org/card"]),
+        (&json!("2"), &json!("2"))
+    );
+    assert_eq!(render_with(None).unwrap()["requests"]["example.org/card"], Value::Null);
+}
+
+#[test]
+fn what_plugins_are_to_tell_cannot_be_told_by_a_machine() {
+    let mut instance = machine(small());
+    let annotations = instance.metadata.annotations.get_or_insert_default();
+    annotations.insert("k8s.v1.cni.cncf.io/network-status".to_owned(), "[]".to_owned());
+    annotations.insert("k8s.v1.cni.cncf.io/networks".to_owned(), "blue".to_owned());
+    let pod = rendered_machine(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+    assert_eq!(pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"], Value::Null);
+    // As on any pod.
+    assert_eq!(pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"], "blue");
 }
 
 #[test]
@@ -400,6 +506,31 @@ fn what_is_asked_for_a_look_into_the_pod_reaches_the_launcher() {
         let args = pod["spec"]["containers"][0]["args"].as_array().unwrap().clone();
         let has = |start: &str| args.iter().filter_map(Value::as_str).any(|arg| arg.starts_with(start));
         assert!(has(wanted) && !has(absent), "{metadata}: {args:?}");
+    }
+}
+
+#[test]
+fn backups_freeze_the_guest_unless_somebody_says_no() {
+    let skip = "kubevirt.io/skip-backup-hooks";
+    let freeze = r#"["/usr/bin/virt-freezer", "--freeze", "--name", "web", "--namespace", "shop"]"#;
+    for (annotations, skip_backup_hooks, command) in [
+        (json!({}), false, json!(freeze)),
+        (json!({skip: "no"}), false, json!(freeze)),
+        (json!({skip: "True"}), false, Value::Null),
+        (json!({}), true, Value::Null),
+    ] {
+        let mut instance = machine(small());
+        instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        let config = ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() };
+        let pod = rendered_machine(&instance, &config, NamespaceLimits::default()).unwrap();
+        let found = &pod["metadata"]["annotations"];
+        assert_eq!(found["pre.hook.backup.velero.io/command"], command, "{annotations}");
+        let (container, timeout) =
+            (&found["post.hook.backup.velero.io/container"], &found["pre.hook.backup.velero.io/timeout"]);
+        assert_eq!(
+            (container.as_str(), timeout.as_str()),
+            if command.is_null() { (None, None) } else { (Some("compute"), Some("60s")) }
+        );
     }
 }
 

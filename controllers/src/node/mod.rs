@@ -1,8 +1,9 @@
-//! Nodes whose agent is silent: they take no new machines, and machines without a pod there are given up.
+//! Nodes whose agent is silent: they take no new machines, and machines without a pod there are given up. And what nodes
+//! offer of what machines need, see [`crate::tsc`].
 //!
 //! A machine whose pod still looks alive to the API server is left alone: it may well be running.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use api::{
     VirtualMachineInstance, VmiPhase,
@@ -13,6 +14,7 @@ use serde_json::json;
 
 use crate::{
     runtime::{Decision, Effect, Key, Kind, Note, effect::Notes},
+    tsc,
     views::{NodeView, PodView, WorkloadView},
 };
 
@@ -43,6 +45,8 @@ pub struct Observed<'a> {
     pub has_handler: bool,
     /// The agent's DaemonSet.
     pub daemon_set: Option<&'a WorkloadView>,
+    /// Frequencies of time stamp counters that machines need.
+    pub frequencies: &'a BTreeSet<u64>,
     /// Now.
     pub now: Timestamp,
 }
@@ -50,6 +54,7 @@ pub struct Observed<'a> {
 /// Decides what to do about a node.
 pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let mut decision = Decision::settled();
+    decision.effects.extend(observed.node.and_then(|node| tsc::relabel(node, observed.frequencies)));
     if let Some(left) = responsive_for(observed.node, observed.now) {
         // Nodes that never had an agent need no second look.
         if let Some(left) = left {
@@ -190,7 +195,18 @@ mod tests {
     fn decided(node: Option<&NodeView>, machines: &[Machine]) -> Decision {
         let key = Key::new("", "n");
         let set = WorkloadView { wanted: 1, ready: 1, ..WorkloadView::default() };
-        decide(&Observed { key: &key, node, machines, has_handler: true, daemon_set: Some(&set), now: now() }).unwrap()
+        let frequencies = BTreeSet::new();
+        let daemon_set = Some(&set);
+        let observed = Observed {
+            key: &key,
+            node,
+            machines,
+            has_handler: true,
+            daemon_set,
+            frequencies: &frequencies,
+            now: now(),
+        };
+        decide(&observed).unwrap()
     }
 
     fn patches(decision: &Decision) -> Vec<Value> {

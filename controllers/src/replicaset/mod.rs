@@ -17,7 +17,7 @@ use kube::core::{Selector, SelectorExt};
 use serde_json::json;
 
 use crate::{
-    owned::{set_owners, stop_machine},
+    owned::{self, set_owners, stop_machine},
     runtime::{Decision, Effect, Failure, Kind, Note},
     world::{controller_of, is_controlled},
 };
@@ -83,7 +83,7 @@ fn wanted_replicas(set: &VirtualMachineInstanceReplicaSet) -> usize {
 }
 
 fn adopt(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInstance, decision: &mut Decision) {
-    decision.push(set_owners(instance, &json!([Kind::ReplicaSet.owner_reference(&set.metadata)])));
+    decision.push(owned::adopt(instance, &Kind::ReplicaSet.owner_reference(&set.metadata)));
 }
 
 fn release(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInstance, decision: &mut Decision) {

@@ -41,6 +41,8 @@ pub enum Kind {
     MutatingWebhooks,
     /// `admissionregistration.k8s.io/v1` ValidatingWebhookConfiguration.
     ValidatingWebhooks,
+    /// `rbac.authorization.k8s.io/v1` ClusterRole.
+    ClusterRole,
 }
 
 impl Kind {
@@ -68,6 +70,7 @@ impl Kind {
             Self::ValidatingWebhooks => {
                 ("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
             }
+            Self::ClusterRole => ("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles"),
         }
     }
 

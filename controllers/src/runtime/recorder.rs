@@ -136,7 +136,7 @@ async fn write(
     }
     // Events of cluster-wide objects live in the default namespace.
     let namespace = note.regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
-    let name = format!("{}.{:x}", note.regarding.name.as_deref().unwrap_or_default(), now.as_nanosecond());
+    let name = process::events::name(note.regarding.name.as_deref().unwrap_or_default(), now);
     let event = Event {
         metadata: ObjectMeta { name: Some(name.clone()), namespace: Some(namespace.clone()), ..ObjectMeta::default() },
         involved_object: note.regarding.clone(),

@@ -1,11 +1,12 @@
-//! What reaches a machine while it runs: the generation of its VM that it reflects, and, where the cluster's rollout
-//! strategy says so, where it may be placed when it moves.
+//! What reaches a machine while it runs: the generation of its VM that it reflects, what it says to backups and
+//! deschedulers, and, where the cluster's rollout strategy says so, where it may be placed when it moves.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
 
 use super::{
     Observed, SyncError, blocked,
     restart::{self, Template},
+    start,
 };
 use crate::runtime::{Decision, Effect, Kind, Note};
 
@@ -31,6 +32,24 @@ pub(super) fn update(
     if let Some(generation) = restart::observed_generation(observed.vm, instance) {
         let annotations = wanted.metadata.annotations.get_or_insert_default();
         annotations.insert(annotation::VM_GENERATION.to_owned(), generation.to_string());
+    }
+    // What backups and evictions do is not part of the machine, so that no strategy holds it back.
+    let said = observed.vm.spec.template.metadata.annotations.as_ref();
+    let evictions = [annotation::DESCHEDULER_EVICT, annotation::DESCHEDULER_PREFER_NO_EVICTION]
+        .map(|key| (key, said.and_then(|all| all.get(key))));
+    for (key, said) in
+        evictions.into_iter().chain([(annotation::SKIP_BACKUP_HOOKS, start::skip_backup_hooks(observed.vm))])
+    {
+        match said {
+            Some(said) => {
+                wanted.metadata.annotations.get_or_insert_default().insert(key.to_owned(), said.clone());
+            }
+            None => {
+                if let Some(annotations) = &mut wanted.metadata.annotations {
+                    annotations.remove(key);
+                }
+            }
+        }
     }
     // A machine that waits for a restart gets the rest then, too.
     if let Some(template) = template.filter(|template| is_on(observed) && template.started(instance)) {

@@ -28,14 +28,13 @@ use api::{
     vm::status::VirtualMachineStateChangeRequest,
 };
 use jiff::Timestamp;
-use serde_json::json;
 
 use self::{
     instancetype::{Chosen, Lookup, Settled},
     run_strategy::Action,
 };
 use crate::{
-    owned::{set_owners, stop_machine},
+    owned::{adopt, stop_machine},
     runtime::{Decision, Effect, Failure, Kind, Note},
     views::StartView,
     world::{controller_of, is_controlled},
@@ -106,8 +105,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
                 error = Some(SyncError::new(event::FAILED_CREATE, message));
             }
             Some(instance) if owned.is_none() => {
-                let owners = json!([Kind::VirtualMachine.owner_reference(&vm.metadata)]);
-                decision.push(set_owners(instance, &owners));
+                decision.push(adopt(instance, &Kind::VirtualMachine.owner_reference(&vm.metadata)));
             }
             _ => {
                 let settled = match &chosen {

@@ -49,6 +49,9 @@ pub(super) fn instance(
     if let Some(hash) = restart::hash(template) {
         annotations.insert(TEMPLATE_WRITTEN.to_owned(), hash);
     }
+    if let Some(skip) = skip_backup_hooks(vm) {
+        annotations.insert(annotation::SKIP_BACKUP_HOOKS.to_owned(), skip.clone());
+    }
     let mut machine = VirtualMachineInstance {
         metadata: ObjectMeta {
             name: Some(name),
@@ -70,6 +73,14 @@ pub(super) fn instance(
     chosen.apply(vm, &mut machine).map_err(failed)?;
     complete_inputs(&mut machine.spec.domain.devices.inputs);
     Ok(machine)
+}
+
+/// What a VM says about backup hooks: itself, else in its template.
+pub(super) fn skip_backup_hooks(vm: &VirtualMachine) -> Option<&String> {
+    fn said(metadata: &ObjectMeta) -> Option<&String> {
+        metadata.annotations.as_ref()?.get(annotation::SKIP_BACKUP_HOOKS)
+    }
+    said(&vm.metadata).or_else(|| said(&vm.spec.template.metadata))
 }
 
 /// Adds the devices that a machine gets without naming them.

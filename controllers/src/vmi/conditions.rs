@@ -37,8 +37,7 @@ pub(super) fn update(
     let former = observed.instance.condition(condition::READY);
     let paused = observed.instance.condition(condition::PAUSED).is_some_and(Condition::is_true);
     let ready = ready(&phase, pod, former.filter(|_| !paused), &now);
-    let evicted = wanted.status.as_ref().and_then(|status| status.evacuation_node_name.as_deref());
-    let evicted = evicted.is_some_and(|node| !node.is_empty());
+    let evicted = is_marked_for_eviction(wanted);
     // Nothing is written about a machine that waits for its pod to be scheduled, unless something is wrong.
     if unstarted && error.is_none() && wanted.status.as_ref().is_none_or(|status| status.conditions.is_empty()) {
         return;
@@ -57,6 +56,12 @@ pub(super) fn update(
     }
     synchronized(&phase, pod, error, conditions, &now);
     scheduled(&phase, pod, error, conditions, &now);
+}
+
+/// Whether somebody wanted to evict the machine's pod, and the machine is to leave its node.
+pub(super) fn is_marked_for_eviction(instance: &VirtualMachineInstance) -> bool {
+    let node = instance.status.as_ref().and_then(|status| status.evacuation_node_name.as_deref());
+    node.is_some_and(|node| !node.is_empty())
 }
 
 /// `former` is the condition to keep while the pod is about to become ready.

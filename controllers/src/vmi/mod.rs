@@ -12,6 +12,7 @@
 //! The node agent owns everything from Scheduled on; this controller only ends machines whose pod is gone.
 
 mod conditions;
+mod networks;
 mod phase;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ use api::{
     VirtualMachineInstance, VmiPhase,
     config::ClusterConfig,
     constants::{annotation, condition, event, finalizer, label, reason},
+    tsc::{self, Need},
     vmi::status::VirtualMachineInstancePhaseTransitionTimestamp,
 };
 use jiff::Timestamp;
@@ -32,7 +34,7 @@ use serde_json::json;
 use crate::{
     launcher_pod::{self, Inputs, NamespaceLimits, RenderError},
     runtime::{Decision, Effect, Failure, Kind, Note},
-    views::{ClaimView, PodView},
+    views::{ClaimView, DefinitionView, PodView},
 };
 
 /// Everything a decision about a machine rests on.
@@ -51,11 +53,18 @@ pub struct Observed<'a> {
     pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
     /// Limits the namespace makes necessary.
     pub limits: NamespaceLimits,
+    /// Frequency of the time stamp counter for a machine that has none yet and needs one, if nodes offer any.
+    pub frequency: Option<i64>,
+    /// Definitions of the machine's networks, where what they need of a node is asked for here.
+    pub definitions: Option<&'a BTreeMap<String, Arc<DefinitionView>>>,
     /// The last write for this machine that was refused.
     pub failure: Option<&'a Failure>,
     /// Now.
     pub now: Timestamp,
 }
+
+/// Reason of a machine that no node can be found for, as the reference spells it.
+const NO_HINTS: &str = "FailedGatherhingClusterTopologyHints";
 
 /// An error that shows in condition Synchronized.
 pub(crate) struct SyncError {
@@ -69,17 +78,21 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let mut decision = Decision::settled();
     let mut error = None;
 
+    let mut wanted = instance.clone();
     let (own, surplus) = split_surplus(instance, observed.pods);
     if instance.is_deleting() {
         delete_pods(observed, observed.pods.iter().map(Arc::as_ref), &mut decision);
     } else {
         delete_pods(observed, surplus.into_iter(), &mut decision);
         if observed.pods.is_empty() && is_unstarted(instance) {
-            error = create_pod(observed, &mut decision)?;
+            error = match choose_frequency(observed, &mut wanted, &mut decision) {
+                Ok(true) => create_pod(observed, &mut decision)?,
+                Ok(false) => None,
+                Err(error) => Some(error),
+            };
         }
     }
 
-    let mut wanted = instance.clone();
     let pod = current_pod(instance, &own);
     phase::advance(observed, pod, &mut wanted, &mut decision);
     conditions::update(observed, pod, error.as_ref(), &mut wanted);
@@ -93,7 +106,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     }
     if let Some(pod) = pod {
         readiness_gate(instance, pod, observed.now, &mut decision);
-        pod_labels(observed, pod, &mut decision);
+        pod_metadata(observed, pod, &mut decision);
     }
     Ok(decision)
 }
@@ -138,6 +151,36 @@ fn current_pod<'a>(instance: &VirtualMachineInstance, pods: &[&'a PodView]) -> O
         .max_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|at| at.0))
 }
 
+/// Chooses the frequency that the counter of a machine is to have, if it needs one: before its pod is made, which looks for
+/// a node by it. True when the pod can be made.
+fn choose_frequency(
+    observed: &Observed<'_>,
+    wanted: &mut VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<bool, SyncError> {
+    let instance = observed.instance;
+    let need = tsc::need(instance);
+    if need == Need::Nothing || tsc::frequency(instance).is_some() {
+        return Ok(true);
+    }
+    if observed.frequency.is_some() {
+        let hints = wanted.status.get_or_insert_default().topology_hints.get_or_insert_default();
+        hints.tsc_frequency = observed.frequency;
+        return Ok(false);
+    }
+    // An emulated processor does not depend on the node.
+    if need == Need::Migration || observed.config.use_emulation {
+        return Ok(true);
+    }
+    // A node with a counter wakes this machine up.
+    let message = "no node that takes machines tells the frequency of its time stamp counter".to_owned();
+    if !shows(instance, NO_HINTS, &message) {
+        let regarding = Kind::Instance.reference(&instance.metadata);
+        decision.push(Effect::Event(Note::warning(regarding, NO_HINTS, message.clone())));
+    }
+    Err(SyncError { reason: NO_HINTS.to_owned(), message })
+}
+
 fn create_pod(observed: &Observed<'_>, decision: &mut Decision) -> Result<Option<SyncError>, serde_json::Error> {
     let instance = observed.instance;
     let regarding = || Kind::Instance.reference(&instance.metadata);
@@ -147,6 +190,7 @@ fn create_pod(observed: &Observed<'_>, decision: &mut Decision) -> Result<Option
         launcher_image: observed.launcher_image,
         claims: observed.claims,
         limits: observed.limits,
+        definitions: observed.definitions,
     };
     let pod = match launcher_pod::render(&inputs) {
         Ok(pod) => pod,
@@ -236,6 +280,10 @@ fn derived_status(
     }
     volumes::tell_claims(&observed.instance.spec.volumes, observed.claims, &mut status.volume_status);
     let Some(pod) = pod else { return };
+    if let Some(attached) = &pod.networks {
+        let spec = &observed.instance.spec;
+        networks::tell(&spec.networks, &spec.domain.devices.interfaces, attached, &mut status.interfaces);
+    }
     if let Some(image) = &pod.image {
         status.launcher_container_image_version = Some(image.clone());
         let outdated = image != observed.launcher_image;
@@ -328,9 +376,10 @@ fn readiness_gate(instance: &VirtualMachineInstance, pod: &PodView, now: Timesta
     });
 }
 
-/// Gives pods the labels of their machines that tell of the node, and of an older launcher. Waits until the machine runs:
-/// nobody needs them before, and the start has no time for them.
-fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
+/// Gives pods the labels of their machines that tell of the node, and of an older launcher, and the annotations for
+/// backups and for who evicts pods. Waits until the machine runs: nobody needs them before, and the start has no time
+/// for them.
+fn pod_metadata(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;
     }
@@ -338,12 +387,20 @@ fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
     let wanted =
         [(label::NODE_NAME, pod.node_name.as_deref()), (label::OUTDATED_LAUNCHER_IMAGE, outdated.then_some(""))];
     let known = |key: &str| pod.metadata.labels.as_ref()?.get(key).map(String::as_str);
-    let changes: serde_json::Map<String, serde_json::Value> = wanted
+    let labels: serde_json::Map<String, serde_json::Value> = wanted
         .into_iter()
         .filter(|&(key, value)| known(key) != value)
         .map(|(key, value)| (key.to_owned(), json!(value)))
         .collect();
-    if changes.is_empty() {
+    let mut annotations = backup_annotations(observed, pod);
+    annotations.extend(eviction_annotations(observed.instance, pod));
+    let mut metadata = serde_json::Map::new();
+    for (name, changes) in [("labels", labels), ("annotations", annotations)] {
+        if !changes.is_empty() {
+            metadata.insert(name.to_owned(), json!(changes));
+        }
+    }
+    if metadata.is_empty() {
         return;
     }
     decision.push(Effect::Patch {
@@ -353,9 +410,41 @@ fn pod_labels(observed: &Observed<'_>, pod: &PodView, decision: &mut Decision) {
         resource_version: None,
         subresource: None,
         strategic: false,
-        patch: json!({"metadata": {"labels": changes}}),
+        patch: json!({"metadata": metadata}),
         notes: crate::runtime::effect::Notes::default(),
     });
+}
+
+/// The changes of a pod's annotations for backups. One of them stands for all: they come and go together.
+fn backup_annotations(observed: &Observed<'_>, pod: &PodView) -> serde_json::Map<String, serde_json::Value> {
+    let instance = observed.instance;
+    let hooked = launcher_pod::hooks_backups(instance, observed.config);
+    // What users of a machine wrote themselves stays theirs where ours are not wanted.
+    let own = |key: &str| instance.metadata.annotations.as_ref()?.get(key).cloned();
+    let wanted = launcher_pod::backup_hooks(instance)
+        .map(|(key, value)| (key.to_owned(), if hooked { Some(value) } else { own(key) }));
+    let known = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotation::BACKUP_PRE_CONTAINER));
+    if wanted.iter().any(|(key, value)| key == annotation::BACKUP_PRE_CONTAINER && value.as_ref() == known) {
+        return serde_json::Map::new();
+    }
+    wanted.into_iter().map(|(key, value)| (key, json!(value))).collect()
+}
+
+/// The changes of a pod's annotations that tell a descheduler what its machine says, and that it is to leave its node.
+fn eviction_annotations(
+    instance: &VirtualMachineInstance,
+    pod: &PodView,
+) -> serde_json::Map<String, serde_json::Value> {
+    let said = |key: &str| instance.metadata.annotations.as_ref()?.get(key).map(String::as_str);
+    let leaves = conditions::is_marked_for_eviction(instance);
+    let wanted = [
+        (annotation::DESCHEDULER_EVICT, said(annotation::DESCHEDULER_EVICT)),
+        (annotation::DESCHEDULER_PREFER_NO_EVICTION, said(annotation::DESCHEDULER_PREFER_NO_EVICTION)),
+        (annotation::DESCHEDULER_EVICTION_IN_PROGRESS, leaves.then_some("true")),
+    ];
+    let known = |key: &str| pod.metadata.annotations.as_ref()?.get(key).map(String::as_str);
+    let changes = wanted.into_iter().filter(|&(key, value)| known(key) != value);
+    changes.map(|(key, value)| (key.to_owned(), json!(value))).collect()
 }
 
 /// Memory overhead that a pod was rendered with.

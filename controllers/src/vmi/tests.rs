@@ -43,7 +43,11 @@ fn pod(change: &Value) -> PodView {
 }
 
 fn running_pod(ready: &Value) -> PodView {
-    pod(&json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}, "status": {
+    let metadata = json!({
+        "labels": {"kubevirt.io/nodeName": "n"},
+        "annotations": {"pre.hook.backup.velero.io/container": "compute"},
+    });
+    pod(&json!({"metadata": metadata, "status": {
         "phase": "Running",
         "conditions": [
             {"type": "PodScheduled", "status": "True"},
@@ -73,6 +77,8 @@ fn decided_after(instance: &VirtualMachineInstance, pods: &[PodView], failure: O
         launcher_image: "launcher:1",
         claims: &BTreeMap::new(),
         limits: NamespaceLimits::default(),
+        frequency: None,
+        definitions: None,
         failure,
         now: now(),
     })
@@ -125,6 +131,32 @@ fn bound_pod_is_told_in_one_write() {
     assert_eq!(status["launcherContainerImageVersion"], "launcher:1");
     assert_eq!(condition_in(status, "Ready")["status"], "False");
     assert_eq!(status["phaseTransitionTimestamps"][0]["phase"], "Scheduling");
+}
+
+#[test]
+fn networks_that_the_pod_was_connected_to_are_told() {
+    let machine = machine(&json!({
+        "spec": {
+            "domain": {"devices": {"interfaces": [{"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}}]}},
+            "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "blue"}}],
+        },
+        "status": {"phase": "Scheduling", "nodeName": "n", "activePods": {"p": "n"}},
+    }));
+    let interfaces = |status: &str| {
+        let pod = pod(&json!({"metadata": {"annotations": {"k8s.v1.cni.cncf.io/network-status": status}}}));
+        status_of(&decided(&machine, &[pod]))["interfaces"].clone()
+    };
+    let told = json!([
+        {"name": "more", "default": true, "dns": {}},
+        {"name": "d/blue", "interface": "pod094a367b026", "ips": ["10.1.0.2"], "mac": "0a:58:00:00:00:07"},
+    ]);
+    assert_eq!(
+        interfaces(&told.to_string()),
+        json!([{"name": "lan", "infoSource": "multus-status", "podInterfaceName": "pod094a367b026"}])
+    );
+    for nothing in ["", "[]", "{}", "[{\"interface\": 7}]"] {
+        assert_eq!(interfaces(nothing), Value::Null, "{nothing}");
+    }
 }
 
 #[test]
@@ -292,6 +324,148 @@ fn pod_of_a_running_machine_gets_the_label_of_its_node() {
     for (phase, pod, labels) in table {
         let patch = patch_of(&decided(&in_phase(phase), &[pod]), Kind::Pod).unwrap_or_default();
         assert_eq!(patch["metadata"]["labels"], labels, "{phase}");
+    }
+}
+
+#[test]
+fn machine_that_is_to_leave_its_node_says_so_with_its_pod_until_it_stays() {
+    let ready = running_pod(&json!({"type": "Ready", "status": "True"}));
+    let mut leaving = in_phase("Running");
+    leaving.status.as_mut().unwrap().evacuation_node_name = Some("n".to_owned());
+    let decision = decided(&leaving, std::slice::from_ref(&ready));
+    let condition = condition_in(&status_of(&decision), "EvictionRequested");
+    assert_eq!((&condition["status"], &condition["message"]), (&json!("True"), &json!("VMI is marked for eviction")));
+    let key = "descheduler.alpha.kubernetes.io/eviction-in-progress";
+    assert_eq!(patch_of(&decision, Kind::Pod).unwrap(), json!({"metadata": {"annotations": {key: "true"}}}));
+
+    let mut marked = ready;
+    marked.metadata.annotations = Some([(key.to_owned(), "true".to_owned())].into());
+    assert_eq!(patch_of(&decided(&leaving, std::slice::from_ref(&marked)), Kind::Pod), None);
+    let stays = patch_of(&decided(&in_phase("Running"), &[marked]), Kind::Pod).unwrap();
+    assert_eq!(stays, json!({"metadata": {"annotations": {key: null}}}));
+}
+
+#[test]
+fn pod_of_a_running_machine_has_the_annotations_for_backups_that_are_wanted() {
+    let ready = || running_pod(&json!({"type": "Ready", "status": "True"}));
+    let bare = || {
+        let mut pod = ready();
+        pod.metadata.annotations = None;
+        pod
+    };
+    let (skip, pre) = ("kubevirt.io/skip-backup-hooks", "pre.hook.backup.velero.io/container");
+    let (set, removed) = (json!("compute"), Value::Null);
+    // annotations of the machine, the cluster's word, pod, whether the pod is changed, and to what
+    let table = [
+        (json!({}), false, ready(), false, &removed),
+        (json!({}), false, bare(), true, &set),
+        (json!({skip: "false"}), false, bare(), true, &set),
+        (json!({skip: "true"}), false, bare(), false, &removed),
+        (json!({skip: "true"}), false, ready(), true, &removed),
+        (json!({}), true, ready(), true, &removed),
+        (json!({}), true, bare(), false, &removed),
+        // A user's own hooks stay where ours are not wanted.
+        (json!({skip: "true", pre: "compute"}), false, ready(), false, &removed),
+    ];
+    for (annotations, skip_backup_hooks, pod, changes, container) in table {
+        let mut instance = in_phase("Running");
+        instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        let decision = decide(&Observed {
+            instance: &instance,
+            pods: &[Arc::new(pod)],
+            owner_exists: false,
+            config: &ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() },
+            launcher_image: "launcher:1",
+            claims: &BTreeMap::new(),
+            limits: NamespaceLimits::default(),
+            frequency: None,
+            definitions: None,
+            failure: None,
+            now: now(),
+        });
+        let patch = patch_of(&decision.unwrap(), Kind::Pod);
+        assert_eq!(patch.is_some(), changes, "{annotations} {skip_backup_hooks}: {patch:?}");
+        let written = patch.map(|patch| patch["metadata"]["annotations"].clone()).unwrap_or_default();
+        assert_eq!(&written[pre], container, "{annotations} {skip_backup_hooks}");
+        assert!(!changes || written.as_object().is_some_and(|all| all.len() == 5), "{written}");
+    }
+}
+
+#[test]
+fn pod_tells_a_descheduler_what_its_machine_says_and_that_it_leaves() {
+    let prefix = "descheduler.alpha.kubernetes.io";
+    let (evict, leaves) = (format!("{prefix}/evict"), format!("{prefix}/eviction-in-progress"));
+    let pod = |annotations: Value| {
+        let mut pod = running_pod(&json!({"type": "Ready", "status": "True"}));
+        let own = pod.metadata.annotations.get_or_insert_default();
+        own.extend(serde_json::from_value::<BTreeMap<String, String>>(annotations).unwrap());
+        pod
+    };
+    // annotations of the machine, the node it is to leave, annotations of the pod, changes
+    let table = [
+        (json!({}), "", json!({}), Value::Null),
+        (json!({&evict: "true"}), "", json!({}), json!({&evict: "true"})),
+        (json!({&evict: "true"}), "", json!({&evict: "true"}), Value::Null),
+        (json!({}), "", json!({&evict: "true"}), json!({&evict: null})),
+        (json!({}), "n", json!({}), json!({&leaves: "true"})),
+        (json!({}), "", json!({&leaves: "true"}), json!({&leaves: null})),
+    ];
+    for (annotations, node, known, changes) in table {
+        let mut instance = in_phase("Running");
+        instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        instance.status.as_mut().unwrap().evacuation_node_name = (!node.is_empty()).then(|| node.to_owned());
+        let patch = patch_of(&decided(&instance, &[pod(known.clone())]), Kind::Pod).unwrap_or_default();
+        assert_eq!(patch["metadata"]["annotations"], changes, "{annotations} {node} {known}");
+    }
+}
+
+#[test]
+fn machine_that_depends_on_the_counter_gets_a_frequency_before_its_pod() {
+    let invtsc = json!({"spec": {"domain": {"cpu": {"features": [{"name": "invtsc", "policy": "require"}]}}}});
+    let hyperv = json!({"spec": {"domain": {"features": {"hyperv": {"reenlightenment": {"enabled": true}}}}}});
+    let with_hint = json!({"status": {"topologyHints": {"tscFrequency": 2000}}});
+    let merged = |first: &Value, second: &Value| {
+        let mut both = first.clone();
+        json_patch::merge(&mut both, second);
+        both
+    };
+    // change, emulation, frequency that nodes offer, hint written, pod made
+    let table = [
+        (json!({}), false, Some(2000), Value::Null, true),
+        (invtsc.clone(), false, Some(2000), json!(2000), false),
+        (merged(&invtsc, &with_hint), false, Some(1000), Value::Null, true),
+        (invtsc.clone(), false, None, Value::Null, false),
+        (invtsc, true, None, Value::Null, true),
+        (hyperv.clone(), false, Some(2000), json!(2000), false),
+        (hyperv, false, None, Value::Null, true),
+    ];
+    for (change, use_emulation, frequency, hint, pod) in table {
+        let instance = machine(&change);
+        let decision = decide(&Observed {
+            instance: &instance,
+            pods: &[],
+            owner_exists: false,
+            config: &ClusterConfig { use_emulation, ..ClusterConfig::default() },
+            launcher_image: "launcher:1",
+            claims: &BTreeMap::new(),
+            limits: NamespaceLimits::default(),
+            frequency,
+            definitions: None,
+            failure: None,
+            now: now(),
+        })
+        .unwrap();
+        let made = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Create { kind: Kind::Pod, object, .. } => Some(object["spec"]["nodeSelector"].clone()),
+            _ => None,
+        });
+        assert_eq!(made.is_some(), pod, "{change} {frequency:?}");
+        let patch = patch_of(&decision, Kind::Instance).unwrap_or_default();
+        assert_eq!(patch["status"]["topologyHints"]["tscFrequency"], hint, "{change} {frequency:?}");
+        let reason = condition_in(&patch["status"], "Synchronized")["reason"].clone();
+        assert_eq!(reason == "FailedGatherhingClusterTopologyHints", !pod && hint.is_null(), "{change} {patch}");
+        let selects = made.is_some_and(|made| made["scheduling.node.kubevirt.io/tsc-frequency-2000"] == "true");
+        assert_eq!(selects, change["status"]["topologyHints"].is_object(), "{change}");
     }
 }
 

@@ -107,4 +107,22 @@ mod tests {
         ]);
         assert_eq!(told(volumes, &[("c", claim())], json!([])), json!([]));
     }
+
+    #[test]
+    fn news_of_a_claim_is_what_its_machines_are_told() {
+        let view = |changes: Value| {
+            let mut claim = claim();
+            json_patch::merge(&mut claim, &changes);
+            ClaimView::from(serde_json::from_value::<PersistentVolumeClaim>(claim).unwrap())
+        };
+        let before = view(json!({}));
+        for (changes, same) in [
+            (json!({"metadata": {"resourceVersion": "7", "labels": {"team": "blue"}}}), true),
+            (json!({"status": {"phase": "Lost"}}), false),
+            (json!({"spec": {"resources": {"requests": {"storage": "3Gi"}}}}), false),
+            (json!({"status": {"capacity": {"storage": "3Gi"}}}), false),
+        ] {
+            assert_eq!(before.tells_the_same(&view(changes.clone())), same, "{changes}");
+        }
+    }
 }

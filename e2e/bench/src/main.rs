@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use ferrovirt_e2e_tests::{repository, story};
+use ferrovirt_e2e_tests::{repository, story, webhook::Endpoint};
 
 /// Measured values by name.
 type Figures = BTreeMap<String, f64>;
@@ -26,6 +26,9 @@ struct Options {
     /// Starts measured of each kind; the median counts
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Measure admission reviews only, at WEBHOOK_URL where that is set (see the example `webhooks` of the API server)
+    #[arg(long)]
+    reviews: bool,
 }
 
 /// What a figure is to be, for the table.
@@ -42,6 +45,12 @@ const TARGETS: [(&str, f64); 7] = [
 fn main() -> Result<()> {
     let options = Options::parse();
     let mut figures = Figures::new();
+    if options.reviews {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async { webhook::measure(&Endpoint::from_environment().await?, &mut figures).await })?;
+        print(&figures);
+        return Ok(());
+    }
     story("bench", async |s| {
         start::measure(s, options.rounds, &mut figures).await?;
         let machine = start::Machine::start(s, "memory").await?;
@@ -52,21 +61,26 @@ fn main() -> Result<()> {
         machine.delete().await?;
         actions::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
-        webhook::measure(s, &mut figures).await
+        webhook::measure(&Endpoint::of_cluster(&s.client).await?, &mut figures).await
     });
+    print(&figures);
+    let file = repository().join("build/bench.json");
+    let rounded: BTreeMap<&String, f64> = figures.iter().map(|(k, v)| (k, (v * 1000.0).round() / 1000.0)).collect();
+    std::fs::create_dir_all(repository().join("build"))?;
+    std::fs::write(&file, serde_json::to_string_pretty(&rounded)?)
+        .with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Prints the figures with what they are to be.
+fn print(figures: &Figures) {
     println!("\n{:<36} {:>10}  target", "figure", "value");
-    for (name, value) in &figures {
+    for (name, value) in figures {
         let target = TARGETS
             .iter()
             .find(|(of, _)| of == name)
             .map_or(String::new(), |(_, most)| format!("<= {most}{}", if value > most { "  MISSED" } else { "" }));
         println!("{name:<36} {value:>10.3}  {target}");
     }
-    let file = repository().join("build/bench.json");
-    let rounded: BTreeMap<&String, f64> = figures.iter().map(|(k, v)| (k, (v * 1000.0).round() / 1000.0)).collect();
-    std::fs::create_dir_all(repository().join("build"))?;
-    std::fs::write(&file, serde_json::to_string_pretty(&rounded)?)
-        .with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// The middle value; of an even number the lower of the two.

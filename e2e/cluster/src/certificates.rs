@@ -56,6 +56,8 @@ impl Subject {
 pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 /// The name of the DNS server's user; bound to its role by the bootstrap manifest.
 pub const DNS_USER: &str = "system:coredns";
+/// The name of the user that nodes connect pods to more networks as; bound to its role by the bootstrap manifest.
+pub const NETWORKS_USER: &str = "multus";
 /// The one name that aggregated API servers accept from the front proxy.
 pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 
@@ -79,6 +81,7 @@ pub fn control_plane_subjects(plan: &Plan) -> Vec<(&'static str, Subject)> {
         ("controller-manager", Subject::client("system:kube-controller-manager", None)),
         ("scheduler", Subject::client("system:kube-scheduler", None)),
         ("proxy", Subject::client("system:kube-proxy", None)),
+        ("networks", Subject::client(NETWORKS_USER, None)),
         ("dns", Subject::client(DNS_USER, None)),
     ]
 }

@@ -1,4 +1,7 @@
-//! The cluster's programs, built from their Go modules and cached by what they are built from.
+//! The cluster's programs, built from a Go module and cached by what they are built from.
+//!
+//! One module for all: they stand on the same libraries, and what they share is compiled once. A module for each group
+//! took half as long again.
 
 use std::{
     fs,
@@ -16,27 +19,8 @@ use crate::{
     progress::Progress,
 };
 
-/// One Go module of `e2e/cluster/components` and what is built from it.
-#[derive(Clone, Copy, Debug)]
-pub struct Module {
-    /// The folder's name.
-    pub name: &'static str,
-    /// What to build: `tool` means everything the module's `tool` directives list.
-    pub package: &'static str,
-    /// Name of the one program built, if the package's own name would not do.
-    pub program: Option<&'static str>,
-    /// How long it takes with empty caches on two cores.
-    pub cold: &'static str,
-}
-
-/// All modules; one for each group of programs, since their requirements differ.
-pub const MODULES: [Module; 5] = [
-    Module { name: "runtime", package: "tool", program: None, cold: "40 s" },
-    Module { name: "etcd", package: "go.etcd.io/etcd/server/v3", program: Some("etcd"), cold: "30 s" },
-    Module { name: "dns", package: ".", program: Some("coredns"), cold: "1 min" },
-    Module { name: "helm", package: "tool", program: None, cold: "2 min" },
-    Module { name: "kubernetes", package: "tool", program: None, cold: "5.5 min" },
-];
+/// What the module is built to: all that its `tool` directives list, and programs of its own folders.
+const PACKAGES: [&str; 3] = ["tool", "./coredns", "./etcd"];
 
 /// Without it, clients that compare versions misjudge the server.
 const LINK_FLAGS: &str = "-s -w \
@@ -47,7 +31,7 @@ const LINK_FLAGS: &str = "-s -w \
 /// Between two signs of life of a long build.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
-/// The folder with the modules.
+/// The folder with the module.
 #[must_use]
 pub fn sources(plan: &Plan) -> PathBuf {
     plan.workspace.join("e2e/cluster/components")
@@ -76,21 +60,30 @@ fn fingerprint(sources: &Path) -> Result<String> {
         hash.update(bytes);
     };
     add(LINK_FLAGS.as_bytes());
-    for module in MODULES {
-        add(module.name.as_bytes());
-        add(module.package.as_bytes());
-        let folder = sources.join(module.name);
-        let mut files: Vec<PathBuf> =
-            fs::read_dir(&folder).at("list", &folder)?.flatten().map(|entry| entry.path()).collect();
-        files.sort();
-        for file in files {
-            add(file.file_name().unwrap_or_default().as_encoded_bytes());
-            add(&fs::read(&file).at("read", &file)?);
-        }
+    for package in PACKAGES {
+        add(package.as_bytes());
+    }
+    for file in files(sources)? {
+        add(file.strip_prefix(sources).unwrap_or(&file).as_os_str().as_encoded_bytes());
+        add(&fs::read(&file).at("read", &file)?);
     }
     let mut name = crate::hex(&hash.finalize());
     name.truncate(16);
     Ok(name)
+}
+
+/// All files below a folder, in a fixed order.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).at("list", &folder)?.flatten() {
+            let path = entry.path();
+            if path.is_dir() { folders.push(path) } else { found.push(path) }
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Builds what is not built yet and returns the folder of the programs.
@@ -105,49 +98,51 @@ pub fn ensure(plan: &Plan, progress: &Progress) -> Result<PathBuf> {
     progress.step("building the cluster's components; cold on two cores this takes about 10 minutes, once");
     let partial = bin.with_file_name("partial");
     fs::create_dir_all(&partial).at("create", &partial)?;
-    for module in MODULES {
-        build(plan, &module, &partial, progress)?;
-    }
+    build(plan, &partial, progress)?;
     fs::rename(&partial, &bin).at("rename", &partial)?;
     progress.step(format!("components built: {}", bin.display()));
     Ok(bin)
 }
 
-fn build(plan: &Plan, module: &Module, into: &Path, progress: &Progress) -> Result<()> {
-    progress.step(format!("  {}: building (cold: {})", module.name, module.cold));
-    let log = plan.build().join(format!("components-{}.log", module.name));
+fn build(plan: &Plan, into: &Path, progress: &Progress) -> Result<()> {
+    let log = plan.build().join("components.log");
     let _ = fs::remove_file(&log);
     let output = open_log(&log)?;
     let mut command = Command::new("go");
     command
-        .current_dir(sources(plan).join(module.name))
+        .current_dir(sources(plan))
         .env("CGO_ENABLED", "0")
         .args(["build", "-trimpath", "-buildvcs=false", &format!("-ldflags={LINK_FLAGS}"), "-o"])
         // A path that ends in a slash is a folder to go's build.
-        .arg(into.join(module.program.unwrap_or("")))
-        .arg(module.package)
+        .arg(into.join(""))
+        .args(PACKAGES)
         .stdin(Stdio::null())
         .stdout(output.try_clone().at("open", &log)?)
         .stderr(output);
-    let step = format!("building the {} components", module.name);
-    let mut child = command.spawn().map_err(|source| start_error(&step, &command, source))?;
+    let step = "building the cluster's components";
+    let mut child = command.spawn().map_err(|source| start_error(step, &command, source))?;
     let started = Instant::now();
     let mut told = started;
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) => std::thread::sleep(Duration::from_millis(200)),
-            Err(source) => return Err(start_error(&step, &command, source)),
+            Err(source) => return Err(start_error(step, &command, source)),
         }
         if told.elapsed() > HEARTBEAT {
             told = Instant::now();
-            progress.step(format!("  {}: still building ({} s)", module.name, started.elapsed().as_secs()));
+            progress.step(format!("  still building ({} s)", started.elapsed().as_secs()));
         }
     };
     if status.success() {
         return Ok(());
     }
-    Err(Error::Command { step, command: line(&command), status: status.to_string(), output: log_tail(&log) })
+    Err(Error::Command {
+        step: step.to_owned(),
+        command: line(&command),
+        status: status.to_string(),
+        output: log_tail(&log),
+    })
 }
 
 #[cfg(test)]
@@ -157,23 +152,20 @@ mod tests {
     #[test]
     fn fingerprint_follows_the_sources() {
         let folder = std::env::temp_dir().join(format!("ferrovirt-components-{}", std::process::id()));
-        for module in MODULES {
-            fs::create_dir_all(folder.join(module.name)).unwrap();
-            fs::write(folder.join(module.name).join("go.mod"), "module x").unwrap();
-        }
+        fs::create_dir_all(folder.join("etcd")).unwrap();
+        fs::write(folder.join("go.mod"), "module x").unwrap();
+        fs::write(folder.join("etcd/main.go"), "package main").unwrap();
         let before = fingerprint(&folder).unwrap();
         assert_eq!(before, fingerprint(&folder).unwrap());
         assert_eq!(before.len(), 16);
-        fs::write(folder.join("dns/go.sum"), "changed").unwrap();
+        fs::write(folder.join("etcd/main.go"), "changed").unwrap();
         assert_ne!(before, fingerprint(&folder).unwrap());
         fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn every_module_is_in_the_tree() {
-        for module in MODULES {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("components").join(module.name).join("go.mod");
-            assert!(path.is_file(), "{}", path.display());
-        }
+    fn the_module_is_in_the_tree() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("components/go.mod");
+        assert!(path.is_file(), "{}", path.display());
     }
 }

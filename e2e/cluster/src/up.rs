@@ -3,6 +3,7 @@
 use std::{
     fs,
     net::{SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, SystemTime},
@@ -184,14 +185,21 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
     write_kubeconfig(plan, &node.folder.join("kubelet.kubeconfig"), &kubelet)?;
     let proxy = Pair::read(&plan.pki(), "proxy")?;
     write_kubeconfig(plan, &node.folder.join("kube-proxy.kubeconfig"), &proxy)?;
-    let network = node.folder.join("cni/net.d");
-    fs::create_dir_all(&network).at("create", &network)?;
+    let networks = Pair::read(&plan.pki(), "networks")?;
+    write_kubeconfig(plan, &render::node::networks_kubeconfig(node), &networks)?;
+    let (network, plugins) = (node.folder.join("cni/net.d"), render::node::own_plugins(node));
+    for folder in [&network, &plugins] {
+        fs::create_dir_all(folder).at("create", folder)?;
+    }
+    let plugin = plugins.join(render::node::MORE_NETWORKS);
+    write(&plugin, &render::node::more_networks(bin))?;
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).at("make executable", &plugin)?;
     write(&network.join("10-pods.conflist"), &render::node::cni(node))?;
     write(&node.folder.join("kubelet.yaml"), &render::node::kubelet(plan, node))?;
     write(&node.folder.join("kube-proxy.yaml"), &render::node::kube_proxy(plan, node))?;
     write(&node.folder.join("resolv.conf"), "")?;
     let snapshotter = if overlay_works(&node.folder)? { "overlayfs" } else { "native" };
-    write(&node.folder.join("containerd.toml"), &render::node::containerd(bin, snapshotter))?;
+    write(&node.folder.join("containerd.toml"), &render::node::containerd(node, bin, snapshotter))?;
     let image = node.folder.join("pause.tar");
     pause::write(&image)?;
 

@@ -17,6 +17,7 @@ use crate::{
     debian::{self, Request, Root, Variant},
     disk::{self, FileSystem},
     error::{At, Error, Result},
+    kernel::repack,
     layer,
     loader::Boot,
     newc, oci,
@@ -25,8 +26,8 @@ use crate::{
     tree::Tree,
 };
 
-/// What both guests are made with: kernel, boot loader, file system tools, disk tools.
-const TOOLS: [&str; 10] = [
+/// What both guests are made with: kernel, boot loader, file system tools, a packer, disk tools.
+const TOOLS: [&str; 11] = [
     "base-files",
     "linux-image-cloud-amd64",
     "busybox-static",
@@ -36,6 +37,7 @@ const TOOLS: [&str; 10] = [
     "dosfstools",
     "mtools",
     "e2fsprogs",
+    "lz4",
     "qemu-utils",
 ];
 
@@ -46,11 +48,14 @@ macro_rules! guest_file {
 }
 
 /// The code that decides what a guest looks like is one of its inputs.
-const CODE: [&str; 5] = [
+const CODE: [&str; 8] = [
     include_str!("guests.rs"),
     include_str!("disk.rs"),
     include_str!("loader.rs"),
     guest_file!("boot/loader.S"),
+    include_str!("kernel.rs"),
+    guest_file!("boot/unpack.S"),
+    include_str!("tool.rs"),
     include_str!("newc.rs"),
 ];
 
@@ -119,8 +124,9 @@ pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> 
         } else {
             description = "Small guest (Linux and busybox), as kernel and initial RAM file system";
             tree.dir("boot", 0o555, QEMU_USER);
-            tree.copy("boot/vmlinuz", 0o444, QEMU_USER, guest.join("vmlinuz"));
-            tree.copy("boot/initrd", 0o444, QEMU_USER, guest.join("initrd"));
+            for name in ["vmlinuz", "vmlinuz.efi", "initrd"] {
+                tree.copy(&format!("boot/{name}"), 0o444, QEMU_USER, guest.join(name));
+            }
         }
     }
     let layers = [layer::layer(cache, &tree)?];
@@ -138,30 +144,38 @@ fn key(tools: &Root, files: &[(&str, u32, &str)]) -> Key {
     key
 }
 
-/// Directory with `vmlinuz`, `initrd` and `disk.qcow2` of the small guest.
+/// Directory with the small guest's `vmlinuz`, `vmlinuz.efi` (the kernel as Debian packs it), `initrd` and `disk.qcow2`.
 fn tiny_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
     cache.entry("guests", &format!("tiny-{}", key(tools, TINY_FILES).finish()), |dir| {
         eprintln!("images: making the small guest ...");
         let work = dir.join("work");
         fs::create_dir(&work).at(&work)?;
         let kernel = kernel(tools)?;
-        let (vmlinuz, initrd) = (dir.join("vmlinuz"), dir.join("initrd"));
-        fs::copy(&kernel.image, &vmlinuz).at(&vmlinuz)?;
+        let (vmlinuz, uefi, initrd) = (dir.join("vmlinuz"), dir.join("vmlinuz.efi"), dir.join("initrd"));
+        fs::copy(&kernel.image, &uefi).at(&uefi)?;
+        let image = fs::read(&kernel.image).at(&kernel.image)?;
+        fs::write(&vmlinuz, repack(&tools.path, &image, &work)?).at(&vmlinuz)?;
         let packed = newc::pack(&tiny_initrd(tools, &kernel, &work)?)?;
         fs::write(&initrd, zstd::encode_all(packed.as_slice(), 19).at(&initrd)?).at(&initrd)?;
 
         let staging = work.join("disk");
         let boot = staging.join("boot");
         fs::create_dir_all(&boot).at(&boot)?;
-        for (from, to) in [(&vmlinuz, boot.join("vmlinuz")), (&initrd, boot.join("initrd"))] {
-            fs::copy(from, &to).at(&to)?;
+        for name in ["vmlinuz", "vmlinuz.efi", "initrd"] {
+            let to = boot.join(name);
+            fs::copy(dir.join(name), &to).at(&to)?;
             set_time(&to)?;
         }
         set_time(&boot)?;
         set_time(&staging)?;
         let system =
             FileSystem { label: "tiny", uuid: "7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01", size: 62 << 20, journal: false };
-        let boot = Boot { kernel: "/boot/vmlinuz", initrd: "/boot/initrd", arguments: TINY_ARGUMENTS };
+        let boot = Boot {
+            kernel: "/boot/vmlinuz",
+            uefi_kernel: "/boot/vmlinuz.efi",
+            initrd: "/boot/initrd",
+            arguments: TINY_ARGUMENTS,
+        };
         let raw = work.join("disk.raw");
         disk::make(&tools.path, &staging, &system, &boot, &work, &raw)?;
         disk::to_qcow2(&tools.path, &raw, &dir.join("disk.qcow2"))?;
@@ -248,7 +262,7 @@ fn modules(tools: &Root, kernel: &Kernel, wanted: &[&str], work: &Path) -> Resul
         } else {
             fs::read(&from).at(&from)?
         };
-        let content = unsigned(content);
+        let content = slim(tools, work, &content)?;
         let to = small.join(&path);
         if let Some(parent) = to.parent() {
             fs::create_dir_all(parent).at(parent)?;
@@ -268,19 +282,21 @@ fn modules(tools: &Root, kernel: &Kernel, wanted: &[&str], work: &Path) -> Resul
     Ok(tree)
 }
 
-/// A module without its signature. Checking one costs more under emulation than all else that loading does, and this
-/// kernel does not insist.
-fn unsigned(mut module: Vec<u8>) -> Vec<u8> {
-    const MARK: &[u8] = b"~Module signature appended~\n";
-    // Before the mark: the signature, then twelve bytes that end with its length.
-    const INFO: usize = 12;
-    let Some(before) = module.strip_suffix(MARK) else { return module };
-    let Some(length) = before.last_chunk::<4>() else { return module };
-    let length = u32::from_be_bytes(*length) as usize;
-    if let Some(end) = before.len().checked_sub(INFO + length) {
-        module.truncate(end);
+/// What a module carries for those who look into a running kernel, or for defences that this one does not use. Reading it
+/// costs more under emulation than all else that loading does.
+const UNUSED_SECTIONS: [&str; 7] =
+    [".BTF", ".call_sites", ".return_sites", ".retpoline_sites", ".orc_unwind", ".orc_unwind_ip", "__mcount_loc"];
+
+/// A module without those sections, and without the signature behind it, on which this kernel does not insist.
+fn slim(tools: &Root, work: &Path, module: &[u8]) -> Result<Vec<u8>> {
+    let (from, to) = (work.join("module.ko"), work.join("slim.ko"));
+    fs::write(&from, module).at(&from)?;
+    let mut command = tool::from_root(&tools.path, "usr/bin/x86_64-linux-gnu-objcopy");
+    for section in UNUSED_SECTIONS {
+        command.arg(format!("--remove-section={section}"));
     }
-    module
+    tool::run(command.arg(&from).arg(&to), "from Debian package binutils")?;
+    fs::read(&to).at(&to)
 }
 
 /// The name of a module from the name of its file.
@@ -369,6 +385,7 @@ fn debian_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
         };
         let boot = Boot {
             kernel: "/vmlinuz",
+            uefi_kernel: "/vmlinuz",
             initrd: "/initrd.img",
             arguments: "root=LABEL=debian ro console=tty0 console=ttyS0,115200 net.ifnames=0 quiet",
         };
@@ -393,18 +410,6 @@ mod tests {
     fn module_files_and_names_are_matched() {
         assert_eq!(module_name("kernel/drivers/char/hw_random/virtio-rng.ko.xz"), "virtio_rng");
         assert_eq!(module_name("kernel/fs/isofs/isofs.ko"), "isofs");
-    }
-
-    #[test]
-    fn signatures_are_cut_off_and_other_modules_left_alone() {
-        let mut signed = b"module".to_vec();
-        signed.extend_from_slice(b"signature");
-        signed.extend_from_slice(&[0, 0, 2, 0, 0, 0, 0, 0]);
-        signed.extend_from_slice(&9u32.to_be_bytes());
-        signed.extend_from_slice(b"~Module signature appended~\n");
-        assert_eq!(unsigned(signed), b"module");
-        assert_eq!(unsigned(b"module".to_vec()), b"module");
-        assert_eq!(unsigned(b"\0\0\0\xff~Module signature appended~\n".to_vec()).len(), 32);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! debian (unpacked packages, cached) -> select (files + libraries) -> tree -> layer (cached) -> oci (archive)
-//! guests: tools and kernel from the same source -> newc / disk -> tree -> layer -> oci
+//! guests: tools and kernel from the same source -> kernel / newc / disk -> tree -> layer -> oci
 //! ```
 
 pub mod cache;
@@ -14,6 +14,7 @@ pub mod debian;
 pub mod disk;
 pub mod error;
 pub mod guests;
+pub mod kernel;
 pub mod layer;
 pub mod loader;
 pub mod newc;

@@ -8,6 +8,7 @@ use std::{fs, ops::Range, path::Path};
 
 use crate::{
     error::{At, Error, Result},
+    kernel::{self, Header},
     tool,
 };
 
@@ -17,9 +18,10 @@ const SECTOR: u32 = 512;
 /// Block size of the file system.
 const BLOCK: u32 = 4096;
 const SECTORS_PER_BLOCK: u32 = BLOCK / SECTOR;
-/// Where the kernel's 16-bit part goes, and the rest of it.
+/// Where the kernel's 16-bit part goes.
 const SETUP_ADDRESS: u32 = 0x9_0000;
-const KERNEL_ADDRESS: u32 = 0x10_0000;
+/// Where the loader is in memory.
+const ADDRESS: u32 = 0x7c00;
 /// Size of the program, of the addresses before the arguments, and of both with the arguments.
 const PROGRAM: usize = 1024;
 const ADDRESSES: usize = 8;
@@ -28,8 +30,10 @@ const BEFORE_TABLE: usize = 512;
 /// Where kernel and initial RAM file system lie on the file system, and the kernel's arguments.
 #[derive(Debug, Clone)]
 pub struct Boot<'a> {
-    /// Path of the kernel.
+    /// Path of the kernel, for BIOS.
     pub kernel: &'a str,
+    /// Path of the kernel, for UEFI.
+    pub uefi_kernel: &'a str,
     /// Path of the initial RAM file system.
     pub initrd: &'a str,
     /// Kernel command line.
@@ -93,28 +97,6 @@ impl Placed {
     }
 }
 
-/// What a kernel says about itself in its first sectors.
-struct Kernel {
-    /// Sectors of its 16-bit part.
-    setup_sectors: u32,
-    /// First address behind what it needs to unpack itself.
-    end: u32,
-}
-
-impl Kernel {
-    /// Reads the header, see Documentation/arch/x86/boot.rst of Linux.
-    fn read(image: &[u8]) -> Option<Self> {
-        if image.get(0x202..0x206)? != b"HdrS" {
-            return None;
-        }
-        let setup = u32::from(*image.get(0x1f1)?);
-        let preferred = u64::from_le_bytes(image.get(0x258..0x260)?.try_into().ok()?);
-        let size = u32::from_le_bytes(image.get(0x260..0x264)?.try_into().ok()?);
-        let end = u32::try_from(preferred).ok()?.checked_add(size)?;
-        Some(Self { setup_sectors: if setup == 0 { 5 } else { setup + 1 }, end })
-    }
-}
-
 /// The first sectors of a disk that boots from the file system in `partition`, which was made from `directory` and begins
 /// at the sector `start`.
 pub fn make(
@@ -128,13 +110,14 @@ pub fn make(
     let file = Placed::find(tools, directory, partition, boot.kernel)?;
     let initrd = Placed::find(tools, directory, partition, boot.initrd)?;
     let unfit = |what: &str| Error::Layout(what.to_owned(), boot.kernel.to_owned());
-    let kernel = Kernel::read(&file.content).ok_or_else(|| unfit("the header of the kernel"))?;
-    let initrd_address = kernel.end.next_multiple_of(1 << 20);
-    let mut extents = file.extents(start, 0..kernel.setup_sectors, SETUP_ADDRESS);
-    extents.extend(file.extents(start, kernel.setup_sectors..file.sectors(), KERNEL_ADDRESS));
+    let header = Header::read(&file.content).ok_or_else(|| unfit("the header of the kernel"))?;
+    let initrd_address = header.end.next_multiple_of(1 << 20);
+    let mut extents = file.extents(start, 0..header.setup_sectors, SETUP_ADDRESS);
+    extents.extend(file.extents(start, header.setup_sectors..file.sectors(), kernel::ADDRESS));
     extents.extend(initrd.extents(start, 0..initrd.sectors(), initrd_address));
 
-    let mut loader = assemble(tools, work)?;
+    let source = include_str!("../../guests/boot/loader.S");
+    let mut loader = tool::assemble(tools, work, "loader", source, ADDRESS)?;
     if loader.len() != PROGRAM {
         return Err(Error::Layout("the boot loader".to_owned(), format!("{} bytes", loader.len())));
     }
@@ -159,19 +142,6 @@ pub fn make(
     Ok(loader)
 }
 
-/// The program, from its first sector on.
-fn assemble(tools: &Path, work: &Path) -> Result<Vec<u8>> {
-    const HINT: &str = "from Debian package binutils";
-    let (source, object, binary) = (work.join("loader.S"), work.join("loader.o"), work.join("loader.bin"));
-    fs::write(&source, include_str!("../../guests/boot/loader.S")).at(&source)?;
-    let mut command = tool::from_root(tools, "usr/bin/x86_64-linux-gnu-as");
-    tool::run(command.arg("--32").arg("-o").arg(&object).arg(&source), HINT)?;
-    let mut command = tool::from_root(tools, "usr/bin/x86_64-linux-gnu-ld");
-    command.args(["-m", "elf_i386", "-Ttext", "0x7c00", "--oformat", "binary", "-e", "_start", "-o"]);
-    tool::run(command.arg(&binary).arg(&object), HINT)?;
-    fs::read(&binary).at(&binary)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,19 +157,5 @@ mod tests {
             [extent(2133, 11, 0x10_0000), extent(2208, 8, 0x10_0000 + 11 * 512)]
         );
         assert_eq!(file.extents(2048, 24..30, 0), []);
-    }
-
-    #[test]
-    fn the_kernel_says_where_it_ends() {
-        let mut image = vec![0; 0x300];
-        image[0x1f1] = 39;
-        image[0x202..0x206].copy_from_slice(b"HdrS");
-        image[0x258..0x260].copy_from_slice(&0x100_0000u64.to_le_bytes());
-        image[0x260..0x264].copy_from_slice(&0x20_0000u32.to_le_bytes());
-        let kernel = Kernel::read(&image).unwrap();
-        assert_eq!((kernel.setup_sectors, kernel.end), (40, 0x120_0000));
-        assert!(Kernel::read(&image[..0x260]).is_none());
-        image[0x202] = 0;
-        assert!(Kernel::read(&image).is_none());
     }
 }

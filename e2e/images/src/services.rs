@@ -216,6 +216,8 @@ fn add_launcher(tree: &mut Tree) {
         tree.dir(dir, 0o755, QEMU_USER);
     }
     tree.link("usr/bin/qemu-kvm", "qemu-system-x86_64");
+    // One program, which does what it is called for.
+    tree.link("usr/bin/virt-freezer", "virt-launcher");
 }
 
 /// A link for each applet of busybox, and a shell for root.

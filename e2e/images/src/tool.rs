@@ -1,11 +1,12 @@
 //! Running other programs, with their output kept for the error message.
 
 use std::{
+    fs,
     path::Path,
     process::{Command, Stdio},
 };
 
-use crate::error::{Error, Result};
+use crate::error::{At, Error, Result};
 
 /// Runs a command to its end and returns what it wrote to standard output.
 ///
@@ -39,4 +40,19 @@ pub fn from_root(root: &Path, program: &str) -> Command {
         .arg(name)
         .arg(root.join(program));
     command
+}
+
+/// Turns a program in assembler into the bytes that lie in memory from `address` on. `tools` is a Debian root with binutils;
+/// `work` is a directory for intermediate files, which are named after the program.
+pub fn assemble(tools: &Path, work: &Path, name: &str, source: &str, address: u32) -> Result<Vec<u8>> {
+    const HINT: &str = "from Debian package binutils";
+    let file = |extension: &str| work.join(format!("{name}.{extension}"));
+    let (text, object, binary) = (file("S"), file("o"), file("bin"));
+    fs::write(&text, source).at(&text)?;
+    let mut command = from_root(tools, "usr/bin/x86_64-linux-gnu-as");
+    run(command.arg("--32").arg("-o").arg(&object).arg(&text), HINT)?;
+    let mut command = from_root(tools, "usr/bin/x86_64-linux-gnu-ld");
+    command.args(["-m", "elf_i386", "--oformat", "binary", "-e", "_start", "-Ttext"]).arg(format!("{address:#x}"));
+    run(command.arg("-o").arg(&binary).arg(&object), HINT)?;
+    fs::read(&binary).at(&binary)
 }

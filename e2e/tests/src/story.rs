@@ -485,9 +485,25 @@ fn resource(kind: &str) -> ApiResource {
         "VirtualMachinePreference" => {
             ("instancetype.kubevirt.io", "v1beta1", "VirtualMachinePreference", "virtualmachinepreferences")
         }
+        "VirtualMachineInstanceMigration" => {
+            ("kubevirt.io", "v1", "VirtualMachineInstanceMigration", "virtualmachineinstancemigrations")
+        }
+        "VirtualMachinePool" => ("pool.kubevirt.io", "v1beta1", "VirtualMachinePool", "virtualmachinepools"),
+        "VirtualMachineClone" => ("clone.kubevirt.io", "v1beta1", "VirtualMachineClone", "virtualmachineclones"),
+        "VirtualMachineSnapshot" => {
+            ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineSnapshot", "virtualmachinesnapshots")
+        }
+        "VirtualMachineRestore" => {
+            ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineRestore", "virtualmachinerestores")
+        }
+        "VirtualMachineExport" => ("export.kubevirt.io", "v1", "VirtualMachineExport", "virtualmachineexports"),
+        "StorageClass" => ("storage.k8s.io", "v1", "StorageClass", "storageclasses"),
         "PriorityClass" => ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses"),
         "CustomResourceDefinition" => {
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
+        }
+        "NetworkAttachmentDefinition" => {
+            ("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition", "network-attachment-definitions")
         }
         "Deployment" => ("apps", "v1", "Deployment", "deployments"),
         "DaemonSet" => ("apps", "v1", "DaemonSet", "daemonsets"),

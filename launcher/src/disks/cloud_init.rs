@@ -81,7 +81,8 @@ pub fn collect(
     let inline = |text: Option<&str>, encoded: Option<&str>| match (text, encoded) {
         (Some(text), _) if !text.is_empty() => Ok(text.as_bytes().to_vec()),
         (_, Some(encoded)) => base64::engine::general_purpose::STANDARD
-            .decode(encoded.trim())
+            // Lines may be broken, as encoders do.
+            .decode(encoded.trim().replace(['\r', '\n'], ""))
             .map_err(|_| failed("cloud-init data is not valid base64")),
         _ => Ok(Vec::new()),
     };

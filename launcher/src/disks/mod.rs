@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 pub use self::{
+    grow::room,
     image::ImageFormat,
     prepare::{Prepared, Tolerance, prepare},
 };

@@ -29,6 +29,8 @@ use crate::{
 const MEBIBYTE: u64 = 1024 * 1024;
 /// Largest file of a configuration volume; a ConfigMap or Secret holds at most 1 MiB.
 const CONFIG_FILE_LIMIT: u64 = 4 * 1024 * 1024;
+/// The machine's image in a claim with a file system.
+pub(super) const CLAIM_IMAGE: &str = "disk.img";
 /// Deepest directory of a configuration volume.
 const CONFIG_DEPTH: usize = 4;
 
@@ -235,7 +237,7 @@ fn claim_source(
         (Some(tolerance), Some(info)) => claim_size(volume, info)?.map(|size| (size, tolerance)),
         _ => None,
     };
-    let source = filesystem_disk(volume, &paths.filesystem_volume(volume), "disk.img", own)?;
+    let source = filesystem_disk(volume, &paths.filesystem_volume(volume), CLAIM_IMAGE, own)?;
     if let (Backend::File { path, .. }, Some((size, _))) = (&source.backend, own)
         && let Err(error) =
             grow::grow(path, size, info.and_then(|info| info.filesystem_overhead.as_deref()), source.preallocated)
@@ -246,7 +248,7 @@ fn claim_source(
     Ok(source)
 }
 
-fn claim_info<'a>(volume: &str, vmi: &'a VirtualMachineInstance) -> Option<&'a PersistentVolumeClaimInfo> {
+pub(super) fn claim_info<'a>(volume: &str, vmi: &'a VirtualMachineInstance) -> Option<&'a PersistentVolumeClaimInfo> {
     vmi.status
         .iter()
         .flat_map(|status| &status.volume_status)
@@ -255,7 +257,7 @@ fn claim_info<'a>(volume: &str, vmi: &'a VirtualMachineInstance) -> Option<&'a P
 }
 
 /// Size of the image to make in a claim: what was requested, or the claim's capacity if that is less.
-fn claim_size(volume: &str, info: &PersistentVolumeClaimInfo) -> Result<Option<u64>, DiskError> {
+pub(super) fn claim_size(volume: &str, info: &PersistentVolumeClaimInfo) -> Result<Option<u64>, DiskError> {
     let read = |quantity: Option<&Quantity>| quantity.map(|q| disk_size(volume, q)).transpose();
     let capacity = read(info.capacity.get("storage"))?;
     let request = read(info.requests.get("storage"))?;
@@ -316,7 +318,7 @@ fn make_raw(path: &Path, directory: &Path, size: u64, tolerance: &Tolerance) -> 
     file.set_len(granted).map_err(failed)
 }
 
-fn device_size(path: &Path) -> std::io::Result<u64> {
+pub(super) fn device_size(path: &Path) -> std::io::Result<u64> {
     use std::io::{Seek, SeekFrom};
     std::fs::File::open(path)?.seek(SeekFrom::End(0))
 }

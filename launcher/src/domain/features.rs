@@ -3,7 +3,7 @@
 use std::path::{Component, Path};
 
 use api::{
-    VirtualMachineInstance,
+    VirtualMachineInstance, tsc,
     vmi::features::{FeatureHyperv, FeatureState},
 };
 
@@ -90,9 +90,13 @@ fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {
     Ok(element.children(state("ipi", &hyperv.ipi)).children(state("evmcs", &hyperv.evmcs)))
 }
 
-/// The `<clock>` element, if the machine says anything about time.
+/// The `<clock>` element, if the machine says anything about time, or depends on how fast a counter runs.
 pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option<Element>, DomainError> {
-    let Some(clock) = &vmi.spec.domain.clock else { return Ok(None) };
+    let counter = tsc::frequency(vmi)
+        .map(|frequency| Element::new("timer").with("name", "tsc").with("frequency", frequency.to_string()));
+    let Some(clock) = &vmi.spec.domain.clock else {
+        return Ok(counter.map(|counter| Element::new("clock").with("offset", "utc").child(counter)));
+    };
     let mut element = Element::new("clock");
     if let Some(zone) = clock.timezone.as_deref().filter(|z| !z.is_empty()) {
         // QEMU takes a zone that it does not find for UTC, without a word.
@@ -112,7 +116,7 @@ pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option
             element.with("offset", "utc").with_some("adjustment", adjustment)
         };
     }
-    let Some(timer) = &clock.timer else { return Ok(Some(element)) };
+    let Some(timer) = &clock.timer else { return Ok(Some(element.children(counter))) };
     let one = |name: &str, present: Option<bool>, policy: Option<&String>, track: Option<&String>| {
         Element::new("timer")
             .with("name", name)
@@ -125,7 +129,8 @@ pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option
         .children(timer.pit.as_ref().map(|t| one("pit", t.present, t.tick_policy.as_ref(), None)))
         .children(timer.kvm.as_ref().map(|t| one("kvmclock", t.present, None, None)))
         .children(timer.hpet.as_ref().map(|t| one("hpet", t.present, t.tick_policy.as_ref(), None)))
-        .children(timer.hyperv.as_ref().map(|t| one("hypervclock", t.present, None, None)));
+        .children(timer.hyperv.as_ref().map(|t| one("hypervclock", t.present, None, None)))
+        .children(counter);
     Ok(Some(element))
 }
 

@@ -208,7 +208,7 @@ pub(super) fn host_devices(vmi: &VirtualMachineInstance, given: &Given) -> Resul
         let size = if *kind == "GPU" { 0 } else { usb.left(resource).div_ceil(asking.max(1)) };
         let set: Vec<UsbAddress> = (0..size).filter_map(|_| usb.pop(resource)).collect();
         if set.is_empty() {
-            return Err(DomainError::NoHostDevice { kind: *kind, name: (*name).into(), resource: (*resource).into() });
+            return Err(DomainError::NoHostDevice { kind, name: (*name).into(), resource: (*resource).into() });
         }
         elements.extend(set.iter().enumerate().map(|(number, address)| match number {
             0 => address.element(&format!("usb-host-{name}")),

@@ -359,6 +359,28 @@ fn usb_redirection_has_its_channels_and_a_controller() {
 }
 
 #[test]
+fn a_guest_that_depends_on_the_counter_is_told_its_frequency() {
+    let invtsc = json!({"features": [{"name": "invtsc", "policy": "require"}]});
+    for (part, hint, timer) in [
+        (json!({"cpu": invtsc}), Some(2_000_000_000), true),
+        (json!({"cpu": invtsc, "clock": {"utc": {}}}), Some(2_000_000_000), true),
+        (
+            json!({"cpu": invtsc, "clock": {"utc": {}, "timer": {"hpet": {"present": false}}}}),
+            Some(2_000_000_000),
+            true,
+        ),
+        (json!({"cpu": invtsc}), None, false),
+        (json!({}), Some(2_000_000_000), false),
+    ] {
+        let mut vmi = vmi(with_domain(part.clone()));
+        let status = vmi.status.get_or_insert_default();
+        status.topology_hints.get_or_insert_default().tsc_frequency = hint;
+        let clock = features::clock(&vmi, Path::new("")).unwrap().map(|clock| clock.to_xml()).unwrap_or_default();
+        assert_eq!(clock.contains("<timer name='tsc' frequency='2000000000'/>"), timer, "{part}: {clock}");
+    }
+}
+
+#[test]
 fn a_usb_device_of_the_host_has_a_controller() {
     let device = json!({"name": "stick", "deviceName": "v.org/stick"});
     let xml = xml(json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"hostDevices": [device]}}}));
@@ -407,6 +429,33 @@ fn the_cluster_and_annotations_choose_hardware() {
     assert!(changed.contains("<pcihole64 unit='KiB'>0</pcihole64>"));
     let annotated = convert(&options(), json!({"kubevirt.io/free-page-reporting-disabled": "true"}));
     assert!(annotated.contains("freePageReporting='off'"));
+}
+
+#[test]
+fn interfaces_stand_in_their_order_each_with_its_own_tap_device() {
+    let nic = |name: &str, tap: &str, mac: &str| protocol::Nic {
+        name: name.into(),
+        tap: tap.into(),
+        mac: mac.into(),
+        ..Default::default()
+    };
+    // The agent may tell of them in another order.
+    let nics = vec![nic("lan", "tap094a367b026", "0a:58:00:00:00:07"), nic("default", "tap0", "02:00:00:00:00:01")];
+    let options = protocol::MachineOptions { nics, ..options() };
+    let mut spec = with_domain(json!({"devices": {"interfaces": [
+        {"name": "default", "masquerade": {}},
+        {"name": "lan", "bridge": {}},
+        {"name": "gone", "bridge": {}, "state": "absent"},
+    ]}}));
+    spec["networks"] = json!([{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}]);
+    let xml = convert_for(&vmi(spec), true, &options).unwrap().xml;
+    let places: Vec<usize> =
+        ["dev='tap0'", "alias name='ua-default'", "0a:58:00:00:00:07", "dev='tap094a367b026'", "ua-lan"]
+            .iter()
+            .map(|text| xml.find(text).unwrap_or_else(|| panic!("{text} in {xml}")))
+            .collect();
+    assert!(places.is_sorted(), "{xml}");
+    assert_eq!(xml.matches("<interface ").count(), 2, "{xml}");
 }
 
 #[test]

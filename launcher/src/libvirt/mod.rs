@@ -407,6 +407,24 @@ impl Connection {
         .await
     }
 
+    /// Grows a disk under its running guest; false if it is that large.
+    ///
+    /// # Errors
+    /// A failed call, among them storage that has no room for it.
+    pub async fn grow_disk(&self, name: &str, target: String, size: u64, deadline: Duration) -> Result<bool, Error> {
+        if target.contains('\0') {
+            return Err(Error::ZeroByte);
+        }
+        self.with_domain("grow a disk", name, deadline, move |domain| {
+            if domain.get_block_info(&target, 0)?.capacity >= size {
+                return Ok(false);
+            }
+            domain.block_resize(&target, size, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?;
+            Ok(true)
+        })
+        .await
+    }
+
     /// Sets the guest's clock to the host's through the guest agent.
     ///
     /// # Errors

@@ -361,6 +361,8 @@ impl Driver {
         self.open_console(start);
         // Connecting may have found the domain of a former worker.
         if self.stage == Stage::Live {
+            // First: it may be what the guest waits for.
+            self.grow(start).await?;
             self.go_on().await?;
             return Ok(false);
         }
@@ -382,6 +384,24 @@ impl Driver {
         self.refresh().await;
         tracing::info!("the machine runs");
         Ok(true)
+    }
+
+    /// Gives the disks of the guest what their claims have grown by.
+    async fn grow(&self, start: &Start) -> Result<(), RequestError> {
+        let Some(connection) = self.connection.clone().filter(|_| self.stopping.is_none()) else { return Ok(()) };
+        for (volume, size) in start.room().await {
+            let target =
+                self.state.borrow().disks.iter().find(|disk| disk.volume == volume).map(|disk| disk.target.clone());
+            let Some(target) = target else { continue };
+            match connection.grow_disk(&self.name, target, size, CALL_DEADLINE).await {
+                Ok(true) => tracing::info!(volume, size, "the disk was grown to its claim"),
+                Ok(false) => {}
+                Err(error) if error.is_transient() => return Err(error.into()),
+                // The guest has its disk all the same.
+                Err(error) => tracing::warn!(volume, size, %error, "the disk was not grown to its claim"),
+            }
+        }
+        Ok(())
     }
 
     /// Lets a guest that stands still because of a disk run on. If the cause is still there, it stops again.

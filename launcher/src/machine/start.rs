@@ -8,7 +8,7 @@ use std::{
 
 use api::VirtualMachineInstance;
 use ipnet::Ipv4Net;
-use tokio::task::JoinHandle;
+use tokio::{sync::Semaphore, task::JoinHandle};
 
 use super::RequestError;
 use crate::{
@@ -23,6 +23,10 @@ use crate::{
 
 /// How long making the images may take.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a look at the claims of a running machine may take: what users ask for waits meanwhile.
+const LOOK_DEADLINE: Duration = Duration::from_secs(3);
+/// Looks at claims at a time.
+static LOOKS: Semaphore = Semaphore::const_new(1);
 /// Where Debian has UEFI firmware, in case the cluster's setting names another distribution's directory.
 const OVMF_FALLBACK: &str = "/usr/share/OVMF";
 
@@ -53,6 +57,25 @@ impl Start {
         match tokio::time::timeout(PREPARE_DEADLINE, work).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) | Err(_) => Err(passing("the machine's disks could not be made ready in time")),
+        }
+    }
+
+    /// How large the disks in claims could be, by volume. Storage that does not answer is not asked again before it does:
+    /// each question holds a thread.
+    pub(super) async fn room(&self) -> Vec<(String, u64)> {
+        let Ok(turn) = LOOKS.try_acquire() else { return Vec::new() };
+        let this = self.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let sizes = disks::room(&this.vmi, &this.paths);
+            drop(turn);
+            sizes
+        });
+        match tokio::time::timeout(LOOK_DEADLINE, work).await {
+            Ok(Ok(sizes)) => sizes,
+            Ok(Err(_)) | Err(_) => {
+                tracing::warn!("the machine's claims could not be looked at in time");
+                Vec::new()
+            }
         }
     }
 
@@ -185,6 +208,19 @@ mod tests {
         assert_eq!(lease.hostname.as_deref(), Some("web"));
         assert_eq!(lease.client, None);
         assert_eq!(lease.mtu, 1450);
+        // In place of its pod a guest is the only one on its bridge that is answered: others are on its network, too.
+        vmi.spec.domain.devices.interfaces =
+            serde_json::from_value(serde_json::json!([{"name": "default", "bridge": {}}])).unwrap();
+        let routes = vec![
+            protocol::Route { destination: "172.16.0.0/12".into(), gateway: "10.0.2.7".into() },
+            protocol::Route { destination: "169.254.1.1/32".into(), gateway: String::new() },
+        ];
+        let told = protocol::DhcpLease { gateway: String::new(), routes, ..nic.dhcp.clone().unwrap() };
+        let bridged = protocol::Nic { dhcp: Some(told), ..nic.clone() };
+        let bridged = super::lease(&bridged, &vmi, &Resolver::default()).unwrap();
+        assert_eq!(bridged.client, Some([2, 0, 0, 0, 0, 1]));
+        assert_eq!(bridged.gateway, None);
+        assert_eq!(bridged.routes[1], ("169.254.1.1/32".parse().unwrap(), Ipv4Addr::UNSPECIFIED));
         let broken = protocol::Nic {
             dhcp: Some(protocol::DhcpLease { address: "10.0.2.2".into(), ..nic.dhcp.clone().unwrap() }),
             ..nic

@@ -11,6 +11,7 @@
 //!      +------------------------ pause (1, 2, 5, 10 s) <---------------------+ socket is another one or gone
 //! ```
 
+mod offers;
 mod permitted;
 mod server;
 mod shared;
@@ -30,13 +31,17 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 
-pub use self::shared::{Device, KVM, TUN, VHOST_NET};
 use self::{
+    offers::note,
     server::Plugin,
     v1beta1::{
         ContainerAllocateResponse, DevicePluginOptions, RegisterRequest, device_plugin_server::DevicePluginServer,
         registration_client::RegistrationClient,
     },
+};
+pub use self::{
+    offers::{Offer, Offers, Registration, all_known, changed},
+    shared::{Device, KVM, TUN, VHOST_NET},
 };
 use crate::safe_dir::{Error as PathError, SafeDir, Stat};
 
@@ -75,7 +80,7 @@ pub struct Config {
 type Units = Pin<Box<dyn Stream<Item = Vec<v1beta1::Device>> + Send>>;
 
 /// What kubelet is offered under the name of a resource.
-trait Offer: Send + Sync + 'static {
+trait Resource: Send + Sync + 'static {
     /// Name of the resource that pods ask for.
     fn resource(&self) -> &str;
 
@@ -107,55 +112,46 @@ enum Error {
     Server,
 }
 
-/// Offers the resources to kubelet until `stop`. `registered` says whether kubelet knows all of those at present that
-/// every launcher uses: a node whose permitted devices are not known yet has none of them for the scheduler.
-pub async fn run(config: Config, cluster: ConfigHandle, registered: watch::Sender<bool>, stop: CancellationToken) {
+/// Offers the resources to kubelet until `stop`. `offers` says how those that every launcher uses stand at present: a node
+/// whose permitted devices are not known yet has none of them for the scheduler.
+pub async fn run(config: Config, cluster: ConfigHandle, offers: watch::Sender<Offers>, stop: CancellationToken) {
     let mut plugins = JoinSet::new();
-    let mut states = Vec::new();
     for device in shared::RESOURCES {
-        let (state, known) = watch::channel(false);
-        states.push(known);
-        plugins.spawn(shared::run(device, config.clone(), state, stop.clone()));
+        // All are known of before the first is taken.
+        note(&offers, &device.resource(), |_| {});
+    }
+    for device in shared::RESOURCES {
+        plugins.spawn(shared::run(device, config.clone(), offers.clone(), stop.clone()));
     }
     plugins.spawn(permitted::run(config, cluster, stop));
-    plugins.spawn(join_states(states, registered));
-    // The task that joins the states ends when the plugins, which hold the senders, have ended.
     while plugins.join_next().await.is_some() {}
 }
 
-/// Says whether all of several things hold.
-async fn join_states(mut states: Vec<watch::Receiver<bool>>, joined: watch::Sender<bool>) {
-    loop {
-        let all = states.iter_mut().all(|state| *state.borrow_and_update());
-        joined.send_if_modified(|value| std::mem::replace(value, all) != all);
-        let changes = states.iter_mut().map(|state| Box::pin(state.changed()));
-        if futures::future::select_all(changes).await.0.is_err() {
-            return;
-        }
-    }
-}
-
 /// Offers one resource until `stop`.
-async fn offer(what: Arc<dyn Offer>, plugins_dir: &Path, registered: &watch::Sender<bool>, stop: CancellationToken) {
+async fn offer(what: Arc<dyn Resource>, plugins_dir: &Path, offers: &watch::Sender<Offers>, stop: CancellationToken) {
     let serve = async {
+        let resource = what.resource();
         let mut failures = 0;
         loop {
-            match session(&what, plugins_dir, registered).await {
+            match session(&what, plugins_dir, offers).await {
                 Ok(()) => {
                     failures = 0;
-                    tracing::info!(resource = what.resource(), "kubelet restarted, the plugin is offered again");
+                    note(offers, resource, |offer| offer.registration = Registration::Awaited);
+                    tracing::info!(resource, "kubelet restarted, the plugin is offered again");
                 }
                 Err(error) => {
                     let pause = BACKOFF[failures.min(BACKOFF.len() - 1)];
                     failures += 1;
                     let source = std::error::Error::source(&error).map(ToString::to_string);
-                    let resource = what.resource();
+                    let why = match &source {
+                        Some(source) => format!("{error}: {source}"),
+                        None => error.to_string(),
+                    };
+                    note(offers, resource, |offer| offer.registration = Registration::Failed(why));
                     tracing::warn!(resource, %error, source, ?pause, "device plugin is not registered");
-                    registered.send_replace(false);
                     sleep(pause).await;
                 }
             }
-            registered.send_replace(false);
         }
     };
     tokio::select! {
@@ -169,7 +165,7 @@ async fn offer(what: Arc<dyn Offer>, plugins_dir: &Path, registered: &watch::Sen
 }
 
 /// Serves the plugin and registers it, until kubelet starts anew.
-async fn session(what: &Arc<dyn Offer>, plugins_dir: &Path, registered: &watch::Sender<bool>) -> Result<(), Error> {
+async fn session(what: &Arc<dyn Resource>, plugins_dir: &Path, offers: &watch::Sender<Offers>) -> Result<(), Error> {
     let directory = SafeDir::trusted(plugins_dir)?;
     directory.wait_for(KUBELET_SOCKET, Duration::MAX).await?;
     // Subscribed before the first look, so that no change is missed.
@@ -182,7 +178,7 @@ async fn session(what: &Arc<dyn Offer>, plugins_dir: &Path, registered: &watch::
     let registration = async {
         register(&directory, &**what).await?;
         tracing::info!(resource = what.resource(), "device plugin is registered");
-        registered.send_replace(true);
+        note(offers, what.resource(), |offer| offer.registration = Registration::Done);
         while sockets(&directory, &what.socket()) == before {
             changes.changed(SOCKET_RECHECK).await;
         }
@@ -201,7 +197,7 @@ fn sockets(directory: &SafeDir, own: &str) -> [Option<(u64, (i64, u64))>; 2] {
     [directory.stat(KUBELET_SOCKET).ok().map(identity), directory.stat(own).ok().map(identity)]
 }
 
-async fn register(directory: &SafeDir, what: &dyn Offer) -> Result<(), Error> {
+async fn register(directory: &SafeDir, what: &dyn Resource) -> Result<(), Error> {
     let directory = directory.clone();
     // The address is not used: the connection goes to the socket.
     let channel = Endpoint::from_static("http://kubelet")

@@ -16,7 +16,7 @@ use tokio_stream::{StreamExt, wrappers::WatchStream};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Config, NotAllocated, Offer, Units, device_permissions, offer,
+    Config, NotAllocated, Offers, Resource, Units, device_permissions, offer,
     v1beta1::{self, ContainerAllocateResponse, DeviceSpec, NumaNode, TopologyInfo},
 };
 use crate::{
@@ -85,8 +85,9 @@ pub(super) async fn run(config: Config, mut cluster: ConfigHandle, stop: Cancell
                     };
                     let (directory, ended) = (config.plugins_dir.clone(), plugin.stop.clone());
                     plugins.spawn(async move {
-                        let (registered, _) = watch::channel(false);
-                        offer(Arc::new(permitted), &directory, &registered, ended).await;
+                        // Nobody waits for these.
+                        let (offers, _) = watch::channel(Offers::new());
+                        offer(Arc::new(permitted), &directory, &offers, ended).await;
                     });
                     running.insert(key, plugin);
                 }
@@ -155,7 +156,7 @@ fn allocation(
     })
 }
 
-impl Offer for Permitted {
+impl Resource for Permitted {
     fn resource(&self) -> &str {
         &self.resource
     }

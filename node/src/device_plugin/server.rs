@@ -6,7 +6,7 @@ use futures::Stream;
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status};
 
-use super::{NotAllocated, Offer, v1beta1};
+use super::{NotAllocated, Resource, v1beta1};
 use v1beta1::{
     AllocateRequest, AllocateResponse, DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
@@ -18,11 +18,11 @@ const MAX_CONTAINERS: usize = 64;
 
 /// A plugin for one resource.
 pub(super) struct Plugin {
-    offer: Arc<dyn Offer>,
+    offer: Arc<dyn Resource>,
 }
 
 impl Plugin {
-    pub(super) fn new(offer: Arc<dyn Offer>) -> Self {
+    pub(super) fn new(offer: Arc<dyn Resource>) -> Self {
         Self { offer }
     }
 }

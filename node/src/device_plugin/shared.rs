@@ -7,7 +7,8 @@ use tokio_stream::{StreamExt, wrappers::WatchStream};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Config, NotAllocated, Offer, Units, device_permissions, offer,
+    Config, NotAllocated, Offers, Resource, Units, device_permissions, offer,
+    offers::note,
     v1beta1::{self, ContainerAllocateResponse, DeviceSpec},
 };
 use crate::{device_access::is_there, safe_dir::SafeDir};
@@ -65,7 +66,7 @@ fn units(device: Device, count: u32, healthy: bool) -> Vec<v1beta1::Device> {
         .collect()
 }
 
-impl Offer for Shared {
+impl Resource for Shared {
     fn resource(&self) -> &str {
         &self.resource
     }
@@ -93,21 +94,28 @@ impl Offer for Shared {
 }
 
 /// Offers a device until `stop`.
-pub(super) async fn run(device: Device, config: Config, registered: watch::Sender<bool>, stop: CancellationToken) {
+pub(super) async fn run(device: Device, config: Config, offers: watch::Sender<Offers>, stop: CancellationToken) {
     let (health, healthy) = watch::channel(false);
     let shared = Shared { resource: device.resource(), device, units: config.max_devices, healthy };
     tokio::select! {
-        () = offer(Arc::new(shared), &config.plugins_dir, &registered, stop) => {}
-        () = watch_health(device, &config, &health) => {}
+        () = offer(Arc::new(shared), &config.plugins_dir, &offers, stop) => {}
+        () = watch_health(device, &config, &health, &offers) => {}
     }
 }
 
 /// Follows whether the device is there.
-async fn watch_health(device: Device, config: &Config, health: &watch::Sender<bool>) {
+async fn watch_health(device: Device, config: &Config, health: &watch::Sender<bool>, offers: &watch::Sender<Offers>) {
+    let resource = device.resource();
+    let tell = |now: bool| {
+        if health.send_if_modified(|value| std::mem::replace(value, now) != now) {
+            tracing::info!(%resource, healthy = now, "device changed");
+        }
+        note(offers, &resource, |offer| offer.healthy = Some(now));
+    };
     let mut loaded = false;
     loop {
         let Ok(dev) = SafeDir::trusted(&config.dev_dir) else {
-            health.send_replace(false);
+            tell(false);
             sleep(DEVICE_RECHECK).await;
             continue;
         };
@@ -122,10 +130,7 @@ async fn watch_health(device: Device, config: &Config, health: &watch::Sender<bo
                 tracing::info!(device = device.node, %error, "driver cannot be loaded");
             }
         }
-        let now = is_there(&dev, device);
-        if health.send_if_modified(|value| std::mem::replace(value, now) != now) {
-            tracing::info!(resource = %device.resource(), healthy = now, "device changed");
-        }
+        tell(is_there(&dev, device));
         changes.changed(DEVICE_RECHECK).await;
     }
 }

@@ -60,11 +60,11 @@ async fn plugins_register_serve_and_register_again_with_a_new_kubelet() {
     fs::create_dir_all(&plugins).unwrap();
     fs::create_dir_all(dev.join("net")).unwrap();
     let stop = CancellationToken::new();
-    let (registered, mut known) = watch::channel(false);
+    let (offers, mut known) = watch::channel(Offers::new());
     let sys_dir = directory.join("sys");
     let config = Config { plugins_dir: plugins.clone(), dev_dir: dev.clone(), sys_dir, max_devices: 3 };
     let cluster = ConfigHandle::fixed(ClusterConfig::default());
-    let running = tokio::spawn(run(config, cluster, registered, stop.clone()));
+    let running = tokio::spawn(run(config, cluster, offers, stop.clone()));
 
     let (mut requests, kubelet) = start_kubelet(&plugins);
     let mut resources = Vec::new();
@@ -76,7 +76,7 @@ async fn plugins_register_serve_and_register_again_with_a_new_kubelet() {
     }
     resources.sort();
     assert_eq!(resources, ["devices.kubevirt.io/kvm", "devices.kubevirt.io/tun", "devices.kubevirt.io/vhost-net"]);
-    tokio::time::timeout(Duration::from_secs(5), known.wait_for(|all| *all)).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(5), known.wait_for(all_known)).await.unwrap().unwrap();
 
     // The device is not there: units are unhealthy until it is.
     let mut client = dial(&plugins, "kubevirt-tun.sock").await;
@@ -116,7 +116,7 @@ async fn plugins_register_serve_and_register_again_with_a_new_kubelet() {
     for _ in 0..3 {
         tokio::time::timeout(Duration::from_secs(10), requests.recv()).await.expect("not registered again").unwrap();
     }
-    tokio::time::timeout(Duration::from_secs(5), known.wait_for(|all| *all)).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(5), known.wait_for(all_known)).await.unwrap().unwrap();
 
     stop.cancel();
     tokio::time::timeout(Duration::from_secs(5), running).await.unwrap().unwrap();

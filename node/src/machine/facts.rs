@@ -69,8 +69,42 @@ fn fingerprint(vmi: &VirtualMachineInstance) -> u64 {
         }
     }
     let mut sink = Sink(DefaultHasher::new());
+    // Of the status only what the controller says of claims: what the agent itself writes there must not count.
+    let claims: Vec<_> = vmi
+        .status
+        .iter()
+        .flat_map(|status| &status.volume_status)
+        .filter_map(|volume| volume.persistent_volume_claim_info.as_ref().map(|claim| (&volume.name, claim)))
+        .collect();
     // Writing into a hash cannot fail, and the types have no keys that JSON lacks; a failure would only cause
     // one synchronization more or less.
-    let _ = serde_json::to_writer(&mut sink, &(&vmi.spec, &vmi.metadata.annotations, &vmi.metadata.labels));
+    let _ = serde_json::to_writer(&mut sink, &(&vmi.spec, &vmi.metadata.annotations, &vmi.metadata.labels, claims));
     sink.0.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn stands_for(labels: Value, volumes: Value) -> u64 {
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+            "metadata": {"name": "m", "uid": "u", "labels": labels},
+            "spec": {"domain": {"devices": {}}},
+            "status": {"phase": "Running", "volumeStatus": volumes},
+        });
+        Facts::of(&serde_json::from_value(vmi).unwrap(), "node-1").fingerprint
+    }
+
+    #[test]
+    fn launchers_are_told_what_they_act_on_and_nothing_else() {
+        let claim = |size: &str| json!({"claimName": "c", "requests": {"storage": size}});
+        let volume = |target: &str, size: &str| json!([{"name": "d", "target": target, "persistentVolumeClaimInfo": claim(size)}]);
+        let before = stands_for(json!({}), volume("", "1Gi"));
+        assert_eq!(stands_for(json!({}), volume("vda", "1Gi")), before, "what the agent writes itself");
+        assert_ne!(stands_for(json!({}), volume("", "2Gi")), before, "a claim has grown");
+        assert_ne!(stands_for(json!({"team": "blue"}), volume("", "1Gi")), before, "a label is shown in a volume");
+    }
 }

@@ -23,6 +23,9 @@ use crate::{
 /// The user QEMU runs as in a launcher pod.
 const RUNTIME_USER: u32 = 107;
 
+/// What stands for a context where there is none.
+const NO_SELINUX: &str = "none";
+
 /// Why there is no connection to a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
@@ -67,6 +70,10 @@ pub trait Host: Send + Sync + 'static {
 
     /// Waits up to `within` for the launcher's socket of a pod, connects, and checks who answers.
     async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError>;
+
+    /// What SELinux calls the container of a checked launcher; `none` where there is no SELinux. Nothing if it cannot be
+    /// told.
+    fn security_context(&self, launcher: &Peer) -> Option<String>;
 
     /// Gives a checked launcher the devices it may use, and picks the capabilities cache that fits it.
     async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String>;
@@ -139,6 +146,16 @@ impl Host for NodeHost {
                 _ => Err(ConnectError::NoSocket),
             },
             Err(error) => Err(ConnectError::Refused(with_causes(&error))),
+        }
+    }
+
+    fn security_context(&self, launcher: &Peer) -> Option<String> {
+        match launcher.root().and_then(|root| root.security_label()) {
+            Ok(label) => Some(label.unwrap_or_else(|| NO_SELINUX.to_owned())),
+            Err(error) => {
+                tracing::debug!(%error, "the label of the launcher's container cannot be read");
+                None
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use api::{VirtualMachineInstance, vmi::status::VirtualMachineInstanceNetworkInterface as Interface};
 use protocol::GuestInterface;
 
-use crate::network::PodNetwork;
+use crate::network::{PodNetwork, plan::is_link_local};
 
 /// Interfaces that only the guest knows, at most.
 const MAX_GUEST_ONLY: usize = 10;
@@ -138,13 +138,6 @@ fn is_loopback(reported: &GuestInterface) -> bool {
     reported.name == "lo" || reported.mac == "00:00:00:00:00:00"
 }
 
-fn is_link_local(address: &IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    }
-}
-
 fn is_masquerade(vmi: &VirtualMachineInstance, name: Option<&str>) -> bool {
     vmi.spec
         .domain
@@ -175,7 +168,7 @@ fn primary_first(list: &mut [Interface], vmi: &VirtualMachineInstance) {
         .spec
         .networks
         .iter()
-        .find(|network| network.pod.is_some() || network.multus.as_ref().is_some_and(|multus| multus.default_))
+        .find(|network| network.is_primary())
         .and_then(|network| list.iter().position(|entry| entry.name.as_deref() == Some(network.name.as_str())));
     if let Some(position) = primary {
         list[..=position].rotate_right(1);

@@ -1,6 +1,9 @@
 //! Whether a machine could move to another node while it runs.
 
-use api::VirtualMachineInstance;
+use api::{
+    VirtualMachineInstance,
+    tsc::{self, Need},
+};
 
 /// What stands in the way of a live migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +50,10 @@ pub fn obstacles(vmi: &VirtualMachineInstance) -> Vec<Obstacle> {
         if security.tdx.is_some() {
             add("TDXNotLiveMigratable", "VMI uses TDX".into(), true);
         }
+    }
+    if tsc::need(vmi) != Need::Nothing && tsc::frequency(vmi).is_none() {
+        let message = "VMI depends on the frequency of the time stamp counter, and none was chosen for it";
+        add("NoTSCFrequencyNotLiveMigratable", message.into(), true);
     }
     let passthrough = domain.features.as_ref().and_then(|features| features.hyperv_passthrough.as_ref());
     if passthrough.is_some_and(|hyperv| hyperv.enabled.unwrap_or(true)) {
@@ -164,6 +171,14 @@ mod tests {
         let spec = json!({"domain": {"devices": {"interfaces": [{"name": "default", "bridge": {}}]}},
             "networks": [{"name": "default", "pod": {}}]});
         assert_eq!(first(&vmi(spec, json!({}))).0, "InterfaceNotLiveMigratable");
+    }
+
+    #[test]
+    fn a_counter_without_a_chosen_frequency_stands_in_the_way() {
+        let spec = json!({"domain": {"devices": {}, "features": {"hyperv": {"reenlightenment": {"enabled": true}}}}});
+        assert_eq!(first(&vmi(spec.clone(), json!({}))).0, "NoTSCFrequencyNotLiveMigratable");
+        let chosen = json!({"topologyHints": {"tscFrequency": 2_000_000_000}});
+        assert_eq!(first(&vmi(spec, chosen)).0, "NotMigratable");
     }
 
     #[test]

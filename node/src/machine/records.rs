@@ -175,12 +175,9 @@ async fn post_events(
 }
 
 fn event(object: ObjectReference, announcement: &Announcement, node: &str, now: jiff::Timestamp) -> Event {
-    let name = object.name.clone().unwrap_or_default();
-    // The same scheme as client-go's recorder: object name, dot, nanoseconds in hexadecimal.
-    let unique = u128::try_from(now.as_nanosecond()).unwrap_or_default();
     Event {
         metadata: ObjectMeta {
-            name: Some(format!("{name}.{unique:x}")),
+            name: Some(process::events::name(object.name.as_deref().unwrap_or_default(), now)),
             namespace: object.namespace.clone(),
             ..ObjectMeta::default()
         },

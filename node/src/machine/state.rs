@@ -160,6 +160,8 @@ pub struct Machine {
     pub io_pause: Option<IoPause>,
     /// The launcher was told that it may exit.
     pub finished: bool,
+    /// What SELinux calls the launcher's container.
+    pub security_context: Option<String>,
     /// First answer of the launcher.
     pub hello_at: Option<jiff::Timestamp>,
     /// The guest was seen running.
@@ -290,6 +292,7 @@ impl Machine {
             stopping: None,
             io_pause: None,
             finished: false,
+            security_context: None,
             hello_at: None,
             ran: false,
             vanished_since: None,

@@ -159,6 +159,10 @@ fn of_report(
     next.interfaces = interfaces::merged(&machine.vmi, machine.network.as_deref(), guest);
     conditions::of_domain(&mut next.conditions, &machine.vmi, report, time);
     next.migration_method = Some(migratability::method(&machine.vmi).into());
+    // What it was before counts until this agent has seen the launcher.
+    if machine.security_context.is_some() {
+        next.selinux_context.clone_from(&machine.security_context);
+    }
 }
 
 fn guest_os(guest: &GuestInfo) -> VirtualMachineInstanceGuestOsInfo {

@@ -225,6 +225,7 @@ impl Task {
                 self.connections += 1;
                 let number = self.connections;
                 tracing::info!(pid = peer.pid(), "connected to the launcher");
+                self.machine.security_context = self.host.security_context(&peer);
                 self.connection = Some(Connection { number, launcher, peer, follower: None });
                 Outcome::Connected(Ok(number))
             }

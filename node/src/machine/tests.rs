@@ -321,6 +321,10 @@ impl Host for FakeHost {
         Ok((stream, Arc::new(peer)))
     }
 
+    fn security_context(&self, _: &Peer) -> Option<String> {
+        Some("none".to_owned())
+    }
+
     async fn equip(&self, _: &Arc<Peer>, _: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String> {
         Ok(vec![CacheFile { name: "a.xml".into(), content: b"<a/>".to_vec() }])
     }

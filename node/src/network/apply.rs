@@ -1,13 +1,14 @@
 //! Carries a plan out in the network namespace of the calling thread.
 
-use std::{path::Path, process::Stdio, time::Duration};
+use std::{net::Ipv4Addr, path::Path, process::Stdio, time::Duration};
 
 use futures::TryStreamExt;
 use rtnetlink::{
-    Handle, LinkBridge, LinkMessageBuilder, LinkUnspec,
+    Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder,
     packet_route::{
         address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage},
         link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+        route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType},
     },
 };
 use tokio::{
@@ -17,7 +18,7 @@ use tokio::{
 
 use super::{
     Error, PodNetwork,
-    plan::{Address, BRIDGE_MAC, Link, Observed, Step, TAP_OWNER, decide},
+    plan::{Address, Link, Observed, Route, Step, TAP_OWNER, decide, is_link_local},
     request::Request,
 };
 use crate::safe_dir::SafeDir;
@@ -29,21 +30,26 @@ const NFT_COMPLAINT: u64 = 4 * 1024;
 /// The programs of a node's system are found here, whatever the agent's environment says.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Looks, decides and does what is missing.
-pub(super) async fn reconcile(request: &Request) -> Result<PodNetwork, Error> {
+/// Looks, decides and does what is missing, one interface after the other.
+pub(super) async fn reconcile(requests: &[Request]) -> Result<PodNetwork, Error> {
     let (connection, handle, _) =
         rtnetlink::new_connection().map_err(|source| link_error("open netlink for", "links", source))?;
     // Ends with the runtime of this thread.
     tokio::spawn(connection);
-    let plan = decide(request, &observe(&handle).await?)?;
-    for step in &plan.steps {
-        carry_out(step, &handle).await?;
+    let mut ready = PodNetwork::default();
+    for request in requests {
+        let plan = decide(request, &observe(&handle).await?)?;
+        for step in &plan.steps {
+            carry_out(step, &handle).await?;
+        }
+        tracing::debug!(interface = %request.name, steps = plan.steps.len(), "pod network is set up");
+        ready.nics.extend(plan.network.nics);
+        ready.interfaces.extend(plan.network.interfaces);
     }
-    tracing::debug!(interface = %request.name, steps = plan.steps.len(), "pod network is set up");
-    Ok(plan.network)
+    Ok(ready)
 }
 
-/// Links and addresses as they are.
+/// Links, addresses and routes as they are.
 async fn observe(handle: &Handle) -> Result<Observed, Error> {
     let links: Vec<LinkMessage> =
         handle.link().get().execute().try_collect().await.map_err(|source| link_error("list", "links", source))?;
@@ -54,9 +60,18 @@ async fn observe(handle: &Handle) -> Result<Observed, Error> {
         .try_collect()
         .await
         .map_err(|source| link_error("list", "addresses", source))?;
+    let query = RouteMessageBuilder::<Ipv4Addr>::new().build();
+    let routes: Vec<RouteMessage> = handle
+        .route()
+        .get(query)
+        .execute()
+        .try_collect()
+        .await
+        .map_err(|source| link_error("list", "routes", source))?;
     Ok(Observed {
         links: links.iter().filter_map(link).collect(),
         addresses: addresses.iter().filter_map(address).collect(),
+        routes: routes.iter().filter_map(route).collect(),
     })
 }
 
@@ -66,6 +81,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
         index: message.header.index,
         name: String::new(),
         kind: String::new(),
+        mac: None,
         mtu: 0,
         controller: None,
         up: message.header.flags.contains(LinkFlags::Up),
@@ -74,6 +90,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(value) => name = Some(value.clone()),
+            LinkAttribute::Address(value) => link.mac = value.as_slice().try_into().ok(),
             LinkAttribute::Mtu(value) => link.mtu = *value,
             LinkAttribute::Controller(value) => link.controller = Some(*value).filter(|index| *index != 0),
             LinkAttribute::IfAlias(value) => link.alias = Some(value.clone()),
@@ -103,11 +120,29 @@ fn address(message: &AddressMessage) -> Option<Address> {
     Some(Address { link: message.header.index, ip: local.or(other)?, prefix: message.header.prefix_len })
 }
 
+/// An IPv4 route of the main table that leads by one link.
+fn route(message: &RouteMessage) -> Option<Route> {
+    if message.header.table != RouteHeader::RT_TABLE_MAIN || message.header.kind != RouteType::Unicast {
+        return None;
+    }
+    let (mut link, mut destination, mut gateway) = (None, Ipv4Addr::UNSPECIFIED, None);
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Oif(index) => link = Some(*index),
+            RouteAttribute::Destination(RouteAddress::Inet(ip)) => destination = *ip,
+            RouteAttribute::Gateway(RouteAddress::Inet(ip)) => gateway = Some(*ip),
+            _ => {}
+        }
+    }
+    Some(Route { link: link?, destination, prefix: message.header.destination_prefix_length, gateway })
+}
+
 async fn carry_out(step: &Step, handle: &Handle) -> Result<(), Error> {
     match step {
-        Step::CreateBridge { name, mtu } => {
-            let message = LinkBridge::new(name).address(BRIDGE_MAC.to_vec()).mtu(*mtu).build();
-            let made = handle.link().add(message).execute().await;
+        Step::CreateBridge { name, mac, mtu, up } => {
+            let message = LinkBridge::new(name).address(mac.to_vec()).mtu(*mtu);
+            let message = if *up { message.up() } else { message.down() };
+            let made = handle.link().add(message.build()).execute().await;
             made.map_err(|source| link_error("create bridge", name, source))
         }
         Step::CreateTap { name, queues } => create_tap(name, *queues),
@@ -135,6 +170,21 @@ async fn carry_out(step: &Step, handle: &Handle) -> Result<(), Error> {
             }
             request.execute().await.map_err(|source| link_error("add an address to", link, source))
         }
+        Step::Rename { from, to } => {
+            let index = index_of(handle, from).await?;
+            set_link(handle, from, LinkUnspec::new_with_index(index).down()).await?;
+            set_link(handle, from, LinkUnspec::new_with_index(index).name(to.as_str())).await
+        }
+        Step::SetMac { link, mac } => {
+            let message = LinkUnspec::new_with_index(index_of(handle, link).await?).address(mac.to_vec());
+            set_link(handle, link, message).await
+        }
+        Step::TakeAddresses { link } => take_addresses(handle, link).await,
+        Step::StopLearning { link } => {
+            let message = LinkBridgePort::new(index_of(handle, link).await?).learning(false).build();
+            let set = handle.link().set_port(message).execute().await;
+            set.map_err(|source| link_error("change the port of", link, source))
+        }
         Step::SetKernel { path, value } => {
             // `/proc/sys/net` shows the network namespace of the thread that looks.
             Ok(SafeDir::trusted(Path::new("/proc/sys"))?.write_existing(path, value.as_bytes())?)
@@ -145,6 +195,19 @@ async fn carry_out(step: &Step, handle: &Handle) -> Result<(), Error> {
             set_link(handle, link, message).await
         }
     }
+}
+
+async fn take_addresses(handle: &Handle, link: &str) -> Result<(), Error> {
+    let failed = |source| link_error("take an address from", link, source);
+    let index = index_of(handle, link).await?;
+    let of_link: Vec<AddressMessage> =
+        handle.address().get().set_link_index_filter(index).execute().try_collect().await.map_err(failed)?;
+    for message in of_link {
+        if address(&message).is_some_and(|address| !is_link_local(&address.ip)) {
+            handle.address().del(message).execute().await.map_err(failed)?;
+        }
+    }
+    Ok(())
 }
 
 async fn set_link(handle: &Handle, name: &str, message: LinkMessageBuilder<LinkUnspec>) -> Result<(), Error> {

@@ -1,5 +1,5 @@
-//! The pod network of a machine: the guest behind a bridge and a tap device in the pod's network namespace, translated
-//! to and from the pod's addresses (masquerade).
+//! The networks of a machine: for each interface a bridge and a tap device in the pod's network namespace, and behind them
+//! the guest, its packets translated to and from the pod's addresses (masquerade) or on the link's own network ([`bridge`]).
 //!
 //! ```text
 //!            pod's network namespace
@@ -11,6 +11,7 @@
 //! a finished set-up is recognised by a mark on the bridge and left alone, so running machines keep their rules.
 
 mod apply;
+mod bridge;
 mod namespace;
 pub mod plan;
 pub mod request;
@@ -29,7 +30,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// Set-ups at a time; each has a thread of its own while it lasts.
 static CONCURRENT: Semaphore = Semaphore::const_new(4);
 
-/// The pod network as it was set up for a machine.
+/// The networks of a pod as they were set up for its machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodNetwork {
     /// What the launcher needs to know, one entry an interface.
@@ -83,6 +84,9 @@ pub enum Error {
     /// The pod's link has no address (yet).
     #[error("pod link ({0}) has no address")]
     PodAddressMissing(String),
+    /// The pod's link is not one of those that have MAC addresses.
+    #[error("pod link ({0}) has no MAC address")]
+    NoMac(String),
     /// A name that is needed belongs to a link of another kind.
     #[error("link {0} exists and is not ours")]
     ForeignLink(String),
@@ -129,20 +133,23 @@ impl Error {
     }
 }
 
-/// Sets up the network of a machine in the pod that `pod` is a process of. Can be repeated at any time; when all is in
+/// Sets up the networks of a machine in the pod that `pod` is a process of. Can be repeated at any time; when all is in
 /// place nothing is changed.
 pub async fn setup(pod: &Peer, vmi: &VirtualMachineInstance) -> Result<PodNetwork, Error> {
-    let Some(request) = request::request(vmi)? else { return Ok(PodNetwork::default()) };
+    let requests = request::requests(vmi)?;
+    if requests.is_empty() {
+        return Ok(PodNetwork::default());
+    }
     let namespace = NetworkNamespace::of(pod)?;
-    setup_in(namespace, request).await
+    setup_in(namespace, requests).await
 }
 
 /// Sets up what is asked for in a network namespace.
-pub async fn setup_in(namespace: NetworkNamespace, request: request::Request) -> Result<PodNetwork, Error> {
+pub async fn setup_in(namespace: NetworkNamespace, requests: Vec<request::Request>) -> Result<PodNetwork, Error> {
     let work = async {
         // The semaphore is never closed.
         let _slot = CONCURRENT.acquire().await;
-        namespace.run(move || async move { apply::reconcile(&request).await }).await
+        namespace.run(move || async move { apply::reconcile(&requests).await }).await
     };
     tokio::time::timeout(DEADLINE, work).await.map_err(|_| Error::Timeout)?
 }

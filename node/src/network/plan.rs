@@ -3,24 +3,24 @@
 //! The order of steps makes an interrupted set-up safe to go on with: the tap device, which lets the guest's packets in,
 //! comes after the rules, and the mark that says that all is done comes last.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use sha2::{Digest, Sha256};
 
 use super::{
-    Error, PodInterface, PodNetwork,
-    request::{Pair, Request},
+    Error, PodInterface, PodNetwork, bridge,
+    request::{Binding, Masquerade, Pair, Request},
     ruleset::{Translation, ruleset},
 };
 
 /// Raise it when steps change in a way that machines set up before have to be set up again.
-const GENERATION: u32 = 1;
-/// MAC address of every bridge. The guest sees it as its gateway's, wherever it runs.
+pub(super) const GENERATION: u32 = 1;
+/// MAC address of every bridge before which addresses are translated. The guest sees it as its gateway's, wherever it runs.
 pub const BRIDGE_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0];
 /// User and group that may open the tap device: the launcher's.
 pub const TAP_OWNER: u32 = 107;
 /// Smallest MTU that IPv4 allows; the kernel's own smallest for a bridge.
-const MIN_MTU: u32 = 68;
+pub(super) const MIN_MTU: u32 = 68;
 
 /// A link of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct Link {
     pub name: String,
     /// `bridge`, `tun`, `veth` and so on; empty if the kernel does not say.
     pub kind: String,
+    /// Its MAC address, if it has one.
+    pub mac: Option<[u8; 6]>,
     /// Its MTU.
     pub mtu: u32,
     /// Number of the link that it belongs to.
@@ -52,24 +54,43 @@ pub struct Address {
     pub prefix: u8,
 }
 
-/// Links and addresses of the pod.
+/// A route of the main table by one link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Number of the link.
+    pub link: u32,
+    /// Where it leads.
+    pub destination: Ipv4Addr,
+    /// Length of the destination's prefix.
+    pub prefix: u8,
+    /// Who passes packets on; nobody where the destination is on the link itself.
+    pub gateway: Option<Ipv4Addr>,
+}
+
+/// Links, addresses and routes of the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// All links.
     pub links: Vec<Link>,
     /// All addresses.
     pub addresses: Vec<Address>,
+    /// Routes for IPv4, in the kernel's order.
+    pub routes: Vec<Route>,
 }
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make the bridge.
+    /// Make a bridge.
     CreateBridge {
         /// Its name.
         name: String,
+        /// Its MAC address.
+        mac: [u8; 6],
         /// Its MTU.
         mtu: u32,
+        /// Switch it on.
+        up: bool,
     },
     /// Make the tap device.
     CreateTap {
@@ -98,6 +119,30 @@ pub enum Step {
         /// Length of its prefix.
         prefix: u8,
     },
+    /// Switch a link off and give it another name.
+    Rename {
+        /// Its name.
+        from: String,
+        /// Its new name.
+        to: String,
+    },
+    /// Give a link another MAC address.
+    SetMac {
+        /// Its name.
+        link: String,
+        /// The address.
+        mac: [u8; 6],
+    },
+    /// Take a link's addresses away, but for link-local ones.
+    TakeAddresses {
+        /// Its name.
+        link: String,
+    },
+    /// Have a bridge not learn who is behind one of its ports.
+    StopLearning {
+        /// Name of the port's link.
+        link: String,
+    },
     /// Set a kernel setting.
     SetKernel {
         /// Path beneath `/proc/sys`.
@@ -125,8 +170,15 @@ pub struct Plan {
     pub network: PodNetwork,
 }
 
-/// Decides what to do.
+/// Decides what to do for one interface.
 pub fn decide(request: &Request, observed: &Observed) -> Result<Plan, Error> {
+    match &request.binding {
+        Binding::Masquerade(asked) => masquerade(request, asked, observed),
+        Binding::Bridge { server } => bridge::decide(request, *server, observed),
+    }
+}
+
+fn masquerade(request: &Request, asked: &Masquerade, observed: &Observed) -> Result<Plan, Error> {
     let pod_link = observed.link(&request.pod_link).ok_or_else(|| Error::PodLinkMissing(request.pod_link.clone()))?;
     let ips = observed.unicast(pod_link.index);
     if ips.is_empty() {
@@ -136,7 +188,7 @@ pub fn decide(request: &Request, observed: &Observed) -> Result<Plan, Error> {
     let tap = tap_name(&request.pod_link);
     let mtu = pod_link.mtu.max(MIN_MTU);
     let pairs: Vec<(IpAddr, Pair)> =
-        ips.iter().map(|ip| (*ip, if ip.is_ipv4() { request.v4 } else { request.v6 })).collect();
+        ips.iter().map(|ip| (*ip, if ip.is_ipv4() { asked.v4 } else { asked.v6 })).collect();
     let translations: Vec<Translation<'_>> = pairs
         .iter()
         .map(|(pod_address, pair)| Translation {
@@ -144,8 +196,8 @@ pub fn decide(request: &Request, observed: &Observed) -> Result<Plan, Error> {
             bridge: &bridge,
             pod_address: *pod_address,
             pair: *pair,
-            forwards: &request.forwards,
-            sidecar: request.sidecar,
+            forwards: &asked.forwards,
+            sidecar: asked.sidecar,
         })
         .collect();
     let rules = ruleset(&translations);
@@ -157,7 +209,7 @@ pub fn decide(request: &Request, observed: &Observed) -> Result<Plan, Error> {
 
     let mut steps = Vec::new();
     match bridge_link {
-        None => steps.push(Step::CreateBridge { name: bridge.clone(), mtu }),
+        None => steps.push(Step::CreateBridge { name: bridge.clone(), mac: BRIDGE_MAC, mtu, up: true }),
         Some(link) => steps.extend(change(link, mtu, None)),
     }
     for (_, pair) in &pairs {
@@ -170,16 +222,7 @@ pub fn decide(request: &Request, observed: &Observed) -> Result<Plan, Error> {
         steps.extend(pairs.iter().flat_map(|(_, pair)| settings(&bridge, pair.guest)));
         steps.push(Step::Rules(rules));
     }
-    match tap_link {
-        None => {
-            steps.push(Step::CreateTap { name: tap.clone(), queues: request.queues });
-            steps.push(Step::SetLink { name: tap.clone(), mtu: Some(mtu), controller: Some(bridge.clone()), up: true });
-        }
-        Some(link) => {
-            let attached = link.controller.is_some() && link.controller == bridge_link.map(|link| link.index);
-            steps.extend(change(link, mtu, (!attached).then_some(bridge.as_str())));
-        }
-    }
+    steps.extend(tap_steps(request, tap_link, bridge_link, &bridge, mtu));
     if !marked {
         steps.push(Step::Mark { link: bridge.clone(), mark });
     }
@@ -203,8 +246,27 @@ pub fn decide(request: &Request, observed: &Observed) -> Result<Plan, Error> {
     Ok(Plan { steps, network: PodNetwork { nics: vec![nic], interfaces: vec![interface] } })
 }
 
+/// What makes the tap device and ties it to the bridge.
+pub(super) fn tap_steps(
+    request: &Request,
+    tap: Option<&Link>,
+    bridge_link: Option<&Link>,
+    bridge: &str,
+    mtu: u32,
+) -> Vec<Step> {
+    let Some(link) = tap else {
+        let name = tap_name(&request.pod_link);
+        return vec![
+            Step::CreateTap { name: name.clone(), queues: request.queues },
+            Step::SetLink { name, mtu: Some(mtu), controller: Some(bridge.to_owned()), up: true },
+        ];
+    };
+    let attached = link.controller.is_some() && link.controller == bridge_link.map(|link| link.index);
+    change(link, mtu, (!attached).then_some(bridge)).into_iter().collect()
+}
+
 /// The step that makes an existing link as it should be, if there is anything to change.
-fn change(link: &Link, mtu: u32, controller: Option<&str>) -> Option<Step> {
+pub(super) fn change(link: &Link, mtu: u32, controller: Option<&str>) -> Option<Step> {
     let new_mtu = (link.mtu != mtu).then_some(mtu);
     if new_mtu.is_none() && controller.is_none() && link.up {
         return None;
@@ -226,16 +288,25 @@ fn settings(bridge: &str, guest: IpAddr) -> Vec<Step> {
 }
 
 /// The bridge that belongs to a pod's link.
-fn bridge_name(pod_link: &str) -> String {
+pub(super) fn bridge_name(pod_link: &str) -> String {
     format!("k6t-{}", pod_link.strip_prefix("pod").unwrap_or(pod_link))
 }
 
 /// The tap device that belongs to a pod's link.
-fn tap_name(pod_link: &str) -> String {
+pub(super) fn tap_name(pod_link: &str) -> String {
     match pod_link {
         "eth0" => "tap0".to_owned(),
         other => format!("tap{}", other.get(3..).unwrap_or_default()),
     }
+}
+
+/// A MAC address of one's own, made from the first bytes of something that is different for everybody.
+pub(super) fn local_mac(bytes: &[u8]) -> [u8; 6] {
+    let mut mac = [0x02, 0, 0, 0, 0, 0];
+    for (to, from) in mac.iter_mut().skip(1).zip(bytes) {
+        *to = *from;
+    }
+    mac
 }
 
 /// Says which rules are in force.
@@ -246,19 +317,19 @@ fn mark(rules: &str) -> String {
 }
 
 impl Observed {
-    fn link(&self, name: &str) -> Option<&Link> {
+    pub(super) fn link(&self, name: &str) -> Option<&Link> {
         self.links.iter().find(|link| link.name == name)
     }
 
     /// The link of that name, which has to be of that kind.
-    fn own(&self, name: &str, kind: &str) -> Result<Option<&Link>, Error> {
+    pub(super) fn own(&self, name: &str, kind: &str) -> Result<Option<&Link>, Error> {
         match self.link(name) {
             Some(link) if link.kind != kind => Err(Error::ForeignLink(name.to_owned())),
             other => Ok(other),
         }
     }
 
-    fn has(&self, link: u32, ip: IpAddr, prefix: u8) -> bool {
+    pub(super) fn has(&self, link: u32, ip: IpAddr, prefix: u8) -> bool {
         self.addresses.contains(&Address { link, ip, prefix })
     }
 
@@ -268,6 +339,14 @@ impl Observed {
         let v4 = all().find(|ip| ip.is_ipv4() && is_global_unicast(ip));
         let v6 = all().find(|ip| ip.is_ipv6() && is_global_unicast(ip));
         v4.into_iter().chain(v6).collect()
+    }
+}
+
+/// Whether the address is of use on its own link only.
+pub fn is_link_local(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
     }
 }
 

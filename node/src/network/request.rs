@@ -1,4 +1,4 @@
-//! What a machine asks of the pod network.
+//! What a machine asks of the pod's networks.
 
 use std::{
     fmt,
@@ -10,11 +10,10 @@ use api::{
     VirtualMachineInstance,
     vmi::network::{Interface, Network},
 };
+use sha2::{Digest, Sha256};
 
-use super::Error;
+use super::{Error, plan::local_mac};
 
-/// The pod's link when nothing else is said.
-const POD_LINK: &str = "eth0";
 /// Range of the guest's IPv4 address when none is given.
 const SUBNET_V4: &str = "10.0.2.0/24";
 /// Range of the guest's IPv6 address when none is given.
@@ -23,18 +22,41 @@ const SUBNET_V6: &str = "fd10:0:2::/120";
 const MAX_QUEUES: u32 = 256;
 /// Most forwarded ports and ranges of one interface: what admission lets through, with room to spare.
 const MAX_FORWARDS: usize = 4096;
+/// Most interfaces of a machine: twice what fits on its PCI buses.
+const MAX_INTERFACES: usize = 64;
+/// Last part of the address under which the first interface's DHCP server answers, of 169.254.75.0/24.
+const FIRST_SERVER: u8 = 10;
 
-/// One interface of the machine, behind the addresses of the pod.
+/// One interface of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Name of the interface in the machine's specification.
     pub name: String,
     /// The pod's link.
     pub pod_link: String,
-    /// MAC address of the guest's interface, if one was asked for.
+    /// MAC address of the guest's interface, if it is not that of the pod's link.
     pub mac: Option<String>,
     /// Queues of the tap device.
     pub queues: u32,
+    /// How the guest is connected to the pod's link.
+    pub binding: Binding,
+}
+
+/// How a guest is connected to a link of its pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// Behind the pod's addresses.
+    Masquerade(Masquerade),
+    /// In place of the pod: the guest is given the pod's addresses.
+    Bridge {
+        /// Address under which the guest sees its DHCP server. Nothing else ever uses it.
+        server: Ipv4Addr,
+    },
+}
+
+/// What address translation needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Masquerade {
     /// IPv4 addresses of bridge and guest.
     pub v4: Pair,
     /// IPv6 addresses of bridge and guest.
@@ -83,38 +105,67 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// What the machine asks for; `None` if it has no network.
-pub fn request(vmi: &VirtualMachineInstance) -> Result<Option<Request>, Error> {
+/// What the machine asks for, one entry an interface; empty if it has no network.
+pub fn requests(vmi: &VirtualMachineInstance) -> Result<Vec<Request>, Error> {
     let spec = &vmi.spec;
-    let mut wanted = None;
-    for interface in spec.domain.devices.interfaces.iter().filter(|i| i.state.as_deref() != Some("absent")) {
+    let mut wanted: Vec<Request> = Vec::new();
+    let plugged =
+        spec.domain.devices.interfaces.iter().filter(|interface| interface.state.as_deref() != Some("absent"));
+    for (number, interface) in plugged.enumerate() {
         let unsupported =
             |reason: &str| Error::Unsupported { interface: interface.name.clone(), reason: reason.into() };
+        if number >= MAX_INTERFACES {
+            return Err(unsupported(&format!("more than {MAX_INTERFACES} interfaces")));
+        }
         let network = spec
             .networks
             .iter()
             .find(|network| network.name == interface.name)
             .ok_or_else(|| unsupported("there is no network of that name"))?;
-        let pod = match network {
-            Network { pod: Some(pod), multus: None, resource_claim: None, .. } => pod,
-            _ => return Err(unsupported("only the pod network is supported")),
-        };
-        require_masquerade(interface)?;
-        if wanted.is_some() {
-            return Err(unsupported("the pod network can be used by one interface only"));
+        if network.resource_claim.is_some() || network.pod.is_some() == network.multus.is_some() {
+            return Err(unsupported("its network is neither the pod's nor one of Multus"));
         }
-        wanted = Some(Request {
+        let binding = match (binding(interface)?, &network.pod) {
+            (Asked::Bridge, _) => Binding::Bridge { server: server(number) },
+            (Asked::Masquerade, Some(pod)) => Binding::Masquerade(Masquerade {
+                v4: pair(given(pod.vm_network_cidr.as_ref()).unwrap_or(SUBNET_V4), IpAddr::is_ipv4)?,
+                v6: pair(given(pod.vm_ipv6_network_cidr.as_ref()).unwrap_or(SUBNET_V6), IpAddr::is_ipv6)?,
+                forwards: forwards(interface)?,
+                sidecar: has_sidecar(vmi),
+            }),
+            (Asked::Masquerade, None) => return Err(unsupported("masquerade is for the pod network only")),
+        };
+        let mac = match binding {
+            Binding::Masquerade(_) => Some(interface.mac().unwrap_or_else(|| own_mac(vmi, &interface.name))),
+            Binding::Bridge { .. } => interface.mac(),
+        };
+        let request = Request {
             name: interface.name.clone(),
-            pod_link: pod_link(vmi, &interface.name),
-            mac: interface.mac(),
+            pod_link: pod_link(vmi, network),
+            mac,
             queues: queues(vmi, interface),
-            v4: pair(given(pod.vm_network_cidr.as_ref()).unwrap_or(SUBNET_V4), IpAddr::is_ipv4)?,
-            v6: pair(given(pod.vm_ipv6_network_cidr.as_ref()).unwrap_or(SUBNET_V6), IpAddr::is_ipv6)?,
-            forwards: forwards(interface)?,
-            sidecar: has_sidecar(vmi),
-        });
+            binding,
+        };
+        if wanted.iter().any(|other| other.pod_link == request.pod_link) {
+            return Err(unsupported("a network can be used by one interface only"));
+        }
+        wanted.push(request);
     }
     Ok(wanted)
+}
+
+/// The address of an interface's DHCP server, by the interface's number.
+fn server(number: usize) -> Ipv4Addr {
+    let last = u8::try_from(number).map_or(u8::MAX, |number| FIRST_SERVER.saturating_add(number));
+    Ipv4Addr::new(169, 254, 75, last)
+}
+
+/// The address of an interface whose user asks for none, and whose guest does not see the pod's link: the same with each
+/// start, another for each machine and interface.
+fn own_mac(vmi: &VirtualMachineInstance, interface: &str) -> String {
+    let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
+    let digest = Sha256::digest(format!("{uid}/{interface}"));
+    local_mac(&digest).map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// A text that says something: clients send empty ones for what they leave open.
@@ -122,10 +173,15 @@ fn given(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|text| !text.is_empty())
 }
 
-/// Refuses every binding but masquerade.
-fn require_masquerade(interface: &Interface) -> Result<(), Error> {
+/// The bindings that are carried out.
+enum Asked {
+    Masquerade,
+    Bridge,
+}
+
+/// The one binding that an interface asks for.
+fn binding(interface: &Interface) -> Result<Asked, Error> {
     let other = [
-        ("bridge", interface.bridge.is_some()),
         ("sriov", interface.sriov.is_some()),
         ("passtBinding", interface.passt_binding.is_some()),
         ("passt", interface.passt.is_some()),
@@ -135,23 +191,26 @@ fn require_masquerade(interface: &Interface) -> Result<(), Error> {
     ]
     .into_iter()
     .find_map(|(name, given)| given.then_some(name));
-    let reason = match other {
-        Some(name) => format!("{name} is not supported, only masquerade is"),
-        None if interface.masquerade.is_none() => "no binding is given".to_owned(),
-        None => return Ok(()),
+    let reason = match (other, &interface.masquerade, &interface.bridge) {
+        (None, Some(_), None) => return Ok(Asked::Masquerade),
+        (None, None, Some(_)) => return Ok(Asked::Bridge),
+        (Some(name), ..) => format!("{name} is not supported, only masquerade and bridge are"),
+        (None, Some(_), Some(_)) => "more than one binding is given".to_owned(),
+        (None, None, None) => "no binding is given".to_owned(),
     };
     Err(Error::Unsupported { interface: interface.name.clone(), reason })
 }
 
-/// The pod's link for an interface: what the status says, else the usual one.
-fn pod_link(vmi: &VirtualMachineInstance, interface: &str) -> String {
-    vmi.status
+/// The pod's link for a network. That of the primary network may be called otherwise, which the status says then.
+fn pod_link(vmi: &VirtualMachineInstance, network: &Network) -> String {
+    let told = vmi
+        .status
         .iter()
         .flat_map(|status| &status.interfaces)
-        .find(|known| known.name.as_deref() == Some(interface))
+        .find(|known| known.name.as_deref() == Some(network.name.as_str()))
         .and_then(|known| known.pod_interface_name.clone())
-        .filter(|name| is_link_name(name))
-        .unwrap_or_else(|| POD_LINK.to_owned())
+        .filter(|name| network.is_primary() && is_link_name(name));
+    told.unwrap_or_else(|| network.pod_link())
 }
 
 /// Whether text may be the name of a link; with this it is also safe inside the text of rules and in paths. Links made

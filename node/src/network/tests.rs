@@ -1,5 +1,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests set up what the agent then meets")]
 
+mod bridge;
+
 use std::{
     fs::File,
     net::{IpAddr, Ipv4Addr},
@@ -16,8 +18,8 @@ use tokio::{
 };
 
 use super::{
-    plan::{Address, Link, Observed, Plan, Step, decide},
-    request::{Forward, Protocol, Request, request},
+    plan::{Address, Link, Observed, Plan, Route, Step, decide},
+    request::{Binding, Forward, Masquerade, Protocol, Request, requests},
     ruleset::{Translation, ruleset},
     *,
 };
@@ -37,7 +39,14 @@ fn masquerade() -> VirtualMachineInstance {
 }
 
 fn wanted(vmi: &VirtualMachineInstance) -> Request {
-    request(vmi).unwrap().unwrap()
+    requests(vmi).unwrap().remove(0)
+}
+
+fn nat(request: &mut Request) -> &mut Masquerade {
+    match &mut request.binding {
+        Binding::Masquerade(asked) => asked,
+        Binding::Bridge { .. } => panic!("not masquerade"),
+    }
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -49,6 +58,7 @@ fn eth0(addresses: &[&str]) -> Observed {
         index,
         name: name.to_owned(),
         kind: "veth".to_owned(),
+        mac: Some([0x0a, 0x58, 0, 0, 0, 7]),
         mtu: 1450,
         controller: None,
         up: true,
@@ -57,6 +67,7 @@ fn eth0(addresses: &[&str]) -> Observed {
     Observed {
         links: vec![link(1, "lo"), link(2, "eth0")],
         addresses: addresses.iter().map(|text| Address { link: 2, ip: ip(text), prefix: 24 }).collect(),
+        routes: vec![],
     }
 }
 
@@ -65,18 +76,38 @@ fn after(mut observed: Observed, plan: &Plan) -> Observed {
     let at = |observed: &Observed, name: &str| observed.links.iter().position(|link| link.name == name).unwrap();
     for step in &plan.steps {
         let index = 10 + u32::try_from(observed.links.len()).unwrap();
-        let made = |name: &str, kind: &str, mtu| Link {
+        let made = |name: &str, kind: &str, mac: Option<[u8; 6]>, mtu| Link {
             index,
             name: name.to_owned(),
             kind: kind.to_owned(),
+            mac,
             mtu,
             controller: None,
-            up: kind == "bridge",
+            up: false,
             alias: None,
         };
         match step {
-            Step::CreateBridge { name, mtu } => observed.links.push(made(name, "bridge", *mtu)),
-            Step::CreateTap { name, .. } => observed.links.push(made(name, "tun", 1500)),
+            Step::CreateBridge { name, mac, mtu, up } => {
+                observed.links.push(Link { up: *up, ..made(name, "bridge", Some(*mac), *mtu) });
+            }
+            Step::CreateTap { name, .. } => observed.links.push(made(name, "tun", None, 1500)),
+            Step::Rename { from, to } => {
+                let link = at(&observed, from);
+                let index = observed.links[link].index;
+                observed.links[link].name = to.clone();
+                if std::mem::take(&mut observed.links[link].up) {
+                    observed.addresses.retain(|address| address.link != index || address.ip.is_ipv4());
+                }
+                observed.routes.retain(|route| route.link != index);
+            }
+            Step::SetMac { link, mac } => {
+                let link = at(&observed, link);
+                observed.links[link].mac = Some(*mac);
+            }
+            Step::TakeAddresses { link } => {
+                let link = observed.links[at(&observed, link)].index;
+                observed.addresses.retain(|address| address.link != link);
+            }
             Step::SetLink { name, mtu, controller, up } => {
                 let controller = controller.as_ref().map(|name| observed.links[at(&observed, name)].index);
                 let link = at(&observed, name);
@@ -93,40 +124,62 @@ fn after(mut observed: Observed, plan: &Plan) -> Observed {
                 let link = at(&observed, link);
                 observed.links[link].alias = Some(mark.clone());
             }
-            Step::SetKernel { .. } | Step::Rules(_) => {}
+            Step::SetKernel { .. } | Step::Rules(_) | Step::StopLearning { .. } => {}
         }
     }
     observed
 }
 
+/// What kinds of steps a plan has.
+fn kinds(plan: &Plan) -> Vec<&'static str> {
+    plan.steps
+        .iter()
+        .map(|step| match step {
+            Step::CreateBridge { .. } => "bridge",
+            Step::CreateTap { .. } => "tap",
+            Step::SetLink { .. } => "set",
+            Step::AddAddress { .. } => "address",
+            Step::Rename { .. } => "rename",
+            Step::SetMac { .. } => "mac",
+            Step::TakeAddresses { .. } => "take",
+            Step::StopLearning { .. } => "port",
+            Step::SetKernel { .. } => "kernel",
+            Step::Rules(_) => "rules",
+            Step::Mark { .. } => "mark",
+        })
+        .collect()
+}
+
 #[test]
 fn a_machine_without_interfaces_has_no_network() {
-    assert_eq!(request(&vmi(&json!([]), &json!([]))).unwrap(), None);
+    assert!(requests(&vmi(&json!([]), &json!([]))).unwrap().is_empty());
     let unplugged = vmi(&json!([{"name": "default", "masquerade": {}, "state": "absent"}]), &json!([]));
-    assert_eq!(request(&unplugged).unwrap(), None);
+    assert!(requests(&unplugged).unwrap().is_empty());
 }
 
 #[test]
 fn addresses_come_from_the_range_asked_for() {
-    let request = wanted(&masquerade());
-    assert_eq!((request.v4.gateway, request.v4.guest, request.v4.prefix), (ip("10.0.2.1"), ip("10.0.2.2"), 24));
-    assert_eq!((request.v6.gateway, request.v6.guest, request.v6.prefix), (ip("fd10:0:2::1"), ip("fd10:0:2::2"), 120));
+    let mut request = wanted(&masquerade());
+    let asked = nat(&mut request);
+    assert_eq!((asked.v4.gateway, asked.v4.guest, asked.v4.prefix), (ip("10.0.2.1"), ip("10.0.2.2"), 24));
+    assert_eq!((asked.v6.gateway, asked.v6.guest, asked.v6.prefix), (ip("fd10:0:2::1"), ip("fd10:0:2::2"), 120));
     let ranged = |v4: &str, v6: &str| {
         vmi(
             &json!([{"name": "default", "masquerade": {}}]),
             &json!([{"name": "default", "pod": {"vmNetworkCIDR": v4, "vmIPv6NetworkCIDR": v6}}]),
         )
     };
-    let request = wanted(&ranged("192.168.7.77/28", "fd00::ff/64"));
-    assert_eq!((request.v4.gateway, request.v4.guest), (ip("192.168.7.65"), ip("192.168.7.66")));
-    assert_eq!((request.v6.gateway, request.v6.guest), (ip("fd00::1"), ip("fd00::2")));
-    assert_eq!(wanted(&ranged("0.0.0.0/0", "::/0")).v4.gateway, ip("0.0.0.1"));
+    let mut request = wanted(&ranged("192.168.7.77/28", "fd00::ff/64"));
+    let asked = nat(&mut request);
+    assert_eq!((asked.v4.gateway, asked.v4.guest), (ip("192.168.7.65"), ip("192.168.7.66")));
+    assert_eq!((asked.v6.gateway, asked.v6.guest), (ip("fd00::1"), ip("fd00::2")));
+    assert_eq!(nat(&mut wanted(&ranged("0.0.0.0/0", "::/0"))).v4.gateway, ip("0.0.0.1"));
     for (v4, v6) in [("10.0.0.0/31", "::/120"), ("10.0.0.0/32", "::/120"), ("10.0.0.0/24", "::/127")] {
-        let error = super::request::request(&ranged(v4, v6)).unwrap_err();
+        let error = requests(&ranged(v4, v6)).unwrap_err();
         assert!(error.to_string().starts_with("VM CIDR subnet is too small, at least 2 host addresses"), "{error}");
         assert!(error.is_permanent());
     }
-    assert_eq!(wanted(&ranged("", "")).v4.gateway, ip("10.0.2.1"), "an empty range is none");
+    assert_eq!(nat(&mut wanted(&ranged("", ""))).v4.gateway, ip("10.0.2.1"), "an empty range is none");
     for v4 in [
         "10.0.0.0",
         "10.0.0.0/",
@@ -138,7 +191,7 @@ fn addresses_come_from_the_range_asked_for() {
         "x/8",
         "1.1.1.1/0008",
     ] {
-        let error = super::request::request(&ranged(v4, "::/64")).unwrap_err();
+        let error = requests(&ranged(v4, "::/64")).unwrap_err();
         assert!(matches!(error, Error::InvalidSubnet(_)), "{v4:?}: {error}");
     }
 }
@@ -148,7 +201,7 @@ fn what_is_not_supported_is_refused_for_good() {
     let pod = json!([{"name": "default", "pod": {}}]);
     let table = [
         (json!([{"name": "default"}]), pod.clone(), "no binding is given"),
-        (json!([{"name": "default", "bridge": {}}]), pod.clone(), "bridge is not supported"),
+        (json!([{"name": "default", "bridge": {}, "masquerade": {}}]), pod.clone(), "more than one binding"),
         (json!([{"name": "default", "masquerade": {}, "sriov": {}}]), pod.clone(), "sriov is not supported"),
         (json!([{"name": "default", "binding": {"name": "x"}}]), pod.clone(), "binding is not supported"),
         (json!([{"name": "default", "passtBinding": {}}]), pod.clone(), "passtBinding is not supported"),
@@ -156,7 +209,12 @@ fn what_is_not_supported_is_refused_for_good() {
         (
             json!([{"name": "default", "masquerade": {}}]),
             json!([{"name": "default", "multus": {"networkName": "x"}}]),
-            "only the pod network is supported",
+            "masquerade is for the pod network only",
+        ),
+        (
+            json!([{"name": "default", "bridge": {}}]),
+            json!([{"name": "default", "resourceClaim": {}}]),
+            "neither the pod's nor one of Multus",
         ),
         (
             json!([{"name": "a", "masquerade": {}}, {"name": "b", "masquerade": {}}]),
@@ -165,7 +223,7 @@ fn what_is_not_supported_is_refused_for_good() {
         ),
     ];
     for (interfaces, networks, reason) in table {
-        let error = request(&vmi(&interfaces, &networks)).unwrap_err();
+        let error = requests(&vmi(&interfaces, &networks)).unwrap_err();
         assert!(error.is_permanent());
         assert!(error.to_string().contains(reason), "{error} / {reason}");
     }
@@ -174,20 +232,18 @@ fn what_is_not_supported_is_refused_for_good() {
 #[test]
 fn ports_are_checked() {
     let with = |ports: Value, ranges: Value| {
-        request(&vmi(
+        requests(&vmi(
             &json!([{"name": "default", "masquerade": {}, "ports": ports, "portRanges": ranges}]),
             &json!([{"name": "default", "pod": {}}]),
         ))
     };
-    let forwards = with(
+    let mut found = with(
         json!([{"port": 80}, {"port": 53, "protocol": "UDP"}]),
         json!([{"start": 1000, "end": 2000, "protocol": "TCP"}]),
     )
-    .unwrap()
-    .unwrap()
-    .forwards;
+    .unwrap();
     assert_eq!(
-        forwards,
+        nat(&mut found[0]).forwards,
         [
             Forward { protocol: Protocol::Tcp, ports: 80..=80 },
             Forward { protocol: Protocol::Udp, ports: 53..=53 },
@@ -220,19 +276,7 @@ fn queues_follow_the_virtual_cpus_of_a_virtio_interface() {
 #[test]
 fn a_fresh_pod_gets_bridge_rules_and_tap_in_an_order_that_can_be_interrupted() {
     let plan = decide(&wanted(&masquerade()), &eth0(&["10.244.0.7"])).unwrap();
-    let kinds: Vec<&str> = plan
-        .steps
-        .iter()
-        .map(|step| match step {
-            Step::CreateBridge { .. } => "bridge",
-            Step::CreateTap { .. } => "tap",
-            Step::SetLink { .. } => "set",
-            Step::AddAddress { .. } => "address",
-            Step::SetKernel { .. } => "kernel",
-            Step::Rules(_) => "rules",
-            Step::Mark { .. } => "mark",
-        })
-        .collect();
+    let kinds = kinds(&plan);
     assert_eq!(kinds, ["bridge", "address", "kernel", "kernel", "rules", "tap", "set", "mark"]);
     let nic = &plan.network.nics[0];
     assert_eq!(
@@ -266,7 +310,7 @@ fn other_rules_replace_those_in_force() {
     let start = eth0(&["10.244.0.7"]);
     let mut request = wanted(&masquerade());
     let done = after(start.clone(), &decide(&request, &start).unwrap());
-    request.forwards = vec![Forward { protocol: Protocol::Tcp, ports: 80..=80 }];
+    nat(&mut request).forwards = vec![Forward { protocol: Protocol::Tcp, ports: 80..=80 }];
     let steps = decide(&request, &done).unwrap().steps;
     assert!(matches!(&steps[..], [Step::SetKernel { .. }, Step::SetKernel { .. }, Step::Rules(_), Step::Mark { .. }]));
 }
@@ -341,7 +385,7 @@ fn rules_without_ports_forward_everything() {
 #[test]
 fn rules_with_ports_forward_those() {
     let mut request = wanted(&masquerade());
-    request.forwards = vec![
+    nat(&mut request).forwards = vec![
         Forward { protocol: Protocol::Udp, ports: 53..=53 },
         Forward { protocol: Protocol::Tcp, ports: 1000..=2000 },
     ];
@@ -374,22 +418,23 @@ fn behind_a_sidecar_only_ssh_reaches_the_guest_from_outside() {
         assert!(text.contains(rule), "{rule}\n{text}");
     }
     assert!(!text.contains("\t\tcounter dnat"));
-    request.forwards = vec![Forward { protocol: Protocol::Tcp, ports: 80..=80 }];
+    nat(&mut request).forwards = vec![Forward { protocol: Protocol::Tcp, ports: 80..=80 }];
     let text = rules_of(&request, &["10.244.0.7"]);
     assert!(!text.contains("\t\ttcp dport { 80 } counter dnat"), "{text}");
     assert!(text.contains("\t\tip daddr { 127.0.0.1, 10.244.0.7 } tcp dport { 80 } counter dnat to 10.0.2.2\n"));
 }
 
 fn rules_of(request: &Request, pod: &[&str]) -> String {
+    let asked = nat(&mut request.clone()).clone();
     let translations: Vec<Translation<'_>> = pod
         .iter()
         .map(|address| Translation {
             pod_link: "eth0",
             bridge: "k6t-eth0",
             pod_address: ip(address),
-            pair: if ip(address).is_ipv4() { request.v4 } else { request.v6 },
-            forwards: &request.forwards,
-            sidecar: request.sidecar,
+            pair: if ip(address).is_ipv4() { asked.v4 } else { asked.v6 },
+            forwards: &asked.forwards,
+            sidecar: asked.sidecar,
         })
         .collect();
     ruleset(&translations)
@@ -559,7 +604,7 @@ async fn a_guest_reaches_the_outside_and_is_reached_at_the_address_of_its_pod() 
         return;
     }
     let (pod, outside) = pod_and_outside().await;
-    let network = setup_in(inside(&pod), wanted(&masquerade())).await.unwrap();
+    let network = setup_in(inside(&pod), vec![wanted(&masquerade())]).await.unwrap();
     assert_eq!(network.interfaces[0].ips, [ip("10.244.0.7"), ip("fd00:1::7")]);
     assert_eq!(network.nics[0].mtu, 1450);
     let guest = guest(&pod).await;
@@ -631,12 +676,12 @@ async fn only_listed_ports_reach_the_guest_and_a_second_set_up_changes_nothing()
         "nft list ruleset",
         "cat /proc/sys/net/ipv4/ip_forward",
     ];
-    let first = setup_in(inside(&pod), wanted(&vmi)).await.unwrap();
+    let first = setup_in(inside(&pod), vec![wanted(&vmi)]).await.unwrap();
     assert_eq!(first.nics[0].mac, "02:00:00:00:00:07");
     let before = ip_in(&pod, &state).await;
     assert!(before.contains("user 107 group 107"), "{before}");
     assert!(before.contains("link/ether 02:00:00:00:00:00"), "{before}");
-    let second = setup_in(inside(&pod), wanted(&vmi)).await.unwrap();
+    let second = setup_in(inside(&pod), vec![wanted(&vmi)]).await.unwrap();
     assert_eq!(first, second);
     assert_eq!(ip_in(&pod, &state).await, before);
 
@@ -652,7 +697,7 @@ async fn only_listed_ports_reach_the_guest_and_a_second_set_up_changes_nothing()
 
     // Other ports: the rules are replaced while the guest runs, its connections are not.
     ip_in(&pod, &["nft add table ip others"]).await;
-    let changed = setup_in(inside(&pod), wanted(&masquerade())).await.unwrap();
+    let changed = setup_in(inside(&pod), vec![wanted(&masquerade())]).await.unwrap();
     assert_eq!(changed.nics[0].tap, "tap0");
     let rules = ip_in(&pod, &["nft list ruleset"]).await;
     assert!(!rules.contains("dport 80") && rules.contains("dnat to 10.0.2.2"), "{rules}");
@@ -674,7 +719,7 @@ async fn a_half_made_network_is_finished() {
         ],
     )
     .await;
-    setup_in(inside(&pod), wanted(&masquerade())).await.unwrap();
+    setup_in(inside(&pod), vec![wanted(&masquerade())]).await.unwrap();
     let links = ip_in(&pod, &["ip -o link"]).await;
     let tap = links.lines().find(|line| line.contains("tap0")).unwrap();
     assert!(tap.contains("master k6t-eth0") && tap.contains("mtu 1450") && tap.contains("UP"), "{tap}");
@@ -682,7 +727,7 @@ async fn a_half_made_network_is_finished() {
     // A pod whose bridge is something else is left alone.
     let other = new_namespace();
     ip_in(&other, &["ip link add eth0 type veth peer name k6t-eth0", "ip address add 10.244.0.9/24 dev eth0"]).await;
-    assert!(matches!(setup_in(inside(&other), wanted(&masquerade())).await, Err(Error::ForeignLink(_))));
+    assert!(matches!(setup_in(inside(&other), vec![wanted(&masquerade())]).await, Err(Error::ForeignLink(_))));
 }
 
 #[tokio::test]
@@ -692,7 +737,7 @@ async fn several_queues_are_made_where_asked_for() {
     }
     let (pod, _outside) = pod_and_outside().await;
     let request = Request { queues: 2, ..wanted(&masquerade()) };
-    setup_in(inside(&pod), request).await.unwrap();
+    setup_in(inside(&pod), vec![request]).await.unwrap();
     let tap = ip_in(&pod, &["ip -d link show tap0"]).await;
     assert!(tap.contains("multi_queue numqueues"), "{tap}");
 }

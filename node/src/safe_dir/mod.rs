@@ -44,6 +44,8 @@ const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLI
 const RESOLVE_ATTEMPTS: u32 = 64;
 /// So many names are tried for a temporary file.
 const TEMPORARY_ATTEMPTS: u32 = 8;
+/// Longest label of SELinux that is read; usual ones have some fifty characters.
+const MAX_LABEL: usize = 512;
 
 /// A directory, held by its file descriptor. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -144,6 +146,19 @@ impl SafeDir {
         let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| Error::Io { operation: "open directory", path: path.to_owned(), source: errno.into() })?;
         Ok(Self { fd: Arc::new(fd) })
+    }
+
+    /// The label that SELinux has given to the directory itself; `None` where nothing is labelled.
+    pub fn security_label(&self) -> Result<Option<String>, Error> {
+        let mut label = [0_u8; MAX_LABEL];
+        match rustix::fs::fgetxattr(&self.fd, "security.selinux", &mut label[..]) {
+            Ok(length) => {
+                let text = String::from_utf8_lossy(label.get(..length).unwrap_or_default());
+                Ok(Some(text.trim_end_matches('\0').to_owned()))
+            }
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+            Err(errno) => Err(Error::io("read the label of", ".", errno)),
+        }
     }
 
     /// The directory `path` beneath this one.

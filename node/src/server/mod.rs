@@ -16,17 +16,18 @@ use std::sync::Arc;
 use axum::{
     Router,
     extract::DefaultBodyLimit,
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{any, get, put},
 };
+use process::shares::{Full, HOLDER_HEADER, Share, Shares};
 use tokio_util::task::TaskTracker;
 
 pub use sessions::{Ending, Sessions, Slot};
 
 use crate::{
     machine::{Handle, Machines, Refusal},
-    metrics::StreamMetrics,
+    metrics::{StreamKind, StreamMetrics},
 };
 
 /// Path of one machine.
@@ -34,11 +35,17 @@ const MACHINE: &str = "/v1/namespaces/{namespace}/virtualmachineinstances/{name}
 /// Longest body; the only one that is read holds a duration.
 const MAX_BODY: usize = 64 * 1024;
 
+/// Most streams at a time. Where nobody reads, each holds a few hundred KiB.
+pub const MAX_STREAMS: usize = 256;
+/// Longest name of a holder of streams; virt-api sends 64 digits.
+const MAX_HOLDER: usize = 64;
+
 /// What the handlers work with.
 #[derive(Clone)]
 struct Served {
     machines: Machines,
     metrics: StreamMetrics,
+    shares: Shares,
     streams: TaskTracker,
 }
 
@@ -46,10 +53,28 @@ impl Served {
     fn machine(&self, namespace: &str, name: &str) -> Result<Arc<Handle>, Failure> {
         self.machines.get(namespace, name).ok_or_else(|| Failure::unknown(namespace, name))
     }
+
+    /// A place for a stream of the user that virt-api asks for.
+    fn claim(&self, kind: StreamKind, headers: &HeaderMap) -> Result<Share, Failure> {
+        self.shares.claim(holder(headers).to_owned()).map_err(|full| {
+            self.metrics.refuse(kind, full);
+            let whose = match full {
+                Full::All => "the node",
+                Full::Share => "this user on the node",
+            };
+            Failure(StatusCode::TOO_MANY_REQUESTS, format!("there are too many streams of {whose}, try again later"))
+        })
+    }
 }
 
-/// The routes of the server. `streams` has a task for each open stream.
-pub fn router(machines: Machines, metrics: StreamMetrics, streams: TaskTracker) -> Router {
+/// Whom a stream counts for. Requests that do not say so count for one and the same.
+fn holder(headers: &HeaderMap) -> &str {
+    let named = headers.get(HOLDER_HEADER).and_then(|name| name.to_str().ok());
+    named.filter(|name| name.len() <= MAX_HOLDER).unwrap_or_default()
+}
+
+/// The routes of the server. `streams` has a task for each open stream, of which there are as many as `shares` has places.
+pub fn router(machines: Machines, metrics: StreamMetrics, shares: Shares, streams: TaskTracker) -> Router {
     let path = |rest: &str| format!("{MACHINE}/{rest}");
     Router::new()
         .route(&path("console"), get(stream::console))
@@ -71,7 +96,7 @@ pub fn router(machines: Machines, metrics: StreamMetrics, streams: TaskTracker) 
         .route(&path("sev/{call}"), any(unavailable::not_yet))
         .fallback(unavailable::unknown)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Served { machines, metrics, streams })
+        .with_state(Served { machines, metrics, shares, streams })
 }
 
 /// A refusal as virt-api passes it on: a code and plain text.

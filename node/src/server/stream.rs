@@ -11,7 +11,7 @@ use axum::{
         Path, RawQuery, State,
         ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code},
     },
-    http::StatusCode,
+    http::{HeaderMap, StatusCode},
     response::Response,
 };
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use futures::{
     SinkExt, StreamExt,
     stream::{SplitSink, SplitStream},
 };
+use process::shares::Share;
 use protocol::{Chunk, ConsoleInput, MAX_CHUNK, UsbInput};
 use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
@@ -106,10 +107,12 @@ pub(super) async fn console(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
     RawQuery(query): RawQuery,
+    headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
     let machine = served.machine(&namespace, &name)?;
     let launcher = machine.launcher()?;
+    let share = served.claim(StreamKind::Console, &headers)?;
     // Output of before only for who asks: programs that talk to guests would take it for an answer.
     let replay = is_set(query.as_deref().unwrap_or_default(), "replay");
     let Some(session) = machine.sessions.console.claim(false) else {
@@ -118,7 +121,7 @@ pub(super) async fn console(
     // The far end first: what fails before the upgrade can still be said in words.
     let (input, output) = launcher.console(replay).await.map_err(Refusal::from)?;
     let span = tracing::info_span!("console", %namespace, %name);
-    let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::Console };
+    let bridge = Bridge { share, session, output, metrics: served.metrics, kind: StreamKind::Console };
     let wrap = |data: Bytes| ConsoleInput { data: data.into(), replay: false };
     Ok(prepared(upgrade)
         .on_upgrade(move |socket| served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))))
@@ -128,17 +131,19 @@ pub(super) async fn vnc(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
     RawQuery(query): RawQuery,
+    headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
     let machine = served.machine(&namespace, &name)?;
     let launcher = machine.launcher()?;
+    let share = served.claim(StreamKind::Vnc, &headers)?;
     let preserve = is_set(query.as_deref().unwrap_or_default(), "preserveSession");
     let Some(session) = machine.sessions.vnc.claim(preserve) else {
         return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, "Active VNC connection. Request denied.".into()));
     };
     let (input, output) = launcher.vnc().await.map_err(Refusal::from)?;
     let span = tracing::info_span!("vnc", %namespace, %name);
-    let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::Vnc };
+    let bridge = Bridge { share, session, output, metrics: served.metrics, kind: StreamKind::Vnc };
     let wrap = |data: Bytes| Chunk { data: data.into() };
     Ok(prepared(upgrade)
         .on_upgrade(move |socket| served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))))
@@ -147,16 +152,18 @@ pub(super) async fn vnc(
 pub(super) async fn usb_redirection(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
+    headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
     let machine = served.machine(&namespace, &name)?;
     let launcher = machine.launcher()?;
+    let share = served.claim(StreamKind::UsbRedirection, &headers)?;
     let Some((channel, session)) = machine.sessions.claim_usb() else {
         return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, "all channels for USB redirection are in use".into()));
     };
     let (input, output) = launcher.usb_redirection(channel).await.map_err(Refusal::from)?;
     let span = tracing::info_span!("usbredir", %namespace, %name, channel);
-    let bridge = Bridge { session, output, metrics: served.metrics, kind: StreamKind::UsbRedirection };
+    let bridge = Bridge { share, session, output, metrics: served.metrics, kind: StreamKind::UsbRedirection };
     let wrap = |data: Bytes| UsbInput { data: data.into(), channel: 0 };
     Ok(prepared(upgrade)
         .on_upgrade(move |socket| served.streams.track_future(bridge.run(socket, input, wrap).instrument(span))))
@@ -182,6 +189,7 @@ fn prepared(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
 
 /// One stream between a client and a launcher.
 struct Bridge {
+    share: Share,
     session: Session,
     output: Streaming<Chunk>,
     metrics: StreamMetrics,
@@ -190,12 +198,12 @@ struct Bridge {
 
 impl Bridge {
     async fn run<T: Send>(self, socket: WebSocket, input: mpsc::Sender<T>, wrap: impl Fn(Bytes) -> T + Send) {
-        let Self { session, mut output, metrics, kind } = self;
+        let Self { share, session, mut output, metrics, kind } = self;
         let open = metrics.open(kind);
         tracing::info!("stream opened");
-        let (mut to_client, from_client) = socket.split();
+        let (mut to_client, mut from_client) = socket.split();
         let end = tokio::select! {
-            end = pass_input(from_client, &input, wrap, &metrics, kind) => end,
+            end = pass_input(&mut from_client, &input, wrap, &metrics, kind) => end,
             end = pass_output(&mut output, &mut to_client, &metrics, kind) => end,
             why = session.ended() => End::Ended(why),
         };
@@ -207,15 +215,25 @@ impl Bridge {
             let _ = tokio::time::timeout(GOODBYE, rest).await;
         }
         drop(output);
-        let _ = tokio::time::timeout(GOODBYE, to_client.send(Message::Close(Some(end.goodbye())))).await;
-        open.end(end.by());
         drop(session);
+        let goodbye = async {
+            // One that has closed itself is only answered.
+            let _ = to_client.send(Message::Close(Some(end.goodbye()))).await;
+            if to_client.close().await.is_ok() {
+                // Its answer, or its end. A socket that is closed over what it has not read is reset, and the last words
+                // may be lost on their way.
+                while let Some(Ok(_)) = from_client.next().await {}
+            }
+        };
+        let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+        open.end(end.by());
+        drop(share);
     }
 }
 
 /// From the client to the launcher. Anything a client sends shows that it is there.
 async fn pass_input<T>(
-    mut from_client: SplitStream<WebSocket>,
+    from_client: &mut SplitStream<WebSocket>,
     input: &mpsc::Sender<T>,
     wrap: impl Fn(Bytes) -> T,
     metrics: &StreamMetrics,

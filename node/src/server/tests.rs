@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use futures::{SinkExt, StreamExt};
+use process::shares::{Full, HOLDER_HEADER, Shares};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -13,7 +14,7 @@ use tokio_tungstenite::{
 };
 use tokio_util::task::TaskTracker;
 
-use super::router;
+use super::{MAX_STREAMS, router};
 use crate::{
     machine::tests::Stage,
     metrics::{Metrics, StreamKind, StreamMetrics},
@@ -28,10 +29,15 @@ async fn served(stage: &Stage) -> SocketAddr {
 
 /// The server with what it counts.
 async fn counted(stage: &Stage) -> (SocketAddr, StreamMetrics, TaskTracker) {
+    with_places(stage, MAX_STREAMS).await
+}
+
+/// The server with this many places for streams.
+async fn with_places(stage: &Stage, places: usize) -> (SocketAddr, StreamMetrics, TaskTracker) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (metrics, streams) = (Metrics::new().unwrap().streams, TaskTracker::new());
-    let router = router(stage.machines.clone(), metrics.clone(), streams.clone());
+    let router = router(stage.machines.clone(), metrics.clone(), Shares::of(places), streams.clone());
     tokio::spawn(async move { axum::serve(listener, router).await });
     (address, metrics, streams)
 }
@@ -68,9 +74,15 @@ async fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16
 }
 
 async fn open(address: SocketAddr, path: &str) -> Result<WebSocketStream<TcpStream>, (u16, String)> {
+    open_for(address, path, "").await
+}
+
+/// Opens a stream that counts for `holder`.
+async fn open_for(address: SocketAddr, path: &str, holder: &str) -> Result<WebSocketStream<TcpStream>, (u16, String)> {
     let stream = TcpStream::connect(address).await.unwrap();
     let mut request = format!("ws://{address}{MACHINE}/{path}").into_client_request().unwrap();
     request.headers_mut().insert("sec-websocket-protocol", HeaderValue::from_static("plain.kubevirt.io"));
+    request.headers_mut().insert(HOLDER_HEADER, HeaderValue::from_str(holder).unwrap());
     match tokio_tungstenite::client_async(request, stream).await {
         Ok((socket, response)) => {
             assert_eq!(response.headers()["sec-websocket-protocol"], "plain.kubevirt.io");
@@ -220,6 +232,39 @@ async fn nothing_is_left_of_clients_that_vanish() {
     drop(many);
     nothing_left(&metrics, &streams).await;
     assert!(open(address, "usbredir").await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_for_which_there_is_no_place_is_refused_and_counted() {
+    let stage = Stage::running().await;
+    let (address, metrics, streams) = with_places(&stage, 2).await;
+    let mut socket = console(address).await;
+    assert_eq!(read(&mut socket, BANNER).await.len(), BANNER);
+    drop(socket);
+    nothing_left(&metrics, &streams).await;
+    let first = open_for(address, "usbredir", "first").await.unwrap();
+    let second = open_for(address, "usbredir", "second").await.unwrap();
+    let (code, said) = open_for(address, "console", "third").await.unwrap_err();
+    assert_eq!((code, said.as_str()), (429, "there are too many streams of the node, try again later"));
+    assert_eq!(metrics.refused_so_far(StreamKind::Console, Full::All), 1);
+    drop((first, second));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_still_sends_hears_why_its_stream_ended() {
+    let stage = Stage::running().await;
+    let (address, metrics, streams) = counted(&stage).await;
+    let mut first = console(address).await;
+    assert_eq!(read(&mut first, BANNER).await.len(), BANNER);
+    let second = console(address).await;
+    // A socket that is closed over what was not read would be reset, and the later of these would fail.
+    for _ in 0..20 {
+        first.send(Message::Binary(Bytes::from_static(b"typed"))).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(closed(&mut first).await, "another client has taken the stream");
+    drop((first, second));
+    nothing_left(&metrics, &streams).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,14 +1,11 @@
 //! The accept loop: bounded connections, bounded handshakes, graceful end.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use axum::{Extension, Router};
+use axum::Router;
 use hyper::{
+    Request,
+    body::Incoming,
     server::conn::http1,
     service::{Service as _, service_fn},
 };
@@ -25,6 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::{Peer, ServerTls};
+use crate::shares::Shares;
 
 /// Bounds of a server.
 #[derive(Clone, Copy, Debug)]
@@ -59,43 +57,6 @@ impl Default for Limits {
     }
 }
 
-/// How many connections each address has.
-#[derive(Default)]
-struct Addresses(Mutex<HashMap<IpAddr, usize>>);
-
-/// The place of a connection among those of its address.
-struct Place {
-    addresses: Arc<Addresses>,
-    address: IpAddr,
-}
-
-impl Addresses {
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A place, if the address has fewer than `share`.
-    fn claim(self: &Arc<Self>, address: IpAddr, share: usize) -> Option<Place> {
-        let mut known = self.lock();
-        let count = known.entry(address).or_default();
-        let free = *count < share;
-        *count += usize::from(free);
-        free.then(|| Place { addresses: self.clone(), address })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut known = self.addresses.lock();
-        if let Some(count) = known.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                known.remove(&self.address);
-            }
-        }
-    }
-}
-
 /// Serves `router` over TLS until `stop` is cancelled, then lets open connections end within `limits.drain`.
 ///
 /// Each request carries a [`Peer`] extension. Connections may be upgraded (WebSocket).
@@ -108,7 +69,7 @@ pub async fn serve(
 ) {
     let tls = tls.into();
     let slots = Arc::new(Semaphore::new(limits.connections));
-    let addresses = Arc::new(Addresses::default());
+    let addresses = Shares::each(limits.share);
     let mut connections = JoinSet::new();
     loop {
         let slot = tokio::select! {
@@ -130,13 +91,13 @@ pub async fn serve(
                 continue;
             }
         };
-        let Some(place) = addresses.claim(address.ip(), limits.share) else {
+        let Ok(share) = addresses.claim(address.ip()) else {
             tracing::debug!(%address, "too many connections of this address");
             continue;
         };
         let (acceptor, router, stop) = (TlsAcceptor::from(tls.current()), router.clone(), stop.clone());
         connections.spawn(async move {
-            let (_slot, _place) = (slot, place);
+            let (_slot, _share) = (slot, share);
             connection(stream, address, acceptor, router, limits, stop).await;
         });
         // Collects what has ended, so that the set does not grow.
@@ -172,9 +133,12 @@ async fn connection(
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let asked = Arc::new(Notify::new());
     let first = asked.clone();
-    let service = TowerToHyperService::new(router.layer(Extension(Peer::new(address, chain))));
-    let service = service_fn(move |request| {
+    let peer = Peer::new(address, chain);
+    let service = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
         asked.notify_one();
+        // Not a layer of the router: it would make all its routes anew for each connection.
+        request.extensions_mut().insert(peer.clone());
         service.call(request)
     });
     // Not the builder that finds out the version: it waits for the first bytes without a limit, and takes HTTP/2 from

@@ -176,3 +176,32 @@ fn volumes_are_listed_as_not_to_be_snapshotted() {
     let reason = "Snapshot is not supported for this volumeSource type [cd]";
     assert_eq!(status["volumeSnapshotStatuses"], json!([{"name": "cd", "enabled": false, "reason": reason}]));
 }
+
+#[test]
+fn what_a_vm_says_to_backups_and_deschedulers_reaches_its_machine() {
+    let (skip, evict) = ("kubevirt.io/skip-backup-hooks", "descheduler.alpha.kubernetes.io/evict");
+    // annotations of the VM, of its template, of the machine, patch of the machine
+    let table = [
+        (json!({skip: "true"}), json!({}), json!({}), json!({"metadata": {"annotations": {skip: "true"}}})),
+        (json!({skip: "true"}), json!({}), json!({skip: "true"}), Value::Null),
+        (json!({skip: "false"}), json!({skip: "true"}), json!({skip: "false"}), Value::Null),
+        (json!({}), json!({skip: "true"}), json!({skip: "true"}), Value::Null),
+        (json!({}), json!({}), json!({skip: "true"}), json!({"metadata": {"annotations": {skip: null}}})),
+        (json!({}), json!({evict: "true"}), json!({}), json!({"metadata": {"annotations": {evict: "true"}}})),
+        (json!({evict: "true"}), json!({}), json!({}), Value::Null),
+    ];
+    for (own, template, known, patch) in table {
+        let template = json!({"metadata": {"annotations": template}});
+        let mut vm = vm(&json!({"runStrategy": "Always", "template": template}), &json!({"runStrategy": "Always"}));
+        vm.metadata.annotations = serde_json::from_value(own.clone()).unwrap();
+        let mut machine = instance(&vm, "Running");
+        let annotations = machine.metadata.annotations.get_or_insert_default();
+        annotations.remove(skip);
+        annotations.remove(evict);
+        annotations
+            .extend(serde_json::from_value::<std::collections::BTreeMap<String, String>>(known.clone()).unwrap());
+        for rollout in [RolloutStrategy::LiveUpdate, RolloutStrategy::Stage] {
+            assert_eq!(machine_patch(&with_rollout(&vm, &machine, rollout)), patch, "{own} {template} {known}");
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
-    certificates::{DNS_USER, KUBELET_CLIENT},
+    certificates::{DNS_USER, KUBELET_CLIENT, NETWORKS_USER},
     plan::Plan,
 };
 
@@ -44,6 +44,19 @@ pub fn bootstrap(plan: &Plan) -> String {
             },
             binding(DNS_USER, DNS_USER, DNS_USER),
             {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "ClusterRole",
+                "metadata": {"name": NETWORKS_USER},
+                "rules": [
+                    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
+                    {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["update"]},
+                    {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
+                    {"apiGroups": ["k8s.cni.cncf.io"], "resources": ["network-attachment-definitions"], "verbs": ["get"]},
+                ],
+            },
+            binding(NETWORKS_USER, NETWORKS_USER, NETWORKS_USER),
+            network_attachment_definitions(),
+            {
                 "apiVersion": "v1",
                 "kind": "Service",
                 "metadata": {
@@ -74,6 +87,33 @@ pub fn bootstrap(plan: &Plan) -> String {
         items.push(slice);
     }
     list.to_string()
+}
+
+/// The definition of the kind by which networks beside the pods' own are described, as its specification has it.
+fn network_attachment_definitions() -> Value {
+    let names = json!({
+        "plural": "network-attachment-definitions",
+        "singular": "network-attachment-definition",
+        "kind": "NetworkAttachmentDefinition",
+        "shortNames": ["net-attach-def"],
+    });
+    let spec = json!({"type": "object", "properties": {"config": {"type": "string"}}});
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "network-attachment-definitions.k8s.cni.cncf.io"},
+        "spec": {
+            "group": "k8s.cni.cncf.io",
+            "scope": "Namespaced",
+            "names": names,
+            "versions": [{
+                "name": "v1",
+                "served": true,
+                "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}},
+            }],
+        },
+    })
 }
 
 #[cfg(test)]

@@ -90,6 +90,10 @@ pub fn kubelet(plan: &Plan, node: &Node) -> String {
         "evictionHard": {"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
         // Lowering the score needs a capability that containers often lack.
         "oomScoreAdj": 0,
+        // How soon the devices of the node agent show on the node, on which each installation waits. What does not change
+        // is reported as rarely as ever.
+        "nodeStatusUpdateFrequency": "2s",
+        "nodeStatusReportFrequency": "5m",
         "enableProfilingHandler": false,
     }))
 }
@@ -109,7 +113,53 @@ pub fn kube_proxy(plan: &Plan, node: &Node) -> String {
     }))
 }
 
-/// The CNI configuration: a bridge a node, addresses from the node's part of the pod network.
+/// Name of the plugin that connects pods to more networks than their own.
+pub const MORE_NETWORKS: &str = "more-networks";
+
+/// The folder of plugins that are the node's own.
+#[must_use]
+pub fn own_plugins(node: &Node) -> PathBuf {
+    node.folder.join("cni/bin")
+}
+
+/// The file by which Multus reaches the API server.
+#[must_use]
+pub fn networks_kubeconfig(node: &Node) -> PathBuf {
+    node.folder.join("multus.kubeconfig")
+}
+
+/// The plugin that runs Multus for the pods that ask for more networks. For each of the others Multus would start, read the
+/// pod from the API server and write to it, only to find that there is nothing to do.
+///
+/// It is the first of the chain: Multus insists on making the pod's first link itself, and is given a plugin for it that
+/// makes none.
+#[must_use]
+pub fn more_networks(bin: &Path) -> String {
+    format!(
+        "#!/bin/sh
+configuration=$(cat)
+case \"$configuration\" in
+*'\"v1.multus-cni.io/default-network\":'*)
+	[ \"$CNI_COMMAND\" = ADD ] || exit 0
+	echo '{{\"cniVersion\":\"1.0.0\",\"code\":100,\"msg\":\"this cluster cannot give a pod another network in place of its own\"}}'
+	exit 1
+	;;
+*'\"k8s.v1.cni.cncf.io/networks\":'*)
+	printf '%s' \"$configuration\" | exec '{multus}'
+	exit
+	;;
+esac
+case \"$CNI_COMMAND\" in
+ADD) echo '{{\"cniVersion\":\"1.0.0\",\"interfaces\":[],\"ips\":[]}}' ;;
+VERSION) echo '{{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"0.4.0\",\"1.0.0\"]}}' ;;
+esac
+",
+        multus = bin.join("multus").display()
+    )
+}
+
+/// The CNI configuration: a bridge a node, addresses from the node's part of the pod network, and more networks for those
+/// who ask.
 #[must_use]
 pub fn cni(node: &Node) -> String {
     format!(
@@ -118,6 +168,12 @@ pub fn cni(node: &Node) -> String {
             "cniVersion": "1.0.0",
             "name": "pods",
             "plugins": [
+                {
+                    "type": MORE_NETWORKS,
+                    "capabilities": {"io.kubernetes.cri.pod-annotations": true},
+                    "kubeconfig": text(&networks_kubeconfig(node)),
+                    "delegates": [{"cniVersion": "1.0.0", "name": "none", "type": "passthru-cni"}],
+                },
                 {
                     "type": "bridge",
                     "bridge": "cni0",
@@ -134,7 +190,7 @@ pub fn cni(node: &Node) -> String {
 
 /// containerd's configuration. `snapshotter` is the one that works on the disk below.
 #[must_use]
-pub fn containerd(bin: &Path, snapshotter: &str) -> String {
+pub fn containerd(node: &Node, bin: &Path, snapshotter: &str) -> String {
     format!(
         "version = 3
 root = '/var/lib/containerd'
@@ -158,7 +214,7 @@ oom_score = 0
         SystemdCgroup = false
 
   [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = ['{bin}']
+    bin_dirs = ['{bin}', '{own}']
     conf_dir = '/etc/cni/net.d'
 
 [plugins.'io.containerd.cri.v1.images']
@@ -168,6 +224,7 @@ oom_score = 0
     sandbox = '{PAUSE_IMAGE}'
 ",
         bin = bin.display(),
+        own = own_plugins(node).display(),
     )
 }
 
@@ -208,17 +265,49 @@ mod tests {
 
     #[test]
     fn containerd_pins_the_sandbox_image_and_restricts_scores() {
-        let text = containerd(Path::new("/opt/bin"), "native");
+        let text = containerd(&plan().node(1), Path::new("/opt/bin"), "native");
         assert!(text.contains("restrict_oom_score_adj = true"));
         assert!(text.contains("sandbox = 'ferrovirt.io/pause:devel'"));
         assert!(text.contains("snapshotter = 'native'"));
-        assert!(text.contains("bin_dirs = ['/opt/bin']"));
+        assert!(text.contains("bin_dirs = ['/opt/bin', '/src/build/cluster/node-1/cni/bin']"));
     }
 
     #[test]
     fn pod_addresses_come_from_the_nodes_part() {
         let value: serde_json::Value = serde_json::from_str(&cni(&plan().node(2))).unwrap();
-        assert_eq!(value["plugins"][0]["ipam"]["ranges"][0][0]["subnet"], "10.211.2.0/24");
+        assert_eq!(value["plugins"][1]["ipam"]["ranges"][0][0]["subnet"], "10.211.2.0/24");
+    }
+
+    #[test]
+    fn only_pods_that_ask_for_networks_are_multus_business() {
+        let value: serde_json::Value = serde_json::from_str(&cni(&plan().node(1))).unwrap();
+        assert_eq!(value["plugins"][0]["kubeconfig"], "/src/build/cluster/node-1/multus.kubeconfig");
+        let folder = std::env::temp_dir().join(format!("ferrovirt-networks-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("multus"), "#!/bin/sh\nread -r text\necho \"multus: $text\"\n").unwrap();
+        std::process::Command::new("chmod").arg("+x").arg(folder.join("multus")).status().unwrap();
+        let script = more_networks(&folder);
+        let run = |command: &str, configuration: &str| {
+            use std::io::Write;
+            let mut shell = std::process::Command::new("sh")
+                .args(["-c", &script])
+                .env("CNI_COMMAND", command)
+                .stdin(std::process::Stdio::piped())
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+            shell.stdin.take().unwrap().write_all(configuration.as_bytes()).unwrap();
+            String::from_utf8(shell.wait_with_output().unwrap().stdout).unwrap().trim().to_owned()
+        };
+        let none = r#"{"cniVersion":"1.0.0","interfaces":[],"ips":[]}"#;
+        assert_eq!(run("ADD", r#"{"runtimeConfig":{}}"#), none);
+        assert_eq!(run("ADD", r#"{"runtimeConfig":{"note":"\"k8s.v1.cni.cncf.io/networks\":"}}"#), none);
+        assert_eq!(run("DEL", r#"{"runtimeConfig":{}}"#), "");
+        let asks = r#"{"runtimeConfig":{"k8s.v1.cni.cncf.io/networks":"lan"}}"#;
+        assert_eq!(run("ADD", asks), format!("multus: {asks}"));
+        assert_eq!(run("DEL", asks), format!("multus: {asks}"));
+        assert!(run("ADD", r#"{"v1.multus-cni.io/default-network":"lan"}"#).contains("in place of its own"));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -101,6 +101,23 @@ volumes:
             ],
         },
         Manifest {
+            name: "two-networks",
+            spec: "
+domain:
+  memory: {guest: 1Gi}
+  devices:
+    disks: [{name: root, disk: {bus: virtio}}]
+    interfaces:
+    - {name: default, masquerade: {}}
+    - {name: lan, bridge: {}, model: e1000e, macAddress: '02:00:00:00:00:0a'}
+networks:
+- {name: default, pod: {}}
+- {name: lan, multus: {networkName: depot/lan}}
+volumes: [{name: root, containerDisk: {image: 'registry.example/web:1'}}]
+",
+            defaults: vec![("/networks/1/multus", json!({"networkName": "depot/lan"}))],
+        },
+        Manifest {
             name: "efi",
             spec: "
 domain:
@@ -368,14 +385,9 @@ fn refused() -> Vec<(&'static str, Value, &'static str)> {
     let devices = |devices: Value| json!({"domain": {"devices": devices}});
     vec![
         (
-            "a second network",
-            json!({
-                "domain": {"devices": {"interfaces": [
-                    {"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}},
-                ]}},
-                "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}],
-            }),
-            "networks[1].multus",
+            "a network card of the host",
+            devices(json!({"interfaces": [{"name": "default", "sriov": {}}]})),
+            "domain.devices.interfaces[0].sriov",
         ),
         (
             "a device by a claim",
@@ -499,6 +511,108 @@ fn wrong_machines_are_refused_with_the_field_named() {
         ensure!(s.list("vm", "").await?.is_empty(), "a refused machine exists");
         // What was changed each time is good.
         s.apply(&plain().to_string()).await
+    });
+}
+
+/// Objects other than VMs that are wrong, by kind, and what the refusal names.
+fn wrong_objects() -> Vec<(&'static str, &'static str, Value, &'static str)> {
+    let machines = "kubevirt.io/v1";
+    let mut template = plain()["spec"]["template"].take();
+    template["metadata"]["labels"] = json!({"app": "a"});
+    let vm = json!({"runStrategy": "Halted", "template": template});
+    let selector = |app: &str| json!({"matchLabels": {"app": app}});
+    let pool = |change: Value| {
+        let mut pool = json!({
+            "selector": selector("a"), "virtualMachineTemplate": {"metadata": {"labels": {"app": "a"}}, "spec": vm},
+        });
+        json_patch::merge(&mut pool, &change);
+        pool
+    };
+    let reference = |group: &str, kind: &str| json!({"apiGroup": group, "kind": kind, "name": "a"});
+    vec![
+        (machines, "VirtualMachineInstance", json!({"domain": {"devices": {}}}), "spec.domain.memory.guest"),
+        (
+            machines,
+            "VirtualMachineInstance",
+            json!({"domain": {"devices": {}, "memory": {"guest": "much"}}}),
+            "spec.domain.memory.guest",
+        ),
+        (
+            machines,
+            "VirtualMachineInstance",
+            json!({"domain": {"devices": {}, "resources": {"requests": {"memory": "much"}, "limits": {"cpu": "1"}}}}),
+            "spec.domain.resources.requests.memory",
+        ),
+        (
+            machines,
+            "VirtualMachineInstanceReplicaSet",
+            json!({"selector": selector("b"), "template": template}),
+            "spec.selector",
+        ),
+        (
+            machines,
+            "VirtualMachineInstancePreset",
+            json!({"selector": selector("a"), "domain": {"devices": {"disks": [{"name": "a", "disk": {"bus": "ide"}}]}}}),
+            "spec.domain.devices.disks[0].disk.bus",
+        ),
+        (machines, "VirtualMachineInstanceMigration", json!({"vmiName": ""}), "spec.vmiName"),
+        (
+            "instancetype.kubevirt.io/v1beta1",
+            "VirtualMachineInstancetype",
+            json!({"cpu": {"guest": 1}, "memory": {"guest": "1Gi", "overcommitPercent": 101}}),
+            "spec.memory.overcommitPercent",
+        ),
+        (
+            "instancetype.kubevirt.io/v1beta1",
+            "VirtualMachinePreference",
+            json!({"cpu": {"preferredCPUTopology": "wide"}}),
+            "spec.cpu.preferredCPUTopology",
+        ),
+        ("pool.kubevirt.io/v1beta1", "VirtualMachinePool", pool(json!({"maxUnavailable": "5"})), "spec.maxUnavailable"),
+        (
+            "pool.kubevirt.io/v1beta1",
+            "VirtualMachinePool",
+            pool(json!({"virtualMachineTemplate": {"spec": {"template": {"spec": {"hostname": "Db_0"}}}}})),
+            "spec.virtualMachineTemplate.spec.template.spec.hostname",
+        ),
+        (
+            "clone.kubevirt.io/v1beta1",
+            "VirtualMachineClone",
+            json!({"source": reference("apps", "Deployment")}),
+            "spec.Source.Kind",
+        ),
+        (
+            "snapshot.kubevirt.io/v1beta1",
+            "VirtualMachineSnapshot",
+            json!({"source": {"kind": "VirtualMachine", "name": "a"}}),
+            "spec.source.apiGroup",
+        ),
+        (
+            "snapshot.kubevirt.io/v1beta1",
+            "VirtualMachineRestore",
+            json!({"target": reference("apps", "Deployment"), "virtualMachineSnapshotName": "a"}),
+            "spec.target.apiGroup",
+        ),
+        (
+            "export.kubevirt.io/v1",
+            "VirtualMachineExport",
+            json!({"source": reference("apps", "Deployment")}),
+            "spec.source.kind",
+        ),
+    ]
+}
+
+#[test]
+fn wrong_objects_of_other_kinds_are_refused_with_the_field_named() {
+    story("wrong-kinds", async |s| {
+        for (version, kind, spec, field) in wrong_objects() {
+            let object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": "a"}, "spec": spec});
+            let said = s.refused(&object.to_string()).await?;
+            ensure!(said.contains(field), "{object} is refused without naming {field}: {said}");
+            // Nobody is told about fields that the user did not write.
+            ensure!(!said.contains("status."), "{object}: {said}");
+        }
+        Ok(())
     });
 }
 

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{Console, Story, story};
-use kube::api::{DeleteParams, PostParams};
-use serde_json::json;
 
-use crate::manifests;
+use crate::{
+    manifests,
+    storage::{Backing, Storage, on_host, without_machines},
+};
 
 const MINUTES: Duration = Duration::from_secs(150);
 const MEBIBYTE: u64 = 1024 * 1024;
@@ -15,80 +16,6 @@ const MEBIBYTE: u64 = 1024 * 1024;
 /// Functions for the guest's shell: the device with a serial number, and a file of the image on it.
 const HELPERS: &str = "disk() { for d in /sys/block/vd*; do [ \"$(cat $d/serial)\" = $1 ] && echo /dev/${d##*/}; done; }; \
      show() { mount -r -t iso9660 $(disk $1) /mnt && cat /mnt/$2; umount /mnt; }";
-
-/// Storage on the node that a claim of the story can have: a directory, or a device backed by a file in it.
-struct Storage {
-    name: String,
-    directory: String,
-}
-
-impl Storage {
-    /// Makes a directory on the node and a volume in it, for the claim of that name.
-    async fn make(s: &Story, claim: &str, mode: &str) -> Result<Self> {
-        let name = format!("{}-{claim}", s.namespace);
-        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name };
-        let made = storage.fill(s, claim, mode).await;
-        if made.is_err() {
-            storage.remove(s).await?;
-        }
-        made.map(|()| storage)
-    }
-
-    async fn fill(&self, s: &Story, claim: &str, mode: &str) -> Result<()> {
-        let Self { name, directory } = self;
-        let mut path = directory.clone();
-        on_host(s, &format!("mkdir -p {directory}")).await?;
-        if mode == "Block" {
-            let attach = format!("truncate -s 16M {directory}/backing && losetup --find --show {directory}/backing");
-            path = on_host(s, &attach).await?.trim().to_owned();
-        }
-        let node = s.cluster_api("Node").list(&Default::default()).await?;
-        let node = node.items.first().and_then(|node| node.metadata.name.clone()).context("no node")?;
-        let volume = json!({
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
-            "spec": {
-                "capacity": {"storage": "64Mi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
-                "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "",
-                "claimRef": {"namespace": s.namespace, "name": claim}, "local": {"path": path},
-                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
-                    {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]}},
-            },
-        });
-        s.cluster_api("PersistentVolume").create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
-        s.apply(&format!(
-            "
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {{name: {claim}}}
-spec:
-  storageClassName: ''
-  volumeName: {name}
-  volumeMode: {mode}
-  accessModes: [ReadWriteOnce]
-  resources: {{requests: {{storage: 16Mi}}}}
-"
-        ))
-        .await
-    }
-
-    /// Takes away what was made.
-    async fn remove(&self, s: &Story) -> Result<()> {
-        match s.cluster_api("PersistentVolume").delete(&self.name, &DeleteParams::background()).await {
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            outcome => drop(outcome?),
-        }
-        let directory = &self.directory;
-        // Detached when kubelet and QEMU have let go of it.
-        let detach = format!("losetup --associated {directory}/backing | cut -d: -f1 | xargs -r losetup --detach");
-        on_host(s, &format!("{detach}; rm -rf {directory}")).await?;
-        Ok(())
-    }
-}
-
-/// Runs a script on the node with the node's own programs and files.
-async fn on_host(s: &Story, script: &str) -> Result<String> {
-    s.on_node(&format!("nsenter -t 1 -m -- /bin/sh -c '{script}'")).await
-}
 
 /// The output of a command that must succeed.
 async fn run(console: &mut Console, command: &str) -> Result<String> {
@@ -167,27 +94,13 @@ spec:
 #[test]
 fn guest_sees_disks_of_every_kind_and_its_claim_outlives_it() {
     story("disks", async |s| {
-        let storage = Storage::make(s, "data", "Filesystem").await?;
+        let storage = Storage::make(s, "data", Backing::Directory).await?;
         let told = disks(s, &storage).await;
         // Machines go first: nobody uses the storage when it is taken away.
         let gone = without_machines(s).await;
         storage.remove(s).await?;
         told.and(gone)
     });
-}
-
-async fn without_machines(s: &Story) -> Result<()> {
-    for kind in ["vm", "vmi"] {
-        for object in s.list(kind, "").await? {
-            let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            match s.api(kind).delete(name, &DeleteParams::background()).await {
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                outcome => drop(outcome?),
-            }
-            s.wait_gone(kind, name, MINUTES).await?;
-        }
-    }
-    Ok(())
 }
 
 async fn disks(s: &Story, storage: &Storage) -> Result<()> {
@@ -289,7 +202,7 @@ async fn checksum(s: &Story, storage: &Storage) -> Result<String> {
 #[test]
 fn claim_of_block_mode_is_a_device_of_the_guest() {
     story("block", async |s| {
-        let storage = Storage::make(s, "raw", "Block").await?;
+        let storage = Storage::make(s, "raw", Backing::Device).await?;
         let told = block(s, &storage).await;
         let gone = without_machines(s).await;
         storage.remove(s).await?;

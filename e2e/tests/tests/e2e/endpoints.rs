@@ -172,6 +172,12 @@ async fn plugin(s: &Story) -> Result<()> {
     }
     let stays = s.virt(&["evacuate-cancel", "vm", "box"]).await?;
     ensure!(stays == format!("VM {}/box was canceled evacuation\n", s.namespace), "{stays:?}");
+    let tried = s.virt(&["pause", "box", "--dry-run=true"]).await?;
+    ensure!(tried.starts_with("Dry Run execution"), "{tried:?}");
+    // A shell's completion asks kubectl, which asks the plugin.
+    let completed = tokio::process::Command::new("kubectl").args(["__complete", "virt", "soft"]).output().await?;
+    let completed = String::from_utf8_lossy(&completed.stdout);
+    ensure!(completed.starts_with("soft-reboot\t"), "kubectl does not complete the plugin's commands: {completed:?}");
     let version = s.virt(&["version"]).await?;
     ensure!(version.contains("Server Version: v"), "{version:?}");
     let expanded = s.virt(&["expand", "--vm", "box", "-o", "json"]).await?;

@@ -138,7 +138,7 @@ async fn freeze(s: &Story, console: &mut Console) -> Result<()> {
     let is = |status: &'static str| {
         move |vmi: &Value| vmi["status"]["fsFreezeStatus"].as_str().unwrap_or("thawed") == status
     };
-    s.put(MACHINE, "freeze", &json!({"unfreezeTimeout": "5m"})).await?;
+    backup_hook(s, "pre").await?;
     s.wait("vmi", "deb", "be frozen", Duration::from_secs(30), is("frozen")).await?;
     // What is below /run is in memory; the disk takes nothing.
     console.run("{ echo text > /root/written && echo done > /run/written & } 2>/dev/null").await?;
@@ -149,8 +149,10 @@ async fn freeze(s: &Story, console: &mut Console) -> Result<()> {
     ensure!(info["fsFreezeStatus"] == "frozen" && info["os"]["id"] == "debian", "guestosinfo while frozen: {info}");
     // To freeze what is frozen changes nothing, nor does it fail.
     s.put(MACHINE, "freeze", &json!({"unfreezeTimeout": "5m"})).await?;
-    s.put(MACHINE, "unfreeze", &Value::Null).await?;
+    backup_hook(s, "post").await?;
     s.wait("vmi", "deb", "thaw", Duration::from_secs(30), is("thawed")).await?;
+    // So is a thaw of what is thawed.
+    s.put(MACHINE, "unfreeze", &Value::Null).await?;
     wait_written(console).await?;
 
     let asked = Instant::now();
@@ -160,6 +162,20 @@ async fn freeze(s: &Story, console: &mut Console) -> Result<()> {
     ensure!(asked.elapsed() >= Duration::from_secs(4), "it thawed before its time: {:?}", asked.elapsed());
     console.run("rm /run/written; echo text > /root/written && echo done > /run/written").await?;
     wait_written(console).await
+}
+
+/// Runs what a backup program runs in the pod before or after it copies its volumes.
+async fn backup_hook(s: &Story, when: &str) -> Result<()> {
+    let pod = s.launcher_pod("deb").await?;
+    let annotation = |name: &str| {
+        let key = format!("{when}.hook.backup.velero.io/{name}");
+        pod["metadata"]["annotations"][key].as_str().map(str::to_owned).with_context(|| format!("no {name} for {when}"))
+    };
+    ensure!(annotation("container")? == "compute", "the hook runs in another container");
+    let command: Vec<String> = serde_json::from_str(&annotation("command")?)?;
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    s.exec(pod["metadata"]["name"].as_str().unwrap_or_default(), &command).await?;
+    Ok(())
 }
 
 async fn wait_written(console: &mut Console) -> Result<()> {

@@ -11,17 +11,7 @@ use crate::manifests;
 fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
     story("network", async |s| {
         s.apply(&manifests::vm("web", "Always")).await?;
-        s.apply(
-            "
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec:
-  selector: {app: web}
-  ports: [{port: 80, targetPort: 8080}]
-",
-        )
-        .await?;
+        s.virt(&["expose", "vm", "web", "--name=web", "--port=80", "--target-port=8080"]).await?;
         s.toolbox("visitor").await?;
         s.wait_running("web").await?;
         let service = s.cluster_api("Service").list(&Default::default()).await?;

@@ -164,10 +164,15 @@ async fn code(s: &Story, verb: &Method, path: &str, user: &str) -> Result<u16> {
 
 /// With a token that is bound to a node, as kubelet gets one for the agent's pod.
 async fn as_agent(s: &Story, node: &str, verb: &Method, path: &str, body: &Value) -> Result<u16> {
+    as_account(s, "kubevirt-handler", node, verb, path, body).await
+}
+
+/// As a service account of the installation, with a token that is bound to a node.
+async fn as_account(s: &Story, account: &str, node: &str, verb: &Method, path: &str, body: &Value) -> Result<u16> {
     let request = Request::builder()
         .method(verb)
         .uri(path)
-        .header("Impersonate-User", "system:serviceaccount:kubevirt:kubevirt-handler")
+        .header("Impersonate-User", format!("system:serviceaccount:kubevirt:{account}"))
         .header("Impersonate-Group", "system:authenticated")
         .header("Impersonate-Extra-authentication.kubernetes.io%2Fnode-name", node)
         .header(
@@ -177,7 +182,7 @@ async fn as_agent(s: &Story, node: &str, verb: &Method, path: &str, body: &Value
     match s.client.request_text(request.body(body.to_string().into_bytes())?).await {
         Ok(_) => Ok(200),
         Err(kube::Error::Api(status)) => Ok(status.code),
-        Err(error) => Err(error).with_context(|| format!("{verb} {path} as the agent of {node}")),
+        Err(error) => Err(error).with_context(|| format!("{verb} {path} as {account} on {node}")),
     }
 }
 
@@ -210,6 +215,19 @@ fn cve_2023_26484_cve_2025_64436_an_agent_writes_its_own_node_and_machines_and_r
         for path in ["/api/v1/secrets", "/api/v1/namespaces/kubevirt/secrets/kubevirt-ca", "/api/v1/pods"] {
             let code = as_agent(s, own, &Method::GET, path, &nothing).await?;
             ensure!(code == 403, "the agent may read {path}: {code}");
+        }
+        // virt-controller says whether the roles for users are part of those of the cluster, and nothing else about roles.
+        let labels = |key: &str, value: &str| json!({"metadata": {"labels": {(format!("rbac.authorization.k8s.io/aggregate-to-{key}")): value}}});
+        for (role, patch, expected) in [
+            ("kubevirt.io:edit", labels("edit", "false"), 200),
+            ("kubevirt.io:edit", labels("edit", "perhaps"), 403),
+            ("kubevirt.io:edit", labels("view", "true"), 403),
+            ("kubevirt.io:edit", json!({"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}), 403),
+            ("kubevirt-controller", labels("edit", "true"), 403),
+        ] {
+            let path = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/{role}?dryRun=All");
+            let code = as_account(s, "kubevirt-controller", own, &Method::PATCH, &path, &patch).await?;
+            ensure!(code == expected, "virt-controller, {role}, {patch}: {code} instead of {expected}");
         }
         // A pod that says to be of the machine, by somebody who may do anything but is not virt-controller.
         let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "box",

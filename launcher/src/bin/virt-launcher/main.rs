@@ -1,11 +1,11 @@
 //! virt-launcher: the worker of a launcher pod.
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::{io::IsTerminal, path::Path, process::ExitCode};
 
 use anyhow::Context;
 use clap::Parser;
 use ferrovirt_launcher::{
-    capabilities,
+    capabilities, freezer,
     options::{CommandLine, Task},
     paths::Paths,
     worker,
@@ -20,6 +20,11 @@ fn main() -> anyhow::Result<ExitCode> {
         .with_ansi(std::io::stderr().is_terminal())
         .with_filter(log_filter(std::env::var("VIRT_LAUNCHER_LOG_VERBOSITY").ok().as_deref()));
     tracing_subscriber::registry().with(lines).init();
+    let called = std::env::args_os().next().unwrap_or_default();
+    if Path::new(&called).file_name().is_some_and(|name| name == freezer::NAME) {
+        freezer::run(&freezer::Options::parse(), &Paths::default()).context("freezing or thawing the guest")?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let command = CommandLine::parse();
     match (command.task, command.machine) {
         (Some(Task::NodeCapabilities { output }), _) => {

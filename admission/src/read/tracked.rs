@@ -1,0 +1,232 @@
+//! Reads a JSON value as a type, and notices what the type does not know and where reading fails.
+//!
+//! A deserializer of its own, and not adapters around that of `serde_json`: each adapter is compiled once more for every
+//! type of the API, which made half of virt-api, and copies each key to know where it is. Here keys are borrowed, and a
+//! place is written out only when somebody is to be told of it.
+
+use std::{fmt, slice};
+
+use serde::{
+    Deserializer,
+    de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor, value::BorrowedStrDeserializer},
+};
+use serde_json::{Error, Map, Value, map};
+
+use super::Notes;
+
+/// Where a value stands in the one that is read.
+#[derive(Clone, Copy)]
+pub(super) enum Place<'a> {
+    /// It is the one that is read.
+    Root,
+    /// Member of an object.
+    Member(&'a Place<'a>, &'a str),
+    /// Item of a list.
+    Item(&'a Place<'a>, usize),
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Root => Ok(()),
+            Place::Member(Place::Root, key) => formatter.write_str(key),
+            Place::Member(parent, key) => write!(formatter, "{parent}.{key}"),
+            Place::Item(parent, index) => write!(formatter, "{parent}[{index}]"),
+        }
+    }
+}
+
+/// A value with its place.
+pub(super) struct Tracked<'de, 'a> {
+    value: &'de Value,
+    place: Place<'a>,
+    notes: &'a mut Notes,
+}
+
+impl<'de, 'a> Tracked<'de, 'a> {
+    /// The whole value.
+    pub(super) fn new(value: &'de Value, notes: &'a mut Notes) -> Self {
+        Self { value, place: Place::Root, notes }
+    }
+
+    fn list<V: Visitor<'de>>(self, list: &'de [Value], visitor: V) -> Result<V::Value, Error> {
+        let mut items = Items { left: list.iter(), index: 0, place: &self.place, notes: self.notes };
+        let read = visitor.visit_seq(&mut items)?;
+        if items.left.len() > 0 {
+            return Err(Error::invalid_length(list.len(), &"fewer elements in array"));
+        }
+        Ok(read)
+    }
+
+    fn object<V: Visitor<'de>>(self, object: &'de Map<String, Value>, visitor: V) -> Result<V::Value, Error> {
+        let mut members = Members { left: object.iter(), at: None, place: &self.place, notes: self.notes };
+        let read = visitor.visit_map(&mut members)?;
+        if members.left.len() > 0 {
+            return Err(Error::invalid_length(object.len(), &"fewer elements in map"));
+        }
+        Ok(read)
+    }
+}
+
+/// The items of a list, with their places.
+struct Items<'de, 'a> {
+    left: slice::Iter<'de, Value>,
+    index: usize,
+    place: &'a Place<'a>,
+    notes: &'a mut Notes,
+}
+
+impl<'de> SeqAccess<'de> for Items<'de, '_> {
+    type Error = Error;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
+        let Some(value) = self.left.next() else { return Ok(None) };
+        let place = Place::Item(self.place, self.index);
+        self.index += 1;
+        let read = seed.deserialize(Tracked { value, place, notes: &mut *self.notes });
+        if read.is_err() {
+            self.notes.failed(place);
+        }
+        read.map(Some)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.left.len())
+    }
+}
+
+/// The members of an object, with their places.
+struct Members<'de, 'a> {
+    left: map::Iter<'de>,
+    /// The member whose key was read last.
+    at: Option<(&'de str, &'de Value)>,
+    place: &'a Place<'a>,
+    notes: &'a mut Notes,
+}
+
+impl<'de> MapAccess<'de> for Members<'de, '_> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
+        let Some((key, value)) = self.left.next() else { return Ok(None) };
+        let key = key.as_str();
+        self.at = Some((key, value));
+        let read = seed.deserialize(BorrowedStrDeserializer::<Error>::new(key));
+        if read.is_err() {
+            self.notes.failed(Place::Member(self.place, key));
+        }
+        read.map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
+        let Some((key, value)) = self.at.take() else { return Err(Error::custom("value is missing")) };
+        let place = Place::Member(self.place, key);
+        let read = seed.deserialize(Tracked { value, place, notes: &mut *self.notes });
+        if read.is_err() {
+            self.notes.failed(place);
+        }
+        read
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.left.len())
+    }
+}
+
+/// What holds no other values is read as `serde_json` reads it, and what is of the wrong type is refused in its words.
+macro_rules! as_serde_json {
+    ($($method:ident)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+            self.value.$method(visitor)
+        }
+    )*};
+}
+
+impl<'de> Deserializer<'de> for Tracked<'de, '_> {
+    type Error = Error;
+
+    as_serde_json! {
+        deserialize_bool
+        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
+        deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
+        deserialize_f32 deserialize_f64
+        deserialize_char deserialize_str deserialize_string deserialize_identifier
+        deserialize_bytes deserialize_byte_buf
+        deserialize_unit
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Array(list) => self.list(list, visitor),
+            Value::Object(object) => self.object(object, visitor),
+            other => other.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        if self.value.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
+    }
+
+    fn deserialize_unit_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, Error> {
+        self.value.deserialize_unit_struct(name, visitor)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Array(list) => self.list(list, visitor),
+            other => other.deserialize_seq(visitor),
+        }
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_seq(visitor)
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: usize,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        self.deserialize_seq(visitor)
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Object(object) => self.object(object, visitor),
+            other => other.deserialize_map(visitor),
+        }
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Array(list) => self.list(list, visitor),
+            Value::Object(object) => self.object(object, visitor),
+            other => other.deserialize_struct(name, fields, visitor),
+        }
+    }
+
+    /// The API has enumerations of words only; what one with content held would not be tracked.
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        self.value.deserialize_enum(name, variants, visitor)
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.notes.unknown(self.place);
+        visitor.visit_unit()
+    }
+}

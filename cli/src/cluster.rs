@@ -1,0 +1,257 @@
+//! Which cluster a command is for, and who asks: kubectl's connection flags, the kubeconfig, and the client made of both.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+};
+
+use clap::Args;
+use http::Uri;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+
+use crate::Error;
+
+/// The connection flags of kubectl that plugins are expected to know.
+#[derive(Args, Default)]
+pub struct ClusterOptions {
+    /// Path to the kubeconfig file to use
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The name of the kubeconfig context to use
+    #[arg(long, global = true)]
+    pub context: Option<String>,
+    /// The name of the kubeconfig cluster to use
+    #[arg(long, global = true)]
+    pub cluster: Option<String>,
+    /// The name of the kubeconfig user to use
+    #[arg(long, global = true)]
+    pub user: Option<String>,
+    /// The namespace of the machine; default: that of the context
+    #[arg(long, short, global = true)]
+    pub namespace: Option<String>,
+    /// Address and port of the API server, instead of the kubeconfig's
+    #[arg(long, short, global = true, value_name = "URL", value_parser = server)]
+    pub server: Option<Uri>,
+    /// File with the certificates of authorities that the API server's is checked against
+    #[arg(long, global = true, value_name = "FILE")]
+    pub certificate_authority: Option<PathBuf>,
+    /// The name that the API server's certificate has to bear; default: that of its address
+    #[arg(long, global = true, value_name = "NAME")]
+    pub tls_server_name: Option<String>,
+    /// Do not check the API server's certificate: whoever is in between can read and change everything
+    #[arg(long, global = true)]
+    pub insecure_skip_tls_verify: bool,
+    /// Bearer token to authenticate with
+    #[arg(long, global = true)]
+    pub token: Option<String>,
+    /// File with the certificate to authenticate with
+    #[arg(long, global = true, value_name = "FILE")]
+    pub client_certificate: Option<String>,
+    /// File with the key of that certificate
+    #[arg(long, global = true, value_name = "FILE")]
+    pub client_key: Option<String>,
+    /// Username to impersonate for the operation
+    #[arg(long = "as", global = true, value_name = "USER")]
+    pub impersonate: Option<String>,
+    /// Group to impersonate for the operation, can be repeated
+    #[arg(long = "as-group", global = true, value_name = "GROUP")]
+    pub impersonate_groups: Vec<String>,
+    /// UID to impersonate for the operation
+    #[arg(long = "as-uid", global = true, value_name = "UID")]
+    pub impersonate_uid: Option<String>,
+}
+
+impl ClusterOptions {
+    /// The flags that make another run of this program reach the same cluster as the same user.
+    pub fn arguments(&self) -> Result<Vec<String>, Error> {
+        let mut words = Vec::new();
+        let mut add = |flag: &str, value: Option<&str>| {
+            if let Some(value) = value {
+                words.extend([flag.to_owned(), value.to_owned()]);
+            }
+        };
+        let text = |path: &Option<PathBuf>| match path {
+            None => Ok(None),
+            Some(path) => match path.to_str() {
+                Some(path) => Ok(Some(path.to_owned())),
+                None => Err(Error::Usage(format!("the path {} is not text", path.display()))),
+            },
+        };
+        add("--kubeconfig", text(&self.kubeconfig)?.as_deref());
+        add("--context", self.context.as_deref());
+        add("--cluster", self.cluster.as_deref());
+        add("--user", self.user.as_deref());
+        add("--server", self.server.as_ref().map(Uri::to_string).as_deref());
+        add("--certificate-authority", text(&self.certificate_authority)?.as_deref());
+        add("--tls-server-name", self.tls_server_name.as_deref());
+        add("--token", self.token.as_deref());
+        add("--client-certificate", self.client_certificate.as_deref());
+        add("--client-key", self.client_key.as_deref());
+        add("--as", self.impersonate.as_deref());
+        for group in &self.impersonate_groups {
+            add("--as-group", Some(group));
+        }
+        add("--as-uid", self.impersonate_uid.as_deref());
+        if self.insecure_skip_tls_verify {
+            words.push("--insecure-skip-tls-verify".to_owned());
+        }
+        Ok(words)
+    }
+
+    /// What the kubeconfig says; without one, what can be known without it.
+    async fn loaded(&self) -> Result<kube::Config, Error> {
+        let chosen =
+            KubeConfigOptions { context: self.context.clone(), cluster: self.cluster.clone(), user: self.user.clone() };
+        let failed = |error: &dyn std::fmt::Display| Error::Kubeconfig(error.to_string());
+        if let Some(path) = &self.kubeconfig {
+            let file = Kubeconfig::read_from(path).map_err(|e| failed(&e))?;
+            return kube::Config::from_custom_kubeconfig(file, &chosen).await.map_err(|e| failed(&e));
+        }
+        let names_nothing = self.context.is_none() && self.cluster.is_none() && self.user.is_none();
+        match (kube::Config::from_kubeconfig(&chosen).await, &self.server) {
+            (Ok(config), _) => Ok(config),
+            (Err(_), Some(server)) if names_nothing => Ok(kube::Config::new(server.clone())),
+            // In a pod there is no kubeconfig but a service account.
+            (Err(error), _) => kube::Config::incluster().map_err(|_| failed(&error)),
+        }
+    }
+
+    /// Puts what the flags say in the place of what the kubeconfig says.
+    fn adjust(&self, config: &mut kube::Config) -> Result<(), Error> {
+        if let Some(server) = &self.server {
+            config.cluster_url.clone_from(server);
+        }
+        if self.certificate_authority.is_some() {
+            config.root_cert_file.clone_from(&self.certificate_authority);
+        }
+        if self.tls_server_name.is_some() {
+            config.tls_server_name.clone_from(&self.tls_server_name);
+        }
+        config.accept_invalid_certs |= self.insecure_skip_tls_verify;
+        let user = &mut config.auth_info;
+        if self.token.is_some() || self.client_certificate.is_some() {
+            // Other ways to authenticate would come first.
+            user.exec = None;
+            user.auth_provider = None;
+            user.username = None;
+        }
+        if let Some(token) = &self.token {
+            user.token = Some(token.clone().into());
+        }
+        match (&self.client_certificate, &self.client_key) {
+            (None, None) => {}
+            (Some(certificate), Some(key)) => {
+                (user.client_certificate_data, user.client_key_data) = (None, None);
+                (user.client_certificate, user.client_key) = (Some(certificate.clone()), Some(key.clone()));
+            }
+            _ => return Err(Error::Usage("--client-certificate and --client-key belong together".into())),
+        }
+        if self.impersonate.is_some() {
+            user.impersonate.clone_from(&self.impersonate);
+        }
+        if !self.impersonate_groups.is_empty() {
+            user.impersonate_groups = Some(self.impersonate_groups.clone());
+        }
+        if self.impersonate_uid.is_some() {
+            user.impersonate_uid.clone_from(&self.impersonate_uid);
+        }
+        Ok(())
+    }
+}
+
+/// The address of an API server; one without a scheme speaks TLS.
+fn server(text: &str) -> Result<Uri, String> {
+    let url = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
+    let uri = url.parse::<Uri>().map_err(|error| error.to_string())?;
+    match (uri.scheme_str(), uri.host()) {
+        (Some("https" | "http"), Some(host)) if !host.is_empty() => Ok(uri),
+        _ => Err("this is not the address of a server, such as https://192.0.2.1:6443".to_owned()),
+    }
+}
+
+/// A local address to listen on, as an address or as `localhost`.
+pub fn local_address(text: &str) -> Result<IpAddr, String> {
+    if text == "localhost" {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    text.parse().map_err(|_| "this is neither an IP address nor localhost".to_owned())
+}
+
+/// A client and the namespace that commands work in.
+pub struct Connection {
+    pub client: kube::Client,
+    pub namespace: String,
+}
+
+impl Connection {
+    /// Makes the client; nothing is sent yet.
+    pub async fn open(options: &ClusterOptions) -> Result<Self, Error> {
+        let mut config = options.loaded().await?;
+        options.adjust(&mut config)?;
+        // Streams stay open for as long as the user wants.
+        config.read_timeout = None;
+        config.write_timeout = None;
+        let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = kube::Client::try_from(config).map_err(|error| Error::Kubeconfig(error.to_string()))?;
+        Ok(Self { client, namespace })
+    }
+
+    /// The same in another namespace, if one is given.
+    pub fn within(self, namespace: Option<&str>) -> Self {
+        match namespace {
+            Some(namespace) => Self { namespace: namespace.to_owned(), ..self },
+            None => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse;
+
+    fn options(words: &[&str]) -> ClusterOptions {
+        parse([&["kubectl-virt", "version"], words].concat()).unwrap().cluster
+    }
+
+    #[test]
+    fn servers_are_addresses() {
+        for (text, expected) in [
+            ("https://192.0.2.1:6443", Some("https://192.0.2.1:6443/")),
+            ("api.example.com", Some("https://api.example.com/")),
+            ("http://[::1]:8001/proxy", Some("http://[::1]:8001/proxy")),
+            ("ftp://example.com", None),
+            ("https://", None),
+            ("", None),
+        ] {
+            assert_eq!(server(text).ok().map(|uri| uri.to_string()).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn local_addresses_may_be_called_localhost() {
+        assert_eq!(local_address("localhost"), Ok(IpAddr::from([127, 0, 0, 1])));
+        assert_eq!(local_address("::1"), Ok("::1".parse().unwrap()));
+        assert!(local_address("example.com").is_err());
+    }
+
+    #[test]
+    fn flags_take_the_place_of_the_kubeconfig() {
+        let mut config = kube::Config::new(Uri::from_static("https://old.example.com"));
+        config.auth_info.username = Some("joe".into());
+        options(&["-s", "new.example.com", "--token=t", "--as-uid=7", "--insecure-skip-tls-verify=true"])
+            .adjust(&mut config)
+            .unwrap();
+        assert_eq!(config.cluster_url.host(), Some("new.example.com"));
+        assert!(config.accept_invalid_certs && config.auth_info.token.is_some() && config.auth_info.username.is_none());
+        assert_eq!(config.auth_info.impersonate_uid.as_deref(), Some("7"));
+        assert!(options(&["--client-key=k"]).adjust(&mut config).is_err());
+    }
+
+    #[test]
+    fn another_run_gets_the_same_flags() {
+        let words =
+            ["--server", "https://192.0.2.1:6443/", "--token", "t", "--as", "joe", "--insecure-skip-tls-verify"];
+        assert_eq!(options(&words).arguments().unwrap(), words);
+    }
+}

@@ -1,0 +1,283 @@
+//! `expose`: a Service that leads to a machine, or to the machines of a replica set.
+
+use std::net::IpAddr;
+
+use clap::{Args, ValueEnum};
+use http::Method;
+use serde_json::{Map, Value, json};
+
+use crate::{Connection, Error, guest::read, machine_name};
+
+/// Label of a machine's pod with the machine's name, where that fits into a label.
+const MACHINE: &str = "vmi.kubevirt.io/id";
+/// Longest value of a label.
+const MAX_LABEL: usize = 63;
+/// Labels that the system puts on machines that exist, which say nothing about what they serve.
+const OWN_LABELS: &str = "kubevirt.io/";
+
+/// What can be exposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Subject {
+    /// A VirtualMachine
+    #[value(alias = "vms", alias = "virtualmachine", alias = "virtualmachines")]
+    Vm,
+    /// A VirtualMachineInstance
+    #[value(alias = "vmis", alias = "virtualmachineinstance", alias = "virtualmachineinstances")]
+    Vmi,
+    /// A VirtualMachineInstanceReplicaSet
+    #[value(alias = "vmirss", alias = "virtualmachineinstancereplicaset", alias = "virtualmachineinstancereplicasets")]
+    Vmirs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Protocol {
+    #[value(name = "TCP")]
+    Tcp,
+    #[value(name = "UDP")]
+    Udp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ServiceType {
+    #[value(name = "ClusterIP")]
+    ClusterIp,
+    #[value(name = "NodePort")]
+    NodePort,
+    #[value(name = "LoadBalancer")]
+    LoadBalancer,
+}
+
+/// Options of `expose`.
+#[derive(Args)]
+pub struct ExposeOptions {
+    /// What to expose: vm, vmi or vmirs
+    #[arg(value_name = "TYPE", ignore_case = true)]
+    subject: Subject,
+    /// Its name
+    #[arg(value_name = "NAME")]
+    machine: String,
+    /// Name of the Service
+    #[arg(long = "name", value_name = "SERVICE")]
+    service: String,
+    /// Port of the Service; default: the ports that the machine declares
+    #[arg(long)]
+    port: Option<u16>,
+    /// Port of the machine, as number or name; default: that of the Service
+    #[arg(long, requires = "port")]
+    target_port: Option<String>,
+    /// Name of the port
+    #[arg(long, requires = "port")]
+    port_name: Option<String>,
+    /// Protocol of the port
+    #[arg(long, requires = "port", value_enum, ignore_case = true)]
+    protocol: Option<Protocol>,
+    /// Port of the Service on each node
+    #[arg(long, requires = "port")]
+    node_port: Option<u16>,
+    /// Kind of Service
+    #[arg(long = "type", value_enum, ignore_case = true, default_value_t = ServiceType::ClusterIp)]
+    kind: ServiceType,
+    /// Address of the Service in the cluster, or None for a Service without one
+    #[arg(long, value_name = "ADDRESS")]
+    cluster_ip: Option<String>,
+    /// Address outside the cluster that leads to its nodes
+    #[arg(long, value_name = "ADDRESS")]
+    external_ip: Option<IpAddr>,
+    /// Address of the load balancer
+    #[arg(long, value_name = "ADDRESS")]
+    load_balancer_ip: Option<IpAddr>,
+}
+
+impl Subject {
+    fn resource(self) -> &'static str {
+        match self {
+            Self::Vm => "virtualmachines",
+            Self::Vmi => "virtualmachineinstances",
+            Self::Vmirs => "virtualmachineinstancereplicasets",
+        }
+    }
+
+    /// The specification of the machine.
+    fn machine(self, object: &Value) -> &Value {
+        match self {
+            Self::Vm | Self::Vmirs => &object["spec"]["template"]["spec"],
+            Self::Vmi => &object["spec"],
+        }
+    }
+
+    /// Labels by which a Service finds the pods of the machine: its own, or else the one with its name.
+    fn selector(self, object: &Value, name: &str) -> Result<Value, Error> {
+        let labels = match self {
+            Self::Vm => &object["spec"]["template"]["metadata"]["labels"],
+            Self::Vmi => &object["metadata"]["labels"],
+            Self::Vmirs => {
+                let selector = &object["spec"]["selector"];
+                if selector["matchExpressions"].as_array().is_some_and(|list| !list.is_empty()) {
+                    return Err(Error::Usage("a selector with expressions cannot be that of a Service".into()));
+                }
+                &selector["matchLabels"]
+            }
+        };
+        let labels: Map<String, Value> = labels
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(label, _)| self != Self::Vmi || !label.starts_with(OWN_LABELS))
+            .map(|(label, value)| (label.clone(), value.clone()))
+            .collect();
+        match self {
+            _ if !labels.is_empty() => Ok(Value::Object(labels)),
+            Self::Vm | Self::Vmi if name.len() <= MAX_LABEL => Ok(json!({MACHINE: name})),
+            _ => Err(Error::Usage(format!("{name} has no labels by which a Service could find it"))),
+        }
+    }
+}
+
+/// A port by number or by name.
+fn target_port(text: &str) -> Value {
+    text.parse::<u16>().map_or_else(|_| json!(text), |number| json!(number))
+}
+
+impl ExposeOptions {
+    /// The port of the options, or those that the machine declares.
+    fn ports(&self, machine: &Value) -> Result<Vec<Value>, Error> {
+        if let Some(number) = self.port {
+            let mut port = json!({"port": number, "protocol": word(self.protocol.unwrap_or(Protocol::Tcp))});
+            let target = self.target_port.as_deref().map(target_port);
+            for (field, value) in [
+                ("targetPort", target),
+                ("name", self.port_name.as_ref().map(|name| json!(name))),
+                ("nodePort", self.node_port.map(|number| json!(number))),
+            ] {
+                if let Some(value) = value {
+                    port[field] = value;
+                }
+            }
+            return Ok(vec![port]);
+        }
+        let interfaces = machine["domain"]["devices"]["interfaces"].as_array().into_iter().flatten();
+        let declared = interfaces.filter_map(|interface| interface["ports"].as_array()).flatten();
+        let ports = declared.enumerate().map(|(index, declared)| {
+            let name = declared["name"].as_str().map_or_else(|| format!("port-{}", index + 1), str::to_owned);
+            json!({"name": name, "port": declared["port"], "protocol": declared["protocol"].as_str().unwrap_or("TCP")})
+        });
+        let ports = ports.collect::<Vec<_>>();
+        if ports.is_empty() {
+            return Err(Error::Usage("name a port with --port: the machine declares none".into()));
+        }
+        Ok(ports)
+    }
+
+    /// The Service for an object.
+    fn manifest(&self, object: &Value, name: &str) -> Result<Value, Error> {
+        let mut spec = json!({
+            "type": word(self.kind),
+            "selector": self.subject.selector(object, name)?,
+            "ports": self.ports(self.subject.machine(object))?,
+        });
+        for (field, value) in [
+            ("clusterIP", self.cluster_ip.as_ref().map(|address| json!(address))),
+            ("externalIPs", self.external_ip.map(|address| json!([address]))),
+            ("loadBalancerIP", self.load_balancer_ip.map(|address| json!(address))),
+        ] {
+            if let Some(value) = value {
+                spec[field] = value;
+            }
+        }
+        let metadata = json!({"name": self.service});
+        Ok(json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}))
+    }
+}
+
+/// A value as Kubernetes writes it.
+fn word<V: ValueEnum>(value: V) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+pub async fn run(connection: &Connection, options: &ExposeOptions) -> Result<(), Error> {
+    let name = machine_name(&options.machine)?;
+    let namespace = &connection.namespace;
+    let path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/{}/{name}", options.subject.resource());
+    let object = read(&connection.call(Method::GET, &path, Vec::new()).await?)?;
+    let service = options.manifest(&object, name)?.to_string().into_bytes();
+    connection.call(Method::POST, &format!("/api/v1/namespaces/{namespace}/services"), service).await?;
+    say!("Service {} successfully exposed for {} {name}", options.service, word(options.subject))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Command, parse};
+
+    fn made(words: &[&str], object: &Value) -> Result<Value, String> {
+        let cli = parse([&["kubectl-virt", "expose"], words].concat()).map_err(|error| error.to_string())?;
+        let Command::Expose(options) = cli.command else { panic!("another command") };
+        options.manifest(object, "web").map(|service| service["spec"].clone()).map_err(|error| error.to_string())
+    }
+
+    fn vm() -> Value {
+        json!({"spec": {"template": {
+            "metadata": {"labels": {"app": "web"}},
+            "spec": {"domain": {"devices": {"interfaces": [{"ports": [{"name": "http", "port": 80}, {"port": 53, "protocol": "UDP"}]}]}}},
+        }}})
+    }
+
+    #[test]
+    fn port_leads_to_the_machines_of_the_same_labels() {
+        let words =
+            ["vm", "web", "--name=svc", "--port=8080", "--target-port=80", "--type=nodeport", "--node-port=30080"];
+        assert_eq!(
+            made(&words, &vm()).unwrap(),
+            json!({
+                "type": "NodePort",
+                "selector": {"app": "web"},
+                "ports": [{"port": 8080, "protocol": "TCP", "targetPort": 80, "nodePort": 30080}],
+            })
+        );
+        let named =
+            made(&["vm", "web", "--name=svc", "--port=53", "--protocol=udp", "--target-port=dns"], &vm()).unwrap();
+        assert_eq!(named["ports"], json!([{"port": 53, "protocol": "UDP", "targetPort": "dns"}]));
+    }
+
+    #[test]
+    fn declared_ports_are_exposed_where_none_is_named() {
+        assert_eq!(
+            made(&["VirtualMachines", "web", "--name=svc", "--cluster-ip=None"], &vm()).unwrap(),
+            json!({
+                "type": "ClusterIP",
+                "clusterIP": "None",
+                "selector": {"app": "web"},
+                "ports": [
+                    {"name": "http", "port": 80, "protocol": "TCP"},
+                    {"name": "port-2", "port": 53, "protocol": "UDP"},
+                ],
+            })
+        );
+        assert!(made(&["vmi", "web", "--name=svc"], &json!({"spec": {}})).unwrap_err().contains("--port"));
+    }
+
+    #[test]
+    fn machine_without_labels_of_its_own_is_found_by_its_name() {
+        let bare = json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}});
+        let spec = made(&["vmi", "web", "--name=svc", "--port=22"], &bare).unwrap();
+        assert_eq!(spec["selector"], json!({"vmi.kubevirt.io/id": "web"}));
+        for selector in [json!({}), json!({"matchExpressions": [{"key": "a", "operator": "Exists"}]})] {
+            let set = json!({"spec": {"selector": selector}});
+            assert!(made(&["vmirs", "web", "--name=svc", "--port=22"], &set).is_err(), "{set}");
+        }
+    }
+
+    #[test]
+    fn wrong_words_are_refused() {
+        for words in [
+            &["vm", "web", "--port=22"][..],
+            &["pod", "web", "--name=svc", "--port=22"],
+            &["vm", "web", "--name=svc", "--port=22", "--type=ExternalName"],
+            &["vm", "web", "--name=svc", "--target-port=22"],
+            &["vm", "web", "--name=svc", "--port=22", "--protocol=SCTP"],
+        ] {
+            assert!(made(words, &vm()).is_err(), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A machine that others move: who drains its node asks for it, and may take that back.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use ferrovirt_e2e_tests::{Story, story};
+use http::Method;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api,
+    api::{EvictParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::manifests;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Asks to evict a pod, as a drain does, and returns why it stays.
+async fn drain(s: &Story, pod: &str, dry_run: bool) -> Result<String> {
+    let pods: Api<Pod> = Api::namespaced(s.client.clone(), &s.namespace);
+    let post_options = PostParams { dry_run, ..PostParams::default() };
+    match pods.evict(pod, &EvictParams { post_options, ..EvictParams::default() }).await {
+        Err(kube::Error::Api(status)) if status.code == 429 => Ok(status.message.clone()),
+        Err(error) => Err(error).context("the eviction was not answered"),
+        Ok(_) => bail!("{pod} was evicted"),
+    }
+}
+
+fn requested(vmi: &Value) -> bool {
+    let conditions = vmi["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "EvictionRequested" && c["status"] == "True"))
+}
+
+fn in_progress(pod: &Value) -> bool {
+    pod["metadata"]["annotations"]["descheduler.alpha.kubernetes.io/eviction-in-progress"] == "true"
+}
+
+/// Waits until machine and pod say that the machine is to leave `node`.
+async fn leaves(s: &Story, pod: &str, node: &Value) -> Result<()> {
+    s.wait("vmi", "box", "be marked", MINUTE, |vmi| vmi["status"]["evacuationNodeName"] == *node && requested(vmi))
+        .await?;
+    s.wait("Pod", pod, "be marked", MINUTE, in_progress).await?;
+    Ok(())
+}
+
+/// Waits until neither says so any more.
+async fn stays(s: &Story, pod: &str) -> Result<()> {
+    let unmarked = |vmi: &Value| vmi["status"]["evacuationNodeName"].is_null() && !requested(vmi);
+    s.wait("vmi", "box", "be no longer marked", MINUTE, unmarked).await?;
+    s.wait("Pod", pod, "be no longer marked", MINUTE, |pod| !in_progress(pod)).await?;
+    Ok(())
+}
+
+#[test]
+fn machine_that_is_to_leave_its_node_may_stay_after_all() {
+    story("evacuation", async |s| {
+        let grace = "      terminationGracePeriodSeconds: 0\n";
+        let strategy = format!("{grace}      evictionStrategy: External\n");
+        s.apply(&manifests::kernel_vm("box", "Always").replace(grace, &strategy)).await?;
+        let before = s.wait_running("box").await?;
+        let node = &before["status"]["nodeName"];
+        let pod = s.launcher_pod("box").await?;
+        let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
+        let asked = format!("Eviction triggered evacuation of VMI \"{}/box\"", s.namespace);
+
+        let said = drain(s, pod, true).await?;
+        ensure!(said.contains(&asked), "{said}");
+        ensure!(s.get("vmi", "box").await?["status"]["evacuationNodeName"].is_null(), "a trial marked the machine");
+
+        let said = drain(s, pod, false).await?;
+        ensure!(said.contains(&asked) && !said.contains("in progress"), "{said}");
+        leaves(s, pod, node).await?;
+        let said = drain(s, pod, false).await?;
+        ensure!(said.contains(&format!("Evacuation in progress: {asked}")), "{said}");
+
+        // Tried out, and with another node than the one that it is to leave: nothing happens.
+        s.virt(&["evacuate-cancel", "vm", "box", "--dry-run"]).await?;
+        let other = json!({"evacuationNodeName": "another-node"});
+        let (code, said) = s.ask(&Method::PUT, "virtualmachineinstances/box", "evacuate/cancel", &other).await?;
+        ensure!(code == 500, "{code} {said}");
+        leaves(s, pod, node).await?;
+
+        let said = s.virt(&["evacuate-cancel", "vm", "box"]).await?;
+        ensure!(said == format!("VM {}/box was canceled evacuation\n", s.namespace), "{said:?}");
+        stays(s, pod).await?;
+
+        // The drain goes on asking, until it is over for all machines of the node.
+        drain(s, pod, false).await?;
+        leaves(s, pod, node).await?;
+        let said = s.virt(&["evacuate-cancel", "node", node.as_str().context("no node")?]).await?;
+        ensure!(said.contains(&format!("VMI {}/box was canceled evacuation\n", s.namespace)), "{said:?}");
+        stays(s, pod).await?;
+
+        let after = s.get("vmi", "box").await?;
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the machine was started anew");
+        ensure!(after["status"]["phase"] == "Running", "the machine is {}", after["status"]["phase"]);
+        Ok(())
+    });
+}

@@ -1,0 +1,131 @@
+//! Machines on networks besides the pods' own.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Console, Story, story};
+use serde_json::Value;
+
+use crate::manifests;
+
+/// The kind by which such networks are described; a cluster without it has no plugin for them.
+const DEFINITIONS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
+
+#[test]
+fn machines_meet_on_a_second_network_and_leave_nothing_on_the_node() {
+    story("lan", async |s| {
+        if s.cluster_api("CustomResourceDefinition").get_opt(DEFINITIONS).await?.is_none() {
+            eprintln!("SKIPPED: the cluster has no Multus");
+            return Ok(());
+        }
+        let network = format!("lan-{}", s.namespace.rsplit('-').next().unwrap_or_default());
+        s.apply(&format!(
+            r#"
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {{name: lan}}
+spec:
+  config: |
+    {{
+      "cniVersion": "1.0.0", "name": "{network}", "type": "bridge", "bridge": "{network}",
+      "ipam": {{"type": "host-local", "subnet": "10.77.0.0/24"}}
+    }}
+"#
+        ))
+        .await?;
+        let told = meet(s, &network).await;
+        // The plugin that made the node's bridge leaves it there.
+        let look = format!(
+            "for look in $(seq 60); do \
+               left=$(ls /sys/class/net/{network}/brif; ls /host/var/lib/cni/networks/{network} | grep '^10[.]'); \
+               [ -z \"$left\" ] && break; sleep 0.5; \
+             done; ip link del {network}; echo $left"
+        );
+        let left = s.on_node(&look).await;
+        told?;
+        let left = left?;
+        ensure!(left.trim().is_empty(), "links or addresses are left on the node: {left}");
+        Ok(())
+    });
+}
+
+/// Two machines on the network: one behind the address of its pod, the other in its pod's place.
+async fn meet(s: &Story, network: &str) -> Result<()> {
+    for (name, binding) in [("alice", "masquerade"), ("bob", "bridge")] {
+        let networks = format!(
+            "    devices: {{interfaces: [{{name: default, {binding}: {{}}}}, {{name: lan, bridge: {{}}}}]}}\n  \
+             networks: [{{name: default, pod: {{}}}}, {{name: lan, multus: {{networkName: lan}}}}]\n"
+        );
+        s.apply(&manifests::kernel_vmi(name).replace("    devices: {}\n", &networks)).await?;
+    }
+    let (alice, bob) = (connected(s, "alice").await?, connected(s, "bob").await?);
+    ensure!(alice[1].address != bob[1].address && alice[1].mac != bob[1].mac, "{alice:?} {bob:?}");
+    let pod = s.launcher_pod("bob").await?;
+    ensure!(pod["status"]["podIP"] == bob[0].address.as_str(), "bob has the pod's address, not {:?}", bob[0]);
+
+    let mut console = s.console("bob")?;
+    console.login("root", "ferrovirt").await?;
+    // In the place of its pod a guest has the pod's addresses, without any translation.
+    for (device, seen) in [("eth0", &bob[0]), ("eth1", &bob[1])] {
+        has(&mut console, device, seen).await?;
+    }
+    console.run("mkdir -p /www && echo bob-is-here > /www/index.html && httpd -p 8080 -h /www").await?;
+    console.leave().await?;
+
+    let mut console = s.console("alice")?;
+    console.login("root", "ferrovirt").await?;
+    has(&mut console, "eth1", &alice[1]).await?;
+    for (way, address) in [("the second network", &bob[1].address), ("the pod network", &bob[0].address)] {
+        let (page, _) = console.run(&format!("wget -q -T 20 -O - http://{address}:8080/")).await?;
+        ensure!(page.contains("bob-is-here"), "alice does not reach bob over {way} ({network}): {page:?}");
+    }
+    let (route, _) = console.run("ip route show default").await?;
+    ensure!(route.contains("eth0"), "the way out is the pod network, not {route:?}");
+    console.leave().await?;
+
+    for name in ["alice", "bob"] {
+        s.delete("vmi", name).await?;
+    }
+    for name in ["alice", "bob"] {
+        s.wait_gone("vmi", name, Duration::from_secs(90)).await?;
+    }
+    Ok(())
+}
+
+/// An interface as a machine's status shows it.
+#[derive(Debug)]
+struct Seen {
+    mac: String,
+    address: String,
+}
+
+/// Waits until the machine runs and its status tells of both networks.
+async fn connected(s: &Story, name: &str) -> Result<[Seen; 2]> {
+    s.wait_running(name).await?;
+    let tells = |vmi: &Value| {
+        vmi["status"]["interfaces"][1]["infoSource"].as_str().is_some_and(|source| source == "domain, multus-status")
+    };
+    let vmi = s.wait("vmi", name, "tell of its second network", Duration::from_secs(30), tells).await?;
+    let interfaces = &vmi["status"]["interfaces"];
+    let seen = |index: usize, network: &str, link: &str| -> Result<Seen> {
+        let shown = &interfaces[index];
+        ensure!(shown["name"] == network && shown["queueCount"] == 1, "{interfaces}");
+        ensure!(shown["podInterfaceName"].as_str().is_some_and(|found| found.starts_with(link)), "{interfaces}");
+        let text = |field: &str| shown[field].as_str().map(str::to_owned).with_context(|| format!("{field}: {shown}"));
+        Ok(Seen { mac: text("mac")?, address: text("ipAddress")? })
+    };
+    let (default, lan) = (seen(0, "default", "eth0")?, seen(1, "lan", "pod")?);
+    ensure!(lan.address.starts_with("10.77.0."), "{lan:?}");
+    Ok([default, lan])
+}
+
+/// The guest was given by DHCP what the status shows.
+async fn has(console: &mut Console, device: &str, seen: &Seen) -> Result<()> {
+    let wait =
+        format!("for look in $(seq 100); do ip -4 -o addr show dev {device} | grep inet && break; usleep 300000; done");
+    let (address, _) = console.run(&wait).await?;
+    ensure!(address.contains(&format!("inet {}/", seen.address)), "{device} has {address:?}, not {seen:?}");
+    let (mac, _) = console.run(&format!("cat /sys/class/net/{device}/address")).await?;
+    ensure!(mac.trim() == seen.mac, "{device} has {mac:?}, not {seen:?}");
+    Ok(())
+}

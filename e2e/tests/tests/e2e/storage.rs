@@ -1,0 +1,128 @@
+//! Storage on the node for the claims of stories.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use ferrovirt_e2e_tests::Story;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+
+const MINUTES: Duration = Duration::from_secs(150);
+
+/// What is behind a claim.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    /// A directory of the node's own file system.
+    Directory,
+    /// A file system of 40 MiB, all of which can be filled.
+    Small,
+    /// A device backed by a file.
+    Device,
+}
+
+/// Storage on the node that a claim of the story has.
+pub struct Storage {
+    name: String,
+    /// Where it is on the node.
+    pub directory: String,
+}
+
+impl Storage {
+    /// Makes a directory on the node and a volume in it, for the claim of that name. The claim asks for less than the
+    /// volume has, and may ask for more later.
+    pub async fn make(s: &Story, claim: &str, backing: Backing) -> Result<Self> {
+        let name = format!("{}-{claim}", s.namespace);
+        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name };
+        let made = storage.fill(s, claim, backing).await;
+        if made.is_err() {
+            storage.remove(s).await?;
+        }
+        made.map(|()| storage)
+    }
+
+    async fn fill(&self, s: &Story, claim: &str, backing: Backing) -> Result<()> {
+        let Self { name, directory } = self;
+        let mut path = directory.clone();
+        on_host(s, &format!("mkdir -p {directory}")).await?;
+        match backing {
+            Backing::Directory => {}
+            Backing::Small => {
+                on_host(s, &format!("mount -t tmpfs -o size=40m,mode=755 {name} {directory}")).await?;
+            }
+            Backing::Device => {
+                let attach =
+                    format!("truncate -s 16M {directory}/backing && losetup --find --show {directory}/backing");
+                path = on_host(s, &attach).await?.trim().to_owned();
+            }
+        }
+        let mode = if backing == Backing::Device { "Block" } else { "Filesystem" };
+        let class = json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+            "provisioner": "kubernetes.io/no-provisioner", "allowVolumeExpansion": true,
+        });
+        s.cluster_api("StorageClass").create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+        let node = s.cluster_api("Node").list(&Default::default()).await?;
+        let node = node.items.first().and_then(|node| node.metadata.name.clone()).context("no node")?;
+        let volume = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+            "spec": {
+                "capacity": {"storage": "64Mi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
+                "persistentVolumeReclaimPolicy": "Retain", "storageClassName": name,
+                "claimRef": {"namespace": s.namespace, "name": claim}, "local": {"path": path},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                    {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]}},
+            },
+        });
+        s.cluster_api("PersistentVolume").create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
+        s.apply(&format!(
+            "
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: {claim}}}
+spec:
+  storageClassName: {name}
+  volumeName: {name}
+  volumeMode: {mode}
+  accessModes: [ReadWriteOnce]
+  resources: {{requests: {{storage: 16Mi}}}}
+"
+        ))
+        .await
+    }
+
+    /// Takes away what was made.
+    pub async fn remove(&self, s: &Story) -> Result<()> {
+        for kind in ["PersistentVolume", "StorageClass"] {
+            match s.cluster_api(kind).delete(&self.name, &DeleteParams::background()).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                outcome => drop(outcome?),
+            }
+        }
+        let directory = &self.directory;
+        // Detached when kubelet and QEMU have let go of it.
+        let detach = format!("losetup --associated {directory}/backing | cut -d: -f1 | xargs -r losetup --detach");
+        let unmount = format!("umount -l {directory} 2>/dev/null");
+        on_host(s, &format!("{detach}; {unmount}; rm -rf {directory}")).await?;
+        Ok(())
+    }
+}
+
+/// Runs a script on the node with the node's own programs and files.
+pub async fn on_host(s: &Story, script: &str) -> Result<String> {
+    s.on_node(&format!("nsenter -t 1 -m -- /bin/sh -c '{script}'")).await
+}
+
+/// Deletes the machines of the story, so that nobody uses its storage any more.
+pub async fn without_machines(s: &Story) -> Result<()> {
+    for kind in ["vm", "vmi"] {
+        for object in s.list(kind, "").await? {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            match s.api(kind).delete(name, &DeleteParams::background()).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                outcome => drop(outcome?),
+            }
+            s.wait_gone(kind, name, MINUTES).await?;
+        }
+    }
+    Ok(())
+}

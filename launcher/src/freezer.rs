@@ -1,0 +1,160 @@
+//! `virt-freezer`: what a backup program runs in a launcher's container before and after it copies the machine's disks.
+//! The name and the options are those that stand in the annotations of launcher pods.
+
+use std::{path::Path, time::Duration};
+
+use clap::{Args, Parser};
+use protocol::{
+    FreezeRequest, Lifecycle, MachineState, UnfreezeRequest, WatchRequest, launcher_client::LauncherClient,
+};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::paths::Paths;
+
+/// The name under which the worker's program does this.
+pub const NAME: &str = "virt-freezer";
+/// Longest wait for the worker to take the connection and to tell the machine's state.
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
+/// Longest freeze or thaw, with the guest agent's own limits and some time to tell of them.
+const LIMIT: Duration = Duration::from_secs(65);
+
+/// Freezes or thaws the file systems of this pod's guest.
+#[derive(Clone, Debug, Parser)]
+#[command(name = NAME, version)]
+pub struct Options {
+    /// What to do.
+    #[command(flatten)]
+    pub action: Action,
+    /// Name of the VirtualMachineInstance, for messages: there is only one in a pod.
+    #[arg(long)]
+    pub name: String,
+    /// Its namespace, likewise.
+    #[arg(long)]
+    pub namespace: String,
+    /// Seconds after which a guest that nobody thaws is thawed by itself; 0: never.
+    #[arg(long = "unfreezeTimeoutSeconds", default_value_t = 300)]
+    pub unfreeze_timeout_seconds: u32,
+}
+
+/// One of the two.
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Action {
+    /// Freeze.
+    #[arg(long)]
+    pub freeze: bool,
+    /// Thaw.
+    #[arg(long)]
+    pub unfreeze: bool,
+}
+
+/// Why a guest was not frozen or thawed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The program cannot run.
+    #[error("cannot run")]
+    Runtime(#[from] std::io::Error),
+    /// The worker cannot be reached.
+    #[error("the launcher cannot be reached")]
+    Transport(#[from] tonic::transport::Error),
+    /// The worker says no.
+    #[error("{}", .0.message())]
+    Refused(#[source] Box<tonic::Status>),
+    /// The worker does not answer.
+    #[error("the launcher did not answer in time")]
+    Timeout,
+}
+
+impl From<tonic::Status> for Error {
+    fn from(status: tonic::Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}
+
+/// Does what the options say.
+///
+/// # Errors
+/// When the guest should be frozen or thawed and is not.
+pub fn run(options: &Options, paths: &Paths) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(act(options, &paths.launcher_socket()))
+}
+
+async fn act(options: &Options, socket: &Path) -> Result<(), Error> {
+    let (namespace, name) = (options.namespace.as_str(), options.name.as_str());
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
+    let channel = endpoint.connect_timeout(HELLO_LIMIT).timeout(LIMIT).connect().await?;
+    let mut launcher = LauncherClient::new(channel);
+    let state = tokio::time::timeout(HELLO_LIMIT, state(&mut launcher)).await.map_err(|_| Error::Timeout)??;
+    if let Some(why) = needless(&state) {
+        tracing::info!(namespace, name, "nothing to do: {why}");
+        return Ok(());
+    }
+    if options.action.unfreeze {
+        launcher.unfreeze(UnfreezeRequest {}).await?;
+        tracing::info!(namespace, name, "the guest's file systems are thawed");
+        return Ok(());
+    }
+    let request = FreezeRequest { unfreeze_timeout_seconds: options.unfreeze_timeout_seconds };
+    if let Err(status) = launcher.freeze(request).await {
+        // Its answer may have been lost, and a backup that is called off thaws nothing.
+        if let Err(error) = launcher.unfreeze(UnfreezeRequest {}).await {
+            tracing::warn!(namespace, name, %error, "the guest was not thawed either");
+        }
+        return Err(status.into());
+    }
+    tracing::info!(namespace, name, "the guest's file systems are frozen");
+    Ok(())
+}
+
+async fn state(launcher: &mut LauncherClient<Channel>) -> Result<MachineState, Error> {
+    let mut states = launcher.watch(WatchRequest {}).await?.into_inner();
+    Ok(states.message().await?.unwrap_or_default())
+}
+
+/// Why a guest needs neither: a backup goes on without it.
+fn needless(state: &MachineState) -> Option<&'static str> {
+    if state.lifecycle() != Lifecycle::Running {
+        Some("the machine does not run")
+    } else if !state.guest_agent_connected {
+        Some("there is no guest agent")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, clap::Error> {
+        Options::try_parse_from(std::iter::once(NAME).chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn options_are_those_of_the_annotations() {
+        let freeze = parse("--freeze --name vm --namespace ns").unwrap();
+        assert!(freeze.action.freeze && !freeze.action.unfreeze);
+        assert_eq!(freeze.unfreeze_timeout_seconds, 300);
+        let thaw = parse("--unfreeze --name vm --namespace ns --unfreezeTimeoutSeconds 0").unwrap();
+        assert!(thaw.action.unfreeze && thaw.unfreeze_timeout_seconds == 0);
+        for wrong in ["--name vm --namespace ns", "--freeze --unfreeze --name vm --namespace ns", "--freeze --name vm"]
+        {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn guests_that_cannot_be_frozen_need_not_be() {
+        for (lifecycle, agent, needs) in [
+            (Lifecycle::Running, true, true),
+            (Lifecycle::Running, false, false),
+            (Lifecycle::Paused, true, false),
+            (Lifecycle::NoDomain, false, false),
+        ] {
+            let mut state = MachineState { guest_agent_connected: agent, ..MachineState::default() };
+            state.set_lifecycle(lifecycle);
+            assert_eq!(needless(&state).is_none(), needs, "{lifecycle:?} {agent}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The guest in place of its pod: it has the addresses of the pod's link, and is on the link's network itself.
+//!
+//! ```text
+//!            pod's network namespace
+//!   0a1b2c3d4e5-nic (CNI's link, renamed) - k6t-0a1b2c3d4e5 (bridge, 169.254.75.11) - tap0a1b2c3d4e5 - guest
+//!   pod0a1b2c3d4e5 (the keeper: a bridge without ports by the link's old name, with its addresses)
+//! ```
+//!
+//! The keeper shows whoever looks at the pod what its plugins set up, and keeps it for us: the link's MAC address, its
+//! addresses, and its routes as a note. It is complete before the link is touched, so whoever finds a half-made set-up
+//! knows what the guest is to be told. It could as well be a dummy, which not every kernel has.
+
+use std::{
+    fmt::Write,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    Error, PodInterface, PodNetwork,
+    plan::{
+        self, GENERATION, Link, MIN_MTU, Observed, Plan, Route, Step, bridge_name, is_link_local, local_mac, tap_name,
+    },
+    request::Request,
+};
+
+/// Begins the note on a keeper; the routes follow.
+const NOTE: &str = "ferrovirt-keeps ";
+/// Longest note that the kernel takes.
+const NOTE_LIMIT: usize = 255;
+/// Addresses of a link that are handed on, at most.
+const MAX_ADDRESSES: usize = 32;
+
+/// What the pod's plugins set up.
+#[derive(Debug, PartialEq, Eq)]
+struct Origin {
+    mac: [u8; 6],
+    mtu: u32,
+    addresses: Vec<(IpAddr, u8)>,
+    routes: Vec<KeptRoute>,
+}
+
+/// A route without its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KeptRoute {
+    destination: Ipv4Addr,
+    prefix: u8,
+    gateway: Option<Ipv4Addr>,
+}
+
+/// Decides what to do for an interface whose guest is on the link's own network.
+pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -> Result<Plan, Error> {
+    let pod = &request.pod_link;
+    let stem = pod.strip_prefix("pod").unwrap_or(pod);
+    let (nic_name, early_name) = (format!("{stem}-nic"), format!("{stem}-old"));
+    let (bridge, tap) = (bridge_name(pod), tap_name(pod));
+
+    let bridge_link = observed.own(&bridge, "bridge")?;
+    let tap_link = observed.own(&tap, "tun")?;
+    let early = observed.own(&early_name, "bridge")?;
+    let named = observed.link(pod);
+    let keeper = named.filter(|link| is_keeper(link)).or(early.filter(|link| is_keeper(link)));
+    let missing = || Error::PodLinkMissing(pod.clone());
+    let nic = observed.link(&nic_name).or(named.filter(|link| !is_keeper(link))).ok_or_else(missing)?;
+    let renamed = nic.name == nic_name;
+    let origin = match keeper {
+        Some(keeper) => Origin { routes: kept_routes(keeper), ..origin(keeper, observed)? },
+        // Without its keeper nothing tells what a renamed link was.
+        None if renamed => return Err(missing()),
+        None => origin(nic, observed)?,
+    };
+    let mtu = origin.mtu.max(MIN_MTU);
+    let bridge_mac = local_mac(&Sha256::digest(origin.mac));
+    let mark = format!("ferrovirt-bridge-{GENERATION}");
+    let marked = bridge_link.is_some_and(|link| link.alias.as_deref() == Some(mark.as_str()));
+    let v4 = origin.addresses.iter().find_map(|(ip, prefix)| match ip {
+        IpAddr::V4(ip) => Some((*ip, *prefix)),
+        IpAddr::V6(_) => None,
+    });
+
+    let mut steps = Vec::new();
+    match bridge_link {
+        None => steps.push(Step::CreateBridge { name: bridge.clone(), mac: bridge_mac, mtu, up: true }),
+        Some(link) => steps.extend(plan::change(link, mtu, None)),
+    }
+    if v4.is_some() && !bridge_link.is_some_and(|link| observed.has(link.index, server.into(), 32)) {
+        steps.push(Step::AddAddress { link: bridge.clone(), ip: server.into(), prefix: 32 });
+    }
+    if keeper.is_none() {
+        steps.extend(keep(request, &origin, early, &early_name, observed)?);
+    }
+    if !renamed {
+        steps.push(Step::Rename { from: pod.clone(), to: nic_name.clone() });
+    }
+    if observed.addresses.iter().any(|address| address.link == nic.index && !is_link_local(&address.ip)) {
+        steps.push(Step::TakeAddresses { link: nic_name.clone() });
+    }
+    if nic.mac != Some(bridge_mac) {
+        steps.push(Step::SetMac { link: nic_name.clone(), mac: bridge_mac });
+    }
+    match named.filter(|link| is_keeper(link)) {
+        None => {
+            steps.push(Step::Rename { from: early_name, to: pod.clone() });
+            steps.push(Step::SetLink { name: pod.clone(), mtu: None, controller: None, up: true });
+        }
+        Some(link) => steps.extend(plan::change(link, link.mtu, None)),
+    }
+    let attached = nic.controller.is_some() && nic.controller == bridge_link.map(|link| link.index);
+    if !renamed || !attached || !nic.up {
+        let controller = (!attached).then(|| bridge.clone());
+        steps.push(Step::SetLink { name: nic_name.clone(), mtu: None, controller, up: true });
+    }
+    if !marked {
+        steps.push(Step::StopLearning { link: nic_name });
+        // The guest answers for the addresses that the keeper has, too.
+        steps.push(Step::SetKernel { path: "net/ipv4/conf/all/arp_ignore".to_owned(), value: "1" });
+    }
+    steps.extend(plan::tap_steps(request, tap_link, bridge_link, &bridge, mtu));
+    if !marked {
+        steps.push(Step::Mark { link: bridge.clone(), mark });
+    }
+
+    let nic = protocol::Nic {
+        name: request.name.clone(),
+        tap,
+        // Where the plugins gave no address, the guest is not given one either.
+        bridge: if v4.is_some() { bridge } else { String::new() },
+        mtu,
+        mac: request.mac.clone().unwrap_or_else(|| origin.mac.map(|byte| format!("{byte:02x}")).join(":")),
+        dhcp: v4.map(|(ip, prefix)| lease(ip, prefix, server, &origin)),
+    };
+    let interface = PodInterface {
+        name: request.name.clone(),
+        pod_interface_name: pod.clone(),
+        ips: v4.iter().map(|(ip, _)| IpAddr::V4(*ip)).collect(),
+    };
+    Ok(Plan { steps, network: PodNetwork { nics: vec![nic], interfaces: vec![interface] } })
+}
+
+/// Whether a link is a complete copy that was made here.
+fn is_keeper(link: &Link) -> bool {
+    link.kind == "bridge" && link.alias.as_deref().is_some_and(|alias| alias.starts_with(NOTE))
+}
+
+/// What a link shows of what the plugins set up.
+fn origin(link: &Link, observed: &Observed) -> Result<Origin, Error> {
+    let mac = link.mac.ok_or_else(|| Error::NoMac(link.name.clone()))?;
+    let of_link = observed.addresses.iter().filter(|address| address.link == link.index && !is_link_local(&address.ip));
+    let addresses: Vec<(IpAddr, u8)> =
+        of_link.map(|address| (address.ip, address.prefix)).take(MAX_ADDRESSES).collect();
+    let routes = observed.routes.iter().filter(|route| route.link == link.index && !is_subnet(route, &addresses));
+    let routes = routes
+        .map(|route| KeptRoute { destination: route.destination, prefix: route.prefix, gateway: route.gateway })
+        .collect();
+    Ok(Origin { mac, mtu: link.mtu, addresses, routes })
+}
+
+/// Whether a route is to the network that an address of its link is in: such a route comes with the address.
+fn is_subnet(route: &Route, addresses: &[(IpAddr, u8)]) -> bool {
+    let network = |ip: Ipv4Addr, prefix: u8| {
+        let mask = u32::MAX.checked_shl(u32::from(32_u8.saturating_sub(prefix))).unwrap_or(0);
+        ip.to_bits() & mask
+    };
+    route.gateway.is_none()
+        && addresses.iter().any(|(ip, prefix)| match ip {
+            IpAddr::V4(ip) => *prefix == route.prefix && network(*ip, *prefix) == network(route.destination, *prefix),
+            IpAddr::V6(_) => false,
+        })
+}
+
+/// What makes the copy of the link, as far as it is not there. The note comes last: it says that all is there.
+fn keep(
+    request: &Request,
+    origin: &Origin,
+    early: Option<&Link>,
+    name: &str,
+    observed: &Observed,
+) -> Result<Vec<Step>, Error> {
+    let mark = note(&origin.routes);
+    if mark.len() > NOTE_LIMIT {
+        return Err(Error::Unsupported {
+            interface: request.name.clone(),
+            reason: format!("its link has {} routes, more than can be handed to the guest", origin.routes.len()),
+        });
+    }
+    let link = || name.to_owned();
+    let mut steps = Vec::new();
+    if early.is_none() {
+        steps.push(Step::CreateBridge { name: link(), mac: origin.mac, mtu: origin.mtu, up: false });
+    }
+    let lacking = |ip: IpAddr, prefix| !early.is_some_and(|early| observed.has(early.index, ip, prefix));
+    let addresses = origin.addresses.iter().filter(|(ip, prefix)| lacking(*ip, *prefix));
+    steps.extend(addresses.map(|(ip, prefix)| Step::AddAddress { link: link(), ip: *ip, prefix: *prefix }));
+    steps.push(Step::Mark { link: link(), mark });
+    Ok(steps)
+}
+
+/// Routes as the note on a keeper: `0.0.0.0/0>10.1.0.1,10.2.0.0/16>`.
+fn note(routes: &[KeptRoute]) -> String {
+    let mut text = NOTE.to_owned();
+    for (number, KeptRoute { destination, prefix, gateway }) in routes.iter().enumerate() {
+        let separator = if number == 0 { "" } else { "," };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{separator}{destination}/{prefix}>");
+        if let Some(gateway) = gateway {
+            let _ = write!(text, "{gateway}");
+        }
+    }
+    text
+}
+
+/// The routes that a keeper's note tells of.
+fn kept_routes(keeper: &Link) -> Vec<KeptRoute> {
+    let text = keeper.alias.as_deref().and_then(|alias| alias.strip_prefix(NOTE)).unwrap_or_default();
+    let route = |text: &str| {
+        let (destination, gateway) = text.split_once('>')?;
+        let (destination, prefix) = destination.split_once('/')?;
+        Some(KeptRoute {
+            destination: destination.parse().ok()?,
+            prefix: prefix.parse().ok().filter(|prefix| *prefix <= 32)?,
+            gateway: if gateway.is_empty() { None } else { Some(gateway.parse().ok()?) },
+        })
+    };
+    text.split(',').filter_map(route).collect()
+}
+
+/// What DHCP tells the guest: the pod's address, its gateway, and its other routes.
+fn lease(ip: Ipv4Addr, prefix: u8, server: Ipv4Addr, origin: &Origin) -> protocol::DhcpLease {
+    let (default, others): (Vec<&KeptRoute>, Vec<&KeptRoute>) =
+        origin.routes.iter().partition(|route| route.prefix == 0 && route.gateway.is_some());
+    let text = |gateway: Option<Ipv4Addr>| gateway.map(|gateway| gateway.to_string()).unwrap_or_default();
+    protocol::DhcpLease {
+        address: format!("{ip}/{prefix}"),
+        gateway: text(default.first().and_then(|route| route.gateway)),
+        server: server.to_string(),
+        routes: others
+            .into_iter()
+            .map(|route| protocol::Route {
+                destination: format!("{}/{}", route.destination, route.prefix),
+                gateway: text(route.gateway),
+            })
+            .collect(),
+    }
+}
