@@ -6,7 +6,7 @@ use futures::Stream;
 use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status};
 
-use super::{Resource, v1beta1};
+use super::{NotAllocated, Resource, v1beta1};
 use v1beta1::{
     AllocateRequest, AllocateResponse, DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
@@ -54,8 +54,9 @@ impl DevicePlugin for Plugin {
             return Err(Status::invalid_argument(format!("more than {MAX_CONTAINERS} containers")));
         }
         let responses = containers.iter().map(|container| self.offer.allocate(&container.devices_ids));
-        let container_responses =
-            responses.collect::<Result<_, _>>().map_err(|error| Status::failed_precondition(error.to_string()))?;
+        let container_responses = responses
+            .collect::<Result<Vec<_>, NotAllocated>>()
+            .map_err(|error| Status::failed_precondition(error.to_string()))?;
         Ok(Response::new(AllocateResponse { container_responses }))
     }
 

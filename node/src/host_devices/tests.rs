@@ -49,7 +49,7 @@ impl Tree {
     fn function(&self, address: &str, product: &str, driver: &str, group: u32) {
         let files = [("vendor", "0x10de"), ("device", product), ("numa_node", "-1")];
         let (driver, group) = (format!("../../bus/pci/drivers/{driver}"), format!("../../kernel/iommu_groups/{group}"));
-        self.device("pci", address, &files, &[("driver", &driver), ("iommu_group", &group)]);
+        self.device("pci", address, &files, &[("driver", driver.as_str()), ("iommu_group", group.as_str())]);
     }
 
     /// A node in `/dev`; false where none can be made.
