@@ -7,6 +7,7 @@
 //! $ cargo run -p ferrovirt-apiserver --example webhooks &
 //! https://localhost:9443
 //! $ WEBHOOK_URL=https://localhost:9443 cargo test -p ferrovirt-e2e-tests --test conformance
+//! $ WEBHOOK_URL=https://localhost:9443 cargo run --release -p ferrovirt-e2e-bench -- --reviews
 //! ```
 
 use std::future::IntoFuture;
