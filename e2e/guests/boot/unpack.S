@@ -2,10 +2,13 @@
 # part enters it at 0x100000 by the protocol of Documentation/arch/x86/boot.rst of Linux: flat segments, no paging,
 # interrupts off, %esi at the boot parameters.
 #
-# What is packed begins behind this program. It is moved out of the way, unpacked to where the kernel was linked to run,
-# and the kernel is entered by the 64-bit protocol: long mode, and the first 4 GiB mapped to themselves.
+# What is packed begins behind this program. It is moved out of the way, the kernel's own arguments are put before those
+# of the loader, the kernel is unpacked to where it was linked to run,
+# and it is entered by the 64-bit protocol: long mode, and the first 4 GiB mapped to themselves.
 
 	.set	TABLES, 0x200000	# six pages: behind the move only what was moved is here
+	.set	ARGUMENTS, 0x210000	# likewise
+	.set	CMD_LINE_PTR, 0x228	# in the boot parameters
 	.set	PRESENT, 3		# and writable
 	.set	LARGE, 0x83		# a page of 2 MiB
 
@@ -19,6 +22,24 @@ _start:
 	movl	target, %edi
 	movl	length, %ecx
 	rep movsl
+
+	movl	$own_arguments, %esi	# the kernel's arguments: first its own, then the loader's
+	movl	$ARGUMENTS, %edi
+1:	lodsb
+	testb	%al, %al
+	jz	2f
+	stosb
+	jmp	1b
+2:	movl	CMD_LINE_PTR(%ebp), %esi
+	movl	$ARGUMENTS, CMD_LINE_PTR(%ebp)
+	testl	%esi, %esi
+	jz	4f
+	movl	$2048, %ecx		# as much as the kernel reads
+3:	lodsb
+	stosb
+	testb	%al, %al
+	loopnz	3b
+4:	movb	$0, (%edi)
 
 	movl	$TABLES, %edi
 	xorl	%eax, %eax
@@ -144,8 +165,10 @@ done:
 	movl	entry(%rip), %eax
 	jmp	*%rax
 
-# Filled in when the kernel is packed: where the packed kernel is moved to and its length in double words, where the
-# kernel goes, and where it is entered.
+# Filled in when the kernel is packed: its own arguments, with a space behind each of them; where the packed kernel is
+# moved to and its length in double words, where the kernel goes, and where it is entered.
+	.org	_start + 512
+own_arguments:
 	.org	_start + 1024 - 16
 target:
 	.long	0

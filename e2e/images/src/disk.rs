@@ -113,9 +113,11 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path)
 /// for the file system by its label.
 fn make_grub(tools: &Path, system: &FileSystem<'_>, boot: &Boot<'_>, work: &Path) -> Result<PathBuf> {
     let config = work.join("grub.cfg");
-    let Boot { uefi_kernel, initrd, arguments, .. } = boot;
-    let text =
-        format!("search.fs_label {} root\nlinux {uefi_kernel} {arguments}\ninitrd {initrd}\nboot\n", system.label);
+    let Boot { uefi_kernel, initrd, arguments, uefi_arguments, .. } = boot;
+    let text = format!(
+        "search.fs_label {} root\nlinux {uefi_kernel} {arguments} {uefi_arguments}\ninitrd {initrd}\nboot\n",
+        system.label
+    );
     fs::write(&config, text).at(&config)?;
     let image = work.join("grub.efi");
     let mut command = tool::from_root(tools, "usr/bin/grub-mkimage");

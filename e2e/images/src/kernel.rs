@@ -24,8 +24,9 @@ use crate::{
 /// Where the part behind the 16-bit one goes.
 pub const ADDRESS: u32 = 0x10_0000;
 const SECTOR: usize = 512;
-/// Size of the program, at whose end are four numbers that it goes by.
+/// Size of the program: in its second half are the kernel's own arguments, at its end four numbers that it goes by.
 const PROGRAM: usize = 1024;
+const ARGUMENTS: usize = 512;
 const NUMBERS: usize = 16;
 /// First bytes of what `lz4 -l` writes. Blocks follow, each with its length before it.
 const LZ4_LEGACY: [u8; 4] = 0x184c_2102u32.to_le_bytes();
@@ -100,10 +101,11 @@ impl Unpacked {
     }
 }
 
-/// The kernel `image`, packed so that it is unpacked quickly.
+/// The kernel `image`, packed so that it is unpacked quickly, with arguments of its own that come before those of whoever
+/// starts it.
 ///
 /// `tools` is a Debian root with binutils and lz4, `work` a directory for intermediate files.
-pub fn repack(tools: &Path, image: &[u8], work: &Path) -> Result<Vec<u8>> {
+pub fn repack(tools: &Path, image: &[u8], arguments: &str, work: &Path) -> Result<Vec<u8>> {
     let unfit = || Error::Layout("the kernel".to_owned(), "its header is not a known one".to_owned());
     let header = Header::read(image).ok_or_else(unfit)?;
     // The last four bytes are the size.
@@ -116,6 +118,8 @@ pub fn repack(tools: &Path, image: &[u8], work: &Path) -> Result<Vec<u8>> {
     let packed = tool::run(command.args(["-l", "-12", "-c"]).arg(&file), "from Debian package lz4")?;
     let packed = blocks(&packed).ok_or_else(unfit)?;
     let program = tool::assemble(tools, work, "unpack", include_str!("../../guests/boot/unpack.S"), ADDRESS)?;
+    let program = with_arguments(program, arguments)
+        .ok_or_else(|| Error::Layout("the kernel".to_owned(), "its own arguments are too long".to_owned()))?;
     put_together(image, &header, &kernel, program, &packed).ok_or_else(unfit)
 }
 
@@ -125,6 +129,14 @@ fn blocks(file: &[u8]) -> Option<Vec<u8>> {
     blocks.extend([0; 4]);
     blocks.resize(blocks.len().next_multiple_of(4), 0);
     Some(blocks)
+}
+
+/// The program with the kernel's own arguments filled in. A zero stays behind them.
+fn with_arguments(mut program: Vec<u8>, arguments: &str) -> Option<Vec<u8>> {
+    let text = arguments.split_whitespace().fold(String::new(), |text, argument| text + argument + " ");
+    let room = program.get_mut(ARGUMENTS..PROGRAM - NUMBERS - 1)?;
+    room.get_mut(..text.len())?.copy_from_slice(text.as_bytes());
+    Some(program)
 }
 
 /// The parts of the new kernel, or nothing if one does not fit the others.
@@ -216,6 +228,15 @@ mod tests {
         assert!(Unpacked::read(b"\x7fELF").is_err());
         file[24] = 0x80;
         assert!(Unpacked::read(&file).is_err(), "entered outside of what is loaded");
+    }
+
+    #[test]
+    fn own_arguments_are_parted_from_what_follows_and_have_to_fit() {
+        let program = with_arguments(vec![0; PROGRAM], "a  b=c").unwrap();
+        assert_eq!(program[ARGUMENTS..ARGUMENTS + 7], *b"a b=c \0");
+        assert!(with_arguments(vec![0; PROGRAM], &"x".repeat(493)).is_some());
+        assert_eq!(with_arguments(vec![0; PROGRAM], &"x".repeat(495)), None);
+        assert_eq!(with_arguments(vec![0; 8], ""), None);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Boot<'a> {
     pub initrd: &'a str,
     /// Kernel command line.
     pub arguments: &'a str,
+    /// What the kernel for UEFI is told besides.
+    pub uefi_arguments: &'a str,
 }
 
 /// Sectors that follow each other on the disk, and the memory they go to.

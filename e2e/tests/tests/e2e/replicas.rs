@@ -26,7 +26,7 @@ spec:
         memory: {guest: 128Mi}
         firmware:
           kernelBoot:
-            kernelArgs: console=ttyS0 quiet nokaslr cryptomgr.notests noreplace-smp
+            kernelArgs: console=ttyS0 quiet
             container: {image: 'ferrovirt.io/guests/tiny-kernel:devel', kernelPath: /boot/vmlinuz, initrdPath: /boot/initrd}
         devices: {}
 ",
