@@ -63,7 +63,10 @@ impl Tree {
     }
 }
 
-fn shown(found: &Found) -> Vec<(Kind, &str, Vec<(&str, bool)>)> {
+/// A resource with its units and their health.
+type Shown<'a> = (Kind, &'a str, Vec<(&'a str, bool)>);
+
+fn shown(found: &Found) -> Vec<Shown<'_>> {
     found
         .iter()
         .map(|((kind, resource), units)| {
