@@ -339,7 +339,7 @@ fn machine_that_is_to_leave_its_node_says_so_with_its_pod_until_it_stays() {
     assert_eq!(patch_of(&decision, Kind::Pod).unwrap(), json!({"metadata": {"annotations": {key: "true"}}}));
 
     let mut marked = ready;
-    marked.metadata.annotations = Some([(key.to_owned(), "true".to_owned())].into());
+    marked.metadata.annotations.get_or_insert_default().insert(key.to_owned(), "true".to_owned());
     assert_eq!(patch_of(&decided(&leaving, std::slice::from_ref(&marked)), Kind::Pod), None);
     let stays = patch_of(&decided(&in_phase("Running"), &[marked]), Kind::Pod).unwrap();
     assert_eq!(stays, json!({"metadata": {"annotations": {key: null}}}));

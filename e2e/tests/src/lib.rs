@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub use api::Answer;
 pub use console::Console;
 pub use plugin::{Ended, OpenStreams, Served, echo, ends};
-pub use story::{Story, connect, story, story_alone};
+pub use story::{Story, connect, connect_without_retries, story, story_alone};
 
 /// The root of the repository.
 #[must_use]

@@ -99,11 +99,24 @@ where
 /// # Errors
 /// When there is no kubeconfig that can be used.
 pub async fn connect() -> Result<Client> {
+    Ok(Client::try_from(config().await?)?)
+}
+
+/// The same client, which takes 429, 503 and 504 for answers and does not ask again.
+///
+/// # Errors
+/// When there is no kubeconfig that can be used.
+pub async fn connect_without_retries() -> Result<Client> {
+    let mut config = config().await?;
+    config.default_retry = false;
+    Ok(Client::try_from(config)?)
+}
+
+async fn config() -> Result<kube::Config> {
     let path = kubeconfig();
     let file = Kubeconfig::read_from(&path)
         .with_context(|| format!("no kubeconfig at {}: bring the cluster up with `make up`", path.display()))?;
-    let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
-    Ok(Client::try_from(config)?)
+    Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
 }
 
 impl Story {

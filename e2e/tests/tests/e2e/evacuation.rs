@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{Story, connect_without_retries, story};
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -18,7 +18,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Asks to evict a pod, as a drain does, and returns why it stays.
 async fn drain(s: &Story, pod: &str, dry_run: bool) -> Result<String> {
-    let pods: Api<Pod> = Api::namespaced(s.client.clone(), &s.namespace);
+    let pods: Api<Pod> = Api::namespaced(connect_without_retries().await?, &s.namespace);
     let post_options = PostParams { dry_run, ..PostParams::default() };
     match pods.evict(pod, &EvictParams { post_options, ..EvictParams::default() }).await {
         Err(kube::Error::Api(status)) if status.code == 429 => Ok(status.message.clone()),
