@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use admission::{causes::Causes, defaults, replica_set, rules, unsupported, vm, vmi};
+use admission::{causes::Causes, defaults, instancetype::Chosen, replica_set, rules, unsupported, vm, vmi};
 use api::{
     VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet, VirtualMachineInstanceSpec,
     config::ClusterConfig,
@@ -56,10 +56,10 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     ) {
         let mut completed = vm.clone();
         vm::set_defaults(&mut completed, &config, true, &fresh);
-        if let Ok(causes) = vm::causes(&completed, None, &config, false) {
+        if let Ok(causes) = vm::causes(&completed, None, &Chosen::default(), &config, false) {
             told(&causes);
         }
-        if let Ok(causes) = vm::causes(&completed, Some(&vm), &config, false) {
+        if let Ok(causes) = vm::causes(&completed, Some(&vm), &Chosen::default(), &config, false) {
             told(&causes);
         }
     }
