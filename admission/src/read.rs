@@ -3,7 +3,7 @@
 mod tracked;
 
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use self::tracked::{Place, Tracked};
 use crate::causes::Causes;
@@ -11,13 +11,19 @@ use crate::causes::Causes;
 /// Unknown fields named in a denial.
 const UNKNOWN_SHOWN: usize = 10;
 
+/// The members of an object; what is wrong with it when it is none.
+pub fn members(raw: &Value) -> Result<&Map<String, Value>, Causes> {
+    raw.as_object().ok_or_else(|| {
+        let mut causes = Causes::new();
+        causes.shape("the request carries no object");
+        causes
+    })
+}
+
 /// Reads an object; what is wrong with its shape otherwise.
 pub fn object<T: DeserializeOwned>(raw: &Value) -> Result<T, Causes> {
+    let fields = members(raw)?;
     let mut causes = Causes::new();
-    let Some(fields) = raw.as_object() else {
-        causes.shape("the request carries no object");
-        return Err(causes);
-    };
     for key in fields.keys() {
         if !["apiVersion", "kind", "metadata", "spec", "status"].contains(&key.as_str()) {
             causes.shape(format!(".{key} in body is a forbidden property"));

@@ -17,7 +17,7 @@ use crate::{
     TrustedUsers,
     causes::Causes,
     defaults::{self, Fresh},
-    preset,
+    preset, read,
     review::{AdmissionReview, Request, UserInfo},
     rules, semantic,
     webhook::{Context, Stop},
@@ -38,6 +38,8 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
             Ok(warnings)
         });
     }
+    // A patch is for an object: the API server sends nothing else.
+    read::members(&context.request.object)?;
     Ok(AdmissionReview::patched(&context.request.uid, &keep_status(context.request, is_component), vec![]))
 }
 

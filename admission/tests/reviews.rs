@@ -476,6 +476,11 @@ fn objects_of_the_wrong_shape_are_named() {
     validate(object).refused("spec.domain.devices in body is required");
     create(json!("text")).refused("the request carries no object");
     create(Value::Null).refused("the request carries no object");
+    let was = json!({"status": {"phase": "Running"}});
+    for object in [json!("text"), Value::Null] {
+        let call = Call::new("/virtualmachineinstances-mutate", "virtualmachineinstances", "UPDATE", object);
+        call.was(was.clone()).refused("the request carries no object");
+    }
 }
 
 #[test]
