@@ -36,7 +36,8 @@ AWAIT_AHEAD := test ! -e build/ahead.lock || flock build/ahead.lock true
 .PHONY: ahead
 ahead: deps
 	@test -n "$$KUBECONFIG" || test -d $(COMPONENTS) || { mkdir -p build; cd e2e/cluster/components; \
-	CGO_ENABLED=0 flock ../../../build/ahead.lock nice -n 19 go list -trimpath -buildvcs=false -export -deps tool ./coredns ./etcd \
+	CGO_ENABLED=0 flock ../../../build/ahead.lock nice -n 19 go list -trimpath -buildvcs=false -gcflags=all=-dwarf=false \
+	-export -deps tool ./coredns ./etcd \
 	</dev/null >../../../build/ahead.log 2>&1 & }
 
 # The rest of what is needed is in a list of the `cluster` program (e2e/cluster/src/deps.rs), which tells what each part is for.

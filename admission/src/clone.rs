@@ -27,7 +27,7 @@ const SUFFIX: usize = 5;
 /// Answers `/vm-clone-mutate-create`.
 pub fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
     context.patched::<VirtualMachineClone>(|clone| {
-        set_defaults(&mut clone.spec, context.fresh);
+        set_defaults(&mut clone.spec, context.fresh());
         Ok(vec![])
     })
 }

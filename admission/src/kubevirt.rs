@@ -1,9 +1,9 @@
 //! The object that configures the installation: there is one, it makes sense, and it does not go while machines need
 //! it, when it says so.
 
+mod certificates;
 mod host_devices;
-
-use std::time::Duration;
+mod unsupported;
 
 use api::{
     KubeVirt,
@@ -12,13 +12,14 @@ use api::{
     duration, gates,
     kubevirt::{
         configuration::{KubeVirtConfiguration, SeccompConfiguration, TlsConfiguration},
-        spec::{CertConfig, ComponentConfig, KubeVirtCertificateRotateStrategy, KubeVirtSpec},
+        spec::{ComponentConfig, KubeVirtSpec, KubeVirtWorkloadUpdateStrategy},
     },
 };
 
 use crate::{
     causes::Causes,
     neighbours::Wanted,
+    policy,
     review::AdmissionReview,
     rules::scheduling,
     webhook::{self, Context, Stop},
@@ -26,8 +27,6 @@ use crate::{
 
 const PLURAL: &str = "kubevirts";
 const CONFIGURATION: &str = "spec.configuration";
-const DAY: Duration = Duration::from_secs(24 * 3600);
-const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Names of cipher suites as Go has them, up to TLS 1.2 and of TLS 1.3.
 const CIPHERS: [&str; 25] = [
@@ -82,9 +81,13 @@ pub(crate) fn validate_update(context: &Context<'_>) -> Result<AdmissionReview, 
     resource(context)?;
     let new: KubeVirt = context.object()?;
     let old: KubeVirt = context.old_object()?.unwrap_or_else(|| KubeVirt::new("", KubeVirtSpec::default()));
-    let mut causes = update_causes(&new.spec, &old.spec);
-    if causes.is_empty() {
-        causes = usable(&new);
+    let mut causes = Causes::new();
+    // What was let in before, as by a creation that sees fewer rules, must not hold up labels, finalizers and upgrades.
+    if new.spec != old.spec {
+        causes = update_causes(&new.spec, &old.spec);
+        if causes.is_empty() {
+            causes = usable(&new);
+        }
     }
     Ok(context.verdict_in_full(&causes, warnings(&new.spec, &old.spec)))
 }
@@ -118,21 +121,35 @@ pub(crate) fn validate_delete(context: &Context<'_>) -> Result<AdmissionReview, 
     Ok(context.allowed())
 }
 
-/// Whether the processes can use the configuration.
-fn usable(object: &KubeVirt) -> Causes {
+/// Why the processes cannot use the configuration, or do not carry it out.
+pub fn usable(object: &KubeVirt) -> Causes {
     let mut causes = Causes::new();
     if let Err(error) = ClusterConfig::from_kubevirt(object) {
         causes.invalid(CONFIGURATION, format!("{CONFIGURATION}: {error}"));
     }
-    // Nodes are not told to merge pages.
-    if object.spec.configuration.ksm_configuration.is_some() {
-        let field = format!("{CONFIGURATION}.ksmConfiguration");
-        causes.not_supported(field.clone(), format!("{field} is not supported yet"));
-    }
+    unsupported::causes(&object.spec, &mut causes);
     if let Some(permitted) = &object.spec.configuration.permitted_host_devices {
         host_devices::causes(permitted, &mut causes);
     }
+    workload_updates(&object.spec.workload_update_strategy, &mut causes);
+    certificates::lives(&object.spec.certificate_rotate_strategy, &mut causes);
     causes
+}
+
+/// The ways in which machines get a new launcher. `LiveMigrate` is for machines that can move, of which there are none yet.
+const UPDATE_METHODS: [&str; 2] = ["LiveMigrate", "Evict"];
+
+/// How machines get a new launcher.
+fn workload_updates(strategy: &KubeVirtWorkloadUpdateStrategy, causes: &mut Causes) {
+    let methods = strategy.workload_update_methods.iter().enumerate();
+    for (index, method) in methods.filter(|(_, method)| !UPDATE_METHODS.contains(&method.as_str())) {
+        let field = format!("spec.workloadUpdateStrategy.workloadUpdateMethods[{index}]");
+        causes.not_supported(field.clone(), format!("{field} is none of {}: {method}", UPDATE_METHODS.join(", ")));
+    }
+    if let Some(Err(error)) = strategy.batch_eviction_interval.as_deref().map(duration::parse) {
+        let field = "spec.workloadUpdateStrategy.batchEvictionInterval";
+        causes.invalid(field, format!("{field}: {error}"));
+    }
 }
 
 /// What is wrong with a changed spec.
@@ -143,7 +160,7 @@ pub fn update_causes(new: &KubeVirtSpec, old: &KubeVirtSpec) -> Causes {
             causes.not_supported("", format!("patch \"{}\" is not valid JSON", patch.patch));
         }
     }
-    certificates(&new.certificate_rotate_strategy, &mut causes);
+    certificates::relations(&new.certificate_rotate_strategy, &mut causes);
     let configuration = &new.configuration;
     overhead_ratio(configuration, &mut causes);
     gated(configuration, &old.configuration, &mut causes);
@@ -185,46 +202,6 @@ fn gate_lists(configuration: &KubeVirtConfiguration) -> (&[String], &[String]) {
         .unwrap_or_default()
 }
 
-fn certificates(strategy: &KubeVirtCertificateRotateStrategy, causes: &mut Causes) {
-    let Some(own) = &strategy.self_signed else { return };
-    let intervals = [&own.ca_rotate_interval, &own.cert_rotate_interval, &own.ca_overlap_interval];
-    if intervals.into_iter().any(Option::is_some) && (own.ca.is_some() || own.server.is_some()) {
-        causes.not_supported(
-            "",
-            "caRotateInterval, certRotateInterval and caOverlapInterval are deprecated and conflict with CertConfig defined rotation parameters",
-        );
-    }
-    let read = |text: Option<&String>| text.and_then(|text| duration::parse(text).ok());
-    let times = |config: Option<&CertConfig>, default: Duration| {
-        let whole = read(config.and_then(|config| config.duration.as_ref())).unwrap_or(default);
-        let renew = read(config.and_then(|config| config.renew_before.as_ref())).unwrap_or(whole / 5);
-        (whole, renew)
-    };
-    let (ca, ca_renew) = times(own.ca.as_ref(), WEEK);
-    let (server, server_renew) = times(own.server.as_ref(), DAY);
-    let field = |which: &str, what: &str| format!("spec.certificateRotationStrategy.selfSigned.{which}.{what}");
-    let mut refuse = |bad: bool, sentence: &str, relation: String| {
-        if bad {
-            causes.invalid("", format!("{sentence} ({relation})"));
-        }
-    };
-    refuse(
-        ca < ca_renew,
-        "CA RenewBefore cannot exceed Duration",
-        format!("{} < {}", field("ca", "duration"), field("ca", "renewBefore")),
-    );
-    refuse(
-        server < server_renew,
-        "Cert RenewBefore cannot exceed Duration",
-        format!("{} < {}", field("server", "duration"), field("server", "renewBefore")),
-    );
-    refuse(
-        server > ca,
-        "Certificate duration cannot exceed CA",
-        format!("{} > {}", field("server", "duration"), field("ca", "duration")),
-    );
-}
-
 fn overhead_ratio(configuration: &KubeVirtConfiguration, causes: &mut Causes) {
     let Some(ratio) = configuration.additional_guest_memory_overhead_ratio.as_deref() else { return };
     match ratio.parse::<f64>() {
@@ -257,11 +234,10 @@ fn gated(new: &KubeVirtConfiguration, old: &KubeVirtConfiguration, causes: &mut 
     }
     let downtime =
         |from: &KubeVirtConfiguration| from.migrations.as_ref().and_then(|migrations| migrations.max_downtime_ms);
-    if downtime(new).is_some() && downtime(new) != downtime(old) && !on("MigrationStallDetection") {
-        causes.invalid(
-            format!("{CONFIGURATION}.migrationConfiguration.maxDowntimeMs"),
-            "maxDowntimeMs cannot be modified without enabling the MigrationStallDetection feature gate",
-        );
+    let tunable = on(policy::STALL_DETECTION) || on(policy::DOWNTIME_TUNING);
+    if downtime(new).is_some() && downtime(new) != downtime(old) && !tunable {
+        causes
+            .invalid(format!("{CONFIGURATION}.migrationConfiguration.maxDowntimeMs"), policy::downtime_without_gate());
     }
 }
 
@@ -272,8 +248,7 @@ fn ciphers(tls: &TlsConfiguration, causes: &mut Causes) {
         let message = format!(
             "You cannot specify ciphers when {CONFIGURATION}.tlsConfiguration.minTLSVersion is empty or VersionTLS13"
         );
-        causes.not_supported(field, message);
-        return;
+        causes.not_supported(&field, message);
     }
     for (index, cipher) in tls.ciphers.iter().enumerate().filter(|(_, cipher)| !CIPHERS.contains(&cipher.as_str())) {
         causes.not_supported(format!("{field}#{index}"), format!("{cipher} is not a valid cipher"));
@@ -313,6 +288,10 @@ fn seccomp_profile(seccomp: &SeccompConfiguration, causes: &mut Causes) {
     }
 }
 
+fn operator_verbosity(spec: &KubeVirtSpec) -> Option<u64> {
+    spec.configuration.developer_configuration.as_ref()?.log_verbosity.as_ref()?.virt_operator
+}
+
 /// Sentences shown to whoever changes the object.
 pub fn warnings(new: &KubeVirtSpec, old: &KubeVirtSpec) -> Vec<String> {
     let mut warnings = Vec::new();
@@ -320,6 +299,15 @@ pub fn warnings(new: &KubeVirtSpec, old: &KubeVirtSpec) -> Vec<String> {
     if lists != gate_lists(&old.configuration) {
         let listed = lists.0.iter().chain(lists.1);
         warnings.extend(listed.filter_map(|gate| gates::warning(gate)).filter(|text| !text.is_empty()));
+    }
+    // The chart writes there what it gave the components, and manifests of the reference have it.
+    if new.image_pull_policy != old.image_pull_policy {
+        warnings.push("spec.imagePullPolicy has no effect: the chart's value image.pullPolicy has.".to_owned());
+    }
+    // `virtctl adm log-verbosity --all` sets those of all processes that the reference has.
+    if operator_verbosity(new).is_some() && operator_verbosity(new) != operator_verbosity(old) {
+        let path = format!("{CONFIGURATION}.developerConfiguration.logVerbosity.virtOperator");
+        warnings.push(format!("{path} has no effect: there is no such process."));
     }
     if let Some(devices) = &new.configuration.mediated_devices_configuration {
         let path = "spec.configuration.mediatedDevicesConfiguration";
@@ -344,7 +332,7 @@ pub fn warnings(new: &KubeVirtSpec, old: &KubeVirtSpec) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -354,11 +342,59 @@ mod tests {
             (json!({}), vec![]),
             (json!({"ksmConfiguration": {"nodeLabelSelector": {}}}), vec!["spec.configuration.ksmConfiguration"]),
             (
-                json!({"permittedHostDevices": {"mediatedDevices": [{"mdevNameSelector": "a", "resourceName": "v.org/a"}]}}),
-                vec!["spec.configuration.permittedHostDevices.mediatedDevices"],
+                json!({"mediatedDevicesConfiguration": {}, "permittedHostDevices": {"usb": [{"resourceName": "stick"}]}}),
+                vec![
+                    "spec.configuration.mediatedDevicesConfiguration",
+                    "spec.configuration.permittedHostDevices.usb[0].resourceName",
+                    "spec.configuration.permittedHostDevices.usb[0].selectors",
+                ],
             ),
         ] {
             let spec = serde_json::from_value(json!({"configuration": configuration})).unwrap();
+            let causes = usable(&KubeVirt::new("kubevirt", spec));
+            let fields: Vec<&str> = causes.as_slice().iter().map(|cause| cause.field.as_str()).collect();
+            assert_eq!(fields, refused);
+        }
+    }
+
+    #[test]
+    fn a_pull_policy_that_has_no_effect_is_warned_about() {
+        let spec = |policy: Option<&str>| KubeVirtSpec {
+            image_pull_policy: policy.map(str::to_owned),
+            ..KubeVirtSpec::default()
+        };
+        assert_eq!(warnings(&spec(Some("Always")), &spec(Some("IfNotPresent"))).len(), 1);
+        assert!(warnings(&spec(Some("Always")), &spec(Some("Always"))).is_empty());
+    }
+
+    #[test]
+    fn the_verbosity_of_an_operator_is_let_through_and_warned_about() {
+        let spec = |levels: Value| -> KubeVirtSpec {
+            serde_json::from_value(json!({"configuration": {"developerConfiguration": {"logVerbosity": levels}}}))
+                .unwrap()
+        };
+        // What `virtctl adm log-verbosity --all=3` writes.
+        let all = json!({"virtAPI": 3, "virtController": 3, "virtHandler": 3, "virtLauncher": 3, "virtOperator": 3});
+        assert!(usable(&KubeVirt::new("kubevirt", spec(all.clone()))).as_slice().is_empty());
+        let path = "spec.configuration.developerConfiguration.logVerbosity.virtOperator";
+        let warning = format!("{path} has no effect: there is no such process.");
+        assert_eq!(warnings(&spec(all.clone()), &spec(json!({"virtAPI": 3}))), [warning]);
+        assert!(warnings(&spec(all.clone()), &spec(all.clone())).is_empty());
+        assert!(warnings(&spec(json!({})), &spec(all)).is_empty());
+    }
+
+    #[test]
+    fn machines_with_an_older_launcher_are_evicted_or_left_alone() {
+        let (methods, interval) =
+            ("spec.workloadUpdateStrategy.workloadUpdateMethods", "spec.workloadUpdateStrategy.batchEvictionInterval");
+        for (strategy, refused) in [
+            (json!({}), vec![]),
+            (json!({"workloadUpdateMethods": ["Evict"], "batchEvictionInterval": "1m0s"}), vec![]),
+            (json!({"workloadUpdateMethods": ["LiveMigrate", "Evict"]}), vec![]),
+            (json!({"workloadUpdateMethods": ["Evict", "Restart"]}), vec![format!("{methods}[1]")]),
+            (json!({"batchEvictionInterval": "soon"}), vec![interval.to_owned()]),
+        ] {
+            let spec = serde_json::from_value(json!({"workloadUpdateStrategy": strategy})).unwrap();
             let causes = usable(&KubeVirt::new("kubevirt", spec));
             let fields: Vec<&str> = causes.as_slice().iter().map(|cause| cause.field.as_str()).collect();
             assert_eq!(fields, refused);

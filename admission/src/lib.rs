@@ -38,8 +38,10 @@ pub mod unsupported;
 pub mod vm;
 pub mod vmi;
 
+mod addresses;
 mod data_source;
 mod names;
+mod place;
 mod resource;
 mod semantic;
 mod volume_requests;

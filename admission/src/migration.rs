@@ -42,7 +42,7 @@ pub(crate) fn validate_create(context: &Context<'_>) -> Result<AdmissionReview, 
     };
     let controller = component::CONTROLLER_SERVICE_ACCOUNT;
     let by_controller = context.trusted.is(&context.request.user_info, controller);
-    if spec.priority.as_deref().is_some_and(|priority| !priority.is_empty()) && !by_controller {
+    if spec.priority.is_some() && !by_controller {
         causes.forbidden(
             "spec.migrationPriority",
             "Migration priority queue, only virt-controller is allowed to set priority field",

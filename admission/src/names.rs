@@ -4,9 +4,10 @@ const LABEL_MAX: usize = 63;
 const SUBDOMAIN_MAX: usize = 253;
 const PORT_NAME_MAX: usize = 15;
 
+const DOTS_TEXT: &str = "must not contain dots";
 const LABEL_TEXT: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 const SUBDOMAIN_TEXT: &str = r"a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
-const QUALIFIED_TEXT: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+const NAME_TEXT: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
 const LABEL_VALUE_TEXT: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 
 fn is_label_text(text: &str) -> bool {
@@ -17,6 +18,10 @@ fn is_label_text(text: &str) -> bool {
         && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
 }
 
+fn is_subdomain_text(text: &str) -> bool {
+    text.split('.').all(is_label_text)
+}
+
 fn is_name_text(text: &str) -> bool {
     let bytes = text.as_bytes();
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
@@ -24,7 +29,7 @@ fn is_name_text(text: &str) -> bool {
 }
 
 fn too_long(max: usize) -> String {
-    format!("must be no more than {max} characters")
+    format!("must be no more than {max} bytes")
 }
 
 /// What is wrong with a DNS label.
@@ -34,7 +39,8 @@ pub(crate) fn label_errors(text: &str) -> Vec<String> {
         errors.push(too_long(LABEL_MAX));
     }
     if !is_label_text(text) {
-        errors.push(LABEL_TEXT.to_owned());
+        let error = if is_subdomain_text(text) { DOTS_TEXT } else { LABEL_TEXT };
+        errors.push(error.to_owned());
     }
     errors
 }
@@ -45,7 +51,7 @@ pub(crate) fn subdomain_errors(text: &str) -> Vec<String> {
     if text.len() > SUBDOMAIN_MAX {
         errors.push(too_long(SUBDOMAIN_MAX));
     }
-    if !text.split('.').all(is_label_text) {
+    if !is_subdomain_text(text) {
         errors.push(SUBDOMAIN_TEXT.to_owned());
     }
     errors
@@ -54,6 +60,11 @@ pub(crate) fn subdomain_errors(text: &str) -> Vec<String> {
 /// What is wrong with a label key, or a taint key, or a topology key.
 pub(crate) fn qualified_name_errors(text: &str) -> Vec<String> {
     let (prefix, name) = match text.split_once('/') {
+        Some((_, rest)) if rest.contains('/') => {
+            return vec![format!(
+                "a valid label key {NAME_TEXT} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+            )];
+        }
         Some((prefix, name)) => (Some(prefix), name),
         None => (None, text),
     };
@@ -69,7 +80,7 @@ pub(crate) fn qualified_name_errors(text: &str) -> Vec<String> {
         errors.push(format!("name part {}", too_long(LABEL_MAX)));
     }
     if !is_name_text(name) {
-        errors.push(QUALIFIED_TEXT.to_owned());
+        errors.push(format!("name part {NAME_TEXT}"));
     }
     errors
 }
@@ -97,6 +108,21 @@ pub(crate) fn is_port_name(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrong_is_told_in_the_words_of_kubernetes() {
+        assert_eq!(label_errors("a.b"), ["must not contain dots"]);
+        assert_eq!(label_errors("a..b"), [LABEL_TEXT]);
+        assert_eq!(label_errors(&"x".repeat(64)), ["must be no more than 63 bytes"]);
+        let errors = qualified_name_errors("a/b/c");
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].starts_with("a valid label key must consist of"), "{errors:?}");
+        assert!(errors[0].ends_with("prefix and '/' (e.g. 'example.com/MyName')"), "{errors:?}");
+        assert_eq!(
+            qualified_name_errors(""),
+            ["name part must be non-empty".to_owned(), format!("name part {NAME_TEXT}")]
+        );
+    }
 
     #[test]
     fn names_follow_kubernetes() {

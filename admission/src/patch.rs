@@ -6,52 +6,54 @@
 
 use serde_json::{Value, json};
 
+use crate::place::Place;
+
 /// The patch that brings `raw` from `before` to `after`. `before` is the typed form of `raw`.
 pub fn between(raw: &Value, before: &Value, after: &Value) -> Vec<Value> {
     let mut patch = vec![];
-    write_out("", raw, before, &mut patch);
-    walk("", raw, before, after, &mut patch);
+    write_out(Place::Root, raw, before, &mut patch);
+    walk(Place::Root, raw, before, after, &mut patch);
     patch
 }
 
 /// Amounts that were sent as fractional numbers become text. Types read them so, but the schema, which the API server holds
 /// the object against after this, takes text and whole numbers only.
-fn write_out(path: &str, raw: &Value, typed: &Value, patch: &mut Vec<Value>) {
+fn write_out(place: Place<'_>, raw: &Value, typed: &Value, patch: &mut Vec<Value>) {
     match (raw, typed) {
         (Value::Number(number), Value::String(_)) if number.is_f64() => {
-            patch.push(json!({"op": "replace", "path": path, "value": typed}));
+            patch.push(json!({"op": "replace", "path": place.pointer(), "value": typed}));
         }
         (Value::Object(raw), Value::Object(typed)) => {
             for (key, raw) in raw {
                 if let Some(typed) = typed.get(key) {
-                    write_out(&join(path, key), raw, typed, patch);
+                    write_out(Place::Member(&place, key), raw, typed, patch);
                 }
             }
         }
         (Value::Array(raw), Value::Array(typed)) if raw.len() == typed.len() => {
             for (index, (raw, typed)) in raw.iter().zip(typed).enumerate() {
-                write_out(&format!("{path}/{index}"), raw, typed, patch);
+                write_out(Place::Item(&place, index), raw, typed, patch);
             }
         }
         _ => {}
     }
 }
 
-fn walk(path: &str, raw: &Value, before: &Value, after: &Value, patch: &mut Vec<Value>) {
-    if before == after {
-        return;
-    }
+/// What is the same in both forms gives nothing. That is found at the ends: comparing whole branches first would compare
+/// each value once for every branch that it is in.
+fn walk(place: Place<'_>, raw: &Value, before: &Value, after: &Value, patch: &mut Vec<Value>) {
     match (raw, before, after) {
         (Value::Object(raw), Value::Object(before), Value::Object(after)) => {
             for key in before.keys().filter(|key| !after.contains_key(*key) && raw.contains_key(*key)) {
-                patch.push(json!({"op": "remove", "path": join(path, key)}));
+                patch.push(json!({"op": "remove", "path": Place::Member(&place, key).pointer()}));
             }
             for (key, after) in after {
+                let member = Place::Member(&place, key);
                 match (raw.get(key), before.get(key)) {
-                    (Some(raw), Some(before)) => walk(&join(path, key), raw, before, after, patch),
+                    (Some(raw), Some(before)) => walk(member, raw, before, after, patch),
                     // Shown by the typed form alone, and still the same.
                     (None, Some(before)) if before == after => {}
-                    _ => patch.push(json!({"op": "add", "path": join(path, key), "value": after})),
+                    _ => patch.push(json!({"op": "add", "path": member.pointer(), "value": after})),
                 }
             }
         }
@@ -60,17 +62,14 @@ fn walk(path: &str, raw: &Value, before: &Value, after: &Value, patch: &mut Vec<
         {
             for (index, after) in after.iter().enumerate() {
                 match (raw.get(index), before.get(index)) {
-                    (Some(raw), Some(before)) => walk(&format!("{path}/{index}"), raw, before, after, patch),
-                    _ => patch.push(json!({"op": "add", "path": format!("{path}/-"), "value": after})),
+                    (Some(raw), Some(before)) => walk(Place::Item(&place, index), raw, before, after, patch),
+                    _ => patch.push(json!({"op": "add", "path": format!("{}/-", place.pointer()), "value": after})),
                 }
             }
         }
-        _ => patch.push(json!({"op": "replace", "path": path, "value": after})),
+        _ if before == after => {}
+        _ => patch.push(json!({"op": "replace", "path": place.pointer(), "value": after})),
     }
-}
-
-fn join(path: &str, key: &str) -> String {
-    format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"))
 }
 
 #[cfg(test)]

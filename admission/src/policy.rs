@@ -17,8 +17,10 @@ use crate::{
 };
 
 const PLURAL: &str = "migrationpolicies";
-const STALL_DETECTION: &str = "MigrationStallDetection";
-const DOWNTIME_TUNING: &str = "MigrationDowntimeTuning";
+/// Gate of the detection of migrations that stall.
+pub(crate) const STALL_DETECTION: &str = "MigrationStallDetection";
+/// Gate of the schedule by which a migration may stop the guest for longer and longer.
+pub(crate) const DOWNTIME_TUNING: &str = "MigrationDowntimeTuning";
 
 /// The webhook that checks.
 pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
@@ -46,12 +48,9 @@ pub fn causes(policy: &MigrationPolicySpec, old: Option<&MigrationPolicySpec>, c
         causes.invalid("spec.completionTimeoutPerGiB", "must not be negative");
     }
     let (stall, downtime) = (config.enabled(STALL_DETECTION), config.enabled(DOWNTIME_TUNING));
-    let without =
-        |field: &str, gates: &str| format!("{field} cannot be modified without enabling the {gates} feature gate");
     let changed = policy.max_downtime_ms.is_some() && policy.max_downtime_ms != old.and_then(|old| old.max_downtime_ms);
     if changed && !stall && !downtime {
-        let message = without("maxDowntimeMs", &format!("{STALL_DETECTION} or {DOWNTIME_TUNING}"));
-        causes.invalid("spec.maxDowntimeMs", message);
+        causes.invalid("spec.maxDowntimeMs", downtime_without_gate());
     }
     if let Some(experimental) = &policy.experimental {
         let none = ExperimentalMigrationOptions::default();
@@ -80,6 +79,16 @@ pub fn causes(policy: &MigrationPolicySpec, old: Option<&MigrationPolicySpec>, c
         causes.invalid("spec.bandwidthPerMigration", "must not be negative");
     }
     causes
+}
+
+/// What is said of a field that takes a gate.
+fn without(field: &str, gates: &str) -> String {
+    format!("{field} cannot be modified without enabling the {gates} feature gate")
+}
+
+/// What is said of the longest stop of a guest while neither gate is on.
+pub(crate) fn downtime_without_gate() -> String {
+    without("maxDowntimeMs", &format!("{STALL_DETECTION} or {DOWNTIME_TUNING}"))
 }
 
 fn is_negative(quantity: &Quantity) -> bool {

@@ -251,7 +251,6 @@ mod tests {
         for (change, field) in [
             (json!({"runStrategy": "Sometimes"}), "runStrategy"),
             (json!({"running": true}), "running"),
-            (json!({"updateVolumesStrategy": "Migration"}), "updateVolumesStrategy"),
             (json!({"template": {"spec": {"hostname": "Web"}}}), "template.spec.hostname"),
             (json!({"template": {"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}}}), "template.metadata.labels"),
         ] {

@@ -43,8 +43,7 @@ pub fn causes(preset: &VirtualMachineInstancePresetSpec) -> Causes {
     }
     // Only what machines would get: the rest of the domain never reaches one.
     let given = VirtualMachineInstanceSpec { domain: given(domain), ..Default::default() };
-    unsupported::spec("spec", &given, &mut causes);
-    causes
+    causes.or_else(|causes| unsupported::spec("spec", &given, causes))
 }
 
 /// The part of a preset's domain that machines get.

@@ -5,8 +5,8 @@ mod tracked;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use self::tracked::{Place, Tracked};
-use crate::causes::Causes;
+use self::tracked::Tracked;
+use crate::{causes::Causes, place::Place};
 
 /// Unknown fields named in a denial.
 const UNKNOWN_SHOWN: usize = 10;
@@ -31,8 +31,6 @@ pub fn object<T: DeserializeOwned>(raw: &Value) -> Result<T, Causes> {
     }
     if !fields.contains_key("spec") {
         causes.shape("spec in body is required");
-    }
-    if !causes.is_empty() {
         return Err(causes);
     }
 
@@ -49,6 +47,19 @@ pub fn object<T: DeserializeOwned>(raw: &Value) -> Result<T, Causes> {
             Err(causes)
         }
     }
+}
+
+/// Reads an object of which only the status is written; what is wrong with its shape otherwise. The rest of it passed
+/// admission once, so what the type does not know is let pass.
+pub fn with_status<T: DeserializeOwned>(raw: &Value) -> Result<T, Causes> {
+    members(raw)?;
+    let mut notes = Notes::default();
+    let read = T::deserialize(Tracked::new(raw, &mut notes));
+    read.map_err(|error| {
+        let mut causes = Causes::new();
+        causes.shape(explain(&notes.fault.unwrap_or_default(), &error.to_string()));
+        causes
+    })
 }
 
 /// Reads an object that the API server has. It passed admission once, so what the type does not know of it is let pass.
@@ -80,11 +91,11 @@ impl Notes {
     }
 }
 
-/// Whether an unknown field in this is an error. The status may hold fields of other versions, and metadata is the API
-/// server's.
+/// Whether an unknown field in this is an error. The status may hold fields of other versions, and the object's metadata
+/// is the API server's; that of a template is not, which the definitions keep as it comes.
 fn is_closed(place: &Place<'_>) -> bool {
     match place {
-        Place::Root | Place::Member(_, "metadata") => false,
+        Place::Root => false,
         Place::Member(Place::Root, key) => *key == "spec",
         Place::Member(parent, _) | Place::Item(parent, _) => is_closed(parent),
     }
@@ -118,8 +129,8 @@ fn found_type(found: &str) -> &'static str {
     match found.split(' ').next().unwrap_or_default() {
         "string" | "character" => "string",
         "boolean" => "boolean",
-        "integer" => "integer",
-        "floating" => "number",
+        // Whole numbers are told as the others are.
+        "integer" | "floating" => "number",
         "sequence" => "array",
         "null" | "unit" => "null",
         _ => "object",
@@ -128,7 +139,7 @@ fn found_type(found: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use api::VirtualMachineInstance;
+    use api::{VirtualMachine, VirtualMachineInstance};
     use serde_json::json;
 
     use super::*;
@@ -174,13 +185,13 @@ mod tests {
         for (spec, want) in [
             (
                 json!({"domain": {"devices": {}}, "nodeSelector": {"a/b": 1}}),
-                "spec.nodeSelector.a/b in body must be of type string: \"integer\"",
+                "spec.nodeSelector.a/b in body must be of type string: \"number\"",
             ),
             (
                 json!({"domain": {"devices": {}}, "tolerations": [{}, {"tolerationSeconds": true}]}),
                 "spec.tolerations[1].tolerationSeconds in body must be of type integer: \"boolean\"",
             ),
-            (json!(1), "spec in body must be of type object: \"integer\""),
+            (json!(1), "spec in body must be of type object: \"number\""),
             (
                 json!({"domain": {"devices": {}, "resources": {"requests": {"memory": true}}}}),
                 "spec.domain.resources.requests.memory in body must be of type string: \"boolean\"",
@@ -209,9 +220,48 @@ mod tests {
     }
 
     #[test]
+    fn what_was_stored_does_not_hold_up_the_status() {
+        let vm = |status: Value| {
+            with_status::<VirtualMachine>(&json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "a"},
+                "spec": {"odd": 1, "template": {"metadata": {"odd": 1}, "spec": {"domain": {"devices": {}}}}},
+                "status": status,
+            }))
+        };
+        assert!(vm(json!({"ready": true, "odd": 1})).is_ok());
+        let causes = vm(json!({"ready": "yes"})).unwrap_err();
+        assert_eq!(causes.as_slice()[0].message, "status.ready in body must be of type boolean: \"string\"");
+        assert_eq!(with_status::<VirtualMachine>(&json!([])).unwrap_err().as_slice().len(), 1);
+    }
+
+    #[test]
+    fn metadata_of_a_template_is_closed() {
+        let read = |metadata: Value| {
+            object::<VirtualMachine>(&json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "a", "unknown": 1},
+                "spec": {"template": {"metadata": metadata, "spec": {"domain": {"devices": {}}}}},
+            }))
+        };
+        assert!(read(json!({"labels": {"metadata": "a"}, "creationTimestamp": null})).is_ok());
+        let causes = read(json!({"label": {"a": "b"}})).unwrap_err();
+        let messages: Vec<&str> = causes.as_slice().iter().map(|cause| cause.message.as_str()).collect();
+        assert_eq!(messages, ["spec.template.metadata.label in body is a forbidden property"]);
+    }
+
+    #[test]
     fn top_level_is_closed() {
         assert_eq!(message(json!({"spec": {}, "extra": 1})), ".extra in body is a forbidden property");
         assert_eq!(message(json!({"metadata": {}})), "spec in body is required");
         assert_eq!(message(json!([])), "the request carries no object");
+        let causes = object::<VirtualMachineInstance>(&json!({"very": 1, "spec": {"odd": 1}})).unwrap_err();
+        let messages: Vec<&str> = causes.as_slice().iter().map(|cause| cause.message.as_str()).collect();
+        assert_eq!(
+            messages,
+            [
+                ".very in body is a forbidden property",
+                "spec.odd in body is a forbidden property",
+                "spec.domain in body is required",
+            ]
+        );
     }
 }

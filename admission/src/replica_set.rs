@@ -5,18 +5,23 @@ use api::{VirtualMachineInstanceReplicaSet, config::ClusterConfig};
 use crate::{
     causes::Causes,
     review::AdmissionReview,
-    rules,
+    rules, semantic, unsupported,
     webhook::{Context, Stop},
 };
 
 /// The webhook that checks.
 pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
     let set: VirtualMachineInstanceReplicaSet = context.object()?;
-    Ok(context.verdict(&causes(&set, context.config, context.is_create()), vec![]))
+    let old: Option<VirtualMachineInstanceReplicaSet> = context.old_object()?;
+    Ok(context.verdict(&causes(&set, old.as_ref(), context.config), vec![]))
 }
 
-/// What is wrong with a replica set.
-pub fn causes(set: &VirtualMachineInstanceReplicaSet, config: &ClusterConfig, created: bool) -> Causes {
+/// What is wrong with a replica set; `old` is there when it is changed.
+pub fn causes(
+    set: &VirtualMachineInstanceReplicaSet,
+    old: Option<&VirtualMachineInstanceReplicaSet>,
+    config: &ClusterConfig,
+) -> Causes {
     let mut causes = Causes::new();
     let root = "spec.template.spec";
     let Some(spec) = &set.spec.template.spec else {
@@ -35,8 +40,59 @@ pub fn causes(set: &VirtualMachineInstanceReplicaSet, config: &ClusterConfig, cr
     if set.spec.replicas.is_some_and(|replicas| replicas < 0) {
         causes.invalid("spec.replicas", "spec.replicas must be greater than or equal to 0.");
     }
-    if created {
+    if old.is_none() {
         causes.extend(rules::discontinued_gates(spec, config));
     }
-    causes
+    causes.or_else(|causes| {
+        let mut missing = Causes::new();
+        unsupported::spec(root, spec, &mut missing);
+        if !missing.is_empty() && old.is_none_or(|old| asks_for_more(set, old)) {
+            causes.extend(missing);
+        }
+    })
+}
+
+/// Whether a change asks for other machines than before, or for more of them. What was let in before must not keep a
+/// replica set from being scaled down, labelled or deleted.
+fn asks_for_more(set: &VirtualMachineInstanceReplicaSet, old: &VirtualMachineInstanceReplicaSet) -> bool {
+    let replicas = |set: &VirtualMachineInstanceReplicaSet| set.spec.replicas.unwrap_or(1);
+    replicas(set) > replicas(old) || !semantic::equal(&set.spec.template, &old.spec.template)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::rules::testing::machine;
+
+    fn set(replicas: u32, change: Value) -> VirtualMachineInstanceReplicaSet {
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "metadata": {"name": "r"},
+            "spec": {
+                "replicas": replicas,
+                "selector": {"matchLabels": {"app": "web"}},
+                "template": {"metadata": {"labels": {"app": "web"}}, "spec": machine(change)},
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_replica_set_from_before_can_be_scaled_down_and_labelled() {
+        let refused = |set: &VirtualMachineInstanceReplicaSet, old: Option<&VirtualMachineInstanceReplicaSet>| {
+            let causes = causes(set, old, &ClusterConfig::default());
+            causes.as_slice().iter().map(|cause| cause.field.clone()).collect::<Vec<_>>()
+        };
+        let tpm = || json!({"domain": {"devices": {"tpm": {}}}});
+        let field = "spec.template.spec.domain.devices.tpm";
+        let old = set(3, tpm());
+        let mut labelled = old.clone();
+        labelled.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+        assert_eq!(refused(&old, None), [field]);
+        assert_eq!(refused(&labelled, Some(&old)), Vec::<String>::new());
+        assert_eq!(refused(&set(1, tpm()), Some(&old)), Vec::<String>::new());
+        assert_eq!(refused(&set(4, tpm()), Some(&old)), [field]);
+        assert_eq!(refused(&set(3, tpm()), Some(&set(3, json!({})))), [field]);
+    }
 }

@@ -4,6 +4,7 @@ use api::{VirtualMachine, VirtualMachineInstanceMigration, VirtualMachineInstanc
 
 use crate::{
     causes::Causes,
+    read,
     review::AdmissionReview,
     vm, volume_requests,
     webhook::{Context, Stop},
@@ -11,7 +12,8 @@ use crate::{
 
 /// The webhook that checks. Status writes of VMs are checked against what a snapshot or restore in progress forbids.
 pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
-    let kind = context.request.object.get("kind").and_then(serde_json::Value::as_str).unwrap_or_default();
+    let object = &context.request.object;
+    let kind = object.get("kind").and_then(serde_json::Value::as_str).unwrap_or_default();
     if kind.is_empty() {
         let mut causes = Causes::new();
         causes.shape("could not determine object kind");
@@ -20,23 +22,21 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
     match context.request.resource.resource.as_str() {
         "virtualmachines" => {}
         "virtualmachineinstancereplicasets" => {
-            context.object::<VirtualMachineInstanceReplicaSet>()?;
+            read::with_status::<VirtualMachineInstanceReplicaSet>(object)?;
             return Ok(context.allowed());
         }
         "virtualmachineinstancemigrations" => {
-            context.object::<VirtualMachineInstanceMigration>()?;
+            read::with_status::<VirtualMachineInstanceMigration>(object)?;
             return Ok(context.allowed());
         }
         _ => return Ok(context.allowed()),
     }
-    let vm: VirtualMachine = context.object()?;
-    let causes = volume_requests::causes(&vm, context.config, context.neighbours)?;
+    let vm: VirtualMachine = read::with_status(object)?;
+    let old = vm::old(context)?;
+    let causes = volume_requests::causes(&vm, old.as_ref(), context.config, context.neighbours)?;
     if !causes.is_empty() {
         return Ok(context.verdict(&causes, vec![]));
     }
-    let causes = match vm::old(context)? {
-        Some(old) => vm::in_progress_causes(&vm, &old),
-        None => Causes::new(),
-    };
+    let causes = old.map_or_else(Causes::new, |old| vm::in_progress_causes(&vm, &old));
     Ok(context.verdict(&causes, vec![]))
 }

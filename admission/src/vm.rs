@@ -26,7 +26,7 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
             instancetype::set_defaults(context, vm)?;
             let namespace = instancetype::namespace(context, vm).to_owned();
             data_source::set_architecture(vm, &namespace, context.neighbours)?;
-            set_defaults(vm, context.config, context.is_create(), context.fresh);
+            set_defaults(vm, context.config, context.is_create(), context.fresh());
         }
         Ok(vec![])
     })
@@ -46,7 +46,7 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
     let mut causes = causes(&vm, old.as_ref(), &chosen, context.config, context.is_component())
         .map_err(|message| Stop::refused(400, message))?;
     if causes.is_empty() {
-        causes = volume_requests::causes(&vm, context.config, context.neighbours)?;
+        causes = volume_requests::causes(&vm, old.as_ref(), context.config, context.neighbours)?;
     }
     Ok(context.verdict(&causes, warnings(&vm)))
 }
@@ -119,6 +119,13 @@ pub fn causes(
     if !causes.is_empty() {
         return Ok(causes);
     }
+    // Memory that the instance type leaves at 0, as clients do that set its CPUs only, is told when the machine is made:
+    // nothing is wrong with what the VM says.
+    if let (Some(class), Some(memory)) = (&chosen.instancetype, &mut spec.domain.memory)
+        && defaults::is_zero(&class.memory.guest)
+    {
+        memory.guest = None;
+    }
     if old.is_none() {
         causes.extend(rules::discontinued(&spec, "spec", config));
         if !causes.is_empty() {
@@ -140,7 +147,25 @@ pub fn causes(
     if let Some(old) = old.filter(|_| causes.is_empty()) {
         causes.extend(in_progress_causes(vm, old));
     }
-    Ok(causes)
+    Ok(causes.or_else(|causes| {
+        let mut missing = Causes::new();
+        unsupported::spec("spec.template.spec", &spec, &mut missing);
+        missing.extend(unsupported::vm("spec", &vm.spec));
+        rules::metadata::unsupported("spec.template.metadata", &template.metadata, &mut missing);
+        // Specs are compared only where it matters.
+        if !missing.is_empty() && old.is_none_or(|old| asks_for_more(vm, old)) {
+            causes.extend(missing);
+        }
+    }))
+}
+
+/// Whether a change asks for what was not there. What was let in before is told when its machine is made, and must not
+/// keep a VM from being stopped or labelled.
+fn asks_for_more(vm: &VirtualMachine, old: &VirtualMachine) -> bool {
+    let strategy = vm.spec.effective_run_strategy();
+    let starts = strategy != RunStrategy::Halted && strategy != old.spec.effective_run_strategy();
+    let rest = |vm: &VirtualMachine| VirtualMachineSpec { run_strategy: None, running: None, ..vm.spec.clone() };
+    starts || !semantic::equal(&rest(vm), &rest(old))
 }
 
 /// Whether a change may bring devices of the host that the VM did not have.
@@ -171,13 +196,13 @@ pub(crate) fn spec_causes(
     if config.vm_rollout_strategy == RolloutStrategy::LiveUpdate {
         causes.extend(rules::live_update::causes(&template, machine));
     }
-    causes.extend(unsupported::vm(root, spec));
     causes
 }
 
 fn run_strategy(root: &str, spec: &VirtualMachineSpec, config: &ClusterConfig) -> Causes {
     let mut causes = Causes::new();
-    let (running, strategy) = (format!("{root}.running"), format!("{root}.runStrategy"));
+    let running = format_args!("{root}.running");
+    let strategy = format_args!("{root}.runStrategy");
     match (&spec.running, &spec.run_strategy) {
         (Some(_), Some(_)) => causes.invalid(
             running,
@@ -260,5 +285,32 @@ mod tests {
         assert_eq!(refused(&vm("Halted", gpu("v.org/a")), Some(&old)), Vec::<String>::new());
         assert_eq!(refused(&vm("Always", gpu("v.org/b")), Some(&old)), [field]);
         assert_eq!(refused(&vm("Always", json!({})), Some(&old)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_vm_from_before_can_be_stopped_and_labelled_but_not_started() {
+        let config = ClusterConfig::default();
+        let refused = |vm: &VirtualMachine, old: Option<&VirtualMachine>| {
+            let causes = causes(vm, old, &Chosen::default(), &config, false).unwrap();
+            causes.as_slice().iter().map(|cause| cause.field.clone()).collect::<Vec<_>>()
+        };
+        let tpm = || json!({"tpm": {"persistent": true}});
+        let (running, halted) = (vm("Always", tpm()), vm("Halted", tpm()));
+        let field = "spec.template.spec.domain.devices.tpm";
+        assert_eq!(refused(&running, None), [field]);
+        let mut labelled = running.clone();
+        labelled.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+        for (new, old) in [(&halted, &running), (&labelled, &running), (&halted, &halted)] {
+            assert_eq!(refused(new, Some(old)), Vec::<String>::new());
+        }
+        assert_eq!(refused(&running, Some(&halted)), [field]);
+        assert_eq!(refused(&halted, Some(&vm("Halted", json!({})))), [field]);
+        let mut placed = vm("Always", json!({}));
+        let key = "kubevirt.io/placePCIDevicesOnRootComplex".to_owned();
+        placed.spec.template.metadata.annotations = Some([(key, "true".to_owned())].into());
+        assert_eq!(refused(&placed, None), ["spec.template.metadata.annotations"]);
+        assert_eq!(refused(&placed, Some(&placed)), Vec::<String>::new());
+        let other = vm("Halted", json!({"tpm": {"persistent": true}, "rng": {}}));
+        assert_eq!(refused(&other, Some(&halted)), [field]);
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     defaults::{self, Fresh},
     preset, read,
     review::{AdmissionReview, Request, UserInfo},
-    rules, semantic,
+    rules, semantic, unsupported,
     webhook::{Context, Stop},
 };
 
@@ -33,7 +33,7 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
         return context.patched::<VirtualMachineInstance>(|machine| {
             let presets = preset::of(context, machine)?;
             let warnings = preset::apply(machine, &presets).map_err(|message| Stop::refused(422, message))?;
-            set_defaults(machine, context.config, is_component, context.fresh)
+            set_defaults(machine, context.config, is_component, context.fresh())
                 .map_err(|message| Stop::refused(400, message))?;
             Ok(warnings)
         });
@@ -154,7 +154,10 @@ pub fn create_causes(machine: &VirtualMachineInstance, config: &ClusterConfig, i
     causes.extend(rules::grace::annotations("metadata", &machine.metadata, &machine.spec, config));
     causes.extend(rules::hyperv::causes(&machine.spec));
     causes.extend(rules::architecture::causes(&machine.spec));
-    causes
+    causes.or_else(|causes| {
+        unsupported::spec("spec", &machine.spec, causes);
+        rules::metadata::unsupported("metadata", &machine.metadata, causes);
+    })
 }
 
 /// What is wrong with the change of a machine. The first group that finds something answers.

@@ -21,10 +21,20 @@ use crate::{
 const FIELD: &str = "Status.volumeRequests";
 const ROOT: &str = "spec.template.spec";
 
-/// What is wrong with the hot-plugs asked for. The running machine is looked at, too.
-pub(crate) fn causes(vm: &VirtualMachine, config: &ClusterConfig, neighbours: &Neighbours) -> Result<Causes, Stop> {
+/// The hot-plugs that a VM asks for.
+fn requests_of(vm: &VirtualMachine) -> &[VirtualMachineVolumeRequest] {
+    vm.status.as_ref().map(|status| status.volume_requests.as_slice()).unwrap_or_default()
+}
+
+/// What is wrong with the hot-plugs asked for; `old` is there when the VM is changed. The running machine is looked at, too.
+pub(crate) fn causes(
+    vm: &VirtualMachine,
+    old: Option<&VirtualMachine>,
+    config: &ClusterConfig,
+    neighbours: &Neighbours,
+) -> Result<Causes, Stop> {
     let mut causes = Causes::new();
-    let requests = vm.status.as_ref().map(|status| status.volume_requests.as_slice()).unwrap_or_default();
+    let requests = requests_of(vm);
     let Some(template) = vm.spec.template.spec.as_ref().filter(|_| !requests.is_empty()) else { return Ok(causes) };
     // A machine that is not up yet, or about to go, gets its disks from the template.
     let ready = vm.status.as_ref().is_some_and(|status| status.ready);
@@ -48,7 +58,8 @@ pub(crate) fn causes(vm: &VirtualMachine, config: &ClusterConfig, neighbours: &N
             causes.not_supported("spec", "Cannot handle volume requests while VMI migration is in progress");
         }
     }
-    if causes.is_empty() {
+    // Those from before must not hold up what else is written of the VM.
+    if causes.is_empty() && old.is_none_or(|old| requests_of(old) != requests) {
         causes.not_supported(FIELD, "volume requests are not supported yet: hot-plug");
     }
     Ok(causes)

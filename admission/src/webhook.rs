@@ -3,9 +3,12 @@
 //! A webhook is a line in [`WEBHOOKS`]: its path, the resources it is registered for, and a function of the
 //! [`Context`]. The functions live with their kinds.
 
+use std::sync::OnceLock;
+
 use api::{config::ClusterConfig, constants::component};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::{
@@ -67,13 +70,18 @@ pub struct Context<'a> {
     pub install_namespace: &'a str,
     /// Who is a component.
     pub trusted: &'a TrustedUsers,
-    /// Random and temporal values for new objects.
-    pub fresh: &'a Fresh,
+    /// Random and temporal values for new objects, once they were asked for.
+    pub made_up: &'a OnceLock<Fresh>,
     /// Other objects of the cluster.
     pub neighbours: &'a Neighbours,
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    /// Random and temporal values for new objects. Only who makes something up needs them.
+    pub fn fresh(&self) -> &'a Fresh {
+        self.made_up.get_or_init(|| Fresh::of(self.request))
+    }
+
     /// Whether the request is a creation.
     pub fn is_create(&self) -> bool {
         self.request.operation == Operation::Create
@@ -121,21 +129,21 @@ impl Context<'_> {
     }
 
     /// Changes the object in its typed form and answers with the difference.
-    pub fn patched<T: DeserializeOwned + Serialize + Clone>(
+    pub fn patched<T: DeserializeOwned + Serialize>(
         &self,
         change: impl FnOnce(&mut T) -> Result<Vec<String>, Stop>,
     ) -> Result<AdmissionReview, Stop> {
-        let before: T = self.object()?;
-        let mut after = before.clone();
-        let warnings = change(&mut after)?;
-        match (serde_json::to_value(&before), serde_json::to_value(&after)) {
-            (Ok(before), Ok(after)) => {
-                let patch = patch::between(&self.request.object, &before, &after);
-                Ok(AdmissionReview::patched(&self.request.uid, &patch, warnings))
-            }
-            _ => Err(Stop::refused(500, "the object cannot be written")),
-        }
+        let mut object: T = self.object()?;
+        // Written before the change, so that no copy of the object is needed.
+        let before = written(&object)?;
+        let warnings = change(&mut object)?;
+        let patch = patch::between(&self.request.object, &before, &written(&object)?);
+        Ok(AdmissionReview::patched(&self.request.uid, &patch, warnings))
     }
+}
+
+fn written<T: Serialize>(object: &T) -> Result<Value, Stop> {
+    serde_json::to_value(object).map_err(|_| Stop::refused(500, "the object cannot be written"))
 }
 
 /// Why evaluation ends early.
@@ -341,7 +349,7 @@ impl Webhook {
 pub struct Question {
     webhook: &'static Webhook,
     request: Request,
-    fresh: Fresh,
+    made_up: OnceLock<Fresh>,
 }
 
 impl Question {
@@ -349,10 +357,7 @@ impl Question {
     pub fn read(path: &str, body: &[u8]) -> Result<Self, Box<AdmissionReview>> {
         let request = review::read(body)?;
         match Webhook::at(path) {
-            Some(webhook) => {
-                let fresh = Fresh::of(&request);
-                Ok(Self { webhook, request, fresh })
-            }
+            Some(webhook) => Ok(Self { webhook, request, made_up: OnceLock::new() }),
             None => {
                 Err(Box::new(AdmissionReview::refused(&request.uid, 404, format!("there is no webhook at {path}"))))
             }
@@ -372,7 +377,7 @@ impl Question {
             config,
             install_namespace: namespace,
             trusted: &TrustedUsers::new(namespace),
-            fresh: &self.fresh,
+            made_up: &self.made_up,
             neighbours,
         })
     }

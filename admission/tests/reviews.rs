@@ -325,6 +325,10 @@ fn vm_template_is_checked_like_a_machine() {
     validate_vm(object).refused("spec.template.spec.domain.devices.disks[0].Name 'other' not found.");
     let mut object = vm();
     object["spec"]["template"]["spec"]["domain"]["launchSecurity"] = json!({"sev": {}});
+    // A rule that is broken is told alone; what is not carried out is told of what breaks none.
+    let response = validate_vm(object.clone()).send();
+    assert_eq!(response["status"]["message"], "SEV requires OVMF (UEFI)");
+    object["spec"]["template"]["spec"]["domain"]["firmware"] = json!({"bootloader": {"efi": {"secureBoot": false}}});
     validate_vm(object).refused("spec.template.spec.domain.launchSecurity is not supported yet: encrypted guests");
     let mut object = vm();
     object["spec"]["template"] = json!({});
@@ -333,6 +337,25 @@ fn vm_template_is_checked_like_a_machine() {
     object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     object["spec"]["runStrategy"] = json!("Sometimes");
     validate_vm(object).allowed();
+}
+
+#[test]
+fn configuration_that_was_let_in_before_holds_up_no_other_change() {
+    let object = |label: &str, spec: Value| {
+        json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
+            "metadata": {"name": "kubevirt", "namespace": "default", "labels": {"app": label}}, "spec": spec,
+        })
+    };
+    let update = |spec: Value, old: Value| {
+        Call::new("/kubevirt-validate-update", "kubevirts", "UPDATE", object("new", spec)).was(object("old", old))
+    };
+    let merging = json!({"configuration": {"ksmConfiguration": {}}});
+    update(merging.clone(), merging.clone()).allowed();
+    update(merging, json!({})).refused("spec.configuration.ksmConfiguration is not supported yet");
+    let short = json!({"certificateRotateStrategy": {"selfSigned": {"ca": {"duration": "1h"}}}});
+    update(short.clone(), short.clone()).allowed();
+    update(short, json!({})).refused("Certificate duration cannot exceed CA");
 }
 
 #[test]
@@ -354,7 +377,12 @@ fn status_writes_of_vms_ask_for_no_hot_plug() {
     };
     call(json!({"ready": true})).allowed();
     call(json!({"volumeRequests": [{}]})).refused("require one of either addVolumeOptions or removeVolumeOptions");
-    call(json!({"volumeRequests": [{"removeVolumeOptions": {"name": "a"}}]})).refused("not supported yet: hot-plug");
+    let removal = json!({"volumeRequests": [{"removeVolumeOptions": {"name": "a"}}]});
+    call(removal.clone()).refused("not supported yet: hot-plug");
+    // One from before holds up nothing.
+    let mut old = vm();
+    old["status"] = removal.clone();
+    call(removal).was(old).allowed();
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn check(table: &Table, row: &[Value], wrong: &mut Vec<String>) {
     let (field, message) = (table.words(field), table.words(message));
     if type_ == "W" {
         let answer = table.ask(refused);
-        if warned(&response, &message) || answer["allowed"] != true || !warned(&answer, &message) {
+        if warned(&response, &message) || !is_passed(&answer) || !warned(&answer, &message) {
             wrong.push(format!("{id}: wanted the warning {message}\n    for {refused}\n    got {answer}"));
         }
         return;

@@ -5,10 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::{
-    api::core::v1::ResourceRequirements,
-    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector},
-};
+use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector};
 use thiserror::Error;
 
 use crate::{
@@ -17,11 +14,11 @@ use crate::{
     gates,
     kubevirt::{
         configuration::{
-            ArchSpecificConfiguration, KubeVirtConfiguration, LiveUpdateConfiguration, MigrationConfiguration,
-            SmbiosConfiguration, TlsConfiguration, VirtualMachineOptions,
+            ArchSpecificConfiguration, KubeVirtConfiguration, SmbiosConfiguration, TlsConfiguration,
+            VirtualMachineOptions,
         },
         developer::LogVerbosity,
-        network::{InterfaceBindingPlugin, PermittedHostDevices},
+        network::PermittedHostDevices,
         spec::KubeVirt,
     },
 };
@@ -47,6 +44,9 @@ pub enum ConfigError {
     /// The ratio is not a usable number.
     #[error("additionalGuestMemoryOverheadRatio {0:?} must be a number of at least 1")]
     OverheadRatio(String),
+    /// The number of machines is none that a node can have.
+    #[error("virtualMachineInstancesPerNode {0} must be between 1 and {max}", max = MAX_INSTANCES_PER_NODE)]
+    InstancesPerNode(i32),
     /// A quantity is malformed.
     #[error("{field}: {source}")]
     Quantity {
@@ -81,52 +81,6 @@ pub struct Smbios {
     pub sku: String,
     /// Version; empty for none.
     pub version: String,
-}
-
-/// Bounds of hot-plug, defaults filled in.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LiveUpdate {
-    /// Growth as a multiple of the start values.
-    pub max_hotplug_ratio: u32,
-    /// Most sockets a machine can grow to.
-    pub max_cpu_sockets: Option<u32>,
-    /// Most memory a machine can grow to.
-    pub max_guest: Option<Quantity>,
-}
-
-/// What the launcher of the cluster's machines is told about migrations, defaults filled in.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Migrations {
-    /// Most migrations at once in the cluster.
-    pub parallel_migrations_per_cluster: u32,
-    /// Most migrations at once leaving one node.
-    pub parallel_outbound_migrations_per_node: u32,
-    /// Bytes per second, 0 for no limit.
-    pub bandwidth_per_migration: Quantity,
-    /// Seconds without progress after which a migration is stopped.
-    pub progress_timeout: i64,
-    /// Seconds per GiB after which a migration is stopped.
-    pub completion_timeout_per_gib: i64,
-    /// Longest stop at switch-over in milliseconds.
-    pub max_downtime_ms: u64,
-    /// Seconds utility volumes may take to detach.
-    pub utility_volumes_timeout: i64,
-    /// Slow the guest down so that copying catches up.
-    pub allow_auto_converge: bool,
-    /// Switch over before all memory is copied.
-    pub allow_post_copy: bool,
-    /// Pause or switch early when copying takes too long.
-    pub allow_workload_disruption: bool,
-    /// Let libvirt migrate what it thinks unsafe.
-    pub unsafe_migration_override: bool,
-    /// Send memory in clear text.
-    pub disable_tls: bool,
-    /// NetworkAttachmentDefinition migrations run over.
-    pub network: Option<String>,
-    /// Taint that marks nodes being drained.
-    pub node_drain_taint_key: String,
-    /// Keep the source's SELinux level at the target.
-    pub match_selinux_level: bool,
 }
 
 /// How changes of a VM's template reach its running machine.
@@ -180,8 +134,6 @@ pub struct ClusterConfig {
     pub s390x: ArchConfig,
     /// CPU models never offered.
     pub obsolete_cpu_models: BTreeMap<String, bool>,
-    /// Oldest CPU model considered.
-    pub min_cpu_model: Option<String>,
     /// SMBIOS system strings.
     pub smbios: Smbios,
     /// Node labels every machine asks for.
@@ -196,18 +148,12 @@ pub struct ClusterConfig {
     pub vm_rollout_strategy: RolloutStrategy,
     /// What becomes of the instance types and preferences that VMs name.
     pub reference_policy: ReferencePolicy,
-    /// Bounds of hot-plug.
-    pub live_update: LiveUpdate,
-    /// Migration settings.
-    pub migrations: Migrations,
-    /// Storage class of persistent TPM and EFI state.
-    pub vm_state_storage_class: Option<String>,
-    /// Binding of the default interface: `bridge` or `masquerade`.
+    /// Taint that marks nodes being drained.
+    pub node_drain_taint_key: String,
+    /// Binding of the interface that a machine gets which asks for none: `bridge`, or `masquerade`.
     pub default_network_interface: String,
     /// Whether bridge binding on the pod network is allowed.
     pub permit_bridge_interface_on_pod_network: bool,
-    /// Registered binding plugins by name.
-    pub network_bindings: BTreeMap<String, InterfaceBindingPlugin>,
     /// Host devices machines may use; any resource that there is, while nothing is said.
     pub permitted_host_devices: Option<PermittedHostDevices>,
     /// Whether SCSI persistent reservations are allowed.
@@ -218,24 +164,18 @@ pub struct ClusterConfig {
     pub minimum_reserve_pvc_bytes: u64,
     /// TSC frequency in Hz all nodes offer.
     pub minimum_cluster_tsc_frequency: Option<i64>,
-    /// Memory an image check may use.
-    pub disk_verification_memory_limit: Quantity,
-    /// Guest agent versions considered current, as patterns.
-    pub supported_guest_agent_versions: Vec<String>,
     /// SELinux type of launcher pods.
     pub selinux_launcher_type: Option<String>,
     /// Seccomp profile below the kubelet's directory for launcher pods; the runtime's default when unset.
     pub seccomp_localhost_profile: Option<String>,
-    /// Most machines on one node.
-    pub virtual_machine_instances_per_node: u32,
+    /// Most machines on one node; what the agent was told when unset.
+    pub virtual_machine_instances_per_node: Option<u32>,
     /// Whether serial consoles are copied to the pod's log by default.
     pub log_serial_console: bool,
     /// Whether free page reporting is on by default.
     pub free_page_reporting: bool,
     /// Namespaces whose machines get a CPU limit by themselves.
     pub auto_cpu_limit_namespaces: Option<LabelSelector>,
-    /// Resources of auxiliary containers by kind.
-    pub support_container_resources: BTreeMap<String, ResourceRequirements>,
     /// Lowest TLS version and ciphers of servers.
     pub tls: TlsConfiguration,
     /// Show VGA instead of bochs to EFI guests.
@@ -257,8 +197,8 @@ pub struct ClusterConfig {
 /// Annotation of the KubeVirt object that gives EFI guests VGA.
 const VGA_DISPLAY_EFI: &str = "kubevirt.io/vga-display-efi-x86";
 const DEFAULT_VERBOSITY: u64 = 2;
-/// As many machines as pods fit a node by the kubelet's default.
-const DEFAULT_INSTANCES_PER_NODE: u32 = 110;
+/// kubelet is told of each unit of a device by itself.
+const MAX_INSTANCES_PER_NODE: u32 = 10_000;
 
 impl Default for ClusterConfig {
     fn default() -> Self {
@@ -276,7 +216,6 @@ impl Default for ClusterConfig {
             arm64: ArchConfig::new("virt", &["virt*"], "/usr/share/AAVMF"),
             s390x: ArchConfig::new("s390-ccw-virtio", &["s390-ccw-virtio*"], ""),
             obsolete_cpu_models: BTreeMap::new(),
-            min_cpu_model: None,
             smbios: Smbios {
                 family: "KubeVirt".to_owned(),
                 manufacturer: "KubeVirt".to_owned(),
@@ -290,43 +229,20 @@ impl Default for ClusterConfig {
             eviction_strategy: EvictionStrategy::None,
             vm_rollout_strategy: RolloutStrategy::LiveUpdate,
             reference_policy: ReferencePolicy::Reference,
-            live_update: LiveUpdate { max_hotplug_ratio: 4, max_cpu_sockets: None, max_guest: None },
-            migrations: Migrations {
-                parallel_migrations_per_cluster: 5,
-                parallel_outbound_migrations_per_node: 2,
-                bandwidth_per_migration: Quantity("0".to_owned()),
-                progress_timeout: 150,
-                completion_timeout_per_gib: 150,
-                max_downtime_ms: 900,
-                utility_volumes_timeout: 150,
-                allow_auto_converge: false,
-                allow_post_copy: false,
-                allow_workload_disruption: false,
-                unsafe_migration_override: false,
-                disable_tls: false,
-                network: None,
-                node_drain_taint_key: "kubevirt.io/drain".to_owned(),
-                match_selinux_level: true,
-            },
-            vm_state_storage_class: None,
-            // Upstream's default is `bridge`; that binding is not carried out yet.
-            default_network_interface: "masquerade".to_owned(),
+            node_drain_taint_key: "kubevirt.io/drain".to_owned(),
+            default_network_interface: "bridge".to_owned(),
             permit_bridge_interface_on_pod_network: true,
-            network_bindings: BTreeMap::new(),
             permitted_host_devices: None,
             persistent_reservation: false,
             pvc_tolerate_less_space_up_to_percent: 10,
             minimum_reserve_pvc_bytes: 131_072,
             minimum_cluster_tsc_frequency: None,
-            disk_verification_memory_limit: Quantity("2000Mi".to_owned()),
-            supported_guest_agent_versions: ["2.*", "3.*", "4.*", "5.*"].map(str::to_owned).to_vec(),
             selinux_launcher_type: None,
             seccomp_localhost_profile: None,
-            virtual_machine_instances_per_node: DEFAULT_INSTANCES_PER_NODE,
+            virtual_machine_instances_per_node: None,
             log_serial_console: true,
             free_page_reporting: true,
             auto_cpu_limit_namespaces: None,
-            support_container_resources: BTreeMap::new(),
             tls: TlsConfiguration::default(),
             vga_display_for_efi: false,
             skip_backup_hooks: false,
@@ -386,12 +302,8 @@ impl ClusterConfig {
         config.overlay_machine(from)?;
         config.overlay_network(from)?;
         config.overlay_cluster(from);
-        if let Some(migrations) = &from.migrations {
-            config.migrations.overlay(migrations)?;
-        }
-        if let Some(live_update) = &from.live_update_configuration {
-            config.live_update.overlay(live_update)?;
-        }
+        let drain = from.migrations.as_ref().and_then(|migrations| migrations.node_drain_taint_key.as_ref());
+        overlay_text(&mut config.node_drain_taint_key, drain);
         Ok(config)
     }
 
@@ -452,9 +364,9 @@ impl ClusterConfig {
         if let Some(bytes) = developer.minimum_reserve_pvc_bytes.filter(|bytes| *bytes != 0) {
             self.minimum_reserve_pvc_bytes = bytes;
         }
+        // No more than this: launchers read the first 512 bytes of an image, whatever may be used.
         if let Some(check) = &developer.disk_verification {
             check_quantity("developerConfiguration.diskVerification.memoryLimit", &check.memory_limit)?;
-            self.disk_verification_memory_limit = check.memory_limit.clone();
         }
         Ok(())
     }
@@ -490,12 +402,15 @@ impl ClusterConfig {
             arch.overlay(Some(&global));
         }
         self.obsolete_cpu_models.clone_from(&from.obsolete_cpu_models);
-        self.min_cpu_model = text(from.min_cpu_model.as_ref());
         if let Some(smbios) = &from.smbios {
             self.smbios.overlay(smbios);
         }
         if let Some(period) = from.mem_balloon_stats_period {
             self.mem_balloon_stats_period = period;
+        }
+        if let Some(most) = nonzero(from.virtual_machine_instances_per_node) {
+            let number = positive(most).filter(|number| *number <= MAX_INSTANCES_PER_NODE);
+            self.virtual_machine_instances_per_node = Some(number.ok_or(ConfigError::InstancesPerNode(most))?);
         }
         Ok(())
     }
@@ -511,7 +426,6 @@ impl ClusterConfig {
             self.default_network_interface = binding;
         }
         self.permit_bridge_interface_on_pod_network = network.permit_bridge_interface_on_pod_network.unwrap_or(true);
-        self.network_bindings.clone_from(&network.binding);
         Ok(())
     }
 
@@ -528,16 +442,12 @@ impl ClusterConfig {
             Some("expandAll") => self.reference_policy = ReferencePolicy::ExpandAll,
             _ => {}
         }
-        self.vm_state_storage_class = text(from.vm_state_storage_class.as_ref());
         self.permitted_host_devices.clone_from(&from.permitted_host_devices);
         self.persistent_reservation = from
             .persistent_reservation_configuration
             .as_ref()
             .and_then(|reservation| reservation.enabled)
             .unwrap_or_else(|| self.feature_gates.iter().any(|gate| gate == gates::PERSISTENT_RESERVATION));
-        if !from.supported_guest_agent_versions.is_empty() {
-            self.supported_guest_agent_versions.clone_from(&from.supported_guest_agent_versions);
-        }
         self.selinux_launcher_type = text(from.selinux_launcher_type.as_ref());
         self.seccomp_localhost_profile = from
             .seccomp_configuration
@@ -545,26 +455,11 @@ impl ClusterConfig {
             .and_then(|seccomp| seccomp.virtual_machine_instance_profile.as_ref())
             .and_then(|profile| profile.custom_profile.as_ref())
             .and_then(|profile| text(profile.localhost_profile.as_ref()));
-        if let Some(most) = nonzero(from.virtual_machine_instances_per_node).and_then(positive) {
-            self.virtual_machine_instances_per_node = most;
-        }
         let options = VirtualMachineOptions::default();
         let options = from.virtual_machine_options.as_ref().unwrap_or(&options);
         self.log_serial_console = options.disable_serial_console_log.is_none();
         self.free_page_reporting = options.disable_free_page_reporting.is_none();
         self.auto_cpu_limit_namespaces.clone_from(&from.auto_cpu_limit_namespace_label_selector);
-        self.support_container_resources = from
-            .support_container_resources
-            .iter()
-            .map(|entry| {
-                let resources = ResourceRequirements {
-                    limits: some_map(&entry.resources.limits),
-                    requests: some_map(&entry.resources.requests),
-                    ..ResourceRequirements::default()
-                };
-                (entry.type_.clone(), resources)
-            })
-            .collect();
         if let Some(tls) = &from.tls_configuration {
             self.tls.clone_from(tls);
         }
@@ -578,50 +473,6 @@ impl Smbios {
         overlay_text(&mut self.product, from.product.as_ref());
         overlay_text(&mut self.sku, from.sku.as_ref());
         overlay_text(&mut self.version, from.version.as_ref());
-    }
-}
-
-impl LiveUpdate {
-    fn overlay(&mut self, from: &LiveUpdateConfiguration) -> Result<(), ConfigError> {
-        if let Some(ratio) = from.max_hotplug_ratio.filter(|ratio| *ratio != 0) {
-            self.max_hotplug_ratio = ratio;
-        }
-        self.max_cpu_sockets = from.max_cpu_sockets.filter(|sockets| *sockets != 0);
-        if let Some(guest) = &from.max_guest {
-            check_quantity("liveUpdateConfiguration.maxGuest", guest)?;
-            self.max_guest = Some(guest.clone());
-        }
-        Ok(())
-    }
-}
-
-impl Migrations {
-    fn overlay(&mut self, from: &MigrationConfiguration) -> Result<(), ConfigError> {
-        if let Some(count) = from.parallel_migrations_per_cluster {
-            self.parallel_migrations_per_cluster = count;
-        }
-        if let Some(count) = from.parallel_outbound_migrations_per_node {
-            self.parallel_outbound_migrations_per_node = count;
-        }
-        if let Some(bandwidth) = &from.bandwidth_per_migration {
-            check_quantity("migrations.bandwidthPerMigration", bandwidth)?;
-            self.bandwidth_per_migration = bandwidth.clone();
-        }
-        self.progress_timeout = from.progress_timeout.unwrap_or(self.progress_timeout);
-        self.completion_timeout_per_gib = from.completion_timeout_per_gib.unwrap_or(self.completion_timeout_per_gib);
-        self.max_downtime_ms = from.max_downtime_ms.unwrap_or(self.max_downtime_ms);
-        self.utility_volumes_timeout = from.utility_volumes_timeout.unwrap_or(self.utility_volumes_timeout);
-        self.allow_auto_converge = from.allow_auto_converge.unwrap_or(false);
-        self.allow_post_copy = from.allow_post_copy.unwrap_or(false);
-        self.allow_workload_disruption = from.allow_workload_disruption.unwrap_or(self.allow_post_copy);
-        self.unsafe_migration_override = from.unsafe_migration_override.unwrap_or(false);
-        self.disable_tls = from.disable_tls.unwrap_or(false);
-        self.network = text(from.network.as_ref());
-        if let Some(key) = text(from.node_drain_taint_key.as_ref()) {
-            self.node_drain_taint_key = key;
-        }
-        self.match_selinux_level = from.match_selinux_level_on_migration.unwrap_or(true);
-        Ok(())
     }
 }
 
@@ -671,10 +522,6 @@ fn nonzero(number: Option<i32>) -> Option<i32> {
 
 fn positive(number: i32) -> Option<u32> {
     u32::try_from(number).ok().filter(|number| *number > 0)
-}
-
-fn some_map<V: Clone>(map: &BTreeMap<String, V>) -> Option<BTreeMap<String, V>> {
-    (!map.is_empty()).then(|| map.clone())
 }
 
 #[cfg(test)]

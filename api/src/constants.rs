@@ -321,6 +321,12 @@ pub mod event {
     pub const RESUMED: &str = "Resumed";
     /// What was asked for could not be carried out.
     pub const SYNC_FAILED: &str = "SyncFailed";
+    /// A machine with an older launcher is being evicted.
+    pub const SUCCESSFUL_EVICT: &str = "SuccessfulEvict";
+    /// A machine with an older launcher could not be evicted.
+    pub const FAILED_EVICT: &str = "FailedEvict";
+    /// The agent of a node is silent.
+    pub const NODE_UNRESPONSIVE: &str = "NodeUnresponsive";
 }
 
 /// Extended resources of the node agent's device plugins.

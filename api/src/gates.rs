@@ -69,14 +69,14 @@ const BETA: &[&str] = &[
 const ALPHA: &[&str] = &[
     "CPUManager",
     "ExperimentalIgnitionSupport",
-    "HypervStrictCheck",
+    HYPERV_STRICT_CHECK,
     "Sidecar",
     "HostDevices",
     "HostDisk",
     "DownwardMetrics",
     ROOT,
     "WorkloadEncryptionTDX",
-    "VSOCK",
+    VSOCK,
     "AlignCPUs",
     "EnableVirtioFsStorageVolumes",
     "PCINUMAAwareTopology",
@@ -135,6 +135,10 @@ pub const REBOOT_POLICY: &str = "RebootPolicy";
 pub const PERSISTENT_RESERVATION: &str = "PersistentReservation";
 /// Nodes make no mediated devices; the configuration's own field goes first.
 pub const DISABLE_MDEV_CONFIGURATION: &str = "DisableMDEVConfiguration";
+/// Nodes have to offer what machines ask for of Hyper-V.
+pub const HYPERV_STRICT_CHECK: &str = "HypervStrictCheck";
+/// Machines may have a VSOCK device.
+pub const VSOCK: &str = "VSOCK";
 /// The removed passt plugin.
 pub const PASST: &str = "Passt";
 /// The removed macvtap binding.

@@ -30,6 +30,7 @@ pub mod tls;
 pub mod tsc;
 pub mod vm;
 pub mod vmi;
+pub mod vsock;
 
 pub use condition::Condition;
 pub use enums::{

@@ -27,6 +27,8 @@ pub const API_CLIENT_CN: &str = "kubevirt.io:system:client:virt-api";
 pub const CONTROLLER_CN: &str = "kubevirt.io:system:virt-controller";
 /// Common name of every virt-handler's certificate; the node is in its DNS name.
 pub const HANDLER_CN: &str = "kubevirt.io:system:node:virt-handler";
+/// Common name of the certificate that virt-handler shows to guests, by VSOCK; the node is in its DNS name here as well.
+pub const GUEST_CLIENT_CN: &str = "kubevirt.io:system:client:vsock";
 
 /// Signer of certificate signing requests for virt-handler.
 pub const HANDLER_SIGNER: &str = "kubevirt.io/virt-handler";

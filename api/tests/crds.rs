@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use serde_json::Value;
 
@@ -83,4 +83,109 @@ fn schemas_are_structural() {
         check(&crd.spec.names.kind, &schema["openAPIV3Schema"], &mut found);
     }
     assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// Selectors of an affinity.
+const AFFINITY: [&str; 11] = [
+    "nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[].preference",
+    "nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution",
+    "nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[]",
+    "podAffinity.preferredDuringSchedulingIgnoredDuringExecution[].podAffinityTerm.labelSelector",
+    "podAffinity.preferredDuringSchedulingIgnoredDuringExecution[].podAffinityTerm.namespaceSelector",
+    "podAffinity.requiredDuringSchedulingIgnoredDuringExecution[].labelSelector",
+    "podAffinity.requiredDuringSchedulingIgnoredDuringExecution[].namespaceSelector",
+    "podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution[].podAffinityTerm.labelSelector",
+    "podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution[].podAffinityTerm.namespaceSelector",
+    "podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[].labelSelector",
+    "podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[].namespaceSelector",
+];
+
+/// Selectors and references of a machine's spec, without those of its affinity.
+const MACHINE: [&str; 9] = [
+    "topologySpreadConstraints[].labelSelector",
+    "volumes[].cloudInitConfigDrive.networkDataSecretRef",
+    "volumes[].cloudInitConfigDrive.secretRef",
+    "volumes[].cloudInitNoCloud.networkDataSecretRef",
+    "volumes[].cloudInitNoCloud.secretRef",
+    "volumes[].downwardAPI.fields[].fieldRef",
+    "volumes[].downwardAPI.fields[].resourceFieldRef",
+    "volumes[].sysprep.configMap",
+    "volumes[].sysprep.secret",
+];
+
+/// Selectors and references of a VM's spec, without those of its template.
+const VM: [&str; 4] = [
+    "dataVolumeTemplates[].spec.pvc.dataSource",
+    "dataVolumeTemplates[].spec.pvc.selector",
+    "dataVolumeTemplates[].spec.storage.dataSource",
+    "dataVolumeTemplates[].spec.storage.selector",
+];
+
+/// Selectors and references of single kinds.
+const SINGLE: [&str; 19] = [
+    "KubeVirt.spec.configuration.autoCPULimitNamespaceLabelSelector",
+    "KubeVirt.spec.configuration.changedBlockTrackingLabelSelectors.namespaceLabelSelector",
+    "KubeVirt.spec.configuration.changedBlockTrackingLabelSelectors.virtualMachineLabelSelector",
+    "KubeVirt.spec.configuration.ksmConfiguration.nodeLabelSelector",
+    "KubeVirt.spec.imagePullSecrets[]",
+    "VirtualMachineBackup.spec.source",
+    "VirtualMachineBackupTracker.spec.source",
+    "VirtualMachineClone.spec.source",
+    "VirtualMachineClone.spec.target",
+    "VirtualMachineExport.spec.source",
+    "VirtualMachineInstancePreset.spec.selector",
+    "VirtualMachineInstanceReplicaSet.spec.selector",
+    "VirtualMachinePool.spec.scaleInStrategy.proactive.selectionPolicy.selectors.labelSelector",
+    "VirtualMachinePool.spec.selector",
+    "VirtualMachinePool.spec.updateStrategy.proactive.selectionPolicy.selectors.labelSelector",
+    "VirtualMachineRestore.spec.target",
+    "VirtualMachineSnapshot.spec.source",
+    "VirtualMachineSnapshotContent.spec.volumeBackups[].persistentVolumeClaim.spec.dataSource",
+    "VirtualMachineSnapshotContent.spec.volumeBackups[].persistentVolumeClaim.spec.selector",
+];
+
+/// Finds the places that appliers replace as a whole.
+fn whole(path: &str, node: &Value, found: &mut BTreeSet<String>) {
+    if node["x-kubernetes-map-type"] == "atomic" {
+        found.insert(path.to_owned());
+    }
+    for (name, property) in node["properties"].as_object().into_iter().flatten() {
+        whole(&format!("{path}.{name}"), property, found);
+    }
+    for (key, step) in [("items", "[]"), ("additionalProperties", "{}")] {
+        if let Some(inner) = node.get(key) {
+            whole(&format!("{path}{step}"), inner, found);
+        }
+    }
+}
+
+/// All that upstream marks so and no other place: bindings, revisions and hypervisors have nothing but a name, too.
+#[test]
+fn appliers_replace_selectors_and_references_as_a_whole() {
+    let mut wanted: BTreeSet<String> = SINGLE.map(str::to_owned).into();
+    let mut want = |base: &str, paths: &[&str]| wanted.extend(paths.iter().map(|path| format!("{base}.{path}")));
+    for vm in [
+        "VirtualMachine.spec",
+        "VirtualMachinePool.spec.virtualMachineTemplate.spec",
+        "VirtualMachineSnapshotContent.spec.source.virtualMachine.spec",
+    ] {
+        want(vm, &VM);
+        want(&format!("{vm}.template.spec"), &MACHINE);
+        want(&format!("{vm}.template.spec.affinity"), &AFFINITY);
+    }
+    for machine in ["VirtualMachineInstance.spec", "VirtualMachineInstanceReplicaSet.spec.template.spec"] {
+        want(machine, &MACHINE);
+        want(&format!("{machine}.affinity"), &AFFINITY);
+    }
+    want("KubeVirt.spec.infra.nodePlacement.affinity", &AFFINITY);
+    want("KubeVirt.spec.workloads.nodePlacement.affinity", &AFFINITY);
+
+    let mut found = BTreeSet::new();
+    for crd in api::crds::all().unwrap() {
+        let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+        whole(&crd.spec.names.kind, &schema["openAPIV3Schema"], &mut found);
+    }
+    let missing: Vec<&String> = wanted.difference(&found).collect();
+    let wrong: Vec<&String> = found.difference(&wanted).collect();
+    assert!(missing.is_empty() && wrong.is_empty(), "missing: {missing:#?}, wrong: {wrong:#?}");
 }

@@ -425,6 +425,8 @@ fn bounds_stand_in_the_schema() {
         ("VirtualMachineInstance", "spec.volumes", "x-kubernetes-list-type", json!("atomic")),
         ("VirtualMachineInstance", "status.conditions", "x-kubernetes-list-type", json!("atomic")),
         ("VirtualMachineInstance", "spec.utilityVolumes", "x-kubernetes-list-type", json!("map")),
+        ("VirtualMachineInstance", "status.kernelBootStatus.kernelInfo.checksum", "maximum", json!(4_294_967_295.0)),
+        ("VirtualMachineInstance", "status.volumeStatus[].containerDiskVolume.checksum", "format", json!("int64")),
         ("VirtualMachineSnapshot", "status.indications", "x-kubernetes-list-type", json!("set")),
         ("VirtualMachineSnapshot", "status.snapshotVolumes.includedVolumes", "x-kubernetes-list-type", json!("set")),
         ("VirtualMachineSnapshot", "status.snapshotVolumes.excludedVolumes", "x-kubernetes-list-type", json!("set")),

@@ -231,7 +231,8 @@ fn extra_values(headers: &HeaderMap, prefixes: &[String]) -> BTreeMap<String, Ve
     extra
 }
 
-/// Decodes `%xx`. What is not valid stays as it was, as in every other implementation of this header.
+/// Decodes `%xx`. What is not valid stays as it was, as in every other implementation of this header. Names of headers are
+/// lower case already; what was encoded has kept its own.
 fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -251,7 +252,7 @@ fn percent_decoded(text: &str) -> String {
             }
         }
     }
-    String::from_utf8(bytes).map(|s| s.to_lowercase()).unwrap_or_else(|_| text.to_owned())
+    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
 }
 
 /// The time, for certificate checks.
@@ -481,10 +482,12 @@ mod tests {
             ("X-Remote-Extra-Scopes", "a"),
             ("x-remote-extra-scopes", "b"),
             ("X-Remote-Extra-Bad%zz", "c"),
+            ("X-Remote-Extra-Caf%C3%89", "d"),
         ]));
         let user = authenticate(Some(&trust(&ca.pem, "[]")), &leaf(&ca, Leaf::default()), &all, unix_now()).unwrap();
         assert_eq!(user.extra["authentication.kubernetes.io/node-name"], ["node1"]);
         assert_eq!(user.extra["scopes"], ["a", "b"]);
         assert_eq!(user.extra["bad%zz"], ["c"]);
+        assert_eq!(user.extra["cafÉ"], ["d"]);
     }
 }

@@ -5,11 +5,12 @@
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use process::profiler::Profiler;
 use serde_json::{Value, json};
 
 use crate::{
     endpoint::Subresource,
-    error::{ApiError, empty_response, json_response, text_response},
+    error::{ApiError, empty_response, json_response},
     negotiation, openapi,
     path::{GROUP, VERSIONS},
 };
@@ -31,7 +32,7 @@ pub enum Document {
     GuestFs,
     /// `/healthz`, `…/<v>/healthz`
     Health,
-    /// `…/<v>/start-cluster-profiler` and the like, and those of this process alone
+    /// `…/<v>/start-cluster-profiler` and the like
     Profiler(Profiler),
     /// `/openapi/v2`
     OpenApiV2,
@@ -39,19 +40,6 @@ pub enum Document {
     OpenApiV3Root,
     /// `/openapi/v3/apis/subresources.kubevirt.io/<v>`
     OpenApiV3(&'static str),
-}
-
-/// What is asked of a profiler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Profiler {
-    /// Begin.
-    Start,
-    /// End.
-    Stop,
-    /// Results of all processes.
-    DumpCluster,
-    /// Results of this process.
-    Dump,
 }
 
 /// The open document at exactly this path.
@@ -63,9 +51,6 @@ pub fn find(path: &str) -> Option<Document> {
         "/healthz" => return Some(Document::Health),
         "/openapi/v2" => return Some(Document::OpenApiV2),
         "/openapi/v3" => return Some(Document::OpenApiV3Root),
-        "/start-profiler" => return Some(Document::Profiler(Profiler::Start)),
-        "/stop-profiler" => return Some(Document::Profiler(Profiler::Stop)),
-        "/dump-profiler" => return Some(Document::Profiler(Profiler::Dump)),
         _ => {}
     }
     if let Some(rest) = path.strip_prefix("/openapi/v3/apis/").and_then(|rest| rest.strip_prefix(GROUP)) {
@@ -124,23 +109,6 @@ pub fn serve(document: Document, headers: &HeaderMap, query: Option<&str>) -> Re
         Document::OpenApiV3Root => openapi::v3_root(),
         Document::OpenApiV3(version) => openapi::v3(version, headers, query),
         Document::Health | Document::GuestFs | Document::Profiler(_) => ApiError::NoSuchPath.into_response(),
-    }
-}
-
-/// The answer of a profiler, of which there is none yet. `enabled`: whether the cluster's configuration allows it.
-#[must_use]
-pub fn profiler(profiler: Profiler, enabled: bool) -> Response {
-    let what = match profiler {
-        Profiler::Start => "Unable to start profiler.",
-        Profiler::Stop => "Unable to stop profiler.",
-        Profiler::DumpCluster => "Unable to dump profiler results.",
-        Profiler::Dump => "Unable to retrieve profiler data.",
-    };
-    if enabled {
-        text_response(StatusCode::NOT_IMPLEMENTED, format!("{what} Profiling is not available yet"))
-    } else {
-        let text = format!("{what} \"ClusterProfiler\" feature gate must be enabled");
-        text_response(StatusCode::FORBIDDEN, text)
     }
 }
 
@@ -231,14 +199,16 @@ fn aggregated() -> Response {
     response
 }
 
-/// What was built, in the form of Kubernetes version documents.
+/// What was built, in the form of Kubernetes version documents. The commit comes with the image, by variables
+/// (`e2e/images/src/source.rs`): compiled in, each commit would be another program.
 #[must_use]
 pub fn version_info() -> Value {
+    let variable = |name: &str| std::env::var(name).unwrap_or_default();
     json!({
         "gitVersion": concat!("v", env!("CARGO_PKG_VERSION")),
-        "gitCommit": option_env!("FERROVIRT_GIT_COMMIT").unwrap_or_default(),
-        "gitTreeState": option_env!("FERROVIRT_GIT_TREE_STATE").unwrap_or_default(),
-        "buildDate": option_env!("FERROVIRT_BUILD_DATE").unwrap_or_default(),
+        "gitCommit": variable("FERROVIRT_GIT_COMMIT"),
+        "gitTreeState": variable("FERROVIRT_GIT_TREE_STATE"),
+        "buildDate": variable("FERROVIRT_BUILD_DATE"),
         // There is none; clients expect the key.
         "goVersion": "",
         "compiler": "rustc",
@@ -282,7 +252,7 @@ mod tests {
                 "/apis/subresources.kubevirt.io/v1/dump-cluster-profiler",
                 Some(Document::Profiler(Profiler::DumpCluster)),
             ),
-            ("/stop-profiler", Some(Document::Profiler(Profiler::Stop))),
+            ("/stop-profiler", None),
             ("/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/start", None),
             ("/openapi/v2", Some(Document::OpenApiV2)),
             ("/openapi/v3", Some(Document::OpenApiV3Root)),
@@ -344,15 +314,6 @@ mod tests {
             expected.sort();
             assert_eq!(names, expected);
         }
-    }
-
-    #[tokio::test]
-    async fn profiler_says_what_it_takes() {
-        let response = profiler(Profiler::DumpCluster, false);
-        assert_eq!(response.status(), StatusCode::FORBIDDEN);
-        let body = axum::body::to_bytes(response.into_body(), 1 << 10).await.unwrap();
-        assert_eq!(body, r#"Unable to dump profiler results. "ClusterProfiler" feature gate must be enabled"#);
-        assert_eq!(profiler(Profiler::Start, true).status(), StatusCode::NOT_IMPLEMENTED);
     }
 
     #[test]

@@ -227,7 +227,7 @@ impl Subresource {
         if name.is_empty() { resource.to_owned() } else { format!("{resource}/{name}") }
     }
 
-    /// Whether each failure is answered 500 with a plain text: all that is read from the node agent at once.
+    /// Whether failures are answered 500 with a plain text: those of all that is read from the node agent at once.
     #[must_use]
     pub const fn fails_plainly(self) -> bool {
         matches!(
@@ -236,6 +236,48 @@ impl Subresource {
                 | Self::GuestOsInfo
                 | Self::UserList
                 | Self::FileSystemList
+                | Self::FetchCertChain
+                | Self::QueryLaunchMeasurement
+        )
+    }
+
+    /// Whether it can be tried: with `dryRun` it is checked, and changes nothing.
+    #[must_use]
+    pub const fn can_be_tried(self) -> bool {
+        matches!(
+            self,
+            Self::Start
+                | Self::Stop
+                | Self::Restart
+                | Self::Migrate
+                | Self::Pause
+                | Self::Unpause
+                | Self::CancelEvacuation
+                | Self::VmCancelEvacuation
+                | Self::AddVolume
+                | Self::RemoveVolume
+                | Self::VmAddVolume
+                | Self::VmRemoveVolume
+        )
+    }
+
+    /// Whether it changes anything.
+    #[must_use]
+    pub const fn changes(self) -> bool {
+        !self.endpoint().reads && !matches!(self, Self::ExpandVmSpec)
+    }
+
+    /// Whether what is sent along has to be called JSON. Others look at the body, whatever it is called.
+    #[must_use]
+    pub const fn takes_json_only(self) -> bool {
+        matches!(
+            self,
+            Self::ExpandVmSpec
+                | Self::GuestOsInfo
+                | Self::UserList
+                | Self::FileSystemList
+                | Self::ObjectGraph
+                | Self::VmObjectGraph
                 | Self::FetchCertChain
                 | Self::QueryLaunchMeasurement
         )

@@ -1,28 +1,58 @@
 //! Where tools find the image for looking into disks.
 
+use std::time::{Duration, Instant};
+
 use api::{KubeVirt, kubevirt::status::KubeVirtStatus};
 use axum::response::Response;
 use http::StatusCode;
 use kube::{Api, Client, api::ListParams};
 use serde_json::{Value, json};
+use tokio::{sync::Mutex, time::timeout};
 
 use crate::error::json_response;
 
-/// The answer, from the status of the installation.
-pub async fn answer(client: &Client, namespace: &str) -> Response {
-    let objects = Api::<KubeVirt>::namespaced(client.clone(), namespace).list(&ListParams::default().limit(1)).await;
-    let document = match objects {
-        Ok(list) => match list.items.into_iter().next() {
-            Some(object) => document(&object.status.unwrap_or_default()),
-            None => Err("there is no KubeVirt object".to_owned()),
-        },
-        Err(error) => Err(error.to_string()),
-    };
-    match document {
-        Ok(document) => json_response(StatusCode::OK, &document),
-        Err(error) => {
-            json_response(StatusCode::INTERNAL_SERVER_ERROR, &json!({"guestfs": {"status": "failed", "error": error}}))
+/// How long an answer is given again.
+const TTL: Duration = Duration::from_secs(2);
+/// Longest wait for the API server.
+const TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The image, or why there is none, as it was found last. Whoever reaches this process may ask for it; so that this is no
+/// way to load the API server, it is read once in a while, and by one at a time: those who wait have the same answer.
+#[derive(Default)]
+pub struct GuestFs {
+    found: Mutex<Option<(Instant, Result<Value, String>)>>,
+}
+
+impl GuestFs {
+    /// The answer, from the status of the installation.
+    pub async fn answer(&self, client: &Client, namespace: &str) -> Response {
+        let mut found = self.found.lock().await;
+        let known = found.as_ref().filter(|(at, _)| at.elapsed() < TTL).map(|(_, answer)| answer.clone());
+        let answer = match known {
+            Some(answer) => answer,
+            None => {
+                let answered = timeout(TIMEOUT, read(client, namespace)).await;
+                let answer = answered.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+                *found = Some((Instant::now(), answer.clone()));
+                answer
+            }
+        };
+        drop(found);
+        match answer {
+            Ok(document) => json_response(StatusCode::OK, &document),
+            Err(error) => json_response(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                &json!({"guestfs": {"status": "failed", "error": error}}),
+            ),
         }
+    }
+}
+
+async fn read(client: &Client, namespace: &str) -> Result<Value, String> {
+    let objects = Api::<KubeVirt>::namespaced(client.clone(), namespace).list(&ListParams::default().limit(1)).await;
+    match objects.map_err(|error| error.to_string())?.items.into_iter().next() {
+        Some(object) => document(&object.status.unwrap_or_default()),
+        None => Err("there is no KubeVirt object".to_owned()),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | hook | command | does |
 //! |---|---|---|
-//! | pre-install, pre-upgrade | `apply-definitions` | brings the definitions of the kinds up to date, which Helm itself does on the first install only |
+//! | pre-install, pre-upgrade | `apply-definitions` | refuses a configuration that is not carried out, which no webhook sees on the first install; brings the definitions of the kinds up to date, which Helm itself does on the first install only |
 //! | pre-delete | `check-uninstall` | refuses while machines run, since nothing would look after them any more |
 //! | post-delete | `clean-up` | removes what the processes made: certificates, the lease, labels of nodes, finalizers that nobody would honour |
 //!
@@ -12,7 +12,8 @@ use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
 use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
-    constants::{component, label},
+    constants::{KUBEVIRT_NAME, component, label},
+    kubevirt::spec::KubeVirtSpec,
     tls,
 };
 use k8s_openapi::{
@@ -48,6 +49,9 @@ pub enum InstallationError {
     /// No client for the API server.
     #[error("no client for the API server")]
     Client(#[from] process::client::ClientError),
+    /// The configuration cannot be used, or is not carried out.
+    #[error("the value kubevirt.configuration cannot be had: {0}")]
+    Configuration(String),
     /// The definitions cannot be made.
     #[error("definitions cannot be made: {0}")]
     Definitions(String),
@@ -76,6 +80,21 @@ pub enum InstallationError {
     /// A process did not go away.
     #[error("{0} is still running")]
     NotGone(String),
+}
+
+/// Refuses what the webhook would refuse, of a configuration as JSON. What cannot be read is the API server's to refuse.
+///
+/// # Errors
+/// When the configuration cannot be used, or is not carried out.
+pub fn check_configuration(text: &str) -> Result<(), InstallationError> {
+    let Ok(configuration) = serde_json::from_str(text) else { return Ok(()) };
+    let object = KubeVirt::new(KUBEVIRT_NAME, KubeVirtSpec { configuration, ..KubeVirtSpec::default() });
+    let causes = admission::kubevirt::usable(&object);
+    if causes.is_empty() {
+        return Ok(());
+    }
+    let messages: Vec<&str> = causes.as_slice().iter().map(|cause| cause.message.as_str()).collect();
+    Err(InstallationError::Configuration(messages.join("; ")))
 }
 
 /// Brings the definitions up to date. Those that are so already, as after a first installation, are not written: it takes
@@ -291,6 +310,17 @@ mod tests {
 
     fn map(keys: &[&str]) -> BTreeMap<String, String> {
         keys.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect()
+    }
+
+    #[test]
+    fn a_configuration_that_the_webhook_would_refuse_is_not_installed() {
+        for text in ["{}", r#"{"memBalloonStatsPeriod": 0}"#, "no JSON", r#"{"memBalloonStatsPeriod": "often"}"#] {
+            assert!(check_configuration(text).is_ok(), "{text}");
+        }
+        let refusal = check_configuration(r#"{"imagePullPolicy": "Never ever", "ksmConfiguration": {}}"#).unwrap_err();
+        let refusal = refusal.to_string();
+        assert!(refusal.contains("imagePullPolicy \"Never ever\" is none of"), "{refusal}");
+        assert!(refusal.contains("; spec.configuration.ksmConfiguration is not supported yet"), "{refusal}");
     }
 
     #[test]

@@ -125,15 +125,17 @@ pub fn check_soft_reboot(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
 }
 
 /// Whether the guest's file systems can be frozen.
-pub fn check_freeze(vmi: &VirtualMachineInstance, options: &FreezeUnfreezeTimeout) -> Result<(), ApiError> {
+pub fn check_freeze(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    if phase(vmi) == VmiPhase::Running { Ok(()) } else { Err(conflict(vmi, "VM is not running")) }
+}
+
+/// Whether a request to freeze file systems says when they are to be thawed.
+pub fn check_unfreeze_timeout(options: &FreezeUnfreezeTimeout) -> Result<(), ApiError> {
     let Some(timeout) = &options.unfreeze_timeout else {
         return Err(ApiError::BadRequest("Unfreeze timeout in freeze request is not set".to_owned()));
     };
     api::duration::parse(timeout)
         .map_err(|error| ApiError::BadRequest(format!("Unfreeze timeout in freeze request is not valid: {error}")))?;
-    if phase(vmi) != VmiPhase::Running {
-        return Err(conflict(vmi, "VM is not running"));
-    }
     Ok(())
 }
 
@@ -169,11 +171,7 @@ pub fn check_usb_redirection(vmi: &VirtualMachineInstance) -> Result<(), ApiErro
 
 /// Whether VSOCK ports can be connected to.
 pub fn check_vsock(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
-    if vmi.spec.domain.devices.autoattach_vsock == Some(true) {
-        Ok(())
-    } else {
-        Err(ApiError::BadRequest("VSOCK is not attached.".to_owned()))
-    }
+    if api::vsock::is_attached(vmi) { Ok(()) } else { Err(ApiError::BadRequest("VSOCK is not attached.".to_owned())) }
 }
 
 /// Whether the machine can be backed up.
@@ -374,14 +372,15 @@ mod tests {
     #[test]
     fn freeze_needs_a_time_limit() {
         let asked = |timeout: &str| FreezeUnfreezeTimeout { unfreeze_timeout: Some(timeout.into()) };
-        assert_eq!(check_freeze(&plain("Running"), &asked("5m0s")), Ok(()));
-        assert_eq!(check_freeze(&plain("Running"), &asked("0s")), Ok(()));
-        assert_eq!(check_freeze(&plain("Scheduled"), &asked("5m0s")), clash("VM is not running"));
+        assert_eq!(check_unfreeze_timeout(&asked("5m0s")), Ok(()));
+        assert_eq!(check_unfreeze_timeout(&asked("0s")), Ok(()));
         assert_eq!(
-            check_freeze(&plain("Running"), &FreezeUnfreezeTimeout::default()),
+            check_unfreeze_timeout(&FreezeUnfreezeTimeout::default()),
             bad("Unfreeze timeout in freeze request is not set")
         );
-        assert!(check_freeze(&plain("Running"), &asked("soon")).is_err());
+        assert!(check_unfreeze_timeout(&asked("soon")).is_err());
+        assert_eq!(check_freeze(&plain("Running")), Ok(()));
+        assert_eq!(check_freeze(&plain("Scheduled")), clash("VM is not running"));
         assert_eq!(check_unfreeze(&plain("Running")), Ok(()));
         assert_eq!(check_unfreeze(&plain("Failed")), clash("VMI is not running"));
     }

@@ -27,7 +27,7 @@ use process::{
     signals,
     tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, client_config, serve},
 };
-use prometheus::Registry;
+use prometheus::{IntGauge, Registry};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
@@ -71,6 +71,7 @@ use crate::{
     authorization::Authorizer,
     bodies::Bodies,
     front_proxy::FrontProxy,
+    guestfs::GuestFs,
     handler::HandlerClient,
     metrics::Metrics,
     presence::Presence,
@@ -83,8 +84,8 @@ const LINGER: Duration = Duration::from_secs(3);
 /// How long a connection may wait for its next request. kube-apiserver gives an idle one up after 90 seconds: whoever does
 /// so first must be the side that sends, or a request meets a connection that has just been closed.
 const IDLE: Duration = Duration::from_secs(120);
-/// Most lines in the head of a request: kube-apiserver sends a line for each group of the user and for each further
-/// value, besides a few dozen of its own and of the client.
+/// Most lines in the head of a request of the front proxy: kube-apiserver sends a line for each group of the user and for
+/// each further value, besides a few dozen of its own and of the client.
 pub const MAX_HEADER_LINES: usize = 2 * authentication::MAX_VALUES + 128;
 /// Longest wait for the first list of presets.
 const PRESETS_WAIT: Duration = Duration::from_secs(10);
@@ -133,12 +134,15 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     let registry = Registry::new();
     let metrics = Metrics::register(&registry)?;
     let readiness = Readiness::new();
-    gate(&readiness, "certificate", identity.clone(), |identity| async move { identity.ready().await });
-    gate(&readiness, "client certificate", client_identity.clone(), |identity| async move { identity.ready().await });
-    gate(&readiness, "CA bundle", roots.clone(), |roots| async move { roots.ready().await });
-    gate(&readiness, "front proxy", front_proxy.clone(), |proxy| async move { proxy.ready().await });
-    gate(&readiness, "configuration", config.clone(), |mut config| async move { config.read_once().await });
-    gate(&readiness, "presets", presets.clone(), |mut presets| async move {
+    let ready = metrics.ready.clone();
+    gate(&readiness, &ready, "certificate", identity.clone(), |identity| async move { identity.ready().await });
+    gate(&readiness, &ready, "client certificate", client_identity.clone(), |identity| async move {
+        identity.ready().await
+    });
+    gate(&readiness, &ready, "CA bundle", roots.clone(), |roots| async move { roots.ready().await });
+    gate(&readiness, &ready, "front proxy", front_proxy.clone(), |proxy| async move { proxy.ready().await });
+    gate(&readiness, &ready, "configuration", config.clone(), |mut config| async move { config.read_once().await });
+    gate(&readiness, &ready, "presets", presets.clone(), |mut presets| async move {
         // Where there is no list, each machine's are read; that is slow, and no reason to refuse machines.
         tokio::time::timeout(PRESETS_WAIT, presets.ready()).await.ok();
     });
@@ -155,6 +159,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         config: config.clone(),
         ops: ops.clone(),
         metrics: metrics.clone(),
+        guestfs: GuestFs::default(),
         presence: Presence::default(),
         bodies: Bodies::default(),
         shares: Shares::of(MAX_STREAMS),
@@ -176,6 +181,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     tokio::spawn(async move {
         stop.cancelled().await;
         readiness.set("not stopping", false);
+        ready.set(0);
         tokio::time::sleep(LINGER).await;
         close.cancel();
     });
@@ -216,18 +222,22 @@ fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity) {
     });
 }
 
-/// Keeps the process unready until `ready` has come true for `subject`.
-fn gate<T, F, R>(readiness: &Readiness, name: &'static str, subject: T, ready: F)
+/// Keeps the process unready until `ready` has come true for `subject`, and the gauge that tells of it current.
+fn gate<T, F, R>(readiness: &Readiness, gauge: &IntGauge, name: &'static str, subject: T, ready: F)
 where
     T: Send + 'static,
     F: FnOnce(T) -> R + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
     readiness.set(name, false);
-    let readiness = readiness.clone();
+    let (readiness, gauge) = (readiness.clone(), gauge.clone());
     tokio::spawn(async move {
         ready(subject).await;
         readiness.set(name, true);
+        // Never back to 0 here: another gate may have opened, and told, since this one looked.
+        if readiness.missing().is_empty() {
+            gauge.set(1);
+        }
     });
 }
 

@@ -110,8 +110,8 @@ fn unknown_strategy(strategy: &RunStrategy) -> ApiError {
     ApiError::Internal(format!("unknown run strategy {strategy}"))
 }
 
-/// What `start` changes.
-pub fn start(observed: Observed<'_>, options: &StartOptions) -> Result<Plan, ApiError> {
+/// Refuses to start what cannot be started, whatever the options are.
+pub fn check_start(observed: Observed<'_>) -> Result<(), ApiError> {
     let phase = observed.phase();
     let over = matches!(phase, VmiPhase::Failed | VmiPhase::Succeeded | VmiPhase::Unknown | VmiPhase::Unset);
     if observed.vmi.is_some() && !over {
@@ -120,6 +120,13 @@ pub fn start(observed: Observed<'_>, options: &StartOptions) -> Result<Plan, Api
     if observed.has_condition(condition::MANUAL_RECOVERY_REQUIRED) {
         return Err(observed.conflict(RECOVERY_REQUIRED));
     }
+    Ok(())
+}
+
+/// What `start` changes.
+pub fn start(observed: Observed<'_>, options: &StartOptions) -> Result<Plan, ApiError> {
+    check_start(observed)?;
+    let phase = observed.phase();
     let paused = options.paused == Some(true);
     let data = if paused { BTreeMap::from([("paused".to_owned(), "true".to_owned())]) } else { BTreeMap::new() };
     let start = VirtualMachineStateChangeRequest { action: StateChangeAction::Start, data, ..Default::default() };

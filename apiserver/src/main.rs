@@ -22,7 +22,11 @@ struct Arguments {
 #[derive(Clone, Subcommand)]
 enum Step {
     /// Bring the definitions of the kinds up to date.
-    ApplyDefinitions,
+    ApplyDefinitions {
+        /// The configuration that the installation is to have, as JSON; it is checked first
+        #[arg(long)]
+        configuration: Option<String>,
+    },
     /// Fail while machines run.
     CheckUninstall {
         /// The command that keeps the installation, told in a refusal
@@ -39,7 +43,12 @@ async fn main() -> anyhow::Result<()> {
     let verbosity = process::logging::init("virt-api", arguments.verbosity);
     match arguments.step {
         None => apiserver::run(arguments.port, verbosity).await.context("virt-api cannot serve"),
-        Some(Step::ApplyDefinitions) => Ok(apiserver::installation::apply_definitions().await?),
+        Some(Step::ApplyDefinitions { configuration }) => {
+            if let Some(configuration) = &configuration {
+                apiserver::installation::check_configuration(configuration)?;
+            }
+            Ok(apiserver::installation::apply_definitions().await?)
+        }
         Some(Step::CheckUninstall { keep }) => Ok(apiserver::installation::check_uninstall(keep).await?),
         Some(Step::CleanUp) => Ok(apiserver::installation::clean_up().await?),
     }

@@ -75,6 +75,8 @@ pub struct Metrics {
     pub reviews: IntCounterVec,
     /// Time of webhook calls by path.
     pub review_seconds: HistogramVec,
+    /// Whether the process takes requests.
+    pub ready: IntGauge,
     open_streams: IntGauge,
     ended_streams: IntCounterVec,
     refused_streams: IntCounterVec,
@@ -111,6 +113,7 @@ impl Metrics {
                 HistogramOpts::new("kubevirt_api_admission_review_seconds", "Time of webhook calls").buckets(buckets()),
                 &["path"],
             )?,
+            ready: IntGauge::new("kubevirt_virt_api_ready_status", "1 while virt-api is ready")?,
             open_streams: IntGauge::new("kubevirt_api_open_streams", "Streams open now")?,
             ended_streams: IntCounterVec::new(
                 Opts::new("kubevirt_api_ended_streams_total", "Streams that ended"),
@@ -137,6 +140,7 @@ impl Metrics {
         registry.register(Box::new(metrics.request_seconds.clone()))?;
         registry.register(Box::new(metrics.reviews.clone()))?;
         registry.register(Box::new(metrics.review_seconds.clone()))?;
+        registry.register(Box::new(metrics.ready.clone()))?;
         registry.register(Box::new(metrics.open_streams.clone()))?;
         registry.register(Box::new(metrics.ended_streams.clone()))?;
         registry.register(Box::new(metrics.refused_streams.clone()))?;
@@ -236,6 +240,7 @@ mod tests {
         assert!(open.contains(r#"kubevirt_vnc_active_connections{namespace="ns",vmi="vmi"} 2"#), "{open}");
         assert!(open.contains(r#"kubevirt_portforward_active_tunnels{namespace="ns",vmi="vmi"} 1"#));
         assert!(open.contains("kubevirt_api_open_streams 3"));
+        assert!(open.contains("kubevirt_virt_api_ready_status 0"));
         assert!(open.contains("kubevirt_vmi_last_api_connection_timestamp_seconds{"));
         first.ended("client_closed");
         drop(second);

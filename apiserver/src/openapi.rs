@@ -25,6 +25,8 @@ use crate::{
     path::{GROUP, VERSIONS},
 };
 
+const JSON: &str = "application/json";
+
 /// Schema of a type, written out in place: nothing refers to definitions that could clash with those of other servers.
 fn schema<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::openapi3().with(|settings| settings.inline_subschemas = true);
@@ -131,8 +133,15 @@ fn query_parameters(subresource: Subresource) -> &'static [(&'static str, &'stat
         Subresource::Vnc => &[("preserveSession", "boolean")],
         Subresource::Screenshot => &[("moveCursor", "boolean")],
         Subresource::Vsock => &[("port", "integer"), ("tls", "boolean")],
+        Subresource::PortForward | Subresource::VmPortForward => &[("halfClose", "boolean")],
+        other if other.can_be_tried() => &[("dryRun", "string")],
         _ => &[],
     }
+}
+
+/// Content type of what is sent along.
+const fn consumed(subresource: Subresource) -> &'static str {
+    if subresource.takes_json_only() { JSON } else { "*/*" }
 }
 
 /// Code and description of the answer to a request that went well.
@@ -222,7 +231,7 @@ fn v2_document() -> Value {
             json!({"get": {
                 "operationId": format!("{version}{operation}"),
                 "description": description,
-                "produces": ["application/json"],
+                "produces": [JSON],
                 "responses": {"200": {"description": "OK"}, "500": {"description": "Internal Server Error"}},
             }}),
         );
@@ -235,20 +244,25 @@ fn v2_document() -> Value {
             .iter()
             .map(|(name, kind)| json!({"name": name, "in": "query", "type": kind, "uniqueItems": true}));
         let in_body = body(subresource).map(|schema| json!({"name": "body", "in": "body", "schema": schema}));
+        let consumes = in_body.is_some().then(|| json!([consumed(subresource)]));
         let (code, answer) = success(subresource);
         let mut answer = json!({"description": answer});
         if let Some(schema) = answered(subresource) {
             answer["schema"] = schema;
         }
-        paths.insert(
-            path,
-            json!({method_key(subresource): {
-                "operationId": id,
-                "description": subresource.endpoint().description,
-                "parameters": in_path.chain(in_query).chain(in_body).collect::<Vec<_>>(),
-                "responses": {code: answer, "401": {"description": "Unauthorized"}},
-            }}),
-        );
+        let mut operation = json!({
+            "operationId": id,
+            "description": subresource.endpoint().description,
+            "parameters": in_path.chain(in_query).chain(in_body).collect::<Vec<_>>(),
+            "responses": {code: answer, "401": {"description": "Unauthorized"}},
+        });
+        if let Some(consumes) = consumes {
+            operation["consumes"] = consumes;
+        }
+        if subresource.answers_json() {
+            operation["produces"] = json!([JSON]);
+        }
+        paths.insert(path, json!({method_key(subresource): operation}));
     }
     json!({
         "swagger": "2.0",
@@ -267,7 +281,7 @@ fn v3_document(version: &str) -> Value {
                 "operationId": format!("{version}{operation}"),
                 "description": description,
                 "responses": {
-                    "200": {"description": "OK", "content": {"application/json": {"schema": {"type": "object"}}}},
+                    "200": {"description": "OK", "content": {JSON: {"schema": {"type": "object"}}}},
                 },
             }}),
         );
@@ -282,7 +296,7 @@ fn v3_document(version: &str) -> Value {
         let (code, answer) = success(subresource);
         let mut answer = json!({"description": answer});
         if let Some(schema) = answered(subresource) {
-            answer["content"] = json!({"application/json": {"schema": schema}});
+            answer["content"] = json!({JSON: {"schema": schema}});
         }
         let mut operation = json!({
             "operationId": id,
@@ -291,7 +305,7 @@ fn v3_document(version: &str) -> Value {
             "responses": {code: answer, "401": {"description": "Unauthorized"}},
         });
         if let Some(schema) = body(subresource) {
-            operation["requestBody"] = json!({"content": {"*/*": {"schema": schema}}});
+            operation["requestBody"] = json!({"content": {consumed(subresource): {"schema": schema}}});
         }
         paths.insert(path, json!({method_key(subresource): operation}));
     }
@@ -335,7 +349,7 @@ fn answer(document: &Rendered, headers: &HeaderMap) -> Response {
     let known = headers.get(header::IF_NONE_MATCH).is_some_and(|value| value.as_bytes() == etag.as_bytes());
     let mut response =
         if known { empty_response(StatusCode::NOT_MODIFIED) } else { Response::new(Body::from(document.text.clone())) };
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
     response.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
     if let Ok(etag) = HeaderValue::from_str(&etag) {
         response.headers_mut().insert(header::ETAG, etag);
@@ -419,6 +433,34 @@ mod tests {
         let text = document.to_string();
         for word in ["$ref", "$schema", "nullable\":true"] {
             assert!(!text.contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn content_types_are_those_that_are_taken_and_given() {
+        let base = "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}";
+        let (second, third) = (v2_document(), v3_document("v1"));
+        for (path, method, taken, given) in [
+            ("/expand-vm-spec", "put", Some(JSON), Some(JSON)),
+            ("/virtualmachines/{name}/objectgraph", "get", Some(JSON), Some(JSON)),
+            ("/virtualmachines/{name}/start", "put", Some("*/*"), None),
+            ("/virtualmachineinstances/{name}/userlist", "get", None, Some(JSON)),
+            ("/virtualmachineinstances/{name}/reset", "put", None, None),
+        ] {
+            let path = format!("{base}{path}");
+            let operation = &second["paths"][&path][method];
+            assert_eq!(operation["consumes"], json!(taken.map(|kind| [kind])), "{path}");
+            assert_eq!(operation["produces"], json!(given.map(|kind| [kind])), "{path}");
+            let body = &third["paths"][&path][method]["requestBody"]["content"];
+            assert_eq!(body.as_object().and_then(|body| body.keys().next().map(String::as_str)), taken, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_can_be_tried_says_so_in_its_body_as_well() {
+        for subresource in Subresource::ALL {
+            let described = body(subresource).is_some_and(|schema| schema["properties"]["dryRun"].is_object());
+            assert_eq!(described, subresource.can_be_tried(), "{subresource:?}");
         }
     }
 

@@ -16,6 +16,7 @@
 //! ([`Presets`]), and the rules are asked again.
 
 use std::{
+    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -67,40 +68,40 @@ const DISCARD_DEADLINE: Duration = Duration::from_millis(800);
 /// Longest time for reading what a review needs to know.
 const READ_DEADLINE: Duration = Duration::from_secs(3);
 
-#[derive(Clone)]
+/// Shared by all requests: a copy for each would copy a client, and with it a queue.
 struct Webhooks {
     client: Client,
     config: ConfigHandle,
     presets: Presets,
-    namespace: Arc<str>,
-    bodies: Arc<Semaphore>,
-    large: Arc<Semaphore>,
-    readers: Arc<Semaphore>,
-    answers: Arc<Semaphore>,
+    namespace: String,
+    bodies: Semaphore,
+    large: Semaphore,
+    readers: Semaphore,
+    answers: Semaphore,
     metrics: Metrics,
 }
 
 /// The routes of all webhooks.
 pub fn router(client: Client, config: ConfigHandle, presets: Presets, namespace: &str, metrics: Metrics) -> Router {
-    let state = Webhooks {
+    let state = Arc::new(Webhooks {
         client,
         config,
         presets,
-        namespace: namespace.into(),
-        bodies: Arc::new(Semaphore::new(MAX_BODIES)),
-        large: Arc::new(Semaphore::new(1)),
-        readers: Arc::new(Semaphore::new(MAX_READERS)),
-        answers: Arc::new(Semaphore::new(MAX_ANSWERS)),
+        namespace: namespace.to_owned(),
+        bodies: Semaphore::new(MAX_BODIES),
+        large: Semaphore::new(1),
+        readers: Semaphore::new(MAX_READERS),
+        answers: Semaphore::new(MAX_ANSWERS),
         metrics,
-    };
+    });
     WEBHOOKS.iter().fold(Router::new(), |router, webhook| router.route(webhook.path, post(review))).with_state(state)
 }
 
-async fn review(State(webhooks): State<Webhooks>, request: Request) -> Response {
-    let path = request.uri().path().to_owned();
+async fn review(State(webhooks): State<Arc<Webhooks>>, request: Request) -> Response {
     let started = Instant::now();
     let (head, mut body) = request.into_parts();
-    let response = match timeout(DEADLINE, webhooks.review(&path, &head, &mut body)).await {
+    let path = head.uri.path();
+    let response = match timeout(DEADLINE, webhooks.review(path, &head, &mut body)).await {
         Ok(response) => response,
         Err(_) => {
             discard(&mut body).await;
@@ -108,8 +109,8 @@ async fn review(State(webhooks): State<Webhooks>, request: Request) -> Response 
         }
     };
     let outcome = if response.status().is_success() { "answered" } else { "failed" };
-    webhooks.metrics.reviews.with_label_values(&[path.as_str(), outcome]).inc();
-    webhooks.metrics.review_seconds.with_label_values(&[path.as_str()]).observe(started.elapsed().as_secs_f64());
+    webhooks.metrics.reviews.with_label_values(&[path, outcome]).inc();
+    webhooks.metrics.review_seconds.with_label_values(&[path]).observe(started.elapsed().as_secs_f64());
     response
 }
 
@@ -146,17 +147,29 @@ fn answer(status: StatusCode, review: &AdmissionReview) -> Response {
 
 /// Values of a JSON text, about: each but the first comes after a bracket or a comma outside of strings.
 pub(crate) fn values(json: &[u8]) -> usize {
-    let (mut count, mut in_string, mut escaped) = (0, false, false);
-    for byte in json {
+    let mut count = 0;
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
         match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = in_string,
-            b'"' => in_string = !in_string,
-            b'{' | b'[' | b',' if !in_string => count += 1,
+            b'{' | b'[' | b',' => count += 1,
+            b'"' => skip_string(&mut bytes),
             _ => {}
         }
     }
     count
+}
+
+/// Goes on behind the end of the string that has begun. Most of a review is strings, hence a loop of their own.
+fn skip_string(bytes: &mut slice::Iter<'_, u8>) {
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => return,
+            b'\\' => {
+                bytes.next();
+            }
+            _ => {}
+        }
+    }
 }
 
 /// What a JSON text counts for in memory.

@@ -3,15 +3,22 @@
 use std::{
     net::{IpAddr, Ipv4Addr},
     path::PathBuf,
+    time::Duration,
 };
 
 use clap::Args;
 use http::Uri;
+use k8s_openapi::jiff::SignedDuration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use crate::Error;
 
-/// The connection flags of kubectl that plugins are expected to know.
+/// Verbosity from which on the programs that are run are told.
+pub const PROGRAMS: u8 = 3;
+/// Verbosity from which on these programs are to tell what they do.
+pub const THEIR_WORDS: u8 = 4;
+
+/// The flags of kubectl that plugins are expected to know.
 #[derive(Args, Default)]
 pub struct ClusterOptions {
     /// Path to the kubeconfig file to use
@@ -59,6 +66,12 @@ pub struct ClusterOptions {
     /// UID to impersonate for the operation
     #[arg(long = "as-uid", global = true, value_name = "UID")]
     pub impersonate_uid: Option<String>,
+    /// Longest time for a single request that is no stream, such as 10s or 2m; 0: as long as it takes
+    #[arg(long, global = true, value_name = "TIME", default_value = "0", value_parser = time_limit)]
+    pub request_timeout: Duration,
+    /// How much is told on the way: the programs that are run (3), what these tell in turn (4), the requests (6)
+    #[arg(long = "v", short = 'v', global = true, value_name = "LEVEL", default_value_t = 0)]
+    pub verbosity: u8,
 }
 
 impl ClusterOptions {
@@ -169,6 +182,15 @@ fn server(text: &str) -> Result<Uri, String> {
     }
 }
 
+/// A time limit as kubectl takes it: with its unit, or in seconds.
+fn time_limit(text: &str) -> Result<Duration, String> {
+    if let Ok(seconds) = text.parse() {
+        return Ok(Duration::from_secs(seconds));
+    }
+    let limit = text.parse::<SignedDuration>().ok().and_then(|limit| Duration::try_from(limit).ok());
+    limit.ok_or_else(|| "this is no time limit, such as 10s, 2m or 1h".to_owned())
+}
+
 /// A local address to listen on, as an address or as `localhost`.
 pub fn local_address(text: &str) -> Result<IpAddr, String> {
     if text == "localhost" {
@@ -181,6 +203,9 @@ pub fn local_address(text: &str) -> Result<IpAddr, String> {
 pub struct Connection {
     pub client: kube::Client,
     pub namespace: String,
+    /// Longest time for a request; zero is no limit.
+    pub patience: Duration,
+    pub verbosity: u8,
 }
 
 impl Connection {
@@ -193,7 +218,7 @@ impl Connection {
         config.write_timeout = None;
         let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = kube::Client::try_from(config).map_err(|error| Error::Kubeconfig(error.to_string()))?;
-        Ok(Self { client, namespace })
+        Ok(Self { client, namespace, patience: options.request_timeout, verbosity: options.verbosity })
     }
 
     /// The same in another namespace, if one is given.
@@ -226,6 +251,24 @@ mod tests {
         ] {
             assert_eq!(server(text).ok().map(|uri| uri.to_string()).as_deref(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn time_limits_have_units_or_are_seconds() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("90", Some(90_000)),
+            ("500ms", Some(500)),
+            ("1m30s", Some(90_000)),
+            ("-1s", None),
+            ("-1", None),
+            ("soon", None),
+            ("", None),
+        ] {
+            assert_eq!(time_limit(text).ok(), expected.map(Duration::from_millis), "{text}");
+        }
+        assert_eq!(options(&[]).request_timeout, Duration::ZERO);
+        assert_eq!(options(&["--request-timeout=2m"]).request_timeout, Duration::from_secs(120));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Completion for `kubectl virt <TAB>`: kubectl runs `kubectl_complete-virt` with the words typed so far, the last of
 //! which is to be completed, and expects candidates (`word\tdescription`) and a closing `:directive` line.
 
-use clap::CommandFactory;
+use clap::{Arg, Command, CommandFactory, builder::StyledStr};
 use http::Method;
 use serde::Deserialize;
 
@@ -29,23 +29,61 @@ pub async fn complete(words: &[String]) -> Result<(), Error> {
     say!("{NO_FILES}")
 }
 
+/// Whether the word after this flag is its value.
+fn takes_next(commands: &[&Command], word: &str) -> bool {
+    let named = |arg: &Arg| {
+        arg.get_long().is_some_and(|long| word.strip_prefix("--") == Some(long))
+            || arg.get_short().is_some_and(|letter| word == format!("-{letter}"))
+    };
+    commands.iter().copied().flat_map(Command::get_arguments).any(|arg| named(arg) && arg.get_action().takes_values())
+}
+
+/// The words that are neither flags nor values of flags; `None` where a value is what comes next.
+fn positional<'w>(commands: &[&Command], before: &'w [String]) -> Option<Vec<&'w str>> {
+    let mut found = Vec::new();
+    let mut words = before.iter().map(String::as_str);
+    while let Some(word) = words.next() {
+        if !word.starts_with('-') {
+            found.push(word);
+        } else if takes_next(commands, word) {
+            words.next()?;
+        }
+    }
+    Some(found)
+}
+
+/// A candidate as kubectl takes it.
+fn candidate(word: &str, about: Option<&StyledStr>) -> String {
+    about.map_or_else(|| word.to_owned(), |about| format!("{word}\t{about}"))
+}
+
 fn words_of_commands(before: &[String], typed: &str) -> Vec<String> {
     let root = Cli::command();
     let command = before.iter().find_map(|word| root.find_subcommand(word));
+    let known = command.into_iter().chain([&root]).collect::<Vec<_>>();
+    let Some(given) = positional(&known, before) else { return Vec::new() };
     if typed.starts_with('-') {
-        let flags = command.into_iter().chain([&root]).flat_map(clap::Command::get_arguments);
+        let flags = known.iter().copied().flat_map(Command::get_arguments);
         return flags
             .filter_map(|flag| Some((format!("--{}", flag.get_long()?), flag.get_help())))
             .filter(|(flag, _)| flag.starts_with(typed))
-            .map(|(flag, help)| help.map_or_else(|| flag.clone(), |help| format!("{flag}\t{help}")))
+            .map(|(flag, help)| candidate(&flag, help))
             .collect();
     }
-    if command.is_some() {
-        return Vec::new();
-    }
-    root.get_subcommands()
-        .filter(|c| c.get_name().starts_with(typed))
-        .map(|c| c.get_about().map_or_else(|| c.get_name().to_owned(), |about| format!("{}\t{about}", c.get_name())))
+    let Some(command) = command else {
+        return root
+            .get_subcommands()
+            .filter(|command| command.get_name().starts_with(typed))
+            .map(|command| candidate(command.get_name(), command.get_about()))
+            .collect();
+    };
+    // The first word is the command itself.
+    let next = given.len().checked_sub(1).and_then(|at| command.get_positionals().nth(at));
+    next.map(Arg::get_possible_values)
+        .unwrap_or_default()
+        .iter()
+        .filter(|value| value.get_name().starts_with(typed))
+        .map(|value| candidate(value.get_name(), value.get_help()))
         .collect()
 }
 
@@ -55,9 +93,10 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
         return None;
     }
     let root = Cli::command();
-    let at = before.iter().position(|word| root.find_subcommand(word).is_some())?;
-    let given: Vec<&str> = before[at + 1..].iter().map(String::as_str).filter(|word| !word.starts_with('-')).collect();
-    match (before[at].as_str(), given.as_slice()) {
+    let command = before.iter().find_map(|word| root.find_subcommand(word))?;
+    let words = positional(&[command, &root], before)?;
+    let (name, given) = words.split_first()?;
+    match (*name, given) {
         ("start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph", [])
         | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vm"])
         | ("memory-dump", ["get" | "remove"]) => Some("virtualmachines"),
@@ -125,6 +164,18 @@ mod tests {
         assert!(words_of_commands(&[], "con").iter().any(|c| c.starts_with("console\t")));
         assert!(words_of_commands(&words("stop"), "--gr").iter().any(|c| c.starts_with("--grace-period\t")));
         assert!(words_of_commands(&words("stop"), "").is_empty());
+        assert!(words_of_commands(&words("-n ns"), "con").iter().any(|c| c.starts_with("console\t")));
+        for (line, typed, expected) in [
+            ("memory-dump", "", &["get", "download", "remove"][..]),
+            ("evacuate-cancel", "v", &["vm", "vmi"]),
+            ("-n ns expose --name svc", "", &["vm", "vmi", "vmirs"]),
+            ("expose vm", "", &[]),
+            ("-n", "", &[]),
+        ] {
+            let offered = words_of_commands(&words(line), typed);
+            let offered = offered.iter().filter_map(|word| word.split('\t').next()).collect::<Vec<_>>();
+            assert_eq!(offered, expected, "{line}");
+        }
     }
 
     #[test]
@@ -140,6 +191,11 @@ mod tests {
             ("usbredir 1-2", Some("virtualmachineinstances")),
             ("pause", None),
             ("start a", None),
+            ("console -n ns", Some("virtualmachineinstances")),
+            ("-n ns console --timeout=1", Some("virtualmachineinstances")),
+            ("stop --force --grace-period 0", Some("virtualmachines")),
+            ("console --context a -n ns b", None),
+            ("console -n", None),
             ("", None),
         ] {
             assert_eq!(resource_to_name(&words(line), ""), expected, "{line}");

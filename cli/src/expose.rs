@@ -13,7 +13,15 @@ const MACHINE: &str = "vmi.kubevirt.io/id";
 /// Longest value of a label.
 const MAX_LABEL: usize = 63;
 /// Labels that the system puts on machines that exist, which say nothing about what they serve.
-const OWN_LABELS: &str = "kubevirt.io/";
+const OWN_LABELS: [&str; 7] = [
+    "kubevirt.io/memory-hotplug-overhead-ratio",
+    "kubevirt.io/migrationTargetNodeName",
+    "kubevirt.io/nodeName",
+    "kubevirt.io/outdatedLauncherImage",
+    "kubevirt.io/vm-pool-revision-name",
+    "kubevirt.io/vmi-pod-cpu-resource-limits",
+    "kubevirt.io/vmi-pod-memory-resource-requests",
+];
 
 /// What can be exposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -45,6 +53,24 @@ enum ServiceType {
     NodePort,
     #[value(name = "LoadBalancer")]
     LoadBalancer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Family {
+    #[value(name = "IPv4")]
+    V4,
+    #[value(name = "IPv6")]
+    V6,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FamilyPolicy {
+    #[value(name = "SingleStack")]
+    Single,
+    #[value(name = "PreferDualStack")]
+    PreferDual,
+    #[value(name = "RequireDualStack")]
+    RequireDual,
 }
 
 /// Options of `expose`.
@@ -86,6 +112,12 @@ pub struct ExposeOptions {
     /// Address of the load balancer
     #[arg(long, value_name = "ADDRESS")]
     load_balancer_ip: Option<IpAddr>,
+    /// Families of the Service's addresses, the first one first: IPv4, IPv6 or both with a comma between them
+    #[arg(long, value_enum, ignore_case = true, value_delimiter = ',')]
+    ip_family: Vec<Family>,
+    /// How many families the Service has
+    #[arg(long, value_enum, ignore_case = true)]
+    ip_family_policy: Option<FamilyPolicy>,
 }
 
 impl Subject {
@@ -94,6 +126,14 @@ impl Subject {
             Self::Vm => "virtualmachines",
             Self::Vmi => "virtualmachineinstances",
             Self::Vmirs => "virtualmachineinstancereplicasets",
+        }
+    }
+
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Vm => "VirtualMachine",
+            Self::Vmi => "VirtualMachineInstance",
+            Self::Vmirs => "VirtualMachineInstanceReplicaSet",
         }
     }
 
@@ -122,7 +162,7 @@ impl Subject {
             .as_object()
             .into_iter()
             .flatten()
-            .filter(|(label, _)| self != Self::Vmi || !label.starts_with(OWN_LABELS))
+            .filter(|(label, _)| !OWN_LABELS.contains(&label.as_str()))
             .map(|(label, value)| (label.clone(), value.clone()))
             .collect();
         match self {
@@ -155,7 +195,12 @@ impl ExposeOptions {
             }
             return Ok(vec![port]);
         }
+        // A Service leads to the pod network and to no other.
+        let networks = machine["networks"].as_array().into_iter().flatten();
+        let of_pod = networks.filter(|network| network["pod"].is_object()).map(|network| &network["name"]);
+        let of_pod = of_pod.collect::<Vec<_>>();
         let interfaces = machine["domain"]["devices"]["interfaces"].as_array().into_iter().flatten();
+        let interfaces = interfaces.filter(|interface| of_pod.contains(&&interface["name"]));
         let declared = interfaces.filter_map(|interface| interface["ports"].as_array()).flatten();
         let ports = declared.enumerate().map(|(index, declared)| {
             let name = declared["name"].as_str().map_or_else(|| format!("port-{}", index + 1), str::to_owned);
@@ -163,13 +208,16 @@ impl ExposeOptions {
         });
         let ports = ports.collect::<Vec<_>>();
         if ports.is_empty() {
-            return Err(Error::Usage("name a port with --port: the machine declares none".into()));
+            return Err(Error::Usage("name a port with --port: the machine declares none on the pod network".into()));
         }
         Ok(ports)
     }
 
     /// The Service for an object.
     fn manifest(&self, object: &Value, name: &str) -> Result<Value, Error> {
+        let families = self.ip_family.iter().map(|family| word(*family)).collect::<Vec<_>>();
+        // Without a policy, two families would be a demand that clusters of one family refuse.
+        let policy = self.ip_family_policy.or_else(|| (families.len() > 1).then_some(FamilyPolicy::PreferDual));
         let mut spec = json!({
             "type": word(self.kind),
             "selector": self.subject.selector(object, name)?,
@@ -179,12 +227,22 @@ impl ExposeOptions {
             ("clusterIP", self.cluster_ip.as_ref().map(|address| json!(address))),
             ("externalIPs", self.external_ip.map(|address| json!([address]))),
             ("loadBalancerIP", self.load_balancer_ip.map(|address| json!(address))),
+            ("ipFamilies", (!families.is_empty()).then(|| json!(families))),
+            ("ipFamilyPolicy", policy.map(|policy| json!(word(policy)))),
         ] {
             if let Some(value) = value {
                 spec[field] = value;
             }
         }
-        let metadata = json!({"name": self.service});
+        // The Service goes with what it leads to. Whoever deletes that need not be allowed to delete Services.
+        let owner = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": self.subject.kind(),
+            "name": name,
+            "uid": object["metadata"]["uid"],
+            "blockOwnerDeletion": false,
+        });
+        let metadata = json!({"name": self.service, "ownerReferences": [owner]});
         Ok(json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}))
     }
 }
@@ -210,16 +268,26 @@ mod tests {
     use super::*;
     use crate::{Command, parse};
 
-    fn made(words: &[&str], object: &Value) -> Result<Value, String> {
+    fn service(words: &[&str], object: &Value) -> Result<Value, String> {
         let cli = parse([&["kubectl-virt", "expose"], words].concat()).map_err(|error| error.to_string())?;
         let Command::Expose(options) = cli.command else { panic!("another command") };
-        options.manifest(object, "web").map(|service| service["spec"].clone()).map_err(|error| error.to_string())
+        options.manifest(object, "web").map_err(|error| error.to_string())
+    }
+
+    fn made(words: &[&str], object: &Value) -> Result<Value, String> {
+        service(words, object).map(|service| service["spec"].clone())
     }
 
     fn vm() -> Value {
         json!({"spec": {"template": {
             "metadata": {"labels": {"app": "web"}},
-            "spec": {"domain": {"devices": {"interfaces": [{"ports": [{"name": "http", "port": 80}, {"port": 53, "protocol": "UDP"}]}]}}},
+            "spec": {
+                "networks": [{"name": "other", "multus": {"networkName": "n"}}, {"name": "default", "pod": {}}],
+                "domain": {"devices": {"interfaces": [
+                    {"name": "other", "ports": [{"port": 22}]},
+                    {"name": "default", "ports": [{"name": "http", "port": 80}, {"port": 53, "protocol": "UDP"}]},
+                ]}},
+            },
         }}})
     }
 
@@ -238,6 +306,22 @@ mod tests {
         let named =
             made(&["vm", "web", "--name=svc", "--port=53", "--protocol=udp", "--target-port=dns"], &vm()).unwrap();
         assert_eq!(named["ports"], json!([{"port": 53, "protocol": "UDP", "targetPort": "dns"}]));
+    }
+
+    #[test]
+    fn service_goes_with_what_it_leads_to() {
+        let object = json!({"metadata": {"uid": "u1", "labels": {"app": "web"}}});
+        let service = service(&["vmi", "web", "--name=svc", "--port=22"], &object).unwrap();
+        assert_eq!(
+            service["metadata"],
+            json!({"name": "svc", "ownerReferences": [{
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachineInstance",
+                "name": "web",
+                "uid": "u1",
+                "blockOwnerDeletion": false,
+            }]})
+        );
     }
 
     #[test]
@@ -262,10 +346,30 @@ mod tests {
         let bare = json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}});
         let spec = made(&["vmi", "web", "--name=svc", "--port=22"], &bare).unwrap();
         assert_eq!(spec["selector"], json!({"vmi.kubevirt.io/id": "web"}));
+        let labelled = json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n", "kubevirt.io/vm": "fleet"}}});
+        let spec = made(&["vmi", "web", "--name=svc", "--port=22"], &labelled).unwrap();
+        assert_eq!(spec["selector"], json!({"kubevirt.io/vm": "fleet"}));
         for selector in [json!({}), json!({"matchExpressions": [{"key": "a", "operator": "Exists"}]})] {
             let set = json!({"spec": {"selector": selector}});
             assert!(made(&["vmirs", "web", "--name=svc", "--port=22"], &set).is_err(), "{set}");
         }
+    }
+
+    #[test]
+    fn families_of_addresses_are_those_that_are_named() {
+        let words = ["vm", "web", "--name=svc", "--port=22"];
+        assert_eq!(made(&words, &vm()).unwrap().get("ipFamilies"), None);
+        let dual =
+            made(&[&words[..], &["--ip-family=ipv6,IPv4", "--ip-family-policy=preferdualstack"]].concat(), &vm());
+        let dual = dual.unwrap();
+        let both = made(&[&words[..], &["--ip-family=ipv4,ipv6"]].concat(), &vm()).unwrap();
+        assert_eq!(both["ipFamilyPolicy"], "PreferDualStack");
+        let one = made(&[&words[..], &["--ip-family=ipv6"]].concat(), &vm()).unwrap();
+        assert_eq!(one.get("ipFamilyPolicy"), None);
+        assert_eq!(
+            (&dual["ipFamilies"], &dual["ipFamilyPolicy"]),
+            (&json!(["IPv6", "IPv4"]), &json!("PreferDualStack"))
+        );
     }
 
     #[test]
@@ -276,6 +380,7 @@ mod tests {
             &["vm", "web", "--name=svc", "--port=22", "--type=ExternalName"],
             &["vm", "web", "--name=svc", "--target-port=22"],
             &["vm", "web", "--name=svc", "--port=22", "--protocol=SCTP"],
+            &["vm", "web", "--name=svc", "--port=22", "--ip-family=IPv5"],
         ] {
             assert!(made(words, &vm()).is_err(), "{words:?}");
         }

@@ -33,7 +33,7 @@ use std::{ffi::OsString, io::Write, path::PathBuf};
 use clap::{
     Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::BoolishValueParser,
-    error::{ContextKind, ContextValue},
+    error::{ContextKind, ContextValue, ErrorKind},
 };
 
 use crate::cluster::{ClusterOptions, Connection};
@@ -230,6 +230,16 @@ fn advice(error: &clap::Error) -> Option<Error> {
     Some(Error::Usage(format!("kubectl virt has no command {word:?}: {instead}")))
 }
 
+/// The code that the process ends with when there is nothing to run: as that of kubectl and virtctl, 0 where help is what
+/// was asked for, or nothing at all, and 1 after wrong arguments.
+fn exit_code(error: &clap::Error) -> i32 {
+    let helped = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    );
+    i32::from(!helped)
+}
+
 /// Runs the command that the arguments name (the first argument is the program's own name).
 ///
 /// # Errors
@@ -247,7 +257,13 @@ pub fn run(args: Vec<OsString>) -> Result<(), Error> {
     }
     let cli = match parse(args) {
         Ok(cli) => cli,
-        Err(error) => return Err(advice(&error).unwrap_or_else(|| error.exit())),
+        Err(error) => {
+            return Err(advice(&error).unwrap_or_else(|| {
+                // A reader that has gone is no reason for another code.
+                let _ = error.print();
+                std::process::exit(exit_code(&error))
+            }));
+        }
     };
     let done = runtime.block_on(execute(cli));
     // A thread may still wait for the terminal's next key.
@@ -323,6 +339,21 @@ mod tests {
     #[test]
     fn command_line_definition_is_consistent() {
         definition().debug_assert();
+    }
+
+    #[test]
+    fn help_is_no_failure_and_wrong_arguments_fail_as_those_of_kubectl_do() {
+        for (words, code) in [
+            (&["--help"][..], 0),
+            (&[], 0),
+            (&["start", "--help"], 0),
+            (&["start"], 1),
+            (&["start", "a", "--nothing"], 1),
+            (&["nothing"], 1),
+        ] {
+            let words = [&["kubectl-virt"], words].concat();
+            assert_eq!(parse(words.clone()).err().map(|error| exit_code(&error)), Some(code), "{words:?}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf};
 
 use clap::Args;
 
-use crate::{ClusterOptions, Connection, Error, target::Target};
+use crate::{ClusterOptions, Connection, Error, cluster::PROGRAMS, target::Target};
 
 /// How the guest's SSH server is reached and convinced.
 #[derive(Args)]
@@ -60,12 +60,12 @@ pub struct ScpOptions {
 
 /// Runs ssh in place of this program; comes back only with an error.
 pub fn run(connection: &Connection, cluster: &ClusterOptions, options: &SshOptions) -> Result<(), Error> {
-    replaced_by("ssh", ssh_arguments(&own_path()?, &connection.namespace, cluster, options)?)
+    replaced_by("ssh", ssh_arguments(&own_path()?, &connection.namespace, cluster, options)?, cluster.verbosity)
 }
 
 /// Runs scp in place of this program; comes back only with an error.
 pub fn run_scp(connection: &Connection, cluster: &ClusterOptions, options: &ScpOptions) -> Result<(), Error> {
-    replaced_by("scp", scp_arguments(&own_path()?, &connection.namespace, cluster, options)?)
+    replaced_by("scp", scp_arguments(&own_path()?, &connection.namespace, cluster, options)?, cluster.verbosity)
 }
 
 fn own_path() -> Result<String, Error> {
@@ -73,8 +73,13 @@ fn own_path() -> Result<String, Error> {
     program.into_os_string().into_string().map_err(|_| Error::Usage("the path of this program is not text".into()))
 }
 
-fn replaced_by(program: &str, arguments: Vec<OsString>) -> Result<(), Error> {
-    let error = std::process::Command::new(program).args(arguments).exec();
+fn replaced_by(program: &str, arguments: Vec<OsString>, verbosity: u8) -> Result<(), Error> {
+    let mut command = std::process::Command::new(program);
+    command.args(arguments);
+    if verbosity >= PROGRAMS {
+        eprintln!("running: {command:?}");
+    }
+    let error = command.exec();
     Err(Error::io(format!("cannot run {program}"))(error))
 }
 

@@ -23,6 +23,9 @@ const SUBPROTOCOL: &str = "plain.kubevirt.io";
 /// Largest answer read from the server: a screenshot of a large display is a few MiB.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
+/// Verbosity from which on requests are told, as kubectl tells them.
+const REQUESTS: u8 = 6;
+
 /// A websocket that carries a raw byte stream in binary frames.
 pub type Stream = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
 
@@ -41,15 +44,32 @@ impl Connection {
     /// Sends `body` (empty: none) and returns the answer's body.
     pub async fn call(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
         let request = Request::builder()
-            .method(method)
+            .method(method.clone())
             .uri(path)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(body))
             .map_err(|e| transport(&e))?;
-        let response = self.client.send(request).await.map_err(|e| transport(&e))?;
-        let status = response.status();
-        let answer = read(response).await?;
-        if status.is_success() { Ok(answer) } else { Err(refusal(status, &answer)) }
+        let answered = async {
+            let response = self.client.send(request).await.map_err(|e| transport(&e))?;
+            let status = response.status();
+            self.tell(&method, path, status);
+            let answer = read(response).await?;
+            if status.is_success() { Ok(answer) } else { Err(refusal(status, &answer)) }
+        };
+        if self.patience.is_zero() {
+            return answered.await;
+        }
+        match tokio::time::timeout(self.patience, answered).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Error::Transport(format!("no answer within {:?}", self.patience))),
+        }
+    }
+
+    /// Tells who wants to know so much what was asked and answered.
+    fn tell(&self, method: &Method, path: &str, status: StatusCode) {
+        if self.verbosity >= REQUESTS {
+            eprintln!("{method} {path} {status}");
+        }
     }
 
     /// Opens a stream.
@@ -65,6 +85,7 @@ impl Connection {
             .map_err(|e| transport(&e))?;
         let response = self.client.send(request).await.map_err(|e| transport(&e))?;
         let status = response.status();
+        self.tell(&Method::GET, path, status);
         if status != StatusCode::SWITCHING_PROTOCOLS {
             let answer = read(response).await?;
             return Err(refusal(status, &answer));

@@ -8,7 +8,11 @@ use std::{
 use clap::Args;
 use tokio::net::TcpListener;
 
-use crate::{Connection, Error, cluster::local_address, machine_name, relay};
+use crate::{
+    Connection, Error,
+    cluster::{PROGRAMS, local_address},
+    machine_name, relay,
+};
 
 /// The program that reads the device and speaks usbredir.
 const REDIRECTOR: &str = "usbredirect";
@@ -67,12 +71,13 @@ pub async fn run(connection: &Connection, options: &UsbOptions) -> Result<(), Er
         let client = relay::accept(&listener, &mut stream, "the usbredir client", CLOSED).await?;
         return relay::copy(stream, client, CLOSED).await;
     };
-    let mut redirector = tokio::process::Command::new(REDIRECTOR)
-        .args(["--device", device, "--to", &address.to_string()])
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(Error::io(format!("cannot start {REDIRECTOR}, which comes with usbredir")))?;
+    let mut command = tokio::process::Command::new(REDIRECTOR);
+    command.args(["--device", device, "--to", &address.to_string()]).stdin(Stdio::null()).kill_on_drop(true);
+    if connection.verbosity >= PROGRAMS {
+        eprintln!("running: {:?}", command.as_std());
+    }
+    let mut redirector =
+        command.spawn().map_err(Error::io(format!("cannot start {REDIRECTOR}, which comes with usbredir")))?;
     let client = tokio::select! {
         client = relay::accept(&listener, &mut stream, REDIRECTOR, CLOSED) => client?,
         status = redirector.wait() => {

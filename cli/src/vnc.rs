@@ -10,11 +10,16 @@ use clap::{Args, Subcommand};
 use http::Method;
 use tokio::net::TcpListener;
 
-use crate::{Connection, Error, cluster::local_address, machine_name, relay};
+use crate::{
+    Connection, Error,
+    cluster::{PROGRAMS, THEIR_WORDS, local_address},
+    machine_name, relay,
+};
 
 /// Viewers looked for in PATH, and whether they take a `vnc://` address.
 const VIEWERS: [(&str, bool); 5] =
-    [("remote-viewer", true), ("vncviewer", false), ("xtigervncviewer", false), ("vinagre", true), ("krdc", true)];
+    [(REMOTE_VIEWER, true), ("vncviewer", false), ("xtigervncviewer", false), ("vinagre", true), ("krdc", true)];
+const REMOTE_VIEWER: &str = "remote-viewer";
 const CLOSED: &str = "the display was closed";
 
 /// Options of `vnc`.
@@ -86,7 +91,7 @@ pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Er
         let client = relay::accept(&listener, &mut stream, "a viewer", CLOSED).await?;
         return relay::copy(stream, client, CLOSED).await;
     }
-    let mut viewer = start_viewer(options.vnc_path.as_deref(), address)?;
+    let mut viewer = start_viewer(options.vnc_path.as_deref(), address, connection.verbosity)?;
     let client = tokio::select! {
         client = relay::accept(&listener, &mut stream, "a viewer", CLOSED) => client?,
         status = viewer.wait() => {
@@ -100,7 +105,7 @@ pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Er
     copied
 }
 
-fn start_viewer(chosen: Option<&Path>, address: SocketAddr) -> Result<tokio::process::Child, Error> {
+fn start_viewer(chosen: Option<&Path>, address: SocketAddr, verbosity: u8) -> Result<tokio::process::Child, Error> {
     let found = match chosen {
         Some(program) => {
             let url = program.file_name().is_some_and(|n| VIEWERS.iter().any(|(v, url)| *url && n == *v));
@@ -117,12 +122,15 @@ fn start_viewer(chosen: Option<&Path>, address: SocketAddr) -> Result<tokio::pro
     };
     // vncviewer takes a single colon for a display number, two for a port.
     let argument = if url { format!("vnc://{address}") } else { format!("{}::{}", address.ip(), address.port()) };
-    tokio::process::Command::new(&program)
-        .arg(argument)
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(Error::io(format!("cannot start the viewer {}", program.display())))
+    let mut command = tokio::process::Command::new(&program);
+    command.arg(argument).stdin(Stdio::null()).kill_on_drop(true);
+    if verbosity >= THEIR_WORDS && program.file_name().is_some_and(|name| name == REMOTE_VIEWER) {
+        command.arg("--debug");
+    }
+    if verbosity >= PROGRAMS {
+        eprintln!("running: {:?}", command.as_std());
+    }
+    command.spawn().map_err(Error::io(format!("cannot start the viewer {}", program.display())))
 }
 
 fn in_path(program: &str) -> Option<PathBuf> {

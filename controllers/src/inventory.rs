@@ -2,6 +2,8 @@
 //!
 //! Names and labels are those that dashboards look for. Only the replica that leads has caches, so only it tells.
 
+mod details;
+
 use std::sync::Arc;
 
 use api::{
@@ -21,10 +23,13 @@ use prometheus::{
     proto::MetricFamily,
 };
 
+use self::details::Details;
 use crate::{runtime::Key, world::World};
 
 /// Prefix of the annotations by which a template says what it is for.
 const TEMPLATE: &str = "vm.kubevirt.io/";
+/// Stands for what nobody has said.
+const NONE: &str = "<none>";
 /// Stands for names of instance types and preferences that are the user's own: they may be many, and private.
 const OTHER: &str = "<other>";
 
@@ -88,24 +93,33 @@ impl Inventory {
             "When a VirtualMachine was made",
             &["name", "namespace"],
         )?;
+        let emulation =
+            IntGauge::new("kubevirt_configuration_emulation_enabled", "1 while guests may run without KVM")?;
 
-        let usual = self.config.current().eviction_strategy.clone();
+        let details = Details::new()?;
+        let config = self.config.current();
+        emulation.set(i64::from(config.use_emulation));
+        let usual = &config.eviction_strategy;
         for vmi in self.world.instances.filter(|_| true) {
             let (namespace, name) = (vmi.namespace().unwrap_or_default(), vmi.name_any());
             let node = vmi.status.as_ref().and_then(|status| status.node_name.clone()).unwrap_or_default();
             let machine = [node.as_str(), &namespace, &name];
-            let is_stuck = is_stuck(&vmi, &usual);
+            let is_stuck = is_stuck(&vmi, usual);
             stuck.with_label_values(&machine).set(f64::from(u8::from(is_stuck)));
             if is_outdated(&vmi) {
                 outdated.inc();
             }
             let labels = self.of_machine(&vmi, &machine, is_stuck);
             vmi_info.with_label_values(&labels.each_ref().map(String::as_str)).set(1.0);
+            details.machine(&vmi);
             for interface in vmi.status.iter().flat_map(|status| &status.interfaces) {
                 let text = |text: &Option<String>| text.clone().unwrap_or_default();
                 let address = text(&interface.ip_address);
                 let kind = if address.is_empty() { "SystemInterface" } else { "ExternalInterface" };
                 let (vnic, own) = (text(&interface.name), text(&interface.interface_name));
+                if address.is_empty() && vnic.is_empty() && own.is_empty() {
+                    continue;
+                }
                 let labels = [node.as_str(), &namespace, &name, &vnic, &own, &address, kind];
                 addresses.with_label_values(&labels).set(1.0);
             }
@@ -113,12 +127,14 @@ impl Inventory {
         for vm in self.world.vms.filter(|_| true) {
             let labels = self.of_vm(&vm);
             vm_info.with_label_values(&labels.each_ref().map(String::as_str)).set(1.0);
+            details.vm(&vm, &labels[9]);
             if let Some(at) = &vm.metadata.creation_timestamp {
                 created.with_label_values(&[&labels[0], &labels[1]]).set(at.0.as_second() as f64);
             }
         }
-        let collectors: [&dyn Collector; 6] = [&vmi_info, &stuck, &addresses, &outdated, &vm_info, &created];
-        let families = collectors.iter().flat_map(|collector| collector.collect());
+        let collectors: [&dyn Collector; 7] =
+            [&vmi_info, &stuck, &addresses, &outdated, &vm_info, &created, &emulation];
+        let families = collectors.iter().flat_map(|collector| collector.collect()).chain(details.families());
         Ok(families.filter(|family| !family.get_metric().is_empty()).collect())
     }
 
@@ -132,7 +148,7 @@ impl Inventory {
         let named = |name: &str, cluster: &str, kinds: [MatchedKind; 2]| {
             let names = [name, cluster].map(|key| vmi.annotations().get(key).map(String::as_str));
             let found = names.into_iter().zip(kinds).find_map(|(name, kind)| Some((kind, name?)));
-            found.map(|(kind, name)| self.public_name(kind, &namespace, name)).unwrap_or_default()
+            found.map_or_else(|| NONE.to_owned(), |(kind, name)| self.public_name(kind, &namespace, name))
         };
         let instance_type = named(
             annotation::INSTANCETYPE,
@@ -149,7 +165,8 @@ impl Inventory {
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
             status.active_pods.get(uid).is_some_and(|on| *on == node)
         });
-        let pod = pod.and_then(|pod| pod.metadata.name.clone()).unwrap_or_default();
+        let pod = pod.and_then(|pod| pod.metadata.name.clone()).unwrap_or_else(|| NONE.to_owned());
+        let hardware = status.machine.map(|machine| machine.type_).unwrap_or_default();
         [
             node,
             namespace.clone(),
@@ -161,7 +178,7 @@ impl Inventory {
             instance_type,
             preference,
             guest.kernel_release.unwrap_or_default(),
-            guest.machine.clone().unwrap_or_default(),
+            hardware,
             guest.machine.unwrap_or_default(),
             guest.name.unwrap_or_default(),
             guest.version_id.unwrap_or_default(),
@@ -180,7 +197,7 @@ impl Inventory {
         let [instance_type, preference] = Role::ALL.map(|role| {
             let matcher = Matcher::of(vm, role).filter(|matcher| !matcher.name.is_empty());
             let found = matcher.and_then(|matcher| Some((role.kind(&matcher.kind).ok()?, matcher.name)));
-            found.map(|(kind, name)| self.public_name(kind, &namespace, &name)).unwrap_or_default()
+            found.map_or_else(|| NONE.to_owned(), |(kind, name)| self.public_name(kind, &namespace, &name))
         });
         let status = vm.status.as_ref().and_then(|status| status.printable_status.as_ref());
         let status = status.map(|status| status.as_str().to_lowercase()).unwrap_or_default();
@@ -191,7 +208,7 @@ impl Inventory {
             os,
             workload,
             flavor,
-            machine.map(|machine| machine.type_.clone()).unwrap_or_default(),
+            machine.map_or_else(|| NONE.to_owned(), |machine| machine.type_.clone()),
             instance_type,
             preference,
             status,
@@ -222,7 +239,7 @@ impl Collector for Inventory {
 }
 
 fn annotated(annotations: &std::collections::BTreeMap<String, String>, key: &str) -> String {
-    annotations.get(key).cloned().unwrap_or_default()
+    annotations.get(key).map_or(NONE, String::as_str).to_owned()
 }
 
 fn is_outdated(vmi: &VirtualMachineInstance) -> bool {
@@ -275,7 +292,8 @@ mod tests {
                 "vm.kubevirt.io/os": "debian13", "kubevirt.io/instancetype-name": "secret"}},
             "spec": {"domain": {"devices": {}}, "evictionStrategy": eviction},
             "status": {
-                "phase": "Running", "nodeName": "n1",
+                "phase": "Running", "nodeName": "n1", "machine": {"type": "pc-q35-10.0"},
+                "guestOSInfo": {"machine": "x86_64"},
                 "interfaces": [{"name": "default", "interfaceName": "eth0", "ipAddress": "10.1.0.9"}],
             },
         })
@@ -287,11 +305,16 @@ mod tests {
         let line = text.lines().find(|line| line.starts_with("kubevirt_vmi_info{")).unwrap();
         for part in [
             r#"evictable="true""#,
+            r#"flavor="<none>""#,
+            r#"guest_os_arch="x86_64""#,
+            r#"guest_os_machine="pc-q35-10.0""#,
             r#"instance_type="<other>""#,
             r#"name="m",namespace="ns",node="n1""#,
             r#"os="debian13""#,
             r#"outdated="false""#,
             r#"phase="running""#,
+            r#"preference="<none>""#,
+            r#"vmi_pod="<none>""#,
         ] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
@@ -301,6 +324,7 @@ mod tests {
         );
         known(r#"kubevirt_vmi_non_evictable{name="m",namespace="ns",node="n1"} 0"#);
         known("kubevirt_vmi_number_of_outdated 0");
+        known("kubevirt_configuration_emulation_enabled 0");
         let stuck = told(&[], &[vmi("LiveMigrate")]);
         assert!(stuck.contains(r#"kubevirt_vmi_non_evictable{name="m",namespace="ns",node="n1"} 1"#), "{stuck}");
     }
@@ -317,7 +341,11 @@ mod tests {
             &[],
         );
         let line = text.lines().find(|line| line.starts_with("kubevirt_vm_info{")).unwrap();
-        for part in [r#"preference="<other>""#, r#"status="errimagepull",status_group="error""#] {
+        for part in [
+            r#"instance_type="<none>",machine_type="<none>""#,
+            r#"preference="<other>""#,
+            r#"status="errimagepull",status_group="error""#,
+        ] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
         assert!(

@@ -1,7 +1,8 @@
 //! virt-controller: the cluster-wide controllers.
 //!
 //! Each controller is a pure function from what is observed to a decision (`vm`, `vmi`, `replicaset`, `node`,
-//! `certificates`, `kubevirt`); `runtime` carries decisions out; `wiring` says which change wakes which controller;
+//! `certificates`, `kubevirt`, `workloads`); `runtime` carries decisions out; `wiring` says which change wakes which
+//! controller;
 //! `inventory` tells dashboards which machines there are.
 
 pub mod certificates;
@@ -18,7 +19,9 @@ pub mod tsc;
 pub mod views;
 pub mod vm;
 pub mod vmi;
+pub mod vsock;
 pub mod wiring;
+pub mod workloads;
 pub mod world;
 
 use std::sync::Arc;
@@ -47,8 +50,6 @@ use crate::{
 
 /// Name of the Lease.
 const LEASE: &str = "virt-controller";
-/// Source of events about machines.
-const EVENT_SOURCE: &str = "virtualmachine-controller";
 
 /// Why the process ends before it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +94,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     metrics.set_leading(true);
     let world = Arc::new(World::default());
     registry.register(Box::new(Inventory::new(world.clone(), config.clone()))).map_err(RunError::Metrics)?;
-    let recorder = Recorder::start(client.clone(), EVENT_SOURCE, metrics.clone());
+    let recorder = Recorder::start(client.clone(), metrics.clone());
     let executor = Executor::new(client.clone(), election.leadership(), recorder, metrics.clone(), world.clone());
     let controllers = Controllers::new(world, executor, config, metrics.clone(), &options);
     // Caches are filled only now: what they list is newer than anything the former leader wrote.

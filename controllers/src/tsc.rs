@@ -34,6 +34,17 @@ pub fn counter(node: &NodeView) -> Option<(u64, bool)> {
     Some((frequency, labels.get(SCALABLE).is_some_and(|value| value == "true")))
 }
 
+/// What machines that need a frequency look at: the counter of a node, and whether the node takes machines.
+#[must_use]
+pub fn standing(node: &NodeView) -> Option<((u64, bool), bool)> {
+    Some((counter(node)?, takes_machines(node)))
+}
+
+fn takes_machines(node: &NodeView) -> bool {
+    let labels = node.metadata.labels.as_ref();
+    labels.and_then(|labels| labels.get(label::SCHEDULABLE)).is_some_and(|value| value == "true")
+}
+
 /// Whether a counter can show the guest this frequency.
 fn offers((own, scalable): (u64, bool), wanted: u64) -> bool {
     let close = u128::from(own.abs_diff(wanted)) * 1_000_000 <= u128::from(own) * u128::from(TOLERANCE);
@@ -46,11 +57,7 @@ pub fn chosen(nodes: &[Arc<NodeView>], minimum: Option<i64>, occupied: impl Fn(&
     if let Some(minimum) = minimum.filter(|minimum| *minimum > 0) {
         return Some(minimum);
     }
-    let takes = |node: &NodeView| {
-        let labels = node.metadata.labels.as_ref();
-        labels.and_then(|labels| labels.get(label::SCHEDULABLE)).is_some_and(|value| value == "true")
-            || node.metadata.name.as_deref().is_some_and(&occupied)
-    };
+    let takes = |node: &NodeView| takes_machines(node) || node.metadata.name.as_deref().is_some_and(&occupied);
     let counters = nodes.iter().map(Arc::as_ref).filter(|node| takes(node)).filter_map(counter);
     counters.map(|(frequency, _)| frequency).min().and_then(|lowest| i64::try_from(lowest).ok())
 }
@@ -115,6 +122,15 @@ mod tests {
         assert_eq!(chosen(&nodes, Some(7), |_| false), Some(7));
         assert_eq!(chosen(&nodes, Some(0), |_| false), Some(3000));
         assert_eq!(chosen(&nodes[3..], None, |_| true), None);
+    }
+
+    #[test]
+    fn node_that_comes_to_take_machines_is_news_if_it_has_a_counter() {
+        let of = |labels: &[(&str, &str)]| standing(&node("a", labels));
+        let (counter, takes) = ((OWN_FREQUENCY, "3000"), (label::SCHEDULABLE, "true"));
+        assert_ne!(of(&[counter]), of(&[counter, takes]));
+        assert_ne!(of(&[counter, takes]), of(&[counter, takes, (SCALABLE, "true")]));
+        assert_eq!(of(&[]), of(&[takes]));
     }
 
     #[test]

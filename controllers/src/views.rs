@@ -322,6 +322,8 @@ pub struct ClaimView {
     pub capacity: BTreeMap<String, Quantity>,
     /// Its blocks are allocated ahead.
     pub preallocated: bool,
+    /// Name of its storage class.
+    pub storage_class: Option<String>,
 }
 
 impl ClaimView {
@@ -351,6 +353,7 @@ impl From<PersistentVolumeClaim> for ClaimView {
             metadata: slim(claim.metadata),
             block: spec.volume_mode.as_deref() == Some("Block"),
             access_modes: spec.access_modes.unwrap_or_default(),
+            storage_class: spec.storage_class_name,
             phase: status.phase.unwrap_or_default(),
             requests: spec.resources.and_then(|resources| resources.requests).unwrap_or_default(),
             capacity: status.capacity.unwrap_or_default(),
@@ -446,6 +449,8 @@ pub struct WorkloadView {
     pub wanted: i32,
     /// Pods available.
     pub available: i32,
+    /// Pods that have a node (DaemonSets only).
+    pub scheduled: i32,
     /// Pods of the present version.
     pub updated: i32,
     /// Pods that are ready.
@@ -468,6 +473,7 @@ impl From<Deployment> for WorkloadView {
             observed: status.observed_generation >= deployment.metadata.generation,
             wanted: spec.replicas.unwrap_or(1),
             available: status.available_replicas.unwrap_or(0),
+            scheduled: 0,
             updated: status.updated_replicas.unwrap_or(0),
             ready: status.ready_replicas.unwrap_or(0),
             image: spec.template.spec.and_then(|spec| spec.containers.into_iter().next()?.image),
@@ -483,6 +489,7 @@ impl From<DaemonSet> for WorkloadView {
             observed: status.observed_generation >= set.metadata.generation,
             wanted: status.desired_number_scheduled,
             available: status.number_available.unwrap_or(0),
+            scheduled: status.current_number_scheduled,
             updated: status.updated_number_scheduled.unwrap_or(0),
             ready: status.number_ready,
             image: set.spec.and_then(|spec| spec.template.spec?.containers.into_iter().next()?.image),

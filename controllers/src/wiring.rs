@@ -7,13 +7,14 @@ use std::{
 
 use api::{
     VirtualMachineInstance, VmiPhase,
-    constants::component,
+    constants::{component, condition},
     instancetype::{
         MatchedKind,
         matcher::{Role, Source},
     },
     tls,
     tsc::{self, Need},
+    vsock,
 };
 use jiff::Timestamp;
 use kube::{
@@ -33,7 +34,7 @@ use crate::{
         Cached, Decision, Failure, Key, Kind, driver::Driver, executor::Executor, metrics::Metrics, queue::Queue,
     },
     views::{CaBundleView, ClaimView},
-    vm, vmi,
+    vm, vmi, workloads,
     world::{World, controller_of},
 };
 
@@ -95,7 +96,7 @@ impl Controllers {
     }
 
     /// Fills the caches, then starts the controllers. Certificates come first: everything else waits for them.
-    pub async fn start(self, client: Client) {
+    pub async fn start(mut self, client: Client) {
         self.listen_installation();
         self.listen_machines();
         self.listen_definitions();
@@ -107,6 +108,8 @@ impl Controllers {
         self.world.certificates_synced().await;
         self.start_certificates();
         self.world.synced().await;
+        // Pods are made once: not by the defaults that hold until the configuration has been read.
+        self.config.read_once().await;
         tracing::info!(
             vms = self.world.vms.len(),
             machines = self.world.instances.len(),
@@ -151,7 +154,7 @@ impl Controllers {
                 installation.add(installation_key.clone());
             }
             if let (Some(former), Some(present)) = (former, present) {
-                observe_phase(&metrics, former, present);
+                metrics.phase_changed(former, present, Timestamp::now());
             }
         });
         let instances = self.instances.clone();
@@ -233,7 +236,7 @@ impl Controllers {
         self.world.nodes.listen(move |(former, present)| {
             queue.extend(present.or(former).map(|node| Key::of(&node.metadata)));
             // The lowest frequency of all nodes may be another one now, and machines may wait for any.
-            if former.and_then(crate::tsc::counter) != present.and_then(crate::tsc::counter) {
+            if former.and_then(crate::tsc::standing) != present.and_then(crate::tsc::standing) {
                 queue.extend(known.keys());
                 let waiting = known_instances.filter(wanting_frequency);
                 instances.extend(waiting.iter().map(|instance| Key::of(&instance.metadata)));
@@ -326,14 +329,22 @@ impl Controllers {
     fn start_installation(&self) {
         let (world, namespace) = (self.world.clone(), self.namespace.clone());
         let deployment = kubevirt::Deployment::new(&namespace, &self.launcher_image, &self.guestfs_image, VERSION);
+        let batches = workloads::Batches::default();
         let reconcile =
-            move |_: &Key, _: Option<&Failure>, now| installation_decision(&world, &namespace, &deployment, now);
+            move |_: &Key, _: Option<&Failure>, now| {
+                let decision = installation_decision(&world, &namespace, &deployment, now);
+                // What is written wakes this again.
+                decision.map(|decision| {
+                    if decision.effects.is_empty() { eviction_decision(&world, &batches, now) } else { decision }
+                })
+            };
         Driver::new("kubevirt", self.kubevirts.clone(), self.executor.clone(), reconcile).start(1);
     }
 
     /// A changed configuration may let machines start that could not.
     async fn follow_config(mut self) {
         let mut policy = self.config.current().reference_policy;
+        let mut rollout = self.config.current().vm_rollout_strategy;
         let mut skip_hooks = self.config.current().skip_backup_hooks;
         loop {
             self.config.changed().await;
@@ -343,6 +354,11 @@ impl Controllers {
                 let naming = self.world.vms.filter(|vm| vm.spec.instancetype.is_some() || vm.spec.preference.is_some());
                 self.vms.extend(naming.iter().map(|vm| Key::of(&vm.metadata)));
             }
+            // With another rollout strategy other VMs wait for a restart, and what failed may not fail any more.
+            let former = std::mem::replace(&mut rollout, self.config.current().vm_rollout_strategy);
+            let other = former != rollout;
+            let concerned = self.world.vms.filter(|vm| other || vm.condition(condition::FAILURE).is_some());
+            self.vms.extend(concerned.iter().map(|vm| Key::of(&vm.metadata)));
             // Annotations for backups are kept on the pods there are.
             let former = std::mem::replace(&mut skip_hooks, self.config.current().skip_backup_hooks);
             let all = former != skip_hooks;
@@ -374,15 +390,6 @@ fn forget_deleted<K: Cached>(driver: &Driver, (former, present): (Option<&K>, Op
     }
 }
 
-fn observe_phase(metrics: &Metrics, former: &VirtualMachineInstance, present: &VirtualMachineInstance) {
-    if former.phase() == present.phase() {
-        return;
-    }
-    let Some(created) = present.metadata.creation_timestamp.as_ref() else { return };
-    let took = Timestamp::now().duration_since(created.0).as_secs_f64().max(0.0);
-    metrics.phase_from_creation.with_label_values(&[present.phase().as_str()]).observe(took);
-}
-
 fn vm_decision(
     world: &World,
     config: &ConfigHandle,
@@ -392,10 +399,7 @@ fn vm_decision(
 ) -> Result<Decision, serde_json::Error> {
     let Some(vm) = world.vms.get(key) else { return Ok(Decision::settled()) };
     let instance = world.instances.get(key);
-    let unbound_claim = vm::claim_names(&vm).into_iter().any(|name| {
-        let claim = world.claims.get(&Key::new(key.namespace.clone(), name));
-        claim.is_some_and(|claim| claim.phase != "Bound")
-    });
+    let claims = claims_of(world, &key.namespace, vm::claim_names(&vm));
     let look_up = |role: Role| {
         let revision = |name: &str| world.revisions.get(&Key::new(key.namespace.clone(), name));
         let object = |kind: MatchedKind, name: &str| {
@@ -407,7 +411,7 @@ fn vm_decision(
     vm::decide(&vm::Observed {
         vm: &vm,
         instance: instance.as_deref(),
-        unbound_claim,
+        claims: &claims,
         instancetype: look_up(Role::Instancetype),
         preference: look_up(Role::Preference),
         starts: &vm.metadata.uid.as_deref().map(|uid| world.starts.owned_by(uid)).unwrap_or_default(),
@@ -415,6 +419,15 @@ fn vm_decision(
         failure,
         now,
     })
+}
+
+/// The claims of a namespace by name; those missing do not exist.
+fn claims_of(world: &World, namespace: &str, names: Vec<String>) -> BTreeMap<String, Arc<ClaimView>> {
+    let known = |name: String| {
+        let claim = world.claims.get(&Key::new(namespace, name.clone()))?;
+        Some((name, claim))
+    };
+    names.into_iter().filter_map(known).collect()
 }
 
 fn instance_decision(
@@ -427,13 +440,7 @@ fn instance_decision(
 ) -> Result<Decision, serde_json::Error> {
     let Some(instance) = world.instances.get(key) else { return Ok(Decision::settled()) };
     let config = config.current();
-    let claims: BTreeMap<String, Arc<ClaimView>> = launcher_pod::claim_names(&instance)
-        .into_iter()
-        .filter_map(|name| {
-            let claim = world.claims.get(&Key::new(key.namespace.clone(), name.clone()))?;
-            Some((name, claim))
-        })
-        .collect();
+    let claims = claims_of(world, &key.namespace, launcher_pod::claim_names(&instance));
     let definitions = (!config.enabled(EXTERNAL_RESOURCES)).then(|| {
         let known = |(namespace, name): (&str, &str)| {
             Some((format!("{namespace}/{name}"), world.definitions.get(&Key::new(namespace, name))?))
@@ -443,12 +450,12 @@ fn instance_decision(
     vmi::decide(&vmi::Observed {
         instance: &instance,
         pods: &world.pods_of(&instance),
-        owner_exists: world.vm_of(&instance).is_some(),
         config: &config,
         launcher_image,
         claims: &claims,
         limits: namespace_limits(world, &config, &key.namespace),
         frequency: wanting_frequency(&instance).then(|| frequency(world, &config)).flatten(),
+        cid: wanting_cid(&instance).then(|| cid(world, &instance)).flatten(),
         definitions: definitions.as_ref(),
         failure,
         now,
@@ -458,6 +465,21 @@ fn instance_decision(
 /// True when the machine has yet to get a frequency for its counter.
 fn wanting_frequency(instance: &VirtualMachineInstance) -> bool {
     is_unstarted(instance) && tsc::need(instance) != Need::Nothing && tsc::frequency(instance).is_none()
+}
+
+/// True when the machine needs a context id before it starts.
+fn wanting_cid(instance: &VirtualMachineInstance) -> bool {
+    is_unstarted(instance) && vsock::is_attached(instance)
+}
+
+/// The context id that a machine keeps or gets.
+fn cid(world: &World, instance: &VirtualMachineInstance) -> Option<u32> {
+    let uid = instance.metadata.uid.as_deref();
+    let others = world
+        .instances
+        .filter(|other| vsock::cid(other).is_some() && !other.is_final() && other.metadata.uid.as_deref() != uid);
+    let taken: HashSet<u32> = others.iter().filter_map(|other| vsock::cid(other)).collect();
+    crate::vsock::chosen(vsock::cid(instance), &taken, crate::vsock::draws())
 }
 
 /// The frequency that a machine gets which depends on it.
@@ -624,9 +646,6 @@ fn installation_decision(
         carriers.len() == expected
             && carriers.iter().all(|(_, object)| object.bundles.iter().all(|(_, known)| known == bundle.as_bytes()))
     });
-    let outdated = world
-        .instances
-        .filter(|instance| instance.labels().contains_key(api::constants::label::OUTDATED_LAUNCHER_IMAGE));
     kubevirt::decide(&kubevirt::Observed {
         kubevirt: object,
         components: kubevirt::Components {
@@ -639,10 +658,28 @@ fn installation_decision(
         version: VERSION,
         deployment,
         architecture: architecture(),
-        outdated_machines: outdated.len(),
+        outdated_machines: outdated(world).len(),
         roles: &world.roles.filter(|_| true),
         now,
     })
+}
+
+/// Machines whose launcher is of a former version.
+fn outdated(world: &World) -> Vec<Arc<VirtualMachineInstance>> {
+    world.instances.filter(|instance| instance.labels().contains_key(api::constants::label::OUTDATED_LAUNCHER_IMAGE))
+}
+
+fn eviction_decision(world: &World, batches: &workloads::Batches, now: Timestamp) -> Decision {
+    let objects = world.kubevirts.filter(|object| object.metadata.deletion_timestamp.is_none());
+    let Some(object) = objects.first() else { return Decision::settled() };
+    let machines: Vec<node::Machine> = outdated(world)
+        .into_iter()
+        .map(|instance| {
+            let pods = world.pods_of(&instance);
+            node::Machine { instance, pods }
+        })
+        .collect();
+    batches.decide(&workloads::Observed { kubevirt: object, outdated: &machines, now })
 }
 
 fn architecture() -> &'static str {

@@ -336,15 +336,6 @@ impl World {
         });
         pods
     }
-
-    /// The VM that controls a machine.
-    #[must_use]
-    pub fn vm_of(&self, instance: &VirtualMachineInstance) -> Option<Arc<VirtualMachine>> {
-        let owner = controller_of(&instance.metadata, Kind::VirtualMachine)?;
-        let namespace = instance.metadata.namespace.clone().unwrap_or_default();
-        let vm = self.vms.get(&Key::new(namespace, owner.1))?;
-        (vm.metadata.uid.as_deref() == Some(owner.0.as_str())).then_some(vm)
-    }
 }
 
 /// UID and name of the controller of a kind.

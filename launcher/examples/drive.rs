@@ -78,6 +78,7 @@ async fn main() -> anyhow::Result<()> {
                         server: "10.0.2.1".into(),
                         routes: Vec::new(),
                     }),
+                    dhcp6: None,
                 }],
                 None => Vec::new(),
             };

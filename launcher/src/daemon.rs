@@ -34,6 +34,9 @@ const STOP_DEADLINE: Duration = Duration::from_secs(3);
 /// How often a daemon that was taken over is looked at.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Name of the socket of the daemon for QEMU alone.
+const SOCKET_NAME: &str = "virtqemud-sock";
+
 /// Why the daemon cannot be set up.
 #[derive(Debug, Error)]
 pub enum DaemonError {
@@ -73,7 +76,7 @@ impl DaemonProgram {
     /// When none is installed.
     pub fn find() -> Result<Self, DaemonError> {
         let candidates = [
-            ("/usr/sbin/virtqemud", "virtqemud-sock", "virtqemud.conf"),
+            ("/usr/sbin/virtqemud", SOCKET_NAME, "virtqemud.conf"),
             ("/usr/sbin/libvirtd", "libvirt-sock", "libvirtd.conf"),
         ];
         candidates
@@ -138,7 +141,21 @@ pub fn configure(program: &DaemonProgram, paths: &Paths) -> Result<(), DaemonErr
         qemu.push_str("hugetlbfs_mount = \"/dev/hugepages\"\n");
     }
     write_file(&paths.libvirt_config().join("qemu.conf"), qemu.as_bytes())?;
-    write_file(&paths.libvirt_config().join(program.configuration), DAEMON_CONF.as_bytes())
+    write_file(&paths.libvirt_config().join(program.configuration), DAEMON_CONF.as_bytes())?;
+    name_socket(program, paths)
+}
+
+/// Lets the daemon's socket be found by the name that tools and scripts expect in a launcher pod, whichever daemon it is.
+fn name_socket(program: &DaemonProgram, paths: &Paths) -> Result<(), DaemonError> {
+    if program.socket == SOCKET_NAME {
+        return Ok(());
+    }
+    let path = paths.libvirt_runtime().join(SOCKET_NAME);
+    match std::os::unix::fs::symlink(program.socket, &path) {
+        // A worker before this one has made it.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        result => result.map_err(|source| DaemonError::Write { path, source }),
+    }
 }
 
 /// Places what the node knows about QEMU, so that the daemon does not probe it again.
@@ -321,6 +338,28 @@ fn running_daemon(socket: &Path) -> Option<Pid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_socket_has_the_name_that_scripts_know() {
+        let root = std::env::temp_dir().join(format!("launcher-socket-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let paths = Paths { private: root.join("private"), runtime: root.clone(), ..Paths::default() };
+        let program = |socket| DaemonProgram {
+            path: "/usr/sbin/daemon".into(),
+            socket,
+            configuration: "daemon.conf",
+            log_filters: None,
+        };
+        configure(&program(SOCKET_NAME), &paths).unwrap();
+        assert!(!paths.libvirt_runtime().join(SOCKET_NAME).exists());
+        // The second worker of a machine finds what the first has made.
+        for _ in 0..2 {
+            configure(&program("libvirt-sock"), &paths).unwrap();
+        }
+        let link = std::fs::read_link(paths.libvirt_runtime().join(SOCKET_NAME)).unwrap();
+        assert_eq!(link, Path::new("libvirt-sock"));
+        let _ = std::fs::remove_dir_all(root);
+    }
 
     #[test]
     fn cache_files_stay_in_their_directory() {

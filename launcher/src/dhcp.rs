@@ -21,9 +21,11 @@ use thiserror::Error;
 use tokio::net::UdpSocket;
 
 /// Lease time: 999 days, as the address never changes in the life of the pod.
-const LEASE_SECONDS: u32 = 999 * 24 * 3600;
+pub(crate) const LEASE_SECONDS: u32 = 999 * 24 * 3600;
+/// Most bytes of search domains that a reply holds: clients take no packet that is longer than a frame.
+const SEARCH_LIMIT: usize = 512;
 /// Largest packet that is looked at.
-const PACKET_LIMIT: usize = 1500;
+pub(crate) const PACKET_LIMIT: usize = 1500;
 
 sockopt_impl!(
     /// Packets are sent without UDP checksum, which IPv4 allows (RFC 768).
@@ -129,7 +131,14 @@ pub fn answer(lease: &Lease, packet: &[u8]) -> Option<Vec<u8>> {
     if !lease.dns.is_empty() {
         options.insert(DhcpOption::DomainNameServer(lease.dns.clone()));
     }
-    let search: Vec<Name> = lease.search.iter().filter_map(|domain| Name::from_ascii(domain).ok()).collect();
+    let mut length = 0;
+    let fits = |domain: &&String| {
+        // Each label has its length before it, and the last one is empty.
+        length += domain.len() + 2;
+        length <= SEARCH_LIMIT
+    };
+    let domains = lease.search.iter().take_while(fits);
+    let search: Vec<Name> = domains.filter_map(|domain| Name::from_ascii(domain).ok()).collect();
     if !search.is_empty() {
         options.insert(DhcpOption::DomainSearch(search));
     }
@@ -180,12 +189,21 @@ pub fn open(bridge: &str) -> Result<UdpSocket, DhcpError> {
 /// Answers the guest for as long as the worker lives.
 pub async fn serve(socket: UdpSocket, lease: Lease) {
     let everyone = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::BROADCAST, 68));
+    exchange(socket, Some(everyone), move |packet: &[u8]| answer(&lease, packet)).await;
+}
+
+/// Answers packets for ever: to `to`, or to who has sent them.
+pub(crate) async fn exchange(
+    socket: UdpSocket,
+    to: Option<SocketAddr>,
+    answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send,
+) {
     let mut buffer = [0; PACKET_LIMIT];
     loop {
         match socket.recv_from(&mut buffer).await {
-            Ok((n, _)) => {
-                let Some(reply) = answer(&lease, buffer.get(..n).unwrap_or_default()) else { continue };
-                if let Err(error) = socket.send_to(&reply, everyone).await {
+            Ok((n, from)) => {
+                let Some(reply) = answer(buffer.get(..n).unwrap_or_default()) else { continue };
+                if let Err(error) = socket.send_to(&reply, to.unwrap_or(from)).await {
                     tracing::warn!(%error, "cannot send a DHCP reply");
                 }
             }
@@ -252,6 +270,18 @@ mod tests {
             assert!(
                 matches!(options.get(OptionCode::DomainSearch), Some(DhcpOption::DomainSearch(list)) if list.len() == 1)
             );
+        }
+    }
+
+    #[test]
+    fn a_reply_fits_into_a_frame_whatever_the_pod_searches() {
+        let domain = |number: usize| format!("{number:02}{}", ".abcdefghijklmnopqrstuvwxyz".repeat(7));
+        for (domains, told) in [(1, true), (16, true), (0, false)] {
+            let lease = Lease { search: (0..domains).map(domain).collect(), ..lease() };
+            let reply = answer(&lease, &encoded(&request(MessageType::Discover, [2, 0, 0, 0, 0, 1]))).unwrap();
+            assert!(reply.len() < 1400, "{domains}: {}", reply.len());
+            let reply = Message::decode(&mut Decoder::new(&reply)).unwrap();
+            assert_eq!(reply.opts().get(OptionCode::DomainSearch).is_some(), told, "{domains}");
         }
     }
 

@@ -6,8 +6,8 @@
 //! * [`daemon`] configures, starts and watches that daemon.
 //! * [`machine`] owns the machine: one task makes every change.
 //! * [`agent`] asks the guest agent inside the machine; [`stats`] reads what libvirt counts.
-//! * [`server`] answers the node agent, [`stream`] carries its streams; [`console`], [`display`] and [`dhcp`] serve the
-//!   serial port, pictures and the guest's address.
+//! * [`server`] answers the node agent, [`stream`] carries its streams; [`console`], [`display`], [`dhcp`] and [`dhcp6`]
+//!   serve the serial port, pictures and the guest's addresses.
 //! * [`capabilities`] prepares a node: what its libvirt and QEMU can do, kept so that launchers need not probe again.
 //! * [`worker`] wires all of it together.
 
@@ -16,6 +16,7 @@ pub mod capabilities;
 pub mod console;
 pub mod daemon;
 pub mod dhcp;
+pub mod dhcp6;
 pub mod disks;
 pub mod display;
 pub mod domain;
@@ -25,6 +26,7 @@ pub mod libvirt;
 pub mod machine;
 pub mod options;
 pub mod paths;
+pub mod probe;
 pub mod resolver;
 pub mod server;
 pub mod stats;

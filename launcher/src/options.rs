@@ -64,9 +64,6 @@ pub struct MachineArgs {
     /// Directory of UEFI firmware images.
     #[arg(long, default_value = "/usr/share/OVMF")]
     pub ovmf_path: PathBuf,
-    /// Memory that the inspection of a container disk may take, in bytes.
-    #[arg(long, default_value_t = 2000 * 1024 * 1024)]
-    pub disk_memory_limit: u64,
     /// Fail at once, for tests.
     #[arg(long)]
     pub simulate_crash: bool,

@@ -76,6 +76,11 @@ impl Paths {
         self.private.join("libvirt/qemu/cache/capabilities")
     }
 
+    /// Log of the QEMU of a domain.
+    pub fn domain_log(&self, domain: &str) -> PathBuf {
+        self.private.join("libvirt/qemu/log").join(format!("{domain}.log"))
+    }
+
     /// Directory of libvirt's sockets.
     pub fn libvirt_runtime(&self) -> PathBuf {
         self.runtime.join("libvirt")

@@ -1,6 +1,10 @@
 //! The pod's resolver configuration, which DHCP passes on to the guest.
 
-use std::{io::Read, net::Ipv4Addr, path::Path};
+use std::{
+    io::Read,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
+};
 
 /// Largest resolv.conf that is read.
 const SIZE_LIMIT: u64 = 64 * 1024;
@@ -12,6 +16,8 @@ const LIST_LIMIT: usize = 16;
 pub struct Resolver {
     /// Name servers with IPv4 addresses.
     pub servers: Vec<Ipv4Addr>,
+    /// Name servers with IPv6 addresses.
+    pub servers6: Vec<Ipv6Addr>,
     /// Search domains.
     pub search: Vec<String>,
 }
@@ -35,13 +41,15 @@ impl Resolver {
         for line in text.lines() {
             let mut words = line.split_whitespace();
             match words.next() {
-                Some("nameserver") => {
-                    if let Some(address) = words.next().and_then(|word| word.parse().ok())
-                        && resolver.servers.len() < LIST_LIMIT
-                    {
+                Some("nameserver") => match words.next().and_then(|word| word.parse::<IpAddr>().ok()) {
+                    Some(IpAddr::V4(address)) if resolver.servers.len() < LIST_LIMIT => {
                         resolver.servers.push(address);
                     }
-                }
+                    Some(IpAddr::V6(address)) if resolver.servers6.len() < LIST_LIMIT => {
+                        resolver.servers6.push(address);
+                    }
+                    _ => {}
+                },
                 // The last search line counts, as with the C library.
                 Some("search" | "domain") => {
                     resolver.search = words
@@ -56,9 +64,9 @@ impl Resolver {
         resolver
     }
 
-    /// The domain the guest is told to be in: the longest search domain.
+    /// The domain the guest is told to be in: the longest search domain, of several the first.
     pub fn domain(&self) -> Option<&str> {
-        self.search.iter().map(String::as_str).max_by_key(|domain| domain.len())
+        self.search.iter().rev().map(String::as_str).max_by_key(|domain| domain.len())
     }
 
     /// Puts the domain of a machine with a subdomain in front of the search list.
@@ -92,8 +100,11 @@ mod tests {
              nameserver fd00::1\noptions ndots:5\n",
         );
         assert_eq!(resolver.servers, [Ipv4Addr::new(10, 96, 0, 10)]);
+        assert_eq!(resolver.servers6, ["fd00::1".parse::<Ipv6Addr>().unwrap()]);
         assert_eq!(resolver.search, ["default.svc.cluster.local", "svc.cluster.local"]);
         assert_eq!(resolver.domain(), Some("default.svc.cluster.local"));
+        let alike = Resolver::parse("search corp.example net.example dev.example.org lab.example.org\n");
+        assert_eq!(alike.domain(), Some("dev.example.org"));
     }
 
     #[test]

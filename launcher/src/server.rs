@@ -1,14 +1,15 @@
 //! The launcher's end of the protocol: a gRPC server on a unix socket, called by the node agent alone.
 
-use std::{path::Path, pin::Pin, sync::Arc};
+use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
 use futures::{Stream, StreamExt};
 use protocol::{
-    Chunk, ConsoleInput, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest, GuestReportReply,
-    GuestReportRequest, HelloReply, HelloRequest, KillRequest, MAX_MESSAGE_SIZE, MachineState, PauseRequest,
-    ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply, StatsRequest,
-    SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
+    Chunk, ConsoleInput, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest, GuestExecReply,
+    GuestExecRequest, GuestPingRequest, GuestReportReply, GuestReportRequest, HelloReply, HelloRequest, KillRequest,
+    MAX_MESSAGE_SIZE, MachineState, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest,
+    SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput,
+    UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher, LauncherServer},
 };
 use tokio::{net::UnixListener, sync::Semaphore};
@@ -16,17 +17,24 @@ use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    agent::AgentError,
+    agent::{AgentError, Executed},
     display,
     libvirt::Error,
-    machine::{MachineHandle, RequestError, queue::Action},
+    machine::{MachineHandle, RequestError, queue::Action, state::excuses_silence},
     stream::{self, USB_CHANNELS},
 };
 
 /// VNC connections at a time.
 const VNC_CONNECTIONS: usize = 8;
+/// Longest probe of a guest by its agent, in seconds.
+const LONGEST_PROBE: u32 = 3600;
 /// Users and file systems in a report; asked for alone there are more.
 const REPORT_LIST: usize = 10;
+
+/// The time that a probe gives the guest: a second at least.
+fn seconds(asked: u32) -> Duration {
+    Duration::from_secs(u64::from(asked.clamp(1, LONGEST_PROBE)))
+}
 
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -86,6 +94,7 @@ impl From<AgentError> for Status {
         match error {
             AgentError::NotConnected | AgentError::Unsupported(_) => Self::failed_precondition(message),
             AgentError::Busy => Self::unavailable(message),
+            AgentError::TooLong { .. } => Self::deadline_exceeded(message),
             AgentError::Libvirt(Error::NoDomain) => Self::not_found(message),
             AgentError::Libvirt(error) if error.is_transient() => Self::unavailable(message),
             AgentError::Answer(_) | AgentError::Libvirt(_) => Self::internal(message),
@@ -236,6 +245,33 @@ impl Launcher for Service {
     async fn unfreeze(&self, _: Request<UnfreezeRequest>) -> Result<Response<Done>, Status> {
         self.machine.agent().unfreeze().await?;
         Ok(Response::new(Done {}))
+    }
+
+    async fn guest_ping(&self, request: Request<GuestPingRequest>) -> Result<Response<Done>, Status> {
+        let agent = self.machine.agent();
+        if agent.probes_paused() {
+            return Ok(Response::new(Done {}));
+        }
+        let pinged = agent.ping(seconds(request.into_inner().timeout_seconds)).await;
+        let state = self.machine.watch().borrow().clone();
+        match pinged {
+            Err(error) if !excuses_silence(state.lifecycle(), &state.reason) => {
+                agent.note_probe(false);
+                Err(error.into())
+            }
+            Err(_) => Ok(Response::new(Done {})),
+            Ok(()) => {
+                agent.note_probe(true);
+                Ok(Response::new(Done {}))
+            }
+        }
+    }
+
+    async fn guest_exec(&self, request: Request<GuestExecRequest>) -> Result<Response<GuestExecReply>, Status> {
+        let GuestExecRequest { path, arguments, timeout_seconds } = request.into_inner();
+        let Executed { exit_code, output } =
+            self.machine.agent().exec(&path, &arguments, seconds(timeout_seconds)).await?;
+        Ok(Response::new(GuestExecReply { exit_code, output }))
     }
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {

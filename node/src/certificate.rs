@@ -1,6 +1,6 @@
-//! The agent's own certificate.
+//! The agent's own certificates: the one that it serves with, and one that it shows to guests.
 //!
-//! The agent makes a key that never leaves its memory and asks for a certificate that names its node, by a
+//! For each the agent makes a key that never leaves its memory and asks for a certificate that names its node, by a
 //! CertificateSigningRequest. virt-controller answers if the request came from the agent's service account on that very
 //! node. At 80 % of a certificate's life the next one is asked for, with a new key.
 //!
@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use api::tls::{HANDLER_CN, HANDLER_SIGNER, handler_request_name, handler_server_name};
+use api::tls::{GUEST_CLIENT_CN, HANDLER_CN, HANDLER_SIGNER, handler_request_name, handler_server_name};
 use k8s_openapi::{
     ByteString,
     api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec},
@@ -44,8 +44,31 @@ const MAX_CHAIN: usize = 64 * 1024;
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// The wall clock may be set: it is looked at this often.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
-/// What the certificate is for: the agent is server to virt-api and to scrapers.
-const USAGES: [&str; 3] = ["digital signature", "server auth", "client auth"];
+
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug)]
+pub enum Role {
+    /// The agent is server to virt-api and to scrapers.
+    Agent,
+    /// The agent is a client of guests.
+    GuestClient,
+}
+
+impl Role {
+    fn common_name(self) -> &'static str {
+        match self {
+            Self::Agent => HANDLER_CN,
+            Self::GuestClient => GUEST_CLIENT_CN,
+        }
+    }
+
+    fn usages(self) -> &'static [&'static str] {
+        match self {
+            Self::Agent => &["digital signature", "server auth", "client auth"],
+            Self::GuestClient => &["digital signature", "client auth"],
+        }
+    }
+}
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
@@ -91,34 +114,45 @@ impl Validity {
     }
 }
 
-/// The agent's identity, kept fresh until `stop`. It is empty until the first certificate is signed.
+/// The agent's identity in a role, kept fresh until `stop`. It is empty until the first certificate is signed, which is
+/// asked for when `wanted` is ready.
 #[must_use]
-pub fn follow(client: Client, node: &str, stop: CancellationToken) -> Identity {
+pub fn follow(
+    client: Client,
+    node: &str,
+    role: Role,
+    wanted: impl Future<Output = ()> + Send + 'static,
+    stop: CancellationToken,
+) -> Identity {
     let identity = Identity::empty();
     let (followed, node) = (identity.clone(), node.to_owned());
+    let keep = async move {
+        wanted.await;
+        keep_fresh(client, &node, role, &followed).await;
+    };
     tokio::spawn(async move {
         tokio::select! {
             () = stop.cancelled() => {}
-            () = keep_fresh(client, &node, &followed) => {}
+            () = keep => {}
         }
     });
     identity
 }
 
-async fn keep_fresh(client: Client, node: &str, identity: &Identity) {
+async fn keep_fresh(client: Client, node: &str, role: Role, identity: &Identity) {
     let mut pause = BACKOFF.0;
     loop {
-        match obtain(&client, node, identity).await {
+        match obtain(&client, node, role, identity).await {
             Ok(validity) => {
                 pause = BACKOFF.0;
-                tracing::info!(until = validity.until, "certificate in force");
+                tracing::info!(?role, until = validity.until, "certificate in force");
                 while Timestamp::now().as_second() < validity.renewal() {
                     sleep(CLOCK_CHECK).await;
                 }
             }
             Err(error) => {
                 let source = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::warn!(%error, source, ?pause, "no certificate");
+                tracing::warn!(%error, source, ?role, ?pause, "no certificate");
                 sleep(pause).await;
                 pause = (pause * 2).min(BACKOFF.1);
             }
@@ -127,9 +161,9 @@ async fn keep_fresh(client: Client, node: &str, identity: &Identity) {
 }
 
 /// Gets one certificate and puts it in force.
-async fn obtain(client: &Client, node: &str, identity: &Identity) -> Result<Validity, Error> {
+async fn obtain(client: &Client, node: &str, role: Role, identity: &Identity) -> Result<Validity, Error> {
     let key = KeyPair::generate()?;
-    let request = request(node, &key)?;
+    let request = request(node, role, &key)?;
     let api: Api<CertificateSigningRequest> = Api::all(client.clone());
     let name = request.metadata.name.clone().unwrap_or_default();
     timeout(CALL_TIMEOUT, api.create(&PostParams::default(), &request))
@@ -152,10 +186,10 @@ async fn obtain(client: &Client, node: &str, identity: &Identity) -> Result<Vali
 }
 
 /// The request for a certificate that names the node.
-fn request(node: &str, key: &KeyPair) -> Result<CertificateSigningRequest, Error> {
+fn request(node: &str, role: Role, key: &KeyPair) -> Result<CertificateSigningRequest, Error> {
     let mut params = CertificateParams::new([handler_server_name(node)])?;
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, HANDLER_CN);
+    params.distinguished_name.push(DnType::CommonName, role.common_name());
     let pem = params.serialize_request(key)?.pem()?;
     let random = uuid::Uuid::new_v4().simple().to_string();
     Ok(CertificateSigningRequest {
@@ -166,7 +200,7 @@ fn request(node: &str, key: &KeyPair) -> Result<CertificateSigningRequest, Error
         spec: CertificateSigningRequestSpec {
             request: ByteString(pem.into_bytes()),
             signer_name: HANDLER_SIGNER.to_owned(),
-            usages: Some(USAGES.map(str::to_owned).to_vec()),
+            usages: Some(role.usages().iter().map(|usage| (*usage).to_owned()).collect()),
             ..CertificateSigningRequestSpec::default()
         },
         status: None,
@@ -227,7 +261,7 @@ mod tests {
     #[test]
     fn a_request_names_role_and_node() {
         let key = KeyPair::generate().unwrap();
-        let request = request("node-1", &key).unwrap();
+        let request = request("node-1", Role::Agent, &key).unwrap();
         assert!(request.metadata.name.as_ref().unwrap().starts_with("virt-handler-node-1-"));
         assert_eq!(request.spec.signer_name, "kubevirt.io/virt-handler");
         let pem = String::from_utf8(request.spec.request.0.clone()).unwrap();
@@ -243,7 +277,7 @@ mod tests {
     #[test]
     fn a_signed_request_becomes_the_identity() {
         let key = KeyPair::generate().unwrap();
-        let request = request("node-1", &key).unwrap();
+        let request = request("node-1", Role::Agent, &key).unwrap();
         let chain = signed(&request);
         let validity = check(&chain, "node-1").unwrap();
         assert!(validity.from < validity.until);
@@ -305,7 +339,7 @@ mod tests {
     async fn the_agent_gets_an_identity_that_names_its_node() {
         let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
         let stop = CancellationToken::new();
-        let identity = follow(api_server(true, made), "node-1", stop.clone());
+        let identity = follow(api_server(true, made), "node-1", Role::Agent, std::future::ready(()), stop.clone());
         timeout(Duration::from_secs(10), identity.ready()).await.unwrap();
         let certificate = identity.current().unwrap();
         let (_, leaf) = <x509_parser::certificate::X509Certificate<'_> as x509_parser::prelude::FromDer<_>>::from_der(
@@ -319,10 +353,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn nothing_is_asked_for_before_it_is_wanted() {
+        let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let (stop, gate) = (CancellationToken::new(), CancellationToken::new());
+        let wanted = gate.clone().cancelled_owned();
+        let identity = follow(api_server(true, made), "node-1", Role::GuestClient, wanted, stop.clone());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(requests.try_recv().is_err() && identity.current().is_none());
+        gate.cancel();
+        timeout(Duration::from_secs(10), identity.ready()).await.unwrap();
+        let certificate = identity.current().unwrap();
+        let (_, leaf) = <x509_parser::certificate::X509Certificate<'_> as x509_parser::prelude::FromDer<_>>::from_der(
+            &certificate.cert[0],
+        )
+        .unwrap();
+        assert_eq!(leaf.subject().to_string(), "CN=kubevirt.io:system:client:vsock");
+        stop.cancel();
+    }
+
+    #[tokio::test]
     async fn a_denied_agent_asks_again_ever_more_seldom() {
         let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
         let stop = CancellationToken::new();
-        let identity = follow(api_server(false, made), "node-1", stop.clone());
+        let identity = follow(api_server(false, made), "node-1", Role::Agent, std::future::ready(()), stop.clone());
         // At once, after one second and after two more.
         tokio::time::sleep(Duration::from_millis(2500)).await;
         stop.cancel();
@@ -336,7 +389,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_waited_for_and_a_denial_is_told() {
-        let mut request = request("node-1", &KeyPair::generate().unwrap()).unwrap();
+        let mut request = request("node-1", Role::Agent, &KeyPair::generate().unwrap()).unwrap();
         assert!(matches!(answer(&request), Ok(None)));
         let condition = |type_: &str| CertificateSigningRequestCondition {
             type_: type_.to_owned(),

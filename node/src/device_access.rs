@@ -7,12 +7,12 @@
 use api::VirtualMachineInstance;
 
 use crate::{
-    device_plugin::{Device, KVM, TUN, VHOST_NET},
+    device_plugin::{Device, KVM, TUN, VHOST_NET, VHOST_VSOCK},
     safe_dir::{Error, Kind, Peer, SafeDir},
 };
 
 /// Devices that a launcher opens itself.
-const OPENED: [Device; 3] = [KVM, TUN, VHOST_NET];
+const OPENED: [Device; 4] = [KVM, TUN, VHOST_NET, VHOST_VSOCK];
 
 /// Gives the devices that are in the launcher's container to its user: those that every launcher opens, and the block
 /// devices of the machine's claims. Returns the names of those; devices that the pod does not have are left out.
@@ -35,17 +35,25 @@ fn grant_in(dev: &SafeDir, volumes: &[&str], user: u32) -> Result<Vec<String>, E
     let blocks = blocks.filter(|(_, outcome)| !matches!(outcome, Err(Error::WrongKind { .. })));
     let mut granted = Vec::new();
     for (name, outcome) in devices.into_iter().chain(blocks) {
-        match outcome {
-            Ok(()) => granted.push(name.to_owned()),
-            Err(error) if error.is_not_found() => {}
-            // The node's own device, mounted into the container: its owner is not ours to change.
-            Err(Error::Escape(_)) => {
-                tracing::warn!(device = name, "device is mounted into the launcher, its owner is left as it is");
-            }
-            Err(error) => return Err(error),
+        if is_granted(name, outcome)? {
+            granted.push(name.to_owned());
         }
     }
     Ok(granted)
+}
+
+/// Whether a device was given away, which it is not if the container does not have it.
+pub(crate) fn is_granted(name: &str, outcome: Result<(), Error>) -> Result<bool, Error> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_not_found() => Ok(false),
+        // The node's own device, mounted into the container: its owner is not ours to change.
+        Err(Error::Escape(_)) => {
+            tracing::warn!(device = name, "device is mounted into the launcher, its owner is left as it is");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether the launcher has `/dev/kvm`.

@@ -233,7 +233,7 @@ pub fn labels(capabilities: &Capabilities, surroundings: &Surroundings) -> BTree
         }
     }
     if surroundings.architecture == "amd64" {
-        for name in capabilities.hyperv.iter().filter_map(|name| hyperv_label(name)) {
+        for name in capabilities.hyperv.iter().flat_map(|name| hyperv_labels(name)) {
             add(label::HYPERV_PREFIX, name, TRUE);
         }
     }
@@ -293,19 +293,22 @@ fn is_obsolete(model: &str, configured: &BTreeMap<String, bool>) -> bool {
 }
 
 /// What a machine's selector calls a Hyper-V feature that libvirt lists.
-fn hyperv_label(libvirt: &str) -> Option<&'static str> {
-    Some(match libvirt {
-        "frequencies" => "frequencies",
-        "ipi" => "ipi",
-        "reenlightenment" => "reenlightenment",
-        "reset" => "reset",
-        "runtime" => "runtime",
-        "stimer" => "synictimer",
-        "synic" => "synic",
-        "tlbflush" => "tlbflush",
-        "vpindex" => "vpindex",
-        _ => return None,
-    })
+fn hyperv_labels(libvirt: &str) -> &'static [&'static str] {
+    match libvirt {
+        "frequencies" => &["frequencies"],
+        "ipi" => &["ipi"],
+        "reenlightenment" => &["reenlightenment"],
+        // Whoever offers anything of Hyper-V can do this; kernels of the last ten years count time with it.
+        "relaxed" => &["base", "time"],
+        "reset" => &["reset"],
+        "runtime" => &["runtime"],
+        "stimer" => &["synictimer"],
+        // QEMU offers it on kernels with the second form only.
+        "synic" => &["synic", "synic2"],
+        "tlbflush" => &["tlbflush"],
+        "vpindex" => &["vpindex"],
+        _ => &[],
+    }
 }
 
 /// Whether the API server takes it as the key of a label: the name has at most 63 characters of a few kinds.

@@ -3,7 +3,8 @@
 //! It drives the launchers of its node's machines and records what they do ([`machine`], [`launcher`]), sets up the
 //! network of their pods ([`network`]), offers the node's devices to kubelet ([`device_plugin`], [`host_devices`]),
 //! describes the node in labels ([`heartbeat`], [`labels`], [`capabilities`]) and carries consoles and lifecycle requests
-//! ([`server`]). It is ready when machines can start ([`readiness`]).
+//! ([`server`]), and connections to ports of guests, which in turn ask it whom to trust ([`vsock`]). It is ready when
+//! machines can start ([`readiness`]).
 //!
 //! Every byte, path and socket of a pod or guest is hostile: all access to files goes through [`safe_dir`].
 
@@ -22,6 +23,7 @@ pub mod network;
 pub mod readiness;
 pub mod safe_dir;
 pub mod server;
+pub mod vsock;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -49,6 +51,7 @@ use crate::{
     domain_metrics::DomainMetrics,
     machine::{ApiRecords, Machines, NodeHost},
     metrics::Metrics,
+    vsock::Guests,
 };
 
 /// The kernel's tree of devices. A container shows the node's, as far as it is not about networks.
@@ -122,7 +125,11 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     let node = options.node_name.as_str();
     let config = process::config::follow(client.clone(), &options.namespace);
     let roots = Roots::follow(client.clone(), &options.namespace, api::tls::CA_CONFIG_MAP, api::tls::CA_BUNDLE_KEY);
-    let identity = certificate::follow(client.clone(), node, stop.clone());
+    let at_once = std::future::ready(());
+    let identity = certificate::follow(client.clone(), node, certificate::Role::Agent, at_once, stop.clone());
+    let mut gates = config.clone();
+    let with_vsock = async move { vsock::service::wanted(&mut gates, true).await };
+    let to_guests = certificate::follow(client.clone(), node, certificate::Role::GuestClient, with_vsock, stop.clone());
     let readiness = Readiness::new();
     readiness.set("certificate", false);
     readiness.set("machines", false);
@@ -130,6 +137,7 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
 
     let host = NodeHost::new(
         node.to_owned(),
+        options.listen,
         &options.kubelet_root,
         &options.capabilities_dir,
         &options.device_dir,
@@ -141,8 +149,13 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     let mut parts = JoinSet::new();
     parts.spawn(follow_verbosity(config.clone(), verbosity, node.to_owned()));
     let streams = TaskTracker::new();
-    serve(&options, &client, &config, &metrics, &readiness, &machines, &identity, &roots, &streams, &stop, &mut parts)
-        .await?;
+    let guests = Guests::new(to_guests);
+    serve(
+        &options, &client, &config, &metrics, &readiness, &machines, &identity, &roots, guests, &streams, &stop,
+        &mut parts,
+    )
+    .await?;
+    parts.spawn(vsock::service::run(options.device_dir.clone(), config.clone(), roots, stop.clone()));
     let listed = {
         let (readiness, ready) = (readiness.clone(), metrics.ready.clone());
         move || {
@@ -195,6 +208,7 @@ async fn serve(
     machines: &Machines,
     identity: &Identity,
     roots: &Roots,
+    guests: Guests,
     streams: &TaskTracker,
     stop: &CancellationToken,
     parts: &mut JoinSet<()>,
@@ -223,7 +237,7 @@ async fn serve(
     let console_limits = Limits { connections: CONSOLE_CONNECTIONS, share, ..Limits::default() };
     let listener = listen(SocketAddr::new(options.listen, options.console_port)).await?;
     let shares = Shares::of(server::MAX_STREAMS);
-    let router = server::router(machines.clone(), metrics.streams.clone(), shares, streams.clone());
+    let router = server::router(machines.clone(), metrics.streams.clone(), shares, guests, streams.clone());
     parts.spawn(process::tls::serve(listener, console_tls, router, console_limits, stop.clone()));
 
     let (identity, readiness) = (identity.clone(), readiness.clone());

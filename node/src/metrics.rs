@@ -54,6 +54,8 @@ pub enum StreamKind {
     Vnc,
     /// A channel for USB redirection.
     UsbRedirection,
+    /// A connection to a VSOCK port.
+    Vsock,
 }
 
 impl StreamKind {
@@ -62,6 +64,7 @@ impl StreamKind {
             Self::Console => "console",
             Self::Vnc => "vnc",
             Self::UsbRedirection => "usbredir",
+            Self::Vsock => "vsock",
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod events;
 pub mod logging;
 mod object;
 pub mod ops;
+pub mod profiler;
 pub mod rest_metrics;
 pub mod shares;
 pub mod signals;

@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/livez` and `/readyz`.
+//! `/metrics`, `/healthz`, `/livez`, `/readyz`, and the word on profiles.
 
 use std::{
     collections::BTreeMap,
@@ -11,13 +11,13 @@ use axum::{
     extract::State,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{MethodRouter, get},
 };
 use kube::Client;
 use prometheus::{Encoder, IntGauge, Registry, TextEncoder};
 use serde_json::{Value, json};
 
-use crate::{config::ConfigHandle, rest_metrics};
+use crate::{config::ConfigHandle, profiler::Profiler, rest_metrics};
 
 /// How long an answer of the API server about its version is reused, so that probes cause no load.
 const VERSION_TTL: Duration = Duration::from_secs(10);
@@ -84,13 +84,16 @@ impl Ops {
         Self { client, config, readiness, registry, resident, version: Arc::default() }
     }
 
-    /// The router with the four endpoints.
+    /// The router with the endpoints.
     pub fn router(self) -> Router {
         Router::new()
             .route("/metrics", get(metrics))
             .route("/healthz", get(healthz))
             .route("/livez", get(|| async { "ok" }))
             .route("/readyz", get(readyz))
+            .route("/start-profiler", profiler(Profiler::Start))
+            .route("/stop-profiler", profiler(Profiler::Stop))
+            .route("/dump-profiler", profiler(Profiler::Dump))
             .with_state(self)
     }
 
@@ -160,6 +163,10 @@ async fn readyz(State(ops): State<Ops>) -> Response {
     }
 }
 
+fn profiler(asked: Profiler) -> MethodRouter<Ops> {
+    get(move |State(ops): State<Ops>| async move { asked.answer(ops.config.current().cluster_profiler) })
+}
+
 fn resident_bytes() -> Option<i64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -169,7 +176,27 @@ fn resident_bytes() -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use api::config::ClusterConfig;
+    use axum::{body::Body, http::Request};
+    use tower::ServiceExt;
+
     use super::*;
+
+    #[tokio::test]
+    async fn every_process_answers_who_asks_for_its_profiles() {
+        for (allowed, code) in [(false, StatusCode::FORBIDDEN), (true, StatusCode::NOT_IMPLEMENTED)] {
+            let nobody = tower::service_fn(|_: Request<kube::client::Body>| async {
+                Err::<axum::http::Response<Body>, _>(std::io::Error::other("nobody is to be asked"))
+            });
+            let config = ConfigHandle::fixed(ClusterConfig { cluster_profiler: allowed, ..ClusterConfig::default() });
+            let ops = Ops::new(Client::new(nobody, "default"), config, Readiness::new(), Registry::new());
+            for path in ["/start-profiler", "/stop-profiler", "/dump-profiler"] {
+                let request = Request::get(path).body(Body::empty()).unwrap();
+                let response = ops.clone().router().oneshot(request).await.unwrap();
+                assert_eq!(response.status(), code, "{path}");
+            }
+        }
+    }
 
     #[test]
     fn readiness_names_what_is_missing() {

@@ -24,10 +24,12 @@ use k8s_openapi::apimachinery::pkg::{
     apis::meta::v1::{ObjectMeta, Time},
 };
 
+use crate::addresses;
+
 /// Name of the network and interface a machine gets when it asks for none.
 const DEFAULT_NETWORK: &str = "default";
-/// CPU request that is the same as asking for none.
-const PLAIN_CPU_REQUEST: &str = "100m";
+/// CPU request, in thousandths, that is the same as asking for none.
+const PLAIN_CPU_REQUEST: i64 = 100;
 
 /// What is made up for one request.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +44,7 @@ pub struct Fresh {
 
 /// Sets the defaults a template and a machine share. Fails when the cluster's own default network is not allowed.
 pub fn spec(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), String> {
+    addresses::normalize(spec);
     platform(spec, config);
     resources(spec, config);
     topology(spec);
@@ -87,12 +90,12 @@ fn resources(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
     let domain = &mut spec.domain;
     let dedicated = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
     let resources = &mut domain.resources;
-    if let Some(limit) = resources.limits.get("cpu").filter(|limit| is_amount(limit))
+    if let Some(limit) = resources.limits.get("cpu").filter(|limit| is_amount(limit) && !is_zero(limit))
         && resources.requests.get("cpu").is_none_or(is_zero)
     {
         resources.requests.insert("cpu".to_owned(), limit.clone());
     }
-    if config.cpu_request.0 != PLAIN_CPU_REQUEST && !dedicated {
+    if quantity::milli(&config.cpu_request) != Ok(PLAIN_CPU_REQUEST) && !dedicated {
         resources.requests.entry("cpu".to_owned()).or_insert_with(|| config.cpu_request.clone());
     }
 
@@ -180,7 +183,8 @@ pub(crate) fn is_empty(text: Option<&String>) -> bool {
     text.is_none_or(String::is_empty)
 }
 
-fn is_zero(amount: &Quantity) -> bool {
+/// Whether an amount is none.
+pub(crate) fn is_zero(amount: &Quantity) -> bool {
     quantity::milli(amount) == Ok(0)
 }
 
@@ -215,7 +219,7 @@ mod tests {
                     "cpu": {"sockets": 1, "cores": 1, "threads": 1},
                     "devices": {
                         "disks": [{"name": "cd"}],
-                        "interfaces": [{"name": "default", "masquerade": {}}],
+                        "interfaces": [{"name": "default", "bridge": {}}],
                     },
                     "machine": {"type": "q35"},
                     "memory": {"guest": "128Mi"},
@@ -261,6 +265,25 @@ mod tests {
     }
 
     #[test]
+    fn cpu_request_follows_the_limit_then_the_cluster() {
+        let request = |limits: Value, cluster: &str| {
+            let config = ClusterConfig { cpu_request: Quantity(cluster.to_owned()), ..ClusterConfig::default() };
+            let spec = defaulted(json!({"domain": {"devices": {}, "resources": {"limits": limits}}}), &config);
+            spec["domain"]["resources"]["requests"]["cpu"].as_str().map(str::to_owned)
+        };
+        for (limits, cluster, want) in [
+            (json!({"cpu": "2"}), "100m", Some("2")),
+            (json!({"cpu": "2"}), "50m", Some("2")),
+            (json!({"cpu": "0"}), "100m", None),
+            (json!({"cpu": "0"}), "50m", Some("50m")),
+            (json!({}), "50m", Some("50m")),
+            (json!({}), "0.1", None),
+        ] {
+            assert_eq!(request(limits.clone(), cluster).as_deref(), want, "{limits} {cluster}");
+        }
+    }
+
+    #[test]
     fn sockets_follow_the_cpu_limit_and_partial_topologies_stay() {
         let config = ClusterConfig::default();
         let spec = defaulted(json!({"domain": {"devices": {}, "resources": {"limits": {"cpu": "1500m"}}}}), &config);
@@ -279,11 +302,11 @@ mod tests {
 
     #[test]
     fn default_network_follows_the_cluster() {
-        let mut config = ClusterConfig { default_network_interface: "bridge".to_owned(), ..ClusterConfig::default() };
-        let spec = defaulted(json!({"domain": {"devices": {}}}), &config);
-        assert_eq!(spec["domain"]["devices"]["interfaces"][0], json!({"name": "default", "bridge": {}}));
-        config.permit_bridge_interface_on_pod_network = false;
+        let mut config = ClusterConfig { permit_bridge_interface_on_pod_network: false, ..ClusterConfig::default() };
         assert!(super::spec(&mut VirtualMachineInstanceSpec::default(), &config).is_err());
+        config.default_network_interface = "masquerade".to_owned();
+        let spec = defaulted(json!({"domain": {"devices": {}}}), &config);
+        assert_eq!(spec["domain"]["devices"]["interfaces"], json!([{"name": "default", "masquerade": {}}]));
         config.default_network_interface = "slirp".to_owned();
         assert!(super::spec(&mut VirtualMachineInstanceSpec::default(), &config).is_err());
     }

@@ -10,18 +10,20 @@ use crate::causes::Causes;
 /// What to do when a volume names nothing, as it may be said.
 const POLICIES: [&str; 2] = ["Reject", "Ignore"];
 
-/// Refuses a VM whose matchers cannot be resolved.
+/// Refuses a VM whose matchers cannot be resolved. The first that is wrong answers.
 pub(super) fn check(vm: &VirtualMachine) -> Result<(), Causes> {
-    let mut causes = Causes::new();
     for role in Role::ALL {
-        if let Some(matcher) = Matcher::of(vm, role) {
-            check_one(role, &matcher, &mut causes);
+        let Some(matcher) = Matcher::of(vm, role) else { continue };
+        let causes = check_one(role, &matcher);
+        if !causes.is_empty() {
+            return Err(causes);
         }
     }
-    if causes.is_empty() { Ok(()) } else { Err(causes) }
+    Ok(())
 }
 
-fn check_one(role: Role, matcher: &Matcher, causes: &mut Causes) {
+fn check_one(role: Role, matcher: &Matcher) -> Causes {
+    let mut causes = Causes::new();
     let path = format!("spec.{}", role.field());
     let infers = !matcher.infer_from_volume.is_empty();
     if matcher.name.is_empty() && !infers {
@@ -49,19 +51,21 @@ fn check_one(role: Role, matcher: &Matcher, causes: &mut Causes) {
             format!("Invalid value '{policy}' for InferFromVolumeFailurePolicy"),
         );
     }
+    causes
 }
 
-/// Refuses a VM that names another object but keeps the copy of the former.
+/// Refuses a VM that names another object but keeps the copy of the former. The first matcher that does answers.
 pub(super) fn check_update(vm: &VirtualMachine, old: &VirtualMachine) -> Result<(), Causes> {
-    let mut causes = Causes::new();
     for role in Role::ALL {
         let (Some(new), Some(old)) = (Matcher::of(vm, role), Matcher::of(old, role)) else { continue };
         if !new.revision_name.is_empty() && new.name != old.name && new.revision_name == old.revision_name {
+            let mut causes = Causes::new();
             causes.invalid(
                 format!("spec.{}.revisionName", role.field()),
                 "the Matcher Name has been updated without updating the RevisionName",
             );
+            return Err(causes);
         }
     }
-    if causes.is_empty() { Ok(()) } else { Err(causes) }
+    Ok(())
 }

@@ -87,6 +87,13 @@ fn vm_is_checked_with_what_it_names() {
 }
 
 #[test]
+fn memory_that_an_instance_type_leaves_at_0_is_no_fault_of_the_vm() {
+    let named = json!({"instancetype": {"name": "c"}});
+    let response = validated(named, &[class(json!({"memory": {"guest": "0"}}))]);
+    assert_eq!(response["allowed"], true, "{response}");
+}
+
+#[test]
 fn conflicts_are_named_each_by_its_field() {
     let spec = json!({
         "instancetype": {"name": "c"},
@@ -201,6 +208,20 @@ fn matchers_have_to_be_resolvable() {
         let cause = &status["details"]["causes"][0];
         assert_eq!((&cause["message"], &cause["field"]), (&json!(message), &json!(field)));
     }
+}
+
+#[test]
+fn first_matcher_that_is_wrong_answers() {
+    let both = |matcher: Value| vm(json!({"instancetype": matcher, "preference": matcher}));
+    let fields = |status: Value| {
+        let causes = status["details"]["causes"].as_array().unwrap().clone();
+        causes.iter().map(|cause| cause["field"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let status = mutated(&both(json!({"name": "a", "kind": "b", "inferFromVolume": "v"})), None, &[]).unwrap_err();
+    assert_eq!(fields(status), ["spec.instancetype.name", "spec.instancetype.kind"]);
+    let named = |name: &str| both(json!({"name": name, "revisionName": "r"}));
+    let status = mutated(&named("b"), Some(&named("a")), &[]).unwrap_err();
+    assert_eq!(fields(status), ["spec.instancetype.revisionName"]);
 }
 
 #[test]

@@ -12,10 +12,6 @@ use crate::causes::Causes;
 /// What virt-handler could not offer to kubelet.
 pub(super) fn causes(permitted: &PermittedHostDevices, causes: &mut Causes) {
     let root = format!("{CONFIGURATION}.permittedHostDevices");
-    if !permitted.mediated_devices.is_empty() {
-        let field = format!("{root}.mediatedDevices");
-        causes.not_supported(field.clone(), format!("{field} is not supported yet: mediated devices"));
-    }
     let mut names = BTreeSet::new();
     for (index, device) in permitted.pci_host_devices.iter().enumerate() {
         let field = format!("{root}.pciHostDevices[{index}]");

@@ -4,7 +4,7 @@
 //! type of the API, which made half of virt-api, and copies each key to know where it is. Here keys are borrowed, and a
 //! place is written out only when somebody is to be told of it.
 
-use std::{fmt, slice};
+use std::slice;
 
 use serde::{
     Deserializer,
@@ -13,28 +13,7 @@ use serde::{
 use serde_json::{Error, Map, Value, map};
 
 use super::Notes;
-
-/// Where a value stands in the one that is read.
-#[derive(Clone, Copy)]
-pub(super) enum Place<'a> {
-    /// It is the one that is read.
-    Root,
-    /// Member of an object.
-    Member(&'a Place<'a>, &'a str),
-    /// Item of a list.
-    Item(&'a Place<'a>, usize),
-}
-
-impl fmt::Display for Place<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Place::Root => Ok(()),
-            Place::Member(Place::Root, key) => formatter.write_str(key),
-            Place::Member(parent, key) => write!(formatter, "{parent}.{key}"),
-            Place::Item(parent, index) => write!(formatter, "{parent}[{index}]"),
-        }
-    }
-}
+use crate::place::Place;
 
 /// A value with its place.
 pub(super) struct Tracked<'de, 'a> {

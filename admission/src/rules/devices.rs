@@ -20,7 +20,7 @@ pub(super) fn inputs(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
 
 /// What is wrong with IO threads.
 pub(super) fn io_threads(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
-    let Some(policy) = spec.domain.io_threads_policy.as_deref().filter(|policy| !policy.is_empty()) else { return };
+    let Some(policy) = spec.domain.io_threads_policy.as_deref() else { return };
     match policy {
         "shared" | "auto" => {}
         "supplementalPool" => {
@@ -89,7 +89,7 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
         }
     }
     launch_security::causes(root, spec, config, causes);
-    if devices.autoattach_vsock == Some(true) && !config.enabled("VSOCK") {
+    if devices.autoattach_vsock == Some(true) && !config.enabled(gates::VSOCK) {
         causes.invalid(path("autoattachVSOCK"), "VSOCK feature gate is not enabled in kubevirt-config");
     }
     let reservation = devices.disks.iter().any(|disk| disk.lun.as_ref().is_some_and(|lun| lun.reservation));

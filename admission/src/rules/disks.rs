@@ -9,7 +9,10 @@ use api::{
 };
 
 use super::network::is_pci_address;
-use crate::{causes::Causes, names};
+use crate::{
+    causes::{Causes, Path},
+    names,
+};
 
 const BUSES: [&str; 4] = ["virtio", "scsi", "sata", "usb"];
 const SERIAL_MAX: usize = 256;
@@ -21,7 +24,7 @@ pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &Cl
     let devices = &spec.domain.devices;
     let mut orders = BTreeSet::new();
     for (index, disk) in devices.disks.iter().enumerate() {
-        let path = format!("{root}.domain.devices.disks[{index}]");
+        let path = format_args!("{root}.domain.devices.disks[{index}]");
         let volume = spec.volumes.iter().find(|volume| volume.name == disk.name);
         if volume.is_none() && disk.cdrom.is_none() {
             causes.invalid(format!("{path}.name"), format!("{path}.Name '{}' not found.", disk.name));
@@ -40,10 +43,10 @@ pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &Cl
             );
         }
         if volume.is_some_and(|volume| volume.downward_metrics.is_some()) {
-            metrics(&path, disk, causes);
+            metrics(path, disk, causes);
         }
         if disk.boot_order.is_some_and(|order| !orders.insert(order)) {
-            already_set(&path, causes);
+            already_set(path, causes);
         }
     }
     for (index, interface) in devices.interfaces.iter().enumerate() {
@@ -54,19 +57,19 @@ pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &Cl
                 format!("{root}[{index}] must have a boot order > 0, if supplied"),
             );
         } else if !orders.insert(order) {
-            already_set(&format!("{root}.domain.devices.interfaces[{index}]"), causes);
+            already_set(format_args!("{root}.domain.devices.interfaces[{index}]"), causes);
         }
     }
 }
 
-fn already_set(device: &str, causes: &mut Causes) {
+fn already_set(device: Path<'_>, causes: &mut Causes) {
     let field = format!("{device}.bootOrder");
     let message = format!("Boot order for {field} already set for a different device.");
     causes.invalid(field, message);
 }
 
 /// Metrics of the host are read from a disk like any other, on one bus.
-fn metrics(path: &str, disk: &Disk, causes: &mut Causes) {
+fn metrics(path: Path<'_>, disk: &Disk, causes: &mut Causes) {
     let field = format!("{path}.disk");
     match &disk.disk {
         None => {
@@ -87,7 +90,7 @@ fn metrics(path: &str, disk: &Disk, causes: &mut Causes) {
 
 /// What is wrong with the disks themselves, of a machine or a preset.
 pub(crate) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
-    let list = format!("{root}.domain.devices.disks");
+    let list = format_args!("{root}.domain.devices.disks");
     let disks = &spec.domain.devices.disks;
     for (index, disk) in disks.iter().enumerate() {
         for (other, _) in disks.iter().enumerate().take(index).filter(|(_, other)| other.name == disk.name) {
@@ -96,21 +99,21 @@ pub(crate) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
                 format!("{list}[{index}] and {list}[{other}] must not have the same Name."),
             );
         }
-        one(&list, index, disk, causes);
+        one(list, index, disk, causes);
     }
 }
 
-fn one(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
+fn one(list: Path<'_>, index: usize, disk: &Disk, causes: &mut Causes) {
     // Tools know a few of these fields by a path that names the list twice.
-    let doubled = format!("{list}.domain.devices.disks");
-    let path = format!("{list}[{index}]");
+    let doubled = format_args!("{list}.domain.devices.disks");
+    let path = format_args!("{list}[{index}]");
     let targets = [
         ("disk", disk.disk.as_ref().map(|target| target.bus.as_deref())),
         ("lun", disk.lun.as_ref().map(|target| target.bus.as_deref())),
         ("cdrom", disk.cdrom.as_ref().map(|target| target.bus.as_deref())),
     ];
     if targets.iter().filter(|(_, bus)| bus.is_some()).count() > 1 {
-        causes.invalid(path.clone(), format!("{path} can only have a single target type defined"));
+        causes.invalid(path, format!("{path} can only have a single target type defined"));
     }
     let address = disk.disk.as_ref().and_then(|target| target.pci_address.as_deref()).unwrap_or_default();
     let bus_of_disk = disk.disk.as_ref().and_then(|target| target.bus.as_deref()).unwrap_or_default();
@@ -133,17 +136,17 @@ fn one(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
     // Of a disk with several targets, which is refused above, only the first is looked at.
     let (target, bus) = targets.into_iter().find_map(|(name, bus)| Some((name, bus?))).unwrap_or_default();
     if let Some(bus) = bus.filter(|bus| !bus.is_empty()) {
-        let field = format!("{path}.{target}.bus");
+        let field = format_args!("{path}.{target}.bus");
         if bus == "ide" {
-            causes.invalid(field.clone(), "IDE bus is not supported");
+            causes.invalid(field, "IDE bus is not supported");
         } else if !BUSES.contains(&bus) {
             causes.invalid(
-                field.clone(),
+                field,
                 format!("{path} is set with an unrecognized bus {bus}, must be one of: [{}]", BUSES.join(" ")),
             );
         }
         if target == "cdrom" && bus == "virtio" {
-            causes.invalid(field.clone(), "Bus type virtio is invalid for CD-ROM device");
+            causes.invalid(field, "Bus type virtio is invalid for CD-ROM device");
         }
         if target == "disk" && bus == "sata" && disk.disk.as_ref().is_some_and(|disk| disk.readonly) {
             causes.invalid(field, "sata hard-disks do not support read-only.");
@@ -160,12 +163,12 @@ fn one(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
         causes.invalid(format!("{doubled}[{index}].name"), error);
     }
     if let Some(size) = &disk.block_size {
-        block_size(&path, size, bus == Some("sata"), causes);
+        block_size(path, size, bus == Some("sata"), causes);
     }
 }
 
-fn words(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
-    let path = format!("{list}[{index}]");
+fn words(list: Path<'_>, index: usize, disk: &Disk, causes: &mut Causes) {
+    let path = format_args!("{list}[{index}]");
     let text = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     if let Some(serial) = text(&disk.serial) {
         if !serial.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.+-".contains(&byte)) {
@@ -206,7 +209,7 @@ fn words(list: &str, index: usize, disk: &Disk, causes: &mut Causes) {
     }
 }
 
-fn block_size(path: &str, size: &BlockSize, sata: bool, causes: &mut Causes) {
+fn block_size(path: Path<'_>, size: &BlockSize, sata: bool, causes: &mut Causes) {
     let Some(custom) = &size.custom else { return };
     if size.match_volume.as_ref().is_some_and(|matching| matching.is_enabled()) {
         causes

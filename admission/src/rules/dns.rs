@@ -1,10 +1,8 @@
 //! DNS settings of the launcher pod, by the rules Kubernetes has for pods.
 
-use std::net::IpAddr;
-
 use api::VirtualMachineInstanceSpec;
 
-use crate::{causes::Causes, names};
+use crate::{addresses, causes::Causes, names};
 
 const POLICIES: [&str; 5] = ["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None", ""];
 const NAMESERVERS_MAX: usize = 3;
@@ -37,7 +35,7 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
             format!("must not have more than {NAMESERVERS_MAX} nameservers: [{}]", nameservers.join(" ")),
         );
     }
-    for server in nameservers.iter().filter(|server| server.parse::<IpAddr>().is_err()) {
+    for server in nameservers.iter().filter(|server| addresses::address(server).is_none()) {
         causes.invalid("nameservers", format!("must be valid IP address: {server}"));
     }
     let searches = config.searches.as_deref().unwrap_or_default();
@@ -71,7 +69,7 @@ mod tests {
 
     #[test]
     fn policy_is_known_and_none_brings_nameservers() {
-        accepts(json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.1"]}}));
+        accepts(json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.1", "01.1.1.1"]}}));
         refuses(json!({"dnsPolicy": "Maybe"}), "spec.dnsPolicy", "DNSPolicy: Maybe is not supported");
         refuses(json!({"dnsPolicy": "None"}), "spec.dnsConfig", "must provide `dnsConfig`");
         refuses(json!({"dnsPolicy": "None", "dnsConfig": {}}), "nameservers", "at least one DNS nameserver");

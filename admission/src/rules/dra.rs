@@ -183,10 +183,9 @@ struct Kind<'a> {
 impl Kind<'_> {
     fn check(&self, root: &str, config: &ClusterConfig, causes: &mut Causes) {
         let Self { list, word, plural, gate, devices } = self;
-        let field = format!("{root}.domain.devices.{list}");
+        let field = format_args!("{root}.domain.devices.{list}");
         let claimed = devices.iter().filter(|device| device.is_claimed()).count();
-        let named = devices.iter().filter(|device| !device.name.is_empty()).count();
-        if *list == "gpus" && claimed > 0 && named > 0 {
+        if *list == "gpus" && claimed > 0 && claimed < devices.len() {
             causes.invalid(
                 field,
                 "vmi.spec.domain.devices.gpus contains both DRA and non-DRA GPUs; each GPU must be either DRA or non-DRA",
@@ -195,13 +194,13 @@ impl Kind<'_> {
         }
         for _ in devices.iter().filter(|device| device.name.is_empty() && !device.asks) {
             causes.required(
-                field.clone(),
+                field,
                 format!("vmi.spec.domain.devices.{list} contains {plural} without deviceName or claimRequest; each {word} must specify either a deviceName or a claimRequest"),
             );
         }
         for _ in devices.iter().filter(|device| !device.name.is_empty() && device.asks) {
             causes.invalid(
-                field.clone(),
+                field,
                 format!("vmi.spec.domain.devices.{list} contains {plural} with both deviceName and claimRequest"),
             );
         }

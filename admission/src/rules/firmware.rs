@@ -53,7 +53,7 @@ pub(crate) fn boot(path: &str, firmware: &Firmware, causes: &mut Causes) {
                 if container.image.trim().is_empty() {
                     causes.required(format!("{field}.image"), format!("{field} must be defined with an image"));
                 }
-                pull_policy(&field, container.image_pull_policy.as_deref(), causes);
+                pull_policy(format_args!("{field}"), container.image_pull_policy.as_deref(), causes);
                 let files = [("kernelPath", &container.kernel_path), ("initrdPath", &container.initrd_path)];
                 if files.iter().all(|(_, file)| file.as_deref().unwrap_or_default().is_empty()) {
                     causes.required(

@@ -8,6 +8,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::{causes::Causes, names};
 
+/// Annotations that take a gate: key, gate, and what is said where it is off.
+const GATED: [(&str, &str, &str); 2] = [
+    (
+        annotation::IGNITION_DATA,
+        "ExperimentalIgnitionSupport",
+        "ExperimentalIgnitionSupport feature gate is not enabled in kubevirt-config",
+    ),
+    (annotation::HOOK_SIDECARS, "Sidecar", "sidecar feature gate is not enabled in kubevirt-config"),
+];
+
 /// What is wrong with the metadata at `root`.
 pub fn causes(root: &str, metadata: &ObjectMeta, config: &ClusterConfig, is_component: bool) -> Causes {
     let mut causes = Causes::new();
@@ -26,32 +36,29 @@ pub fn causes(root: &str, metadata: &ObjectMeta, config: &ClusterConfig, is_comp
             "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
         );
     }
-    for (key, gate, message) in [
-        (
-            annotation::IGNITION_DATA,
-            "ExperimentalIgnitionSupport",
-            "ExperimentalIgnitionSupport feature gate is not enabled in kubevirt-config",
-        ),
-        (annotation::HOOK_SIDECARS, "Sidecar", "sidecar feature gate is not enabled in kubevirt-config"),
-    ] {
-        let set = metadata.annotations.as_ref().and_then(|all| all.get(key)).is_some_and(|value| !value.is_empty());
-        if !set {
-            continue;
-        }
-        let field = format!("{root}.annotations");
-        if config.enabled(gate) {
-            causes.not_supported(field.clone(), format!("{field}.{key} is not supported yet"));
-        } else {
+    for (key, gate, message) in GATED {
+        if !annotation_of(metadata, key).is_empty() && !config.enabled(gate) {
+            let field = format!("{root}.annotations");
             let message = format!("{message}, invalid entry {field}.{key}");
             causes.invalid(field, message);
         }
     }
-    let key = annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX;
-    if metadata.annotations.as_ref().and_then(|all| all.get(key)).is_some_and(|value| value == "true") {
-        let field = format!("{root}.annotations");
-        causes.not_supported(field.clone(), format!("{field}.{key} is not supported yet"));
-    }
     causes
+}
+
+/// Annotations in the metadata at `root` that nothing carries out yet.
+pub fn unsupported(root: &str, metadata: &ObjectMeta, causes: &mut Causes) {
+    let gated = GATED.iter().map(|(key, ..)| *key).filter(|key| !annotation_of(metadata, key).is_empty());
+    let placed = [annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX].into_iter();
+    for key in gated.chain(placed.filter(|key| annotation_of(metadata, key) == "true")) {
+        let field = format!("{root}.annotations");
+        let message = format!("{field}.{key} is not supported yet");
+        causes.not_supported(field, message);
+    }
+}
+
+fn annotation_of<'a>(metadata: &'a ObjectMeta, key: &str) -> &'a str {
+    metadata.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -88,8 +95,18 @@ mod tests {
     #[test]
     fn placement_of_devices_that_is_not_carried_out_is_refused() {
         let key = "kubevirt.io/placePCIDevicesOnRootComplex";
-        for (value, refused) in [("true", 1), ("false", 0), ("True", 0), ("", 0)] {
-            assert_eq!(check(json!({"annotations": {key: value}}), false).len(), refused, "{value:?}");
+        for (key, value, refused) in [
+            (key, "true", 1),
+            (key, "false", 0),
+            (key, "True", 0),
+            (key, "", 0),
+            ("kubevirt.io/ignitiondata", "{}", 1),
+            ("hooks.kubevirt.io/hookSidecars", "", 0),
+        ] {
+            let metadata = serde_json::from_value(json!({"annotations": {key: value}})).unwrap();
+            let mut causes = Causes::new();
+            unsupported("metadata", &metadata, &mut causes);
+            assert_eq!(causes.as_slice().len(), refused, "{key} {value:?}");
         }
     }
 

@@ -26,7 +26,7 @@ pub mod volumes;
 
 use api::{EvictionStrategy, StartStrategy, VirtualMachineInstanceSpec, config::ClusterConfig, gates};
 
-use crate::{causes::Causes, names, unsupported};
+use crate::{causes::Causes, names};
 
 /// What is wrong with a spec.
 pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> Causes {
@@ -59,7 +59,6 @@ pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfi
     grace::causes(root, spec, config, &mut causes);
     devices::causes(root, spec, config, &mut causes);
     service_account(root, spec, &mut causes);
-    unsupported::spec(root, spec, &mut causes);
     causes
 }
 
@@ -126,7 +125,7 @@ fn machine_type(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterC
 }
 
 fn start_strategy(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
-    let path = format!("{root}.startStrategy");
+    let path = format_args!("{root}.startStrategy");
     match &spec.start_strategy {
         None => {}
         Some(StartStrategy::Other(word)) => {

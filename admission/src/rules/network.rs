@@ -1,9 +1,6 @@
 //! Interfaces and the networks they connect to.
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr},
-};
+use std::collections::BTreeSet;
 
 use api::{
     VirtualMachineInstanceSpec,
@@ -11,7 +8,11 @@ use api::{
     vmi::network::{Interface, Network, Port, PortRange},
 };
 
-use crate::{causes::Causes, names};
+use crate::{
+    addresses,
+    causes::{Causes, Path},
+    names,
+};
 
 const MODELS: [&str; 7] = ["e1000", "e1000e", "igb", "ne2k_pci", "pcnet", "rtl8139", "virtio"];
 /// Address of the bridge inside the pod.
@@ -23,27 +24,26 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
     let interfaces = &spec.domain.devices.interfaces;
     networks(root, &spec.networks, causes);
     let connected = interfaces.iter().enumerate().map(|(index, interface)| {
-        let path = format!("{root}.domain.devices.interfaces[{index}]");
-        (path, interface, spec.networks.iter().find(|network| network.name == interface.name))
+        (index, interface, spec.networks.iter().find(|network| network.name == interface.name))
     });
-    for (path, interface, network) in connected.clone() {
-        state(&path, interface, network, causes);
+    for (index, interface, network) in connected.clone() {
+        state(format_args!("{root}.domain.devices.interfaces[{index}]"), interface, network, causes);
     }
-    for (path, interface, network) in connected {
-        binding(&path, interface, network, config, causes);
+    for (index, interface, network) in connected {
+        binding(format_args!("{root}.domain.devices.interfaces[{index}]"), interface, network, config, causes);
     }
     duplicate_names(root, &spec.networks, causes);
     super::dra::networks(root, spec, config, causes);
     matching(root, spec, causes);
     for (index, interface) in interfaces.iter().enumerate() {
-        let path = format!("{root}.domain.devices.interfaces[{index}]");
+        let path = format_args!("{root}.domain.devices.interfaces[{index}]");
         let on_pod = spec.networks.iter().any(|network| network.name == interface.name && network.pod.is_some());
-        device(&path, interface, causes);
+        device(path, interface, causes);
         if on_pod {
-            ports(&path, &interface.ports, causes);
+            ports(path, &interface.ports, causes);
         }
-        port_ranges(&path, interface, on_pod, config, causes);
-        dhcp(root, &path, interface, causes);
+        port_ranges(path, interface, on_pod, config, causes);
+        dhcp(root, path, interface, causes);
     }
 }
 
@@ -68,7 +68,7 @@ fn networks(root: &str, networks: &[Network], causes: &mut Causes) {
     }
     for (index, network) in networks.iter().enumerate() {
         let sources = [network.pod.is_some(), network.multus.is_some(), network.resource_claim.is_some()];
-        let path = format!("{root}.networks[{index}]");
+        let path = format_args!("{root}.networks[{index}]");
         match sources.iter().filter(|set| **set).count() {
             0 => causes.required(path, "should have a network type"),
             1 => {}
@@ -99,19 +99,14 @@ fn networks(root: &str, networks: &[Network], causes: &mut Causes) {
 
 /// Whether a text is a range of addresses, with room for the guest and its gateway.
 fn is_range(text: &str, bits: u8) -> bool {
-    let Some((address, prefix)) = text.split_once('/') else { return false };
-    let family = match address.parse::<IpAddr>() {
-        Ok(IpAddr::V4(_)) => 32,
-        Ok(IpAddr::V6(_)) => 128,
-        Err(_) => return false,
-    };
-    let digits = !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_digit());
-    family == bits && digits && prefix.parse::<u8>().is_ok_and(|prefix| prefix <= bits - 2)
+    let Some((start, prefix)) = addresses::range(text) else { return false };
+    let family = if start.is_ipv4() { 32 } else { 128 };
+    family == bits && prefix <= bits - 2
 }
 
-fn state(path: &str, interface: &Interface, network: Option<&Network>, causes: &mut Causes) {
+fn state(path: Path<'_>, interface: &Interface, network: Option<&Network>, causes: &mut Causes) {
     let (name, state) = (&interface.name, interface.state.as_deref().unwrap_or_default());
-    let field = format!("{path}.state");
+    let field = format_args!("{path}.state");
     match state {
         "" => {}
         "up" | "down" if interface.sriov.is_some() => {
@@ -121,7 +116,7 @@ fn state(path: &str, interface: &Interface, network: Option<&Network>, causes: &
         "absent" => {
             if interface.bridge.is_none() {
                 causes.invalid(
-                    field.clone(),
+                    field,
                     format!("\"{name}\" interface's state \"absent\" is supported only for bridge binding"),
                 );
             }
@@ -141,7 +136,13 @@ fn state(path: &str, interface: &Interface, network: Option<&Network>, causes: &
     }
 }
 
-fn binding(path: &str, interface: &Interface, network: Option<&Network>, config: &ClusterConfig, causes: &mut Causes) {
+fn binding(
+    path: Path<'_>,
+    interface: &Interface,
+    network: Option<&Network>,
+    config: &ClusterConfig,
+    causes: &mut Causes,
+) {
     let bindings = [
         interface.bridge.is_some(),
         interface.masquerade.is_some(),
@@ -200,7 +201,7 @@ fn duplicate_names(root: &str, networks: &[Network], causes: &mut Causes) {
 fn matching(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let interfaces = &spec.domain.devices.interfaces;
     for (index, network) in spec.networks.iter().enumerate() {
-        let field = format!("{root}.networks[{index}].name");
+        let field = format_args!("{root}.networks[{index}].name");
         if !interfaces.iter().any(|interface| interface.name == network.name) {
             let message = format!("{field} '{}' not found.", network.name);
             causes.required(field, message);
@@ -214,22 +215,22 @@ fn matching(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) 
         }
     }
     for (index, interface) in interfaces.iter().enumerate() {
-        let field = field(index);
         if !spec.networks.iter().any(|network| network.name == interface.name) {
+            let field = field(index);
             let message = format!("{field} '{}' not found.", interface.name);
             causes.invalid(field, message);
         }
     }
 }
 
-fn device(path: &str, interface: &Interface, causes: &mut Causes) {
-    let name = format!("{path}.name");
+fn device(path: Path<'_>, interface: &Interface, causes: &mut Causes) {
+    let name = format_args!("{path}.name");
     let well_formed = |text: &str| {
         !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
     };
     if !well_formed(&interface.name) {
         causes.invalid(
-            name.clone(),
+            name,
             "Network interface name can only contain alphabetical characters, numbers, dashes (-) or underscores (_)",
         );
     }
@@ -290,13 +291,13 @@ pub(super) fn is_pci_address(text: &str) -> bool {
     }
 }
 
-fn ports(path: &str, ports: &[Port], causes: &mut Causes) {
+fn ports(path: Path<'_>, ports: &[Port], causes: &mut Causes) {
     let mut seen = BTreeSet::new();
     for (index, port) in ports.iter().enumerate() {
-        let field = format!("{path}.ports[{index}].name");
+        let field = format_args!("{path}.ports[{index}].name");
         if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
             if !seen.insert(name) {
-                causes.duplicate(field.clone(), format!("Duplicate name of the port: {name}"));
+                causes.duplicate(field, format!("Duplicate name of the port: {name}"));
             }
             if !names::is_port_name(name) {
                 causes.invalid(field, format!("Invalid name of the port: {name}"));
@@ -316,7 +317,7 @@ fn ports(path: &str, ports: &[Port], causes: &mut Causes) {
     }
 }
 
-fn port_ranges(path: &str, interface: &Interface, on_pod: bool, config: &ClusterConfig, causes: &mut Causes) {
+fn port_ranges(path: Path<'_>, interface: &Interface, on_pod: bool, config: &ClusterConfig, causes: &mut Causes) {
     let ranges = &interface.port_ranges;
     if ranges.is_empty() {
         return;
@@ -370,7 +371,7 @@ fn port_ranges(path: &str, interface: &Interface, on_pod: bool, config: &Cluster
     }
 }
 
-fn dhcp(root: &str, path: &str, interface: &Interface, causes: &mut Causes) {
+fn dhcp(root: &str, path: Path<'_>, interface: &Interface, causes: &mut Causes) {
     let Some(options) = &interface.dhcp_options else { return };
     let mut seen = BTreeSet::new();
     if !options.private_options.iter().all(|option| seen.insert(option.option)) {
@@ -380,7 +381,7 @@ fn dhcp(root: &str, path: &str, interface: &Interface, causes: &mut Causes) {
         causes.invalid(root, "provided DHCPPrivateOptions are out of range, must be in range 224 to 254");
     }
     for (index, server) in options.ntp_servers.iter().enumerate() {
-        if server.parse::<Ipv4Addr>().is_err() {
+        if addresses::address_v4(server).is_none() {
             causes.invalid(
                 format!("{path}.dhcpOptions.ntpServers[{index}]"),
                 "NTP servers must be a list of valid IPv4 addresses.",
@@ -435,6 +436,7 @@ mod tests {
     fn ranges_have_room_for_guest_and_gateway() {
         let pod = |pod: Value| json!({"networks": [{"name": "default", "pod": pod}]});
         accepts(pod(json!({"vmNetworkCIDR": "192.168.7.0/24", "vmIPv6NetworkCIDR": "fd10:0:2::/120"})));
+        accepts(pod(json!({"vmNetworkCIDR": "10.10.010.0/24"})));
         for range in ["10.0.2.0", "10.0.2.0/31", "10.0.2.0/40", "fd10::/64", "10.0.2/24", "10.0.2.0/+8"] {
             refuses(pod(json!({"vmNetworkCIDR": range})), "spec.networks[0].pod.vmNetworkCIDR", "is not an IPv4 range");
         }
@@ -569,6 +571,7 @@ mod tests {
             "spec",
             "duplicate DHCPPrivateOptions",
         );
+        accepts(options(json!({"ntpServers": ["127.0.0.1", "0127.0.0.3"]})));
         refuses(
             options(json!({"ntpServers": ["ntp.example"]})),
             &format!("{IF}.dhcpOptions.ntpServers[0]"),

@@ -3,31 +3,34 @@
 use api::{VirtualMachineInstanceSpec, vmi::spec::Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::{causes::Causes, names};
+use crate::{
+    causes::{Causes, Path},
+    names,
+};
 
 /// What is wrong with the probes.
 pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let pod_network = spec.networks.iter().any(|network| network.pod.is_some());
     let probes = [("readinessProbe", &spec.readiness_probe), ("livenessProbe", &spec.liveness_probe)];
-    let probes = probes.into_iter().filter_map(|(name, probe)| Some((format!("{root}.{name}"), probe.as_ref()?)));
-    for (path, probe) in probes.clone() {
-        handler(&path, probe, causes);
+    let probes = probes.into_iter().filter_map(|(name, probe)| Some((name, probe.as_ref()?)));
+    for (name, probe) in probes.clone() {
+        handler(format_args!("{root}.{name}"), probe, causes);
     }
-    for (path, probe) in probes.clone().filter(|_| !pod_network) {
+    for (name, probe) in probes.clone().filter(|_| !pod_network) {
         for (handler, set) in [("httpGet", probe.http_get.is_some()), ("tcpSocket", probe.tcp_socket.is_some())] {
             if set {
-                let field = format!("{path}.{handler}");
+                let field = format!("{root}.{name}.{handler}");
                 let message = format!("{field} is only allowed if the Pod Network is attached");
                 causes.invalid(field, message);
             }
         }
     }
-    for (path, probe) in probes {
-        values(&path, probe, causes);
+    for (name, probe) in probes {
+        values(format_args!("{root}.{name}"), probe, causes);
     }
 }
 
-fn handler(path: &str, probe: &Probe, causes: &mut Causes) {
+fn handler(path: Path<'_>, probe: &Probe, causes: &mut Causes) {
     let handlers =
         [probe.http_get.is_some(), probe.tcp_socket.is_some(), probe.exec.is_some(), probe.guest_agent_ping.is_some()];
     match handlers.iter().filter(|set| **set).count() {
@@ -40,7 +43,7 @@ fn handler(path: &str, probe: &Probe, causes: &mut Causes) {
     }
 }
 
-fn values(path: &str, probe: &Probe, causes: &mut Causes) {
+fn values(path: Path<'_>, probe: &Probe, causes: &mut Causes) {
     let ports = [
         ("httpGet", probe.http_get.as_ref().map(|get| &get.port)),
         ("tcpSocket", probe.tcp_socket.as_ref().map(|socket| &socket.port)),

@@ -3,7 +3,7 @@
 use api::{VirtualMachineInstanceSpec, quantity, quantity::QuantityError};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::causes::Causes;
+use crate::causes::{Causes, Path};
 
 /// Smallest memory anything could run in.
 const MEMORY_MIN: i64 = 1_000_000;
@@ -13,23 +13,23 @@ const MEMORY_MAX: i64 = 4 << 60;
 
 const MALFORMED: &str = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 
-/// An amount that is read, with its text for messages.
-struct Amount {
-    path: String,
-    text: String,
+/// An amount that is read.
+struct Amount<'a> {
+    path: Path<'a>,
+    quantity: &'a Quantity,
     value: i64,
 }
 
-impl Amount {
+impl<'a> Amount<'a> {
     fn read(
-        path: String,
-        quantity: Option<&Quantity>,
+        path: Path<'a>,
+        quantity: Option<&'a Quantity>,
         read: fn(&Quantity) -> Result<i64, QuantityError>,
         causes: &mut Causes,
     ) -> Option<Self> {
         let quantity = quantity?;
         match read(quantity) {
-            Ok(value) => Some(Self { path, text: quantity::canonical(quantity), value }),
+            Ok(value) => Some(Self { path, quantity, value }),
             Err(QuantityError::Malformed(_)) => {
                 let message = format!("{path} '{}': {MALFORMED}", quantity.0);
                 causes.invalid(path, message);
@@ -43,17 +43,22 @@ impl Amount {
         }
     }
 
+    /// Its text for messages.
+    fn text(&self) -> String {
+        quantity::canonical(self.quantity)
+    }
+
     fn not_negative(&self, causes: &mut Causes) {
         if self.value < 0 {
-            let message = format!("{} '{}': must be greater than or equal to 0.", self.path, self.text);
-            causes.invalid(self.path.clone(), message);
+            let message = format!("{} '{}': must be greater than or equal to 0.", self.path, self.text());
+            causes.invalid(self.path, message);
         }
     }
 
     fn at_least(&self, least: i64, text: &str, causes: &mut Causes) {
         if self.value < least {
-            let message = format!("{} '{}': must be greater than or equal to {text}.", self.path, self.text);
-            causes.invalid(self.path.clone(), message);
+            let message = format!("{} '{}': must be greater than or equal to {text}.", self.path, self.text());
+            causes.invalid(self.path, message);
         }
     }
 }
@@ -61,9 +66,10 @@ impl Amount {
 /// What is wrong with amounts of memory.
 pub(super) fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let resources = &spec.domain.resources;
-    let path = |which: &str| format!("{root}.domain.resources.{which}.memory");
-    let request = Amount::read(path("requests"), resources.requests.get("memory"), quantity::units, causes);
-    let limit = Amount::read(path("limits"), resources.limits.get("memory"), quantity::units, causes);
+    let path = format_args!("{root}.domain.resources.requests.memory");
+    let request = Amount::read(path, resources.requests.get("memory"), quantity::units, causes);
+    let path = format_args!("{root}.domain.resources.limits.memory");
+    let limit = Amount::read(path, resources.limits.get("memory"), quantity::units, causes);
     if let Some(request) = &request {
         request.not_negative(causes);
         if request.value > 0 {
@@ -74,29 +80,38 @@ pub(super) fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
         limit.not_negative(causes);
         if let Some(request) = request.as_ref().filter(|request| limit.value > 0 && request.value > limit.value) {
             let message =
-                format!("{} '{}' is greater than {} '{}'", request.path, request.text, limit.path, limit.text);
-            causes.invalid(request.path.clone(), message);
+                format!("{} '{}' is greater than {} '{}'", request.path, request.text(), limit.path, limit.text());
+            causes.invalid(request.path, message);
         }
     }
 
     let given = spec.domain.memory.as_ref();
     huge_pages(root, spec, causes);
-    let path = format!("{root}.domain.memory.guest");
+    let path = format_args!("{root}.domain.memory.guest");
     let Some(guest) = Amount::read(path, given.and_then(|memory| memory.guest.as_ref()), quantity::units, causes)
     else {
         return;
     };
-    guest.at_least(MEMORY_MIN, "1M", causes);
-    if guest.value > MEMORY_MAX {
-        let message = format!("{} '{}': must be less than or equal to 4Ei.", guest.path, guest.text);
-        causes.invalid(guest.path.clone(), message);
+    // Guest memory that nobody gave is what is requested, or the limit: what is wrong with that has been told.
+    let is = |amount: &Option<Amount>| amount.as_ref().is_some_and(|amount| amount.value == guest.value);
+    let (requested, limited) = (is(&request), is(&limit));
+    let told = (requested && guest.value != 0) || (limited && guest.value < 0);
+    if !told {
+        guest.at_least(MEMORY_MIN, "1M", causes);
     }
-    if let Some(limit) = limit.filter(|limit| limit.value > 0 && guest.value > limit.value) {
+    if guest.value > MEMORY_MAX {
+        let message = format!("{} '{}': must be less than or equal to 4Ei.", guest.path, guest.text());
+        causes.invalid(guest.path, message);
+    }
+    if let Some(limit) = limit.filter(|limit| !requested && limit.value > 0 && guest.value > limit.value) {
         let message = format!(
             "{} '{}' must be equal to or less than the memory limit {} '{}'",
-            guest.path, guest.text, limit.path, limit.text
+            guest.path,
+            guest.text(),
+            limit.path,
+            limit.text()
         );
-        causes.invalid(guest.path.clone(), message);
+        causes.invalid(guest.path, message);
     }
 }
 
@@ -135,9 +150,10 @@ fn huge_pages(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes
 /// What is wrong with amounts of CPU.
 pub(super) fn cpu(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
     let resources = &spec.domain.resources;
-    let path = |which: &str| format!("{root}.domain.resources.{which}.cpu");
-    let request = Amount::read(path("requests"), resources.requests.get("cpu"), quantity::milli, causes);
-    let limit = Amount::read(path("limits"), resources.limits.get("cpu"), quantity::milli, causes);
+    let path = format_args!("{root}.domain.resources.requests.cpu");
+    let request = Amount::read(path, resources.requests.get("cpu"), quantity::milli, causes);
+    let path = format_args!("{root}.domain.resources.limits.cpu");
+    let limit = Amount::read(path, resources.limits.get("cpu"), quantity::milli, causes);
     if let Some(request) = &request {
         request.not_negative(causes);
     }
@@ -148,7 +164,8 @@ pub(super) fn cpu(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Ca
         && limit.value > 0
         && request.value > limit.value
     {
-        let message = format!("{} '{}' is greater than {} '{}'", request.path, request.text, limit.path, limit.text);
+        let message =
+            format!("{} '{}' is greater than {} '{}'", request.path, request.text(), limit.path, limit.text());
         causes.invalid(request.path, message);
     }
 }
@@ -214,6 +231,22 @@ mod tests {
         ] {
             refuses(guest(amount), "spec.domain.memory.guest", message);
         }
+    }
+
+    #[test]
+    fn guest_memory_that_follows_a_wrong_amount_is_not_told_again() {
+        let same = |amount: &str, resources: Value| {
+            let machine = machine(json!({"domain": {"memory": {"guest": amount}, "resources": resources}}));
+            let mut causes = Causes::new();
+            memory("spec", &machine, &mut causes);
+            causes.as_slice().iter().map(|cause| cause.field.clone()).collect::<Vec<_>>()
+        };
+        let request = "spec.domain.resources.requests.memory";
+        assert_eq!(same("-64Mi", json!({"requests": {"memory": "-64Mi"}})), [request]);
+        assert_eq!(same("64Ki", json!({"requests": {"memory": "64Ki"}})), [request]);
+        assert_eq!(same("2Gi", json!({"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}})), [request]);
+        assert_eq!(same("-1", json!({"limits": {"memory": "-1"}})), ["spec.domain.resources.limits.memory"]);
+        assert_eq!(same("64Ki", json!({"limits": {"memory": "64Ki"}})), ["spec.domain.memory.guest"]);
     }
 
     #[test]

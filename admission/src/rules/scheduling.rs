@@ -1,6 +1,6 @@
 //! Where a machine may run: the rules Kubernetes has for pods, so that a machine fails here and not as its pod.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::{
     api::core::v1::{
@@ -15,7 +15,7 @@ use crate::{causes::Causes, names};
 const WEIGHT: &str = "must be in the range 1-100";
 
 fn invalid(path: &str, value: &str, detail: &str, causes: &mut Causes) {
-    causes.invalid(path, format!("{path}: Invalid value: \"{value}\": {detail}"));
+    causes.invalid(path, format!("{path}: Invalid value: {value:?}: {detail}"));
 }
 
 fn required(path: &str, detail: &str, causes: &mut Causes) {
@@ -163,6 +163,12 @@ fn pod_term(path: &str, term: &PodAffinityTerm, causes: &mut Causes) {
         }
     }
     topology_key(path, &term.topology_key, causes);
+    if term.topology_key.is_empty() {
+        // It is told as a name as well: clients know how many causes there are.
+        for error in names::qualified_name_errors("") {
+            invalid(&format!("{path}.topologyKey"), "", &error, causes);
+        }
+    }
 }
 
 fn topology_key(path: &str, key: &str, causes: &mut Causes) {
@@ -176,9 +182,16 @@ fn topology_key(path: &str, key: &str, causes: &mut Causes) {
     }
 }
 
+/// What a constraint says only once.
+fn kind(constraint: &TopologySpreadConstraint) -> (&str, &str) {
+    (constraint.topology_key.as_str(), constraint.when_unsatisfiable.as_str())
+}
+
 /// What is wrong with the spreading.
 pub(super) fn topology_spread(root: &str, constraints: &[TopologySpreadConstraint], causes: &mut Causes) {
-    let mut seen = BTreeSet::new();
+    // Of those that say the same, all but the last are told of.
+    let last: BTreeMap<(&str, &str), usize> =
+        constraints.iter().enumerate().map(|(index, constraint)| (kind(constraint), index)).collect();
     for (index, constraint) in constraints.iter().enumerate() {
         let path = format!("{root}.topologySpreadConstraints[{index}]");
         if constraint.max_skew <= 0 {
@@ -195,13 +208,13 @@ pub(super) fn topology_spread(root: &str, constraints: &[TopologySpreadConstrain
             );
             causes.invalid(path, message);
         }
-        if !seen.insert((&constraint.topology_key, action)) {
+        if let Some(selector) = &constraint.label_selector {
+            label_selector(&format!("{root}.topologySpreadConstraints.labelSelector"), selector, causes);
+        }
+        if last.get(&kind(constraint)) != Some(&index) {
             let path = format!("{path}.{{topologyKey, whenUnsatisfiable}}");
             let message = format!("{path}: Duplicate value: \"{{{}, {action}}}\"", constraint.topology_key);
             causes.invalid(path, message);
-        }
-        if let Some(selector) = &constraint.label_selector {
-            label_selector(&format!("{root}.topologySpreadConstraints.labelSelector"), selector, causes);
         }
     }
 }
@@ -261,13 +274,13 @@ fn unsupported(path: &str, value: &str, known: &str, causes: &mut Causes) {
 
 /// What is wrong with the node selector.
 pub(super) fn node_selector(root: &str, selector: &BTreeMap<String, String>, causes: &mut Causes) {
-    let path = format!("{root}.nodeSelector");
+    let path = || format!("{root}.nodeSelector");
     for (key, value) in selector {
         for error in names::qualified_name_errors(key) {
-            invalid(&path, key, &error, causes);
+            invalid(&path(), key, &error, causes);
         }
         for error in names::label_value_errors(value) {
-            invalid(&path, value, &error, causes);
+            invalid(&path(), value, &error, causes);
         }
     }
 }
@@ -298,6 +311,11 @@ fn label_selector(path: &str, selector: &LabelSelector, causes: &mut Causes) {
         }
         for error in names::qualified_name_errors(&requirement.key) {
             invalid(&format!("{path}.key"), &requirement.key, &error, causes);
+        }
+        for (index, value) in requirement.values.iter().flatten().enumerate() {
+            for error in names::label_value_errors(value) {
+                invalid(&format!("{path}.values[{index}]"), value, &error, causes);
+            }
         }
     }
 }
@@ -370,6 +388,14 @@ mod tests {
         accepts(pod(json!({"topologyKey": "kubernetes.io/hostname"}), 1));
         refuses(pod(json!({"topologyKey": ""}), 1), &format!("{path}.podAffinityTerm.topologyKey"), "can not be empty");
         refuses(pod(json!({"topologyKey": "a"}), 101), &format!("{path}.weight"), "must be in the range 1-100");
+        assert_eq!(messages(pod(json!({"topologyKey": ""}), 1)).len(), 3);
+        let labelled = |value: &str| {
+            let expression = json!({"key": "a", "operator": "In", "values": ["b", value]});
+            pod(json!({"topologyKey": "a", "labelSelector": {"matchExpressions": [expression]}}), 1)
+        };
+        accepts(labelled("c"));
+        let field = format!("{path}.podAffinityTerm.labelSelector.matchExpressions[0].values[1]");
+        refuses(labelled("\"c d"), &field, &format!("{field}: Invalid value: \"\\\"c d\": a valid label must be"));
     }
 
     #[test]
@@ -390,9 +416,11 @@ mod tests {
         );
         refuses(
             json!({"topologySpreadConstraints": [spread(1, "DoNotSchedule"), spread(2, "DoNotSchedule")]}),
-            "spec.topologySpreadConstraints[1].{topologyKey, whenUnsatisfiable}",
-            "Duplicate value",
+            "spec.topologySpreadConstraints[0].{topologyKey, whenUnsatisfiable}",
+            "Duplicate value: \"{zone, DoNotSchedule}\"",
         );
+        let thrice = ["DoNotSchedule"; 3].map(|action| spread(1, action));
+        assert_eq!(messages(json!({"topologySpreadConstraints": thrice})).len(), 2);
     }
 
     #[test]

@@ -10,7 +10,10 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::LocalObjectReference;
 
 use super::firmware::image_path;
-use crate::{causes::Causes, names};
+use crate::{
+    causes::{Causes, Path},
+    names,
+};
 
 /// Most bytes of inline cloud-init data.
 const CLOUD_INIT_MAX: usize = 2048;
@@ -18,16 +21,19 @@ const PULL_POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
 /// What is wrong with the volumes.
 pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
-    let list = format!("{root}.volumes");
+    let list = format_args!("{root}.volumes");
     for (index, volume) in spec.volumes.iter().enumerate() {
-        let path = format!("{list}[{index}]");
+        let path = format_args!("{list}[{index}]");
         if let Some(other) = spec.volumes.iter().take(index).position(|other| other.name == volume.name) {
             causes.invalid(format!("{path}.name"), format!("{path} and {list}[{other}] must not have the same Name."));
         }
-        for error in names::label_errors(&volume.name) {
-            causes.invalid(format!("{path}.name"), error);
+        // Of a volume with a disk the disk's name, which is the same, is told.
+        if spec.domain.devices.disks.iter().all(|disk| disk.name != volume.name) {
+            for error in names::label_errors(&volume.name) {
+                causes.invalid(format!("{path}.name"), error);
+            }
         }
-        one(&path, volume, config, causes);
+        one(path, volume, config, causes);
     }
     for (what, count) in [
         ("serviceAccount volume", spec.volumes.iter().filter(|volume| volume.service_account.is_some()).count()),
@@ -35,12 +41,12 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
         ("memory dump volume", spec.volumes.iter().filter(|volume| volume.memory_dump.is_some()).count()),
     ] {
         if count > 1 {
-            causes.invalid(list.clone(), format!("{list} must have max one {what} set"));
+            causes.invalid(list, format!("{list} must have max one {what} set"));
         }
     }
     for (index, volume) in spec.volumes.iter().enumerate() {
         if let Some(disk) = &volume.container_disk {
-            container_disk(&format!("{list}[{index}].containerDisk"), disk, causes);
+            container_disk(format_args!("{list}[{index}].containerDisk"), disk, causes);
         }
     }
     if !spec.utility_volumes.is_empty() {
@@ -75,7 +81,7 @@ fn sources(volume: &Volume) -> usize {
     .count()
 }
 
-fn one(path: &str, volume: &Volume, config: &ClusterConfig, causes: &mut Causes) {
+fn one(path: Path<'_>, volume: &Volume, config: &ClusterConfig, causes: &mut Causes) {
     if volume.data_volume.as_ref().is_some_and(|source| source.name.is_empty()) {
         causes.required(format!("{path}.name"), "DataVolume 'name' must be set");
     }
@@ -154,18 +160,19 @@ fn one(path: &str, volume: &Volume, config: &ClusterConfig, causes: &mut Causes)
     }
 }
 
-fn container_disk(path: &str, disk: &ContainerDiskSource, causes: &mut Causes) {
+fn container_disk(path: Path<'_>, disk: &ContainerDiskSource, causes: &mut Causes) {
     if disk.image.trim().is_empty() {
         causes.required(format!("{path}.image"), format!("{path}.image must not be empty"));
     }
     pull_policy(path, disk.image_pull_policy.as_deref(), causes);
     if let Some(file) = disk.path.as_deref().filter(|file| !file.is_empty()) {
-        image_path(path, path, file, causes);
+        let path = path.to_string();
+        image_path(&path, &path, file, causes);
     }
 }
 
 /// Pull policies are those of Kubernetes.
-pub(super) fn pull_policy(path: &str, policy: Option<&str>, causes: &mut Causes) {
+pub(super) fn pull_policy(path: Path<'_>, policy: Option<&str>, causes: &mut Causes) {
     let policy = policy.unwrap_or_default();
     if !PULL_POLICIES.contains(&policy) {
         causes.not_supported(
@@ -175,7 +182,7 @@ pub(super) fn pull_policy(path: &str, policy: Option<&str>, causes: &mut Causes)
     }
 }
 
-fn host_disk(path: &str, disk: &HostDisk, config: &ClusterConfig, causes: &mut Causes) {
+fn host_disk(path: Path<'_>, disk: &HostDisk, config: &ClusterConfig, causes: &mut Causes) {
     if !config.enabled("HostDisk") {
         causes.invalid(path, "HostDisk feature gate is not enabled");
     }
@@ -207,12 +214,12 @@ struct CloudInit<'a> {
 }
 
 impl CloudInit<'_> {
-    fn check(&self, volume: &str, causes: &mut Causes) {
-        let path = format!("{volume}.{}", self.kind);
+    fn check(&self, volume: Path<'_>, causes: &mut Causes) {
+        let path = format_args!("{volume}.{}", self.kind);
         let user =
-            self.data(&path, self.user, "userdata", "userDataBase64", "UserDataSecretRef", "userdatasource", causes);
+            self.data(path, self.user, "userdata", "userDataBase64", "UserDataSecretRef", "userdatasource", causes);
         let network = self.data(
-            &path,
+            path,
             self.network,
             "networkdata",
             "networkDataBase64",
@@ -221,10 +228,7 @@ impl CloudInit<'_> {
             causes,
         );
         if user == 0 && network == 0 {
-            causes.invalid(
-                path.clone(),
-                format!("{path} must have at least one userdatasource or one networkdatasource set."),
-            );
+            causes.invalid(path, format!("{path} must have at least one userdatasource or one networkdatasource set."));
         }
     }
 
@@ -232,7 +236,7 @@ impl CloudInit<'_> {
     #[expect(clippy::too_many_arguments, reason = "the words differ between the two kinds in no regular way")]
     fn data(
         &self,
-        path: &str,
+        path: Path<'_>,
         (text, encoded, secret): Data<'_>,
         what: &str,
         encoded_field: &str,
@@ -240,11 +244,11 @@ impl CloudInit<'_> {
         source: &str,
         causes: &mut Causes,
     ) -> usize {
-        let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
-        let (text, encoded) = (given(text), given(encoded));
+        let text = text.as_deref().filter(|text| !text.is_empty());
+        let encoded = encoded.as_deref().filter(|encoded| !encoded.is_empty());
         let secret = secret.as_ref().is_some_and(|secret| !secret.name.is_empty());
-        let mut length = text.as_ref().map_or(0, String::len);
-        if let Some(encoded) = &encoded {
+        let mut length = text.map_or(0, str::len);
+        if let Some(encoded) = encoded {
             // Lines may be broken, as encoders do.
             match STANDARD.decode(encoded.trim().replace(['\r', '\n'], "")) {
                 Ok(decoded) => length = decoded.len(),

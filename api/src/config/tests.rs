@@ -27,8 +27,10 @@ fn zero_values_do_not_override() {
         "imagePullPolicy": "",
         "developerConfiguration": {"cpuAllocationRatio": 0, "memoryOvercommit": 0},
         "smbios": {"family": "", "product": "Box"},
+        "network": {"defaultNetworkInterface": ""},
     }))
     .unwrap();
+    assert_eq!(config.default_network_interface, "bridge");
     assert_eq!(config.image_pull_policy, "IfNotPresent");
     assert_eq!(config.cpu_allocation_ratio, 10);
     assert_eq!(config.memory_overcommit, 100);
@@ -46,7 +48,8 @@ fn values_of_the_object_win() {
             "featureGates": ["HostDisk"],
             "logVerbosity": {"virtAPI": 5, "nodeVerbosity": {"n1": 9}},
         },
-        "migrations": {"allowPostCopy": true},
+        "migrations": {"nodeDrainTaintKey": "example.com/drain"},
+        "virtualMachineInstancesPerNode": 20,
         "virtualMachineOptions": {"disableSerialConsoleLog": {}},
     }))
     .unwrap();
@@ -55,7 +58,8 @@ fn values_of_the_object_win() {
     assert!(config.arch("amd64").allows_machine("pc-i440fx-9.0"));
     assert!(!config.arch("amd64").allows_machine("q35"));
     assert_eq!(config.mem_balloon_stats_period, 0);
-    assert!(config.migrations.allow_workload_disruption);
+    assert_eq!(config.node_drain_taint_key, "example.com/drain");
+    assert_eq!(config.virtual_machine_instances_per_node, Some(20));
     assert!(!config.log_serial_console);
     assert_eq!(config.verbosity(component::VIRT_API, None), 5);
     assert_eq!(config.verbosity(component::VIRT_HANDLER, Some("n1")), 9);
@@ -72,6 +76,8 @@ fn unusable_values_are_refused() {
         json!({"network": {"defaultNetworkInterface": "tunnel"}}),
         json!({"additionalGuestMemoryOverheadRatio": "much"}),
         json!({"cpuRequest": "some"}),
+        json!({"virtualMachineInstancesPerNode": -1}),
+        json!({"virtualMachineInstancesPerNode": 10_001}),
     ] {
         assert!(read(configuration.clone()).is_err(), "{configuration}");
     }

@@ -69,8 +69,14 @@ pub(super) const VMI_SPEC: &[Rule] = &[
 /// Share of a claim a filesystem takes.
 pub(super) const CLAIM_OVERHEAD: fn() -> Value = || json!({"pattern": r"^(0(?:\.\d{1,3})?|1)$"});
 
+/// What 32 bits hold.
+const WORD: fn() -> Value = || json!({"minimum": 0, "maximum": u32::MAX});
+
 const VMI_STATUS: &[Rule] = &[
-    ("VSOCKCID", || json!({"minimum": 0, "maximum": 4_294_967_295_u64})),
+    ("VSOCKCID", WORD),
+    ("kernelBootStatus.initrdInfo.checksum", WORD),
+    ("kernelBootStatus.kernelInfo.checksum", WORD),
+    ("volumeStatus[].containerDiskVolume.checksum", WORD),
     ("migratedVolumes[].sourcePVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
     ("migratedVolumes[].destinationPVCInfo.filesystemOverhead", CLAIM_OVERHEAD),
     ("volumeStatus[].persistentVolumeClaimInfo.filesystemOverhead", CLAIM_OVERHEAD),

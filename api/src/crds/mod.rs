@@ -1,7 +1,8 @@
 //! The custom resource definitions, made from the types.
 //!
 //! The derived schema is brought into the form the API is known by: quantities with their pattern, the few lists that
-//! merge by key, closed enumerations, bounds, and the places below which unknown fields are kept.
+//! merge by key, the objects that never merge, closed enumerations, bounds, and the places below which unknown fields
+//! are kept.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Map, Value, json};
@@ -56,6 +57,18 @@ const FOREIGN: [&str; 15] = [
     "tcpSocket",
     "tolerations",
     "topologySpreadConstraints",
+];
+
+/// Members, sorted, of Kubernetes' own selectors and references. Who applies one owns all of it: half of the former
+/// selector or reference never stays next to half of the new one. Inlining takes the names of types away, but no other
+/// type of the schemas has exactly these members.
+const ATOMIC: [&[&str]; 6] = [
+    &["apiGroup", "kind", "name"],
+    &["apiVersion", "fieldPath"],
+    &["containerName", "divisor", "resource"],
+    &["matchExpressions", "matchFields"],
+    &["matchExpressions", "matchLabels"],
+    &["nodeSelectorTerms"],
 ];
 
 /// A rule on one place of a schema: a path of property names (`[]` steps into a list, `{}` into a map) and the keys
@@ -141,11 +154,19 @@ impl Definition {
             let node = descend(self.root()?, &full)
                 .ok_or_else(|| CrdError::NoSuchPath { crd: name.clone(), path: full.clone() })?;
             let keys = keys();
+            // A name that is empty when nothing is said need not be there.
+            let may_be_absent = keys.get("default") == Some(&json!(""));
             if let (Some(node), Value::Object(keys)) = (node.as_object_mut(), keys) {
                 if keys.contains_key("x-kubernetes-preserve-unknown-fields") && full.ends_with("metadata") {
                     node.remove("properties");
                 }
                 node.extend(keys);
+            }
+            if may_be_absent
+                && let Some((parent, field)) = full.rsplit_once('.')
+                && let Some(Value::Object(parent)) = descend(self.root()?, parent)
+            {
+                not_required(parent, field);
             }
         }
         Ok(self)
@@ -234,8 +255,13 @@ impl Definition {
         self
     }
 
-    /// Adds the metadata.
+    /// Marks what merges as a whole, which depends on the rules, and adds the metadata.
     fn finish(mut self) -> Result<CustomResourceDefinition, CrdError> {
+        for version in self.versions() {
+            if let Some(schema) = version.pointer_mut("/schema/openAPIV3Schema") {
+                mark_atomic(schema);
+            }
+        }
         self.crd["metadata"] = json!({
             "name": self.name,
             "labels": {self.label: ""},
@@ -258,6 +284,15 @@ fn descend<'a>(mut node: &'a mut Value, path: &str) -> Option<&'a mut Value> {
         }
     }
     Some(node)
+}
+
+/// Lets objects of a schema come without a field.
+fn not_required(object: &mut Map<String, Value>, field: &str) {
+    let Some(Value::Array(required)) = object.get_mut("required") else { return };
+    required.retain(|name| name.as_str() != Some(field));
+    if required.is_empty() {
+        object.remove("required");
+    }
 }
 
 /// Brings a derived schema into the form described at the top of this module. `bare` says that descriptions are
@@ -301,6 +336,36 @@ fn normalize(node: &mut Value, bare: bool) {
             normalize(inner, bare);
         }
     }
+}
+
+/// Says of each selector and reference below a schema that it is replaced as a whole.
+fn mark_atomic(node: &mut Value) {
+    let Some(object) = node.as_object_mut() else { return };
+    if let Some(properties) = object.get_mut("properties").and_then(Value::as_object_mut) {
+        let atomic = is_atomic(properties);
+        for property in properties.values_mut() {
+            mark_atomic(property);
+        }
+        if atomic {
+            object.insert("x-kubernetes-map-type".to_owned(), json!("atomic"));
+        }
+    }
+    for key in ["items", "additionalProperties"] {
+        if let Some(inner) = object.get_mut(key) {
+            mark_atomic(inner);
+        }
+    }
+}
+
+/// Whether an object with these properties is one of Kubernetes' own selectors or references.
+fn is_atomic(properties: &Map<String, Value>) -> bool {
+    let mut members: Vec<&str> = properties.keys().map(String::as_str).collect();
+    members.sort_unstable();
+    if members == ["name"] {
+        // Other objects have nothing but a name, too; that of a reference to an object is empty when left out.
+        return properties.get("name").and_then(|name| name.get("default")) == Some(&json!(""));
+    }
+    ATOMIC.contains(&members.as_slice())
 }
 
 /// Writes unsigned integers in the formats the API server knows.

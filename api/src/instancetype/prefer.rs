@@ -183,9 +183,9 @@ fn apply_firmware(preferred: &FirmwarePreferences, domain: &mut DomainSpec) {
         fill(&mut bios.use_serial, preferred.preferred_use_bios_serial.as_ref());
         return;
     }
-    if preferred.preferred_efi.is_some() {
-        // The older fields mean nothing beside this one.
-        fill(&mut bootloader.efi, preferred.preferred_efi.as_ref());
+    if let Some(efi) = preferred.preferred_efi.as_ref().filter(|_| is_open) {
+        // The older fields mean nothing beside this one, where it is used.
+        bootloader.efi = Some(efi.clone());
         return;
     }
     if is_open && preferred.preferred_use_efi == Some(true) {
@@ -373,6 +373,11 @@ mod tests {
                 json!({"efi": {"secureBoot": false}}),
             ),
             (json!({"preferredEfi": {}}), json!({"bios": {}}), json!({"bios": {}})),
+            (
+                json!({"preferredEfi": {"persistent": true}, "preferredUseSecureBoot": false}),
+                json!({"efi": {}}),
+                json!({"efi": {"secureBoot": false}}),
+            ),
             (
                 json!({"preferredUseEfi": true, "preferredUseSecureBoot": true}),
                 json!({}),

@@ -198,7 +198,7 @@ pub struct DevicePreferences {
     /// Give each virtio hard disk an IO thread of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_disk_dedicated_io_thread: Option<bool>,
-    /// Asynchronous IO mode of hard disks: `native`, `threads` or `io_uring`.
+    /// Asynchronous IO mode of hard disks: `native` or `threads`.
     #[serde(rename = "preferredDiskIO", skip_serializing_if = "Option::is_none")]
     pub preferred_disk_io: Option<String>,
     /// Bus of input devices.

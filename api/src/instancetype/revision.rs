@@ -11,8 +11,11 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::{ByteString, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use serde::Deserialize;
+use k8s_openapi::{
+    ByteString,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
+};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
@@ -22,6 +25,7 @@ use super::{
     preference::VirtualMachinePreferenceSpec,
     spec::VirtualMachineInstancetypeSpec,
 };
+use crate::quantity;
 
 /// Label: generation of the object copied.
 pub const OBJECT_GENERATION: &str = "instancetype.kubevirt.io/object-generation";
@@ -82,6 +86,37 @@ pub fn instancetype(object: &Value) -> Result<VirtualMachineInstancetypeSpec, Co
 /// The spec of a preference, from the object or a copy of it.
 pub fn preference(object: &Value) -> Result<VirtualMachinePreferenceSpec, ContentError> {
     serde_json::from_value(spec(object, Role::Preference)?).map_err(malformed)
+}
+
+/// Whether a copy says what the object does. Quantities may be written in another way: not every writer keeps the text.
+pub fn is_copy_of(copy: &Value, object: &Value, role: Role) -> bool {
+    match role {
+        Role::Instancetype => agree(instancetype(copy), instancetype(object)),
+        Role::Preference => agree(preference(copy), preference(object)),
+    }
+}
+
+fn agree<T: Serialize>(copy: Result<T, ContentError>, object: Result<T, ContentError>) -> bool {
+    let (Ok(copy), Ok(object)) = (copy, object) else { return false };
+    let (Ok(copy), Ok(object)) = (serde_json::to_value(copy), serde_json::to_value(object)) else { return false };
+    same(&copy, &object)
+}
+
+fn same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            let is_same = |(key, value): (&String, &Value)| other.get(key).is_some_and(|found| same(value, found));
+            one.len() == other.len() && one.iter().all(is_same)
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(value, found)| same(value, found))
+        }
+        (Value::String(one), Value::String(other)) => {
+            let canonical = |text: &String| quantity::canonical(&Quantity(text.clone()));
+            one == other || canonical(one) == canonical(other)
+        }
+        _ => one == other,
+    }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
@@ -171,6 +206,34 @@ mod tests {
         let bad = json!({"apiVersion": api_version, "kind": "VirtualMachineInstancetype", "spec": {"cpu": 1}});
         assert!(matches!(instancetype(&bad), Err(ContentError::Malformed(_))));
     }
+
+    #[test]
+    fn copies_are_told_from_other_objects() {
+        let object = |guest: &str, annotations: Value| {
+            json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachineInstancetype",
+                "spec": {"cpu": {"guest": 2}, "memory": {"guest": guest}, "annotations": annotations}})
+        };
+        let class = object("2Gi", json!({"a": "b"}));
+        for (copy, want) in [
+            (class.clone(), true),
+            (object("2048Mi", json!({"a": "b"})), true),
+            (object("2058Mi", json!({"a": "b"})), false),
+            (object("2Gi", json!({"a": "c"})), false),
+            (object("2Gi", json!({"a": "b", "c": "d"})), false),
+            (object("2Gi", Value::Null), false),
+            (json!({}), false),
+        ] {
+            assert_eq!(is_copy_of(&copy, &class, Role::Instancetype), want, "{copy}");
+        }
+        let wish = |bus: &str| {
+            json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachinePreference",
+                "spec": {"devices": {"preferredDiskBus": bus}}})
+        };
+        assert!(is_copy_of(&wish("sata"), &wish("sata"), Role::Preference));
+        assert!(!is_copy_of(&wish("scsi"), &wish("sata"), Role::Preference));
+        assert!(!is_copy_of(&class, &wish("sata"), Role::Preference));
+    }
+
     /// A copy as the first releases kept it.
     fn bare(version: &str, spec: &Value) -> Value {
         let mut copy = json!({"spec": ByteString(spec.to_string().into_bytes())});

@@ -131,7 +131,7 @@ pub struct KubeVirtConfiguration {
     /// The template service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_template_deployment: Option<VirtTemplateDeployment>,
-    /// Most machines on one node; 110 when unset.
+    /// Most machines on one node; 1000 when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_machine_instances_per_node: Option<i32>,
     /// Defaults of all machines.

@@ -75,7 +75,7 @@ pub struct LogVerbosity {
     /// virt-launcher.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_launcher: Option<u64>,
-    /// Not used; there is no operator.
+    /// There is no operator; without effect, and warned about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_operator: Option<u64>,
     /// Synchronization service.

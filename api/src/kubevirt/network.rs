@@ -13,13 +13,13 @@ pub struct NetworkConfiguration {
     /// Registered binding plugins by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub binding: BTreeMap<String, InterfaceBindingPlugin>,
-    /// Binding of the default interface.
+    /// Binding of the interface that a machine gets without asking, `bridge` or `masquerade`; `bridge` when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_network_interface: Option<String>,
     /// Whether bridge binding on the pod network is allowed; true when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permit_bridge_interface_on_pod_network: Option<bool>,
-    /// No longer supported; has no effect.
+    /// No longer supported; refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permit_slirp_interface: Option<bool>,
 }

@@ -55,7 +55,7 @@ pub struct PauseOptions {
 #[serde(rename_all = "camelCase", default)]
 pub struct MigrateOptions {
     /// Labels that the node to move to must carry besides those that the VM asks for.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(deserialize_with = "super::or_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub added_node_selector: BTreeMap<String, String>,
     /// `All`: check, but change nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,5 +70,6 @@ pub struct EvacuateCancelOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
     /// Node that the machine is believed to leave; the call fails when it is another one.
+    #[serde(deserialize_with = "super::or_default")]
     pub evacuation_node_name: String,
 }

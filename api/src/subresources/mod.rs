@@ -1,8 +1,8 @@
 //! Bodies of requests to `subresources.kubevirt.io` and of the answers to them.
 //!
 //! Requests are read leniently: a body may be absent (all defaults), and unknown fields are ignored, since some clients
-//! send `kind` and `apiVersion` of any value along. Fields that a request must have are optional here where their absence
-//! has an answer of its own.
+//! send `kind` and `apiVersion` of any value along. A field that is null counts as absent. Fields that a request must have
+//! are optional here where their absence has an answer of its own.
 
 pub mod backup;
 pub mod graph;
@@ -10,6 +10,8 @@ pub mod guest;
 pub mod lifecycle;
 pub mod sev;
 pub mod volumes;
+
+use serde::{Deserialize, Deserializer};
 
 pub use backup::{BackupCheckpoint, BackupCommand, BackupMode, BackupOptions, BackupVolumeInfo};
 pub use graph::{ObjectGraphNode, ObjectGraphOptions, ObjectReference};
@@ -20,3 +22,40 @@ pub use guest::{
 pub use lifecycle::{EvacuateCancelOptions, MigrateOptions, PauseOptions, RestartOptions, StartOptions, StopOptions};
 pub use sev::{SevMeasurementInfo, SevPlatformInfo, SevSecretOptions, SevSessionOptions};
 pub use volumes::{AddVolumeRequest, MemoryDumpOptions, RemoveVolumeRequest};
+
+/// For `deserialize_with`: clients that know all fields of an option, and fill in some, send null for the others.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read<T: DeserializeOwned>(body: Value) -> T {
+        serde_json::from_value(body).unwrap()
+    }
+
+    #[test]
+    fn null_is_as_good_as_nothing() {
+        let cancel = json!({"dryRun": null, "evacuationNodeName": null});
+        assert_eq!(read::<EvacuateCancelOptions>(cancel), EvacuateCancelOptions::default());
+        let migrate = json!({"addedNodeSelector": null, "dryRun": null});
+        assert_eq!(read::<MigrateOptions>(migrate), MigrateOptions::default());
+        let add = json!({"name": null, "disk": null, "volumeSource": null, "dryRun": null});
+        assert_eq!(read::<AddVolumeRequest>(add), AddVolumeRequest::default());
+        assert_eq!(read::<RemoveVolumeRequest>(json!({"name": null})), RemoveVolumeRequest::default());
+        assert_eq!(read::<MemoryDumpOptions>(json!({"claimName": null})), MemoryDumpOptions::default());
+        let session = json!({"session": null, "dhCert": null});
+        assert_eq!(read::<SevSessionOptions>(session), SevSessionOptions::default());
+        assert_eq!(read::<SevSecretOptions>(json!({"header": null, "secret": null})), SevSecretOptions::default());
+        assert!(serde_json::from_value::<MemoryDumpOptions>(json!({"claimName": 1})).is_err());
+    }
+}

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase", default)]
 pub struct SevSessionOptions {
     /// The guest owner's Diffie-Hellman key, base64. Required.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(deserialize_with = "super::or_default", skip_serializing_if = "String::is_empty")]
     pub dh_cert: String,
     /// The session blob, base64. Required.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(deserialize_with = "super::or_default", skip_serializing_if = "String::is_empty")]
     pub session: String,
 }
 
@@ -20,10 +20,10 @@ pub struct SevSessionOptions {
 #[serde(rename_all = "camelCase", default)]
 pub struct SevSecretOptions {
     /// Header that the secret is decrypted with, base64.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(deserialize_with = "super::or_default", skip_serializing_if = "String::is_empty")]
     pub header: String,
     /// The encrypted secret, base64.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(deserialize_with = "super::or_default", skip_serializing_if = "String::is_empty")]
     pub secret: String,
 }
 

@@ -19,6 +19,7 @@ pub struct AddVolumeRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
     /// Name of disk and volume. Required.
+    #[serde(deserialize_with = "super::or_default")]
     pub name: String,
     /// The volume, a claim or a DataVolume. Required.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,6 +34,7 @@ pub struct RemoveVolumeRequest {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
     /// Name of the volume, or of the claim or DataVolume behind it. Required.
+    #[serde(deserialize_with = "super::or_default")]
     pub name: String,
 }
 
@@ -41,6 +43,7 @@ pub struct RemoveVolumeRequest {
 #[serde(rename_all = "camelCase", default)]
 pub struct MemoryDumpOptions {
     /// Claim that receives the dump; the one of the last dump when empty.
+    #[serde(deserialize_with = "super::or_default")]
     pub claim_name: String,
 }
 

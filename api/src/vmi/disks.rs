@@ -33,7 +33,7 @@ pub struct Disk {
     /// What QEMU does on an IO error: `stop`, `ignore`, `report` or `enospace`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_policy: Option<String>,
-    /// Asynchronous IO mode: `native`, `threads` or `io_uring`.
+    /// Asynchronous IO mode: `native` or `threads`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io: Option<String>,
     /// Attach as SCSI LUN, commands passed through.

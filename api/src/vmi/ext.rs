@@ -11,6 +11,9 @@ use super::{
 };
 use crate::{Condition, VmiPhase};
 
+/// Longest label of a name in DNS.
+const HOST_NAME_LIMIT: usize = 63;
+
 impl Cpu {
     /// Virtual CPUs the guest starts with: sockets × cores × threads, each counted as 1 when unset or 0.
     pub fn vcpus(&self) -> u32 {
@@ -85,6 +88,17 @@ impl VirtualMachineInstance {
     pub fn condition(&self, type_: &str) -> Option<&Condition> {
         self.status.as_ref().and_then(|status| status.condition(type_))
     }
+
+    /// Host name of pod and guest: the one asked for, else the machine's name up to its first dot, as far as a label of DNS
+    /// can hold it.
+    pub fn hostname(&self) -> String {
+        if let Some(name) = self.spec.hostname.as_ref().filter(|name| !name.is_empty()) {
+            return name.clone();
+        }
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let first = name.split('.').next().unwrap_or_default();
+        first.get(..HOST_NAME_LIMIT).unwrap_or(first).trim_end_matches('-').to_owned()
+    }
 }
 
 impl VirtualMachineInstanceStatus {
@@ -114,6 +128,25 @@ mod tests {
             assert_eq!(interface.mac().as_deref(), read, "{written:?}");
         }
     }
+
+    #[test]
+    fn host_names_are_labels() {
+        let long = "a".repeat(62);
+        let (longer, hyphen) = (format!("{long}b-c"), format!("{long}-c"));
+        for (asked, name, expected) in [
+            (Some("guest"), "web", "guest"),
+            (Some(""), "web.example", "web"),
+            (None, "web", "web"),
+            (None, longer.as_str(), &longer[..63]),
+            (None, hyphen.as_str(), long.as_str()),
+        ] {
+            let mut instance = VirtualMachineInstance::default();
+            instance.metadata.name = Some(name.to_owned());
+            instance.spec.hostname = asked.map(ToOwned::to_owned);
+            assert_eq!(instance.hostname(), expected);
+        }
+    }
+
     #[test]
     fn links_of_networks_are_named_so_that_everybody_finds_them() {
         let network = |pod: bool, default_: Option<bool>| Network {

@@ -19,7 +19,7 @@ pub struct Firmware {
     /// System serial number shown in SMBIOS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// System UUID shown in SMBIOS; derived from the machine's name when unset.
+    /// System UUID shown in SMBIOS; made up when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
 }

@@ -47,7 +47,7 @@ use crate::vmi::volumes::Volume;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceSpec {
-    /// Credentials put into the guest; refused until the guest agent channel carries them.
+    /// Credentials put into the guest by cloud-init or by its guest agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub access_credentials: Vec<AccessCredential>,
     /// Scheduling affinity of the launcher pod, taken over unchanged.
@@ -91,7 +91,7 @@ pub struct VirtualMachineInstanceSpec {
     /// Scheduler that places the launcher pod; the cluster's default when unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
-    /// Service account whose image pull secrets the launcher pod uses; its token is never mounted.
+    /// Service account of the launcher pod; its token is mounted for a disk with it only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account_name: Option<String>,
     /// `Paused` leaves the guest stopped at its first instruction.

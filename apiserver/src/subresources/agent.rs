@@ -14,18 +14,20 @@ use super::{Object, Server, handler_error};
 use crate::{
     error::{ApiError, empty_response, json_response},
     handler::HandlerError,
-    instance, options, sev,
+    instance, sev,
 };
 
 /// What is read from the agent fails with a plain text: that of the agent.
 fn unanswered(error: HandlerError) -> ApiError {
-    ApiError::Agent(error.to_string())
+    match error {
+        HandlerError::Refused { status: StatusCode::TOO_MANY_REQUESTS, message } => ApiError::TooManyRequests(message),
+        error => ApiError::Agent(error.to_string()),
+    }
 }
 
 impl Server {
     pub(super) async fn pause(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: PauseOptions = self.options(request).await?;
-        let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
+        let (_, dry_run): (PauseOptions, bool) = self.trial(request).await?;
         let vmi = self.vmi(object).await?;
         instance::check_pause(&vmi)?;
         let node = instance::node(&vmi)?;
@@ -33,8 +35,7 @@ impl Server {
     }
 
     pub(super) async fn unpause(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: PauseOptions = self.options(request).await?;
-        let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
+        let (_, dry_run): (PauseOptions, bool) = self.trial(request).await?;
         instance::check_unpause_of_vm(self.vm_opt(object).await?.as_ref())?;
         let vmi = self.vmi(object).await?;
         instance::check_unpause(&vmi)?;
@@ -54,10 +55,11 @@ impl Server {
     }
 
     pub(super) async fn freeze(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: FreezeUnfreezeTimeout = self.options(request).await?;
         let vmi = self.vmi(object).await?;
-        instance::check_freeze(&vmi, &options)?;
+        instance::check_freeze(&vmi)?;
         let node = instance::node(&vmi)?;
+        let options: FreezeUnfreezeTimeout = self.options(request).await?;
+        instance::check_unfreeze_timeout(&options)?;
         let body = Bytes::from(json!(options).to_string());
         self.handler.call(object.on(node), "freeze", body).await.map_err(handler_error)?;
         Ok(empty_response(StatusCode::OK))
@@ -92,10 +94,10 @@ impl Server {
     }
 
     pub(super) async fn backup(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let _: BackupOptions = self.options(request).await?;
         let vmi = self.vmi(object).await?;
         instance::check_backup(&vmi)?;
         instance::node(&vmi)?;
+        let _: BackupOptions = self.options(request).await?;
         Err(ApiError::NotAvailable("backup of running machines"))
     }
 
@@ -104,10 +106,10 @@ impl Server {
         object: &Object,
         request: Request<Body>,
     ) -> Result<Response, ApiError> {
-        let _: BackupCheckpoint = self.options(request).await?;
         let vmi = self.vmi(object).await?;
         instance::check_checkpoint(&vmi)?;
         instance::node(&vmi)?;
+        let _: BackupCheckpoint = self.options(request).await?;
         Err(ApiError::NotAvailable("backup of running machines"))
     }
 
@@ -136,10 +138,22 @@ impl Server {
         object: &Object,
         request: Request<Body>,
     ) -> Result<Response, ApiError> {
-        let _: SevSecretOptions = self.options(request).await?;
         let vmi = self.vmi(object).await?;
         sev::check_launched(&vmi)?;
         instance::node(&vmi)?;
+        let _: SevSecretOptions = self.options(request).await?;
         Err(ApiError::NotAvailable("attestation"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_without_a_place_is_to_be_asked_again_later() {
+        let refused = |status| unanswered(HandlerError::Refused { status, message: "too many".into() });
+        assert_eq!(refused(StatusCode::TOO_MANY_REQUESTS), ApiError::TooManyRequests("too many".into()));
+        assert!(matches!(refused(StatusCode::INTERNAL_SERVER_ERROR), ApiError::Agent(_)));
     }
 }

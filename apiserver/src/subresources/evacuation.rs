@@ -12,7 +12,7 @@ use kube::{
 use super::{Object, Server, message};
 use crate::{
     error::{ApiError, empty_response},
-    evacuation, options,
+    evacuation,
 };
 
 impl Server {
@@ -22,10 +22,8 @@ impl Server {
         vmi: VirtualMachineInstance,
         request: Request<Body>,
     ) -> Result<Response, ApiError> {
-        let options: EvacuateCancelOptions = self.options(request).await?;
-        let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
         let failed = |error: &kube::Error| ApiError::Internal(message(error));
-        let drain_key = self.config.current().migrations.node_drain_taint_key.clone();
+        let drain_key = self.config.current().node_drain_taint_key.clone();
         if !drain_key.is_empty()
             && let Some(name) = evacuation::node(&vmi)
         {
@@ -33,6 +31,7 @@ impl Server {
             evacuation::check_node(&node, &drain_key)?;
         }
         if evacuation::is_under_way(&vmi) {
+            let (options, dry_run): (EvacuateCancelOptions, bool) = self.trial(request).await?;
             let params = PatchParams { dry_run, ..PatchParams::default() };
             let patch = Patch::Json::<()>(evacuation::patch(&vmi, &options));
             self.vmis(object).patch(&object.name, &params, &patch).await.map_err(|error| failed(&error))?;

@@ -23,30 +23,27 @@ use crate::{
     error::{ApiError, Kind, empty_response, json_response},
     expansion, instance,
     lifecycle::{self, MachinePatch, Observed, Plan},
-    options,
 };
 
 impl Server {
     pub(super) async fn start(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: StartOptions = self.options(request).await?;
-        let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
         let (vm, vmi) = (self.vm(object).await?, self.vmi_opt(object).await?);
-        let plan = lifecycle::start(Observed { vm: &vm, vmi: vmi.as_ref() }, &options)?;
-        self.write(object, plan, dry_run).await
+        let observed = Observed { vm: &vm, vmi: vmi.as_ref() };
+        lifecycle::check_start(observed)?;
+        let (options, dry_run): (StartOptions, bool) = self.trial(request).await?;
+        self.write(object, lifecycle::start(observed, &options)?, dry_run).await
     }
 
     pub(super) async fn stop(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: StopOptions = self.options(request).await?;
-        let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
+        let (options, dry_run): (StopOptions, bool) = self.trial(request).await?;
         let (vm, vmi) = (self.vm(object).await?, self.vmi_opt(object).await?);
         let plan = lifecycle::stop(Observed { vm: &vm, vmi: vmi.as_ref() }, &options)?;
         self.write(object, plan, dry_run).await
     }
 
     pub(super) async fn restart(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: RestartOptions = self.options(request).await?;
+        let (options, dry_run): (RestartOptions, bool) = self.trial(request).await?;
         lifecycle::check_restart_options(&options)?;
-        let dry_run = options::is_dry_run(options.dry_run.as_ref())?;
         let (vm, vmi) = (self.vm(object).await?, self.vmi_opt(object).await?);
         let plan = lifecycle::restart(Observed { vm: &vm, vmi: vmi.as_ref() }, &options)?;
         self.write(object, plan, dry_run).await
@@ -98,8 +95,7 @@ impl Server {
     }
 
     pub(super) async fn migrate(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
-        let options: MigrateOptions = self.options(request).await?;
-        options::is_dry_run(options.dry_run.as_ref())?;
+        let _: (MigrateOptions, bool) = self.trial(request).await?;
         self.vm(object).await?;
         instance::check_migrate(&object.name, &self.vmi(object).await?)?;
         Err(ApiError::NotAvailable("live migration"))

@@ -35,12 +35,12 @@ use crate::{
     endpoint::{self, NotServed, Subresource},
     error::{ApiError, Kind, empty_response, json_response, text_response},
     front_proxy::FrontProxy,
-    guestfs,
+    guestfs::GuestFs,
     handler::{HandlerClient, HandlerError, Target},
     instance,
     metrics::Metrics,
     negotiation,
-    options::{self, MAX_BODY},
+    options::{self, MAX_BODY, Trial},
     path::{self, Attributes},
     presence::Presence,
     sev,
@@ -72,6 +72,8 @@ pub struct Server {
     pub ops: Ops,
     /// Counters.
     pub metrics: Metrics,
+    /// The image for looking into disks.
+    pub guestfs: GuestFs,
     /// Machines whose ports are forwarded.
     pub presence: Presence,
     /// Room for bodies.
@@ -153,8 +155,8 @@ impl Server {
                 let (status, body) = self.ops.health().await;
                 json_response(status, &body)
             }
-            Document::GuestFs => guestfs::answer(&self.client, &self.namespace).await,
-            Document::Profiler(profiler) => discovery::profiler(profiler, self.config.current().cluster_profiler),
+            Document::GuestFs => self.guestfs.answer(&self.client, &self.namespace).await,
+            Document::Profiler(asked) => asked.answer(self.config.current().cluster_profiler).into_response(),
             document => discovery::serve(document, &request.headers, request.uri.query()),
         }
     }
@@ -197,7 +199,7 @@ impl Server {
                 "request failed"
             );
         }
-        if subresource.fails_plainly() {
+        if subresource.fails_plainly() && !keeps_its_code(&error) {
             return text_response(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
         }
         error.into_response()
@@ -208,21 +210,17 @@ impl Server {
         if subresource.answers_json() && !negotiation::accepts_json(request.headers()) {
             return Err(ApiError::NotAcceptable);
         }
+        // Who asks for a trial does not want the real thing.
+        if subresource.changes() && !subresource.can_be_tried() && !options::dry_run_in_query(request.uri())?.is_empty()
+        {
+            return Err(ApiError::BadRequest(format!("dryRun is not supported by {}", subresource.full_name())));
+        }
         let typed = request.headers().contains_key(header::CONTENT_TYPE);
         match subresource {
             Subresource::ExpandVmSpec if !negotiation::sends_json(request.headers()) => {
                 Err(ApiError::UnsupportedMediaType)
             }
-            // Those that are read with options or from the agent take JSON or nothing.
-            Subresource::GuestOsInfo
-            | Subresource::UserList
-            | Subresource::FileSystemList
-            | Subresource::ObjectGraph
-            | Subresource::VmObjectGraph
-            | Subresource::FetchCertChain
-            | Subresource::QueryLaunchMeasurement
-                if typed && !negotiation::sends_json(request.headers()) =>
-            {
+            other if other.takes_json_only() && typed && !negotiation::sends_json(request.headers()) => {
                 Err(ApiError::UnsupportedMediaType)
             }
             Subresource::FetchCertChain
@@ -289,6 +287,17 @@ impl Server {
         T: serde::de::DeserializeOwned + Default,
     {
         options::parse(&self.bodies.read(request.into_body(), MAX_BODY).await?.bytes)
+    }
+
+    /// The options in a body, and whether nothing is to be changed, which body and query may say.
+    async fn trial<T>(&self, request: Request<Body>) -> Result<(T, bool), ApiError>
+    where
+        T: serde::de::DeserializeOwned + Default + Trial,
+    {
+        let mut words = options::dry_run_in_query(request.uri())?;
+        let options: T = self.options(request).await?;
+        words.extend_from_slice(options.dry_run());
+        Ok((options, options::is_dry_run(&words)?))
     }
 
     fn vms(&self, object: &Object) -> Api<VirtualMachine> {
@@ -369,10 +378,17 @@ fn message(error: &kube::Error) -> String {
     }
 }
 
+/// What is said with a code of its own even by subresources that fail plainly: that there is no such thing yet, and that
+/// there is no place now.
+const fn keeps_its_code(error: &ApiError) -> bool {
+    matches!(error, ApiError::NotAvailable(_) | ApiError::TooManyRequests(_))
+}
+
 fn handler_error(error: HandlerError) -> ApiError {
     match error {
         HandlerError::NoPod(_) => ApiError::BadRequest(error.to_string()),
-        HandlerError::Handshake { status: StatusCode::TOO_MANY_REQUESTS, message } => {
+        HandlerError::Handshake { status: StatusCode::TOO_MANY_REQUESTS, message }
+        | HandlerError::Refused { status: StatusCode::TOO_MANY_REQUESTS, message } => {
             ApiError::TooManyRequests(message)
         }
         _ => ApiError::Internal(error.to_string()),
@@ -390,8 +406,25 @@ mod unit_tests {
             ApiError::BadRequest("No virt-handler on node node1 found".into())
         );
         assert_eq!(handler_error(HandlerError::ManyPods(2)).status(), StatusCode::INTERNAL_SERVER_ERROR);
-        let full = HandlerError::Handshake { status: StatusCode::TOO_MANY_REQUESTS, message: "too many".into() };
-        assert_eq!(handler_error(full), ApiError::TooManyRequests("too many".into()));
+        let (status, message) = (StatusCode::TOO_MANY_REQUESTS, || "too many".to_owned());
+        for full in [
+            HandlerError::Handshake { status, message: message() },
+            HandlerError::Refused { status, message: message() },
+        ] {
+            assert_eq!(handler_error(full), ApiError::TooManyRequests(message()));
+        }
+    }
+
+    #[test]
+    fn what_fails_plainly_still_says_when_to_ask_again() {
+        for (error, kept) in [
+            (ApiError::NotAvailable("attestation"), true),
+            (ApiError::TooManyRequests("too many".into()), true),
+            (ApiError::Agent("no answer".into()), false),
+            (ApiError::BadRequest("wrong".into()), false),
+        ] {
+            assert_eq!(keeps_its_code(&error), kept, "{error}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{Object, Server, message};
 use crate::{
     error::{ApiError, Kind},
-    memory_dump, options,
+    memory_dump,
     volumes::{self, Change},
 };
 
@@ -24,8 +24,7 @@ impl Server {
     pub(super) async fn add_volume(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         let config = self.config.current();
         volumes::check_gates(&config)?;
-        let request: AddVolumeRequest = self.options(request).await?;
-        options::is_dry_run(request.dry_run.as_ref())?;
+        let (request, _): (AddVolumeRequest, bool) = self.trial(request).await?;
         volumes::check_request(Change::Add(&request))?;
         volumes::check_instance(&self.vmi(object).await?, Change::Add(&request), &config)?;
         Err(HOTPLUG)
@@ -34,8 +33,7 @@ impl Server {
     pub(super) async fn remove_volume(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         let config = self.config.current();
         volumes::check_gates(&config)?;
-        let request: RemoveVolumeRequest = self.options(request).await?;
-        options::is_dry_run(request.dry_run.as_ref())?;
+        let (request, _): (RemoveVolumeRequest, bool) = self.trial(request).await?;
         volumes::check_request(Change::Remove(&request))?;
         volumes::check_instance(&self.vmi(object).await?, Change::Remove(&request), &config)?;
         Err(HOTPLUG)
@@ -43,8 +41,7 @@ impl Server {
 
     pub(super) async fn add_volume_to_vm(&self, object: &Object, request: Request<Body>) -> Result<Response, ApiError> {
         volumes::check_gates(&self.config.current())?;
-        let request: AddVolumeRequest = self.options(request).await?;
-        options::is_dry_run(request.dry_run.as_ref())?;
+        let (request, _): (AddVolumeRequest, bool) = self.trial(request).await?;
         volumes::check_request(Change::Add(&request))?;
         volumes::check_machine(&self.vm(object).await?, Change::Add(&request))?;
         Err(HOTPLUG)
@@ -56,8 +53,7 @@ impl Server {
         request: Request<Body>,
     ) -> Result<Response, ApiError> {
         volumes::check_gates(&self.config.current())?;
-        let request: RemoveVolumeRequest = self.options(request).await?;
-        options::is_dry_run(request.dry_run.as_ref())?;
+        let (request, _): (RemoveVolumeRequest, bool) = self.trial(request).await?;
         volumes::check_request(Change::Remove(&request))?;
         volumes::check_machine(&self.vm(object).await?, Change::Remove(&request))?;
         Err(HOTPLUG)

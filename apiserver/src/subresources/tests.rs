@@ -19,8 +19,8 @@ use tokio_util::task::TaskTracker;
 
 use super::{Object, Server};
 use crate::{
-    authorization::Authorizer, bodies::Bodies, endpoint::Subresource, front_proxy::FrontProxy, handler::HandlerClient,
-    metrics::Metrics, presence::Presence,
+    authorization::Authorizer, bodies::Bodies, endpoint::Subresource, front_proxy::FrontProxy, guestfs::GuestFs,
+    handler::HandlerClient, metrics::Metrics, presence::Presence,
 };
 
 type Calls = Arc<Mutex<Vec<(String, Value)>>>;
@@ -67,6 +67,7 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
         ops: Ops::new(client.clone(), config.clone(), Readiness::new(), registry),
         config,
         client,
+        guestfs: GuestFs::default(),
         presence: Presence::default(),
         bodies: Bodies::default(),
         shares: Shares::of(1),
@@ -117,7 +118,8 @@ fn object() -> Object {
 
 async fn answer(server: &Server, subresource: Subresource, body: &'static str) -> (StatusCode, String) {
     let object = object();
-    read(server.dispatch(subresource, &object, request(subresource, body)).await).await
+    // On the heap: a test that asks often would otherwise have each of these large futures in its frame.
+    read(Box::pin(server.dispatch(subresource, &object, request(subresource, body))).await).await
 }
 
 async fn read(response: Response) -> (StatusCode, String) {
@@ -188,6 +190,33 @@ async fn what_is_not_available_says_so_after_all_else_has_been_checked() {
     }
     let calls = calls.lock().unwrap();
     assert!(calls.iter().all(|(call, _)| call.starts_with("GET ")), "{calls:?}");
+}
+
+#[tokio::test]
+async fn query_asks_for_a_trial_as_the_body_does_and_gets_no_real_thing() {
+    let running = json!({"phase": "Running", "nodeName": "n1"});
+    let (server, calls) =
+        server(ClusterConfig::default(), vec![(VM, vm(json!({"created": true}))), (VMI, vmi(running))]);
+    let (ok, refused) = (StatusCode::OK, StatusCode::BAD_REQUEST);
+    for (subresource, query, body, expected) in [
+        (Subresource::Pause, "dryRun=All", "", ok),
+        (Subresource::Pause, "x=y&dryRun=All", r#"{"dryRun": ["All"]}"#, ok),
+        (Subresource::Pause, "dryRun=all", r#"{"dryRun": ["All"]}"#, refused),
+        (Subresource::Pause, "dryRun=All", r#"{"dryRun": ["Some"]}"#, refused),
+        (Subresource::Stop, "dryRun=", "", refused),
+        (Subresource::Migrate, "dryRun=Some", "", refused),
+        (Subresource::SoftReboot, "dryRun=All", "", refused),
+        (Subresource::Reset, "dryRun=All", "", refused),
+        // Nothing is changed by these.
+        (Subresource::ExpandSpec, "dryRun=All", "", ok),
+    ] {
+        let mut asked = request(subresource, body);
+        *asked.uri_mut() = format!("/?{query}").parse().unwrap();
+        let (status, text) = read(server.dispatch(subresource, &object(), asked).await).await;
+        assert_eq!(status, expected, "{subresource:?} {query} {body}: {text}");
+    }
+    let calls = calls.lock().unwrap();
+    assert!(calls.iter().all(|(call, _)| call.starts_with("GET ") && !call.contains("/pods")), "{calls:?}");
 }
 
 #[tokio::test]
@@ -312,4 +341,69 @@ async fn cve_2026_35469_streams_are_counted_before_anything_is_dialled() {
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{text}");
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["details"]["retryAfterSeconds"], 1);
     assert!(!calls.lock().unwrap().iter().any(|(call, _)| call.contains("/pods")));
+}
+
+#[tokio::test]
+async fn object_and_its_state_come_before_a_body_that_cannot_be_read() {
+    let (empty, _) = server(ClusterConfig::default(), vec![]);
+    let waiting = json!({"phase": "Scheduling", "nodeName": "n1"});
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {}});
+    let objects = vec![(VM, vm(json!({}))), (VMI, vmi(waiting)), ("/api/v1/nodes/n1", node)];
+    let (waits, _) = server(ClusterConfig::default(), objects);
+    for (subresource, expected) in [
+        (Subresource::Start, StatusCode::CONFLICT),
+        (Subresource::Freeze, StatusCode::CONFLICT),
+        (Subresource::Backup, StatusCode::CONFLICT),
+        (Subresource::RedefineCheckpoint, StatusCode::CONFLICT),
+        (Subresource::InjectLaunchSecret, StatusCode::CONFLICT),
+        // It was not asked to leave, so there is nothing that options could be for.
+        (Subresource::CancelEvacuation, StatusCode::OK),
+    ] {
+        assert_eq!(answer(&empty, subresource, "{").await.0, StatusCode::NOT_FOUND, "{subresource:?}");
+        let (status, text) = answer(&waits, subresource, "{").await;
+        assert_eq!(status, expected, "{subresource:?}: {text}");
+    }
+    let running = json!({"phase": "Running", "nodeName": "n1"});
+    let (runs, _) = server(ClusterConfig::default(), vec![(VMI, vmi(running))]);
+    assert_eq!(answer(&runs, Subresource::Freeze, "{").await.0, StatusCode::BAD_REQUEST);
+    assert_eq!(answer(&runs, Subresource::Freeze, "").await.0, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn attestation_is_not_available_whichever_way_it_is_asked_for() {
+    let status = json!({"phase": "Running", "nodeName": "n1", "conditions": [{"type": "Paused", "status": "True"}]});
+    let mut machine = vmi(status);
+    machine["spec"]["domain"]["launchSecurity"] = json!({"sev": {"attestation": {}}});
+    let (server, _) = server(ClusterConfig::default(), vec![(VMI, machine)]);
+    for subresource in
+        [Subresource::FetchCertChain, Subresource::QueryLaunchMeasurement, Subresource::InjectLaunchSecret]
+    {
+        let (status, text) = answer(&server, subresource, "").await;
+        assert_eq!(
+            (status, message(&text).as_str()),
+            (StatusCode::NOT_IMPLEMENTED, "attestation is not available yet")
+        );
+    }
+}
+
+#[tokio::test]
+async fn whoever_asks_for_the_image_again_and_again_does_not_ask_the_api_server() {
+    let installation = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {"name": "kubevirt"}, "spec": {},
+        "status": {"observedKubeVirtRegistry": "registry.example", "observedKubeVirtVersion": "v1"},
+    });
+    let list = json!({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirtList", "metadata": {}, "items": [installation]});
+    let objects = vec![("/apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts", list)];
+    let (server, calls) = server(ClusterConfig::default(), objects);
+    for _ in 0..3 {
+        let (status, text) = read(server.guestfs.answer(&server.client, &server.namespace).await).await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+    }
+    assert_eq!(calls.lock().unwrap().len(), 1);
+    let (without, calls) = self::server(ClusterConfig::default(), vec![]);
+    for _ in 0..3 {
+        let (status, text) = read(without.guestfs.answer(&without.client, &without.namespace).await).await;
+        assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{text}");
+    }
+    assert_eq!(calls.lock().unwrap().len(), 1);
 }

@@ -9,10 +9,11 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels of every object. */}}
+{{/* Labels of every object. The component is what tools look for pods of an installation by. */}}
 {{- define "ferrovirt.labels" -}}
 app.kubernetes.io/name: ferrovirt
 app.kubernetes.io/part-of: ferrovirt
+app.kubernetes.io/component: kubevirt
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -62,7 +63,7 @@ seconds after it came true is two seconds of every installation.
 readinessProbe:
   httpGet:
     scheme: HTTPS
-    port: https
+    port: metrics
     path: /readyz
   periodSeconds: 2
   timeoutSeconds: 2
@@ -70,7 +71,7 @@ readinessProbe:
 livenessProbe:
   httpGet:
     scheme: HTTPS
-    port: https
+    port: metrics
     path: /livez
   initialDelaySeconds: {{ . }}
   periodSeconds: 20

@@ -78,13 +78,11 @@ pub(super) fn renew_at(
     if !right {
         return None;
     }
-    // A leaf cut short by its authority's end is replaced when the authority is.
-    let before = if facts.not_after >= authority.not_after {
-        observed.lives.leaf_before.min(observed.lives.authority_before / 2)
-    } else {
-        observed.lives.leaf_before
-    };
-    facts.not_after.checked_sub(before).ok()
+    // A leaf cut short by its authority's end is replaced when the authority is: another would end no later.
+    if facts.not_after >= authority.not_after {
+        return Some(facts.not_after);
+    }
+    facts.not_after.checked_sub(observed.lives.leaf_before).ok()
 }
 
 /// Makes the role's certificate; returns it and its key, both PEM.

@@ -31,6 +31,12 @@ use crate::runtime::{Decision, Effect, Kind};
 
 /// How long a new authority is in the bundle before it signs: every process has followed the bundle by then.
 const SETTLE: SignedDuration = SignedDuration::from_mins(2);
+/// Least time before its end at which an authority is replaced: the next one has to settle before.
+const LEAST_OVERLAP: SignedDuration = SignedDuration::from_mins(4);
+/// Shortest life of a certificate: shorter ones would be made anew without end.
+const SHORTEST_LIFE: SignedDuration = SignedDuration::from_mins(10);
+/// Least time that a leaf serves before it is replaced.
+const LEAST_USE: SignedDuration = SignedDuration::from_mins(1);
 /// Most authorities in the bundle.
 const BUNDLE_LIMIT: usize = 8;
 /// Longest time between looks, so that a changed clock is noticed.
@@ -82,12 +88,13 @@ impl Lives {
         leaf: SignedDuration,
         leaf_before: Option<SignedDuration>,
     ) -> Self {
+        let (authority, leaf) = (authority.max(SHORTEST_LIFE), leaf.max(SHORTEST_LIFE));
         let fifth = |life: SignedDuration| SignedDuration::from_secs(life.as_secs() / 5);
         Self {
             authority,
-            authority_before: authority_before.unwrap_or(fifth(authority)),
+            authority_before: authority_before.unwrap_or(fifth(authority)).max(LEAST_OVERLAP),
             leaf,
-            leaf_before: leaf_before.unwrap_or(fifth(leaf)),
+            leaf_before: leaf_before.unwrap_or(fifth(leaf)).min(leaf.saturating_sub(LEAST_USE)),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Requests of node agents for certificates.
 //!
 //! A request is granted only if it was made by the agent's service account with a token bound to a node, and names
-//! exactly that node. What is signed is made here from the rule, with nothing but the public key taken over.
+//! exactly that node. What is signed is made here from the rule, with nothing but the public key taken over: for the agent
+//! itself, or for it as a client of guests. What guests are shown serves for nothing else: it is nobody's server.
 
 use api::{constants::component, tls};
 use jiff::{SignedDuration, Timestamp};
@@ -13,13 +14,11 @@ use rcgen::{
 use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject};
 use serde_json::json;
 
-use super::{Authority, CertificateError, Lives, authority::leaf_dates};
+use super::{Authority, CertificateError, Lives, SHORTEST_LIFE, authority::leaf_dates};
 use crate::runtime::{Decision, Effect, Kind, effect::Notes};
 
 /// Longest request that is looked at.
 const REQUEST_LIMIT: usize = 16 * 1024;
-/// Shortest life that is granted: shorter ones would be asked for again without end.
-const SHORTEST_LIFE: SignedDuration = SignedDuration::from_mins(10);
 /// How soon to look again while there is no authority.
 const WITHOUT_AUTHORITY: std::time::Duration = std::time::Duration::from_secs(5);
 const USAGES: &[&str] = &["server auth", "client auth", "digital signature", "key encipherment"];
@@ -27,7 +26,37 @@ const USAGES: &[&str] = &["server auth", "client auth", "digital signature", "ke
 /// What is granted.
 struct Granted {
     node: String,
+    role: Role,
     key: PublicKey,
+}
+
+/// What an agent has certificates for.
+#[derive(Clone, Copy)]
+enum Role {
+    /// It serves virt-api and scrapers.
+    Agent,
+    /// It connects to guests.
+    GuestClient,
+}
+
+impl Role {
+    fn named(common_name: &str) -> Option<Self> {
+        [Self::Agent, Self::GuestClient].into_iter().find(|role| role.common_name() == common_name)
+    }
+
+    fn common_name(self) -> &'static str {
+        match self {
+            Self::Agent => tls::HANDLER_CN,
+            Self::GuestClient => tls::GUEST_CLIENT_CN,
+        }
+    }
+
+    fn purposes(self) -> Vec<ExtendedKeyUsagePurpose> {
+        match self {
+            Self::Agent => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+            Self::GuestClient => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        }
+    }
 }
 
 /// Decides on a request.
@@ -98,9 +127,7 @@ fn examine(request: &CertificateSigningRequest, namespace: &str) -> Result<Grant
     let [(DnType::CommonName, name)] = names.as_slice() else {
         return Err("the subject is not exactly one common name");
     };
-    if text(name) != Some(tls::HANDLER_CN) {
-        return Err("the common name is not that of a node agent");
-    }
+    let role = text(name).and_then(Role::named).ok_or("the common name is not one of a node agent")?;
     let expected = tls::handler_server_name(node);
     let [SanType::DnsName(dns)] = parsed.params.subject_alt_names.as_slice() else {
         return Err("the request does not name exactly one DNS name");
@@ -108,7 +135,7 @@ fn examine(request: &CertificateSigningRequest, namespace: &str) -> Result<Grant
     if dns.as_str() != expected {
         return Err("the request names another node than the one the requester's token is bound to");
     }
-    Ok(Granted { node: node.clone(), key: parsed.public_key })
+    Ok(Granted { node: node.clone(), role, key: parsed.public_key })
 }
 
 fn text(value: &DnValue) -> Option<&str> {
@@ -129,9 +156,9 @@ fn sign(
     let mut params =
         CertificateParams::new(vec![tls::handler_server_name(&granted.node)]).map_err(CertificateError::Make)?;
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, tls::HANDLER_CN);
+    params.distinguished_name.push(DnType::CommonName, granted.role.common_name());
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.extended_key_usages = granted.role.purposes();
     params.use_authority_key_identifier_extension = true;
     let asked = request.spec.expiration_seconds.map(|seconds| SignedDuration::from_secs(i64::from(seconds)));
     let life = asked.map_or(lives.leaf, |asked| asked.max(SHORTEST_LIFE).min(lives.leaf));

@@ -126,6 +126,20 @@ fn next_authority_is_known_to_all_before_it_signs_and_the_former_one_stays_known
 }
 
 #[test]
+fn process_that_starts_late_in_the_life_of_the_authority_settles_and_replaces_it() {
+    let mut store = Store::new();
+    store.settle();
+    let first = store.issuer(tls::API_SERVER_SECRET);
+    store.pass(7 * 24 - 2);
+    // The leaves end with the authority, however often they were made anew.
+    store.settle();
+    assert_eq!(store.issuer(tls::API_SERVER_SECRET), first);
+    store.now = store.now.checked_add(SETTLE).unwrap();
+    store.settle();
+    assert_ne!(store.issuer(tls::API_SERVER_SECRET), first);
+}
+
+#[test]
 fn lost_or_damaged_authority_is_replaced_without_forgetting_what_it_signed() {
     let mut store = Store::new();
     store.settle();
@@ -164,6 +178,12 @@ fn lives_come_from_the_configuration_and_nonsense_is_left_out() {
     assert_eq!(short.authority_before, SignedDuration::from_hours(5));
     assert_eq!((short.leaf, short.leaf_before), (SignedDuration::from_hours(10), SignedDuration::from_hours(2)));
     assert_eq!(lives(json!({"selfSigned": {"ca": {"duration": "soon"}}})), Lives::default());
+    // What is made has to serve before it is made anew.
+    let shortest = lives(json!({"selfSigned": {"ca": {"duration": "1s"}, "server": {"duration": "1s"}}}));
+    assert_eq!((shortest.authority, shortest.authority_before), (SHORTEST_LIFE, LEAST_OVERLAP));
+    assert_eq!((shortest.leaf, shortest.leaf_before), (SHORTEST_LIFE, SignedDuration::from_mins(2)));
+    let hasty = lives(json!({"selfSigned": {"server": {"duration": "20m", "renewBefore": "19m59s"}}}));
+    assert_eq!((hasty.leaf, hasty.leaf_before), (SignedDuration::from_mins(20), SignedDuration::from_mins(19)));
 }
 
 fn request(change: &Value, common_name: &str, dns_name: &str) -> CertificateSigningRequest {
@@ -208,6 +228,22 @@ fn request_of_a_node_agent_for_its_own_node_is_approved_and_signed() {
     assert_eq!(facts.dns_names, [tls::handler_server_name("n")]);
     assert!(!facts.is_authority);
     assert_eq!(facts.not_after, "2030-01-02T00:00:00Z".parse().unwrap());
+}
+
+#[test]
+fn certificate_for_guests_can_serve_nobody() {
+    let name = tls::handler_server_name("n");
+    for (common_name, serves) in [(tls::HANDLER_CN, true), (tls::GUEST_CLIENT_CN, false)] {
+        let answers = outcome(&request(&json!({}), common_name, &name));
+        let encoded: ByteString = serde_json::from_value(answers[1]["certificate"].clone()).unwrap();
+        assert_eq!(authority::facts(&encoded.0).unwrap().common_name.as_deref(), Some(common_name));
+        let (_, pem) = x509_parser::pem::parse_x509_pem(&encoded.0).unwrap();
+        let certificate = pem.parse_x509().unwrap();
+        let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+        assert_eq!((usage.server_auth, usage.client_auth), (serves, true), "{common_name}");
+    }
+    let elsewhere = outcome(&request(&json!({}), tls::GUEST_CLIENT_CN, &tls::handler_server_name("m")));
+    assert_eq!(elsewhere[0]["conditions"][0]["type"], "Denied");
 }
 
 #[test]

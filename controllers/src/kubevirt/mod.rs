@@ -102,8 +102,11 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     }
     let mut status = kubevirt.status.clone().unwrap_or_default();
     let missing = missing(&observed.components);
+    // Which version a pod is of matters until all are of this one; later a pod that is made anew is no update.
+    let is_new = status.observed_deployment_id.as_deref() != Some(observed.deployment.id.as_str());
+    let updating = if is_new { updating(&observed.components) } else { Vec::new() };
     let was_deployed = status.phase.as_deref() == Some(DEPLOYED);
-    if missing.is_empty() {
+    if missing.is_empty() && updating.is_empty() {
         status.phase = Some(DEPLOYED.to_owned());
         put_observed(&mut status, observed);
     } else if !was_deployed {
@@ -118,7 +121,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     status.default_architecture = Some(observed.architecture.to_owned());
     let outdated = i32::try_from(observed.outdated_machines).unwrap_or(i32::MAX);
     status.outdated_virtual_machine_instance_workloads = Some(outdated);
-    conditions(&mut status, &missing, was_deployed, observed);
+    conditions(&mut status, &missing, &updating, was_deployed, observed);
     let wanted = KubeVirt { status: Some(status), ..kubevirt.clone() };
     decision.effects.extend(Effect::change(Kind::KubeVirt, kubevirt, &wanted, Some("status"))?);
     decision.effects.extend(observed.roles.iter().filter_map(|role| aggregation(role, is_manual(kubevirt))));
@@ -154,15 +157,32 @@ fn put_observed(status: &mut KubeVirtStatus, observed: &Observed<'_>) {
     status.observed_deployment_id = Some(observed.deployment.id.clone());
 }
 
+impl<'a> Components<'a> {
+    fn workloads(&self) -> [(&'static str, Option<&'a WorkloadView>); 3] {
+        [
+            (component::VIRT_API, self.api),
+            (component::VIRT_CONTROLLER, self.controller),
+            (component::VIRT_HANDLER, self.handler),
+        ]
+    }
+}
+
+/// What still has pods of a former version, for people.
+fn updating(components: &Components<'_>) -> Vec<String> {
+    let behind = |view: &&WorkloadView| view.updated < view.wanted;
+    let parts = components.workloads().into_iter();
+    parts
+        .filter_map(|(name, workload)| {
+            let view = workload.filter(behind)?;
+            Some(format!("{name} has {} of {} pods of this version", view.updated, view.wanted))
+        })
+        .collect()
+}
+
 /// What is missing, for people.
 fn missing(components: &Components<'_>) -> Vec<String> {
     let mut missing = Vec::new();
-    let parts = [
-        (component::VIRT_API, components.api),
-        (component::VIRT_CONTROLLER, components.controller),
-        (component::VIRT_HANDLER, components.handler),
-    ];
-    for (name, workload) in parts {
+    for (name, workload) in components.workloads() {
         match workload {
             None => missing.push(format!("{name} does not exist")),
             Some(view) if !view.observed => missing.push(format!("{name} is being updated")),
@@ -182,24 +202,48 @@ fn missing(components: &Components<'_>) -> Vec<String> {
     missing
 }
 
-fn conditions(status: &mut KubeVirtStatus, missing: &[String], was_deployed: bool, observed: &Observed<'_>) {
+fn conditions(
+    status: &mut KubeVirtStatus,
+    missing: &[String],
+    updating: &[String],
+    was_deployed: bool,
+    observed: &Observed<'_>,
+) {
     let now = Time(observed.now);
+    let transition = transition(status);
     let mut put = |type_: &str, holds: bool, reason: &str, message: &str| {
         set(&mut status.conditions, Condition::new(type_, holds, reason, message, &now));
     };
     put(condition::CREATED, true, "AllResourcesCreated", "All resources were created.");
-    if missing.is_empty() {
+    if missing.is_empty() && updating.is_empty() {
         let (reason, message) = ("AllComponentsReady", "All components are ready.");
         put(condition::AVAILABLE, true, reason, message);
         put(condition::PROGRESSING, false, reason, message);
         put(condition::DEGRADED, false, reason, message);
+    } else if missing.is_empty() && was_deployed {
+        // Degraded as well, as tools expect it of an update.
+        for type_ in [condition::AVAILABLE, condition::PROGRESSING, condition::DEGRADED] {
+            put(type_, true, "UpdateInProgress", &transition);
+        }
     } else {
-        let message = missing.join("; ");
+        let message = [missing, updating].concat().join("; ");
         let reason = if was_deployed { "ComponentsNotReady" } else { "DeploymentInProgress" };
         put(condition::AVAILABLE, false, reason, &message);
         put(condition::PROGRESSING, !was_deployed, reason, &message);
         put(condition::DEGRADED, was_deployed, reason, &message);
     }
+}
+
+/// From which version to which, for people.
+fn transition(status: &KubeVirtStatus) -> String {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    format!(
+        "Transitioning from previous version {} with registry {} to target version {} using registry {}",
+        text(&status.observed_kubevirt_version),
+        text(&status.observed_kubevirt_registry),
+        text(&status.target_kubevirt_version),
+        text(&status.target_kubevirt_registry),
+    )
 }
 
 #[cfg(test)]
@@ -218,7 +262,7 @@ mod tests {
     }
 
     fn workload(wanted: i32, available: i32) -> WorkloadView {
-        WorkloadView { observed: true, wanted, available, ..WorkloadView::default() }
+        WorkloadView { observed: true, wanted, available, updated: wanted, ..WorkloadView::default() }
     }
 
     fn decided(kubevirt: &KubeVirt, handler: &WorkloadView, bundle_in_place: bool) -> Option<serde_json::Value> {
@@ -283,6 +327,32 @@ mod tests {
         let status = decided(&kubevirt(json!({"phase": "Deployed"})), &workload(2, 1), true).unwrap();
         assert_eq!(status.get("phase"), None);
         assert_eq!(condition_of(&status, "Degraded"), "True");
+    }
+
+    #[test]
+    fn update_lasts_until_all_pods_are_of_the_version() {
+        let behind = WorkloadView { updated: 1, ..workload(2, 2) };
+        let former = json!({
+            "phase": "Deployed", "observedDeploymentID": "former", "observedKubeVirtVersion": "v0",
+            "observedKubeVirtRegistry": "registry.example/old",
+        });
+        let status = decided(&kubevirt(former.clone()), &behind, true).unwrap();
+        assert!(status["targetDeploymentID"].is_string() && status.get("observedDeploymentID").is_none(), "{status}");
+        for name in ["Available", "Progressing", "Degraded"] {
+            assert_eq!(condition_of(&status, name), "True", "{name}");
+        }
+        let text = "Transitioning from previous version v0 with registry registry.example/old \
+                    to target version v1 using registry registry.example/virt";
+        assert!(status["conditions"].to_string().contains(text), "{status}");
+        // Then nothing is of the former version, and a pod that is made anew is no update.
+        let done = decided(&kubevirt(former.clone()), &workload(2, 2), true).unwrap();
+        let mut all = former;
+        json_patch::merge(&mut all, &done);
+        assert_eq!(all["observedDeploymentID"], all["targetDeploymentID"]);
+        assert_eq!(decided(&kubevirt(all), &behind, true), None);
+        // What was never there is not updated but installed.
+        let status = decided(&kubevirt(json!({})), &behind, true).unwrap();
+        assert_eq!((&status["phase"], condition_of(&status, "Available").as_str()), (&json!("Deploying"), "False"));
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! The one container, `compute`.
 
 use api::{
+    VirtualMachineInstance,
     constants::{annotation, component, label},
     vmi::spec::Probe as MachineProbe,
 };
 use k8s_openapi::{
     api::core::v1::{
-        Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, ObjectFieldSelector, Probe, SecurityContext,
+        Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, ObjectFieldSelector, Probe,
+        SecurityContext,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
@@ -15,8 +17,12 @@ use super::{Inputs, LAUNCHER_UID, RenderError, resources::PodResources, some, vo
 
 /// Seconds that a launcher is given before the first probe, on top of what was asked for.
 const PROBE_DELAY: i32 = 10;
+/// Label of machines: how much their launchers log.
+const VERBOSITY_LABEL: &str = "logVerbosity";
 /// Verbosity of launchers that needs no mention.
 const DEFAULT_VERBOSITY: u64 = 2;
+/// Verbosity from which on libvirt is asked for all it has to say.
+const LIBVIRT_VERBOSITY: u64 = 6;
 
 /// Filters of libvirt's log that show everything but the noise of its objects, messages and events.
 const LIBVIRT_DEBUG: &str = "3:object 3:json 3:event 3:rpc 1:*";
@@ -28,21 +34,18 @@ pub(super) fn compute(
     grace: i64,
 ) -> Result<Container, RenderError> {
     let spec = &inputs.instance.spec;
+    let verbosity = verbosity(inputs)?;
     Ok(Container {
         name: component::COMPUTE_CONTAINER.to_owned(),
         image: Some(inputs.launcher_image.to_owned()),
         image_pull_policy: Some(inputs.config.image_pull_policy.clone()),
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
-        command: Some(vec!["/usr/bin/virt-launcher-monitor".to_owned()]),
-        args: Some(arguments(inputs, grace)),
-        env: Some(environment(inputs, mounts)),
+        // All in one list, where others look for what a launcher was told.
+        command: Some(command(inputs, grace, verbosity)),
+        env: Some(environment(inputs, mounts, verbosity)),
         ports: some(ports(inputs)),
-        readiness_probe: spec
-            .readiness_probe
-            .as_ref()
-            .map(|probe| convert_probe("readinessProbe", probe))
-            .transpose()?,
-        liveness_probe: spec.liveness_probe.as_ref().map(|probe| convert_probe("livenessProbe", probe)).transpose()?,
+        readiness_probe: spec.readiness_probe.as_ref().map(|probe| convert_probe(inputs.instance, probe)),
+        liveness_probe: spec.liveness_probe.as_ref().map(|probe| convert_probe(inputs.instance, probe)),
         security_context: Some(SecurityContext {
             run_as_user: Some(LAUNCHER_UID),
             run_as_group: Some(LAUNCHER_UID),
@@ -61,10 +64,18 @@ pub(super) fn compute(
     })
 }
 
-fn arguments(inputs: &Inputs<'_>, grace: i64) -> Vec<String> {
+/// How much the launcher logs: what the machine says, else the cluster.
+fn verbosity(inputs: &Inputs<'_>) -> Result<u64, RenderError> {
+    match inputs.instance.metadata.labels.as_ref().and_then(|labels| labels.get(VERBOSITY_LABEL)) {
+        Some(text) => text.parse().map_err(|_| RenderError::Verbosity(text.clone())),
+        None => Ok(inputs.config.verbosity(component::VIRT_LAUNCHER, None)),
+    }
+}
+
+fn command(inputs: &Inputs<'_>, grace: i64, verbosity: u64) -> Vec<String> {
     let meta = &inputs.instance.metadata;
     let architecture = inputs.instance.spec.architecture.as_deref().unwrap_or(&inputs.config.default_architecture);
-    let mut arguments = Vec::new();
+    let mut arguments = vec!["/usr/bin/virt-launcher-monitor".to_owned()];
     let mut add = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
     add("--name", meta.name.clone().unwrap_or_default());
     add("--uid", meta.uid.clone().unwrap_or_default());
@@ -74,13 +85,10 @@ fn arguments(inputs: &Inputs<'_>, grace: i64) -> Vec<String> {
     if !firmware.is_empty() {
         add("--ovmf-path", firmware.clone());
     }
-    if let Ok(limit) = api::quantity::units(&inputs.config.disk_verification_memory_limit) {
-        add("--disk-memory-limit", limit.to_string());
-    }
     if inputs.config.use_emulation {
         arguments.push("--allow-emulation".to_owned());
     }
-    if let Some(filters) = libvirt_log_filters(&inputs.instance.metadata) {
+    if let Some(filters) = libvirt_log_filters(&inputs.instance.metadata, verbosity) {
         // One argument, whatever a user's text begins with.
         arguments.push(format!("--libvirt-log-filters={filters}"));
     }
@@ -97,15 +105,16 @@ fn arguments(inputs: &Inputs<'_>, grace: i64) -> Vec<String> {
     arguments
 }
 
-/// What libvirt logs besides warnings: what an annotation says, or nearly everything for the label that asks for it.
-fn libvirt_log_filters(meta: &ObjectMeta) -> Option<&str> {
+/// What libvirt logs besides warnings: what an annotation says, or nearly everything where a label or the verbosity asks
+/// for it.
+fn libvirt_log_filters(meta: &ObjectMeta, verbosity: u64) -> Option<&str> {
     let named = meta.annotations.as_ref().and_then(|all| all.get(annotation::LIBVIRT_LOG_FILTERS)).map(String::as_str);
     let debug = meta.labels.as_ref().and_then(|all| all.get(label::DEBUG_LOGS));
-    let debug = debug.is_some_and(|value| value.eq_ignore_ascii_case("true")).then_some(LIBVIRT_DEBUG);
-    named.filter(|filters| !filters.is_empty()).or(debug)
+    let debug = debug.is_some_and(|value| value.eq_ignore_ascii_case("true")) || verbosity >= LIBVIRT_VERBOSITY;
+    named.filter(|filters| !filters.is_empty()).or(debug.then_some(LIBVIRT_DEBUG))
 }
 
-fn environment(inputs: &Inputs<'_>, mounts: &Mounts) -> Vec<EnvVar> {
+fn environment(inputs: &Inputs<'_>, mounts: &Mounts, verbosity: u64) -> Vec<EnvVar> {
     let variable =
         |name: &str, value: &str| EnvVar { name: name.to_owned(), value: Some(value.to_owned()), ..EnvVar::default() };
     let mut variables = vec![
@@ -116,12 +125,8 @@ fn environment(inputs: &Inputs<'_>, mounts: &Mounts) -> Vec<EnvVar> {
     if !mounts.shared_paths.is_empty() {
         variables.push(variable("SHARED_FILESYSTEM_PATHS", &mounts.shared_paths.join(":")));
     }
-    let labels = inputs.instance.metadata.labels.as_ref();
-    let verbosity = labels
-        .and_then(|labels| labels.get("logVerbosity"))
-        .and_then(|text| text.parse::<u64>().ok())
-        .unwrap_or_else(|| inputs.config.verbosity(component::VIRT_LAUNCHER, None));
-    if verbosity != DEFAULT_VERBOSITY {
+    let said = inputs.instance.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(VERBOSITY_LABEL));
+    if said || verbosity != DEFAULT_VERBOSITY {
         variables.push(variable("VIRT_LAUNCHER_LOG_VERBOSITY", &verbosity.to_string()));
     }
     variables.push(EnvVar {
@@ -148,20 +153,49 @@ fn ports(inputs: &Inputs<'_>) -> Vec<ContainerPort> {
         .collect()
 }
 
-fn convert_probe(field: &'static str, probe: &MachineProbe) -> Result<Probe, RenderError> {
-    if probe.exec.is_some() || probe.guest_agent_ping.is_some() {
-        // Refused at admission; these run inside the guest, which launchers of this version cannot do.
-        return Err(RenderError::Unsupported(format!("spec.{field} by exec or guestAgentPing")));
-    }
+/// A probe of the guest as one of the launcher's container. What the guest agent does is asked for by a program there.
+fn convert_probe(instance: &VirtualMachineInstance, probe: &MachineProbe) -> Probe {
+    let by_agent = by_agent(instance, probe);
+    // The program's own time is the guest's; it takes a little to come and go. Who calls it by name says how much.
+    let is_wrapped = by_agent.as_deref().is_some_and(|command| Some(command) != asked(probe));
+    let timeout = probe.timeout_seconds.filter(|seconds| *seconds >= 1).unwrap_or(1);
     let at_least_one = |value: Option<i32>, default: i32| Some(value.filter(|value| *value >= 1).unwrap_or(default));
-    Ok(Probe {
+    Probe {
         initial_delay_seconds: Some(probe.initial_delay_seconds.unwrap_or(0).saturating_add(PROBE_DELAY)),
-        timeout_seconds: at_least_one(probe.timeout_seconds, 1),
+        timeout_seconds: Some(if is_wrapped { timeout.saturating_add(1) } else { timeout }),
         period_seconds: at_least_one(probe.period_seconds, 10),
         success_threshold: at_least_one(probe.success_threshold, 1),
         failure_threshold: at_least_one(probe.failure_threshold, 3),
         http_get: probe.http_get.clone(),
         tcp_socket: probe.tcp_socket.clone(),
+        exec: by_agent.map(|command| ExecAction { command: Some(command) }),
         ..Probe::default()
-    })
+    }
+}
+
+/// The command that a probe names.
+fn asked(probe: &MachineProbe) -> Option<&[String]> {
+    probe.exec.as_ref()?.command.as_deref()
+}
+
+/// The command for a probe that the guest agent carries out.
+fn by_agent(instance: &VirtualMachineInstance, probe: &MachineProbe) -> Option<Vec<String>> {
+    let metadata = &instance.metadata;
+    let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
+    let domain = format!("{}_{}", namespace.unwrap_or_default(), name.unwrap_or_default());
+    let timeout = probe.timeout_seconds.filter(|seconds| *seconds >= 1).unwrap_or(1).to_string();
+    let words = ["virt-probe", "--domainName", &domain, "--timeoutSeconds", &timeout].map(str::to_owned);
+    let mut command = Vec::from(words);
+    if probe.guest_agent_ping.is_some() {
+        command.push("--guestAgentPing".to_owned());
+        return Some(command);
+    }
+    let asked = asked(probe)?;
+    let (program, arguments) = asked.split_first()?;
+    if program == "virt-probe" {
+        return Some(asked.to_vec());
+    }
+    command.extend(["--command".to_owned(), program.clone(), "--".to_owned()]);
+    command.extend_from_slice(arguments);
+    Some(command)
 }

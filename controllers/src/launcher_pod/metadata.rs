@@ -15,7 +15,7 @@ use crate::runtime::Kind;
 
 /// Annotation of machines and label of pods that asks Istio for its proxy.
 pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
-/// Longest label value and host name.
+/// Longest label value.
 const NAME_LIMIT: usize = 63;
 
 pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> Result<ObjectMeta, RenderError> {
@@ -35,7 +35,7 @@ fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     let name = instance.metadata.name.as_deref().unwrap_or_default();
     labels.insert(label::APP.to_owned(), component::VIRT_LAUNCHER.to_owned());
     labels.insert(label::CREATED_BY.to_owned(), instance.metadata.uid.clone().unwrap_or_default());
-    labels.insert(label::DEPRECATED_VM_NAME.to_owned(), hostname(instance));
+    labels.insert(label::DEPRECATED_VM_NAME.to_owned(), instance.hostname());
     labels.insert(label::VMI_ID.to_owned(), machine_id(name));
     if let Some(value) = super::annotation(instance, ISTIO_INJECT) {
         labels.insert(ISTIO_INJECT.to_owned(), value.to_owned());
@@ -99,16 +99,6 @@ pub fn backup_hooks(instance: &VirtualMachineInstance) -> [(&'static str, String
         ("post.hook.backup.velero.io/container", component::COMPUTE_CONTAINER.to_owned()),
         ("post.hook.backup.velero.io/command", command("--unfreeze")),
     ]
-}
-
-/// The guest's host name: the one asked for, else the machine's name up to its first dot.
-pub(super) fn hostname(instance: &VirtualMachineInstance) -> String {
-    if let Some(name) = instance.spec.hostname.as_ref().filter(|name| !name.is_empty()) {
-        return name.clone();
-    }
-    let name = instance.metadata.name.as_deref().unwrap_or_default();
-    let first = name.split('.').next().unwrap_or_default();
-    first.get(..NAME_LIMIT).unwrap_or(first).trim_end_matches('-').to_owned()
 }
 
 /// The machine's name as a label value: itself, or its beginning with a hash.

@@ -45,6 +45,9 @@ pub enum RenderError {
     /// The definition of a network does not exist (yet).
     #[error("failed to locate network attachment definition {0}")]
     DefinitionNotFound(String),
+    /// A label that says how much the launcher logs, and is no number.
+    #[error("label logVerbosity: {0:?} is not a number")]
+    Verbosity(String),
     /// An annotation that cannot be written.
     #[error("networks: {0}")]
     Networks(String),
@@ -104,7 +107,8 @@ pub fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let resources = resources::resources(inputs)?;
     let mounts = volumes::volumes(inputs)?;
     let grace = grace_seconds(instance);
-    let service_account = spec.service_account_name.clone().or_else(|| {
+    // An empty name is none.
+    let service_account = spec.service_account_name.clone().filter(|name| !name.is_empty()).or_else(|| {
         let mut accounts = spec.volumes.iter().filter_map(|volume| volume.service_account.as_ref());
         accounts.next().and_then(|account| account.service_account_name.clone())
     });
@@ -113,7 +117,7 @@ pub fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let pod = Pod {
         metadata: metadata::metadata(inputs, resources.overhead)?,
         spec: Some(PodSpec {
-            hostname: Some(metadata::hostname(instance)),
+            hostname: Some(instance.hostname()),
             subdomain: spec.subdomain.clone(),
             restart_policy: Some("Never".to_owned()),
             enable_service_links: Some(false),

@@ -73,10 +73,15 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<PodResources, RenderError
 
 /// True when the user asks for the Guaranteed class.
 fn is_guaranteed(requests: &Amounts, limits: &Amounts) -> bool {
-    let memory_limit = limits.get("memory");
-    let memory = memory_limit.is_some() && requests.get("memory").is_none_or(|request| Some(request) == memory_limit);
-    let cpu = requests.get("cpu").is_some() && requests.get("cpu") == limits.get("cpu");
-    memory && cpu
+    // By value: `1Gi` is `1024Mi`. What cannot be read is refused where it is used.
+    let bytes = |amounts: &Amounts| {
+        amounts.get("memory").and_then(|amount| quantity::units(amount).ok()).filter(|bytes| *bytes != 0)
+    };
+    let milli = |amounts: &Amounts| {
+        amounts.get("cpu").and_then(|amount| quantity::milli(amount).ok()).filter(|milli| *milli != 0)
+    };
+    let memory = bytes(limits).is_some_and(|limit| bytes(requests).is_none_or(|request| request == limit));
+    memory && milli(requests).is_some_and(|request| milli(limits) == Some(request))
 }
 
 fn cpu(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) -> Result<(), RenderError> {
@@ -168,7 +173,7 @@ fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) ->
             limits.insert(device::VHOST_NET.to_owned(), one());
         }
     }
-    if devices.autoattach_vsock == Some(true) {
+    if api::vsock::is_attached(inputs.instance) {
         limits.insert(device::VHOST_VSOCK.to_owned(), one());
     }
     let mut refused = Vec::new();

@@ -6,7 +6,14 @@
 
 use std::collections::BTreeMap;
 
-use api::{constants::label, vmi::cpu::Cpu};
+use api::{
+    constants::label,
+    gates,
+    vmi::{
+        cpu::Cpu,
+        features::{FeatureHyperv, FeatureState},
+    },
+};
 use k8s_openapi::api::core::v1::{
     Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PreferredSchedulingTerm,
 };
@@ -45,6 +52,16 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
             }
         }
     }
+    let hyperv = spec.domain.features.as_ref().and_then(|features| features.hyperv.as_ref());
+    if let Some(hyperv) = hyperv.filter(|_| inputs.config.enabled(gates::HYPERV_STRICT_CHECK)) {
+        for name in enlightenments(hyperv) {
+            require(format!("{}{name}", label::HYPERV_PREFIX));
+        }
+        // Only these processors have what it is an enlightenment of.
+        if hyperv.evmcs.as_ref().is_some_and(FeatureState::is_enabled) {
+            require(format!("{}Intel", label::CPU_VENDOR_PREFIX));
+        }
+    }
     if let Some(frequency) = api::tsc::frequency(inputs.instance) {
         require(format!("{}{frequency}", label::TSC_FREQUENCY_PREFIX));
     }
@@ -68,6 +85,25 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
         }
     }
     selector
+}
+
+/// What a machine asks for of Hyper-V that not every node offers, as labels of nodes call it.
+fn enlightenments(hyperv: &FeatureHyperv) -> impl Iterator<Item = &'static str> {
+    let plain = |feature: &Option<FeatureState>| feature.as_ref().and_then(|feature| feature.enabled);
+    [
+        ("frequencies", plain(&hyperv.frequencies)),
+        ("ipi", plain(&hyperv.ipi)),
+        ("reenlightenment", plain(&hyperv.reenlightenment)),
+        ("reset", plain(&hyperv.reset)),
+        ("runtime", plain(&hyperv.runtime)),
+        ("synic", plain(&hyperv.synic)),
+        ("synictimer", hyperv.synictimer.as_ref().and_then(|timer| timer.enabled)),
+        ("tlbflush", hyperv.tlbflush.as_ref().and_then(|flush| flush.enabled)),
+        ("vpindex", plain(&hyperv.vpindex)),
+    ]
+    .into_iter()
+    .filter(|(_, enabled)| *enabled == Some(true))
+    .map(|(name, _)| name)
 }
 
 /// The model of a CPU that is neither the host's nor close to it.

@@ -99,6 +99,23 @@ fn istio_is_asked_for_its_proxy_as_the_machine_says() {
 }
 
 #[test]
+fn service_account_is_the_machines_or_that_of_its_disk() {
+    let disk = json!({"volumes": [{"name": "sa", "serviceAccount": {"serviceAccountName": "disk"}}]});
+    let none = json!({});
+    for (asked, of_disk, expected, token) in [
+        (Value::Null, &none, Value::Null, false),
+        (json!("machine"), &none, json!("machine"), false),
+        (json!("machine"), &disk, json!("machine"), true),
+        (json!(""), &disk, json!("disk"), true),
+        (Value::Null, &disk, json!("disk"), true),
+    ] {
+        let pod = rendered(merged(merged(small(), of_disk), &json!({"serviceAccountName": asked})));
+        let found = (&pod["spec"]["serviceAccountName"], &pod["spec"]["automountServiceAccountToken"]);
+        assert_eq!(found, (&expected, &json!(token)), "{asked} {of_disk}");
+    }
+}
+
+#[test]
 fn pod_has_one_container_and_passes_the_restricted_standard() {
     let pod = rendered(small());
     let containers = pod["spec"]["containers"].as_array().unwrap();
@@ -145,7 +162,7 @@ fn grace_period_is_padded_for_launcher_and_pod() {
     let pod = rendered(merged(small(), &json!({"terminationGracePeriodSeconds": 5})));
     assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 35);
     let args: Vec<&str> =
-        pod["spec"]["containers"][0]["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        pod["spec"]["containers"][0]["command"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     let at = args.iter().position(|arg| *arg == "--grace-period-seconds").unwrap();
     assert_eq!(args[at + 1], "20");
     assert_eq!(rendered(small())["spec"]["terminationGracePeriodSeconds"], 60);
@@ -170,7 +187,7 @@ fn launcher_is_told_to_fail_by_an_annotation_of_any_value() {
             definitions: None,
         };
         let pod = serde_json::to_value(render(&inputs).unwrap()).unwrap();
-        let args = pod["spec"]["containers"][0]["args"].as_array().unwrap();
+        let args = pod["spec"]["containers"][0]["command"].as_array().unwrap();
         assert_eq!(args.contains(&json!("--simulate-crash")), fails, "{key}");
     }
 }
@@ -281,7 +298,7 @@ fn emulation_asks_for_no_virtualization_device() {
     let pod = rendered_with(small(), &config, NamespaceLimits::default()).unwrap();
     let container = &pod["spec"]["containers"][0];
     assert_eq!(container["resources"]["limits"], json!({"devices.kubevirt.io/tun": "1"}));
-    assert!(container["args"].as_array().unwrap().contains(&json!("--allow-emulation")));
+    assert!(container["command"].as_array().unwrap().contains(&json!("--allow-emulation")));
 }
 
 #[test]
@@ -396,6 +413,34 @@ fn cpu_and_board_ask_for_nodes_that_have_them() {
 }
 
 #[test]
+fn enlightenments_ask_for_nodes_that_offer_them_where_the_cluster_is_strict() {
+    let gate = ["HypervStrictCheck".to_owned()];
+    // what the machine asks for, strict, what the node selector asks for
+    let table: [(Value, bool, &[&str]); 4] = [
+        (json!({"vpindex": {"enabled": true}, "evmcs": {}}), false, &[]),
+        (
+            json!({"vpindex": {"enabled": true}, "synic": {"enabled": true}, "synictimer": {"enabled": true},
+                "tlbflush": {"enabled": true}, "ipi": {"enabled": false}, "reset": {}, "relaxed": {"enabled": true}}),
+            true,
+            &["synic", "synictimer", "tlbflush", "vpindex"],
+        ),
+        (json!({"evmcs": {}, "frequencies": {"enabled": true}}), true, &["Intel", "frequencies"]),
+        (json!({"evmcs": {"enabled": false}}), true, &[]),
+    ];
+    for (hyperv, strict, wanted) in table {
+        let change = json!({"domain": {"features": {"hyperv": hyperv}}});
+        let feature_gates = if strict { gate.to_vec() } else { Vec::new() };
+        let config = ClusterConfig { feature_gates, ..ClusterConfig::default() };
+        let pod = rendered_with(merged(small(), &change), &config, NamespaceLimits::default()).unwrap();
+        let selector = pod["spec"]["nodeSelector"].as_object().unwrap();
+        let prefixes = ["cpu-vendor.node.kubevirt.io/", "hyperv.node.kubevirt.io/"];
+        let name = |key: &String| prefixes.iter().find_map(|prefix| key.strip_prefix(*prefix)).map(str::to_owned);
+        let asked: Vec<String> = selector.keys().filter_map(name).collect();
+        assert_eq!(asked, wanted, "{change} {strict}");
+    }
+}
+
+#[test]
 fn kernel_boot_image_is_mounted_and_its_pull_secret_used_once() {
     let kernel = json!({
         "domain": {"firmware": {"kernelBoot": {"container": {
@@ -466,11 +511,31 @@ fn devices_are_resources_of_the_container_and_cost_memory() {
 }
 
 #[test]
+fn probes_by_the_guest_agent_are_asked_for_by_a_program_in_the_container() {
+    for (probe, timeout, words) in [
+        (json!({"guestAgentPing": {}}), 2, "virt-probe --domainName shop_web --timeoutSeconds 1 --guestAgentPing"),
+        (
+            json!({"exec": {"command": ["cat", "-n", "/x"]}, "timeoutSeconds": 5}),
+            6,
+            "virt-probe --domainName shop_web --timeoutSeconds 5 --command cat -- -n /x",
+        ),
+        (json!({"exec": {"command": ["virt-probe", "--guestAgentPing"]}}), 1, "virt-probe --guestAgentPing"),
+    ] {
+        let spec = merged(small(), &json!({"livenessProbe": probe}));
+        let pod = rendered_with(spec, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+        let rendered = &pod["spec"]["containers"][0]["livenessProbe"];
+        let command = rendered["exec"]["command"].as_array().unwrap();
+        let command: Vec<&str> = command.iter().map(|word| word.as_str().unwrap()).collect();
+        assert_eq!(command.join(" "), words);
+        assert_eq!(rendered["timeoutSeconds"], timeout);
+    }
+}
+
+#[test]
 fn features_without_support_are_refused_not_ignored() {
     for change in [
         json!({"domain": {"devices": {"filesystems": [{"name": "f", "virtiofs": {}}]}}}),
         json!({"volumes": [{"name": "h", "hostDisk": {"path": "/x", "type": "Disk"}}]}),
-        json!({"livenessProbe": {"exec": {"command": ["true"]}}}),
         json!({"domain": {"devices": {"tpm": {"persistent": true}}}}),
     ] {
         let refused = rendered_with(merged(small(), &change), &ClusterConfig::default(), NamespaceLimits::default());
@@ -479,13 +544,10 @@ fn features_without_support_are_refused_not_ignored() {
 }
 
 #[test]
-fn long_names_become_a_host_name_and_a_label_that_fit() {
+fn long_names_become_a_label_that_fits() {
     let name = "a".repeat(70);
     assert_eq!(metadata::machine_id(&name).len(), 63);
     assert_eq!(metadata::machine_id("short"), "short");
-    let mut instance = machine(small());
-    instance.metadata.name = Some(format!("{name}.example"));
-    assert_eq!(metadata::hostname(&instance).len(), 63);
 }
 
 #[test]
@@ -499,13 +561,57 @@ fn what_is_asked_for_a_look_into_the_pod_reaches_the_launcher() {
         (json!({"labels": {"debugLogs": "True"}}), "--libvirt-log-filters=3:object", "--keep-after-failure"),
         (json!({"annotations": {keep: "false", filters: ""}}), "--name", "--keep-after-failure"),
         (json!({"labels": {"debugLogs": "false"}}), "--name", "--libvirt-log-filters="),
+        (json!({"labels": {"logVerbosity": "6"}}), "--libvirt-log-filters=3:object", "--keep-after-failure"),
+        (json!({"labels": {"logVerbosity": "5"}}), "--name", "--libvirt-log-filters="),
     ] {
         let mut instance = machine(small());
         instance.metadata = serde_json::from_value(metadata.clone()).unwrap();
         let pod = rendered_machine(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
-        let args = pod["spec"]["containers"][0]["args"].as_array().unwrap().clone();
+        let args = pod["spec"]["containers"][0]["command"].as_array().unwrap().clone();
         let has = |start: &str| args.iter().filter_map(Value::as_str).any(|arg| arg.starts_with(start));
         assert!(has(wanted) && !has(absent), "{metadata}: {args:?}");
+    }
+}
+
+#[test]
+fn how_much_a_launcher_logs_is_what_its_machine_or_the_cluster_says() {
+    let refused = Err(RenderError::Verbosity("loud".to_owned()));
+    for (labels, expected) in [
+        (json!({}), Ok(Value::Null)),
+        (json!({"logVerbosity": "2"}), Ok(json!("2"))),
+        (json!({"logVerbosity": "9"}), Ok(json!("9"))),
+        (json!({"logVerbosity": "loud"}), refused),
+    ] {
+        let mut instance = machine(small());
+        instance.metadata.labels = serde_json::from_value(labels.clone()).unwrap();
+        let pod = rendered_machine(&instance, &ClusterConfig::default(), NamespaceLimits::default());
+        let told = pod.map(|pod| {
+            let variables = pod["spec"]["containers"][0]["env"].as_array().cloned().unwrap_or_default();
+            let found = variables.into_iter().find(|variable| variable["name"] == "VIRT_LAUNCHER_LOG_VERBOSITY");
+            found.map_or(Value::Null, |variable| variable["value"].clone())
+        });
+        assert_eq!(told, expected, "{labels}");
+    }
+}
+
+#[test]
+fn a_pod_of_equal_requests_and_limits_costs_more_however_they_are_written() {
+    let overhead = |requests: Value, limits: Value| {
+        let resources = json!({"domain": {"resources": {"requests": requests, "limits": limits}}});
+        let pod = rendered(merged(small(), &resources));
+        let text = pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().to_owned();
+        text.parse::<i64>().unwrap()
+    };
+    let less = overhead(json!({"cpu": "1", "memory": "1Gi"}), json!({"cpu": "2", "memory": "1Gi"}));
+    for (requests, limits, guaranteed) in [
+        (json!({"cpu": "1", "memory": "1Gi"}), json!({"cpu": "1", "memory": "1Gi"}), true),
+        (json!({"cpu": "1000m", "memory": "1024Mi"}), json!({"cpu": "1", "memory": "1Gi"}), true),
+        (json!({"cpu": "1", "memory": "1Gi"}), json!({"cpu": "1", "memory": "2Gi"}), false),
+        (json!({"cpu": "1", "memory": "1Gi"}), json!({"cpu": "1"}), false),
+        (json!({"memory": "1Gi"}), json!({"memory": "1Gi"}), false),
+    ] {
+        let more = if guaranteed { api::overhead::GUARANTEED } else { 0 };
+        assert_eq!(overhead(requests.clone(), limits.clone()), less + more, "{requests} {limits}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use api::{
     VirtualMachineInstance, VmiPhase,
-    constants::{annotation, label},
+    constants::{annotation, event, label},
 };
 use jiff::Timestamp;
 use serde_json::json;
@@ -22,8 +22,6 @@ use crate::{
 const HEARTBEAT_TIMEOUT: jiff::SignedDuration = jiff::SignedDuration::from_mins(5);
 /// Time between looks at a silent node.
 const RECHECK: Duration = Duration::from_secs(60);
-/// Reason of all events and of machines given up.
-const UNRESPONSIVE: &str = "NodeUnresponsive";
 
 /// A machine with its pods.
 pub struct Machine {
@@ -79,11 +77,11 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     decision.wake(RECHECK);
     if let Some(node) = observed.node
         && !observed.has_handler
-        && observed.daemon_set.is_some_and(|set| set.wanted == set.ready)
+        && observed.daemon_set.is_some_and(|set| set.wanted == set.scheduled || set.wanted == set.ready)
     {
         decision.push(Effect::Event(Note::warning(
             Kind::Node.reference(&node.metadata),
-            UNRESPONSIVE,
+            event::NODE_UNRESPONSIVE,
             "virt-handler is not present, there are orphaned vmis on this node. \
              Run virt-handler on this node to migrate or remove them.",
         )));
@@ -129,7 +127,7 @@ fn mark_unschedulable(node: &NodeView, decision: &mut Decision) {
         notes: Notes {
             success: Some(Note::normal(
                 Kind::Node.reference(&node.metadata),
-                UNRESPONSIVE,
+                event::NODE_UNRESPONSIVE,
                 "virt-handler is not responsive, marking node as unresponsive",
             )),
             ..Notes::default()
@@ -149,12 +147,12 @@ fn give_up(
     let mut wanted = instance.clone();
     let status = wanted.status.get_or_insert_default();
     status.phase = Some(VmiPhase::Failed);
-    status.reason = Some(UNRESPONSIVE.to_owned());
+    status.reason = Some(event::NODE_UNRESPONSIVE.to_owned());
     if let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? {
         let message = format!("virt-handler on node {} is not responsive, marking VMI as failed", observed.key.name);
         decision.push(change.on_success(Note::normal(
             Kind::Instance.reference(&instance.metadata),
-            UNRESPONSIVE,
+            event::NODE_UNRESPONSIVE,
             message,
         )));
     }
@@ -249,6 +247,29 @@ mod tests {
         assert!(!patches(&decision).contains(&failed));
         let decision = decided(Some(&silent), &[machine("Scheduling", None)]);
         assert!(!patches(&decision).contains(&failed));
+    }
+
+    #[test]
+    fn node_without_agent_is_told_of_once_the_agents_have_settled() {
+        let silent = node(Some("2030-01-01T00:00:00Z"));
+        let alive = PodView { phase: "Running".to_owned(), ..PodView::default() };
+        let machines = [machine("Running", Some(alive))];
+        // pods of agents that have a node, that are ready, of two wanted; whether it is told
+        for (scheduled, ready, told) in [(2, 1, true), (1, 2, true), (1, 1, false)] {
+            let set = WorkloadView { wanted: 2, scheduled, ready, ..WorkloadView::default() };
+            let observed = Observed {
+                key: &Key::new("", "n"),
+                node: Some(&silent),
+                machines: &machines,
+                has_handler: false,
+                daemon_set: Some(&set),
+                frequencies: &BTreeSet::new(),
+                now: now(),
+            };
+            let effects = decide(&observed).unwrap().effects;
+            let tells = |effect: &Effect| matches!(effect, Effect::Event(note) if note.message.contains("orphaned"));
+            assert_eq!(effects.iter().any(tells), told, "{scheduled} {ready}");
+        }
     }
 
     #[test]

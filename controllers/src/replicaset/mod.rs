@@ -65,11 +65,54 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let active: Vec<&VirtualMachineInstance> =
         owned.iter().copied().filter(|instance| !instance.is_final() && !instance.is_deleting()).collect();
     // Counts change with what was adopted or released: scaling follows in the pass that it brings about.
-    if !deleting && !adopting {
-        scale(observed, &owned, &active, &mut decision)?;
-    }
-    status(observed, &selector, &active, &mut decision)?;
+    let changes = if deleting || adopting || set.spec.paused {
+        Changes::default()
+    } else {
+        Changes::of(wanted_replicas(set), &owned, &active)
+    };
+    scale(observed, &changes, &mut decision)?;
+    // A refusal of what nobody wants any more is no failure.
+    let failure = observed.failure.filter(|failure| changes.want(failure.reason));
+    status(observed, &selector, &active, failure, &mut decision)?;
     Ok(decision)
+}
+
+/// What it takes to have as many machines as wanted.
+#[derive(Default)]
+struct Changes<'a> {
+    /// Machines that have ended, to be deleted.
+    finished: Vec<&'a VirtualMachineInstance>,
+    /// Machines to be stopped.
+    stopped: Vec<&'a VirtualMachineInstance>,
+    /// How many are to be made.
+    made: usize,
+}
+
+impl<'a> Changes<'a> {
+    fn of(wanted: usize, owned: &[&'a VirtualMachineInstance], active: &[&'a VirtualMachineInstance]) -> Self {
+        let finished = owned.iter().copied().filter(|instance| instance.is_final() && !instance.is_deleting());
+        let (unknown, known): (Vec<&VirtualMachineInstance>, Vec<&VirtualMachineInstance>) =
+            active.iter().partition(|instance| {
+                // Its pod goes, or its node is lost: it may or may not run. It is replaced, and deleted as well.
+                let ready = instance.condition(condition::READY);
+                ready.is_some_and(|ready| ready.is_false() && ready.reason.as_deref() == Some(reason::POD_TERMINATING))
+            });
+        let kept = known.len();
+        let surplus = in_order_of_deletion(known).into_iter().take(kept.saturating_sub(wanted));
+        Self {
+            finished: finished.take(BURST).collect(),
+            stopped: unknown.into_iter().chain(surplus).take(BURST).collect(),
+            made: wanted.saturating_sub(kept).min(BURST),
+        }
+    }
+
+    /// Whether what was refused for this reason is part of it.
+    fn want(&self, reason: &str) -> bool {
+        if reason == event::FAILED_CREATE {
+            return self.made > 0;
+        }
+        !self.finished.is_empty() || !self.stopped.is_empty()
+    }
 }
 
 fn selector(set: &VirtualMachineInstanceReplicaSet) -> Option<Selector> {
@@ -97,49 +140,39 @@ fn release(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInst
     decision.push(set_owners(instance, &json!(left)));
 }
 
-fn scale(
-    observed: &Observed<'_>,
-    owned: &[&VirtualMachineInstance],
-    active: &[&VirtualMachineInstance],
-    decision: &mut Decision,
-) -> Result<(), serde_json::Error> {
+fn scale(observed: &Observed<'_>, changes: &Changes<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
     let set = observed.set;
-    if let Some(failure) = observed.failure.filter(|failure| failure.blocks(observed.now)) {
+    // What was refused waits; the rest goes on.
+    let blocking = observed.failure.filter(|failure| failure.blocks(observed.now) && changes.want(failure.reason));
+    if let Some(failure) = blocking {
         decision.wake(failure.remaining(observed.now));
-        return Ok(());
     }
-    if set.spec.paused {
-        return Ok(());
-    }
+    let creation_waits = blocking.is_some_and(|failure| failure.reason == event::FAILED_CREATE);
+    let deletion_waits = blocking.is_some() && !creation_waits;
+    let made = if creation_waits { 0 } else { changes.made };
     let regarding = || Kind::ReplicaSet.reference(&set.metadata);
-    for instance in owned.iter().filter(|instance| instance.is_final() && !instance.is_deleting()).take(BURST) {
-        let name = instance.metadata.name.as_deref().unwrap_or_default();
-        decision.push(
-            Effect::delete(Kind::Instance, &instance.metadata)
-                .on_success(Note::normal(
-                    regarding(),
-                    event::SUCCESSFUL_DELETE,
-                    format!("Deleted finished virtual machine: {name}"),
-                ))
-                .on_failure(Note::warning(
-                    regarding(),
-                    event::FAILED_DELETE,
-                    format!("Error deleting finished virtual machine {name}: {{error}}"),
-                )),
-        );
+    if !deletion_waits {
+        for instance in &changes.finished {
+            let name = instance.metadata.name.as_deref().unwrap_or_default();
+            decision.push(
+                Effect::delete(Kind::Instance, &instance.metadata)
+                    .on_success(Note::normal(
+                        regarding(),
+                        event::SUCCESSFUL_DELETE,
+                        format!("Deleted finished virtual machine: {name}"),
+                    ))
+                    .on_failure(Note::warning(
+                        regarding(),
+                        event::FAILED_DELETE,
+                        format!("Error deleting finished virtual machine {name}: {{error}}"),
+                    )),
+            );
+        }
+        for instance in &changes.stopped {
+            decision.push(stop_machine(instance, regarding));
+        }
     }
-    let (unknown, known): (Vec<&VirtualMachineInstance>, Vec<&VirtualMachineInstance>) =
-        active.iter().partition(|instance| {
-            // Its pod goes, or its node is lost: it may or may not run. It is replaced, and deleted as well.
-            let ready = instance.condition(condition::READY);
-            ready.is_some_and(|ready| ready.is_false() && ready.reason.as_deref() == Some(reason::POD_TERMINATING))
-        });
-    let (wanted, kept) = (wanted_replicas(set), known.len());
-    let surplus = in_order_of_deletion(known).into_iter().take(kept.saturating_sub(wanted));
-    for instance in unknown.into_iter().chain(surplus).take(BURST) {
-        decision.push(stop_machine(instance, regarding));
-    }
-    for _ in kept..wanted.min(kept.saturating_add(BURST)) {
+    for _ in 0..made {
         let effect = Effect::create(Kind::Instance, set.metadata.namespace.as_deref(), &replica(set))?
             .on_success(Note::normal(
                 regarding(),
@@ -188,6 +221,7 @@ fn status(
     observed: &Observed<'_>,
     selector: &Selector,
     active: &[&VirtualMachineInstance],
+    failure: Option<&Failure>,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
     let set = observed.set;
@@ -205,7 +239,7 @@ fn status(
     } else if remove(&mut conditions, condition::REPLICA_PAUSED) {
         decision.push(Effect::Event(Note::normal(regarding(), "SuccessfulResumed", "Resumed")));
     }
-    match observed.failure {
+    match failure {
         Some(failure) => {
             let failed = Condition::new(condition::REPLICA_FAILURE, true, failure.reason, &failure.message, &now);
             self::set(&mut conditions, failed);

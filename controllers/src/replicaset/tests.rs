@@ -164,6 +164,15 @@ fn refused_machine_shows_as_replica_failure() {
     let set = set(&json!({}));
     let decision = decide(&Observed { set: &set, instances: &[], failure: Some(&failure), now: now() }).unwrap();
     assert_eq!(created(&decision), 0);
-    let condition = &status(&decision)["conditions"][0];
-    assert_eq!((&condition["type"], &condition["reason"]), (&json!("ReplicaFailure"), &json!("FailedCreate")));
+    let conditions = status(&decision)["conditions"].clone();
+    assert_eq!((&conditions[0]["type"], &conditions[0]["reason"]), (&json!("ReplicaFailure"), &json!("FailedCreate")));
+    // It is gone with the wish, and holds up no deletion.
+    let told = |spec: Value| self::set(&json!({"spec": spec, "status": {"conditions": conditions}}));
+    for (spec, gone) in [(json!({"replicas": 0}), vec!["a"]), (json!({"paused": true}), vec![])] {
+        let (set, machines) = (told(spec), [machine("a", Some("set"), &json!({}))]);
+        let decision =
+            decide(&Observed { set: &set, instances: &machines, failure: Some(&failure), now: now() }).unwrap();
+        assert_eq!((deleted(&decision), decision.wake_after), (gone, None));
+        assert!(!status(&decision)["conditions"].to_string().contains("ReplicaFailure"), "{decision:?}");
+    }
 }

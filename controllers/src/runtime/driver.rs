@@ -50,7 +50,7 @@ impl fmt::Display for Key {
 }
 
 /// A write of a key that was refused. It is handed to the next reconciles of the key until a write of the same reason
-/// succeeds or the object is gone.
+/// succeeds or there is nothing left to do. A decision that waits for it says when to look again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Reason given by the effect.
@@ -143,6 +143,10 @@ impl Driver {
                     return true;
                 }
             };
+            // Nobody wants any more what was refused, or its object is gone: another start is another attempt.
+            if decision.is_settled() {
+                self.forget(key);
+            }
             let outcome = self.executor.carry_out(self.name, decision.effects).await;
             if let Some(wake_after) = decision.wake_after {
                 self.queue.add_after(key.clone(), wake_after);
@@ -179,13 +183,50 @@ impl Driver {
                 self.queue.add(key.clone());
                 false
             }
-            Outcome::Refused { reason: None, .. } | Outcome::Stale | Outcome::Unreachable => true,
-            Outcome::NotLeading => false,
+            other => is_repeated(other),
         }
     }
 
     /// Forgets what is known of a key whose object is gone.
     pub fn forget(&self, key: &Key) {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+}
+
+/// Whether a key is to be looked at again soon though nothing has changed: what was wanted has not been done.
+fn is_repeated(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Done { .. } | Outcome::Refused { reason: Some(_), .. } => false,
+        // Leadership that was renewed late goes on, and what was held back meanwhile with it.
+        Outcome::Refused { reason: None, .. } | Outcome::Stale | Outcome::Unreachable | Outcome::NotLeading => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_done_is_tried_again() {
+        let refused = |reason| Outcome::Refused { reason, message: "no".to_owned() };
+        for (outcome, repeated) in [
+            (Outcome::Done { succeeded: Vec::new() }, false),
+            // The decision itself waits and tells.
+            (refused(Some("FailedCreate")), false),
+            (refused(None), true),
+            (Outcome::Stale, true),
+            (Outcome::Unreachable, true),
+            (Outcome::NotLeading, true),
+        ] {
+            assert_eq!(is_repeated(&outcome), repeated, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn refusal_is_remembered_while_a_decision_waits() {
+        let mut decision = Decision::settled();
+        assert!(decision.is_settled());
+        decision.wake(FIRST_RETRY);
+        assert!(!decision.is_settled());
     }
 }

@@ -178,6 +178,8 @@ pub struct Notes {
     pub failure_reason: Option<&'static str>,
     /// Creation: an object of this name that exists already will do.
     pub existing_will_do: bool,
+    /// Creation: what a refusal says because an object of this name exists already, where none that counts does.
+    pub existing_refuses: Option<String>,
 }
 
 /// A write.
@@ -225,6 +227,18 @@ pub enum Effect {
         uid: Option<String>,
         /// Grace period other than the object's own.
         grace_seconds: Option<u32>,
+        /// Events.
+        notes: Notes,
+    },
+    /// Evicts a pod, on condition that it is the one with this UID: a deletion that budgets and webhooks have a say in.
+    /// One that is refused ends nothing else, and is not remembered.
+    Evict {
+        /// Its namespace.
+        namespace: Option<String>,
+        /// Its name.
+        name: String,
+        /// Its UID.
+        uid: Option<String>,
         /// Events.
         notes: Notes,
     },
@@ -294,7 +308,10 @@ impl Effect {
 
     fn notes_mut(&mut self) -> Option<&mut Notes> {
         match self {
-            Self::Create { notes, .. } | Self::Patch { notes, .. } | Self::Delete { notes, .. } => Some(notes),
+            Self::Create { notes, .. }
+            | Self::Patch { notes, .. }
+            | Self::Delete { notes, .. }
+            | Self::Evict { notes, .. } => Some(notes),
             Self::Event(_) => None,
         }
     }
@@ -313,6 +330,16 @@ impl Effect {
     pub fn or_existing(mut self) -> Self {
         if let Some(notes) = self.notes_mut() {
             notes.existing_will_do = true;
+        }
+        self
+    }
+
+    /// A creation for which an object of this name is a refusal in these words. Without, it counts as one that was made
+    /// meanwhile, of which the watch will tell.
+    #[must_use]
+    pub fn unless_exists(mut self, refusal: String) -> Self {
+        if let Some(notes) = self.notes_mut() {
+            notes.existing_refuses = Some(refusal);
         }
         self
     }
@@ -342,6 +369,12 @@ impl Decision {
     #[must_use]
     pub fn settled() -> Self {
         Self::default()
+    }
+
+    /// True when there is nothing to do and nothing to wait for.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.effects.is_empty() && self.wake_after.is_none()
     }
 
     /// Look again after `time`, or sooner if something asked for that before.

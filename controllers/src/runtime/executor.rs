@@ -108,7 +108,18 @@ impl Executor {
             let (verb, resource) = label(&effect);
             let result = tokio::time::timeout(WRITE_TIMEOUT, self.write(&effect, &mut versions)).await;
             let (notes, regarding_name) = parts(&effect);
-            match result.unwrap_or_else(|_| Err(WriteError::Unreachable("no answer in time".to_owned()))) {
+            let result = result.unwrap_or_else(|_| Err(WriteError::Unreachable("no answer in time".to_owned())));
+            match result {
+                // A budget that refuses one eviction says nothing about the next.
+                Err(error) if matches!(effect, Effect::Evict { .. }) => {
+                    self.metrics.wrote(controller, verb, resource, "refused");
+                    if let WriteError::Refused(message) | WriteError::Unreachable(message) = error {
+                        tracing::info!(verb, resource, object = regarding_name, error = %message, "not evicted");
+                        if let Some(note) = &notes.failure {
+                            self.recorder.emit(note.clone(), None, Some(&message));
+                        }
+                    }
+                }
                 Ok(answer) => {
                     self.metrics.wrote(controller, verb, resource, "succeeded");
                     tracing::debug!(verb, resource, object = regarding_name, "written");
@@ -157,6 +168,21 @@ impl Executor {
             .clone()
     }
 
+    async fn evict(&self, namespace: Option<&str>, name: &str, uid: Option<&String>) -> Result<Value, WriteError> {
+        let eviction = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        });
+        let body = serde_json::to_vec(&eviction).map_err(|error| WriteError::Refused(error.to_string()))?;
+        let request = self
+            .request(Kind::Pod, namespace)
+            .create_subresource("eviction", name, &PostParams::default(), body)
+            .map_err(|error| WriteError::Refused(error.to_string()))?;
+        self.client.request(request).await.map_err(|error| classify(&error, false))
+    }
+
     async fn write(
         &self,
         effect: &Effect,
@@ -164,6 +190,9 @@ impl Executor {
     ) -> Result<Option<Value>, WriteError> {
         match effect {
             Effect::Event(_) => Ok(None),
+            Effect::Evict { namespace, name, uid, .. } => {
+                self.evict(namespace.as_deref(), name, uid.as_ref()).await.map(Some)
+            }
             Effect::Create { kind, namespace, object, notes } => {
                 let body = serde_json::to_vec(object).map_err(|error| WriteError::Refused(error.to_string()))?;
                 let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
@@ -173,7 +202,7 @@ impl Executor {
                     .map_err(|error| WriteError::Refused(error.to_string()))?;
                 let answer: Value = match self.client.request(request).await {
                     Err(error) if notes.existing_will_do && exists(&error) => return Ok(None),
-                    answer => answer.map_err(|error| classify(&error, true))?,
+                    answer => answer.map_err(|error| not_created(&error, notes))?,
                 };
                 self.answers.written(*kind, answer.clone());
                 Ok(Some(answer))
@@ -242,6 +271,7 @@ fn label(effect: &Effect) -> (&'static str, &'static str) {
         Effect::Create { kind, .. } => ("create", kind.plural()),
         Effect::Patch { kind, .. } => ("patch", kind.plural()),
         Effect::Delete { kind, .. } => ("delete", kind.plural()),
+        Effect::Evict { .. } => ("evict", Kind::Pod.plural()),
         Effect::Event(_) => ("event", "events"),
     }
 }
@@ -252,7 +282,9 @@ fn parts(effect: &Effect) -> (Notes, &str) {
             let name = object["metadata"]["name"].as_str().or(object["metadata"]["generateName"].as_str());
             (notes.clone(), name.unwrap_or_default())
         }
-        Effect::Patch { notes, name, .. } | Effect::Delete { notes, name, .. } => (notes.clone(), name),
+        Effect::Patch { notes, name, .. } | Effect::Delete { notes, name, .. } | Effect::Evict { notes, name, .. } => {
+            (notes.clone(), name)
+        }
         Effect::Event(Note { .. }) => (Notes::default(), ""),
     }
 }
@@ -279,6 +311,13 @@ fn without_generated_name(message: String, effect: &Effect) -> String {
 /// Whether a creation was refused because the object is there. A conflict may have other causes, such as a quota.
 fn exists(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason == "AlreadyExists")
+}
+
+fn not_created(error: &kube::Error, notes: &Notes) -> WriteError {
+    match &notes.existing_refuses {
+        Some(refusal) if exists(error) => WriteError::Refused(refusal.clone()),
+        _ => classify(error, true),
+    }
 }
 
 /// Sorts errors into those to be told to users and those to be repeated.
@@ -321,5 +360,18 @@ mod tests {
         assert!(matches!(classify(&error(404), false), WriteError::Gone));
         assert!(matches!(classify(&error(404), true), WriteError::Refused(_)));
         assert!(matches!(classify(&error(503), true), WriteError::Unreachable(_)));
+    }
+
+    #[test]
+    fn name_that_is_taken_is_a_refusal_where_the_effect_says_so() {
+        let error = |reason: &str| {
+            let status = json!({"status": "Failure", "message": "m", "reason": reason, "code": 409});
+            kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+        };
+        let notes = Notes { existing_refuses: Some("taken".to_owned()), ..Notes::default() };
+        let refused = not_created(&error("AlreadyExists"), &notes);
+        assert!(matches!(refused, WriteError::Refused(message) if message == "taken"));
+        assert!(matches!(not_created(&error("Conflict"), &notes), WriteError::Stale));
+        assert!(matches!(not_created(&error("AlreadyExists"), &Notes::default()), WriteError::Stale));
     }
 }

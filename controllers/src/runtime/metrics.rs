@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use api::VirtualMachineInstance;
+use jiff::Timestamp;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// Counters of the runtime. Cheap to clone.
@@ -13,9 +15,13 @@ pub struct Metrics {
     events: IntCounterVec,
     leading: IntGauge,
     ready: IntGauge,
-    /// Time from the creation of a machine to each of its phases.
-    pub phase_from_creation: HistogramVec,
+    phase_from_creation: HistogramVec,
+    phase_from_deletion: HistogramVec,
+    phase_from_former: HistogramVec,
 }
+
+/// Start of the names of queues, as dashboards know them.
+const QUEUE: &str = "virt-controller-";
 
 /// Buckets of phase transition times, in seconds.
 const PHASE_BUCKETS: &[f64] =
@@ -31,7 +37,7 @@ impl Metrics {
             )?,
             reconciles: HistogramVec::new(
                 HistogramOpts::new("kubevirt_workqueue_work_duration_seconds", "Time taken by decisions")
-                    .buckets(vec![0.000_1, 0.001, 0.01, 0.1, 1.0]),
+                    .buckets(prometheus::exponential_buckets(1e-8, 10.0, 10)?),
                 &["name"],
             )?,
             depth: IntGaugeVec::new(Opts::new("kubevirt_workqueue_depth", "Keys waiting"), &["name"])?,
@@ -41,13 +47,20 @@ impl Metrics {
             )?,
             leading: IntGauge::new("kubevirt_virt_controller_leading_status", "1 on the replica that leads")?,
             ready: IntGauge::new("kubevirt_virt_controller_ready_status", "1 when the replica is ready")?,
-            phase_from_creation: HistogramVec::new(
-                HistogramOpts::new(
-                    "kubevirt_vmi_phase_transition_time_from_creation_seconds",
-                    "Time from the creation of a machine to a phase",
-                )
-                .buckets(PHASE_BUCKETS.to_vec()),
+            phase_from_creation: phases(
+                "kubevirt_vmi_phase_transition_time_from_creation_seconds",
+                "Time from the creation of a machine to a phase",
                 &["phase"],
+            )?,
+            phase_from_deletion: phases(
+                "kubevirt_vmi_phase_transition_time_from_deletion_seconds",
+                "Time from the request to delete a machine to its last phase",
+                &["phase"],
+            )?,
+            phase_from_former: phases(
+                "kubevirt_vmi_phase_transition_time_seconds",
+                "Time from one phase of a machine to the next",
+                &["phase", "last_phase"],
             )?,
         };
         registry.register(Box::new(metrics.writes.clone()))?;
@@ -57,6 +70,8 @@ impl Metrics {
         registry.register(Box::new(metrics.leading.clone()))?;
         registry.register(Box::new(metrics.ready.clone()))?;
         registry.register(Box::new(metrics.phase_from_creation.clone()))?;
+        registry.register(Box::new(metrics.phase_from_deletion.clone()))?;
+        registry.register(Box::new(metrics.phase_from_former.clone()))?;
         Ok(metrics)
     }
 
@@ -65,15 +80,37 @@ impl Metrics {
     }
 
     pub(super) fn reconciled(&self, controller: &str, took: Duration) {
-        self.reconciles.with_label_values(&[controller]).observe(took.as_secs_f64());
+        self.reconciles.with_label_values(&[format!("{QUEUE}{controller}")]).observe(took.as_secs_f64());
     }
 
     pub(super) fn queue_depth(&self, controller: &str, depth: usize) {
-        self.depth.with_label_values(&[controller]).set(i64::try_from(depth).unwrap_or(i64::MAX));
+        self.depth.with_label_values(&[format!("{QUEUE}{controller}")]).set(i64::try_from(depth).unwrap_or(i64::MAX));
     }
 
     pub(super) fn event(&self, outcome: &str) {
         self.events.with_label_values(&[outcome]).inc();
+    }
+
+    /// A machine has come from one phase to another.
+    pub fn phase_changed(&self, former: &VirtualMachineInstance, present: &VirtualMachineInstance, now: Timestamp) {
+        let (from, to) = (former.phase(), present.phase());
+        if from == to {
+            return;
+        }
+        let since = |at: Timestamp| now.duration_since(at).as_secs_f64().max(0.0);
+        if let Some(created) = &present.metadata.creation_timestamp {
+            self.phase_from_creation.with_label_values(&[to.as_str()]).observe(since(created.0));
+        }
+        if let Some(deleted) = present.metadata.deletion_timestamp.as_ref().filter(|_| to.is_final()) {
+            self.phase_from_deletion.with_label_values(&[to.as_str()]).observe(since(deleted.0));
+        }
+        let entered = present.status.iter().flat_map(|status| &status.phase_transition_timestamps);
+        let entered = entered
+            .filter(|entry| entry.phase.as_ref() == Some(from))
+            .find_map(|entry| entry.phase_transition_timestamp.as_ref());
+        if let Some(entered) = entered {
+            self.phase_from_former.with_label_values(&[to.as_str(), from.as_str()]).observe(since(entered.0));
+        }
     }
 
     /// Says whether this replica leads.
@@ -91,4 +128,8 @@ impl Metrics {
     pub fn set_ready(&self, ready: bool) {
         self.ready.set(i64::from(ready));
     }
+}
+
+fn phases(name: &str, help: &str, labels: &[&str]) -> Result<HistogramVec, prometheus::Error> {
+    HistogramVec::new(HistogramOpts::new(name, help).buckets(PHASE_BUCKETS.to_vec()), labels)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use api::constants::event;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Event, EventSource},
@@ -43,15 +44,15 @@ struct Known {
 }
 
 impl Recorder {
-    /// Starts the task. `component` is shown as the source of the events.
+    /// Starts the task.
     #[must_use]
-    pub fn start(client: Client, component: &'static str, metrics: Metrics) -> Self {
+    pub fn start(client: Client, metrics: Metrics) -> Self {
         let (queue, mut notes) = mpsc::channel::<Note>(QUEUE);
         let counters = metrics.clone();
         tokio::spawn(async move {
             let mut known: VecDeque<Known> = VecDeque::new();
             while let Some(note) = notes.recv().await {
-                let written = write(&client, component, &mut known, note);
+                let written = write(&client, &mut known, note);
                 let outcome = match tokio::time::timeout(WRITE_TIMEOUT, written).await {
                     Ok(Ok(outcome)) => outcome,
                     Ok(Err(error)) => {
@@ -99,12 +100,17 @@ fn fill(message: &str, answer: Option<&Value>, error: Option<&str>) -> String {
     text
 }
 
-async fn write(
-    client: &Client,
-    component: &'static str,
-    known: &mut VecDeque<Known>,
-    note: Note,
-) -> Result<&'static str, kube::Error> {
+/// The controller that an event is said to come from: tools filter by it, so each has a name though all are one process.
+fn source(note: &Note) -> &'static str {
+    match (note.reason, note.regarding.kind.as_deref()) {
+        (event::NODE_UNRESPONSIVE, _) => "node-controller",
+        (event::SUCCESSFUL_EVICT | event::FAILED_EVICT, _) => "workload-update-controller",
+        (_, Some("VirtualMachineInstanceReplicaSet")) => "virtualmachinereplicaset-controller",
+        _ => "virtualmachine-controller",
+    }
+}
+
+async fn write(client: &Client, known: &mut VecDeque<Known>, note: Note) -> Result<&'static str, kube::Error> {
     let now = Timestamp::now();
     let same = |known: &Known| {
         known.note.regarding.uid == note.regarding.uid
@@ -137,6 +143,7 @@ async fn write(
     // Events of cluster-wide objects live in the default namespace.
     let namespace = note.regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
     let name = process::events::name(note.regarding.name.as_deref().unwrap_or_default(), now);
+    let component = source(&note);
     let event = Event {
         metadata: ObjectMeta { name: Some(name.clone()), namespace: Some(namespace.clone()), ..ObjectMeta::default() },
         involved_object: note.regarding.clone(),
@@ -167,7 +174,24 @@ async fn write(
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::ObjectReference;
+
     use super::*;
+
+    #[test]
+    fn events_come_from_the_controller_of_their_object() {
+        for (kind, reason, expected) in [
+            ("VirtualMachine", "SuccessfulCreate", "virtualmachine-controller"),
+            ("VirtualMachineInstance", "SuccessfulCreate", "virtualmachine-controller"),
+            ("VirtualMachineInstance", "NodeUnresponsive", "node-controller"),
+            ("Node", "NodeUnresponsive", "node-controller"),
+            ("VirtualMachineInstance", "FailedEvict", "workload-update-controller"),
+            ("VirtualMachineInstanceReplicaSet", "SuccessfulDelete", "virtualmachinereplicaset-controller"),
+        ] {
+            let regarding = ObjectReference { kind: Some(kind.to_owned()), ..ObjectReference::default() };
+            assert_eq!(source(&Note::normal(regarding, reason, "")), expected, "{kind} {reason}");
+        }
+    }
 
     #[test]
     fn placeholders_are_filled_and_long_messages_cut() {

@@ -47,7 +47,8 @@ pub(super) fn update(
     }
     let uid = instance.metadata.uid.clone().unwrap_or_default();
     let counted = former.is_some_and(|former| former.last_failed_vmi_uid.as_deref() == Some(uid.as_str()));
-    if *instance.phase() != VmiPhase::Failed || counted {
+    // A failure of its own is counted before the machine is deleted; this one was deleted before it could run.
+    if *instance.phase() != VmiPhase::Failed || instance.is_deleting() || counted {
         return former.cloned();
     }
     let count = former.and_then(|former| former.consecutive_fail_count).unwrap_or(0).saturating_add(1);

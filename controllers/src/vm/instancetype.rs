@@ -10,7 +10,7 @@
 //!    └──────────────────────────────────────────────────┴────> VM that names nothing
 //! ```
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use admission::instancetype::expanded;
 use api::{
@@ -38,6 +38,9 @@ use crate::{
     runtime::{Decision, Effect, Kind, Note},
     views::{MatchedView, RevisionView},
 };
+
+/// How often it is looked whether the name of a copy, taken by something else, is free by now: no watch tells.
+const TAKEN_RETRY: Duration = Duration::from_secs(60);
 
 /// What a VM names, as the caches know it.
 #[derive(Clone, Debug, Default)]
@@ -115,6 +118,17 @@ impl Lookup {
         }
     }
 
+    /// Name of what is kept as the copy of the object and is none.
+    fn taken_name(&self, role: Role) -> Option<&str> {
+        let Self::Object(object, Some(copy)) = self else { return None };
+        let read = |json: &str| serde_json::from_str::<Value>(json).unwrap_or_default();
+        if revision::is_copy_of(&read(&copy.object), &read(&object.object), role) {
+            None
+        } else {
+            copy.metadata.name.as_deref()
+        }
+    }
+
     fn name(&self) -> &str {
         let metadata = match self {
             Self::Unnamed | Self::Missing(_) => return "",
@@ -123,6 +137,11 @@ impl Lookup {
         };
         metadata.name.as_deref().unwrap_or_default()
     }
+}
+
+/// What is said of a copy whose name something else has.
+fn taken(name: &str) -> String {
+    format!("found existing ControllerRevision with unexpected data: {name}")
 }
 
 fn not_found(role: Role, message: String) -> SyncError {
@@ -177,8 +196,13 @@ pub(super) fn settle(
     if names_something && expands {
         return expand_vm(observed, owned, chosen, decision);
     }
+    let lookups = [(Role::Instancetype, &observed.instancetype), (Role::Preference, &observed.preference)];
+    if let Some(name) = lookups.iter().find_map(|(role, lookup)| lookup.taken_name(*role)) {
+        decision.wake(TAKEN_RETRY);
+        return Ok(Err(SyncError::new(event::FAILED_CREATE, taken(name))));
+    }
     let mut wanted = vm.clone();
-    for (role, lookup) in [(Role::Instancetype, &observed.instancetype), (Role::Preference, &observed.preference)] {
+    for (role, lookup) in lookups {
         let kept = keep(observed, role, lookup, decision)?;
         match role {
             _ if kept.as_ref() == status_ref(vm, role) => {}
@@ -210,7 +234,8 @@ fn keep(
             }
             let copy = copy_of(vm, &name, object)?;
             let effect = Effect::create(Kind::ControllerRevision, vm.metadata.namespace.as_deref(), &copy)?;
-            decision.push(effect.on_failure(Note::warning(
+            // A copy has labels by which it is known already: what is there is something else.
+            decision.push(effect.unless_exists(taken(&name)).on_failure(Note::warning(
                 Kind::VirtualMachine.reference(&vm.metadata),
                 event::FAILED_CREATE,
                 "error encountered while storing instancetype.kubevirt.io controllerRevisions: {error}",

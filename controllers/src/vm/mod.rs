@@ -19,7 +19,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     RunStrategy, VirtualMachine, VirtualMachineInstance, VmiPhase,
@@ -36,7 +36,8 @@ use self::{
 use crate::{
     owned::{adopt, stop_machine},
     runtime::{Decision, Effect, Failure, Kind, Note},
-    views::StartView,
+    views::{ClaimView, StartView},
+    vmi::claim_name,
     world::{controller_of, is_controlled},
 };
 
@@ -49,8 +50,8 @@ pub struct Observed<'a> {
     pub vm: &'a VirtualMachine,
     /// The machine of the VM's name, whoever controls it.
     pub instance: Option<&'a VirtualMachineInstance>,
-    /// A claim that the template names is not bound.
-    pub unbound_claim: bool,
+    /// Claims of the namespace that the template names.
+    pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
     /// The instance type it names.
     pub instancetype: Lookup,
     /// The preference it names.
@@ -106,6 +107,8 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
             }
             Some(instance) if owned.is_none() => {
                 decision.push(adopt(instance, &Kind::VirtualMachine.owner_reference(&vm.metadata)));
+                // The next pass tells how it stands, not this one that there is none.
+                return Ok(decision);
             }
             _ => {
                 let settled = match &chosen {
@@ -119,7 +122,8 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
                 let start = settled.and(chosen.as_ref().map_err(Clone::clone));
                 let (failure, restarts) = synchronize(observed, owned, start.as_ref(), &mut decision)?;
                 if let Err(error) = &start {
-                    tell(vm, error, &mut decision);
+                    let what = "error encountered while storing instancetype.kubevirt.io controllerRevisions";
+                    tell(vm, error, format!("{what}: {}", error.message), &mut decision);
                 }
                 error = failure.or(start.err());
                 failed_instance_restarts = restarts;
@@ -160,14 +164,14 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     Ok(decision)
 }
 
-/// Tells once why what a VM names is not kept.
-fn tell(vm: &VirtualMachine, error: &SyncError, decision: &mut Decision) {
+/// Tells of an error, unless condition Failure does already.
+fn tell(vm: &VirtualMachine, error: &SyncError, message: String, decision: &mut Decision) {
     let told = vm.condition(condition::FAILURE).and_then(|failure| failure.message.as_deref());
     if told != Some(error.message.as_str()) {
         decision.push(Effect::Event(Note::warning(
             Kind::VirtualMachine.reference(&vm.metadata),
             event::FAILED_CREATE,
-            format!("error encountered while storing instancetype.kubevirt.io controllerRevisions: {}", error.message),
+            message,
         )));
     }
 }
@@ -176,12 +180,7 @@ fn tell(vm: &VirtualMachine, error: &SyncError, decision: &mut Decision) {
 #[must_use]
 pub fn claim_names(vm: &VirtualMachine) -> Vec<String> {
     let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
-    volumes
-        .filter_map(|volume| {
-            let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
-            claim.or_else(|| volume.data_volume.as_ref().map(|source| source.name.clone()))
-        })
-        .collect()
+    volumes.filter_map(claim_name).map(str::to_owned).collect()
 }
 
 fn has_finalizer(vm: &VirtualMachine) -> bool {
@@ -243,7 +242,7 @@ fn synchronize(
             if let Some(instance) = owned {
                 delete_instance(observed, instance, decision);
             }
-            Ok((blocked(observed, event::FAILED_DELETE, "Error deleting virtual machine instance"), restart))
+            Ok((blocked(observed, event::FAILED_DELETE, "Failure attempting to delete VMI"), restart))
         }
         Action::SwitchToAlways => {
             let mut wanted = vm.clone();
@@ -274,7 +273,11 @@ fn start_instance(
     }
     let instance = match start::instance(vm, chosen, observed.config, paused) {
         Ok(instance) => instance,
-        Err(message) => return Ok(Some(SyncError::new(event::FAILED_CREATE, message))),
+        Err(cause) => {
+            let error = SyncError::new(event::FAILED_CREATE, format!("Failure while starting VMI: {cause}"));
+            tell(vm, &error, format!("Error creating virtual machine instance: {cause}"), decision);
+            return Ok(Some(error));
+        }
     };
     let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {

@@ -3,7 +3,7 @@
 use api::{
     StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
     config::ClusterConfig,
-    constants::annotation,
+    constants::{annotation, finalizer},
     vmi::{devices::Input, status::VirtualMachineInstanceStatus},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -27,12 +27,11 @@ pub(super) fn instance(
     paused: bool,
 ) -> Result<VirtualMachineInstance, String> {
     if !vm.spec.data_volume_templates.is_empty() {
-        return Err("Failure while starting VMI: dataVolumeTemplates are not supported".to_owned());
+        return Err("dataVolumeTemplates are not supported".to_owned());
     }
     let name = vm.metadata.name.clone().unwrap_or_default();
     let template = &vm.spec.template;
-    let mut spec =
-        template.spec.clone().ok_or_else(|| "Failure while starting VMI: spec.template.spec is missing".to_owned())?;
+    let mut spec = template.spec.clone().ok_or_else(|| "spec.template.spec is missing".to_owned())?;
     if paused {
         spec.start_strategy = Some(StartStrategy::Paused);
     }
@@ -59,6 +58,7 @@ pub(super) fn instance(
             labels: template.metadata.labels.clone(),
             annotations: Some(annotations),
             owner_references: Some(vec![Kind::VirtualMachine.owner_reference(&vm.metadata)]),
+            finalizers: Some(vec![finalizer::VM.to_owned()]),
             ..ObjectMeta::default()
         },
         spec,
@@ -67,10 +67,9 @@ pub(super) fn instance(
             ..VirtualMachineInstanceStatus::default()
         }),
     };
-    let failed = |message: String| format!("Failure while starting VMI: {message}");
-    chosen.prepare(&mut machine, config).map_err(failed)?;
+    chosen.prepare(&mut machine, config)?;
     attach(&mut machine.spec);
-    chosen.apply(vm, &mut machine).map_err(failed)?;
+    chosen.apply(vm, &mut machine)?;
     complete_inputs(&mut machine.spec.domain.devices.inputs);
     Ok(machine)
 }

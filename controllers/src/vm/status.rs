@@ -1,10 +1,13 @@
 //! The status of a VM.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use api::{
-    Condition, VirtualMachine, VirtualMachineInstance,
+    Condition, RunStrategy, VirtualMachine, VirtualMachineInstance,
     condition::{remove, set},
     constants::{condition, reason},
     vm::status::VolumeSnapshotStatus,
+    vmi::volumes::Volume,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -13,6 +16,10 @@ use super::{
     restart::{self, Template},
     run_strategy,
 };
+use crate::{views::ClaimView, vmi::claim_name};
+
+/// Phase of a claim that has a volume.
+const BOUND: &str = "Bound";
 
 /// Conditions that are the VM's own; all others are its machine's.
 const OWN: &[&str] =
@@ -36,30 +43,47 @@ pub(super) fn update(
     if let Some(instance) = instance {
         status.observed_generation = restart::observed_generation(vm, instance).or(former.observed_generation);
     }
-    // Written first when there is a machine, so that a strategy just switched to is seen as such until it has acted.
-    if status.created || status.run_strategy.is_some() {
+    // Written first when there is a machine, so that a strategy just switched to is seen as such until it has acted:
+    // the switch is all that a start by RerunOnFailure rests on, and it may have to wait.
+    if status.created || (status.run_strategy.is_some() && strategy != RunStrategy::RerunOnFailure) {
         status.run_strategy = Some(strategy.clone());
     }
     run_strategy::trim(&mut status.state_change_requests, instance);
     status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
     let restart = restart::condition(template, instance, live::is_on(observed), &now);
     conditions(instance, error, restart, &mut status.conditions, &now);
-    status.printable_status =
-        Some(printable::status(vm, instance, status.start_failure.as_ref(), observed.unbound_claim));
-    status.volume_snapshot_statuses = snapshots(vm);
+    // One that does not exist yet is its machine's to tell of.
+    let unbound_claim = observed.claims.values().any(|claim| claim.phase != BOUND);
+    status.printable_status = Some(printable::status(vm, instance, status.start_failure.as_ref(), unbound_claim));
+    status.volume_snapshot_statuses = snapshots(vm, observed.claims);
     wanted.status = Some(status);
 }
 
 /// Which volumes a snapshot takes along: none, as long as there are no snapshots.
-fn snapshots(vm: &VirtualMachine) -> Vec<VolumeSnapshotStatus> {
+fn snapshots(vm: &VirtualMachine, claims: &BTreeMap<String, Arc<ClaimView>>) -> Vec<VolumeSnapshotStatus> {
     let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
     volumes
         .map(|volume| VolumeSnapshotStatus {
             enabled: false,
             name: volume.name.clone(),
-            reason: Some(format!("Snapshot is not supported for this volumeSource type [{}]", volume.name)),
+            reason: Some(why_no_snapshot(volume, claims)),
         })
         .collect()
+}
+
+fn why_no_snapshot(volume: &Volume, claims: &BTreeMap<String, Arc<ClaimView>>) -> String {
+    let name = &volume.name;
+    let class = claim_name(volume).map(|claim| {
+        let class = claims.get(claim).map(|claim| claim.storage_class.as_deref().unwrap_or_default());
+        class.ok_or("PVC not found")
+    });
+    match class {
+        None | Some(Ok("")) => format!("Snapshot is not supported for this volumeSource type [{name}]"),
+        Some(Ok(class)) => format!(
+            "No VolumeSnapshotClass: Volume snapshots are not configured for this StorageClass [{class}] [{name}]"
+        ),
+        Some(Err(missing)) => missing.to_owned(),
+    }
 }
 
 fn conditions(

@@ -2,6 +2,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+static NO_CLAIMS: BTreeMap<String, Arc<ClaimView>> = BTreeMap::new();
+
 fn now() -> Timestamp {
     "2030-01-01T00:01:00Z".parse().unwrap()
 }
@@ -50,7 +52,7 @@ fn observed<'a>(
     Observed {
         vm,
         instance,
-        unbound_claim: false,
+        claims: &NO_CLAIMS,
         instancetype: Lookup::Unnamed,
         preference: Lookup::Unnamed,
         starts: &[],
@@ -147,6 +149,7 @@ fn machine_is_made_from_the_template_and_owned() {
     assert_eq!(machine.metadata.labels.as_ref().unwrap()["app"], "x");
     assert_eq!(machine.metadata.annotations.as_ref().unwrap()["kubevirt.io/vm-generation"], "2");
     assert_eq!(machine.metadata.owner_references.as_ref().unwrap()[0].uid, "vm-uid");
+    assert_eq!(machine.metadata.finalizers.as_ref().unwrap(), &["kubevirt.io/virtualMachineControllerFinalize"]);
     assert_eq!(machine.spec.start_strategy, Some(api::StartStrategy::Paused));
     assert_eq!(machine.spec.domain.devices.disks[0].name, "cd");
     let uuid = |vm: &VirtualMachine| started(vm, false).spec.domain.firmware.unwrap().uuid.unwrap();
@@ -183,9 +186,11 @@ fn refused_machine_shows_in_the_failure_condition_until_it_is_made() {
 fn failed_machine_that_never_ran_is_counted_once_and_delays_the_next_start() {
     let vm = with_strategy("Always", &json!({"runStrategy": "Always"}));
     let mut failed = instance(&vm, "Failed");
-    failed.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
     let status = status_patch(&decided(&vm, Some(&failed)));
     assert_eq!(status["startFailure"]["consecutiveFailCount"], 1);
+    // One that somebody deleted before it ran has not failed by itself.
+    failed.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+    assert_eq!(status_patch(&decided(&vm, Some(&failed))).get("startFailure"), None);
     let mut counted = vm;
     counted.status.as_mut().unwrap().start_failure = serde_json::from_value(status["startFailure"].clone()).unwrap();
     let again = status_patch(&decided(&counted, Some(&failed)));
@@ -210,6 +215,22 @@ fn failed_machine_of_rerun_on_failure_is_noted_for_a_start_before_it_is_deleted(
     assert!(matches!(decision.effects[0], Effect::Patch { subresource: Some("status"), .. }));
     assert!(matches!(decision.effects[1], Effect::Delete { .. }));
     assert_eq!(status_patch(&decision)["stateChangeRequests"], json!([{"action": "Start"}]));
+}
+
+#[test]
+fn vm_that_is_switched_to_rerun_on_failure_keeps_its_start_until_it_is_made() {
+    let vm = with_strategy("RerunOnFailure", &json!({"runStrategy": "Halted"}));
+    let failure = Failure {
+        reason: "FailedCreate",
+        message: "denied".to_owned(),
+        retry_at: "2030-01-01T00:01:10Z".parse().unwrap(),
+        attempts: 1,
+    };
+    let status = status_patch(&decided_with(&vm, None, Some(&failure)));
+    assert_eq!(status.get("runStrategy"), None, "{status}");
+    assert!(creates(&decided(&vm, None)));
+    let status = status_patch(&decided(&vm, Some(&instance(&vm, "Pending"))));
+    assert_eq!(status["runStrategy"], "RerunOnFailure");
 }
 
 #[test]
@@ -245,6 +266,37 @@ fn printable_status_follows_the_machine() {
         let mut machine = instance(&vm, phase);
         machine.status.as_mut().unwrap().conditions = serde_json::from_value(conditions.clone()).unwrap();
         assert_eq!(status_patch(&decided(&vm, Some(&machine)))["printableStatus"], *wanted, "{phase} {conditions}");
+    }
+}
+
+#[test]
+fn claims_say_what_a_vm_waits_for_and_why_its_volumes_have_no_snapshots() {
+    let volumes = json!([
+        {"name": "cd", "containerDisk": {"image": "i"}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "known"}},
+        {"name": "more", "persistentVolumeClaim": {"claimName": "missing"}},
+    ]);
+    let spec = json!({"runStrategy": "Always", "template": {"spec": {"volumes": volumes}}});
+    let vm = vm(&spec, &json!({"runStrategy": "Always"}));
+    let machine = instance(&vm, "Pending");
+    let config = ClusterConfig::default();
+    for (phase, printable) in [("Pending", "WaitingForVolumeBinding"), ("Bound", "Starting")] {
+        let claim =
+            ClaimView { phase: phase.to_owned(), storage_class: Some("local".to_owned()), ..ClaimView::default() };
+        let claims = BTreeMap::from([("known".to_owned(), Arc::new(claim))]);
+        let observed = Observed { claims: &claims, ..observed(&vm, Some(&machine), None, &config) };
+        let status = status_patch(&decide(&observed).unwrap());
+        assert_eq!(status["printableStatus"], printable);
+        let told = status["volumeSnapshotStatuses"].as_array().unwrap();
+        let reasons: Vec<&str> = told.iter().filter_map(|volume| volume["reason"].as_str()).collect();
+        assert_eq!(
+            reasons,
+            [
+                "Snapshot is not supported for this volumeSource type [cd]",
+                "No VolumeSnapshotClass: Volume snapshots are not configured for this StorageClass [local] [data]",
+                "PVC not found",
+            ]
+        );
     }
 }
 
@@ -314,6 +366,7 @@ fn machine_of_another_owner_is_left_alone_and_one_without_owner_adopted() {
             if patch["metadata"]["ownerReferences"][0]["uid"] == "vm-uid")
     };
     assert!(decision.effects.iter().any(adopts), "{decision:?}");
+    assert_eq!(status_patch(&decision), Value::Null);
 }
 
 #[test]
@@ -361,7 +414,7 @@ mod instancetypes {
         Arc::new(MatchedView::new(MatchedKind::Preference, object))
     }
 
-    fn copy() -> Arc<RevisionView> {
+    fn copy_of(object: &MatchedView) -> Arc<RevisionView> {
         Arc::new(RevisionView {
             metadata: serde_json::from_value(json!({
                 "name": COPY, "namespace": "d", "uid": "copy-uid",
@@ -371,8 +424,17 @@ mod instancetypes {
                 }],
             }))
             .unwrap(),
-            object: class().object.clone(),
+            object: object.object.clone(),
         })
+    }
+
+    fn copy() -> Arc<RevisionView> {
+        copy_of(&class())
+    }
+
+    /// The preference, of which there is a copy.
+    fn kept_preference() -> Lookup {
+        Lookup::Object(preference(), Some(copy_of(&preference())))
     }
 
     fn naming(strategy: &str, status: &Value) -> VirtualMachine {
@@ -404,7 +466,7 @@ mod instancetypes {
     ) -> Decision {
         let config = ClusterConfig { reference_policy: policy, ..ClusterConfig::default() };
         let instancetype = if copies { Lookup::Revision(copy()) } else { Lookup::Object(class(), None) };
-        let preference = Lookup::Object(preference(), Some(copy()));
+        let preference = kept_preference();
         decide(&Observed { instancetype, preference, ..observed(vm, instance, None, &config) }).unwrap()
     }
 
@@ -443,6 +505,36 @@ mod instancetypes {
         let of =
             |kind: Kind| move |effect: &Effect| matches!(effect, Effect::Create { kind: made, .. } if *made == kind);
         assert!(position(&of(Kind::ControllerRevision)) < position(&of(Kind::Instance)));
+    }
+
+    #[test]
+    fn copy_whose_name_something_else_has_stops_the_start() {
+        let vm = naming("Always", &Value::Null);
+        let config = ClusterConfig::default();
+        let decided = |instancetype: Lookup| {
+            let preference = kept_preference();
+            decide(&Observed { instancetype, preference, ..observed(&vm, None, None, &config) }).unwrap()
+        };
+        let text = format!("found existing ControllerRevision with unexpected data: {COPY}");
+        // One that is known holds something else.
+        let decision = decided(Lookup::Object(class(), Some(copy_of(&preference()))));
+        assert!(made(&decision, Kind::ControllerRevision).is_empty());
+        assert!(!creates(&decision));
+        assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(60)));
+        let status = status_patch(&decision);
+        assert!(status.get("instancetypeRef").is_none(), "{status}");
+        let failure = status["conditions"].as_array().unwrap().iter().find(|known| known["type"] == "Failure").unwrap();
+        assert_eq!((&failure["reason"], &failure["message"]), (&json!("FailedCreate"), &json!(text)));
+        let told = "error encountered while storing instancetype.kubevirt.io controllerRevisions: ";
+        let is_told =
+            |effect: &Effect| matches!(effect, Effect::Event(note) if note.message == format!("{told}{text}"));
+        assert!(decision.effects.iter().any(is_told));
+        // One that is not known turns up when the copy is made.
+        let decision = decided(Lookup::Object(class(), None));
+        let Some(Effect::Create { kind: Kind::ControllerRevision, notes, .. }) = decision.effects.first() else {
+            panic!("{decision:?}")
+        };
+        assert_eq!(notes.existing_refuses.as_ref(), Some(&text));
     }
 
     #[test]
@@ -506,8 +598,22 @@ mod instancetypes {
         spec.domain.memory = serde_json::from_value(json!({"guest": "2Gi"})).unwrap();
         let decision = found(&vm, None, ReferencePolicy::Reference, true);
         assert!(!creates(&decision));
-        let conditions = status_patch(&decision)["conditions"].to_string();
-        assert!(conditions.contains("fields: [spec.domain.memory.guest]"), "{conditions}");
+        let status = status_patch(&decision);
+        let failure = status["conditions"].as_array().unwrap().iter().find(|known| known["type"] == "Failure").unwrap();
+        let cause = "Failed to apply instancetype: VMI conflicts with instancetype spec in fields: \
+                     [spec.domain.memory.guest]";
+        assert_eq!(failure["message"], format!("Failure while starting VMI: {cause}"));
+        let events = |decision: &Decision| {
+            let events = decision.effects.iter().filter_map(|effect| match effect {
+                Effect::Event(note) => Some((note.reason, note.message.clone())),
+                _ => None,
+            });
+            events.collect::<Vec<_>>()
+        };
+        assert_eq!(events(&decision), [("FailedCreate", format!("Error creating virtual machine instance: {cause}"))]);
+        // Once is enough.
+        vm.status.as_mut().unwrap().conditions = serde_json::from_value(status["conditions"].clone()).unwrap();
+        assert!(events(&found(&vm, None, ReferencePolicy::Reference, true)).is_empty());
     }
 
     #[test]
@@ -531,7 +637,7 @@ mod instancetypes {
         let mut other = vm.clone();
         other.spec.instancetype = None;
         let changed = decide(&Observed {
-            preference: Lookup::Object(preference(), Some(copy())),
+            preference: kept_preference(),
             ..observed(&other, Some(&machine), None, &ClusterConfig::default())
         })
         .unwrap();

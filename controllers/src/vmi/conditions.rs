@@ -7,7 +7,7 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Observed, SyncError};
+use super::{NO_HINTS, Observed, SyncError};
 use crate::views::PodView;
 
 /// Reasons for which a container does not start, and which do not pass by themselves.
@@ -23,6 +23,8 @@ const STUCK: &[&str] = &[
     "CreateContainerError",
     "RunContainerError",
 ];
+/// Reasons for which there is no pod.
+const NO_POD: &[&str] = &[reason::FAILED_CREATE, reason::FAILED_PVC_NOT_FOUND, NO_HINTS];
 
 pub(super) fn update(
     observed: &Observed<'_>,
@@ -126,9 +128,11 @@ fn synchronized(
                 set(conditions, Condition::new(condition::SYNCHRONIZED, false, reason, message, now));
             }
         }
-        None => {
-            remove(conditions, condition::SYNCHRONIZED);
-        }
+        // The node agent may have begun: what it says is not ours to take back.
+        None => conditions.retain(|known| {
+            let is_ours = |reason: &str| STUCK.contains(&reason) || NO_POD.contains(&reason);
+            known.type_ != condition::SYNCHRONIZED || !known.reason.as_deref().is_some_and(is_ours)
+        }),
     }
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!            pod bound to a node,          handler (or launcher ready)      handler
 //!  Pending ───────────────────> Scheduling ────────────────────> Scheduled ─────────> Running
-//!     │    or it cannot be         │                                │                    │
+//!     │    or waits for one        │                                │                    │
 //!     │                            │ pod ended or gone              │ pod gone           │ guest ended: handler
 //!     v                            v                                v                    v pod gone: Failed
 //!   Failed <───────────────────────┴────────────────────────────────┴──────────── Succeeded / Failed
@@ -18,7 +18,7 @@ mod phase;
 mod tests;
 mod volumes;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use api::{
     VirtualMachineInstance, VmiPhase,
@@ -26,11 +26,13 @@ use api::{
     constants::{annotation, condition, event, finalizer, label, reason},
     tsc::{self, Need},
     vmi::status::VirtualMachineInstancePhaseTransitionTimestamp,
+    vsock,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
+pub(crate) use self::volumes::claim_name;
 use crate::{
     launcher_pod::{self, Inputs, NamespaceLimits, RenderError},
     runtime::{Decision, Effect, Failure, Kind, Note},
@@ -43,8 +45,6 @@ pub struct Observed<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// Pods it controls.
     pub pods: &'a [Arc<PodView>],
-    /// Its VM still exists.
-    pub owner_exists: bool,
     /// Configuration in force.
     pub config: &'a ClusterConfig,
     /// Launcher image of this installation.
@@ -55,6 +55,8 @@ pub struct Observed<'a> {
     pub limits: NamespaceLimits,
     /// Frequency of the time stamp counter for a machine that has none yet and needs one, if nodes offer any.
     pub frequency: Option<i64>,
+    /// Context id for a machine with a VSOCK device that has not started, which may be the one it has.
+    pub cid: Option<u32>,
     /// Definitions of the machine's networks, where what they need of a node is asked for here.
     pub definitions: Option<&'a BTreeMap<String, Arc<DefinitionView>>>,
     /// The last write for this machine that was refused.
@@ -65,6 +67,8 @@ pub struct Observed<'a> {
 
 /// Reason of a machine that no node can be found for, as the reference spells it.
 const NO_HINTS: &str = "FailedGatherhingClusterTopologyHints";
+/// Wait for a context id that is free.
+const NO_CID_WAIT: Duration = Duration::from_secs(1);
 
 /// An error that shows in condition Synchronized.
 pub(crate) struct SyncError {
@@ -85,7 +89,9 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     } else {
         delete_pods(observed, surplus.into_iter(), &mut decision);
         if observed.pods.is_empty() && is_unstarted(instance) {
-            error = match choose_frequency(observed, &mut wanted, &mut decision) {
+            let known = choose_frequency(observed, &mut wanted, &mut decision)
+                .and_then(|known| Ok(choose_cid(observed, &mut wanted, &mut decision)? && known));
+            error = match known {
                 Ok(true) => create_pod(observed, &mut decision)?,
                 Ok(false) => None,
                 Err(error) => Some(error),
@@ -102,13 +108,24 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
 
     // A pod that was decided on first, so that its machine's status never delays a start.
     if let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? {
-        decision.push(change);
+        decision.push(tell_of_failure(instance, &wanted, change));
     }
     if let Some(pod) = pod {
         readiness_gate(instance, pod, observed.now, &mut decision);
         pod_metadata(observed, pod, &mut decision);
     }
     Ok(decision)
+}
+
+/// Tells of the end of a machine that its node's agent did not record. Whoever waits for the event of a machine that ended
+/// badly need not know which of the two noticed.
+fn tell_of_failure(instance: &VirtualMachineInstance, wanted: &VirtualMachineInstance, change: Effect) -> Effect {
+    let started = matches!(instance.phase(), VmiPhase::Scheduled | VmiPhase::Running);
+    if !started || instance.is_deleting() || *wanted.phase() != VmiPhase::Failed {
+        return change;
+    }
+    let regarding = Kind::Instance.reference(&instance.metadata);
+    change.on_success(Note::warning(regarding, event::STOPPED, "The VirtualMachineInstance crashed."))
 }
 
 fn is_unstarted(instance: &VirtualMachineInstance) -> bool {
@@ -181,6 +198,28 @@ fn choose_frequency(
     Err(SyncError { reason: NO_HINTS.to_owned(), message })
 }
 
+/// Gives a machine with a VSOCK device its context id, before its pod is made: the launcher must find it. True when the pod
+/// can be made.
+fn choose_cid(
+    observed: &Observed<'_>,
+    wanted: &mut VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<bool, SyncError> {
+    if !vsock::is_attached(observed.instance) {
+        return Ok(true);
+    }
+    let Some(cid) = observed.cid else {
+        decision.wake(NO_CID_WAIT);
+        let message = "no VSOCK context id was found to be free".to_owned();
+        return Err(SyncError { reason: reason::FAILED_CREATE.to_owned(), message });
+    };
+    if vsock::cid(observed.instance) == Some(cid) {
+        return Ok(true);
+    }
+    wanted.status.get_or_insert_default().vsock_cid = Some(cid);
+    Ok(false)
+}
+
 fn create_pod(observed: &Observed<'_>, decision: &mut Decision) -> Result<Option<SyncError>, serde_json::Error> {
     let instance = observed.instance;
     let regarding = || Kind::Instance.reference(&instance.metadata);
@@ -222,7 +261,7 @@ fn create_pod(observed: &Observed<'_>, decision: &mut Decision) -> Result<Option
     }
     Ok(failure.map(|failure| SyncError {
         reason: reason::FAILED_CREATE.to_owned(),
-        message: format!("Error creating pod: {}", failure.message),
+        message: format!("failed to create virtual machine pod: {}", failure.message),
     }))
 }
 
@@ -287,10 +326,11 @@ fn derived_status(
     if let Some(image) = &pod.image {
         status.launcher_container_image_version = Some(image.clone());
         let outdated = image != observed.launcher_image;
-        let labels = wanted.metadata.labels.get_or_insert_default();
+        let labels = &mut wanted.metadata.labels;
         if outdated {
-            labels.insert(label::OUTDATED_LAUNCHER_IMAGE.to_owned(), String::new());
-        } else {
+            labels.get_or_insert_default().insert(label::OUTDATED_LAUNCHER_IMAGE.to_owned(), String::new());
+        } else if let Some(labels) = labels {
+            // Without labels there are none to write: the API server would keep no empty list, and be sent one again.
             labels.remove(label::OUTDATED_LAUNCHER_IMAGE);
         }
     }
@@ -308,13 +348,10 @@ fn finalizers(observed: &Observed<'_>, wanted: &mut VirtualMachineInstance) {
     if !wanted.is_final() || !observed.pods.is_empty() {
         return;
     }
-    let deleting = wanted.is_deleting();
     let Some(list) = &mut wanted.metadata.finalizers else { return };
-    // A machine that has ended keeps its finalizer until it is deleted or has no pod; it has none here.
-    list.retain(|name| name != finalizer::VMI && name != finalizer::VMI_LEGACY);
-    if deleting && !observed.owner_exists {
-        list.retain(|name| name != finalizer::VM);
-    }
+    // A machine that has ended keeps its finalizers until it has no pod; it has none here. That of its VM is of no more
+    // use then: the VM has been shown the end by the same caches, and writes it down before it deletes the machine.
+    list.retain(|name| ![finalizer::VMI, finalizer::VMI_LEGACY, finalizer::VM].contains(&name.as_str()));
     if list.is_empty() {
         wanted.metadata.finalizers = None;
     }

@@ -11,8 +11,10 @@ use crate::{runtime::Decision, views::PodView};
 
 /// How long the node agent is given to record the end of a machine whose launcher has ended.
 const AGENT_GRACE: jiff::SignedDuration = jiff::SignedDuration::from_secs(10);
-/// Longest wait for the end of a launcher whose end carries no time.
-const UNKNOWN_END_WAIT: std::time::Duration = std::time::Duration::from_secs(10);
+/// [`AGENT_GRACE`] as a time to wait.
+const WHOLE_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
+/// How long a pod may wait for a word of a scheduler before its machine shows that it waits. Most are bound in much less.
+const SCHEDULER_GRACE: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);
 
 /// Moves the machine on as its pod demands.
 pub(super) fn advance(
@@ -22,7 +24,7 @@ pub(super) fn advance(
     decision: &mut Decision,
 ) {
     match observed.instance.phase() {
-        VmiPhase::Unset | VmiPhase::Pending => pending(observed, pod, wanted),
+        VmiPhase::Unset | VmiPhase::Pending => pending(observed, pod, wanted, decision),
         VmiPhase::Scheduling => scheduling(observed, pod, wanted, decision),
         VmiPhase::Scheduled | VmiPhase::Running => started(observed, pod, wanted, decision),
         // Final, or a phase of another writer.
@@ -42,7 +44,12 @@ fn fail(wanted: &mut VirtualMachineInstance, reason: Option<String>) {
     }
 }
 
-fn pending(observed: &Observed<'_>, pod: Option<&PodView>, wanted: &mut VirtualMachineInstance) {
+fn pending(
+    observed: &Observed<'_>,
+    pod: Option<&PodView>,
+    wanted: &mut VirtualMachineInstance,
+    decision: &mut Decision,
+) {
     match pod {
         // Without a pod there is nothing to wait for.
         None if observed.instance.is_deleting() && observed.pods.is_empty() => fail(wanted, None),
@@ -56,8 +63,19 @@ fn pending(observed: &Observed<'_>, pod: Option<&PodView>, wanted: &mut VirtualM
             set(wanted, VmiPhase::Scheduling);
             bind(pod, wanted);
         }
-        Some(_) => {}
+        // A scheduler that is not there, or that has much to do, says nothing.
+        Some(pod) => match patience(observed, pod) {
+            Some(left) => decision.wake(left),
+            None => set(wanted, VmiPhase::Scheduling),
+        },
     }
+}
+
+/// How much longer a scheduler is waited for before the machine shows that it waits.
+fn patience(observed: &Observed<'_>, pod: &PodView) -> Option<std::time::Duration> {
+    let made = pod.metadata.creation_timestamp.as_ref()?.0;
+    let left = SCHEDULER_GRACE.checked_sub(observed.now.duration_since(made))?;
+    std::time::Duration::try_from(left).ok().filter(|left| !left.is_zero())
 }
 
 fn is_unschedulable(pod: &PodView) -> bool {
@@ -121,7 +139,11 @@ fn ended(observed: &Observed<'_>, pod: &PodView, wanted: &mut VirtualMachineInst
         return;
     };
     let Some(end) = end else {
-        decision.wake(UNKNOWN_END_WAIT);
+        // kubelet has lost sight of it, as with evicted pods. How a guest ended that ran is the agent's to tell, or the
+        // node's controller's if there is no agent; neither waits for a guest that never ran.
+        if *observed.instance.phase() != VmiPhase::Running {
+            fail(wanted, pod.reason.clone());
+        }
         return;
     };
     let waited = observed.now.duration_since(end);
@@ -129,6 +151,6 @@ fn ended(observed: &Observed<'_>, pod: &PodView, wanted: &mut VirtualMachineInst
         fail(wanted, pod.reason.clone());
     } else {
         let left = AGENT_GRACE.checked_sub(waited).unwrap_or(AGENT_GRACE);
-        decision.wake(std::time::Duration::try_from(left).unwrap_or(UNKNOWN_END_WAIT));
+        decision.wake(std::time::Duration::try_from(left).unwrap_or(WHOLE_GRACE));
     }
 }

@@ -72,12 +72,12 @@ fn decided_after(instance: &VirtualMachineInstance, pods: &[PodView], failure: O
     decide(&Observed {
         instance,
         pods: &pods,
-        owner_exists: false,
         config: &ClusterConfig::default(),
         launcher_image: "launcher:1",
         claims: &BTreeMap::new(),
         limits: NamespaceLimits::default(),
         frequency: None,
+        cid: None,
         definitions: None,
         failure,
         now: now(),
@@ -112,9 +112,30 @@ fn new_machine_gets_its_pod_and_nothing_else_is_written() {
 }
 
 #[test]
-fn pod_that_waits_for_the_scheduler_causes_no_write() {
-    let waiting = pod(&json!({"spec": {"nodeName": null}, "status": {"conditions": null}}));
-    assert_eq!(decided(&machine(&json!({})), &[waiting]), Decision::settled());
+fn pod_that_waits_for_the_scheduler_causes_no_write_at_first() {
+    let waiting = |since: &str| {
+        pod(&json!({
+            "metadata": {"creationTimestamp": since}, "spec": {"nodeName": null}, "status": {"conditions": null},
+        }))
+    };
+    let decision = decided(&machine(&json!({})), &[waiting("2030-01-01T00:00:58Z")]);
+    assert_eq!(decision, Decision { effects: Vec::new(), wake_after: Some(Duration::from_secs(3)) });
+    // Nobody schedules it.
+    let decision = decided(&machine(&json!({})), &[waiting("2030-01-01T00:00:55Z")]);
+    assert_eq!(decision.wake_after, None);
+    let status = status_of(&decision);
+    assert_eq!(status["phase"], "Scheduling");
+    assert_eq!(status.get("nodeName"), None);
+    assert_eq!(status["activePods"], json!({"p": ""}));
+    assert_eq!(condition_in(&status, "Ready")["reason"], "GuestNotRunning");
+}
+
+#[test]
+fn machine_that_waited_long_for_the_scheduler_is_told_its_node() {
+    let machine = machine(&json!({"status": {"phase": "Scheduling", "activePods": {"p": ""}}}));
+    let patch = patch_of(&decided(&machine, &[pod(&json!({}))]), Kind::Instance).unwrap();
+    assert_eq!(patch["metadata"]["labels"]["kubevirt.io/nodeName"], "n");
+    assert_eq!((&patch["status"]["nodeName"], &patch["status"]["activePods"]), (&json!("n"), &json!({"p": "n"})));
 }
 
 #[test]
@@ -164,6 +185,7 @@ fn pod_that_cannot_be_scheduled_is_told_with_its_reason() {
     let unschedulable = pod(&json!({"spec": {"nodeName": null}, "status": {"conditions": [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}]}}));
     let decision = decided(&machine(&json!({})), &[unschedulable]);
+    assert_eq!(patch_of(&decision, Kind::Instance).unwrap().get("metadata"), None, "{decision:?}");
     let status = status_of(&decision);
     assert_eq!(status["phase"], "Scheduling");
     assert_eq!(status.get("nodeName"), None);
@@ -189,6 +211,20 @@ fn image_that_cannot_be_pulled_is_told_once() {
 }
 
 #[test]
+fn what_the_node_agent_says_of_a_start_stays() {
+    let told = |reason: &str| {
+        let mut machine = in_phase("Scheduling");
+        let condition = json!({"type": "Synchronized", "status": "False", "reason": reason, "message": "m"});
+        machine.status.as_mut().unwrap().conditions.push(serde_json::from_value(condition).unwrap());
+        decided(&machine, &[pod(&json!({}))])
+    };
+    assert_eq!(told("Synchronizing with the Domain failed."), Decision::settled());
+    for own in ["ErrImagePull", "FailedCreate", "FailedPvcNotFound"] {
+        assert_eq!(condition_in(&status_of(&told(own)), "Synchronized"), Value::Null, "{own}");
+    }
+}
+
+#[test]
 fn refused_pod_shows_its_reason_and_is_tried_again_later() {
     let failure = Failure {
         reason: "FailedCreate",
@@ -201,7 +237,7 @@ fn refused_pod_shows_its_reason_and_is_tried_again_later() {
     assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Create { .. })));
     let condition = condition_in(&status_of(&decision), "Synchronized");
     assert_eq!(condition["reason"], "FailedCreate");
-    assert_eq!(condition["message"], "Error creating pod: exceeded quota");
+    assert_eq!(condition["message"], "failed to create virtual machine pod: exceeded quota");
     let due = Failure { retry_at: now(), ..failure };
     let decision = decided_after(&machine(&json!({})), &[], Some(&due));
     assert!(matches!(decision.effects[0], Effect::Create { kind: Kind::Pod, .. }));
@@ -260,10 +296,30 @@ fn node_agent_is_given_time_to_record_the_end_of_a_launcher() {
 }
 
 #[test]
+fn machine_that_never_ran_fails_with_a_launcher_that_kubelet_lost_sight_of() {
+    let lost = || {
+        let compute = json!({"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+            "state": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}});
+        pod(&json!({"status": {"phase": "Failed", "reason": "Evicted", "containerStatuses": [compute]}}))
+    };
+    for phase in ["Scheduling", "Scheduled"] {
+        let status = status_of(&decided(&in_phase(phase), &[lost()]));
+        assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("Evicted")), "{phase}");
+    }
+    let decision = decided(&in_phase("Running"), &[lost()]);
+    assert_eq!(status_of(&decision).get("phase"), None, "{decision:?}");
+}
+
+#[test]
 fn started_machine_without_pod_fails_and_never_gets_a_second_one() {
-    for phase in ["Scheduling", "Scheduled", "Running"] {
+    for (phase, told) in [("Scheduling", None), ("Scheduled", Some("Stopped")), ("Running", Some("Stopped"))] {
         let decision = decided(&in_phase(phase), &[]);
         assert_eq!(status_of(&decision)["phase"], "Failed", "{phase}");
+        let event = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Patch { kind: Kind::Instance, notes, .. } => notes.success.as_ref().map(|note| note.reason),
+            _ => None,
+        });
+        assert_eq!(event, told, "{phase}");
         assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Create { .. })));
     }
     assert!(!decided(&in_phase("Failed"), &[]).effects.iter().any(|effect| matches!(effect, Effect::Create { .. })));
@@ -282,8 +338,18 @@ fn deletion_takes_the_pod_first_and_the_finalizer_when_both_are_done() {
     assert!(matches!(decision.effects[0], Effect::Delete { kind: Kind::Pod, .. }));
     let patch = patch_of(&decision, Kind::Instance);
     assert!(patch.is_none_or(|patch| patch["metadata"].get("finalizers").is_none()));
-    let patch = patch_of(&decided(&merged("Succeeded"), &[]), Kind::Instance).unwrap();
-    assert_eq!(patch["metadata"]["finalizers"], Value::Null);
+    // Those of machine and VM go, those of others stay.
+    let (own, of_vm) = ("kubevirt.io/foregroundDeleteVirtualMachine", "kubevirt.io/virtualMachineControllerFinalize");
+    for (finalizers, left) in [
+        (vec![own], Value::Null),
+        (vec![of_vm, own], Value::Null),
+        (vec![of_vm, "example.org/wait", own], json!(["example.org/wait"])),
+    ] {
+        let mut machine = merged("Succeeded");
+        machine.metadata.finalizers = Some(finalizers.into_iter().map(str::to_owned).collect());
+        let patch = patch_of(&decided(&machine, &[]), Kind::Instance).unwrap();
+        assert_eq!(patch["metadata"]["finalizers"], left);
+    }
 }
 
 #[test]
@@ -373,12 +439,12 @@ fn pod_of_a_running_machine_has_the_annotations_for_backups_that_are_wanted() {
         let decision = decide(&Observed {
             instance: &instance,
             pods: &[Arc::new(pod)],
-            owner_exists: false,
             config: &ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() },
             launcher_image: "launcher:1",
             claims: &BTreeMap::new(),
             limits: NamespaceLimits::default(),
             frequency: None,
+            cid: None,
             definitions: None,
             failure: None,
             now: now(),
@@ -444,12 +510,12 @@ fn machine_that_depends_on_the_counter_gets_a_frequency_before_its_pod() {
         let decision = decide(&Observed {
             instance: &instance,
             pods: &[],
-            owner_exists: false,
             config: &ClusterConfig { use_emulation, ..ClusterConfig::default() },
             launcher_image: "launcher:1",
             claims: &BTreeMap::new(),
             limits: NamespaceLimits::default(),
             frequency,
+            cid: None,
             definitions: None,
             failure: None,
             now: now(),
@@ -466,6 +532,49 @@ fn machine_that_depends_on_the_counter_gets_a_frequency_before_its_pod() {
         assert_eq!(reason == "FailedGatherhingClusterTopologyHints", !pod && hint.is_null(), "{change} {patch}");
         let selects = made.is_some_and(|made| made["scheduling.node.kubevirt.io/tsc-frequency-2000"] == "true");
         assert_eq!(selects, change["status"]["topologyHints"].is_object(), "{change}");
+    }
+}
+
+#[test]
+fn machine_with_vsock_gets_a_context_id_before_its_pod() {
+    // context id that it has, one that it can have, what is written, pod made
+    let table = [
+        (Value::Null, Some(7), json!(7), false),
+        (json!(7), Some(7), Value::Null, true),
+        // Another machine has it as well.
+        (json!(7), Some(9), json!(9), false),
+        (Value::Null, None, Value::Null, false),
+    ];
+    for (held, cid, written, pod) in table {
+        let devices = json!({"autoattachVSOCK": true});
+        let instance = machine(&json!({"spec": {"domain": {"devices": devices}}, "status": {"VSOCKCID": held}}));
+        let decision = decide(&Observed {
+            instance: &instance,
+            pods: &[],
+            config: &ClusterConfig::default(),
+            launcher_image: "launcher:1",
+            claims: &BTreeMap::new(),
+            limits: NamespaceLimits::default(),
+            frequency: None,
+            cid,
+            definitions: None,
+            failure: None,
+            now: now(),
+        })
+        .unwrap();
+        let made = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Create { kind: Kind::Pod, object, .. } => Some(object["spec"]["containers"][0].clone()),
+            _ => None,
+        });
+        assert_eq!(made.is_some(), pod, "{held} {cid:?}");
+        if let Some(made) = made {
+            assert_eq!(made["resources"]["limits"]["devices.kubevirt.io/vhost-vsock"], "1");
+        }
+        let patch = patch_of(&decision, Kind::Instance).unwrap_or_default();
+        assert_eq!(patch["status"]["VSOCKCID"], written, "{held} {cid:?}");
+        let says = condition_in(&patch["status"], "Synchronized")["reason"] == "FailedCreate";
+        assert_eq!(says, cid.is_none(), "{held} {patch}");
+        assert_eq!(decision.wake_after.is_some(), cid.is_none());
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) fn tell_claims(
 }
 
 /// The claim that holds a volume's data itself; not one beneath a layer that is thrown away.
-fn claim_name(volume: &Volume) -> Option<&str> {
+pub(crate) fn claim_name(volume: &Volume) -> Option<&str> {
     let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
     claim.or_else(|| volume.data_volume.as_ref().map(|source| source.name.as_str()))
 }

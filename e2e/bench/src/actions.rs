@@ -70,7 +70,8 @@ fn running(vmi: &Value) -> bool {
     vmi["status"]["phase"] == "Running"
 }
 
-fn is(vmi: &Value, condition: &str) -> bool {
+/// Whether a condition of the machine holds.
+pub fn is(vmi: &Value, condition: &str) -> bool {
     let all = vmi["status"]["conditions"].as_array();
     all.is_some_and(|all| all.iter().any(|c| c["type"] == condition && c["status"] == "True"))
 }

@@ -3,8 +3,12 @@
 //! takes (how it is measured, and what it is not, stands in `webhook.rs`).
 //!
 //! Prints a table and writes `build/bench.json`, a flat object with one number a key and the unit in the key.
+//!
+//! What takes a cluster for itself is measured only when it is asked for: consoles of many machines (`consoles.rs`).
 
 mod actions;
+mod consoles;
+mod lane;
 mod memory;
 mod start;
 mod throughput;
@@ -29,6 +33,9 @@ struct Options {
     /// Measure admission reviews only, at WEBHOOK_URL where that is set (see the example `webhooks` of the API server)
     #[arg(long)]
     reviews: bool,
+    /// Measure only consoles, of so many machines at once; about a hundred machines fit on a node
+    #[arg(long, value_name = "N", conflicts_with = "reviews", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    consoles: Option<u16>,
 }
 
 /// What a figure is to be, for the table.
@@ -51,6 +58,11 @@ fn main() -> Result<()> {
         print(&figures);
         return Ok(());
     }
+    if let Some(count) = options.consoles {
+        story("consoles", async |s| consoles::measure(s, count.into(), &mut figures).await);
+        print(&figures);
+        return Ok(());
+    }
     story("bench", async |s| {
         start::measure(s, options.rounds, &mut figures).await?;
         let machine = start::Machine::start(s, "memory").await?;
@@ -61,6 +73,8 @@ fn main() -> Result<()> {
         machine.delete().await?;
         actions::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
+        // What is left of machines goes meanwhile: taking a pod down costs more than the reviews.
+        tokio::time::sleep(Duration::from_secs(10)).await;
         webhook::measure(&Endpoint::of_cluster(&s.client).await?, &mut figures).await
     });
     print(&figures);

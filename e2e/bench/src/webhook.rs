@@ -2,30 +2,38 @@
 //!
 //! Reviews go to a pod of virt-api as kube-apiserver sends them: from the API server's network namespace to the pod's
 //! address, HTTP/1.1 over TLS, one review at a time on a connection, connections kept open. The time of a review is from
-//! the start of its sending to the end of its answer; connections are opened before. Load generator and server share the
-//! CPUs, and the reviews are creations of a VM of some 1.5 KiB, mutating and validating in turn.
+//! the start of its sending to the end of its answer; connections are opened and requests written before. Load generator
+//! and server share the CPUs, and the reviews are creations of a VM of some 1.5 KiB, mutating and validating in turn.
 //!
 //! Two loads, because they answer two questions:
 //!
-//! - `webhook_p99_ms`: [`REVIEWS`] reviews over [`LANES`] connections, so [`LANES`] at a time: what a user waits.
-//! - `webhook_1000_at_once_p99_ms`: [`REVIEWS`] reviews at the same moment, each on its connection: how long the last of
+//! - `webhook_p99_ms`: [`PACED`] reviews over [`LANES`] connections, so [`LANES`] at a time: what a user waits.
+//! - `webhook_1000_at_once_p99_ms`: [`FLOOD`] reviews at the same moment, each on its connection: how long the last of
 //!   a flood waits. All reviews but the first wait for others here: with N at once the 99th percentile is the time of the
 //!   whole flood, `0.99 * N / webhook_reviews_per_s`. It says how fast the server is, not how long a review takes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use bytes::Bytes;
-use ferrovirt_e2e_tests::webhook::{Answer, Connection, Endpoint};
-use futures::{TryStreamExt, stream::FuturesUnordered};
+use ferrovirt_e2e_tests::webhook::{Direct, Endpoint};
+use futures::{
+    StreamExt, TryStreamExt,
+    stream::{self, FuturesUnordered},
+};
 use serde_json::{Value, json};
-use tokio::sync::Barrier;
+use tokio::{sync::Barrier, time::timeout};
 
-use crate::Figures;
+use crate::{Figures, lane::Lane};
 
-const REVIEWS: usize = 1000;
+/// Reviews of the paced load. Whatever stops both cores stops all lanes: of a thousand reviews these are more than the
+/// slowest hundredth, which would then be the length of one hiccup of the machine.
+const PACED: usize = 10_000;
+/// Reviews at the same moment.
+const FLOOD: usize = 1000;
 /// Connections of the paced load: more than kube-apiserver has busy when several users write.
 const LANES: usize = 16;
+/// Longest that connecting, or a load, may take altogether.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Measures both loads. Without a direct way to the pod (a cluster that is not ours) there are no figures.
 pub async fn measure(endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
@@ -33,54 +41,75 @@ pub async fn measure(endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
         println!("virt-api is reached by forwarded ports only: reviews are not measured");
         return Ok(());
     }
-    let mut connections = endpoint.connect_many(LANES).await?;
+    let mut lanes = connect(endpoint, LANES).await?;
     // The first answers warm caches and connections, as in a server that has been up for a while.
-    rounds(&mut connections, 5).await?;
-    let times = rounds(&mut connections, REVIEWS / LANES + 1).await?;
-    figures.insert("webhook_p50_ms".into(), percentile(&times, 50).context("no review")?);
-    figures.insert("webhook_p99_ms".into(), percentile(&times, 99).context("no review")?);
-    drop(connections);
+    rounds(endpoint, &mut lanes, 5).await?;
+    let load = rounds(endpoint, &mut lanes, PACED / LANES).await?;
+    figures.insert("webhook_p50_ms".into(), percentile(&load.times, 50).context("no review")?);
+    figures.insert("webhook_p99_ms".into(), percentile(&load.times, 99).context("no review")?);
+    drop(lanes);
 
-    let mut connections = endpoint.connect_many(REVIEWS).await?;
-    rounds(&mut connections, 1).await?;
-    let started = Instant::now();
-    let times = rounds(&mut connections, 1).await?;
-    let took = started.elapsed().as_secs_f64();
-    figures.insert("webhook_1000_at_once_p99_ms".into(), percentile(&times, 99).context("no review")?);
-    figures.insert("webhook_reviews_per_s".into(), times.len() as f64 / took);
+    let mut lanes = connect(endpoint, FLOOD).await?;
+    rounds(endpoint, &mut lanes, 1).await?;
+    let load = rounds(endpoint, &mut lanes, 1).await?;
+    figures.insert("webhook_1000_at_once_p99_ms".into(), percentile(&load.times, 99).context("no review")?);
+    figures.insert("webhook_reviews_per_s".into(), load.times.len() as f64 / load.took.as_secs_f64());
     Ok(())
 }
 
-/// Asks `count` times on every connection, all at the same time; the times in milliseconds.
-async fn rounds(connections: &mut [Connection], count: usize) -> Result<Vec<f64>> {
-    let start = Barrier::new(connections.len());
-    let lanes = connections.iter_mut().enumerate().map(|(lane, connection)| {
+/// What was measured.
+struct Load {
+    /// Time of each review in milliseconds.
+    times: Vec<f64>,
+    /// From the first request to the last answer.
+    took: Duration,
+}
+
+/// Opens so many connections, some at a time.
+async fn connect(endpoint: &Endpoint, count: usize) -> Result<Vec<Lane<Direct>>> {
+    let opened = stream::iter(0..count).map(|_| endpoint.direct()).buffer_unordered(LANES).map_ok(Lane::new);
+    timeout(PATIENCE, opened.try_collect()).await.context("the server did not let us connect in time")?
+}
+
+/// Asks `count` times on every connection, all at the same time.
+async fn rounds(endpoint: &Endpoint, lanes: &mut [Lane<Direct>], count: usize) -> Result<Load> {
+    let start = Barrier::new(lanes.len());
+    let asking = lanes.iter_mut().enumerate().map(|(index, lane)| {
         let start = &start;
         async move {
-            let questions: Vec<_> = (0..count).map(|round| question(lane * count + round)).collect();
+            let requests: Vec<_> = (0..count).map(|round| request(endpoint, index * count + round)).collect();
             start.wait().await;
             let mut asked = Vec::with_capacity(count);
-            for (path, body) in questions {
+            for request in requests {
                 let sent = Instant::now();
-                let answer = connection.review(path, body).await?;
-                asked.push((sent.elapsed().as_secs_f64() * 1000.0, answer));
+                let answer = lane.exchange(&request).await?;
+                asked.push((sent, Instant::now(), answer));
             }
             Ok::<_, anyhow::Error>(asked)
         }
     });
     // Only lanes that have got something are looked at, unlike in a join of futures.
-    let asked: Vec<_> = lanes.collect::<FuturesUnordered<_>>().try_collect().await?;
+    let asking = asking.collect::<FuturesUnordered<_>>().try_collect::<Vec<_>>();
+    let asked = timeout(PATIENCE, asking).await.context("the reviews were not answered in time")??.concat();
+    let first = asked.iter().map(|(sent, ..)| *sent).min().context("no review")?;
+    let last = asked.iter().map(|(_, answered, _)| *answered).max().context("no review")?;
     // Answers are read when all are there: the server is not to wait for a core that its client reads on.
-    let check = |(time, answer): (f64, Answer)| {
+    for (_, _, answer) in &asked {
         ensure!(answer.status == 200, "HTTP status {}", answer.status);
         let review: Value = serde_json::from_slice(&answer.body)?;
         ensure!(review["response"]["allowed"] == true, "refused: {review}");
-        Ok(time)
-    };
-    asked.into_iter().flatten().map(check).collect()
+    }
+    let times = asked.iter().map(|(sent, answered, _)| (*answered - *sent).as_secs_f64() * 1000.0).collect();
+    Ok(Load { times, took: last - first })
 }
 
-fn question(index: usize) -> (&'static str, Bytes) {
+fn request(endpoint: &Endpoint, index: usize) -> Vec<u8> {
+    let (path, review) = question(index);
+    endpoint.written(path, &review)
+}
+
+/// A path and the review for it.
+fn question(index: usize) -> (&'static str, String) {
     let vm = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
         "metadata": {"name": format!("vm-{index}"), "namespace": "default", "creationTimestamp": "2026-01-02T03:04:05Z"},
@@ -119,11 +148,11 @@ fn question(index: usize) -> (&'static str, Bytes) {
             "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
         },
     });
-    (path, review.to_string().into())
+    (path, review.to_string())
 }
 
 /// The value below which so many of a hundred values are (nearest rank).
-fn percentile(values: &[f64], percent: usize) -> Option<f64> {
+pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let rank = (values.len() * percent).div_ceil(100);

@@ -28,6 +28,10 @@ const LINK_FLAGS: &str = "-s -w \
     -X k8s.io/component-base/version.gitMajor=1 \
     -X k8s.io/component-base/version.gitMinor=36";
 
+/// The linker leaves debug information out, so the compiler need not make it: a seventh of its time. The Makefile's `ahead`
+/// compiles with the same flag, or nothing of it could be used.
+const COMPILE_FLAGS: &str = "-gcflags=all=-dwarf=false";
+
 /// Between two signs of life of a long build.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
@@ -112,7 +116,7 @@ fn build(plan: &Plan, into: &Path, progress: &Progress) -> Result<()> {
     command
         .current_dir(sources(plan))
         .env("CGO_ENABLED", "0")
-        .args(["build", "-trimpath", "-buildvcs=false", &format!("-ldflags={LINK_FLAGS}"), "-o"])
+        .args(["build", "-trimpath", "-buildvcs=false", COMPILE_FLAGS, &format!("-ldflags={LINK_FLAGS}"), "-o"])
         // A path that ends in a slash is a folder to go's build.
         .arg(into.join(""))
         .args(PACKAGES)

@@ -278,7 +278,6 @@ impl Node {
             ("kubelet", "/var/lib/kubelet"),
             ("containerd", "/var/lib/containerd"),
             ("cni-state", "/var/lib/cni"),
-            ("labeller", "/var/lib/kubevirt-node-labeller"),
             ("log-pods", "/var/log/pods"),
             ("log-containers", "/var/log/containers"),
             ("cni", "/etc/cni"),

@@ -23,6 +23,7 @@ pub mod oci;
 pub mod registry;
 pub mod select;
 pub mod services;
+pub mod source;
 pub mod tool;
 pub mod tree;
 
@@ -62,6 +63,8 @@ pub struct Options {
     pub tag: String,
     /// Where intermediate results are kept.
     pub cache: cache::Cache,
+    /// What virt-api tells of its build.
+    pub source: Option<source::Source>,
 }
 
 /// The names asked for: `services`, `guests` and `all` stand for groups, nothing for all.

@@ -1,10 +1,15 @@
 //! `images`: builds, lists and pushes the images of this project.
 
-use std::{env, path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
-use images::{Options, archive_path, cache::Cache, oci, registry, resolve};
+use images::{Options, archive_path, cache::Cache, oci, registry, resolve, source::Source};
 
 #[derive(Parser)]
 #[command(about = "Builds service and guest images as OCI archives, without daemon or registry")]
@@ -66,7 +71,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Build { names, bin_dir, prefix, tag } => {
             let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
             let bin_dir = bin_dir.unwrap_or_else(|| target.join("release"));
-            let options = Options { bin_dir, out, prefix, tag, cache: Cache::of_user() };
+            let source = Source::of(Path::new("."));
+            let options = Options { bin_dir, out, prefix, tag, cache: Cache::of_user(), source };
             for name in resolve(&names)? {
                 let start = Instant::now();
                 let summary = images::build(name, &options).with_context(|| format!("image {name}"))?;

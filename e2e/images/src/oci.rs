@@ -42,6 +42,8 @@ pub struct Run<'a> {
     pub user: Option<u32>,
     /// What it is, for people.
     pub description: &'a str,
+    /// Variables, as `NAME=VALUE`.
+    pub variables: Vec<String>,
 }
 
 /// Facts of an archive.
@@ -162,8 +164,10 @@ pub fn write(path: &Path, reference: &str, run: &Run<'_>, layers: &[Layer]) -> R
 }
 
 fn config(run: &Run<'_>, layers: &[Layer]) -> Result<Vec<u8>> {
+    let path = "PATH=/usr/sbin:/usr/bin";
+    let variables: Vec<&str> = [path].into_iter().chain(run.variables.iter().map(String::as_str)).collect();
     let mut config = json!({
-        "Env": ["PATH=/usr/sbin:/usr/bin"],
+        "Env": variables,
         "WorkingDir": "/",
         "Labels": {
             "org.opencontainers.image.title": run.description,
@@ -259,7 +263,7 @@ mod tests {
         let mut tree = Tree::default();
         tree.file("disk/disk.qcow2", 0o440, "abc");
         let layers = [layer(&Cache::at(dir.join("cache")), &tree).unwrap()];
-        let run = Run { entrypoint: Some("/usr/bin/x"), user: Some(107), description: "test" };
+        let run = Run { entrypoint: Some("/usr/bin/x"), user: Some(107), description: "test", variables: vec![] };
         let path = dir.join("x.tar");
         let written = write(&path, "ferrovirt.io/x:devel", &run, &layers).unwrap();
         assert_eq!(read(&path).unwrap(), written);
@@ -267,6 +271,8 @@ mod tests {
         let before = fs::metadata(&path).unwrap().modified().unwrap();
         write(&path, "ferrovirt.io/x:devel", &run, &layers).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
+        let other = Run { variables: vec!["A=b".to_owned()], ..run };
+        assert_ne!(write(&path, "ferrovirt.io/x:devel", &other, &layers).unwrap().digest, written.digest);
         fs::write(&path, "not a tar").unwrap();
         assert!(read(&path).is_err());
         fs::remove_dir_all(dir).unwrap();

@@ -166,7 +166,12 @@ pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> 
     if !service.binaries.is_empty() {
         layers.push(layer::layer(&options.cache, &binaries)?);
     }
-    let run = oci::Run { entrypoint: service.entrypoint, user: service.user, description: service.description };
+    let variables = match &options.source {
+        Some(source) if name == "virt-api" => source.variables(),
+        _ => vec![],
+    };
+    let (entrypoint, user, description) = (service.entrypoint, service.user, service.description);
+    let run = oci::Run { entrypoint, user, description, variables };
     let summary = oci::write(archive, reference, &run, &layers)?;
     if summary.unpacked > service.limit {
         return Err(Error::TooLarge { name: name.to_owned(), size: summary.unpacked, limit: service.limit });
@@ -218,6 +223,7 @@ fn add_launcher(tree: &mut Tree) {
     tree.link("usr/bin/qemu-kvm", "qemu-system-x86_64");
     // One program, which does what it is called for.
     tree.link("usr/bin/virt-freezer", "virt-launcher");
+    tree.link("usr/bin/virt-probe", "virt-launcher");
 }
 
 /// A link for each applet of busybox, and a shell for root.

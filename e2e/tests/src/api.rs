@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request};
+use http::{HeaderMap, Method, Request, Response};
 use http_body_util::BodyExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::ListParams, client::Body};
@@ -24,6 +24,13 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Reads the rest of an answer.
+    pub(crate) async fn read(response: Response<Body>) -> Result<Self> {
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await?.to_bytes();
+        Ok(Self { code: parts.status.as_u16(), headers: parts.headers, body })
+    }
+
     /// The body as text.
     #[must_use]
     pub fn text(&self) -> String {
@@ -61,9 +68,7 @@ impl Story {
     pub async fn send(&self, request: Request<Body>) -> Result<Answer> {
         let what = format!("{} {}", request.method(), request.uri());
         let response = self.client.send(request).await.with_context(|| what.clone())?;
-        let (parts, body) = response.into_parts();
-        let body = body.collect().await.with_context(|| what)?.to_bytes();
-        Ok(Answer { code: parts.status.as_u16(), headers: parts.headers, body })
+        Answer::read(response).await.context(what)
     }
 
     /// Path of a subresource of an object of the story, such as `virtualmachines/a`.

@@ -1,7 +1,8 @@
 //! What is printed about a failed story.
 
+use k8s_openapi::api::core::v1::Event;
 use kube::{
-    Api,
+    Api, Client,
     api::{ListParams, LogParams},
 };
 use serde_json::Value;
@@ -19,21 +20,23 @@ pub async fn print(story: &Story) {
             eprintln!("-------- {kind} {}\n{object:#}", object["metadata"]["name"]);
         }
     }
-    for event in story.list("Event", "").await.unwrap_or_default() {
-        eprintln!(
-            "event {} {}/{} {}: {}",
-            event["type"],
-            event["involvedObject"]["kind"],
-            event["involvedObject"]["name"],
-            event["reason"],
-            event["message"]
-        );
-    }
+    events(&story.client, &story.namespace).await;
     for pod in story.list("Pod", "").await.unwrap_or_default() {
         eprintln!("-------- pod {}\n{:#}", pod["metadata"]["name"], pod["status"]);
     }
     logs(story, &story.namespace, "").await;
     logs(story, "kubevirt", "kubevirt.io in (virt-api,virt-controller,virt-handler)").await;
+}
+
+/// Prints the events of a namespace.
+pub async fn events(client: &Client, namespace: &str) {
+    let events: Api<Event> = Api::namespaced(client.clone(), namespace);
+    let Ok(events) = events.list(&ListParams::default()).await else { return };
+    for event in events {
+        let (about, text) = (event.involved_object, |field: Option<String>| field.unwrap_or_default());
+        let (kind, name) = (text(about.kind), text(about.name));
+        eprintln!("event {} {kind}/{name} {}: {}", text(event.type_), text(event.reason), text(event.message));
+    }
 }
 
 async fn logs(story: &Story, namespace: &str, labels: &str) {

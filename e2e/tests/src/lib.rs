@@ -8,6 +8,7 @@ mod console;
 mod diagnosis;
 mod node;
 mod plugin;
+mod socket;
 mod story;
 pub mod webhook;
 
@@ -16,7 +17,8 @@ use std::path::PathBuf;
 pub use api::Answer;
 pub use console::Console;
 pub use plugin::{Ended, OpenStreams, Served, echo, ends};
-pub use story::{Story, connect, connect_without_retries, story, story_alone};
+pub use socket::Socket;
+pub use story::{PATIENCE, Story, connect, connect_without_retries, story, story_alone};
 
 /// The root of the repository.
 #[must_use]

@@ -5,12 +5,12 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{Api, api::DeleteParams};
 use serde_json::json;
 
-use crate::{Story, story::exec};
+use crate::{PATIENCE, Story, diagnosis, story::exec};
 
 impl Story {
     /// Runs a shell script as root on the node of the story's machines (of a cluster with one node: on it). The node's
@@ -49,17 +49,20 @@ impl Story {
             },
         }))?;
         // The namespace's service account is made a moment after the namespace.
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        let deadline = tokio::time::Instant::now() + PATIENCE;
         while let Err(error) = pods.create(&Default::default(), &pod).await {
             ensure!(tokio::time::Instant::now() < deadline, "cannot make the node's pod: {error}");
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
         loop {
-            let phase = pods.get("node").await?.status.and_then(|s| s.phase);
-            if phase.as_deref() == Some("Running") {
+            let status = pods.get("node").await?.status.unwrap_or_default();
+            if status.phase.as_deref() == Some("Running") {
                 break;
             }
-            ensure!(tokio::time::Instant::now() < deadline, "the node's pod does not run: {phase:?}");
+            if tokio::time::Instant::now() > deadline {
+                diagnosis::events(&self.client, namespace).await;
+                bail!("the node's pod does not run: {}", serde_json::to_string(&status)?);
+            }
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
         exec(&pods, "node", &["sh", "-c", script]).await

@@ -25,6 +25,9 @@ use crate::{Console, diagnosis, kubeconfig, kubectl_virt};
 
 /// Pause between two looks at an object that is waited for.
 const LOOK: Duration = Duration::from_millis(250);
+/// How long a story waits for what is bound to come, and comes within seconds on a machine that has nothing else to do.
+/// Stories are no measurements: a machine that stalls must not fail them.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 /// How long a namespace may take to go, machines in it included.
 const CLEAN_UP: Duration = Duration::from_secs(120);
 
@@ -129,7 +132,7 @@ impl Story {
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": story.namespace, "labels": {
             "ferrovirt.io/e2e": name, "pod-security.kubernetes.io/enforce": "restricted"}}});
         story.cluster_api("Namespace").create(&Default::default(), &serde_json::from_value(object)?).await?;
-        story.wait("ServiceAccount", "default", "be created", Duration::from_secs(20), |_| true).await?;
+        story.wait("ServiceAccount", "default", "be created", PATIENCE, |_| true).await?;
         Ok(story)
     }
 
@@ -213,6 +216,39 @@ impl Story {
         match self.apply(manifest).await {
             Ok(()) => bail!("accepted what must be refused:\n{manifest}"),
             Err(error) => Ok(format!("{error:#}")),
+        }
+    }
+
+    /// Applies a manifest of one document as soon as it is accepted: what virt-api learns by a watch counts a moment after
+    /// it is written.
+    ///
+    /// # Errors
+    /// What is said against it when the time is over.
+    pub async fn apply_when_accepted(&self, manifest: &str) -> Result<()> {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while let Err(error) = self.apply(manifest).await {
+            if tokio::time::Instant::now() > deadline {
+                return Err(error);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// What is said against a manifest of one document as soon as it would be refused. Nothing is stored.
+    ///
+    /// # Errors
+    /// When it is still accepted when the time is over.
+    pub async fn refused_soon(&self, manifest: &str) -> Result<String> {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            if let Err(error) = self.dry_run(manifest).await {
+                return Ok(format!("{error:#}"));
+            }
+            if tokio::time::Instant::now() > deadline {
+                bail!("accepted what must be refused:\n{manifest}");
+            }
+            tokio::time::sleep(LOOK).await;
         }
     }
 
@@ -406,7 +442,7 @@ impl Story {
     pub async fn toolbox(&self, name: &str) -> Result<()> {
         self.toolbox_without_wait(name).await?;
         let running = |pod: &Value| pod["status"]["phase"] == "Running";
-        self.wait("Pod", name, "be Running", Duration::from_secs(30), running).await?;
+        self.wait("Pod", name, "be Running", PATIENCE, running).await?;
         Ok(())
     }
 
@@ -523,6 +559,7 @@ fn resource(kind: &str) -> ApiResource {
         "ControllerRevision" => ("apps", "v1", "ControllerRevision", "controllerrevisions"),
         "Role" => ("rbac.authorization.k8s.io", "v1", "Role", "roles"),
         "RoleBinding" => ("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),
+        "ClusterRole" => ("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles"),
         "Event" => ("", "v1", "Event", "events"),
         core => return ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", core)),
     };

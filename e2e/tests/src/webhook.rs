@@ -33,7 +33,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{connect, kubeconfig, repository};
 
@@ -62,6 +62,9 @@ enum Way {
     /// A pod's port, through the API server.
     Forward(Box<Api<Pod>>, String, u16),
 }
+
+/// A connection to a server that is reached directly, before anything is said on it.
+pub type Direct = TlsStream<TcpStream>;
 
 /// What came back.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,26 +164,43 @@ impl Endpoint {
     /// When the server cannot be reached or its certificate is not the right one.
     pub async fn connect(&self) -> Result<Connection> {
         let opened = async {
-            match &self.way {
-                Way::Address(address) => {
-                    let stream =
-                        TcpStream::connect(address).await.with_context(|| format!("cannot reach {address}"))?;
-                    stream.set_nodelay(true)?;
-                    self.secure(stream).await
-                }
-                Way::Namespace(namespace, address) => {
-                    let (namespace, address) = (namespace.clone(), *address);
-                    let stream = tokio::task::spawn_blocking(move || dial_inside(&namespace, address)).await??;
-                    self.secure(TcpStream::from_std(stream)?).await
-                }
-                Way::Forward(pods, pod, port) => {
-                    let mut forward = pods.portforward(pod, &[*port]).await.context("cannot forward a port")?;
-                    let stream = forward.take_stream(*port).context("no stream of the forwarded port")?;
-                    self.secure(stream).await
-                }
-            }
+            let Way::Forward(pods, pod, port) = &self.way else { return self.speak(self.direct().await?).await };
+            let mut forward = pods.portforward(pod, &[*port]).await.context("cannot forward a port")?;
+            let stream = forward.take_stream(*port).context("no stream of the forwarded port")?;
+            self.speak(self.secure(stream).await?).await
         };
         tokio::time::timeout(PATIENCE, opened).await.context("the server did not let us connect in time")?
+    }
+
+    /// Opens a connection for who speaks HTTP without the help of a client.
+    ///
+    /// # Errors
+    /// When the server is not reached directly, or not at all, or its certificate is not the right one.
+    pub async fn direct(&self) -> Result<Direct> {
+        let stream = match &self.way {
+            Way::Address(address) => {
+                let stream = TcpStream::connect(address).await.with_context(|| format!("cannot reach {address}"))?;
+                stream.set_nodelay(true)?;
+                stream
+            }
+            Way::Namespace(namespace, address) => {
+                let (namespace, address) = (namespace.clone(), *address);
+                TcpStream::from_std(tokio::task::spawn_blocking(move || dial_inside(&namespace, address)).await??)?
+            }
+            Way::Forward(..) => bail!("the server is reached by a forwarded port only"),
+        };
+        self.secure(stream).await
+    }
+
+    /// The bytes of a request with a review, for such a connection.
+    #[must_use]
+    pub fn written(&self, path: &str, review: &str) -> Vec<u8> {
+        let Self { host, prefix, .. } = self;
+        let length = review.len();
+        let head = format!(
+            "POST {prefix}{path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        );
+        [head.as_bytes(), review.as_bytes()].concat()
     }
 
     /// Opens many connections, some at a time.
@@ -191,11 +211,17 @@ impl Endpoint {
         stream::iter(0..count).map(|_| self.connect()).buffer_unordered(16).try_collect().await
     }
 
-    async fn secure<S>(&self, stream: S) -> Result<Connection>
+    async fn secure<S>(&self, stream: S) -> Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        self.tls.connect(self.name.clone(), stream).await.context("no TLS with the server")
+    }
+
+    async fn speak<S>(&self, stream: TlsStream<S>) -> Result<Connection>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let stream = self.tls.connect(self.name.clone(), stream).await.context("no TLS with the server")?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         // It ends with the server's side or with the sender; why is seen by who waits for an answer.
         tokio::spawn(connection);

@@ -104,7 +104,7 @@ struct Returned<T> {
     value: T,
 }
 
-fn returned<'a, T: Deserialize<'a>>(answer: &'a str) -> Option<T> {
+pub(super) fn returned<'a, T: Deserialize<'a>>(answer: &'a str) -> Option<T> {
     serde_json::from_str::<Returned<T>>(answer).ok().map(|returned| returned.value)
 }
 

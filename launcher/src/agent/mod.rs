@@ -14,6 +14,8 @@
 //! one blocked call, and what was known stays.
 
 mod answers;
+pub mod credentials;
+mod exec;
 mod freeze;
 mod poll;
 #[cfg(test)]
@@ -21,7 +23,7 @@ mod tests;
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -34,8 +36,11 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-pub use self::answers::{Answer, Question};
 use self::freeze::Thaw;
+pub use self::{
+    answers::{Answer, Question},
+    exec::Executed,
+};
 use crate::libvirt;
 
 /// How long one question of the poll may take.
@@ -60,6 +65,14 @@ pub enum AgentError {
     /// What came back is no answer.
     #[error("the guest agent's answer to {0} cannot be understood")]
     Answer(&'static str),
+    /// A program in the guest has not ended in time.
+    #[error("Timed out waiting for guest pid [{pid}] for command [{command}] to exit")]
+    TooLong {
+        /// The program's process.
+        pid: i64,
+        /// The program.
+        command: String,
+    },
     /// Others were asking for too long.
     #[error("the guest agent is busy")]
     Busy,
@@ -85,6 +98,8 @@ pub struct Told {
     pub interfaces: Vec<GuestInterface>,
     /// `frozen`, `thawed`, or empty if not known.
     pub file_systems: String,
+    /// How often the agent has ceased to answer probes. It outlives the agent's connection.
+    pub silences: u32,
 }
 
 /// Handle of the guest agent. Cheap to clone.
@@ -100,6 +115,10 @@ struct Inner {
     turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     thaw: Mutex<Thaw>,
+    /// Probes succeed without being asked.
+    probes_paused: AtomicBool,
+    /// The last probe met silence.
+    silent: AtomicBool,
 }
 
 #[derive(Default)]
@@ -134,6 +153,8 @@ impl GuestAgent {
                 turn: tokio::sync::Mutex::default(),
                 state: Mutex::default(),
                 thaw: Mutex::new(Thaw::new(thaw_at)),
+                probes_paused: AtomicBool::new(false),
+                silent: AtomicBool::new(false),
             }),
         }
     }
@@ -151,7 +172,10 @@ impl GuestAgent {
         }
         if !connected && state.connected {
             state.answers.clear();
-            self.inner.told.send_if_modified(|told| std::mem::take(told) != Told::default());
+            self.inner.told.send_if_modified(|told| {
+                let nothing = Told { silences: told.silences, ..Told::default() };
+                std::mem::replace(told, nothing.clone()) != nothing
+            });
         }
         state.connected = connected;
         match (&state.poll, connected && runs) {
@@ -170,16 +194,26 @@ impl GuestAgent {
     /// When no agent is connected, or it has answered nothing so far.
     pub async fn report(&self) -> Result<GuestReportReply, AgentError> {
         let limit = Instant::now() + REPORT_DEADLINE;
+        let mut open = None;
         // What the poll keeps is only asked for if it has not come so far.
         for question in [Question::Agent, Question::System, Question::HostName, Question::TimeZone, Question::Freeze] {
             if self.known(question).is_none() {
-                self.refreshed(question, limit).await?;
+                leave_open(self.refreshed(question, limit).await, &mut open)?;
             }
         }
-        let users = self.users_within(limit).await?;
-        let file_systems = self.file_systems_within(limit).await?;
+        let users = leave_open(self.users_within(limit).await, &mut open)?.unwrap_or_default();
+        let file_systems = leave_open(self.file_systems_within(limit).await, &mut open)?.unwrap_or_default();
         let told = self.inner.told.borrow().clone();
-        Ok(GuestReportReply { guest: told.guest, agent: told.agent, users, file_systems, freeze: told.file_systems })
+        match open {
+            Some(error) if told.agent.is_none() && told.guest.is_none() => Err(error),
+            _ => Ok(GuestReportReply {
+                guest: told.guest,
+                agent: told.agent,
+                users,
+                file_systems,
+                freeze: told.file_systems,
+            }),
+        }
     }
 
     /// Who is logged in to the guest.
@@ -250,6 +284,19 @@ impl GuestAgent {
     }
 }
 
+/// What was answered. A question that stays open, as one about a file system whose server is away, takes nothing from the
+/// answers to others; only without an agent there are none.
+fn leave_open<T>(answer: Result<T, AgentError>, open: &mut Option<AgentError>) -> Result<Option<T>, AgentError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(AgentError::NotConnected) => Err(AgentError::NotConnected),
+        Err(error) => {
+            *open = Some(error);
+            Ok(None)
+        }
+    }
+}
+
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -278,6 +325,11 @@ impl Inner {
 
     /// Sends a command without arguments.
     async fn command(&self, command: &'static str, limit: Instant) -> Result<String, AgentError> {
+        self.send(command, format!(r#"{{"execute":"{command}"}}"#), limit).await
+    }
+
+    /// Sends the text of a command, unless the agent says that it does not have it.
+    async fn send(&self, command: &'static str, text: String, limit: Instant) -> Result<String, AgentError> {
         if self.lacks(command) {
             return Err(AgentError::Unsupported(command));
         }
@@ -285,7 +337,7 @@ impl Inner {
         if left < Duration::from_millis(100) {
             return Err(AgentError::Busy);
         }
-        Ok(self.channel.ask(format!(r#"{{"execute":"{command}"}}"#), left).await?)
+        Ok(self.channel.ask(text, left).await?)
     }
 
     /// Whether the agent says that it does not have a command.

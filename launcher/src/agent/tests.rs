@@ -12,6 +12,7 @@ use super::*;
 struct Guest {
     frozen: AtomicBool,
     silent: AtomicBool,
+    silent_about_file_systems: AtomicBool,
     lacks_users: AtomicBool,
     user_questions: AtomicU32,
     commands: Mutex<Vec<String>>,
@@ -47,17 +48,27 @@ impl Guest {
                     ("guest-get-fsinfo", !frozen),
                     ("guest-get-users", users && !frozen),
                     ("guest-get-host-name", !frozen),
+                    ("guest-ping", true),
+                    ("guest-exec", !frozen),
+                    ("guest-exec-status", !frozen),
                 ]
                 .iter()
                 .map(|(name, enabled)| format!(r#"{{"name":"{name}","enabled":{enabled}}}"#))
                 .collect();
                 format!(r#"{{"version":"10.0","supported_commands":[{}]}}"#, commands.join(","))
             }
+            "guest-ping" => "{}".to_owned(),
             _ if frozen => return Err(libvirt::Error::AgentRefused("not allowed while frozen".into())),
             "guest-get-host-name" => r#"{"host-name":"web"}"#.into(),
+            "guest-exec" => r#"{"pid":7}"#.into(),
+            "guest-exec-status" if self.asked("guest-exec-status") == 1 => r#"{"exited":false}"#.into(),
+            "guest-exec-status" => r#"{"exited":true,"exitcode":3,"out-data":"b3V0"}"#.into(),
             "guest-get-users" => {
                 self.user_questions.fetch_add(1, Ordering::SeqCst);
                 r#"[{"user":"root","login-time":1.5}]"#.into()
+            }
+            "guest-get-fsinfo" if self.silent_about_file_systems.load(Ordering::SeqCst) => {
+                return Err(libvirt::Error::AgentUnresponsive("timed out".into()));
             }
             "guest-get-fsinfo" => r#"[{"name":"vda1","mountpoint":"/","type":"ext4","disk":[]}]"#.into(),
             other => panic!("{other} was not to be asked"),
@@ -127,6 +138,18 @@ async fn the_poll_tells_and_a_disconnected_agent_is_forgotten() {
 }
 
 #[tokio::test]
+async fn each_silence_that_probes_meet_counts_once_and_outlives_the_agent() {
+    let stage = Stage::known("silence").await;
+    let silences = || stage.agent.told().borrow().silences;
+    for (answered, counted) in [(true, 0), (false, 1), (false, 1), (true, 1), (false, 2)] {
+        stage.agent.note_probe(answered);
+        assert_eq!(silences(), counted);
+    }
+    stage.agent.attend(false, true);
+    assert_eq!(*stage.agent.told().borrow(), Told { silences: 2, ..Told::default() });
+}
+
+#[tokio::test]
 async fn many_who_ask_at_once_are_one_question() {
     let stage = Stage::known("many").await;
     let all = (0..50).map(|_| stage.agent.users());
@@ -144,6 +167,20 @@ async fn what_was_known_stays_when_the_agent_is_silent() {
     stage.agent.state().answers.iter_mut().for_each(|(_, at, _)| *at -= FRESH * 2);
     assert_eq!(stage.agent.file_systems().await.unwrap()[0].mount_point, "/");
     assert!(matches!(stage.agent.users().await, Err(AgentError::Libvirt(_))), "never known");
+}
+
+#[tokio::test]
+async fn a_question_that_stays_open_takes_nothing_from_a_report() {
+    let known = Stage::known("open").await;
+    known.guest.silent_about_file_systems.store(true, Ordering::SeqCst);
+    let report = known.agent.report().await.unwrap();
+    assert_eq!(report.guest.unwrap().hostname, "web");
+    assert_eq!(report.users.len(), 1);
+    assert_eq!(report.file_systems, []);
+    let mute = stage("mute");
+    mute.guest.silent.store(true, Ordering::SeqCst);
+    mute.agent.attend(true, false);
+    assert!(matches!(mute.agent.report().await, Err(AgentError::Libvirt(_))));
 }
 
 #[tokio::test]
@@ -226,4 +263,16 @@ async fn a_restarted_worker_thaws_what_the_former_one_froze() {
     let thawed = told.wait_for(|told| told.file_systems == "thawed");
     tokio::time::timeout(Duration::from_secs(10), thawed).await.unwrap().unwrap();
     assert!(!stage.guest.frozen.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn a_program_in_the_guest_gives_its_exit_code_and_its_output() {
+    let stage = Stage::known("exec").await;
+    let within = Duration::from_secs(5);
+    stage.agent.ping(within).await.unwrap();
+    let executed = stage.agent.exec("cat", &["/x".to_owned()], within).await.unwrap();
+    assert_eq!(executed, Executed { exit_code: 3, output: b"out".to_vec() });
+    assert_eq!(stage.guest.asked("guest-exec-status"), 2);
+    stage.guest.silent.store(true, Ordering::SeqCst);
+    assert!(stage.agent.ping(within).await.is_err());
 }

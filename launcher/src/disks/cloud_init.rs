@@ -1,10 +1,10 @@
 //! cloud-init's data as the files of an image: NoCloud and ConfigDrive.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use api::{VirtualMachineInstance, vmi::access::AccessCredential};
 use base64::Engine;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 
 use super::{DiskError, iso::Files};
 use crate::{
@@ -57,6 +57,17 @@ pub struct CloudInitVolume<'a> {
     pub network_data_secret: bool,
 }
 
+/// A network interface of the guest with the role that the machine gives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaggedInterface {
+    /// Its PCI address, as the guest writes it.
+    pub address: String,
+    /// Its MAC address.
+    pub mac: String,
+    /// The role.
+    pub tag: String,
+}
+
 /// User data and network data of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CloudInitData {
@@ -66,6 +77,8 @@ pub struct CloudInitData {
     pub network: Vec<u8>,
     /// SSH keys.
     pub keys: Vec<String>,
+    /// Interfaces with roles; NoCloud has no place for them.
+    pub interfaces: Vec<TaggedInterface>,
 }
 
 /// Collects a volume's data from the spec and from mounted secrets.
@@ -90,6 +103,7 @@ pub fn collect(
         user: inline(volume.user_data, volume.user_data_base64)?,
         network: inline(volume.network_data, volume.network_data_base64)?,
         keys: Vec::new(),
+        interfaces: Vec::new(),
     };
     if volume.user_data_secret || volume.network_data_secret {
         let secret = paths.secret(volume.name);
@@ -155,15 +169,47 @@ fn first_of(directory: &Path, names: &[&str]) -> Option<Result<Vec<u8>, FileErro
     })
 }
 
-/// Host name of the guest.
-pub fn hostname(vmi: &VirtualMachineInstance) -> String {
-    match vmi.spec.hostname.as_deref() {
-        Some(name) if !name.is_empty() => name.to_owned(),
-        _ => {
-            let name = vmi.metadata.name.as_deref().unwrap_or_default();
-            name.split('.').next().unwrap_or_default().chars().take(63).collect()
-        }
-    }
+/// What NoCloud is told of the machine. Here as below the order is the one that others know the text in.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct NoCloudMeta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instance_type: Option<&'a str>,
+    instance_id: String,
+    local_hostname: String,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    public_keys: BTreeMap<String, String>,
+}
+
+/// What ConfigDrive is told of the machine.
+#[derive(Serialize)]
+struct ConfigDriveMeta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instance_type: Option<&'a str>,
+    instance_id: String,
+    hostname: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uuid: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    devices: Vec<Device>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    public_keys: BTreeMap<String, String>,
+}
+
+/// A device with a role.
+#[derive(Serialize)]
+struct Device {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    bus: &'static str,
+    address: String,
+    mac: String,
+    tags: [String; 1],
+}
+
+fn text(meta: &impl Serialize) -> Vec<u8> {
+    // Only maps with other keys than texts could not be written.
+    serde_json::to_vec(meta).unwrap_or_default()
 }
 
 /// The files of the image.
@@ -174,41 +220,34 @@ pub fn files(source: DataSource, vmi: &VirtualMachineInstance, data: CloudInitDa
     let annotations = vmi.metadata.annotations.clone().unwrap_or_default();
     let instance_type = ["kubevirt.io/cluster-instancetype-name", "kubevirt.io/instancetype-name"]
         .iter()
-        .find_map(|key| annotations.get(*key).filter(|v| !v.is_empty()));
-    let keys: Map<String, Value> =
-        data.keys.into_iter().enumerate().map(|(i, key)| (i.to_string(), Value::String(key))).collect();
-    let mut meta = Map::new();
+        .find_map(|key| annotations.get(*key).map(String::as_str).filter(|kind| !kind.is_empty()));
+    let public_keys: BTreeMap<String, String> =
+        data.keys.into_iter().enumerate().map(|(index, key)| (index.to_string(), key)).collect();
     let mut files = Files::new();
     match source {
         DataSource::NoCloud => {
-            if let Some(kind) = instance_type {
-                meta.insert("instance-type".into(), json!(kind));
-            }
-            let id = uuid.unwrap_or_else(|| vmi.metadata.uid.clone().unwrap_or_default());
-            meta.insert("instance-id".into(), json!(id));
-            meta.insert("local-hostname".into(), json!(hostname(vmi)));
-            if !keys.is_empty() {
-                meta.insert("public-keys".into(), Value::Object(keys));
-            }
-            files.insert("meta-data".into(), Value::Object(meta).to_string().into_bytes());
+            let instance_id = uuid.unwrap_or_else(|| vmi.metadata.uid.clone().unwrap_or_default());
+            let meta = NoCloudMeta { instance_type, instance_id, local_hostname: vmi.hostname(), public_keys };
+            files.insert("meta-data".into(), text(&meta));
             files.insert("user-data".into(), data.user);
             if !data.network.is_empty() {
                 files.insert("network-config".into(), data.network);
             }
         }
         DataSource::ConfigDrive => {
-            if let Some(kind) = instance_type {
-                meta.insert("instance_type".into(), json!(kind));
-            }
-            meta.insert("instance_id".into(), json!(format!("{name}.{namespace}")));
-            meta.insert("hostname".into(), json!(hostname(vmi)));
-            if let Some(uuid) = uuid {
-                meta.insert("uuid".into(), json!(uuid));
-            }
-            if !keys.is_empty() {
-                meta.insert("public_keys".into(), Value::Object(keys));
-            }
-            files.insert("openstack/latest/meta_data.json".into(), Value::Object(meta).to_string().into_bytes());
+            let devices = data.interfaces.into_iter().map(|interface| {
+                let TaggedInterface { address, mac, tag } = interface;
+                Device { kind: "nic", bus: "pci", address, mac, tags: [tag] }
+            });
+            let meta = ConfigDriveMeta {
+                instance_type,
+                instance_id: format!("{name}.{namespace}"),
+                hostname: vmi.hostname(),
+                uuid,
+                devices: devices.collect(),
+                public_keys,
+            };
+            files.insert("openstack/latest/meta_data.json".into(), text(&meta));
             files.insert("openstack/latest/user_data".into(), data.user);
             if !data.network.is_empty() {
                 files.insert("openstack/latest/network_data.json".into(), data.network);
@@ -220,6 +259,8 @@ pub fn files(source: DataSource, vmi: &VirtualMachineInstance, data: CloudInitDa
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn vmi(name: &str) -> VirtualMachineInstance {
@@ -269,12 +310,45 @@ mod tests {
     }
 
     #[test]
+    fn metadata_reads_as_others_know_it() {
+        let mut vmi = vmi("web");
+        let name = "kubevirt.io/instancetype-name".to_owned();
+        vmi.metadata.annotations = Some(BTreeMap::from([(name, "small".to_owned())]));
+        vmi.spec.domain.firmware = serde_json::from_value(json!({"uuid": "f-1"})).unwrap();
+        let told = |source: DataSource, file: &str| {
+            let interface = TaggedInterface { address: "0000:01:00.0".into(), mac: "m".into(), tag: "t".into() };
+            let data =
+                CloudInitData { keys: vec!["k".into()], interfaces: vec![interface], ..CloudInitData::default() };
+            String::from_utf8(files(source, &vmi, data)[file].clone()).unwrap()
+        };
+        assert_eq!(
+            told(DataSource::NoCloud, "meta-data"),
+            r#"{"instance-type":"small","instance-id":"f-1","local-hostname":"web","public-keys":{"0":"k"}}"#
+        );
+        let devices = r#"[{"type":"nic","bus":"pci","address":"0000:01:00.0","mac":"m","tags":["t"]}]"#;
+        let about = r#""instance_type":"small","instance_id":"web.ns","hostname":"web","uuid":"f-1""#;
+        assert_eq!(
+            told(DataSource::ConfigDrive, "openstack/latest/meta_data.json"),
+            format!(r#"{{{about},"devices":{devices},"public_keys":{{"0":"k"}}}}"#)
+        );
+    }
+
+    #[test]
     fn config_drive_has_openstacks_layout() {
-        let data = CloudInitData { user: b"u".to_vec(), network: b"n".to_vec(), keys: vec!["ssh-ed25519 A".into()] };
+        let (address, mac) = ("0000:01:00.0".to_owned(), "02:00:00:00:00:01".to_owned());
+        let data = CloudInitData {
+            user: b"u".to_vec(),
+            network: b"n".to_vec(),
+            keys: vec!["ssh-ed25519 A".into()],
+            interfaces: vec![TaggedInterface { address, mac, tag: "backup".into() }],
+        };
         let files = files(DataSource::ConfigDrive, &vmi("web"), data);
         let meta: Value = serde_json::from_slice(&files["openstack/latest/meta_data.json"]).unwrap();
         assert_eq!(meta["instance_id"], "web.ns");
         assert_eq!(meta["public_keys"]["0"], "ssh-ed25519 A");
+        let device = json!({"type": "nic", "bus": "pci", "address": "0000:01:00.0", "mac": "02:00:00:00:00:01",
+            "tags": ["backup"]});
+        assert_eq!(meta["devices"], json!([device]));
         assert_eq!(files["openstack/latest/network_data.json"], b"n");
     }
 }

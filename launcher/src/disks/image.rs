@@ -6,12 +6,14 @@
 use std::{
     fs::{File, OpenOptions},
     io::{Read, Seek, SeekFrom, Write},
-    os::unix::fs::{FileTypeExt, OpenOptionsExt},
+    os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use rustix::fs::OFlags;
 use thiserror::Error;
+
+use super::Backend;
 
 /// Size of a qcow2 cluster that this module writes.
 const CLUSTER: u64 = 64 * 1024;
@@ -243,8 +245,51 @@ pub fn supports_direct_io(path: &Path) -> bool {
 
 /// Whether all blocks of an image file are allocated.
 pub fn is_preallocated(path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
     std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() > 0 && meta.blocks() * 512 >= meta.len())
+}
+
+/// Sizes of the blocks behind a disk, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSizes {
+    /// The smallest piece that can be addressed.
+    pub logical: u64,
+    /// The smallest piece that is written at once.
+    pub physical: u64,
+    /// The smallest piece that can be given back; 0 if none can.
+    pub discard: u64,
+}
+
+/// The block sizes of a device, or of the file system that a file is in.
+///
+/// # Errors
+/// When the device or file cannot be looked at.
+pub fn block_sizes(backend: &Backend) -> std::io::Result<BlockSizes> {
+    match backend {
+        Backend::Block { path } => {
+            let device = File::open(path)?;
+            let logical = rustix::fs::ioctl_blksszget(&device)?;
+            let physical = rustix::fs::ioctl_blkpbszget(&device)?;
+            let number = device.metadata()?.rdev();
+            let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+            // A part of a device has no queue of its own.
+            let discard = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/queue/discard_granularity"));
+            let discard = discard.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+            Ok(of_device(logical.into(), physical.into(), discard))
+        }
+        Backend::File { path, .. } => {
+            let size = rustix::fs::statvfs(path)?.f_bsize;
+            Ok(BlockSizes { logical: size, physical: size, discard: size })
+        }
+    }
+}
+
+/// What a device says, made consistent.
+fn of_device(logical: u64, physical: u64, discard: u64) -> BlockSizes {
+    let larger = logical.max(physical);
+    let or_larger = |size: u64| if size == 0 { larger } else { size };
+    let (logical, physical) = (or_larger(logical), or_larger(physical));
+    let discard = if logical > 0 && !discard.is_multiple_of(logical) { physical } else { discard };
+    BlockSizes { logical, physical, discard }
 }
 
 /// Whether a path is a block device.
@@ -298,6 +343,26 @@ mod tests {
             qemu_img(&["compare", base.to_str().unwrap(), path.to_str().unwrap()]).unwrap();
         }
         assert!(matches!(inspect(&path), Err(ImageError::BackingFile)));
+        let _ = std::fs::remove_dir_all(dir);
+    }
+
+    #[test]
+    fn block_sizes_of_devices_are_made_consistent() {
+        for (said, expected) in [
+            ((512, 4096, 4096), (512, 4096, 4096)),
+            ((0, 4096, 0), (4096, 4096, 0)),
+            ((512, 0, 512), (512, 512, 512)),
+            ((4096, 4096, 512), (4096, 4096, 4096)),
+            ((0, 0, 512), (0, 0, 512)),
+        ] {
+            let sizes = of_device(said.0, said.1, said.2);
+            assert_eq!((sizes.logical, sizes.physical, sizes.discard), expected, "{said:?}");
+        }
+        let dir = scratch("blocks");
+        let path = dir.join("disk.img");
+        std::fs::write(&path, "x").unwrap();
+        let sizes = block_sizes(&Backend::File { path, format: ImageFormat::Raw }).unwrap();
+        assert!(sizes.logical.is_power_of_two() && sizes.physical == sizes.logical && sizes.discard == sizes.logical);
         let _ = std::fs::remove_dir_all(dir);
     }
 

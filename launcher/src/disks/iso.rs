@@ -10,8 +10,12 @@ use std::{collections::BTreeMap, io::Write, os::unix::fs::OpenOptionsExt, path::
 use thiserror::Error;
 
 const SECTOR: usize = 2048;
+/// The largest block that storage has: images are as many of them as they need.
+const BLOCK: usize = 4096;
 /// Longest name in Joliet's form, as other writers of such images have it.
 const NAME_LIMIT: usize = 103;
+/// Longest label. Joliet's descriptor has room for half of it, and holds its beginning.
+const LABEL_LIMIT: usize = 32;
 /// Deepest directory.
 const DEPTH_LIMIT: usize = 7;
 /// Largest image.
@@ -88,7 +92,7 @@ struct Plan {
 /// # Errors
 /// When the files do not fit the format.
 pub fn build(label: &str, files: &Files) -> Result<Vec<u8>, IsoError> {
-    if label.is_empty() || label.chars().count() > 16 || !label.is_ascii() {
+    if label.is_empty() || label.len() > LABEL_LIMIT || !label.is_ascii() {
         return Err(IsoError::Name(label.to_owned()));
     }
     if files.values().map(Vec::len).fold(0, usize::saturating_add) > IMAGE_LIMIT {
@@ -121,7 +125,8 @@ pub fn build(label: &str, files: &Files) -> Result<Vec<u8>, IsoError> {
         })
         .collect();
 
-    at += PADDING;
+    // Storage with blocks of 4 KiB is read past the page cache in whole blocks.
+    at = (at + PADDING).next_multiple_of(BLOCK / SECTOR);
     let mut image = Image { bytes: vec![0; at * SECTOR] };
     for (sector, plan) in [16, 17].into_iter().zip(&plans) {
         image.put(sector, &descriptor(plan, label, at));
@@ -435,12 +440,23 @@ mod tests {
             ("openstack/latest/user_data", b"#cloud-config"),
         ]);
         let image = build("cidata", &wanted).unwrap();
-        assert_eq!(image.len() % SECTOR, 0);
+        assert_eq!(image.len() % BLOCK, 0);
         assert!(image.len() > 64 * 1024, "guests take a smaller disk for a broken one");
         assert_eq!(&image[16 * SECTOR + 40..16 * SECTOR + 46], b"cidata");
         let (label, found) = read_back(&image);
         assert_eq!(label, "cidata");
         assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn images_are_whole_blocks() {
+        for sectors in 0..4 {
+            let content = vec![b'x'; sectors * SECTOR];
+            let image = build("cidata", &files(&[("user-data", &content)])).unwrap();
+            assert_eq!(image.len() % BLOCK, 0, "{sectors}");
+            let told = &image[16 * SECTOR + 80..16 * SECTOR + 84];
+            assert_eq!(u32::from_le_bytes(told.try_into().unwrap()) as usize * SECTOR, image.len());
+        }
     }
 
     #[test]
@@ -454,6 +470,24 @@ mod tests {
         for name in ["", "/a", "a//b", "../a", "a/../b", &"x".repeat(104), "a/b/c/d/e/f/g/h"] {
             assert!(build("cidata", &files(&[(name, b"")])).is_err(), "{name}");
         }
-        assert!(build("a label that is too long", &Files::new()).is_err());
+    }
+
+    #[test]
+    fn a_label_is_whole_in_one_descriptor_and_begins_in_the_other() {
+        for (label, joliet) in [
+            ("cfgdata", "cfgdata"),
+            ("sixteen-letters-", "sixteen-letters-"),
+            ("seventeen-letters", "seventeen-letter"),
+            ("settings-of-the-billing-services", "settings-of-the-"),
+        ] {
+            let image = build(label, &Files::new()).unwrap();
+            let primary = &image[16 * SECTOR + 40..16 * SECTOR + 72];
+            assert_eq!(std::str::from_utf8(primary).unwrap().trim_end(), label);
+            assert_eq!(&image[17 * SECTOR + 72..17 * SECTOR + 80], &[0_u8; 8], "what follows keeps its place");
+            assert_eq!(read_back(&image).0, joliet);
+        }
+        for label in ["", "l\u{e9}", &"l".repeat(33)] {
+            assert!(build(label, &Files::new()).is_err(), "{label}");
+        }
     }
 }

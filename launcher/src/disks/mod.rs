@@ -16,8 +16,8 @@ use thiserror::Error;
 
 pub use self::{
     grow::room,
-    image::ImageFormat,
-    prepare::{Prepared, Tolerance, prepare},
+    image::{BlockSizes, ImageFormat},
+    prepare::{Prepared, Tolerance, prepare, tell_interfaces},
 };
 use crate::files::FileError;
 
@@ -75,6 +75,14 @@ pub enum DiskError {
         volume: String,
         /// Why.
         message: String,
+    },
+    /// The sizes of the blocks behind a volume cannot be had.
+    #[error("volume {volume}: the size of its blocks cannot be read: {source}")]
+    BlockSizes {
+        /// The volume.
+        volume: String,
+        /// Why.
+        source: std::io::Error,
     },
     /// An image with files cannot be made.
     #[error("volume {volume}: {source}")]

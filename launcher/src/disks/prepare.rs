@@ -9,15 +9,15 @@ use std::{
 
 use api::{
     VirtualMachineInstance, quantity,
-    vmi::{status::PersistentVolumeClaimInfo, volumes::Volume},
+    vmi::{disks::Disk, features::FeatureState, status::PersistentVolumeClaimInfo, volumes::Volume},
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
     Backend, DiskError, DiskSource,
-    cloud_init::{self, CloudInitVolume, DataSource},
+    cloud_init::{self, CloudInitData, CloudInitVolume, DataSource, TaggedInterface},
     grow,
-    image::{self, ImageFormat},
+    image::{self, BlockSizes, ImageFormat},
     iso::{self, Files},
 };
 use crate::{
@@ -39,6 +39,8 @@ const CONFIG_DEPTH: usize = 4;
 pub struct Prepared {
     /// Sources by volume.
     pub sources: BTreeMap<String, DiskSource>,
+    /// Block sizes by volume, where the machine's are those of what is behind it.
+    pub block_sizes: BTreeMap<String, BlockSizes>,
     /// Kernel for direct kernel boot.
     pub kernel: Option<PathBuf>,
     /// Initial RAM disk for direct kernel boot.
@@ -80,12 +82,18 @@ pub fn prepare(vmi: &VirtualMachineInstance, paths: &Paths, tolerance: &Toleranc
             // Only the first one counts; cloud-init itself reads one source.
             if !cloud_init_made {
                 cloud_init_made = true;
-                prepared.sources.insert(volume.name.clone(), make_cloud_init(&cloud_init, vmi, paths)?);
+                prepared.sources.insert(volume.name.clone(), make_cloud_init(&cloud_init, vmi, paths, Vec::new())?);
             }
             continue;
         }
         let source = make(volume, index, vmi, paths, tolerance)?;
         prepared.sources.insert(volume.name.clone(), source);
+    }
+    for disk in vmi.spec.domain.devices.disks.iter().filter(|disk| matches_volume(disk)) {
+        let Some(source) = prepared.sources.get(&disk.name) else { continue };
+        let sizes = image::block_sizes(&source.backend)
+            .map_err(|source| DiskError::BlockSizes { volume: disk.name.clone(), source })?;
+        prepared.block_sizes.insert(disk.name.clone(), sizes);
     }
     if let Some(container) = vmi
         .spec
@@ -104,6 +112,12 @@ pub fn prepare(vmi: &VirtualMachineInstance, paths: &Paths, tolerance: &Toleranc
         prepared.initrd = file(&container.initrd_path).map_err(failed)?;
     }
     Ok(prepared)
+}
+
+/// Whether a disk has the block sizes of what is behind it.
+fn matches_volume(disk: &Disk) -> bool {
+    let matching = disk.block_size.as_ref().and_then(|size| size.match_volume.as_ref());
+    matching.is_some_and(FeatureState::is_enabled)
 }
 
 fn make(
@@ -128,17 +142,9 @@ fn make(
         return Ok(file_source(path, ImageFormat::Qcow2));
     }
     if volume.ephemeral.as_ref().is_some_and(|ephemeral| ephemeral.persistent_volume_claim.is_some()) {
-        let (path, size) = match claim_source(name, vmi, paths, None)?.backend {
-            Backend::File { path, .. } => {
-                let info =
-                    image::inspect(&path).map_err(|source| DiskError::Image { volume: name.to_owned(), source })?;
-                (path, info.virtual_size)
-            }
-            Backend::Block { path } => {
-                let size = device_size(&path).map_err(|source| DiskError::Write { path: path.clone(), source })?;
-                (path, size)
-            }
-        };
+        let (Backend::File { path, .. } | Backend::Block { path }) = claim_source(name, vmi, paths, None)?.backend;
+        // Its length, whatever it begins with: a disk belongs to its guest, which may have encrypted it as a whole.
+        let size = device_size(&path).map_err(|source| DiskError::Write { path: path.clone(), source })?;
         return layer(name, path, ImageFormat::Raw, size, paths);
     }
     if volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() {
@@ -238,7 +244,10 @@ fn claim_source(
         _ => None,
     };
     let source = filesystem_disk(volume, &paths.filesystem_volume(volume), CLAIM_IMAGE, own)?;
-    if let (Backend::File { path, .. }, Some((size, _))) = (&source.backend, own)
+    // What lies in a drive is as large as it is, and maybe in others' drives as well.
+    let in_drive = vmi.spec.domain.devices.disks.iter().any(|disk| disk.name == volume && disk.cdrom.is_some());
+    if !in_drive
+        && let (Backend::File { path, .. }, Some((size, _))) = (&source.backend, own)
         && let Err(error) =
             grow::grow(path, size, info.and_then(|info| info.filesystem_overhead.as_deref()), source.preallocated)
     {
@@ -352,12 +361,34 @@ fn cloud_init_volume(volume: &Volume) -> Option<CloudInitVolume<'_>> {
     volume.cloud_init_config_drive.as_ref().map(|source| common!(DataSource::ConfigDrive, source))
 }
 
+/// Makes the image with cloud-init's data once more, with the interfaces that have roles: their addresses are known late.
+/// Gives its volume and its size; nothing if there is no image that could tell of them.
+///
+/// # Errors
+/// When the image cannot be made.
+pub fn tell_interfaces(
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    interfaces: Vec<TaggedInterface>,
+) -> Result<Option<(String, u64)>, DiskError> {
+    let disks = &vmi.spec.domain.devices.disks;
+    let mut volumes = vmi.spec.volumes.iter().filter(|volume| disks.iter().any(|disk| disk.name == volume.name));
+    match volumes.find_map(cloud_init_volume) {
+        Some(volume) if volume.source == DataSource::ConfigDrive => {
+            let source = make_cloud_init(&volume, vmi, paths, interfaces)?;
+            Ok(Some((volume.name.to_owned(), source.made_size)))
+        }
+        _ => Ok(None),
+    }
+}
+
 fn make_cloud_init(
     volume: &CloudInitVolume<'_>,
     vmi: &VirtualMachineInstance,
     paths: &Paths,
+    interfaces: Vec<TaggedInterface>,
 ) -> Result<DiskSource, DiskError> {
-    let data = cloud_init::collect(volume, vmi, paths)?;
+    let data = CloudInitData { interfaces, ..cloud_init::collect(volume, vmi, paths)? };
     let files = cloud_init::files(volume.source, vmi, data);
     make_iso(volume.name, paths.cloud_init(volume.name), volume.source.label(), &files)
 }
@@ -459,6 +490,22 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_over_a_claim_does_not_depend_on_what_the_guest_wrote() {
+        let scratch = Scratch::new("ephemeral");
+        let image = scratch.1.join("private/vmi-disks/data/disk.img");
+        let vmi = vmi(json!({"name": "data", "ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}}));
+        for start in [b"LUKS\xba\xbe\0\x01", b"QFI\xfb\0\0\0\x03"] {
+            let mut content = start.to_vec();
+            content.resize(2048, 0);
+            std::fs::write(&image, content).unwrap();
+            let source = prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources.remove("data").unwrap();
+            assert_eq!(source.backing.unwrap().1, ImageFormat::Raw);
+            assert_eq!(&std::fs::read(scratch.0.overlay("data")).unwrap()[24..32], &2048_u64.to_be_bytes());
+            std::fs::remove_file(scratch.0.overlay("data")).unwrap();
+        }
+    }
+
+    #[test]
     fn an_image_with_two_files_or_none_is_refused() {
         let scratch = Scratch::new("count");
         let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
@@ -496,6 +543,27 @@ mod tests {
         prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
         let image = std::fs::read(&path).unwrap();
         assert!(image.starts_with(b"kept") && image.len() as u64 == 2 * MEBIBYTE, "grown to what is left of it");
+    }
+
+    #[test]
+    fn an_image_in_a_drive_stays_as_it_is() {
+        let scratch = Scratch::new("drive");
+        let path = scratch.1.join("private/vmi-disks/data/disk.img");
+        let mut vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
+        vmi.status = Some(
+            serde_json::from_value(json!({"volumeStatus": [{"name": "data", "target": "", "persistentVolumeClaimInfo":
+                {"capacity": {"storage": "5Mi"}, "requests": {"storage": "5Mi"}}}]}))
+            .unwrap(),
+        );
+        for (disk, length) in [
+            (json!({"name": "data", "cdrom": {"bus": "sata"}}), 2048),
+            (json!({"name": "data", "disk": {"bus": "sata"}}), 4 * MEBIBYTE),
+        ] {
+            std::fs::write(&path, [7_u8; 2048]).unwrap();
+            vmi.spec.domain.devices.disks[0] = serde_json::from_value(disk.clone()).unwrap();
+            prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), length, "{disk}");
+        }
     }
 
     #[test]
@@ -539,6 +607,31 @@ mod tests {
         assert_eq!(config_files(&dir).unwrap(), Files::from([("key".to_owned(), b"value".to_vec())]));
         let vmi = vmi(json!({"name": "cm", "configMap": {"name": "c"}}));
         assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources["cm"].made_size > 0);
+    }
+
+    #[test]
+    fn block_sizes_are_looked_up_where_the_machine_wants_those_of_the_volume() {
+        let scratch = Scratch::new("blocks");
+        let mut vmi = vmi(json!({"name": "e", "emptyDisk": {"capacity": "2Mi"}}));
+        assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().block_sizes.is_empty());
+        let disk = &mut vmi.spec.domain.devices.disks[0];
+        disk.block_size = serde_json::from_value(json!({"matchVolume": {}})).unwrap();
+        assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().block_sizes["e"].logical >= 512);
+    }
+
+    #[test]
+    fn roles_of_interfaces_are_told_on_a_config_drive_only() {
+        let scratch = Scratch::new("roles");
+        let interface = TaggedInterface { address: "0000:01:00.0".into(), mac: "02::1".into(), tag: "backup".into() };
+        for (kind, told) in [("cloudInitConfigDrive", true), ("cloudInitNoCloud", false)] {
+            let vmi = vmi(json!({"name": "ci", kind: {"userData": "x"}}));
+            let before = prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources["ci"].made_size;
+            let after = tell_interfaces(&vmi, &scratch.0, vec![interface.clone()]).unwrap();
+            assert_eq!(after.is_some_and(|(volume, size)| volume == "ci" && size >= before), told, "{kind}");
+            let image = std::fs::read(scratch.0.cloud_init("ci")).unwrap();
+            let has_role = image.windows(8).any(|text| text == b"\"backup\"");
+            assert_eq!(has_role, told, "{kind}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Devices other than disks and network interfaces.
 
-use api::{VirtualMachineInstance, constants::annotation};
+use api::{VirtualMachineInstance, constants::annotation, vsock};
 
 use super::{DomainError, Environment, alias, on_off, virtio_model, xml::Element};
 
@@ -8,7 +8,11 @@ use super::{DomainError, Environment, alias, on_off, virtio_model, xml::Element}
 const VIDEO: [&str; 5] = ["virtio", "vga", "bochs", "cirrus", "ramfb"];
 
 /// The elements of these devices.
-pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Vec<Element>, DomainError> {
+pub(super) fn devices(
+    vmi: &VirtualMachineInstance,
+    env: &Environment<'_>,
+    scsi_driver: Option<Element>,
+) -> Result<Vec<Element>, DomainError> {
     let devices = &vmi.spec.domain.devices;
     let model = virtio_model(vmi);
     let mut list = vec![
@@ -22,7 +26,8 @@ pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
             .with("model", if needs_usb(vmi, env) { "qemu-xhci" } else { "none" }),
     ];
     if devices.disks.iter().any(|disk| super::disks::bus(disk) == "scsi") {
-        list.push(Element::new("controller").with("type", "scsi").with("index", "0").with("model", model));
+        let controller = Element::new("controller").with("type", "scsi").with("index", "0").with("model", model);
+        list.push(controller.children(scsi_driver));
     }
     if devices.autoattach_serial_console != Some(false) {
         list.push(
@@ -84,6 +89,15 @@ pub(super) fn devices(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         }
         list.push(Element::new("sound").with("model", card).child(alias(&sound.name)));
     }
+    if vsock::is_attached(vmi) {
+        let cid = vsock::cid(vmi).ok_or(DomainError::NoCid)?;
+        // Whatever form the other devices have: this one came with virtio 1 and has no older form.
+        list.push(
+            Element::new("vsock")
+                .with("model", "virtio-non-transitional")
+                .child(Element::new("cid").with("auto", "no").with("address", cid.to_string())),
+        );
+    }
     for panic in &devices.panic_devices {
         let kind = panic.model.as_deref().filter(|m| !m.is_empty());
         if kind.is_some_and(|kind| !["isa", "hyperv", "pvpanic"].contains(&kind)) {
@@ -123,7 +137,8 @@ fn display(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Vec<El
     if !VIDEO.contains(&kind) {
         return Err(DomainError::Unsupported { field: "spec.domain.devices.video.type", value: kind.to_owned() });
     }
-    let vram = matches!(kind, "vga" | "cirrus").then_some("16384");
+    // One that was asked for by name has it whatever its kind.
+    let vram = (asked.is_some() || kind == "vga").then_some("16384");
     Ok(vec![
         Element::new("graphics")
             .with("type", "vnc")

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use api::{
     VirtualMachineInstance, quantity,
-    vmi::{disks::Disk, domain::DomainSpec, features::FeatureState},
+    vmi::{disks::Disk, domain::DomainSpec, volumes::Volume},
 };
 
 use super::{DomainError, Environment, alias, pci_address, virtio_model, xml::Element};
-use crate::disks::{Backend, DiskSource};
+use crate::disks::{Backend, DiskSource, Prepared};
 
 /// Bus of a disk, whatever its kind.
 pub(super) fn bus(disk: &Disk) -> &str {
@@ -37,6 +37,11 @@ impl IoThreads {
     pub(super) fn element(&self) -> Option<Element> {
         (self.total > 0).then(|| Element::new("iothreads").text(self.total.to_string()))
     }
+
+    /// The shared thread after this one, in turn.
+    fn after(&self, thread: u32) -> u32 {
+        thread % self.shared.max(1) + 1
+    }
 }
 
 /// Counts the threads that a machine's policy asks for.
@@ -64,13 +69,23 @@ pub(super) fn io_threads(spec: &DomainSpec) -> IoThreads {
     }
 }
 
-/// The `<disk>` elements and the device each disk has in the guest.
+/// The disks of a machine.
+pub(super) struct Disks {
+    /// The `<disk>` elements.
+    pub elements: Vec<Element>,
+    /// The device each disk has in the guest.
+    pub targets: Vec<protocol::DiskTarget>,
+    /// The thread for input and output of the SCSI controller, which its disks have in common.
+    pub scsi_thread: Option<u32>,
+}
+
+/// Turns the machine's disks into elements.
 pub(super) fn disks(
     vmi: &VirtualMachineInstance,
     env: &Environment<'_>,
     vcpus: u32,
     threads: &IoThreads,
-) -> Result<(Vec<Element>, Vec<protocol::DiskTarget>), DomainError> {
+) -> Result<Disks, DomainError> {
     let devices = &vmi.spec.domain.devices;
     let known: Vec<(&str, &str)> = vmi
         .status
@@ -83,7 +98,7 @@ pub(super) fn disks(
     let mut elements = Vec::new();
     let mut targets = Vec::new();
     let (mut next_shared, mut next_dedicated) = (0, threads.shared);
-    for (index, disk) in devices.disks.iter().enumerate() {
+    for disk in &devices.disks {
         let volume = vmi.spec.volumes.iter().find(|volume| volume.name == disk.name);
         let source = env.prepared.sources.get(&disk.name);
         if volume.is_some() && source.is_none() {
@@ -105,28 +120,30 @@ pub(super) fn disks(
             next_dedicated += 1;
             Some(next_dedicated)
         } else {
-            next_shared = next_shared % threads.shared.max(1) + 1;
+            next_shared = threads.after(next_shared);
             Some(next_shared)
         };
         let queues = (devices.block_multi_queue == Some(true)).then_some(vcpus);
-        let driver = driver(disk, source, queues, thread, threads)?;
-        elements.push(one(vmi, disk, index, source, &target, driver)?);
+        let driver = driver(disk, source, discards(vmi, disk, volume), queues, thread, threads)?;
+        elements.push(one(vmi, disk, source, &target, driver, block_io(disk, env.prepared))?);
         targets.push(protocol::DiskTarget {
             volume: disk.name.clone(),
             target,
             size: source.map_or(0, |source| source.made_size),
         });
     }
-    Ok((elements, targets))
+    let on_scsi = |disk: &Disk| bus(disk) == "scsi" && disk.dedicated_io_thread == Some(true);
+    let scsi_thread = (threads.shared > 0 && devices.disks.iter().any(on_scsi)).then(|| threads.after(next_shared));
+    Ok(Disks { elements, targets, scsi_thread })
 }
 
 fn one(
     vmi: &VirtualMachineInstance,
     disk: &Disk,
-    index: usize,
     source: Option<&DiskSource>,
     target: &str,
     driver: Element,
+    block_io: Option<Element>,
 ) -> Result<Element, DomainError> {
     let bus = bus(disk);
     let device = match (&disk.cdrom, &disk.lun) {
@@ -137,9 +154,10 @@ fn one(
     if !["virtio", "sata", "scsi", "usb"].contains(&bus) {
         return Err(DomainError::Unsupported { field: "spec.domain.devices.disks.bus", value: bus.to_owned() });
     }
+    // A drive without a medium is waiting for a device.
     let kind = match source.map(|source| &source.backend) {
-        Some(Backend::Block { .. }) => "block",
-        _ => "file",
+        Some(Backend::Block { .. }) | None => "block",
+        Some(Backend::File { .. }) => "file",
     };
     let mut element = Element::new("disk")
         .with("type", kind)
@@ -165,21 +183,7 @@ fn one(
     }
     let tray = disk.cdrom.as_ref().and_then(|cdrom| cdrom.tray.as_deref()).filter(|tray| !tray.is_empty());
     element = element.child(Element::new("target").with("dev", target).with("bus", bus).with_some("tray", tray));
-    if let Some(size) = &disk.block_size {
-        if size.match_volume.as_ref().is_some_and(FeatureState::is_enabled) {
-            return Err(DomainError::Unsupported {
-                field: "spec.domain.devices.disks.blockSize.matchVolume",
-                value: disk.name.clone(),
-            });
-        }
-        let text = |value: Option<u64>| value.filter(|v| *v > 0).map(|v| v.to_string());
-        element = element.children(size.custom.as_ref().map(|custom| {
-            Element::new("blockio")
-                .with_some("logical_block_size", text(custom.logical))
-                .with_some("physical_block_size", text(custom.physical))
-                .with_some("discard_granularity", text(custom.discard_granularity))
-        }));
-    }
+    element = element.children(block_io);
     let readonly = disk.cdrom.is_some()
         || disk.disk.as_ref().is_some_and(|disk| disk.readonly)
         || disk.lun.as_ref().is_some_and(|lun| lun.readonly);
@@ -203,20 +207,63 @@ fn one(
         }
         element = element.child(pci_address(address)?);
     } else if bus == "scsi" && disk.cdrom.is_none() {
-        element = element.child(
+        element = element.children(position(target).map(|unit| {
             Element::new("address")
                 .with("type", "drive")
                 .with("controller", "0")
                 .with("bus", "0")
-                .with("unit", index.to_string()),
-        );
+                .with("unit", unit.to_string())
+        }));
     }
     Ok(element)
+}
+
+/// The sizes of a disk's blocks, if the machine says anything about them.
+fn block_io(disk: &Disk, prepared: &Prepared) -> Option<Element> {
+    let element = Element::new("blockio");
+    if let Some(custom) = &disk.block_size.as_ref()?.custom {
+        let text = |value: Option<u64>| value.filter(|v| *v > 0).map(|v| v.to_string());
+        return Some(
+            element
+                .with_some("logical_block_size", text(custom.logical))
+                .with_some("physical_block_size", text(custom.physical))
+                .with_some("discard_granularity", text(custom.discard_granularity)),
+        );
+    }
+    let sizes = prepared.block_sizes.get(&disk.name)?;
+    Some(
+        element
+            .with("logical_block_size", sizes.logical.to_string())
+            .with("physical_block_size", sizes.physical.to_string())
+            .with("discard_granularity", sizes.discard.to_string()),
+    )
+}
+
+/// Whether the storage hears of blocks that the guest no longer needs. Not so a claim whose blocks were all allocated on
+/// purpose, and images of files in a drive, which nobody writes to.
+fn discards(vmi: &VirtualMachineInstance, disk: &Disk, volume: Option<&Volume>) -> bool {
+    let Some(volume) = volume else { return true };
+    let mut claims = vmi
+        .status
+        .iter()
+        .flat_map(|status| &status.volume_status)
+        .filter(|status| status.name == volume.name)
+        .filter_map(|status| status.persistent_volume_claim_info.as_ref());
+    if claims.any(|claim| claim.preallocated == Some(true)) {
+        return false;
+    }
+    disk.cdrom.is_none()
+        || volume.container_disk.is_some()
+        || volume.empty_disk.is_some()
+        || volume.ephemeral.is_some()
+        || volume.persistent_volume_claim.is_some()
+        || volume.data_volume.is_some()
 }
 
 fn driver(
     disk: &Disk,
     source: Option<&DiskSource>,
+    discard: bool,
     queues: Option<u32>,
     thread: Option<u32>,
     threads: &IoThreads,
@@ -250,9 +297,7 @@ fn driver(
         });
     }
     driver = driver.with("error_policy", policy);
-    if source.is_some_and(|source| !source.preallocated) {
-        driver = driver.with("discard", "unmap");
-    }
+    driver = driver.with_some("discard", discard.then_some("unmap"));
     if virtio {
         driver = driver
             .with_some("iothread", thread.map(|thread| thread.to_string()))
@@ -269,8 +314,12 @@ fn cache<'a>(disk: &'a Disk, source: &DiskSource) -> Result<&'a str, DomainError
     let path = match &source.backend {
         Backend::File { path, .. } | Backend::Block { path } => path,
     };
-    let asked = disk.cache.as_deref().unwrap_or_default();
-    if disk.shareable == Some(true) && !matches!(asked, "" | "none") {
+    let asked = match disk.cache.as_deref().unwrap_or_default() {
+        // What others write to the disk must not be hidden by this node's page cache.
+        "" if disk.shareable == Some(true) => "none",
+        asked => asked,
+    };
+    if disk.shareable == Some(true) && asked != "none" {
         return Err(DomainError::ShareableCache(asked.to_owned()));
     }
     match asked {
@@ -294,6 +343,16 @@ fn first_free(prefix: &str, taken: &BTreeSet<String>) -> String {
     }
 }
 
+/// The place of a device by its name: that of `sda` is 0.
+fn position(target: &str) -> Option<u32> {
+    let mut letters = target.get(2..)?.bytes();
+    let place = letters.try_fold(0_u32, |place, letter| {
+        let digit = letter.checked_sub(b'a').filter(|digit| *digit < 26)?;
+        place.checked_mul(26)?.checked_add(u32::from(digit) + 1)
+    });
+    place?.checked_sub(1)
+}
+
 fn letters(mut index: u32) -> String {
     let mut name = Vec::new();
     loop {
@@ -314,6 +373,10 @@ mod tests {
     fn device_names_go_on_after_z() {
         for (index, name) in [(0, "a"), (25, "z"), (26, "aa"), (27, "ab"), (51, "az"), (52, "ba"), (702, "aaa")] {
             assert_eq!(letters(index), name);
+            assert_eq!(position(&format!("sd{name}")), Some(index));
+        }
+        for name in ["", "sd", "sda1", "sdA", "s\u{e9}", "sdaaaaaaaaaaaa"] {
+            assert_eq!(position(name), None, "{name}");
         }
     }
 }

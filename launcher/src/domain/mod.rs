@@ -10,6 +10,7 @@ mod features;
 mod firmware;
 mod host_devices;
 mod network;
+mod roles;
 pub mod xml;
 
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use self::xml::Element;
 pub use self::{
     firmware::{Uefi, select_uefi},
     host_devices::Given,
+    roles::tagged_interfaces,
 };
 use crate::disks::Prepared;
 
@@ -62,8 +64,10 @@ pub enum DomainError {
     /// The storage cannot be used past the page cache.
     #[error("Unable to use 'none' cache mode, file system where {0} is stored does not support direct I/O")]
     DirectIo(PathBuf),
-    /// There is no firmware for the way the machine boots.
-    #[error("EFI OVMF roms missing for booting in EFI mode with SecureBoot={0}")]
+    /// There is no firmware for the way the machine boots. Encrypted guests are refused before.
+    #[error(
+        "EFI OVMF roms missing for booting in EFI mode with SecureBoot={0}, SEV/SEV-ES=false, SEV-SNP=false, TDX=false"
+    )]
     NoFirmware(bool),
     /// A volume that should hold an ACPI table is none.
     #[error("firmware's volume for {0} was not found")]
@@ -81,14 +85,17 @@ pub enum DomainError {
         /// The resource it is one of.
         resource: String,
     },
+    /// A VSOCK device without a context id that a guest can have.
+    #[error("the machine was given no VSOCK context id")]
+    NoCid,
     /// A value holds a control character.
     #[error("a value of the machine holds a control character")]
     ControlCharacter,
 }
 
 impl DomainError {
-    /// Whether the machine is given up. As in the reference, only firmware that the launcher does not have ends it: all
-    /// else is shown, and tried again.
+    /// Whether the machine is given up at once. As in the reference, only firmware that the launcher does not have ends it:
+    /// all else is shown, and tried again for some minutes.
     pub const fn is_lasting(&self) -> bool {
         matches!(self, Self::NoFirmware(_))
     }
@@ -158,7 +165,10 @@ pub fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Do
     );
     let vcpus = cpu::vcpus(spec);
     let threads = disks::io_threads(spec);
-    let (disks, targets) = disks::disks(vmi, env, vcpus, &threads)?;
+    let disks = disks::disks(vmi, env, vcpus, &threads)?;
+    let scsi_driver = disks
+        .scsi_thread
+        .map(|thread| Element::new("driver").with("queues", vcpus.to_string()).with("iothread", thread.to_string()));
     let memory = memory(vmi)?;
     let acpi = spec.features.as_ref().is_some_and(|features| features.acpi.is_enabled());
 
@@ -194,9 +204,9 @@ pub fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Do
     };
     let devices = Element::new("devices")
         .children(network::interfaces(vmi, env, vcpus)?)
-        .children(devices::devices(vmi, env)?)
+        .children(devices::devices(vmi, env, scsi_driver)?)
         .children(host_devices::host_devices(vmi, env.host_devices)?)
-        .children(disks);
+        .children(disks.elements);
     let domain = domain.child(devices);
     if domain.has_forbidden_character() {
         return Err(DomainError::ControlCharacter);
@@ -204,7 +214,7 @@ pub fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Do
     Ok(Domain {
         name,
         xml: domain.to_xml(),
-        disks: targets,
+        disks: disks.targets,
         start_paused: vmi.spec.start_strategy == Some(StartStrategy::Paused),
         acpi,
     })

@@ -53,8 +53,8 @@ fn one(
     element = element
         .child(Element::new("target").with("dev", &nic.tap).with("managed", "no"))
         .child(Element::new("model").with("type", if virtio { virtio_model(vmi) } else { model }));
-    if virtio && let Some(queues) = queues.filter(|q| *q > 1) {
-        element = element.child(Element::new("driver").with("queues", queues.to_string()));
+    if virtio && let Some(queues) = queues {
+        element = element.child(Element::new("driver").with("name", "vhost").with("queues", queues.to_string()));
     }
     match interface.state.as_deref() {
         None | Some("" | "up") => {}

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::disks::{Backend, DiskSource, ImageFormat};
+use crate::disks::{Backend, BlockSizes, DiskSource, ImageFormat};
 
 fn vmi(spec: Value) -> VirtualMachineInstance {
     serde_json::from_value(json!({
@@ -32,7 +32,8 @@ fn prepared() -> Prepared {
     sources.insert("slow".into(), DiskSource { direct_io: false, ..file("/eph/slow.img", ImageFormat::Raw) });
     let block = Backend::Block { path: "/dev/data".into() };
     sources.insert("data".into(), DiskSource { backend: block, ..file("", ImageFormat::Raw) });
-    Prepared { sources, kernel: Some("/k/vmlinuz".into()), initrd: Some("/k/initrd".into()) }
+    let block_sizes = BTreeMap::from([("data".to_owned(), BlockSizes { logical: 512, physical: 4096, discard: 0 })]);
+    Prepared { sources, block_sizes, kernel: Some("/k/vmlinuz".into()), initrd: Some("/k/initrd".into()) }
 }
 
 fn options() -> protocol::MachineOptions {
@@ -238,6 +239,7 @@ fn cache_follows_what_the_storage_can_do() {
         (json!({"name": "data", "disk": {"bus": "virtio"}}), "cache='none' io='native'"),
         (json!({"name": "data", "io": "threads", "disk": {"bus": "virtio"}}), "cache='none' io='threads'"),
         (json!({"name": "data", "shareable": true, "disk": {"bus": "virtio"}}), "<shareable/>"),
+        (json!({"name": "root", "shareable": true, "disk": {"bus": "virtio"}}), "cache='none'"),
     ] {
         let xml = xml(with_disk(disk.clone()));
         assert!(xml.contains(expected), "{disk}: {xml}");
@@ -246,10 +248,11 @@ fn cache_follows_what_the_storage_can_do() {
 
 #[test]
 fn what_cannot_be_carried_out_is_an_error() {
-    assert!(matches!(
-        error(with_disk(json!({"name": "slow", "cache": "none", "disk": {"bus": "virtio"}}))),
-        DomainError::DirectIo(_)
-    ));
+    for none in [json!({"cache": "none"}), json!({"shareable": true}), json!({"shareable": true, "cache": "none"})] {
+        let mut disk = json!({"name": "slow", "disk": {"bus": "virtio"}});
+        disk.as_object_mut().unwrap().extend(none.as_object().unwrap().clone());
+        assert!(matches!(error(with_disk(disk)), DomainError::DirectIo(_)), "{none}");
+    }
     assert!(matches!(
         error(with_disk(json!({"name": "root", "shareable": true, "cache": "writeback", "disk": {}}))),
         DomainError::ShareableCache(_)
@@ -263,10 +266,6 @@ fn what_cannot_be_carried_out_is_an_error() {
         (json!({"name": "root", "disk": {"bus": "ide"}}), "spec.domain.devices.disks.bus"),
         (json!({"name": "root", "io": "fast", "disk": {}}), "spec.domain.devices.disks.io"),
         (json!({"name": "root", "errorPolicy": "cry", "disk": {}}), "spec.domain.devices.disks.errorPolicy"),
-        (
-            json!({"name": "root", "blockSize": {"matchVolume": {}}, "disk": {}}),
-            "spec.domain.devices.disks.blockSize.matchVolume",
-        ),
     ] {
         assert!(matches!(error(with_disk(disk)), DomainError::Unsupported { field: f, .. } if f == field));
     }
@@ -346,6 +345,85 @@ fn io_threads_follow_the_policy() {
 }
 
 #[test]
+fn a_scsi_disk_with_a_thread_of_its_own_gives_one_to_the_controller() {
+    let spec = |disk: Value, policy: Value| {
+        let mut spec = with_disk(json!({"name": "root", "disk": {"bus": "virtio"}}));
+        spec["domain"]["devices"]["disks"].as_array_mut().unwrap().push(disk);
+        spec["domain"]["cpu"] = json!({"cores": 2});
+        spec["domain"].as_object_mut().unwrap().extend(policy.as_object().unwrap().clone());
+        xml(spec)
+    };
+    let dedicated = json!({"name": "data", "lun": {"bus": "scsi"}, "dedicatedIOThread": true});
+    let plain = json!({"name": "data", "lun": {"bus": "scsi"}});
+    let pool = json!({"ioThreadsPolicy": "supplementalPool"});
+    for (disk, policy, driver) in [
+        (dedicated.clone(), json!({}), Some("<driver queues='2' iothread='1'/>")),
+        (dedicated.clone(), json!({"ioThreadsPolicy": "shared"}), Some("<driver queues='2' iothread='1'/>")),
+        (plain, json!({"ioThreadsPolicy": "shared"}), None),
+        (dedicated, pool, None),
+    ] {
+        let xml = spec(disk.clone(), policy.clone());
+        let controller = xml.split("<controller type='scsi'").nth(1).unwrap().split("<serial").next().unwrap();
+        match driver {
+            Some(driver) => assert!(controller.contains(driver), "{disk} {policy}: {controller}"),
+            None => assert!(!controller.contains("<driver"), "{disk} {policy}: {controller}"),
+        }
+    }
+}
+
+#[test]
+fn block_sizes_are_the_machines_or_those_of_the_volume() {
+    for (sizes, expected) in [
+        (
+            json!({"matchVolume": {}}),
+            "<blockio logical_block_size='512' physical_block_size='4096' discard_granularity='0'/>",
+        ),
+        (
+            json!({"custom": {"logical": 4096, "physical": 4096}, "matchVolume": {"enabled": false}}),
+            "<blockio logical_block_size='4096' physical_block_size='4096'/>",
+        ),
+    ] {
+        let xml = xml(with_disk(json!({"name": "data", "blockSize": sizes, "disk": {"bus": "virtio"}})));
+        assert!(xml.contains(expected), "{xml}");
+    }
+}
+
+#[test]
+fn storage_hears_of_blocks_that_are_no_longer_needed() {
+    let convert = |disk: Value, preallocated: bool| {
+        let mut vmi = vmi(with_disk(disk));
+        let claim = json!({"claimName": "c", "preallocated": preallocated});
+        let status = json!({"volumeStatus": [{"name": "data", "target": "", "persistentVolumeClaimInfo": claim}]});
+        vmi.status = Some(serde_json::from_value(status).unwrap());
+        convert_with(&vmi, true).unwrap().xml
+    };
+    for (disk, preallocated, hears) in [
+        (json!({"name": "root", "disk": {"bus": "virtio"}}), true, true),
+        (json!({"name": "data", "disk": {"bus": "virtio"}}), false, true),
+        (json!({"name": "data", "lun": {"bus": "scsi"}}), false, true),
+        (json!({"name": "data", "disk": {"bus": "virtio"}}), true, false),
+        (json!({"name": "root", "cdrom": {"bus": "sata"}}), false, true),
+        (json!({"name": "drive", "cdrom": {"bus": "sata"}}), false, true),
+    ] {
+        assert_eq!(convert(disk.clone(), preallocated).contains("discard='unmap'"), hears, "{disk} {preallocated}");
+    }
+    // A drive with an image of files; the recorded XML has another.
+    let mut spec = with_disk(json!({"name": "ci", "cdrom": {"bus": "sata"}}));
+    spec["volumes"].as_array_mut().unwrap().push(json!({"name": "ci", "cloudInitNoCloud": {"userData": "x"}}));
+    assert!(!xml(spec).contains("discard"));
+}
+
+#[test]
+fn an_adapter_that_is_asked_for_has_memory_of_its_own() {
+    for (video, model) in [
+        (json!({}), "<model type='vga' vram='16384' heads='1'/>"),
+        (json!({"video": {"type": "virtio"}}), "<model type='virtio' vram='16384' heads='1'/>"),
+    ] {
+        assert!(xml(with_domain(json!({"devices": video}))).contains(model), "{model}");
+    }
+}
+
+#[test]
 fn usb_redirection_has_its_channels_and_a_controller() {
     let xml = xml(json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"clientPassthrough": {}}}}));
     for part in [
@@ -378,6 +456,20 @@ fn a_guest_that_depends_on_the_counter_is_told_its_frequency() {
         let clock = features::clock(&vmi, Path::new("")).unwrap().map(|clock| clock.to_xml()).unwrap_or_default();
         assert_eq!(clock.contains("<timer name='tsc' frequency='2000000000'/>"), timer, "{part}: {clock}");
     }
+}
+
+#[test]
+fn a_vsock_device_has_the_context_id_of_the_status() {
+    let mut machine = vmi(with_domain(json!({"devices": {"autoattachVSOCK": true, "useVirtioTransitional": true}})));
+    for cid in [None, Some(2), Some(u32::MAX)] {
+        machine.status.get_or_insert_default().vsock_cid = cid;
+        assert_eq!(convert_with(&machine, true).unwrap_err(), DomainError::NoCid, "{cid:?}");
+    }
+    machine.status.get_or_insert_default().vsock_cid = Some(77);
+    let domain = convert_with(&machine, true).unwrap().xml;
+    let device = "<vsock model='virtio-non-transitional'>\n      <cid auto='no' address='77'/>\n    </vsock>";
+    assert!(domain.contains(device), "{domain}");
+    assert!(!xml(with_domain(json!({}))).contains("vsock"));
 }
 
 #[test]

@@ -133,12 +133,16 @@ unsafe fn signals<'a>(opaque: *mut c_void) -> &'a Signals {
 unsafe extern "C" fn on_lifecycle(
     _: sys::virConnectPtr,
     _: sys::virDomainPtr,
-    _event: c_int,
+    event: c_int,
     _detail: c_int,
     opaque: *mut c_void,
 ) -> c_int {
     // SAFETY: called by libvirt with the pointer of a live registration.
-    unsafe { signals(opaque) }.changed.notify_one();
+    let signals = unsafe { signals(opaque) };
+    if u32::try_from(event).is_ok_and(|event| event == sys::VIR_DOMAIN_EVENT_CRASHED) {
+        signals.crashed.store(true, Ordering::Release);
+    }
+    signals.changed.notify_one();
     0
 }
 

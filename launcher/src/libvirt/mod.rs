@@ -100,6 +100,7 @@ impl Error {
 pub struct Signals {
     changed: Notify,
     closed: AtomicBool,
+    crashed: AtomicBool,
     agent: AtomicU32,
 }
 
@@ -112,6 +113,11 @@ impl Signals {
     /// Whether the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether the guest's kernel has crashed.
+    pub fn has_crashed(&self) -> bool {
+        self.crashed.load(Ordering::Acquire)
     }
 
     /// Whether the guest agent is connected; `None` if no event has told so far.
@@ -288,6 +294,15 @@ impl Connection {
             Ok(())
         })
         .await
+    }
+
+    /// A domain's definition, with the addresses that libvirt has chosen for its devices.
+    ///
+    /// # Errors
+    /// A failed call.
+    pub async fn definition(&self, name: &str, deadline: Duration) -> Result<String, Error> {
+        self.with_domain("definition", name, deadline, |domain| Ok(domain.get_xml_desc(sys::VIR_DOMAIN_XML_INACTIVE)?))
+            .await
     }
 
     /// Starts a defined domain, paused if asked so.

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use protocol::{Lifecycle, MachineState};
+use protocol::{AccessCredentials, Lifecycle, MachineState};
 use tokio::{
     sync::{Notify, watch},
     task::JoinHandle,
@@ -10,13 +10,13 @@ use tokio::{
 };
 
 use super::{
-    AgentChannel, ConnectionHandle, MachineHandle, RequestError, Shared,
+    AgentChannel, ConnectionHandle, MachineHandle, RequestError, Shared, crash,
     queue::{Action, Request, RequestQueue},
-    start::{Start, kvm_usable},
+    start::{Start, gives_up, kvm_usable, pauses_probes},
     state::{active_domain, errors_by_volume, lifecycle, waits_for_disk},
 };
 use crate::{
-    agent::{GuestAgent, Told},
+    agent::{GuestAgent, Told, credentials},
     console::Console,
     daemon::{self, Daemon, DaemonProgram},
     domain::{Given, domain_name},
@@ -94,12 +94,19 @@ pub struct Driver {
     agent: GuestAgent,
     told: watch::Receiver<Told>,
     dhcp: Vec<JoinHandle<()>>,
+    /// Puts keys and passwords into the guest, if it is to have any.
+    credentials: Option<JoinHandle<()>>,
+    credentials_told: watch::Receiver<Option<AccessCredentials>>,
+    /// Sets the guest's clock after a pause.
+    clock: Option<JoinHandle<()>>,
     disk_sizes: Vec<protocol::DiskTarget>,
     acpi: bool,
     /// Devices of the host that the pod was given.
     host_devices: Given,
     /// A worker ran here before, and this one has started nothing so far.
     adopting: bool,
+    /// Starts have failed since.
+    failing_since: Option<Instant>,
 }
 
 impl Driver {
@@ -146,22 +153,32 @@ impl Driver {
             told: agent.told(),
             agent,
             dhcp: Vec::new(),
+            credentials: None,
+            credentials_told: watch::channel(None).1,
+            clock: None,
             disk_sizes: Vec::new(),
             acpi: false,
             host_devices: Given::new(std::env::vars_os()),
             adopting: false,
+            failing_since: None,
         };
         (driver, handle)
     }
 
     /// Runs until the machine has ended and its end is recorded.
     pub async fn run(mut self) -> Outcome {
-        self.bring_up_daemon();
+        if self.args.simulate_crash {
+            // The agent is to hear of it: where the pod is kept after a failure, nothing else tells that there was one.
+            self.publish(|state| state.failure = "failing as asked".to_owned());
+            self.end();
+        } else {
+            self.bring_up_daemon();
+        }
         while !self.finished {
             self.step().await;
         }
-        for server in &self.dhcp {
-            server.abort();
+        for task in self.dhcp.iter().chain(&self.credentials).chain(&self.clock) {
+            task.abort();
         }
         self.connection = None;
         let _ = self.connections.send_replace(None);
@@ -231,6 +248,10 @@ impl Driver {
             () = sleep_until(if connecting { self.retry_at } else { never }) => self.connect().await,
             () = sleep_until(signal_at) => self.press_on().await,
             Ok(()) = self.told.changed() => self.learn(),
+            Ok(()) = self.credentials_told.changed() => {
+                let told = self.credentials_told.borrow_and_update().clone();
+                self.publish(|state| state.access_credentials = told);
+            }
             () = sleep_until(self.finish_at.unwrap_or(never)) => {
                 tracing::warn!("the agent did not record the machine's end in time");
                 self.finished = true;
@@ -263,6 +284,9 @@ impl Driver {
     }
 
     fn hello(&mut self, cache: &[protocol::CacheFile], allow_emulation: bool) -> Result<(), RequestError> {
+        if self.stage == Stage::Ended {
+            return Ok(());
+        }
         let failed = |error: daemon::DaemonError| RequestError::Start { message: error.to_string(), lasting: false };
         self.allow_emulation |= allow_emulation;
         if !self.informed {
@@ -327,8 +351,9 @@ impl Driver {
         let result = self.start(&start).await;
         if let Err(error) = &result {
             tracing::error!(%error, "the machine cannot be made what it should be");
-            // All else may pass, and the agent asks again. A guest that runs is never ended by it.
-            if self.stage != Stage::Live && matches!(error, RequestError::Start { lasting: true, .. }) {
+            // All else may pass, and the agent asks again, but not for ever. A guest that runs is never ended by it.
+            let failing_for = self.failing_since.get_or_insert_with(Instant::now).elapsed();
+            if self.stage != Stage::Live && gives_up(error, failing_for, self.adopting) {
                 let text = error.to_string();
                 self.publish(|state| state.failure = text);
                 self.end();
@@ -359,6 +384,8 @@ impl Driver {
             self.dhcp = start.serve_dhcp()?;
         }
         self.open_console(start);
+        self.follow_credentials(start);
+        self.agent.pause_probes(pauses_probes(&start.vmi));
         // Connecting may have found the domain of a former worker.
         if self.stage == Stage::Live {
             // First: it may be what the guest waits for.
@@ -373,6 +400,9 @@ impl Driver {
         self.adopting = false;
         tracing::debug!(xml = domain.xml, "defining the domain");
         connection.define(domain.xml, CALL_DEADLINE).await?;
+        if start.has_roles() {
+            self.tell_roles(start, &connection).await?;
+        }
         if self.shared.queue().wants_end() {
             return Err(RequestError::Ending);
         }
@@ -384,6 +414,16 @@ impl Driver {
         self.refresh().await;
         tracing::info!("the machine runs");
         Ok(true)
+    }
+
+    /// Tells the guest of the roles of its interfaces, whose addresses libvirt has chosen.
+    async fn tell_roles(&mut self, start: &Start, connection: &Connection) -> Result<(), RequestError> {
+        let definition = connection.definition(&self.name, CALL_DEADLINE).await?;
+        if let Some((volume, size)) = start.tell_roles(definition).await? {
+            let made = self.disk_sizes.iter_mut().filter(|disk| disk.volume == volume);
+            made.for_each(|disk| disk.size = size);
+        }
+        Ok(())
     }
 
     /// Gives the disks of the guest what their claims have grown by.
@@ -425,6 +465,16 @@ impl Driver {
         let log = devices.log_serial_console.unwrap_or(!start.options.serial_console_log_disabled);
         let console = Console::start(self.paths.serial(&self.args.uid), log);
         let _ = self.consoles.send_replace(Some(console));
+    }
+
+    fn follow_credentials(&mut self, start: &Start) {
+        let sources = credentials::Sources::of(&start.vmi, &self.paths);
+        if self.credentials.is_some() || sources.is_empty() {
+            return;
+        }
+        let (told, receiver) = watch::channel(None);
+        self.credentials_told = receiver;
+        self.credentials = Some(tokio::spawn(credentials::follow(self.agent.clone(), sources, told)));
     }
 
     async fn act(&mut self, action: Action) -> Result<(), RequestError> {
@@ -482,8 +532,9 @@ impl Driver {
             Action::Pause if running => connection.suspend(&self.name, CALL_DEADLINE).await?,
             Action::Unpause if paused => {
                 connection.resume(&self.name, CALL_DEADLINE).await?;
-                if state.guest_agent_connected {
-                    tokio::spawn(set_guest_time(connection, self.name.clone()));
+                // One at a time: each holds one of the few calls to libvirt for as long as the agent does not answer.
+                if state.guest_agent_connected && self.clock.as_ref().is_none_or(JoinHandle::is_finished) {
+                    self.clock = Some(tokio::spawn(set_guest_time(connection, self.name.clone())));
                 }
             }
             Action::Reset => connection.reset(&self.name, CALL_DEADLINE).await?,
@@ -561,6 +612,10 @@ impl Driver {
             self.disconnect();
             return;
         }
+        // Before the rest: with the machine's end the agent may let go of the launcher.
+        if connection.signals().has_crashed() {
+            self.note_crash().await;
+        }
         if self.stage == Stage::Ended {
             return;
         }
@@ -623,7 +678,29 @@ impl Driver {
         self.agent.attend(agent, lifecycle == Lifecycle::Running);
         if over {
             tracing::info!(reason, state = lifecycle.as_str_name(), "the machine has ended");
+            if reason == "crashed" {
+                self.tell_last_lines().await;
+            }
             self.end();
+        }
+    }
+
+    /// Notes that the guest's kernel has crashed, and what is known of that. The first crash counts.
+    async fn note_crash(&self) {
+        if self.state.borrow().guest_panic.is_some() {
+            return;
+        }
+        let log = self.paths.domain_log(&self.name);
+        let panic = tokio::task::spawn_blocking(move || crash::last(&log)).await.unwrap_or_default();
+        tracing::warn!(kind = panic.kind, "the guest's kernel has crashed");
+        self.publish(|state| state.guest_panic = Some(panic));
+    }
+
+    /// Logs how QEMU's own log ends: the pod, and that log with it, is soon gone.
+    async fn tell_last_lines(&self) {
+        let log = self.paths.domain_log(&self.name);
+        for line in tokio::task::spawn_blocking(move || crash::last_lines(&log)).await.unwrap_or_default() {
+            tracing::warn!("QEMU's log ends: {line}");
         }
     }
 
@@ -631,6 +708,7 @@ impl Driver {
     fn learn(&mut self) {
         let told = self.told.borrow_and_update().clone();
         self.publish(|state| {
+            state.silences = told.silences;
             if state.guest_agent_connected {
                 state.guest = told.guest;
                 state.interfaces = told.interfaces;

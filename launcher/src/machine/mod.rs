@@ -18,6 +18,7 @@
 //! wake the driver; it reads the state from libvirt and publishes it. A restarted worker finds a running domain and goes
 //! straight to `Live`.
 
+mod crash;
 mod driver;
 pub mod queue;
 mod start;
@@ -223,5 +224,37 @@ impl MachineHandle {
         self.shared.queue().push(request(reply))?;
         self.shared.pushed.notify_one();
         answer.await.map_err(|_| RequestError::Gone)?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_launcher_that_is_to_fail_tells_the_agent_first() {
+        let root = std::env::temp_dir().join(format!("launcher-machine-{}", std::process::id()));
+        let paths = Paths { private: root.clone(), sockets: root.clone(), runtime: root.clone(), ..Paths::default() };
+        let args = MachineArgs {
+            name: "m".into(),
+            uid: "u".into(),
+            namespace: "d".into(),
+            grace_period_seconds: 45,
+            allow_emulation: false,
+            libvirt_log_filters: None,
+            ovmf_path: root,
+            simulate_crash: true,
+        };
+        let (driver, machine) = Driver::new(args, paths);
+        let agent = async {
+            let mut state = machine.watch();
+            let told = state.wait_for(|state| !state.failure.is_empty()).await.unwrap().failure.clone();
+            machine.hello(Vec::new(), false).await.unwrap();
+            machine.act(Action::Finish).await.unwrap();
+            told
+        };
+        let (outcome, told) = tokio::join!(driver.run(), agent);
+        assert!(!outcome.success);
+        assert_eq!(outcome.message, told);
     }
 }

@@ -6,14 +6,16 @@ use std::{
     time::Duration,
 };
 
-use api::VirtualMachineInstance;
+use api::{VirtualMachineInstance, constants::annotation};
+use futures::FutureExt;
 use ipnet::Ipv4Net;
 use tokio::{sync::Semaphore, task::JoinHandle};
 
 use super::RequestError;
 use crate::{
     dhcp::{self, DhcpError, Lease},
-    disks::{self, Tolerance, cloud_init},
+    dhcp6,
+    disks::{self, Tolerance},
     domain::{self, Domain, Environment, Given},
     options::MachineArgs,
     paths::Paths,
@@ -25,6 +27,8 @@ use crate::{
 const PREPARE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a look at the claims of a running machine may take: what users ask for waits meanwhile.
 const LOOK_DEADLINE: Duration = Duration::from_secs(3);
+/// How long a machine that never ran may fail to start before it is given up.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(300);
 /// Looks at claims at a time.
 static LOOKS: Semaphore = Semaphore::const_new(1);
 /// Where Debian has UEFI firmware, in case the cluster's setting names another distribution's directory.
@@ -47,6 +51,17 @@ pub(super) struct Start {
 /// A failure that may pass: an image appears, space is freed, a claim is repaired. The machine waits for it.
 fn passing(error: impl std::fmt::Display) -> RequestError {
     RequestError::Start { message: error.to_string(), lasting: false }
+}
+
+/// Whether a machine that does not run is given up after this error, when starts have failed for so long: where no attempt
+/// can help, and where none has helped for minutes. Another pod, on another node maybe, may do better. A machine that a
+/// worker before this one may have started is left to run.
+pub(super) fn gives_up(error: &RequestError, failing_for: Duration, adopting: bool) -> bool {
+    match error {
+        RequestError::Start { lasting: true, .. } => true,
+        RequestError::Start { .. } | RequestError::Libvirt(_) => !adopting && failing_for >= GIVE_UP_AFTER,
+        _ => false,
+    }
 }
 
 impl Start {
@@ -118,16 +133,42 @@ impl Start {
             .map_err(|error| RequestError::Start { lasting: error.is_lasting(), message: error.to_string() })
     }
 
+    /// Whether the machine gives roles to its interfaces.
+    pub(super) fn has_roles(&self) -> bool {
+        let mut tags = self.vmi.spec.domain.devices.interfaces.iter().filter_map(|interface| interface.tag.as_deref());
+        tags.any(|tag| !tag.is_empty())
+    }
+
+    /// Tells the guest of the roles of its interfaces. Gives the volume that does and its size, if one does.
+    pub(super) async fn tell_roles(&self, definition: String) -> Result<Option<(String, u64)>, RequestError> {
+        let this = self.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let interfaces = domain::tagged_interfaces(&this.vmi, &definition);
+            disks::tell_interfaces(&this.vmi, &this.paths, interfaces).map_err(passing)
+        });
+        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(passing("the guest could not be told of its interfaces in time")),
+        }
+    }
+
     /// Starts DHCP on the bridges of the machine's interfaces.
     pub(super) fn serve_dhcp(&self) -> Result<Vec<JoinHandle<()>>, RequestError> {
         let resolver = Resolver::read(Path::new("/etc/resolv.conf")).with_subdomain(self.vmi.spec.subdomain.as_deref());
-        let mut servers = Vec::new();
+        let mut ready = Vec::new();
         for nic in self.options.nics.iter().filter(|nic| !nic.bridge.is_empty()) {
-            let lease = lease(nic, &self.vmi, &resolver).ok_or_else(|| passing(DhcpError::Lease(nic.name.clone())))?;
-            let socket = dhcp::open(&nic.bridge).map_err(passing)?;
-            servers.push(tokio::spawn(dhcp::serve(socket, lease)));
+            let invalid = || passing(DhcpError::Lease(nic.name.clone()));
+            if nic.dhcp.is_some() {
+                let lease = lease(nic, &self.vmi, &resolver).ok_or_else(invalid)?;
+                ready.push(dhcp::serve(dhcp::open(&nic.bridge).map_err(passing)?, lease).boxed());
+            }
+            if let Some(told) = &nic.dhcp6 {
+                let lease = lease6(told, &resolver).ok_or_else(invalid)?;
+                ready.push(dhcp6::serve(dhcp6::open(&nic.bridge).map_err(passing)?, lease).boxed());
+            }
         }
-        Ok(servers)
+        // All or none: the next attempt would start those that run already once more.
+        Ok(ready.into_iter().map(tokio::spawn).collect())
     }
 }
 
@@ -136,6 +177,13 @@ impl Start {
 pub(super) fn kvm_usable(dev: &Path) -> bool {
     let path: PathBuf = dev.join("kvm");
     std::fs::OpenOptions::new().read(true).write(true).open(path).is_ok()
+}
+
+/// Whether probes of a machine's guest agent are to succeed whatever the agent does.
+pub(super) fn pauses_probes(vmi: &VirtualMachineInstance) -> bool {
+    let annotations = vmi.metadata.annotations.as_ref();
+    let asked = annotations.and_then(|all| all.get(annotation::PAUSE_GUEST_AGENT_PROBES));
+    asked.is_some_and(|value| matches!(value.as_str(), "1" | "t" | "T" | "true" | "True" | "TRUE"))
 }
 
 fn lease(nic: &protocol::Nic, vmi: &VirtualMachineInstance, resolver: &Resolver) -> Option<Lease> {
@@ -162,7 +210,7 @@ fn lease(nic: &protocol::Nic, vmi: &VirtualMachineInstance, resolver: &Resolver)
         dns: resolver.servers.clone(),
         search: resolver.search.clone(),
         domain: resolver.domain().map(ToOwned::to_owned),
-        hostname: Some(cloud_init::hostname(vmi)).filter(|name| !name.is_empty()),
+        hostname: Some(vmi.hostname()).filter(|name| !name.is_empty()),
         mtu: u16::try_from(nic.mtu).ok()?,
         client: if bridged { mac(&nic.mac) } else { None },
         ntp: extra.iter().flat_map(|o| &o.ntp_servers).filter_map(|server| server.parse().ok()).collect(),
@@ -177,6 +225,14 @@ fn lease(nic: &protocol::Nic, vmi: &VirtualMachineInstance, resolver: &Resolver)
     })
 }
 
+fn lease6(told: &protocol::DhcpLease6, resolver: &Resolver) -> Option<dhcp6::Lease> {
+    Some(dhcp6::Lease {
+        address: told.address.parse().ok()?,
+        server: mac(&told.server_mac)?,
+        dns: resolver.servers6.clone(),
+    })
+}
+
 fn mac(text: &str) -> Option<[u8; 6]> {
     let bytes: Vec<u8> = text.split(':').map(|part| u8::from_str_radix(part, 16)).collect::<Result<_, _>>().ok()?;
     bytes.try_into().ok()
@@ -184,6 +240,8 @@ fn mac(text: &str) -> Option<[u8; 6]> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -226,5 +284,51 @@ mod tests {
             ..nic
         };
         assert_eq!(super::lease(&broken, &vmi, &Resolver::default()), None);
+    }
+
+    #[test]
+    fn a_start_that_keeps_failing_is_given_up() {
+        let start = |lasting| RequestError::Start { message: "no kernel".into(), lasting };
+        let libvirt = || RequestError::Libvirt(crate::libvirt::Error::NoDomain);
+        for (error, seconds, adopting, expected) in [
+            (start(true), 0, false, true),
+            (start(true), 0, true, true),
+            (start(false), 0, false, false),
+            (start(false), 299, false, false),
+            (start(false), 300, false, true),
+            (libvirt(), 300, false, true),
+            (start(false), 3000, true, false),
+            (libvirt(), 3000, true, false),
+            (RequestError::Ending, 3000, false, false),
+            (RequestError::NoHello, 3000, false, false),
+        ] {
+            let given_up = gives_up(&error, Duration::from_secs(seconds), adopting);
+            assert_eq!(given_up, expected, "{error:?} {seconds} {adopting}");
+        }
+    }
+
+    #[test]
+    fn an_annotation_pauses_probes_of_the_guest_agent() {
+        let no = ["false", "0", "tRUE", "yes", "invalid", ""].map(|value| (value, false));
+        for (value, paused) in ["true", "True", "TRUE", "t", "T", "1"].map(|value| (value, true)).into_iter().chain(no)
+        {
+            let mut vmi = VirtualMachineInstance::default();
+            let name = annotation::PAUSE_GUEST_AGENT_PROBES.to_owned();
+            vmi.metadata.annotations = Some(BTreeMap::from([(name, value.to_owned())]));
+            assert_eq!(pauses_probes(&vmi), paused, "{value}");
+        }
+        assert!(!pauses_probes(&VirtualMachineInstance::default()));
+    }
+
+    #[test]
+    fn a_lease_for_ipv6_is_the_agents_address_with_the_pods_name_servers() {
+        let resolver = Resolver::parse("nameserver 10.96.0.10\nnameserver fd00::a");
+        let told = |address: &str, mac: &str| protocol::DhcpLease6 { address: address.into(), server_mac: mac.into() };
+        let lease = lease6(&told("fd10:0:2::2", "02:00:00:00:00:00"), &resolver).unwrap();
+        assert_eq!(lease.address.to_string(), "fd10:0:2::2");
+        assert_eq!((lease.server, lease.dns), ([2, 0, 0, 0, 0, 0], resolver.servers6.clone()));
+        for (address, mac) in [("10.0.2.2", "02:00:00:00:00:00"), ("fd10:0:2::2", "02:00")] {
+            assert_eq!(lease6(&told(address, mac), &resolver), None, "{address} {mac}");
+        }
     }
 }

@@ -134,6 +134,17 @@ pub fn waits_for_disk(lifecycle: Lifecycle, reason: &str) -> bool {
     lifecycle == Lifecycle::Paused && reason == "ioError"
 }
 
+/// Whether a guest agent need not answer: there is no guest yet, or it stands still for a reason.
+pub fn excuses_silence(lifecycle: Lifecycle, reason: &str) -> bool {
+    const REASONS: [&str; 9] =
+        ["user", "migration", "save", "dump", "fromSnapshot", "shuttingDown", "snapshot", "startingUp", "postcopy"];
+    match lifecycle {
+        Lifecycle::NoDomain => true,
+        Lifecycle::Paused => REASONS.contains(&reason),
+        _ => false,
+    }
+}
+
 /// Errors of disks by the volumes behind them. A disk without a volume of a user's is left out.
 pub fn errors_by_volume(errors: &[(String, DiskTrouble)], disks: &[DiskTarget]) -> Vec<DiskError> {
     let volume = |target: &str| disks.iter().find(|disk| disk.target == target).map(|disk| disk.volume.clone());
@@ -164,6 +175,19 @@ mod tests {
         assert!(
             !DomainState { state: 3, reason: 1 }.is_io_error() && !DomainState { state: 1, reason: 5 }.is_io_error()
         );
+    }
+
+    #[test]
+    fn a_guest_that_stands_still_for_a_reason_need_not_answer() {
+        for (state, reason, excused) in [
+            (Lifecycle::NoDomain, "", true),
+            (Lifecycle::Paused, "user", true),
+            (Lifecycle::Paused, "ioError", false),
+            (Lifecycle::Running, "booted", false),
+            (Lifecycle::Shutoff, "shutdown", false),
+        ] {
+            assert_eq!(excuses_silence(state, reason), excused, "{state:?} {reason}");
+        }
     }
 
     #[test]

@@ -41,7 +41,7 @@ use self::{
 };
 pub use self::{
     offers::{Offer, Offers, Registration, all_known, changed},
-    shared::{Device, KVM, TUN, VHOST_NET},
+    shared::{Device, KVM, TUN, VHOST_NET, VHOST_VSOCK},
 };
 use crate::safe_dir::{Error as PathError, SafeDir, Stat};
 
@@ -72,7 +72,7 @@ pub struct Config {
     pub dev_dir: PathBuf,
     /// The node's `/sys`.
     pub sys_dir: PathBuf,
-    /// Units of each resource that any number of pods may use.
+    /// Units of each resource that any number of pods may use, where the cluster's configuration names no number.
     pub max_devices: u32,
 }
 
@@ -121,7 +121,7 @@ pub async fn run(config: Config, cluster: ConfigHandle, offers: watch::Sender<Of
         note(&offers, &device.resource(), |_| {});
     }
     for device in shared::RESOURCES {
-        plugins.spawn(shared::run(device, config.clone(), offers.clone(), stop.clone()));
+        plugins.spawn(shared::run(device, config.clone(), cluster.clone(), offers.clone(), stop.clone()));
     }
     plugins.spawn(permitted::run(config, cluster, stop));
     while plugins.join_next().await.is_some() {}

@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use process::config::ConfigHandle;
 use tokio::{sync::watch, time::sleep};
 use tokio_stream::{StreamExt, wrappers::WatchStream};
 use tokio_util::sync::CancellationToken;
@@ -25,7 +26,7 @@ pub struct Device {
     pub node: &'static str,
     /// Major and minor number.
     pub number: (u32, u32),
-    /// The node exists before its driver is loaded; opening it loads the driver.
+    /// The node exists before its driver is loaded, which the agent does by opening it.
     pub autoload: bool,
 }
 
@@ -35,8 +36,11 @@ pub const KVM: Device = Device { name: "kvm", node: "kvm", number: (10, 232), au
 pub const TUN: Device = Device { name: "tun", node: "net/tun", number: (10, 200), autoload: true };
 /// Network devices served by the kernel.
 pub const VHOST_NET: Device = Device { name: "vhost-net", node: "vhost-net", number: (10, 238), autoload: true };
+/// Connections between a host and its guests, served by the kernel. Its driver is left to the first machine that opens it:
+/// most nodes have none.
+pub const VHOST_VSOCK: Device = Device { name: "vhost-vsock", node: "vhost-vsock", number: (10, 241), autoload: false };
 /// The resources that every node has.
-pub(super) const RESOURCES: [Device; 3] = [KVM, TUN, VHOST_NET];
+pub(super) const RESOURCES: [Device; 4] = [KVM, TUN, VHOST_NET, VHOST_VSOCK];
 
 impl Device {
     /// Name of the resource that pods ask for.
@@ -50,14 +54,20 @@ impl Device {
 struct Shared {
     resource: String,
     device: Device,
-    units: u32,
-    healthy: watch::Receiver<bool>,
+    stock: watch::Receiver<Stock>,
 }
 
-/// All units, which are healthy or not together.
-fn units(device: Device, count: u32, healthy: bool) -> Vec<v1beta1::Device> {
-    let health = if healthy { "Healthy" } else { "Unhealthy" };
-    (0..count)
+/// How many units there are, which are healthy or not together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stock {
+    units: u32,
+    healthy: bool,
+}
+
+/// All units.
+fn units(device: Device, stock: Stock) -> Vec<v1beta1::Device> {
+    let health = if stock.healthy { "Healthy" } else { "Unhealthy" };
+    (0..stock.units)
         .map(|number| v1beta1::Device {
             id: format!("{}{number}", device.name),
             health: health.to_owned(),
@@ -76,8 +86,8 @@ impl Resource for Shared {
     }
 
     fn units(&self) -> Units {
-        let (device, count) = (self.device, self.units);
-        Box::pin(WatchStream::new(self.healthy.clone()).map(move |healthy| units(device, count, healthy)))
+        let device = self.device;
+        Box::pin(WatchStream::new(self.stock.clone()).map(move |stock| units(device, stock)))
     }
 
     fn allocate(&self, _: &[String]) -> Result<ContainerAllocateResponse, NotAllocated> {
@@ -94,20 +104,41 @@ impl Resource for Shared {
 }
 
 /// Offers a device until `stop`.
-pub(super) async fn run(device: Device, config: Config, offers: watch::Sender<Offers>, stop: CancellationToken) {
-    let (health, healthy) = watch::channel(false);
-    let shared = Shared { resource: device.resource(), device, units: config.max_devices, healthy };
+pub(super) async fn run(
+    device: Device,
+    config: Config,
+    cluster: ConfigHandle,
+    offers: watch::Sender<Offers>,
+    stop: CancellationToken,
+) {
+    let (sender, stock) = watch::channel(Stock { units: most(&config, &cluster), healthy: false });
+    let shared = Shared { resource: device.resource(), device, stock };
     tokio::select! {
         () = offer(Arc::new(shared), &config.plugins_dir, &offers, stop) => {}
-        () = watch_health(device, &config, &health, &offers) => {}
+        () = watch_health(device, &config, &sender, &offers) => {}
+        () = watch_number(&config, cluster, &sender) => {}
+    }
+}
+
+/// Most machines of the node: what the cluster's configuration says, or else the agent's own.
+fn most(config: &Config, cluster: &ConfigHandle) -> u32 {
+    cluster.current().virtual_machine_instances_per_node.unwrap_or(config.max_devices)
+}
+
+/// Follows how many machines the node may have.
+async fn watch_number(config: &Config, mut cluster: ConfigHandle, stock: &watch::Sender<Stock>) {
+    loop {
+        let now = most(config, &cluster);
+        stock.send_if_modified(|stock| std::mem::replace(&mut stock.units, now) != now);
+        cluster.changed().await;
     }
 }
 
 /// Follows whether the device is there.
-async fn watch_health(device: Device, config: &Config, health: &watch::Sender<bool>, offers: &watch::Sender<Offers>) {
+async fn watch_health(device: Device, config: &Config, stock: &watch::Sender<Stock>, offers: &watch::Sender<Offers>) {
     let resource = device.resource();
     let tell = |now: bool| {
-        if health.send_if_modified(|value| std::mem::replace(value, now) != now) {
+        if stock.send_if_modified(|stock| std::mem::replace(&mut stock.healthy, now) != now) {
             tracing::info!(%resource, healthy = now, "device changed");
         }
         note(offers, &resource, |offer| offer.healthy = Some(now));

@@ -62,20 +62,23 @@ async fn plugins_register_serve_and_register_again_with_a_new_kubelet() {
     let stop = CancellationToken::new();
     let (offers, mut known) = watch::channel(Offers::new());
     let sys_dir = directory.join("sys");
-    let config = Config { plugins_dir: plugins.clone(), dev_dir: dev.clone(), sys_dir, max_devices: 3 };
-    let cluster = ConfigHandle::fixed(ClusterConfig::default());
+    let config = Config { plugins_dir: plugins.clone(), dev_dir: dev.clone(), sys_dir, max_devices: 1000 };
+    // As many as the cluster's configuration says.
+    let cluster =
+        ConfigHandle::fixed(ClusterConfig { virtual_machine_instances_per_node: Some(3), ..ClusterConfig::default() });
     let running = tokio::spawn(run(config, cluster, offers, stop.clone()));
 
     let (mut requests, kubelet) = start_kubelet(&plugins);
     let mut resources = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..4 {
         let request = requests.recv().await.unwrap();
         assert_eq!(request.version, "v1beta1");
         assert_eq!(request.endpoint, format!("kubevirt-{}.sock", request.resource_name.rsplit('/').next().unwrap()));
         resources.push(request.resource_name);
     }
     resources.sort();
-    assert_eq!(resources, ["devices.kubevirt.io/kvm", "devices.kubevirt.io/tun", "devices.kubevirt.io/vhost-net"]);
+    let all = ["kvm", "tun", "vhost-net", "vhost-vsock"].map(|name| format!("devices.kubevirt.io/{name}"));
+    assert_eq!(resources, all);
     tokio::time::timeout(Duration::from_secs(5), known.wait_for(all_known)).await.unwrap().unwrap();
 
     // The device is not there: units are unhealthy until it is.
@@ -113,7 +116,7 @@ async fn plugins_register_serve_and_register_again_with_a_new_kubelet() {
     kubelet.abort();
     let _ = kubelet.await;
     let (mut requests, kubelet) = start_kubelet(&plugins);
-    for _ in 0..3 {
+    for _ in 0..4 {
         tokio::time::timeout(Duration::from_secs(10), requests.recv()).await.expect("not registered again").unwrap();
     }
     tokio::time::timeout(Duration::from_secs(5), known.wait_for(all_known)).await.unwrap().unwrap();

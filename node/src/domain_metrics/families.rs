@@ -1,6 +1,6 @@
 //! What launchers count, as families of metrics with the reference's names. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::VirtualMachineInstance;
 use kube::ResourceExt;
@@ -72,19 +72,26 @@ impl Families {
             }
         }
         self.memory(stats, &own);
-        // Of what the machine has; the launcher may say anything.
+        // Of what the machine has, each once. The launcher may say anything, and each new name would be a series of its own
+        // for who collects them.
         let devices = &vmi.spec.domain.devices;
-        let vcpus = usize::try_from(api::overhead::vcpus(&vmi.spec.domain)).unwrap_or(usize::MAX);
-        for vcpu in stats.vcpus.iter().take(vcpus) {
+        let (vcpus, mut seen) = (api::overhead::vcpus(&vmi.spec.domain), BTreeSet::new());
+        for vcpu in stats.vcpus.iter().filter(|vcpu| vcpu.id < vcpus && seen.insert(vcpu.id)) {
             self.vcpu(vcpu, &own);
         }
-        for interface in stats.interfaces.iter().take(devices.interfaces.len()) {
-            self.interface(interface, &own);
+        for interface in &devices.interfaces {
+            if let Some(stats) = stats.interfaces.iter().find(|known| known.name == interface.name) {
+                self.interface(stats, &own);
+            }
         }
-        for disk in stats.disks.iter().take(devices.disks.len()) {
-            self.disk(disk, &own);
+        for disk in &devices.disks {
+            if let Some(stats) = stats.disks.iter().find(|known| known.name == disk.name) {
+                self.disk(stats, &own);
+            }
         }
-        for system in stats.file_systems.iter().take(FILE_SYSTEMS) {
+        let mut seen = BTreeSet::new();
+        let systems = stats.file_systems.iter().take(FILE_SYSTEMS);
+        for system in systems.filter(|system| seen.insert((&system.name, &system.mount_point, &system.r#type))) {
             let labels = own(&[
                 ("disk_name", &system.name),
                 ("mount_point", &system.mount_point),
@@ -240,8 +247,8 @@ mod tests {
         vmi.metadata.name = Some("m".into());
         vmi.metadata.namespace = Some("ns".into());
         vmi.metadata.labels = Some([("app.kubernetes.io/part-of".to_owned(), "shop".to_owned())].into());
-        vmi.spec.domain.devices.interfaces = vec![Interface::default()];
-        vmi.spec.domain.devices.disks = vec![Disk::default()];
+        vmi.spec.domain.devices.interfaces = vec![Interface { name: "default".into(), ..Interface::default() }];
+        vmi.spec.domain.devices.disks = vec![Disk { name: "root".into(), ..Disk::default() }];
         let stats = StatsReply {
             cpu: Some(CpuStats { time: 1_500_000_000, user: 0, system: 0 }),
             memory: Some(MemoryStats { resident: Some(4), ..MemoryStats::default() }),
@@ -288,5 +295,36 @@ mod tests {
         assert!(metrics.len() <= 2 * FILE_SYSTEMS + 3, "{}", metrics.len());
         let labels = metrics.iter().flat_map(|metric| metric.get_label());
         assert!(labels.into_iter().all(|label| label.value().len() <= TEXT));
+    }
+
+    #[test]
+    fn a_launcher_makes_no_series_by_names_of_its_own() {
+        let mut vmi = VirtualMachineInstance::default();
+        vmi.spec.domain.devices.interfaces = vec![Interface { name: "default".into(), ..Interface::default() }];
+        vmi.spec.domain.devices.disks = vec![Disk { name: "root".into(), ..Disk::default() }];
+        let interface = |name: &str| InterfaceStats { name: name.into(), ..InterfaceStats::default() };
+        let disk = |name: &str| DiskStats { name: name.into(), ..DiskStats::default() };
+        let vcpu = |id| VcpuStats { id, ..VcpuStats::default() };
+        let stats = StatsReply {
+            vcpus: vec![vcpu(7), vcpu(0), vcpu(0)],
+            interfaces: vec![interface("a"), interface("default"), interface("default")],
+            disks: vec![disk("b"), disk("root"), disk("root")],
+            file_systems: vec![GuestFileSystem::default(); 2],
+            ..StatsReply::default()
+        };
+        let mut families = Families::default();
+        families.machine(&vmi, "n1", &stats);
+        let families = families.finish();
+        let mut series = BTreeSet::new();
+        for family in &families {
+            for metric in family.get_metric() {
+                let labels: Vec<_> = metric.get_label().iter().map(|label| (label.name(), label.value())).collect();
+                assert!(!labels.iter().any(|(_, value)| ["a", "b", "7"].contains(value)), "{labels:?}");
+                assert!(series.insert((family.name(), labels)), "{} has one series twice", family.name());
+            }
+        }
+        for name in ["kubevirt_vmi_vcpu_seconds_total", "kubevirt_vmi_network_receive_bytes_total"] {
+            assert!(families.iter().any(|family| family.name() == name), "{name}");
+        }
     }
 }

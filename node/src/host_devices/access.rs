@@ -6,7 +6,10 @@
 
 use api::{VirtualMachineInstance, kubevirt::network::PermittedHostDevices, quantity};
 
-use crate::safe_dir::{Error, Kind, SafeDir};
+use crate::{
+    device_access::is_granted,
+    safe_dir::{Error, Kind, SafeDir},
+};
 
 /// Most entries of one directory of devices in a container.
 const MAX_NODES: usize = 256;
@@ -55,14 +58,8 @@ pub fn grant(dev: &SafeDir, node: &SafeDir, user: u32) -> Result<Vec<String>, Er
             Err(error) if error.is_not_found() => continue,
             Err(error) => return Err(error),
         };
-        match dev.chown_device(&path, number, user, user) {
-            Ok(()) => granted.push(path),
-            Err(error) if error.is_not_found() => {}
-            // The node's own device, mounted into the container: its owner is not ours to change.
-            Err(Error::Escape(_)) => {
-                tracing::warn!(device = path, "device is mounted into the launcher, its owner is left as it is");
-            }
-            Err(error) => return Err(error),
+        if is_granted(&path, dev.chown_device(&path, number, user, user))? {
+            granted.push(path);
         }
     }
     Ok(granted)

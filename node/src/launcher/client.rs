@@ -106,7 +106,7 @@ impl LauncherError {
 }
 
 /// Text from a launcher goes into conditions and events: bounded and without control characters.
-fn bounded(text: &str) -> String {
+pub(crate) fn bounded(text: &str) -> String {
     const MAX: usize = 1024;
     text.chars().take(MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

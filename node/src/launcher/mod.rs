@@ -7,6 +7,7 @@ mod client;
 mod locate;
 mod watch;
 
+pub(crate) use client::bounded;
 pub use client::{CALL_TIMEOUT, Launcher, LauncherError, SYNC_TIMEOUT, with_causes};
 pub use locate::{Candidates, candidates};
 pub use watch::{Report, follow};

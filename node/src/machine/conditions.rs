@@ -12,6 +12,10 @@ const PAUSED: &str = "Paused";
 const LIVE_MIGRATABLE: &str = "LiveMigratable";
 const STORAGE_LIVE_MIGRATABLE: &str = "StorageLiveMigratable";
 const SYNCHRONIZED: &str = "Synchronized";
+/// Keys and passwords are in the guest as the machine's secrets have them.
+pub const CREDENTIALS: &str = "AccessCredentialsSynchronized";
+/// Longest message that is taken from a launcher.
+const MAX_MESSAGE: usize = 1024;
 /// Reason of a guest that stands still because of a disk.
 pub const PAUSED_BY_DISK: &str = "PausedIOError";
 /// Reason of a failed synchronization, as the reference spells it.
@@ -33,11 +37,9 @@ const BASIC: &[&str] = &[
     "guest-get-timezone",
     "guest-get-osinfo",
 ];
-/// Commands for public keys, in either of two ways, if the machine has such credentials.
+/// Commands for public keys, if the machine has such credentials.
 const KEYS: &[&str] =
     &["guest-ssh-get-authorized-keys", "guest-ssh-add-authorized-keys", "guest-ssh-remove-authorized-keys"];
-const KEYS_LEGACY: &[&str] =
-    &["guest-exec", "guest-exec-status", "guest-file-open", "guest-file-close", "guest-file-read", "guest-file-write"];
 /// Commands for passwords, if the machine has such credentials.
 const PASSWORDS: &[&str] = &["guest-set-user-password"];
 
@@ -66,7 +68,15 @@ pub fn of_domain(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, report
         condition::remove(list, AGENT_CONNECTED);
         condition::remove(list, AGENT_NOT_SUPPORTED);
     }
+    credentials(list, report, now);
     migratable(list, vmi, now);
+}
+
+/// How the keys and passwords of the guest stand, if its agent has any to put there.
+fn credentials(list: &mut Vec<Condition>, report: &MachineState, now: &Time) {
+    let Some(told) = &report.access_credentials else { return };
+    let message: String = told.message.chars().filter(|c| !c.is_control()).take(MAX_MESSAGE).collect();
+    condition::set(list, Condition::new(CREDENTIALS, told.succeeded, "", &message, now));
 }
 
 /// What a domain that has ended leaves behind: neither a pause nor an agent.
@@ -103,7 +113,7 @@ fn missing(vmi: &VirtualMachineInstance, agent: &GuestAgent) -> Option<&'static 
     let passwords = credentials.iter().any(|credential| credential.user_password.is_some());
     if !has(BASIC) {
         Some("This guest agent doesn't support required basic commands")
-    } else if keys && !has(KEYS) && !has(KEYS_LEGACY) {
+    } else if keys && !has(KEYS) {
         Some("This guest agent doesn't support required public key commands")
     } else if passwords && !has(PASSWORDS) {
         Some("This guest agent doesn't support required password commands")
@@ -159,6 +169,8 @@ fn migratable(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, now: &Tim
 
 #[cfg(test)]
 mod tests {
+    use protocol::AccessCredentials;
+
     use super::*;
 
     fn at(second: i64) -> Time {
@@ -213,7 +225,6 @@ mod tests {
             (&plain, &[&BASIC[1..]], basic),
             (&keys, &[BASIC], Some("This guest agent doesn't support required public key commands")),
             (&keys, &[BASIC, KEYS], None),
-            (&keys, &[BASIC, KEYS_LEGACY], None),
             (&password, &[BASIC], Some("This guest agent doesn't support required password commands")),
             (&password, &[BASIC, PASSWORDS], None),
         ] {
@@ -239,6 +250,23 @@ mod tests {
         report.guest_agent_connected = false;
         of_domain(&mut list, &vmi, &report, &at(3));
         assert!(!names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
+    }
+
+    #[test]
+    fn the_guests_credentials_are_told_where_it_has_any() {
+        let (mut list, vmi) = (Vec::new(), VirtualMachineInstance::default());
+        let mut report = state(Lifecycle::Running, "booted");
+        let told = |list: &[Condition]| {
+            let known = list.iter().find(|known| known.type_ == CREDENTIALS)?;
+            Some((known.status.clone(), known.message.clone().unwrap_or_default()))
+        };
+        of_domain(&mut list, &vmi, &report, &at(1));
+        assert_eq!(told(&list), None);
+        for (succeeded, message, status) in [(false, "Guest agent is offline", "False"), (true, "", "True")] {
+            report.access_credentials = Some(AccessCredentials { succeeded, message: message.into() });
+            of_domain(&mut list, &vmi, &report, &at(2));
+            assert_eq!(told(&list), Some((status.to_owned(), message.to_owned())));
+        }
     }
 
     #[test]

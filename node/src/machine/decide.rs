@@ -334,7 +334,8 @@ fn write(machine: &Machine, now: Now, decision: &mut Decision) {
         return;
     }
     if wanted.may_wait {
-        let settled = machine.guest_changed_at.unwrap_or(now.since_start) + GUEST_SETTLE;
+        // Of what has changed while the last write was under way it is not known since when.
+        let settled = machine.guest_changed_at.map_or(Duration::ZERO, |at| at + GUEST_SETTLE);
         let rested = machine.guest_written_at.map_or(Duration::ZERO, |at| at + GUEST_INTERVAL);
         if !decision.due(settled.max(rested), now) {
             return;

@@ -1,6 +1,7 @@
 //! What a machine's task needs of the node it runs on.
 
 use std::{
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -89,6 +90,7 @@ pub trait Host: Send + Sync + 'static {
 /// The node this process runs on.
 pub struct NodeHost {
     name: String,
+    address: IpAddr,
     pods: SafeDir,
     cache: capabilities::Cache,
     devices: PathBuf,
@@ -96,9 +98,11 @@ pub struct NodeHost {
 }
 
 impl NodeHost {
-    /// The node `name`, with kubelet's directory, the directory of the capabilities cache and the node's `/dev`.
+    /// The node `name`, with the agent's own address there, kubelet's directory, the directory of the capabilities cache
+    /// and the node's `/dev`.
     pub fn new(
         name: String,
+        address: IpAddr,
         kubelet_root: &Path,
         capabilities_dir: &Path,
         device_dir: &Path,
@@ -106,6 +110,7 @@ impl NodeHost {
     ) -> Result<Self, safe_dir::Error> {
         Ok(Self {
             name,
+            address,
             pods: SafeDir::trusted(&kubelet_root.join("pods"))?,
             cache: capabilities::Cache::new(capabilities_dir.to_owned()),
             devices: device_dir.to_owned(),
@@ -172,10 +177,18 @@ impl Host for NodeHost {
         vmi: &Arc<VirtualMachineInstance>,
     ) -> Result<PodNetwork, NetworkFailure> {
         match network::setup(launcher, vmi).await {
-            Ok(ready) => Ok(ready),
+            Ok(mut ready) => {
+                ready.interfaces.iter_mut().for_each(|interface| sort_like(&mut interface.ips, self.address));
+                Ok(ready)
+            }
             Err(error) => Err(NetworkFailure { permanent: error.is_permanent(), message: with_causes(&error) }),
         }
     }
+}
+
+/// Puts the family first that comes first in the cluster, as the agent's own address shows.
+fn sort_like(addresses: &mut [IpAddr], own: IpAddr) {
+    addresses.sort_by_key(|address| address.is_ipv4() != own.is_ipv4());
 }
 
 fn settings(config: &api::config::ClusterConfig) -> Settings {
@@ -206,6 +219,16 @@ mod tests {
     use api::config::ClusterConfig;
 
     use super::*;
+
+    #[test]
+    fn the_clusters_first_family_of_addresses_comes_first() {
+        let (v4, v6): (IpAddr, IpAddr) = ("10.244.0.7".parse().unwrap(), "fd00:10:244::7".parse().unwrap());
+        for (own, expected) in [("10.244.0.2", [v4, v6]), ("0.0.0.0", [v4, v6]), ("fd00:10:244::2", [v6, v4])] {
+            let mut addresses = [v4, v6];
+            sort_like(&mut addresses, own.parse().unwrap());
+            assert_eq!(addresses, expected, "{own}");
+        }
+    }
 
     #[test]
     fn launchers_are_told_what_the_cluster_says() {

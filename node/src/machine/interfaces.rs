@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use api::{VirtualMachineInstance, vmi::status::VirtualMachineInstanceNetworkInterface as Interface};
 use protocol::GuestInterface;
 
-use crate::network::{PodNetwork, plan::is_link_local};
+use crate::network::{PodNetwork, plan::is_link_local, request::queues};
 
 /// Interfaces that only the guest knows, at most.
 const MAX_GUEST_ONLY: usize = 10;
@@ -77,21 +77,13 @@ fn from_domain(
         ip_address: addresses.first().cloned(),
         ip_addresses: addresses,
         info_source: Some(DOMAIN.into()),
-        queue_count: Some(queues(vmi)),
+        queue_count: Some(i32::try_from(queues(vmi, interface)).unwrap_or(i32::MAX)),
         link_state: Some(if interface.state.as_deref() == Some("down") { "down" } else { "up" }.into()),
         pod_interface_name: in_pod
             .map(|in_pod| in_pod.pod_interface_name.clone())
             .or_else(|| former.and_then(|former| former.pod_interface_name.clone())),
         ..Interface::default()
     }
-}
-
-/// One queue, or as many as the guest has processors.
-fn queues(vmi: &VirtualMachineInstance) -> i32 {
-    if vmi.spec.domain.devices.network_interface_multiqueue != Some(true) {
-        return 1;
-    }
-    vmi.spec.domain.cpu.as_ref().map_or(1, |cpu| i32::try_from(cpu.vcpus()).unwrap_or(i32::MAX))
 }
 
 /// Adds what the guest says about an interface that the domain has. Per family of addresses: the pod's stay where both
@@ -258,6 +250,18 @@ mod tests {
         assert_eq!(list.len(), 2 + MAX_GUEST_ONLY);
         assert!(list.iter().all(|entry| entry.ip_addresses.len() <= MAX_ADDRESSES));
         assert!(list.iter().all(|entry| entry.interface_name.as_deref().unwrap_or_default().len() <= MAX_NAME));
+    }
+
+    #[test]
+    fn only_adapters_that_can_have_several_queues_show_them() {
+        let mut vmi = vmi();
+        let domain = &mut vmi.spec.domain;
+        domain.devices.network_interface_multiqueue = Some(true);
+        domain.cpu = serde_json::from_value(json!({"cores": 4})).unwrap();
+        domain.devices.interfaces[0].model = Some("e1000e".into());
+        let list = merged(&vmi, Some(&pod()), &[]);
+        let queues: Vec<_> = list.iter().map(|entry| (entry.name.as_deref().unwrap(), entry.queue_count)).collect();
+        assert_eq!(queues, [("default", Some(4)), ("second", Some(1))]);
     }
 
     #[test]

@@ -51,8 +51,14 @@ pub fn obstacles(vmi: &VirtualMachineInstance) -> Vec<Obstacle> {
             add("TDXNotLiveMigratable", "VMI uses TDX".into(), true);
         }
     }
-    if tsc::need(vmi) != Need::Nothing && tsc::frequency(vmi).is_none() {
-        let message = "VMI depends on the frequency of the time stamp counter, and none was chosen for it";
+    let unmet = match tsc::need(vmi) {
+        Need::Nothing => None,
+        Need::Migration => Some(
+            "HyperV Reenlightenment VMIs cannot migrate when TSC Frequency is not exposed on the cluster: guest timers might be inconsistent",
+        ),
+        Need::Boot => Some("VMI with invtsc CPU feature must have tsc frequency defined in order to boot"),
+    };
+    if let Some(message) = unmet.filter(|_| tsc::frequency(vmi).is_none()) {
         add("NoTSCFrequencyNotLiveMigratable", message.into(), true);
     }
     let passthrough = domain.features.as_ref().and_then(|features| features.hyperv_passthrough.as_ref());
@@ -176,7 +182,10 @@ mod tests {
     #[test]
     fn a_counter_without_a_chosen_frequency_stands_in_the_way() {
         let spec = json!({"domain": {"devices": {}, "features": {"hyperv": {"reenlightenment": {"enabled": true}}}}});
-        assert_eq!(first(&vmi(spec.clone(), json!({}))).0, "NoTSCFrequencyNotLiveMigratable");
+        let (reason, message) = first(&vmi(spec.clone(), json!({})));
+        assert_eq!(reason, "NoTSCFrequencyNotLiveMigratable");
+        let told = "HyperV Reenlightenment VMIs cannot migrate when TSC Frequency is not exposed on the cluster";
+        assert!(message.starts_with(told), "{message}");
         let chosen = json!({"topologyHints": {"tscFrequency": 2_000_000_000}});
         assert_eq!(first(&vmi(spec, chosen)).0, "NotMigratable");
     }

@@ -24,8 +24,6 @@ const LIMIT: Duration = Duration::from_secs(15);
 const QUEUE: usize = 512;
 /// Field manager of all writes.
 const MANAGER: &str = "virt-handler";
-/// Longest message of an event; the API server refuses longer ones.
-const MAX_MESSAGE: usize = 1024;
 
 /// Why an object was not written or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -183,7 +181,7 @@ fn event(object: ObjectReference, announcement: &Announcement, node: &str, now: 
         },
         type_: Some(if announcement.warning { "Warning" } else { "Normal" }.into()),
         reason: Some(announcement.reason.into()),
-        message: Some(announcement.message.chars().take(MAX_MESSAGE).collect()),
+        message: Some(announcement.message.clone()),
         involved_object: object,
         source: Some(EventSource { component: Some("virt-handler".into()), host: Some(node.into()) }),
         reporting_component: Some("virt-handler".into()),
@@ -243,9 +241,11 @@ mod tests {
     fn an_event_names_component_and_node() {
         let object = ObjectReference { name: Some("vm".into()), namespace: Some("ns".into()), ..Default::default() };
         let now = jiff::Timestamp::from_second(1).unwrap();
-        let event = event(object, &Announcement::warning("SyncFailed", "x".repeat(4000)), "n1", now);
+        let hostile = format!("a\n\u{1b}[2J{}", "x".repeat(4000));
+        let event = event(object, &Announcement::warning("SyncFailed", hostile), "n1", now);
         assert_eq!(event.type_.as_deref(), Some("Warning"));
-        assert_eq!(event.message.map(|text| text.len()), Some(MAX_MESSAGE));
+        let message = event.message.unwrap();
+        assert!(message.starts_with("a  [2Jx") && message.len() == 1024, "one line, not too long");
         assert_eq!(event.source.and_then(|source| source.host).as_deref(), Some("n1"));
         assert_eq!(event.metadata.name.as_deref(), Some("vm.3b9aca00"));
     }

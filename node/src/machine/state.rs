@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use api::{VirtualMachineInstance, VmiPhase as Phase};
-use protocol::{Lifecycle, MachineState};
+use protocol::{GuestPanic, Lifecycle, MachineState};
 use sha2::{Digest, Sha256};
 
 use super::{
@@ -13,7 +13,10 @@ use super::{
     phase::{Domain, simplified},
     records::WriteError,
 };
-use crate::{launcher::LauncherError, network::PodNetwork};
+use crate::{
+    launcher::{LauncherError, bounded},
+    network::PodNetwork,
+};
 
 /// The task's clocks: `since_start` for waiting, `wall` for what is written down.
 #[derive(Clone, Copy, Debug)]
@@ -150,8 +153,10 @@ pub struct Machine {
     pub network: Option<Arc<PodNetwork>>,
     /// The last call that failed and is tried again.
     pub failure: Option<Failure>,
-    /// Connections lost in a row before the launcher had accepted the machine over them.
+    /// Connections lost in a row that did not last.
     pub losses: u32,
+    /// When the last connection was made.
+    pub connected_at: Duration,
     /// No call to the launcher before: the last one met a connection that is breaking.
     pub hold_until: Duration,
     /// Being stopped.
@@ -166,6 +171,12 @@ pub struct Machine {
     pub hello_at: Option<jiff::Timestamp>,
     /// The guest was seen running.
     pub ran: bool,
+    /// Users have heard that the machine was made.
+    pub creation_told: bool,
+    /// Users have heard of a crash of the guest's kernel.
+    pub crash_told: bool,
+    /// When users last heard that probes met a guest agent that did not answer.
+    pub silence_told_at: Option<Duration>,
     /// There was no domain although the machine ran, since.
     pub vanished_since: Option<Duration>,
     /// What the guest reports differs from what is recorded, since.
@@ -230,19 +241,19 @@ pub struct Announcement {
     pub warning: bool,
     /// The reason.
     pub reason: &'static str,
-    /// The message.
+    /// The message: one line, not too long.
     pub message: String,
 }
 
 impl Announcement {
     /// A normal event.
     pub fn normal(reason: &'static str, message: impl Into<String>) -> Self {
-        Self { warning: false, reason, message: message.into() }
+        Self { warning: false, reason, message: bounded(&message.into()) }
     }
 
     /// A warning.
     pub fn warning(reason: &'static str, message: impl Into<String>) -> Self {
-        Self { warning: true, reason, message: message.into() }
+        Self { warning: true, reason, message: bounded(&message.into()) }
     }
 }
 
@@ -288,6 +299,7 @@ impl Machine {
             network: None,
             failure: None,
             losses: 0,
+            connected_at: Duration::ZERO,
             hold_until: Duration::ZERO,
             stopping: None,
             io_pause: None,
@@ -295,6 +307,9 @@ impl Machine {
             security_context: None,
             hello_at: None,
             ran: false,
+            creation_told: false,
+            crash_told: false,
+            silence_told_at: None,
             vanished_since: None,
             guest_changed_at: None,
             guest_written_at: None,
@@ -373,7 +388,23 @@ impl Machine {
     }
 
     /// The launcher reported a state.
-    pub fn hear(&mut self, state: MachineState, now: Now) {
+    ///
+    /// Returns what users should read about it.
+    pub fn hear(&mut self, state: MachineState, now: Now) -> Vec<Announcement> {
+        // An agent that starts again finds a crash that was told before; the machine has mostly ended with it. A launcher
+        // may take it back and tell it again as often as it likes.
+        let told = self.crash_told || (self.report.is_none() && self.facts.is_final());
+        self.crash_told |= state.guest_panic.is_some();
+        let crash = state.guest_panic.as_ref().filter(|_| !told);
+        let crash = crash.map(|panic| Announcement::warning("GuestPanicked", crash_text(panic)));
+        let fell_silent = self.report.as_ref().is_some_and(|known| state.silences > known.silences);
+        let heard = self.silence_told_at.is_some_and(|told| now.since_start < told.saturating_add(SILENCES_APART));
+        let silence = (fell_silent && !heard).then(|| {
+            self.silence_told_at = Some(now.since_start);
+            let name = self.vmi.metadata.name.as_deref().unwrap_or_default();
+            Announcement::warning("GuestAgentPingFailed", format!("GuestAgentPing probe failed for VMI {name}"))
+        });
+        let news: Vec<_> = crash.into_iter().chain(silence).collect();
         if self.report.as_ref().is_none_or(|known| guest_differs(known, &state)) {
             self.guest_changed_at.get_or_insert(now.since_start);
         }
@@ -402,12 +433,17 @@ impl Machine {
                 _ => self.vanished_since = None,
             }
         }
+        news
     }
 
     /// The connection broke.
     pub fn lose(&mut self, connection: u64, now: Now) {
         if matches!(self.link, Link::Up { connection: current, .. } if current == connection) {
             self.link = Link::down(now.since_start, true);
+            // A launcher that accepts the machine and hangs up, again and again, is not met at once each time.
+            if now.since_start >= self.connected_at.saturating_add(LASTING) {
+                self.losses = 0;
+            }
             if let Link::Down { retry_at, .. } = &mut self.link {
                 *retry_at = now.since_start + AFTER_LOSS.saturating_mul(1 << self.losses.min(7));
             }
@@ -442,7 +478,11 @@ impl Machine {
                         self.network = Some(Arc::new(ready));
                         self.with_link(connection, |_, networked, _| *networked = true);
                     }
-                    Err(failure) => return self.network_failed(&failure, now),
+                    Err(failure) => {
+                        let news = self.network_failed(&failure, now);
+                        self.spare_guest();
+                        return news;
+                    }
                 }
             }
             Outcome::Synced(connection, fingerprint, result) => {
@@ -450,23 +490,18 @@ impl Machine {
                 match result {
                     Ok(started) => {
                         self.failure = None;
-                        self.losses = 0;
                         self.ran |= started;
                         self.with_link(connection, |_, _, synced| *synced = Some(fingerprint));
                         self.delay_io_retry(now);
-                        if started {
+                        // Once, whatever the launcher says later.
+                        if started && !std::mem::replace(&mut self.creation_told, true) {
                             return vec![Announcement::normal("Created", "VirtualMachineInstance defined.")];
                         }
                     }
                     Err(error) => {
                         self.delay_io_retry(now);
                         let news = self.failed(&error, now);
-                        // A guest that runs does not end because its launcher could not be told something.
-                        if let Some(failure) =
-                            self.failure.as_mut().filter(|_| Domain::of(self.report.as_ref()).is_alive())
-                        {
-                            failure.hopeless = false;
-                        }
+                        self.spare_guest();
                         return news;
                     }
                 }
@@ -486,9 +521,10 @@ impl Machine {
                     Ok(()) => true,
                     Err(error) => error.is_lost(),
                 };
-                if !self.finished {
-                    self.note_failure("the launcher did not accept that it may exit".into(), false, now);
+                if self.finished {
+                    return vec![Announcement::normal("Deleted", "Signaled Deletion")];
                 }
+                self.note_failure("the launcher did not accept that it may exit".into(), false, now);
             }
             Outcome::Written(result, announcements) => {
                 self.busy.record = false;
@@ -518,6 +554,7 @@ impl Machine {
     fn connected(&mut self, result: Result<u64, ConnectError>, now: Now) {
         match result {
             Ok(connection) => {
+                self.connected_at = now.since_start;
                 self.link = Link::Up { connection, greeted: false, networked: false, synced: None };
             }
             Err(error) => {
@@ -557,6 +594,18 @@ impl Machine {
         }
         let hopeless = matches!(error, LauncherError::Refused { irrecoverable: true, .. });
         self.note_failure(error.to_string(), hopeless, now)
+    }
+
+    /// A guest that runs does not end because its launcher could not be told something, or because an agent that starts
+    /// again finds fault with its network.
+    fn spare_guest(&mut self) {
+        let runs = match &self.report {
+            Some(_) => self.domain().is_alive(),
+            None => self.facts.phase == Phase::Running,
+        };
+        if let Some(failure) = self.failure.as_mut().filter(|_| runs) {
+            failure.hopeless = false;
+        }
     }
 
     fn network_failed(&mut self, failure: &NetworkFailure, now: Now) -> Vec<Announcement> {
@@ -627,8 +676,12 @@ pub const WRITE_INTERVAL: Duration = Duration::from_secs(2);
 /// ... and so many writes at once are no more than a start and what a user does to a machine.
 pub const WRITE_BURST: u32 = 12;
 /// Pause after a lost connection: short, for a worker that is restarted is back at once. Doubles, up to some seconds,
-/// while connections are lost before the launcher has accepted the machine.
+/// while connections do not last.
 const AFTER_LOSS: Duration = Duration::from_millis(50);
+/// A connection that was there this long has lasted.
+const LASTING: Duration = Duration::from_secs(10);
+/// Least time between two events about a guest agent's silence, whatever the launcher counts.
+const SILENCES_APART: Duration = Duration::from_secs(60);
 /// Pause after an attempt to connect; doubles, up to some seconds, while connections are refused.
 const RECONNECT: Duration = Duration::from_millis(100);
 /// First and longest pause before a machine that stands still after an I/O error is tried again.
@@ -661,6 +714,16 @@ fn generated_mac(uid: &str, name: &str) -> String {
 fn is_older(vmi: &VirtualMachineInstance, known: &VirtualMachineInstance) -> bool {
     let version = |vmi: &VirtualMachineInstance| vmi.metadata.resource_version.as_ref()?.parse::<u64>().ok();
     matches!((version(vmi), version(known)), (Some(new), Some(old)) if new < old)
+}
+
+/// What users read of a crash of the guest's kernel.
+fn crash_text(panic: &GuestPanic) -> String {
+    let values: Vec<String> = panic.values.iter().map(|value| format!("'{value}'")).collect();
+    match panic.kind.as_str() {
+        "" => "GuestPanicked (details unavailable)".into(),
+        "hyper-v" if !values.is_empty() => format!("GuestPanicked: {}", values.join(", ")),
+        kind => format!("GuestPanicked: type={kind}"),
+    }
 }
 
 /// True when what the guest itself reports differs.

@@ -230,6 +230,16 @@ fn announcements(
     {
         list.extend(disk_errors(machine));
     }
+    if let Some(told) = next.condition(conditions::CREDENTIALS)
+        && !current.condition(conditions::CREDENTIALS).is_some_and(|known| known.says_same(told))
+    {
+        list.push(if told.is_true() {
+            Announcement::normal("AccessCredentialsSyncSuccess", "Access credentials sync successful.")
+        } else {
+            let message = told.message.as_deref().unwrap_or_default();
+            Announcement::warning("AccessCredentialsSyncFailed", format!("Access credentials sync failed: {message}"))
+        });
+    }
     let evictable = matches!(machine.vmi.spec.eviction_strategy, Some(api::EvictionStrategy::LiveMigrate));
     if let Some(condition) = next.condition("LiveMigratable").filter(|condition| evictable && condition.is_false())
         && !current.condition("LiveMigratable").is_some_and(|known| known.says_same(condition))

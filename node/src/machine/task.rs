@@ -190,7 +190,9 @@ impl Task {
                 tracing::debug!(
                     lifecycle = state.lifecycle().as_str_name(), reason = %state.reason, "the launcher reports"
                 );
-                self.machine.hear(*state, now);
+                for announcement in self.machine.hear(*state, now) {
+                    self.records.announce(&self.machine.vmi, announcement);
+                }
             }
             Report::Lost(error) => {
                 tracing::info!(%error, "launcher lost");
@@ -233,6 +235,8 @@ impl Task {
                 tracing::debug!(%error, "no launcher yet");
                 Outcome::Connected(Err(error))
             }
+            // Taken along by the one that panicked: those that were started since are left alone.
+            Err(error) if error.is_cancelled() => return,
             Err(error) => {
                 // A call that panicked would otherwise count as under way for ever.
                 tracing::error!(%error, "a call was aborted");
@@ -391,9 +395,11 @@ impl Task {
         }
     }
 
-    /// Lets streams reach the launcher once it has accepted the machine over this connection, and logs the stage.
+    /// Lets streams reach the launcher once it has accepted the machine over this connection, and logs the stage. A guest
+    /// that runs is reached as soon as the launcher has answered to the machine's UID, whatever else it cannot do.
     fn publish(&self, shown: &mut Option<Stage>) {
-        let accepted = matches!(self.machine.link, Link::Up { synced: Some(_), .. });
+        let runs = self.machine.domain().is_alive();
+        let accepted = matches!(self.machine.link, Link::Up { greeted: true, synced, .. } if synced.is_some() || runs);
         let launcher = self.connection.as_ref().filter(|_| accepted).map(|connection| &connection.launcher);
         self.handle.set_launcher(launcher);
         let stage = self.machine.stage();

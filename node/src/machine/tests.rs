@@ -6,7 +6,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -17,10 +17,10 @@ use futures::Stream;
 use process::CancellationToken;
 use protocol::{
     CacheFile, Chunk, ConsoleInput, CpuStats, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest,
-    GuestAgent, GuestFileSystem, GuestInfo, GuestReportReply, GuestReportRequest, GuestUser, HelloReply, HelloRequest,
-    KillRequest, Lifecycle, MachineState, Nic, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest,
-    ShutdownRequest, SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, UnfreezeRequest,
-    UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
+    GuestAgent, GuestExecReply, GuestExecRequest, GuestFileSystem, GuestInfo, GuestPingRequest, GuestReportReply,
+    GuestReportRequest, GuestUser, HelloReply, HelloRequest, KillRequest, Lifecycle, MachineState, Nic, PauseRequest,
+    ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply, StatsRequest,
+    SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher as LauncherService, LauncherServer},
 };
 use serde_json::{Value, json};
@@ -56,6 +56,8 @@ pub(crate) struct FakeLauncher {
     refuse_sync: Mutex<Option<Status>>,
     /// What came in over consoles.
     typed: Mutex<Vec<u8>>,
+    /// It tells what it counts.
+    counts: AtomicBool,
     exit: CancellationToken,
 }
 
@@ -68,6 +70,7 @@ impl FakeLauncher {
             calls: Mutex::default(),
             refuse_sync: Mutex::default(),
             typed: Mutex::default(),
+            counts: AtomicBool::new(true),
             exit: CancellationToken::new(),
         })
     }
@@ -79,6 +82,11 @@ impl FakeLauncher {
     /// The process ends.
     pub(crate) fn exit(&self) {
         self.exit.cancel();
+    }
+
+    /// It tells from now on what it counts, or does not.
+    pub(crate) fn count(&self, counts: bool) {
+        self.counts.store(counts, Ordering::Relaxed);
     }
 
     pub(crate) fn calls(&self) -> Vec<String> {
@@ -229,8 +237,17 @@ impl LauncherService for Served {
         }
     }
     async fn stats(&self, _: Rpc<StatsRequest>) -> Result<Response<StatsReply>, Status> {
+        if !self.0.counts.load(Ordering::Relaxed) {
+            return Err(Status::unavailable("the daemon is wedged"));
+        }
         let cpu = CpuStats { time: 2_000_000_000, ..CpuStats::default() };
         Ok(Response::new(StatsReply { cpu: Some(cpu), ..StatsReply::default() }))
+    }
+    async fn guest_ping(&self, _: Rpc<GuestPingRequest>) -> Result<Response<Done>, Status> {
+        Err(Status::unimplemented("asked from within the pod only"))
+    }
+    async fn guest_exec(&self, _: Rpc<GuestExecRequest>) -> Result<Response<GuestExecReply>, Status> {
+        Err(Status::unimplemented("asked from within the pod only"))
     }
     async fn unfreeze(&self, _: Rpc<UnfreezeRequest>) -> Result<Response<Done>, Status> {
         Err(Status::internal("too cold"))
@@ -355,6 +372,8 @@ pub(crate) struct FakeRecords {
     patches: Mutex<Vec<Value>>,
     events: Mutex<Vec<Announcement>>,
     conflicts: Mutex<u32>,
+    /// The next read fails as no program should.
+    trips: AtomicBool,
     changed: watch::Sender<u64>,
 }
 
@@ -426,6 +445,7 @@ impl Records for FakeRecords {
     }
 
     async fn read(&self, vmi: &VirtualMachineInstance) -> Result<Option<Arc<VirtualMachineInstance>>, WriteError> {
+        assert!(!self.trips.swap(false, Ordering::Relaxed), "as the test wants it");
         let objects = self.objects.lock().unwrap();
         Ok(objects
             .get(vmi.metadata.name.as_deref().unwrap())
@@ -516,6 +536,16 @@ impl Stage {
         assert!(called.is_ok(), "{call} was not called: {:?}", self.launcher.calls());
     }
 
+    async fn until_announced(&self, reason: &'static str) {
+        let wait = async {
+            while !self.records.reasons().contains(&reason) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let announced = tokio::time::timeout(PATIENCE, wait).await;
+        assert!(announced.is_ok(), "{reason} was not announced: {:?}", self.records.reasons());
+    }
+
     async fn until_left(&self) {
         let wait = async {
             while self.machines.get("ns", "m").is_some() {
@@ -525,7 +555,7 @@ impl Stage {
         tokio::time::timeout(PATIENCE, wait).await.expect("the task did not end");
     }
 
-    fn change(&self, change: impl FnOnce(&mut Value)) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Value)) {
         let mut object = self.records.objects.lock().unwrap()["m"].clone();
         change(&mut object);
         let version: u64 = object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
@@ -550,12 +580,8 @@ async fn a_machine_is_running_after_one_write() {
     let phases: Vec<_> = status.phase_transition_timestamps.iter().map(|entry| entry.phase.clone().unwrap()).collect();
     assert_eq!(phases, [Phase::Scheduled, Phase::Running]);
     assert!(status.condition("LiveMigratable").unwrap().is_false());
-    let announced = async {
-        while !["Created", "Started"].iter().all(|reason| stage.records.reasons().contains(reason)) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    assert!(tokio::time::timeout(PATIENCE, announced).await.is_ok(), "{:?}", stage.records.reasons());
+    stage.until_announced("Created").await;
+    stage.until_announced("Started").await;
     stage.stop.cancel();
     stage.machines.stopped().await;
 }
@@ -569,6 +595,7 @@ async fn a_deleted_machine_is_shut_down_recorded_and_released() {
     stage.until_called("finish").await;
     assert!(stage.launcher.calls().contains(&"shutdown 30".to_owned()));
     assert!(stage.records.reasons().contains(&"ShuttingDown"));
+    stage.until_announced("Deleted").await;
     stage.records.objects.lock().unwrap().clear();
     stage.machines.miss("ns", "m");
     stage.until_left().await;
@@ -633,6 +660,36 @@ async fn a_restarted_agent_finds_its_machine_and_leaves_it_alone() {
     assert_eq!(stage.launcher.calls(), ["hello 1", "sync m nics=1", "hello 1", "sync m nics=1"]);
     assert_eq!(stage.records.get("m"), before, "nothing is written about a machine that has not changed");
     assert_eq!(stage.launcher.state.borrow().lifecycle(), Lifecycle::Running);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_that_runs_is_reached_although_its_launcher_refuses_what_it_is_told() {
+    let stage = Stage::running().await;
+    stage.stop.cancel();
+    stage.machines.stopped().await;
+    *stage.launcher.refuse_sync.lock().unwrap() = Some(Status::internal("a claim is broken"));
+    let machines = Stage::agent(&stage.host, &stage.records, &CancellationToken::new());
+    machines.see(Arc::new(stage.records.get("m")));
+    let reached = async {
+        while machines.get("ns", "m").is_none_or(|machine| machine.launcher().is_err()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, reached).await.expect("the launcher was not reached");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_panics_takes_the_others_along_only_once() {
+    let stage = Stage::new();
+    stage.machines.see(Arc::new(stage.records.put(&vmi("m", "u1"))));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // While the launcher's socket is waited for.
+    stage.records.trips.store(true, Ordering::Relaxed);
+    stage.machines.miss("ns", "m");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!stage.records.trips.load(Ordering::Relaxed), "the object was read");
+    stage.host.serve(&stage.launcher);
+    stage.until_phase(&Phase::Running).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -129,6 +129,8 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
         mtu,
         mac: request.mac.clone().unwrap_or_else(|| origin.mac.map(|byte| format!("{byte:02x}")).join(":")),
         dhcp: v4.map(|(ip, prefix)| lease(ip, prefix, server, &origin)),
+        // Guests that take the place of their pod have IPv6 by the network's own means.
+        dhcp6: None,
     };
     let interface = PodInterface {
         name: request.name.clone(),

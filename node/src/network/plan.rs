@@ -227,12 +227,12 @@ fn masquerade(request: &Request, asked: &Masquerade, observed: &Observed) -> Res
         steps.push(Step::Mark { link: bridge.clone(), mark });
     }
 
-    let v4 = pairs.iter().map(|(_, pair)| pair).find(|pair| pair.guest.is_ipv4());
+    let guest = |v4: bool| pairs.iter().map(|(_, pair)| pair).find(|pair| pair.guest.is_ipv4() == v4);
+    let (v4, v6) = (guest(true), guest(false));
     let nic = protocol::Nic {
         name: request.name.clone(),
         tap,
-        // DHCP is served for IPv4; without it there is nothing to serve.
-        bridge: if v4.is_some() { bridge } else { String::new() },
+        bridge,
         mtu,
         mac: request.mac.clone().unwrap_or_default(),
         dhcp: v4.map(|pair| protocol::DhcpLease {
@@ -240,6 +240,10 @@ fn masquerade(request: &Request, asked: &Masquerade, observed: &Observed) -> Res
             gateway: pair.gateway.to_string(),
             server: pair.gateway.to_string(),
             routes: Vec::new(),
+        }),
+        dhcp6: v6.map(|pair| protocol::DhcpLease6 {
+            address: pair.guest.to_string(),
+            server_mac: BRIDGE_MAC.map(|byte| format!("{byte:02x}")).join(":"),
         }),
     };
     let interface = PodInterface { name: request.name.clone(), pod_interface_name: request.pod_link.clone(), ips };

@@ -221,7 +221,7 @@ fn is_link_name(name: &str) -> bool {
 }
 
 /// Queues of the tap device; the launcher gives the guest's interface as many.
-fn queues(vmi: &VirtualMachineInstance, interface: &Interface) -> u32 {
+pub fn queues(vmi: &VirtualMachineInstance, interface: &Interface) -> u32 {
     let domain = &vmi.spec.domain;
     let virtio = interface.model.as_deref().is_none_or(|model| model.is_empty() || model == "virtio");
     if !virtio || domain.devices.network_interface_multiqueue != Some(true) {

@@ -285,6 +285,7 @@ fn a_fresh_pod_gets_bridge_rules_and_tap_in_an_order_that_can_be_interrupted() {
     );
     let lease = nic.dhcp.as_ref().unwrap();
     assert_eq!((lease.address.as_str(), lease.gateway.as_str()), ("10.0.2.2/24", "10.0.2.1"));
+    assert_eq!(nic.dhcp6, None);
     assert_eq!(plan.network.interfaces[0].ips, [ip("10.244.0.7")]);
     assert_eq!(plan.network.interfaces[0].pod_interface_name, "eth0");
 }
@@ -322,7 +323,9 @@ fn families_follow_the_addresses_of_the_pod() {
     assert!(v6.steps.contains(&Step::SetKernel { path: "net/ipv6/conf/all/forwarding".into(), value: "1" }));
     assert!(!v6.steps.iter().any(|step| matches!(step, Step::SetKernel { path, .. } if path.contains("ipv4"))));
     assert_eq!(v6.network.nics[0].dhcp, None);
-    assert_eq!(v6.network.nics[0].bridge, "");
+    assert_eq!(v6.network.nics[0].bridge, "k6t-eth0");
+    let lease = v6.network.nics[0].dhcp6.clone().unwrap();
+    assert_eq!((lease.address.as_str(), lease.server_mac.as_str()), ("fd10:0:2::2", "02:00:00:00:00:00"));
     assert_eq!(v6.network.interfaces[0].ips, [ip("fd00:1::7")]);
     let both = decide(&request, &eth0(&["fd00:1::7", "10.244.0.7", "10.244.0.8"])).unwrap();
     assert_eq!(both.network.interfaces[0].ips, [ip("10.244.0.7"), ip("fd00:1::7")]);

@@ -6,7 +6,9 @@
 //! - `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1a_2b.slice/...` with its systemd driver.
 //!
 //! Something may stand before it (kubelet's `--cgroup-root`, a node that is itself a container) and behind it (the
-//! container). On hybrid hosts the empty v2 hierarchy says `/`.
+//! container). systemd names a slice after all around it, so with a `--cgroup-root` of `/kubelet`, as in clusters made by
+//! kind, that is `/kubelet.slice/kubelet-kubepods.slice/...-kubepods-burstable-pod1a_2b.slice/...`. On hybrid hosts the
+//! empty v2 hierarchy says `/`.
 
 use std::fmt;
 
@@ -66,7 +68,10 @@ pub(super) fn require_pod(content: &str, uid: &str) -> Result<(), Mismatch> {
 /// UID of the pod that a component of a control group's path stands for.
 fn pod_of(component: &str) -> Option<String> {
     if let Some(slice) = component.strip_suffix(".slice") {
-        let name = slice.strip_prefix("kubepods-")?;
+        let name = match slice.rsplit_once("-kubepods-") {
+            Some((_root, name)) => name,
+            None => slice.strip_prefix("kubepods-")?,
+        };
         let name = name.strip_prefix("burstable-").or_else(|| name.strip_prefix("besteffort-")).unwrap_or(name);
         return Some(name.strip_prefix("pod")?.replace('_', "-"));
     }
@@ -94,6 +99,8 @@ mod tests {
             "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/cri-containerd-4f1c.scope\n",
             "0::/kubepods.slice/kubepods-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/crio-4f1c.scope/container\n",
             "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/x.scope",
+            "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/cri-containerd-4f1c.scope\n",
+            "0::/../../kubelet-kubepods-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/cri-containerd-4f1c.scope\n",
             "12:pids:/kubepods/besteffort/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f\n4:memory:/kubepods/besteffort/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f\n1:name=systemd:/\n0::/\n",
             "3:cpu,cpuacct:/outer/kubepods/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/x\n0::/\n",
             "0::/../../podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f1c\n",
@@ -110,6 +117,7 @@ mod tests {
             format!("0::/kubepods/burstable/{other}/4f1c\n"),
             format!("4:memory:/kubepods/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/a\n3:cpu:/kubepods/{other}/a\n"),
             format!("0::/kubepods/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/kubepods/{other}\n"),
+            format!("0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-{}.slice/x.scope\n", other.replace('-', "_")),
             "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod11111111_11d2_4a6c_9d5e_0123456789ab.slice/x".to_owned(),
         ] {
             assert!(matches!(check(&content), Err(Mismatch::OtherPod(_))), "{content}");
@@ -126,6 +134,7 @@ mod tests {
             "0::/c2b5a8f0-11d2-4a6c-9d5e-0123456789ab\n",
             "0::/podc2b5a8f0-11d2-4a6c-9d5e-0123456789abZ\n",
             "0::/x-podc2b5a8f0_11d2_4a6c_9d5e_0123456789ab.slice/y\n",
+            "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/x.scope\n",
         ] {
             assert_eq!(check(content), Err(Mismatch::NoPod), "{content}");
         }

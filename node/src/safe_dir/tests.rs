@@ -294,6 +294,26 @@ async fn waiting_has_a_deadline() {
 }
 
 #[tokio::test]
+async fn a_directory_in_which_something_happens_all_the_time_is_not_looked_at_all_the_time() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    let (noise, late) = (scratch.path("pod/noise"), scratch.path("pod/late"));
+    let began = Instant::now();
+    let noisy = std::thread::spawn(move || {
+        while began.elapsed() < Duration::from_secs(1) {
+            fs::write(&noise, "").unwrap();
+            fs::remove_file(&noise).unwrap();
+        }
+        fs::write(late, "").unwrap();
+    });
+    let looks = pod.appear(Path::new("late")).await.unwrap();
+    // At once at first, then ten times a second.
+    let most = 65 + began.elapsed().as_millis() / 100;
+    assert!(u128::from(looks) <= most, "{looks} looks, {most} at most");
+    noisy.join().unwrap();
+}
+
+#[tokio::test]
 async fn waiting_behind_a_link_is_an_error_and_not_an_absence() {
     let scratch = Scratch::new();
     let pod = scratch.pod();

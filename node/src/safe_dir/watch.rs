@@ -21,6 +21,9 @@ use super::{Error, SafeDir, beneath, descriptor_path, names};
 const WATCHED_RECHECK: Duration = Duration::from_secs(2);
 /// How often to look where inotify cannot be had.
 const POLL: Duration = Duration::from_millis(100);
+/// So often a wait looks as soon as something happens, which is more often than kubelet and a launcher need. Somebody may
+/// make things happen in a pod's directory all the time: then it looks as where inotify cannot be had.
+const PROMPT_LOOKS: u32 = 64;
 /// Room for the events of one read.
 const BUFFER: usize = 8 * 1024;
 
@@ -160,13 +163,19 @@ impl SafeDir {
     pub async fn wait_for(&self, path: impl AsRef<Path>, within: Duration) -> Result<(), Error> {
         let path = beneath(path.as_ref())?;
         match tokio::time::timeout(within, self.appear(path)).await {
-            Ok(outcome) => outcome,
+            Ok(outcome) => outcome.map(|_looks| ()),
             Err(_) => Err(Error::Timeout(path.to_owned())),
         }
     }
 
-    async fn appear(&self, path: &Path) -> Result<(), Error> {
+    /// Returns when there is something at `path`, and says how often it was looked for.
+    pub(super) async fn appear(&self, path: &Path) -> Result<u32, Error> {
+        let mut looks = 1_u32;
         while !self.exists(path)? {
+            looks = looks.saturating_add(1);
+            if looks > PROMPT_LOOKS {
+                tokio::time::sleep(POLL).await;
+            }
             let mut dir = self.clone();
             for name in names(path) {
                 // Subscribed before it is looked at: what appears in between is told.
@@ -178,11 +187,11 @@ impl SafeDir {
                         changes.changed(WATCHED_RECHECK).await;
                         break;
                     }
-                    Err(_) if self.exists(path)? => return Ok(()),
+                    Err(_) if self.exists(path)? => return Ok(looks),
                     Err(error) => return Err(error),
                 }
             }
         }
-        Ok(())
+        Ok(looks)
     }
 }

@@ -25,6 +25,7 @@ pub(super) async fn os_info(
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Json<GuestAgentInfo>, Failure> {
     let machine = served.machine(&namespace, &name)?;
+    let _place = served.place(&namespace)?;
     let report = machine.launcher()?.guest_report().await.map_err(Refusal::from)?;
     Ok(Json(agent_info(report)))
 }
@@ -34,6 +35,7 @@ pub(super) async fn users(
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Json<GuestUserList>, Failure> {
     let machine = served.machine(&namespace, &name)?;
+    let _place = served.place(&namespace)?;
     let users = machine.launcher()?.users().await.map_err(Refusal::from)?;
     Ok(Json(GuestUserList { items: users.into_iter().map(user).collect(), metadata: ListMeta::default() }))
 }
@@ -43,6 +45,7 @@ pub(super) async fn file_systems(
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Json<GuestFileSystemList>, Failure> {
     let machine = served.machine(&namespace, &name)?;
+    let _place = served.place(&namespace)?;
     let systems = machine.launcher()?.file_systems().await.map_err(Refusal::from)?;
     Ok(Json(GuestFileSystemList {
         items: systems.into_iter().map(file_system).collect(),
@@ -61,6 +64,7 @@ pub(super) async fn freeze(
         Err(_) => Err("failed to retrieve unfreeze timeout"),
     };
     let timeout = timeout.map_err(|message| Failure(StatusCode::BAD_REQUEST, message.into()))?;
+    let _place = served.place(&namespace)?;
     if let Err(error) = machine.launcher()?.freeze(timeout).await {
         served
             .machines
@@ -75,6 +79,7 @@ pub(super) async fn unfreeze(
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<StatusCode, Failure> {
     let machine = served.machine(&namespace, &name)?;
+    let _place = served.place(&namespace)?;
     let unfrozen = machine.launcher()?.unfreeze().await;
     unfrozen.map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
     Ok(StatusCode::ACCEPTED)

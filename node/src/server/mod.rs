@@ -3,6 +3,7 @@
 //! Only virt-api gets in: each connection needs a client certificate of the cluster's CA with virt-api's own common
 //! name. What a user may do was decided there; here it is decided whether the machine can do it.
 
+mod bridge;
 mod guest;
 mod lifecycle;
 mod sessions;
@@ -10,6 +11,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod unavailable;
+mod vsock;
 
 use std::sync::Arc;
 
@@ -28,6 +30,7 @@ pub use sessions::{Ending, Sessions, Slot};
 use crate::{
     machine::{Handle, Machines, Refusal},
     metrics::{StreamKind, StreamMetrics},
+    vsock::Guests,
 };
 
 /// Path of one machine.
@@ -37,6 +40,11 @@ const MAX_BODY: usize = 64 * 1024;
 
 /// Most streams at a time. Where nobody reads, each holds a few hundred KiB.
 pub const MAX_STREAMS: usize = 256;
+/// Most pictures of displays at a time. Each is 8 MiB at worst, which are held until its client has taken them.
+const PICTURES: usize = 8;
+/// Most calls that wait for launchers at a time. virt-api has more connections than that: a launcher that does not answer,
+/// and who asks it again and again, keeps nobody from other machines.
+const CALLS: usize = 48;
 /// Longest name of a holder of streams; virt-api sends 64 digits.
 const MAX_HOLDER: usize = 64;
 
@@ -46,12 +54,25 @@ struct Served {
     machines: Machines,
     metrics: StreamMetrics,
     shares: Shares,
+    guests: Guests,
     streams: TaskTracker,
+    /// Places for pictures, by namespace.
+    pictures: Shares,
+    /// Places for other calls to launchers, by namespace.
+    calls: Shares,
 }
 
 impl Served {
     fn machine(&self, namespace: &str, name: &str) -> Result<Arc<Handle>, Failure> {
         self.machines.get(namespace, name).ok_or_else(|| Failure::unknown(namespace, name))
+    }
+
+    /// A place for a call to the launcher of a machine in this namespace.
+    fn place(&self, namespace: &str) -> Result<Share, Failure> {
+        self.calls.claim(namespace.to_owned()).map_err(|_| {
+            let message = "too many calls wait for machines of the node, try again later";
+            Failure(StatusCode::TOO_MANY_REQUESTS, message.to_owned())
+        })
     }
 
     /// A place for a stream of the user that virt-api asks for.
@@ -74,8 +95,15 @@ fn holder(headers: &HeaderMap) -> &str {
 }
 
 /// The routes of the server. `streams` has a task for each open stream, of which there are as many as `shares` has places.
-pub fn router(machines: Machines, metrics: StreamMetrics, shares: Shares, streams: TaskTracker) -> Router {
+pub fn router(
+    machines: Machines,
+    metrics: StreamMetrics,
+    shares: Shares,
+    guests: Guests,
+    streams: TaskTracker,
+) -> Router {
     let path = |rest: &str| format!("{MACHINE}/{rest}");
+    let (pictures, calls) = (Shares::of(PICTURES), Shares::of(CALLS));
     Router::new()
         .route(&path("console"), get(stream::console))
         .route(&path("vnc"), get(stream::vnc))
@@ -85,7 +113,7 @@ pub fn router(machines: Machines, metrics: StreamMetrics, shares: Shares, stream
         .route(&path("reset"), put(lifecycle::reset))
         .route(&path("softreboot"), put(lifecycle::soft_reboot))
         .route(&path("usbredir"), get(stream::usb_redirection))
-        .route(&path("vsock"), get(unavailable::vsock))
+        .route(&path("vsock"), get(vsock::connect))
         .route(&path("guestosinfo"), get(guest::os_info))
         .route(&path("userlist"), get(guest::users))
         .route(&path("filesystemlist"), get(guest::file_systems))
@@ -96,7 +124,7 @@ pub fn router(machines: Machines, metrics: StreamMetrics, shares: Shares, stream
         .route(&path("sev/{call}"), any(unavailable::not_yet))
         .fallback(unavailable::unknown)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Served { machines, metrics, shares, streams })
+        .with_state(Served { machines, metrics, shares, guests, streams, pictures, calls })
 }
 
 /// A refusal as virt-api passes it on: a code and plain text.

@@ -1,5 +1,5 @@
-//! The open streams of a machine: one console, one display, where a new one ends the former; and the channels for USB
-//! redirection, each of one client.
+//! The open streams of a machine: one console, one display, where a new one ends the former; the channels for USB
+//! redirection, each of one client; and connections to ports of the guest, any number.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,6 +17,8 @@ pub struct Sessions {
     pub vnc: Slot,
     /// The channels for USB redirection.
     usb: [Slot; USB_CHANNELS],
+    /// Streams without a place of their own.
+    others: watch::Sender<Option<Ending>>,
 }
 
 /// Why a stream has to end.
@@ -38,6 +40,12 @@ impl Sessions {
         for slot in &self.usb {
             slot.end(why);
         }
+        self.others.send_replace(Some(why));
+    }
+
+    /// One more stream, which takes no place.
+    pub fn join(&self) -> Session {
+        Session { slot: None, ended: self.others.subscribe() }
     }
 
     /// The first channel for USB redirection that nobody uses.
@@ -52,9 +60,9 @@ pub struct Slot {
     current: Arc<Mutex<Option<watch::Sender<Option<Ending>>>>>,
 }
 
-/// A stream that holds its place. Gives it up when dropped.
+/// A stream that holds its place, if it has one. Gives it up when dropped.
 pub struct Session {
-    slot: Slot,
+    slot: Option<Slot>,
     ended: watch::Receiver<Option<Ending>>,
 }
 
@@ -71,7 +79,7 @@ impl Slot {
         let (end, ended) = watch::channel(None);
         *current = Some(end);
         drop(current);
-        Some(Session { slot: self.clone(), ended })
+        Some(Session { slot: Some(self.clone()), ended })
     }
 
     fn end(&self, why: Ending) {
@@ -100,7 +108,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let mut current = self.slot.lock();
+        let Some(slot) = &self.slot else { return };
+        let mut current = slot.lock();
         // The place of a stream that was ended belongs to another one, or to nobody.
         if !self.has_ended() {
             *current = None;
@@ -137,8 +146,9 @@ mod tests {
         let sessions = Sessions::default();
         let (console, vnc) = (sessions.console.claim(false).unwrap(), sessions.vnc.claim(false).unwrap());
         let (_, usb) = sessions.claim_usb().unwrap();
+        let (first, second) = (sessions.join(), sessions.join());
         sessions.end_all(Ending::AgentStops);
-        for session in [&console, &vnc, &usb] {
+        for session in [&console, &vnc, &usb, &first, &second] {
             assert_eq!(session.ended().await, Ending::AgentStops);
         }
         drop((console, vnc));

@@ -2,6 +2,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use axum::{
+    extract::{Path, State},
+    http::StatusCode,
+};
 use futures::{SinkExt, StreamExt};
 use process::shares::{Full, HOLDER_HEADER, Shares};
 use tokio::{
@@ -14,10 +18,11 @@ use tokio_tungstenite::{
 };
 use tokio_util::task::TaskTracker;
 
-use super::{MAX_STREAMS, router};
+use super::{CALLS, MAX_STREAMS, PICTURES, Served, lifecycle, router};
 use crate::{
     machine::tests::Stage,
     metrics::{Metrics, StreamKind, StreamMetrics},
+    vsock::Guests,
 };
 
 const MACHINE: &str = "/v1/namespaces/ns/virtualmachineinstances/m";
@@ -37,7 +42,8 @@ async fn with_places(stage: &Stage, places: usize) -> (SocketAddr, StreamMetrics
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (metrics, streams) = (Metrics::new().unwrap().streams, TaskTracker::new());
-    let router = router(stage.machines.clone(), metrics.clone(), Shares::of(places), streams.clone());
+    let (shares, guests) = (Shares::of(places), Guests::echoing());
+    let router = router(stage.machines.clone(), metrics.clone(), shares, guests, streams.clone());
     tokio::spawn(async move { axum::serve(listener, router).await });
     (address, metrics, streams)
 }
@@ -50,7 +56,7 @@ async fn nothing_left(metrics: &StreamMetrics, streams: &TaskTracker) {
         }
     };
     tokio::time::timeout(PATIENCE, wait).await.expect("a stream's task is left");
-    for kind in [StreamKind::Console, StreamKind::Vnc, StreamKind::UsbRedirection] {
+    for kind in [StreamKind::Console, StreamKind::Vnc, StreamKind::UsbRedirection, StreamKind::Vsock] {
         assert_eq!(metrics.open_now(kind), 0, "{kind:?}");
     }
 }
@@ -174,7 +180,7 @@ async fn a_new_console_ends_the_former() {
     let address = served(&stage).await;
     let mut first = console(address).await;
     let mut second = console(address).await;
-    assert_eq!(closed(&mut first).await, "another client has taken the stream");
+    assert_eq!(closed(&mut first).await, "EOF: another client has taken the stream");
     second.send(Message::Binary(Bytes::from_static(b"x"))).await.unwrap();
     assert!(read(&mut second, BANNER + 1).await.ends_with(b"x"));
 }
@@ -262,7 +268,7 @@ async fn a_client_that_still_sends_hears_why_its_stream_ended() {
         first.send(Message::Binary(Bytes::from_static(b"typed"))).await.unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(closed(&mut first).await, "another client has taken the stream");
+    assert_eq!(closed(&mut first).await, "EOF: another client has taken the stream");
     drop((first, second));
     nothing_left(&metrics, &streams).await;
 }
@@ -317,13 +323,81 @@ async fn a_freeze_has_a_timeout_and_its_failure_is_told() {
     assert_eq!(ask(address, "PUT", &format!("{MACHINE}/unfreeze")).await, (400, "too cold".to_owned()));
 }
 
+/// Gives the machine a VSOCK device.
+fn attach_vsock(stage: &Stage, cid: &serde_json::Value) {
+    stage.change(|vmi| {
+        vmi["spec"]["domain"]["devices"]["autoattachVSOCK"] = true.into();
+        vmi["status"]["VSOCKCID"] = cid.clone();
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn vsock_ports_carry_bytes_both_ways_for_any_number_of_clients() {
+    let stage = Stage::running().await;
+    attach_vsock(&stage, &7.into());
+    let (address, metrics, streams) = counted(&stage).await;
+    drop(console(address).await);
+    let mut first = open(address, "vsock?port=22&tls=false").await.unwrap();
+    let mut second = open(address, "vsock?port=22").await.unwrap();
+    let greeting = b"7:22\n";
+    assert_eq!(read(&mut first, greeting.len()).await, greeting);
+    assert_eq!(read(&mut second, greeting.len()).await, greeting);
+    let sent: Vec<u8> = (0..100_000_u32).map(|number| number as u8).collect();
+    first.send(Message::Binary(Bytes::from(sent.clone()))).await.unwrap();
+    assert_eq!(read(&mut first, sent.len()).await, sent);
+    first.close(None).await.unwrap();
+    closed(&mut first).await;
+    stage.stop.cancel();
+    assert_eq!(closed(&mut second).await, "virt-handler is stopping");
+    nothing_left(&metrics, &streams).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_vsock_port_that_cannot_be_reached_is_told_before_the_upgrade() {
+    let stage = Stage::running().await;
+    let address = served(&stage).await;
+    drop(console(address).await);
+    let without_certificate =
+        "cannot connect to VSOCK port 22 of the guest: there is no certificate to show to guests yet";
+    for (cid, query, code, message) in [
+        (7.into(), "port=ssh", 400, "port \"ssh\" is not a number between 0 and 4294967295"),
+        (serde_json::Value::Null, "port=22", 500, "VSOCK CID is nil"),
+        (2.into(), "port=22", 500, "VSOCK CID 2 is not one of a guest"),
+        (7.into(), "port=22&tls=true", 500, without_certificate),
+    ] {
+        attach_vsock(&stage, &cid);
+        let told = open(address, &format!("vsock?{query}")).await.unwrap_err();
+        assert_eq!(told, (code, message.to_owned()), "{cid} {query}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_namespace_keeps_others_from_calling_their_machines() {
+    let stage = Stage::running().await;
+    let served = Served {
+        machines: stage.machines.clone(),
+        metrics: Metrics::new().unwrap().streams,
+        shares: Shares::of(MAX_STREAMS),
+        guests: Guests::echoing(),
+        streams: TaskTracker::new(),
+        pictures: Shares::of(PICTURES),
+        calls: Shares::of(CALLS),
+    };
+    let held: Vec<_> = std::iter::from_fn(|| served.place("ns").ok()).collect();
+    assert!(served.place("other").is_ok(), "{} of {CALLS} places", held.len());
+    let pause = || lifecycle::pause(State(served.clone()), Path(("ns".to_owned(), "m".to_owned())));
+    assert_eq!(pause().await.err().map(|refusal| refusal.0), Some(StatusCode::TOO_MANY_REQUESTS));
+    drop(held);
+    assert_eq!(pause().await.ok(), Some(StatusCode::ACCEPTED));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_there_is_refused_clearly() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     drop(console(address).await);
     let refused = (400, "VM doesn't have VSOCK enabled".to_owned());
-    assert_eq!(ask(address, "GET", &format!("{MACHINE}/vsock?port=22&tls=true")).await, refused);
+    assert_eq!(open(address, "vsock?port=22&tls=true").await.unwrap_err(), refused);
     for path in ["backup", "redefine-checkpoint", "sev/injectlaunchsecret"] {
         let (code, body) = ask(address, "PUT", &format!("{MACHINE}/{path}")).await;
         let status: serde_json::Value = serde_json::from_str(&body).unwrap();

@@ -4,13 +4,17 @@
 //! - [`Roots`]: the CA certificates that are trusted; from a ConfigMap, or set by the process.
 //! - [`server_config`] and [`client_config`]: rustls configurations that read both at each handshake.
 //! - [`ServerTls`]: a server's configuration as the cluster demands it, live.
+//! - [`connect_to_guest`]: what a program in a guest is shown, and what is asked of it.
 //! - [`serve`]: accepts connections, limits them, hands requests with a [`Peer`] extension to an axum router.
 //!
 //! The crypto provider is ring everywhere.
 
+mod again;
 mod configs;
 mod demands;
+mod guest;
 mod identity;
+mod patient;
 mod peer;
 mod roots;
 mod serve;
@@ -23,6 +27,7 @@ use rustls::crypto::CryptoProvider;
 
 pub use configs::{ClientPolicy, client_config, server_config};
 pub use demands::ServerTls;
+pub use guest::connect_to_guest;
 pub use identity::Identity;
 pub use peer::{Peer, common_name, common_names, not_after};
 pub use roots::Roots;

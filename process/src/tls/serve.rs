@@ -1,10 +1,16 @@
 //! The accept loop: bounded connections, bounded handshakes, graceful end.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::Router;
 use hyper::{
-    Request,
+    Request, StatusCode,
     body::Incoming,
     server::conn::http1,
     service::{Service as _, service_fn},
@@ -21,7 +27,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::{Peer, ServerTls};
+use super::{Peer, ServerTls, again::again, patient::Patient};
 use crate::shares::Shares;
 
 /// Bounds of a server.
@@ -37,7 +43,9 @@ pub struct Limits {
     pub request_head: Duration,
     /// Longest time from an answer to the head of the next request.
     pub idle: Duration,
-    /// Most lines in the head of a request.
+    /// Longest time for an answer, or a large part of it, to be taken.
+    pub answer: Duration,
+    /// Most lines in the head of a request of a client that shows a certificate; others send a hundred at most.
     pub header_lines: usize,
     /// How long open connections may go on after the stop.
     pub drain: Duration,
@@ -51,6 +59,7 @@ impl Default for Limits {
             handshake: Duration::from_secs(5),
             request_head: Duration::from_secs(10),
             idle: Duration::from_secs(30),
+            answer: Duration::from_secs(60),
             header_lines: 100,
             drain: Duration::from_secs(10),
         }
@@ -98,7 +107,7 @@ pub async fn serve(
         let (acceptor, router, stop) = (TlsAcceptor::from(tls.current()), router.clone(), stop.clone());
         connections.spawn(async move {
             let (_slot, _share) = (slot, share);
-            connection(stream, address, acceptor, router, limits, stop).await;
+            again(connection(stream, address, acceptor, router, limits, stop)).await;
         });
         // Collects what has ended, so that the set does not grow.
         while connections.try_join_next().is_some() {}
@@ -131,24 +140,35 @@ async fn connection(
         }
     };
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    // Not the builder that finds out the version: it waits for the first bytes without a limit, and takes HTTP/2 from
+    // those who were not offered it.
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(limits.idle);
+    // hyper makes room for all the lines that there may be, anew for each request, and on the heap unless they are the
+    // hundred it is used to: two thousand are 140 KB. Only who speaks for users has that much to say.
+    if !chain.is_empty() {
+        http.max_headers(limits.header_lines);
+    }
     let asked = Arc::new(Notify::new());
     let first = asked.clone();
     let peer = Peer::new(address, chain);
+    let upgraded = Arc::new(AtomicBool::new(false));
+    let stream = Patient::new(stream, limits.answer, upgraded.clone());
     let service = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
         asked.notify_one();
         // Not a layer of the router: it would make all its routes anew for each connection.
         request.extensions_mut().insert(peer.clone());
-        service.call(request)
+        let (answer, upgraded) = (service.call(request), upgraded.clone());
+        async move {
+            let answer = answer.await;
+            if answer.as_ref().is_ok_and(|answer| answer.status() == StatusCode::SWITCHING_PROTOCOLS) {
+                upgraded.store(true, Ordering::Relaxed);
+            }
+            answer
+        }
     });
-    // Not the builder that finds out the version: it waits for the first bytes without a limit, and takes HTTP/2 from
-    // those who were not offered it.
-    let served = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.idle)
-        .max_headers(limits.header_lines)
-        .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades();
+    let served = http.serve_connection(TokioIo::new(stream), service).with_upgrades();
     let mut served = std::pin::pin!(served);
     let silent = async {
         if tokio::time::timeout(limits.request_head, first.notified()).await.is_ok() {

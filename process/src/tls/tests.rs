@@ -1,6 +1,8 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{Extension, Router, routing::get};
+use hyper::{StatusCode, header};
+use hyper_util::rt::TokioIo;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio::{
@@ -124,6 +126,23 @@ async fn server_of_another_name_or_another_ca_is_refused() {
 }
 
 #[tokio::test]
+async fn a_guest_may_show_any_certificate_and_learns_who_calls() {
+    let authority = Authority::new();
+    let guest = Authority::new().identity("anything", "a.example");
+    let policy = ClientPolicy::only(authority.roots(), "caller");
+    let address = start(server_config(&guest, policy, &["http/1.1"]).unwrap(), CancellationToken::new()).await;
+    let caller = authority.identity("caller", "node.example");
+    let stream = TcpStream::connect(address).await.unwrap();
+    let mut stream = connect_to_guest(&caller, stream).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.contains("names: [\"caller\"]"), "{answer}");
+    let stream = TcpStream::connect(address).await.unwrap();
+    assert!(connect_to_guest(&Identity::empty(), stream).await.is_err(), "nobody is shown");
+}
+
+#[tokio::test]
 async fn rotated_identity_and_bundle_take_effect_without_restart() {
     let old = Authority::new();
     let new = Authority::new();
@@ -169,19 +188,75 @@ async fn clients_that_only_hold_connections_leave_room_for_others() {
     assert!(ask(address, tls, "a.example").await.is_ok());
 }
 
-#[tokio::test]
-async fn head_has_as_many_lines_as_the_server_takes() {
+/// More than the kernel keeps for who does not read.
+const LARGE: usize = 64 << 20;
+
+/// What comes from a server of `router`, in which answers wait for half a second, when it is read after three.
+async fn read_late(router: Router, more_headers: &str) -> Vec<u8> {
     let authority = Authority::new();
     let server = authority.identity("server", "a.example");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let tls = server_config(&server, ClientPolicy::None, &["http/1.1"]).unwrap();
+    let limits = Limits { answer: Duration::from_millis(500), ..Limits::default() };
+    tokio::spawn(serve(listener, tls, router, limits, CancellationToken::new()));
+    let config = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from("a.example").unwrap();
+    let mut stream = TlsConnector::from(config).connect(name, stream).await.unwrap();
+    stream.write_all(format!("GET / HTTP/1.1\r\nhost: x\r\n{more_headers}\r\n").as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut read = Vec::new();
+    // A connection that is cut off ends without a word.
+    let _ = stream.read_to_end(&mut read).await;
+    read
+}
+
+#[tokio::test]
+async fn client_that_does_not_take_its_answer_is_cut_off() {
+    let router = Router::new().route("/", get(|| async { vec![b' '; LARGE] }));
+    let answer = read_late(router, "connection: close\r\n").await;
+    assert!(answer.starts_with(b"HTTP/1.1 200 OK") && answer.len() < LARGE, "{} bytes came", answer.len());
+}
+
+#[tokio::test]
+async fn stream_waits_for_its_client() {
+    let router = Router::new().route(
+        "/",
+        get(|request: axum::extract::Request| async move {
+            tokio::spawn(async move {
+                let mut stream = TokioIo::new(hyper::upgrade::on(request).await.unwrap());
+                stream.write_all(&vec![b' '; LARGE]).await.unwrap();
+                stream.shutdown().await.unwrap();
+            });
+            let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, "bytes")];
+            (StatusCode::SWITCHING_PROTOCOLS, headers)
+        }),
+    );
+    let stream = read_late(router, "connection: upgrade\r\nupgrade: bytes\r\n").await;
+    assert!(stream.starts_with(b"HTTP/1.1 101 ") && stream.len() > LARGE, "{} bytes came", stream.len());
+}
+
+#[tokio::test]
+async fn head_has_as_many_lines_as_the_server_takes_of_the_client() {
+    let authority = Authority::new();
+    let server = authority.identity("server", "a.example");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tls = server_config(&server, ClientPolicy::Unjudged, &["http/1.1"]).unwrap();
     let router = Router::new().route("/", get(|| async { "served" }));
     let limits = Limits { header_lines: 400, ..Limits::default() };
     tokio::spawn(serve(listener, tls, router, limits, CancellationToken::new()));
-    for (lines, expected) in [(99, "200 OK"), (390, "200 OK"), (500, "431 ")] {
+    let client = authority.identity("client", "client.example");
+    for (identity, lines, expected) in [
+        (None, 90, "200 OK"),
+        (None, 110, "431 "),
+        (Some(&client), 110, "200 OK"),
+        (Some(&client), 390, "200 OK"),
+        (Some(&client), 500, "431 "),
+    ] {
         let name = ServerName::try_from("a.example").unwrap();
-        let config = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
+        let config = client_config(&authority.roots(), identity, &["http/1.1"]).unwrap();
         let stream = TcpStream::connect(address).await.unwrap();
         let mut stream = TlsConnector::from(config).connect(name, stream).await.unwrap();
         let groups = "x-remote-group: g\r\n".repeat(lines);

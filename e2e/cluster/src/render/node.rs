@@ -326,7 +326,7 @@ mod tests {
     fn what_pods_mount_from_the_host_is_the_nodes_own() {
         let init = init(&plan(), &plan().node(1), Path::new("/opt/bin"));
         assert!(init.own_run);
-        for path in ["/var/lib/kubelet", "/var/lib/kubevirt-node-labeller", "/etc/cni", "/var/log/pods"] {
+        for path in ["/var/lib/kubelet", "/etc/cni", "/var/log/pods"] {
             assert!(init.binds.iter().any(|(_, seen)| seen == Path::new(path)), "{path}");
         }
     }

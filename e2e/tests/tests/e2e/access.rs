@@ -1,7 +1,7 @@
 //! Who may do what.
 
 use anyhow::ensure;
-use ferrovirt_e2e_tests::story;
+use ferrovirt_e2e_tests::{PATIENCE, story};
 
 use crate::manifests;
 
@@ -29,7 +29,7 @@ subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: 'editor-{0}'
         s.wait_running("box").await?;
         let (viewer, editor) = (format!("viewer-{}", s.namespace), format!("editor-{}", s.namespace));
         // Roles are aggregated and bindings cached by controllers: the permitted case is waited for, then the others hold.
-        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = tokio::time::Instant::now() + PATIENCE;
         while let Err(error) = s.virt(&["pause", "vmi", "box", "--as", &editor]).await {
             ensure!(tokio::time::Instant::now() < deadline, "an editor may pause: {error:#}");
             tokio::time::sleep(std::time::Duration::from_millis(500)).await;

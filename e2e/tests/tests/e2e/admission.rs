@@ -72,7 +72,7 @@ volumes:
                 ("/domain/machine/type", json!("q35")),
                 ("/domain/cpu", json!({"sockets": 1, "cores": 1, "threads": 1, "model": "host-model"})),
                 ("/domain/features/acpi/enabled", json!(true)),
-                ("/domain/devices/interfaces", json!([{"name": "default", "masquerade": {}}])),
+                ("/domain/devices/interfaces", json!([{"name": "default", "bridge": {}}])),
                 ("/networks", json!([{"name": "default", "pod": {}}])),
                 // An image without a tag may change under its name.
                 ("/volumes/0/containerDisk/imagePullPolicy", json!("Always")),
@@ -410,7 +410,14 @@ fn refused() -> Vec<(&'static str, Value, &'static str)> {
             domain(json!({"cpu": {"cores": 2, "dedicatedCpuPlacement": true}})),
             "domain.cpu.dedicatedCpuPlacement",
         ),
-        ("an encrypted guest", domain(json!({"launchSecurity": {"sev": {}}})), "domain.launchSecurity"),
+        (
+            "an encrypted guest",
+            domain(json!({
+                "launchSecurity": {"sev": {}},
+                "firmware": {"bootloader": {"efi": {"secureBoot": false}}},
+            })),
+            "domain.launchSecurity",
+        ),
         ("a TPM", devices(json!({"tpm": {}})), "domain.devices.tpm"),
     ]
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use ferrovirt_e2e_tests::story;
+use ferrovirt_e2e_tests::{PATIENCE, story};
 
 use crate::manifests;
 
@@ -17,7 +17,7 @@ fn vm_boots_from_container_disk_and_user_works_on_its_console() {
         ensure!(!address.is_empty(), "a running machine has an address");
 
         let vm = s
-            .wait("vm", "web", "be ready", Duration::from_secs(30), |vm| {
+            .wait("vm", "web", "be ready", PATIENCE, |vm| {
                 vm["status"]["ready"] == true && vm["status"]["printableStatus"] == "Running"
             })
             .await?;

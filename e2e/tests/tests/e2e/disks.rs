@@ -64,13 +64,15 @@ spec:
         devices:
           disks:
           - {{name: data, serial: DATA, disk: {{bus: virtio}}}}
-          - {{name: scratch, serial: SCRATCH, disk: {{bus: virtio}}}}
+          - {{name: scratch, serial: SCRATCH, disk: {{bus: virtio}}, blockSize: {{matchVolume: {{}}}}}}
           - {{name: settings, serial: SETTINGS, disk: {{bus: virtio}}}}
           - {{name: key, serial: KEY, disk: {{bus: virtio}}}}
           - {{name: about, serial: ABOUT, disk: {{bus: virtio}}}}
           - {{name: account, serial: ACCOUNT, disk: {{bus: virtio}}}}
           - {{name: seed, serial: SEED, disk: {{bus: virtio}}}}
           - {{name: answers, cdrom: {{bus: sata}}}}
+          interfaces: [{{name: default, masquerade: {{}}, tag: uplink}}]
+      networks: [{{name: default, pod: {{}}}}]
       volumes:
       - {{name: data, persistentVolumeClaim: {{claimName: {claim}}}}}
       - {{name: scratch, emptyDisk: {{capacity: 8Mi}}}}
@@ -125,6 +127,9 @@ async fn disks(s: &Story, storage: &Storage) -> Result<()> {
         let sectors = run(&mut console, &format!("cat /sys/block/$(basename $(disk {serial}))/size")).await?;
         ensure!(sectors.parse() == Ok(size * MEBIBYTE / 512), "{serial} has {sectors} sectors");
     }
+    // File systems of nodes have blocks of more than the 512 bytes that a disk has otherwise.
+    let block = run(&mut console, "cat /sys/block/$(basename $(disk SCRATCH))/queue/logical_block_size").await?;
+    ensure!(block.parse::<u64>().is_ok_and(|size| size > 512), "the blocks of SCRATCH have {block} bytes");
     for (serial, file, expected) in [
         ("SETTINGS", "color", "blue"),
         ("SETTINGS", "a-rather-long.name_of-a-key", "long"),
@@ -132,6 +137,7 @@ async fn disks(s: &Story, storage: &Storage) -> Result<()> {
         ("ABOUT", "labels", "team=\"blue\""),
         ("ACCOUNT", "namespace", s.namespace.as_str()),
         ("SEED", "openstack/latest/meta_data.json", "\"hostname\":\"box\""),
+        ("SEED", "openstack/latest/meta_data.json", "\"tags\":[\"uplink\"]"),
     ] {
         let content = run(&mut console, &format!("show {serial} {file}")).await?;
         ensure!(content.contains(expected), "{file} of {serial} says {content:?}");

@@ -30,6 +30,8 @@ fn rows() -> Vec<Row> {
         (PUT, VM, "start", json!({}), 409, "VM is already running"),
         (PUT, VM, "stop", all.clone(), 202, ""),
         (PUT, VM, "stop", json!({"dryRun": ["Some"]}), 400, "dryRun"),
+        (PUT, VM, "stop?dryRun=Some", json!({}), 400, "dryRun"),
+        (PUT, VMI, "reset?dryRun=All", none.clone(), 400, "dryRun is not supported"),
         (PUT, VM, "stop", json!({"gracePeriod": "soon"}), 400, "Can not unmarshal Request body to struct"),
         (PUT, VM, "restart", all.clone(), 202, ""),
         (PUT, VM, "restart", json!({"gracePeriodSeconds": 5}), 400, "only gracePeriod=0 is supported"),
@@ -195,6 +197,7 @@ async fn metrics(s: &Story) -> Result<()> {
         r#"kubevirt_api_subresource_request_seconds_count{subresource="virtualmachines/start"}"#,
         "kubevirt_api_admission_reviews_total{",
         "kubevirt_rest_client_requests_total{",
+        "kubevirt_virt_api_ready_status 1",
     ] {
         ensure!(api.iter().any(|line| line.starts_with(part)), "{part} is not in virt-api's metrics");
     }
@@ -220,6 +223,25 @@ async fn metrics(s: &Story) -> Result<()> {
         let value = line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok());
         ensure!(value.is_some_and(|value| value >= 0.0), "{line}");
     }
+    scraped(s).await
+}
+
+/// Prometheus finds the metrics of all processes by one Service.
+async fn scraped(s: &Story) -> Result<()> {
+    let path = "/apis/discovery.k8s.io/v1/namespaces/kubevirt/endpointslices\
+                ?labelSelector=kubernetes.io/service-name=kubevirt-prometheus-metrics";
+    let found = s.call(&GET, path, &Value::Null).await?.json();
+    let slices = found["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for component in ["virt-api", "virt-controller", "virt-handler"] {
+        let listed = slices.iter().any(|slice| {
+            let endpoints = slice["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let mut pods = endpoints.iter().filter_map(|endpoint| endpoint["targetRef"]["name"].as_str());
+            slice["ports"][0]["name"] == "metrics"
+                && slice["ports"][0]["port"] == 8443
+                && pods.any(|pod| pod.starts_with(component))
+        });
+        ensure!(listed, "{component} is not among the targets: {found}");
+    }
     Ok(())
 }
 
@@ -229,6 +251,9 @@ fn aggregated_api_describes_itself() {
         for version in VERSIONS {
             let version_info = s.call(&GET, &format!("{GROUP}/{version}/version"), &Value::Null).await?.json();
             ensure!(version_info["gitVersion"].as_str().is_some_and(|v| v.starts_with('v')), "{version_info}");
+            // Images that were built without git tell none of these.
+            let told = ["gitCommit", "gitTreeState", "buildDate"].map(|key| version_info[key] != "");
+            ensure!(told == [told[0]; 3], "{version_info}");
             let health = s.call(&GET, &format!("{GROUP}/{version}/healthz"), &Value::Null).await?;
             let health = (health.code, health.json());
             ensure!(health.0 == 200 && health.1["apiserver"]["connectivity"] == "ok", "healthz: {health:?}");

@@ -92,6 +92,15 @@ fn machine_that_is_to_leave_its_node_may_stay_after_all() {
         ensure!(said.contains(&format!("VMI {}/box was canceled evacuation\n", s.namespace)), "{said:?}");
         stays(s, pod).await?;
 
+        // One that only a migration may move stays, since it cannot migrate.
+        let strategy = format!("{grace}      evictionStrategy: LiveMigrate\n");
+        s.apply(&manifests::kernel_vm("fixed", "Always").replace(grace, &strategy)).await?;
+        s.wait_running("fixed").await?;
+        let pod = s.launcher_pod("fixed").await?;
+        let said = drain(s, pod["metadata"]["name"].as_str().context("pod without name")?, false).await?;
+        let expected = "VMI fixed is configured with an eviction strategy but is not live-migratable";
+        ensure!(said.contains(expected), "{said}");
+
         let after = s.get("vmi", "box").await?;
         ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the machine was started anew");
         ensure!(after["status"]["phase"] == "Running", "the machine is {}", after["status"]["phase"]);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, story};
+use ferrovirt_e2e_tests::{Console, PATIENCE, Story, story};
 use serde_json::{Value, json};
 use tokio::{
     process::Command,
@@ -24,7 +24,8 @@ fn guest_agent_tells_freezes_and_reboots_and_ssh_gets_in() {
     story("agent", async |s| {
         let files = Files::new(&s.namespace)?;
         let key = files.key().await?;
-        s.apply(&manifests::debian("deb", &key)).await?;
+        s.apply(SECRETS).await?;
+        s.apply(&manifests::debian("deb", &key).replace("      volumes:\n", WITH_CREDENTIALS)).await?;
         let vmi = s.wait("vmi", "deb", "have its guest agent connected", BOOT, is_connected).await?;
         ensure!(vmi["status"]["phase"] == "Running", "the machine is {}", vmi["status"]["phase"]);
         let vmi = s
@@ -42,6 +43,8 @@ fn guest_agent_tells_freezes_and_reboots_and_ssh_gets_in() {
         let mut console = s.console("deb")?;
         console.login("root", "ferrovirt").await?;
         queries(s, &mut console).await?;
+        credentials(s, &mut console).await?;
+        probes(s).await?;
         ssh(s, &files).await?;
         freeze(s, &mut console).await?;
         console.leave().await?;
@@ -51,6 +54,55 @@ fn guest_agent_tells_freezes_and_reboots_and_ssh_gets_in() {
 
 fn is_connected(vmi: &Value) -> bool {
     condition(vmi, "AgentConnected").is_some_and(|c| c["status"] == "True")
+}
+
+/// A key and a password that the guest agent puts into the guest.
+const SECRETS: &str = "
+apiVersion: v1
+kind: Secret
+metadata: {name: admins}
+stringData: {key: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8 of-the-story}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: passwords}
+stringData: {debian: s3cret}
+";
+const WITH_CREDENTIALS: &str = "      accessCredentials:
+      - sshPublicKey: {source: {secret: {secretName: admins}}, propagationMethod: {qemuGuestAgent: {users: [root]}}}
+      - userPassword: {source: {secret: {secretName: passwords}}, propagationMethod: {qemuGuestAgent: {}}}
+      readinessProbe: {exec: {command: [grep, -q, trixie, /etc/os-release]}, timeoutSeconds: 5}
+      volumes:
+";
+
+/// The guest has what the secrets hold.
+async fn credentials(s: &Story, console: &mut Console) -> Result<()> {
+    s.wait("vmi", "deb", "have its credentials", Duration::from_secs(120), |vmi| {
+        condition(vmi, "AccessCredentialsSynchronized").is_some_and(|c| c["status"] == "True")
+    })
+    .await?;
+    let (keys, _) = console.run("cat /root/.ssh/authorized_keys").await?;
+    ensure!(keys.contains("of-the-story"), "the key of the secret is not in the guest: {keys}");
+    let (said, code) = console.run("grep -q '^debian:[$]' /etc/shadow").await?;
+    ensure!(code == 0, "the user has no password: {said}");
+    Ok(())
+}
+
+/// Probes are carried out by the guest agent.
+async fn probes(s: &Story) -> Result<()> {
+    s.wait("vmi", "deb", "be ready by its probe", Duration::from_secs(60), |vmi| {
+        condition(vmi, "Ready").is_some_and(|c| c["status"] == "True")
+    })
+    .await?;
+    let pod = s.launcher_pod("deb").await?;
+    let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
+    let probe = ["virt-probe", "--domainName", "deb", "--timeoutSeconds", "10"];
+    s.exec(pod, &[&probe[..], &["--guestAgentPing"]].concat()).await?;
+    let said = s.exec(pod, &[&probe[..], &["--command", "echo", "--", "from", "within"]].concat()).await?;
+    ensure!(said == "from within\n", "the guest says {said:?}");
+    let failed = s.exec(pod, &[&probe[..], &["--command", "false"]].concat()).await;
+    ensure!(failed.is_err(), "a program that fails fails no probe");
+    Ok(())
 }
 
 /// The record of a log-in, as `login` used to leave it for all who ask who is there: Debian 13's does not any more, and the
@@ -71,7 +123,7 @@ async fn queries(s: &Story, console: &mut Console) -> Result<()> {
     let (said, code) = console.run(LOGGED_IN).await?;
     ensure!(code == 0, "no record of the log-in: {said}");
     // An answer of the agent counts for a few seconds.
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let users: Value = serde_json::from_str(&s.virt(&["userlist", "deb"]).await?)?;
         let root = users["items"].as_array().and_then(|all| all.iter().find(|user| user["userName"] == "root"));
@@ -139,7 +191,7 @@ async fn freeze(s: &Story, console: &mut Console) -> Result<()> {
         move |vmi: &Value| vmi["status"]["fsFreezeStatus"].as_str().unwrap_or("thawed") == status
     };
     backup_hook(s, "pre").await?;
-    s.wait("vmi", "deb", "be frozen", Duration::from_secs(30), is("frozen")).await?;
+    s.wait("vmi", "deb", "be frozen", PATIENCE, is("frozen")).await?;
     // What is below /run is in memory; the disk takes nothing.
     console.run("{ echo text > /root/written && echo done > /run/written & } 2>/dev/null").await?;
     sleep(Duration::from_secs(3)).await;
@@ -150,14 +202,14 @@ async fn freeze(s: &Story, console: &mut Console) -> Result<()> {
     // To freeze what is frozen changes nothing, nor does it fail.
     s.put(MACHINE, "freeze", &json!({"unfreezeTimeout": "5m"})).await?;
     backup_hook(s, "post").await?;
-    s.wait("vmi", "deb", "thaw", Duration::from_secs(30), is("thawed")).await?;
+    s.wait("vmi", "deb", "thaw", PATIENCE, is("thawed")).await?;
     // So is a thaw of what is thawed.
     s.put(MACHINE, "unfreeze", &Value::Null).await?;
     wait_written(console).await?;
 
     let asked = Instant::now();
     s.put(MACHINE, "freeze", &json!({"unfreezeTimeout": "5s"})).await?;
-    s.wait("vmi", "deb", "be frozen again", Duration::from_secs(30), is("frozen")).await?;
+    s.wait("vmi", "deb", "be frozen again", PATIENCE, is("frozen")).await?;
     s.wait("vmi", "deb", "thaw by itself", Duration::from_secs(60), is("thawed")).await?;
     ensure!(asked.elapsed() >= Duration::from_secs(4), "it thawed before its time: {:?}", asked.elapsed());
     console.run("rm /run/written; echo text > /root/written && echo done > /run/written").await?;
@@ -179,7 +231,7 @@ async fn backup_hook(s: &Story, when: &str) -> Result<()> {
 }
 
 async fn wait_written(console: &mut Console) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     while console.run("test -e /run/written").await?.1 != 0 {
         ensure!(Instant::now() < deadline, "the guest cannot write after the thaw");
         sleep(Duration::from_millis(500)).await;

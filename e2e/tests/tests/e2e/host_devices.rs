@@ -1,10 +1,10 @@
-//! Devices of the host. The nodes of a test cluster have none that could be given away, so the story ends with the
-//! scheduler, which waits for a node that has.
+//! Devices of the host, and VSOCK, which takes one. The nodes of a test cluster have none that could be given away, so the
+//! story ends with the scheduler, which waits for a node that has.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story_alone};
+use ferrovirt_e2e_tests::{PATIENCE, Story, story_alone};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -17,8 +17,14 @@ fn a_machine_waits_for_a_device_that_is_permitted() {
         let card = json!({"pciVendorSelector": "1AF4:FFFF", "resourceName": "ferrovirt.test/card"});
         let stick =
             json!({"resourceName": "ferrovirt.test/stick", "selectors": [{"vendor": "46f4", "product": "ffff"}]});
-        configure(s, &json!(["HostDevices"]), &json!({"pciHostDevices": [card], "usb": [stick]})).await?;
-        let told = wait_for_device(s).await;
+        let said = s.refused(&talker()).await?;
+        ensure!(said.contains("VSOCK feature gate is not enabled"), "VSOCK is refused without naming its gate: {said}");
+        configure(s, &json!(["HostDevices", "VSOCK"]), &json!({"pciHostDevices": [card], "usb": [stick]})).await?;
+        let told = async {
+            wait_for_device(s).await?;
+            wait_for_vsock(s).await
+        }
+        .await;
         configure(s, &Value::Null, &Value::Null).await?;
         told
     });
@@ -38,13 +44,24 @@ fn machine(name: &str, resource: &str) -> String {
     manifests::kernel_vm(name, "Always").replace("devices: {}", &devices)
 }
 
-async fn wait_for_device(s: &Story) -> Result<()> {
+fn talker() -> String {
+    manifests::kernel_vm("talker", "Always").replace("devices: {}", "devices: {autoattachVSOCK: true}")
+}
+
+/// Makes a machine that the new configuration permits.
+async fn make(s: &Story, machine: &str) -> Result<()> {
     // Each virt-api hears of the configuration a moment after its administrator.
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while let Err(error) = s.apply(&machine("box", "ferrovirt.test/card")).await {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = s.apply(machine).await {
         ensure!(Instant::now() < deadline, "a machine with a permitted device is refused: {error:#}");
         sleep(Duration::from_millis(250)).await;
     }
+    Ok(())
+}
+
+async fn wait_for_device(s: &Story) -> Result<()> {
+    make(s, &machine("box", "ferrovirt.test/card")).await?;
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let said = s.refused(&machine("other", "ferrovirt.test/unknown")).await?;
         if said.contains("spec.template.spec.domain.devices.hostDevices[0].deviceName") {
@@ -61,4 +78,22 @@ async fn wait_for_device(s: &Story) -> Result<()> {
     ensure!(said.contains("Insufficient ferrovirt.test/card"), "the scheduler does not say what is missing: {said}");
     s.delete("vm", "box").await?;
     s.wait_gone("vmi", "box", minute).await
+}
+
+async fn wait_for_vsock(s: &Story) -> Result<()> {
+    make(s, &talker()).await?;
+    let minute = Duration::from_secs(60);
+    // Clusters of others may have what those of tests have not.
+    let settled = |vm: &Value| vm["status"]["printableStatus"] == "ErrorUnschedulable" || vm["status"]["ready"] == true;
+    s.wait("vm", "talker", "wait for a node with VSOCK, or run on one", minute, settled).await?;
+    let cid = s.get("vmi", "talker").await?["status"]["VSOCKCID"].clone();
+    ensure!(cid.as_u64().is_some_and(|cid| cid >= 3), "the machine has no context id of a guest: {cid}");
+    let pod = s.launcher_pod("talker").await?;
+    if pod["spec"]["nodeName"].is_null() {
+        let said = pod["status"]["conditions"].to_string();
+        let missing = "Insufficient devices.kubevirt.io/vhost-vsock";
+        ensure!(said.contains(missing), "the scheduler does not say what is missing: {said}");
+    }
+    s.delete("vm", "talker").await?;
+    s.wait_gone("vmi", "talker", minute).await
 }

@@ -2,13 +2,21 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use ferrovirt_e2e_tests::story;
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Story, story};
 use serde_json::Value;
 
 use crate::manifests;
 
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// What libvirt answers to a command about a machine, asked as administrators do who look into its pod.
+async fn in_libvirt(s: &Story, vmi: &str, command: &str) -> Result<String> {
+    let uri = "qemu+unix:///session?socket=/var/run/libvirt/virtqemud-sock";
+    let pod = s.launcher_pod(vmi).await?;
+    let name = pod["metadata"]["name"].as_str().context("pod without name")?;
+    s.exec(name, &["virsh", "-c", uri, command, &format!("{}_{vmi}", s.namespace)]).await
+}
 
 fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     object["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == kind)
@@ -59,6 +67,8 @@ fn paused_machine_stands_still_and_goes_on() {
         ensure!(again.contains("already paused"), "{again:?}");
         console.send("echo still-$((40+2))\n").await?;
         ensure!(console.expect("still-42", Duration::from_secs(3)).await.is_err(), "a paused guest answers");
+        let state = in_libvirt(s, "box", "domstate").await?;
+        ensure!(state.trim() == "paused", "libvirt says {state:?}");
 
         s.virt(&["unpause", "vm", "box"]).await?;
         console.expect("still-42", Duration::from_secs(20)).await?;
@@ -73,12 +83,17 @@ fn paused_machine_stands_still_and_goes_on() {
 #[test]
 fn deleted_vm_is_shut_down_by_acpi_and_leaves_nothing_on_its_node() {
     story("delete", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
+        s.apply(&manifests::masqueraded("box", "Always")).await?;
         s.wait_running("box").await?;
         let pod = s.launcher_pod("box").await?;
         let pod_uid = pod["metadata"]["uid"].as_str().context("pod without uid")?.to_owned();
         let pod_name = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
-        let vmi_uid = s.get("vmi", "box").await?["metadata"]["uid"].as_str().context("no uid")?.to_owned();
+        let vmi = s.get("vmi", "box").await?;
+        let vmi_uid = vmi["metadata"]["uid"].as_str().context("no uid")?.to_owned();
+        let held = vmi["metadata"]["finalizers"].to_string();
+        for name in ["kubevirt.io/virtualMachineControllerFinalize", "kubevirt.io/foregroundDeleteVirtualMachine"] {
+            ensure!(held.contains(name), "{name} is not among the finalizers {held}");
+        }
         let mut console = s.console("box")?;
         console.login("root", "story").await?;
 
@@ -89,6 +104,8 @@ fn deleted_vm_is_shut_down_by_acpi_and_leaves_nothing_on_its_node() {
         s.wait_gone("vm", "box", MINUTE).await?;
         s.wait_gone("vmi", "box", MINUTE).await?;
         s.wait_gone("Pod", &pod_name, MINUTE).await?;
+        let said = s.wait_event("box", "Deleted", Duration::from_secs(10)).await?;
+        ensure!(said == "Signaled Deletion", "{said}");
 
         // kubelet removes a pod's directory in its own time, a little after the pod.
         let search = format!(

@@ -19,10 +19,6 @@ spec:
           disks:
           - {{name: root, disk: {{bus: virtio}}}}
           - {{name: seed, disk: {{bus: virtio}}}}
-          interfaces:
-          - {{name: default, masquerade: {{}}}}
-      networks:
-      - {{name: default, pod: {{}}}}
       volumes:
       - {{name: root, containerDisk: {{image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}}}
       - name: seed
@@ -32,6 +28,19 @@ spec:
             hostname: {name}-guest
             password: story
 "
+    )
+}
+
+/// A machine like that of [`vm`], but for its guest's address: that of its pod is translated to one of the guest's own.
+pub fn masqueraded(name: &str, run_strategy: &str) -> String {
+    vm(name, run_strategy).replace(
+        "      volumes:\n",
+        "          interfaces:
+          - {name: default, masquerade: {}}
+      networks:
+      - {name: default, pod: {}}
+      volumes:
+",
     )
 }
 

@@ -2,18 +2,23 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use ferrovirt_e2e_tests::story;
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Console, PATIENCE, Story, story};
 
 use crate::manifests;
 
 #[test]
 fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
     story("network", async |s| {
-        s.apply(&manifests::vm("web", "Always")).await?;
-        s.virt(&["expose", "vm", "web", "--name=web", "--port=80", "--target-port=8080"]).await?;
+        // One behind the address of its pod, the other, which asks for nothing, in the place of its pod.
+        s.apply(&manifests::masqueraded("web", "Always")).await?;
+        // Messages of its kernel would stand between the words of its console.
+        let plain = manifests::kernel_vm("plain", "Always").replace("console=ttyS0", "console=ttyS0 quiet");
+        s.apply(&plain).await?;
+        for name in ["web", "plain"] {
+            s.virt(&["expose", "vm", name, &format!("--name={name}"), "--port=80", "--target-port=8080"]).await?;
+        }
         s.toolbox("visitor").await?;
-        s.wait_running("web").await?;
         let service = s.cluster_api("Service").list(&Default::default()).await?;
         let api_server = service
             .items
@@ -28,32 +33,54 @@ fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
             .and_then(|a| a["address"].as_str().map(str::to_owned))
             .context("no address of the node")?;
 
-        let mut console = s.console("web")?;
-        console.login("root", "story").await?;
-        let (address, _) = console.run("ip -4 -o addr show dev eth0").await?;
-        ensure!(address.contains("10.0.2.2/24"), "address by DHCP, not {address:?}");
-        // A server that expects TLS tells a client that talks plainly so: an answer from the server itself.
-        for (what, address, port) in
-            [("the API server's service address", &api_server, 443), ("its node", &node, 10250)]
-        {
-            let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 {address} {port}");
-            let (said, _) = console.run(&ask).await?;
-            ensure!(said.contains("HTTPS server"), "the guest does not reach {what}: {said:?}");
-        }
-        let (names, code) = console.run("nslookup kubernetes.default.svc.cluster.local").await?;
-        ensure!(code == 0 && names.contains(&api_server), "the guest does not resolve cluster names: {names}");
+        for (name, password) in [("web", "story"), ("plain", "ferrovirt")] {
+            let vmi = s.wait_running(name).await?;
+            let pod = s.launcher_pod(name).await?;
+            let address = pod["status"]["podIP"].as_str().context("pod without address")?;
+            let shown = &vmi["status"]["interfaces"][0];
+            ensure!(shown["ipAddress"] == address, "the machine does not have its pod's address {address}: {shown}");
+            let asked = &vmi["spec"]["domain"]["devices"]["interfaces"][0];
+            let own = if asked["masquerade"].is_object() { "10.0.2.2" } else { address };
+            ensure!(asked["bridge"].is_object() == (name == "plain"), "the binding of {name} is {asked}");
 
-        console.run("mkdir -p /www && echo it-works > /www/index.html && httpd -p 8080 -h /www").await?;
-        console.leave().await?;
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
-        let page = loop {
-            match s.exec("visitor", &["wget", "-q", "-T", "5", "-O", "-", "http://web/"]).await {
-                Ok(page) => break page,
-                Err(error) if tokio::time::Instant::now() > deadline => return Err(error),
-                Err(_) => tokio::time::sleep(Duration::from_millis(500)).await,
-            }
-        };
-        ensure!(page.trim() == "it-works", "{page:?}");
+            let mut console = s.console(name)?;
+            console.login("root", password).await?;
+            reaches_the_cluster(&mut console, own, &api_server, &node).await.with_context(|| name.to_owned())?;
+            let page = format!("mkdir -p /www && echo {name}-works > /www/index.html && httpd -p 8080 -h /www");
+            console.run(&page).await?;
+            console.leave().await?;
+            let said = visited(s, name).await.with_context(|| name.to_owned())?;
+            ensure!(said.trim() == format!("{name}-works"), "{said:?}");
+        }
         Ok(())
     });
+}
+
+/// The guest was given its address by DHCP, reaches services and nodes, and resolves the cluster's names.
+async fn reaches_the_cluster(console: &mut Console, own: &str, api_server: &str, node: &str) -> Result<()> {
+    let wait = "for look in $(seq 100); do ip -4 -o addr show dev eth0 | grep inet && break; usleep 300000; done";
+    let (address, _) = console.run(wait).await?;
+    ensure!(address.contains(&format!("inet {own}/")), "the guest has {address:?}, not {own}");
+    // A server that expects TLS tells a client that talks plainly so: an answer from the server itself.
+    for (what, address, port) in [("the API server's service address", api_server, 443), ("its node", node, 10250)] {
+        let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 {address} {port}");
+        let (said, _) = console.run(&ask).await?;
+        ensure!(said.contains("HTTPS server"), "the guest does not reach {what}: {said:?}");
+    }
+    let (names, code) = console.run("nslookup kubernetes.default.svc.cluster.local").await?;
+    ensure!(code == 0 && names.contains(api_server), "the guest does not resolve cluster names: {names}");
+    Ok(())
+}
+
+/// The page that a pod gets through the Service of that name.
+async fn visited(s: &Story, service: &str) -> Result<String> {
+    let url = format!("http://{service}/");
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        match s.exec("visitor", &["wget", "-q", "-T", "5", "-O", "-", &url]).await {
+            Ok(page) => return Ok(page),
+            Err(error) if tokio::time::Instant::now() > deadline => return Err(error),
+            Err(_) => tokio::time::sleep(Duration::from_millis(500)).await,
+        }
+    }
 }

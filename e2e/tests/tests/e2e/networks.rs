@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, story};
+use ferrovirt_e2e_tests::{Console, PATIENCE, Story, story};
 use serde_json::Value;
 
 use crate::manifests;
@@ -34,10 +34,13 @@ spec:
         ))
         .await?;
         let told = meet(s, &network).await;
+        // The machine that had its pod's address has given it back, too.
+        let address = told.as_deref().unwrap_or("none");
         // The plugin that made the node's bridge leaves it there.
         let look = format!(
             "for look in $(seq 60); do \
-               left=$(ls /sys/class/net/{network}/brif; ls /host/var/lib/cni/networks/{network} | grep '^10[.]'); \
+               left=$(ls /sys/class/net/{network}/brif; ls /host/var/lib/cni/networks/{network} | grep '^10[.]'; \
+                      find /host/var/lib/cni/networks -name {address}); \
                [ -z \"$left\" ] && break; sleep 0.5; \
              done; ip link del {network}; echo $left"
         );
@@ -49,8 +52,9 @@ spec:
     });
 }
 
-/// Two machines on the network: one behind the address of its pod, the other in its pod's place.
-async fn meet(s: &Story, network: &str) -> Result<()> {
+/// Two machines on the network: one behind the address of its pod, the other in its pod's place. Returns that pod's
+/// address.
+async fn meet(s: &Story, network: &str) -> Result<String> {
     for (name, binding) in [("alice", "masquerade"), ("bob", "bridge")] {
         let networks = format!(
             "    devices: {{interfaces: [{{name: default, {binding}: {{}}}}, {{name: lan, bridge: {{}}}}]}}\n  \
@@ -89,7 +93,8 @@ async fn meet(s: &Story, network: &str) -> Result<()> {
     for name in ["alice", "bob"] {
         s.wait_gone("vmi", name, Duration::from_secs(90)).await?;
     }
-    Ok(())
+    let [pod_network, _] = bob;
+    Ok(pod_network.address)
 }
 
 /// An interface as a machine's status shows it.
@@ -105,7 +110,7 @@ async fn connected(s: &Story, name: &str) -> Result<[Seen; 2]> {
     let tells = |vmi: &Value| {
         vmi["status"]["interfaces"][1]["infoSource"].as_str().is_some_and(|source| source == "domain, multus-status")
     };
-    let vmi = s.wait("vmi", name, "tell of its second network", Duration::from_secs(30), tells).await?;
+    let vmi = s.wait("vmi", name, "tell of its second network", PATIENCE, tells).await?;
     let interfaces = &vmi["status"]["interfaces"];
     let seen = |index: usize, network: &str, link: &str| -> Result<Seen> {
         let shown = &interfaces[index];

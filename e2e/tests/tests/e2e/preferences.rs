@@ -24,11 +24,16 @@ spec:
 ",
         )
         .await?;
-        let machine = manifests::kernel_vmi("box").replace("    memory: {guest: 128Mi}\n", "");
+        // Under emulation QEMU may abort where several processors run while PCI devices are set up (its issue 1921): of the
+        // guest's only the first is brought up.
+        let machine = manifests::kernel_vmi("box")
+            .replace("    memory: {guest: 128Mi}\n", "")
+            .replace("console=ttyS0 quiet", "console=ttyS0 quiet maxcpus=1");
         let said = s.refused(&machine).await?;
         ensure!(said.contains("no memory requested"), "{said}");
         let labelled = machine.replace("metadata: {name: box}", "metadata: {name: box, labels: {size: medium}}");
-        s.apply(&labelled).await?;
+        // A preset counts from the moment that virt-api's watch tells of it.
+        s.apply_when_accepted(&labelled).await?;
         let vmi = s.wait_running("box").await?;
         ensure!(vmi["spec"]["domain"]["memory"]["guest"] == "160Mi", "memory is {}", vmi["spec"]["domain"]["memory"]);
         let applied = &vmi["metadata"]["annotations"]["virtualmachinepreset.kubevirt.io/medium"];
@@ -40,8 +45,8 @@ spec:
         // The kernel keeps a part for itself.
         let megabytes: u32 = memory.trim().parse()?;
         ensure!((100..160).contains(&megabytes), "the guest has {megabytes} MiB");
-        let (processors, _) = console.run("nproc").await?;
-        ensure!(processors.trim() == "2", "the guest has {processors} processors");
+        let (processors, _) = console.run("cat /sys/devices/system/cpu/present").await?;
+        ensure!(processors.trim() == "0-1", "the guest has processors {processors}");
         console.leave().await?;
 
         let twice = "
@@ -53,7 +58,8 @@ spec:
   domain: {resources: {requests: {memory: 1Gi}}, devices: {}}
 ";
         s.apply(twice).await?;
-        let said = s.refused(&labelled.replace("name: box", "name: other")).await?;
+        let other = labelled.replace("name: box", "name: other");
+        let said = s.refused_soon(&other).await?;
         ensure!(["'large'", "'medium'", "conflict"].iter().all(|word| said.contains(word)), "{said}");
         Ok(())
     });

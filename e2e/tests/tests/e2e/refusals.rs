@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use ferrovirt_e2e_tests::story;
+use ferrovirt_e2e_tests::{PATIENCE, story};
 use serde_json::Value;
 
 use crate::manifests;
@@ -48,7 +48,7 @@ fn image_without_a_disk_is_told() {
 #[test]
 fn impossible_machines_are_refused_with_the_field_named() {
     story("refusals", async |s| {
-        let good = manifests::vm("box", "Halted");
+        let good = manifests::masqueraded("box", "Halted");
         for (from, to, expected) in [
             ("guest: 128Mi", "guest: '0'", "memory"),
             ("guest: 128Mi", "guest: -1Gi", "memory"),
@@ -98,7 +98,7 @@ spec: {hard: {requests.memory: 64Mi}}
         )
         .await?;
         let used = |quota: &Value| quota["status"]["hard"].is_object();
-        s.wait("ResourceQuota", "small", "be in force", Duration::from_secs(30), used).await?;
+        s.wait("ResourceQuota", "small", "be in force", PATIENCE, used).await?;
         s.apply(&manifests::vm("box", "Always")).await?;
         let said = s.wait_event("box", "FailedCreate", Duration::from_secs(60)).await?;
         ensure!(said.contains("quota"), "{said}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{PATIENCE, Story, story};
 use http::{Method, Request};
 use serde_json::{Value, json};
 
@@ -138,7 +138,7 @@ subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {user}}}]
     users.push((format!("system:serviceaccount:{}:default", s.namespace), "service account"));
     // Bindings are cached by the API server: the last one must have come.
     let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{}/{VM}/expand-spec", s.namespace);
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     while [401, 403].contains(&code(s, &GET, &path, &format!("view-{}", s.namespace)).await?) {
         ensure!(tokio::time::Instant::now() < deadline, "a viewer may not read what viewers may");
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -207,6 +207,7 @@ fn cve_2023_26484_cve_2025_64436_an_agent_writes_its_own_node_and_machines_and_r
             (own, &machine, json!({"metadata": {"labels": {"kubevirt.io/nodeName": "another"}}}), 403),
             (own, &machine, json!({"metadata": {"finalizers": null}}), 403),
             (own, &machine, json!({"status": {"activePods": {"p": "another"}}}), 403),
+            (own, &machine, json!({"status": {"VSOCKCID": 5}}), 403),
         ] {
             let code = as_agent(s, agent_of, &Method::PATCH, path, &patch).await?;
             ensure!(code == expected, "agent of {agent_of:?}, {path}, {patch}: {code} instead of {expected}");

@@ -1,9 +1,10 @@
-//! What becomes of streams when something between client and guest dies.
+//! What becomes of streams when one user wants all of them, and when something between client and guest dies.
 
 use std::{future::Future, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Served, Story, echo, ends, story_alone};
+use anyhow::{Context, Result, bail, ensure};
+use ferrovirt_e2e_tests::{Answer, Console, Served, Socket, Story, connect_without_retries, echo, ends, story_alone};
+use futures::future::{join_all, try_join_all};
 use tokio::{
     net::TcpStream,
     time::{Instant, sleep},
@@ -12,20 +13,26 @@ use tokio::{
 use crate::manifests;
 
 /// How soon a client learns that its stream is over: within five seconds, on a machine that is not busy.
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(30);
 /// How long a user tries to open a stream again.
 const AGAIN: Duration = Duration::from_secs(90);
 /// Where the guest sends back what it gets.
 const ECHO: u16 = 7000;
+/// Streams that one user alone gets of any virt-api, and more than those of several together.
+const SHARE: usize = 200;
+const MOST: usize = 2048;
+/// Streams that the user asks for at once.
+const LANES: usize = 8;
 
 #[test]
-fn streams_end_clearly_with_what_carries_them_and_can_be_opened_again() {
+fn streams_leave_room_for_others_end_clearly_with_what_carries_them_and_can_be_opened_again() {
     story_alone("streamfaults", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
         let machine = s.wait_running("box").await?;
         let forward = s.forward("vm/box", ECHO).await?;
 
         let mut streams = Streams::open(s, &forward).await?;
+        leave_room(s, &mut streams).await.context("one user wants all streams")?;
         streams.console.run("echo kept > /tmp/mark").await?;
         s.kill_on_node("virt-handler").await?;
         let mut tunnel = streams.end("connection to virt-handler was lost").await.context("virt-handler killed")?;
@@ -74,6 +81,85 @@ fn streams_end_clearly_with_what_carries_them_and_can_be_opened_again() {
         s.virt(&["stop", "box"]).await?;
         s.wait_gone("vmi", "box", Duration::from_secs(60)).await
     });
+}
+
+/// One user opens streams until there are no more for this user: the streams of others go on, there is a place for who
+/// comes next, and what is closed is free again.
+async fn leave_room(s: &Story, streams: &mut Streams) -> Result<()> {
+    let client = connect_without_retries().await?;
+    let (greedy, newcomer) = (format!("greedy-{}", s.namespace), format!("newcomer-{}", s.namespace));
+    s.apply(&format!(
+        "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: streams}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}}
+subjects:
+- {{apiGroup: rbac.authorization.k8s.io, kind: User, name: {greedy}}}
+- {{apiGroup: rbac.authorization.k8s.io, kind: User, name: {newcomer}}}
+"
+    ))
+    .await?;
+    // Datagrams to a port where nobody listens: the guest has no work with them.
+    let path = s.subresource("v1", "virtualmachineinstances/box", "portforward/9/udp");
+    let before = s.open_streams().await?.api;
+    // Bindings are cached by the API server, which may not know this one yet.
+    let first = again(|| async { opened(Socket::open(&client, &path, Some(&greedy)).await?) }).await?;
+    let mut taken = vec![first];
+    let refused = loop {
+        ensure!(taken.len() < MOST, "{} streams of one user are open, and none was refused", taken.len());
+        let mut refused = None;
+        for asked in join_all((0..LANES).map(|_| Socket::open(&client, &path, Some(&greedy)))).await {
+            match asked? {
+                Ok(stream) => taken.push(stream),
+                Err(answer) => refused = Some(answer),
+            }
+        }
+        if let Some(answer) = refused {
+            break answer;
+        }
+    };
+    let (headers, status) = (&refused.headers, refused.json());
+    ensure!(
+        refused.code == 429
+            && headers.get("Retry-After").is_some_and(|seconds| seconds == "1")
+            && status["kind"] == "Status"
+            && status["reason"] == "TooManyRequests"
+            && status["details"]["retryAfterSeconds"] == 1
+            && refused.said().contains("too many streams of this user"),
+        "refused with {} {headers:?} {status}",
+        refused.code
+    );
+    ensure!(taken.len() >= SHARE, "one user alone gets {} streams only", taken.len());
+
+    let mut other = opened(Socket::open(&client, &path, Some(&newcomer)).await?).context("another user")?;
+    other.ping(SOON).await.context("another user")?;
+    try_join_all(taken.iter_mut().map(|stream| stream.ping(SOON))).await?;
+    echo(&mut streams.tunnel, "still here").await?;
+    let (said, _) = streams.console.run("echo $((6 * 7))").await?;
+    ensure!(said.trim() == "42", "the console answers {said:?}");
+    let open = s.open_streams().await?.api;
+    ensure!(open > taken.len() as u64, "{open} streams are counted, and {} of one user are open", taken.len());
+
+    drop((taken, other));
+    let deadline = Instant::now() + AGAIN;
+    loop {
+        let open = s.open_streams().await?.api;
+        // Fewer where an attempt at the first streams was still counted.
+        if open <= before {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{open} streams are counted after all but {before} were closed");
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// The stream, or what the server said instead.
+fn opened(asked: Result<Socket, Box<Answer>>) -> Result<Socket> {
+    match asked {
+        Ok(stream) => Ok(stream),
+        Err(answer) => bail!("refused: {} {}", answer.code, answer.said()),
+    }
 }
 
 /// One stream of each kind.

@@ -26,7 +26,7 @@ const IDLERS: usize = 8;
 #[test]
 fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
     story("forward", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
+        s.apply(&manifests::masqueraded("box", "Always")).await?;
         s.wait_running("box").await?;
         let mut console = s.console("box")?;
         console.login("root", "story").await?;

@@ -8,7 +8,7 @@ use ferrovirt_launcher::{
     capabilities, freezer,
     options::{CommandLine, Task},
     paths::Paths,
-    worker,
+    probe, worker,
 };
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
@@ -25,6 +25,10 @@ fn main() -> anyhow::Result<ExitCode> {
         freezer::run(&freezer::Options::parse(), &Paths::default()).context("freezing or thawing the guest")?;
         return Ok(ExitCode::SUCCESS);
     }
+    if Path::new(&called).file_name().is_some_and(|name| name == probe::NAME) {
+        let code = probe::run(&probe::Options::parse(), &Paths::default()).context("probing the guest")?;
+        return Ok(ExitCode::from(code));
+    }
     let command = CommandLine::parse();
     match (command.task, command.machine) {
         (Some(Task::NodeCapabilities { output }), _) => {
@@ -35,8 +39,6 @@ fn main() -> anyhow::Result<ExitCode> {
             capabilities::probe(&scratch, kvm, verify).context("probing libvirt and QEMU")?;
             Ok(ExitCode::SUCCESS)
         }
-        // An error, not a crash: the supervisor starts a worker that crashed again.
-        (None, Some(machine)) if machine.simulate_crash => anyhow::bail!("failing as asked"),
         (None, Some(machine)) => worker::run(machine, Paths::default()).context("running the machine"),
         (None, None) => anyhow::bail!("no machine given; see --help"),
     }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use api::VirtualMachineInstance;
-use protocol::{Lifecycle, MachineState};
+use protocol::{GuestPanic, Lifecycle, MachineState};
 use serde_json::json;
 
 use super::*;
 use crate::machine::{
-    host::ConnectError,
+    host::{ConnectError, NetworkFailure},
     state::{Failure, Outcome, Stage},
 };
 
@@ -405,6 +405,47 @@ fn a_write_that_fails_is_tried_again_later_and_a_conflict_reads_first() {
 }
 
 #[test]
+fn what_the_guest_does_while_a_write_is_under_way_is_written_with_the_next() {
+    let mut machine = live();
+    let mut agent = state(Lifecycle::Running, "booted");
+    agent.guest_agent_connected = true;
+    machine.hear(agent.clone(), at(100));
+    let decision = decide(&machine, at(101));
+    machine.begin(&decision.effects[0], at(101));
+    agent.memory_current = 1 << 30;
+    machine.hear(agent, at(102));
+    let mut next = (*machine.vmi).clone();
+    next.status = written(&decision).cloned();
+    machine.learn(Outcome::Written(Ok(Arc::new(next)), Vec::new()), NODE, at(103));
+    assert!(decide(&machine, at(104)).effects.is_empty());
+    assert_eq!(names(&decide(&machine, at(113))), ["write"]);
+}
+
+#[test]
+fn a_launcher_that_accepts_the_machine_and_hangs_up_again_and_again_is_met_at_growing_intervals() {
+    let mut machine = live();
+    let mut now = at(100);
+    let (mut waits, mut told) = (Vec::new(), Vec::new());
+    for connection in 1..=9 {
+        machine.learn(Outcome::Connected(Ok(connection)), NODE, now);
+        machine.learn(Outcome::Greeted(connection, Ok(())), NODE, now);
+        told.extend(machine.learn(Outcome::Synced(connection, 0, Ok(true)), NODE, now));
+        machine.lose(connection, now);
+        let Link::Down { retry_at, .. } = machine.link else { panic!("there is a connection") };
+        waits.push((retry_at - now.since_start).as_millis());
+        now.since_start = retry_at;
+    }
+    assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 3200, 6400, 6400]);
+    assert_eq!(told, [Announcement::normal("Created", "VirtualMachineInstance defined.")], "once");
+    // One that lasts makes up for those before it.
+    machine.learn(Outcome::Connected(Ok(10)), NODE, now);
+    now.since_start += Duration::from_secs(10);
+    machine.lose(10, now);
+    let Link::Down { retry_at, .. } = machine.link else { panic!("there is a connection") };
+    assert_eq!(retry_at - now.since_start, Duration::from_millis(50));
+}
+
+#[test]
 fn a_launcher_that_has_given_up_fails_the_machine_with_its_words() {
     let mut machine = prepared("Scheduled", Lifecycle::NoDomain, "");
     machine.report.as_mut().unwrap().failure = "no firmware".into();
@@ -505,5 +546,61 @@ fn a_guest_that_runs_outlives_a_synchronization_that_is_refused() {
             Some(phase) => assert_eq!(status.phase, Some(phase)),
             None => assert_eq!(status.phase, Some(Phase::Running)),
         }
+    }
+}
+
+#[test]
+fn a_guest_that_runs_outlives_a_network_that_an_agent_finds_fault_with_when_it_starts_again() {
+    let failure = || NetworkFailure { message: "that many ports are not supported".into(), permanent: true };
+    let mut machine = Machine::new(Arc::new(vmi("Running")), NODE);
+    machine.learn(Outcome::Connected(Ok(1)), NODE, at(1));
+    machine.learn(Outcome::Greeted(1, Ok(())), NODE, at(1));
+    machine.learn(Outcome::Network(1, Err(failure())), NODE, at(1));
+    let phase = |decision: &Decision| written(decision).and_then(|status| status.phase.clone());
+    assert_eq!(phase(&decide(&machine, at(1))), Some(Phase::Running), "before the launcher has told anything");
+    machine.hear(state(Lifecycle::Running, "booted"), at(2));
+    let decision = decide(&machine, at(3));
+    assert_eq!(phase(&decision), Some(Phase::Running));
+    assert!(names(&decision).contains(&"network"), "tried again");
+    let mut starting = prepared("Scheduled", Lifecycle::NoDomain, "");
+    starting.learn(Outcome::Network(1, Err(failure())), NODE, at(1));
+    assert_eq!(phase(&decide(&starting, at(1))), Some(Phase::Failed));
+}
+
+#[test]
+fn a_crash_of_the_guests_kernel_is_told_once() {
+    for (kind, values, text) in [
+        ("", &[] as &[&str], "GuestPanicked (details unavailable)"),
+        ("tdx", &[], "GuestPanicked: type=tdx"),
+        ("hyper-v", &["0xd1", "0x0"], "GuestPanicked: '0xd1', '0x0'"),
+    ] {
+        let values = values.iter().map(|value| (*value).to_owned()).collect();
+        let mut crashed = state(Lifecycle::Crashed, "panicked");
+        crashed.guest_panic = Some(GuestPanic { kind: kind.to_owned(), values });
+        let mut machine = live();
+        assert_eq!(machine.hear(crashed.clone(), at(100)), [Announcement::warning("GuestPanicked", text)]);
+        assert!(machine.hear(crashed.clone(), at(101)).is_empty());
+        machine.hear(state(Lifecycle::Running, "booted"), at(102));
+        assert!(machine.hear(crashed.clone(), at(103)).is_empty(), "taken back and told again");
+        let mut machine = prepared("Failed", Lifecycle::Crashed, "panicked");
+        machine.report = None;
+        assert!(machine.hear(crashed, at(100)).is_empty(), "of the agent before this one");
+    }
+}
+
+#[test]
+fn a_guest_agent_that_ceases_to_answer_probes_is_told_a_time_a_minute() {
+    let mut machine = live();
+    let mut report = state(Lifecycle::Running, "booted");
+    machine.hear(report.clone(), at(100));
+    let text = format!("GuestAgentPing probe failed for VMI {}", machine.vmi.metadata.name.as_deref().unwrap());
+    let told = vec![Announcement::warning("GuestAgentPingFailed", text)];
+    // At most one a minute, however often the launcher counts.
+    for (second, silences, news) in
+        [(101, 1, true), (170, 1, false), (171, 2, true), (172, 3, false), (240, 0, false), (241, 1, true)]
+    {
+        report.silences = silences;
+        let expected = if news { told.clone() } else { Vec::new() };
+        assert_eq!(machine.hear(report.clone(), at(second)), expected, "{silences} at {second}");
     }
 }

@@ -134,6 +134,26 @@ fn a_link_without_an_address_gives_none_to_the_guest() {
 }
 
 #[test]
+fn a_guest_in_the_place_of_its_pod_is_given_the_pods_way_out_and_no_ipv6_address() {
+    let plain = vmi(&json!([{"name": "default", "bridge": {}}]), &json!([{"name": "default", "pod": {}}]));
+    let request = requests(&plain).unwrap().remove(0);
+    let mut dual = eth0(&["10.244.0.7", "fd00:1::7"]);
+    dual.routes.push(Route {
+        link: 2,
+        destination: Ipv4Addr::UNSPECIFIED,
+        prefix: 0,
+        gateway: Some(Ipv4Addr::new(10, 244, 0, 1)),
+    });
+    let network = decide(&request, &dual).unwrap().network;
+    assert_eq!(network.interfaces[0].ips, [ip("10.244.0.7")]);
+    let lease = network.nics[0].dhcp.as_ref().unwrap();
+    assert_eq!((lease.address.as_str(), lease.gateway.as_str()), ("10.244.0.7/24", "10.244.0.1"));
+    // The guest is on the link all the same, and may ask there for an address.
+    let v6 = decide(&request, &eth0(&["fd00:1::7"])).unwrap().network;
+    assert!(v6.interfaces[0].ips.is_empty() && v6.nics[0].dhcp.is_none(), "{v6:?}");
+}
+
+#[test]
 fn what_is_missing_or_too_much_is_said() {
     assert!(matches!(decide(&lan(), &eth0(&[])), Err(Error::PodLinkMissing(_))));
     let mut lost = pod(&["192.168.5.7"]);

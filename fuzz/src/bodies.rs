@@ -2,10 +2,12 @@
 //!
 //! Input: any bytes; they are sent to every webhook.
 
-#![no_main]
+use crate::asking;
 
-libfuzzer_sys::fuzz_target!(|body: &[u8]| {
+/// Whether the input was of use: any is.
+pub fn check(body: &[u8]) -> bool {
     for webhook in admission::WEBHOOKS {
-        fuzz::answer(webhook.path, body);
+        asking::answer(webhook.path, body);
     }
-});
+    true
+}

@@ -1,0 +1,269 @@
+//! Metrics about what machines and VMs consist of, and about when a VM came to its status.
+
+use std::collections::BTreeMap;
+
+use api::{
+    Condition, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
+    constants::condition,
+    quantity,
+    vmi::network::{Interface, Network},
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::ResourceExt;
+use prometheus::{CounterVec, GaugeVec, Opts, core::Collector, proto::MetricFamily};
+
+use super::NONE;
+
+const NAMES: [&str; 2] = ["name", "namespace"];
+const CARD: [&str; 7] = ["name", "namespace", "vnic_name", "binding_type", "network", "binding_name", "model"];
+const REQUEST: [&str; 5] = ["name", "namespace", "resource", "unit", "source"];
+const LIMIT: [&str; 4] = ["name", "namespace", "resource", "unit"];
+/// Groups of statuses; a status of none counts as an error.
+const GROUPS: [&str; 5] = ["starting", "running", "migrating", "non_running", "error"];
+const ERROR: &str = "error";
+/// Conditions whose last change is that of the status.
+const CHANGING: [&str; 3] = [condition::READY, condition::FAILURE, condition::PAUSED];
+
+/// The metrics, filled machine by machine.
+pub(super) struct Details {
+    overhead: GaugeVec,
+    machine_cards: GaugeVec,
+    cards: GaugeVec,
+    requests: GaugeVec,
+    limits: GaugeVec,
+    changes: Vec<(&'static str, CounterVec)>,
+}
+
+impl Details {
+    /// Empty ones.
+    pub(super) fn new() -> Result<Self, prometheus::Error> {
+        let gauge = |name: &str, help: &str, labels: &[&str]| GaugeVec::new(Opts::new(name, help), labels);
+        let mut changes = Vec::new();
+        for group in GROUPS {
+            let name = format!("kubevirt_vm_{group}_status_last_transition_timestamp_seconds");
+            let help = "When a VirtualMachine came to a status of this group";
+            changes.push((group, CounterVec::new(Opts::new(name, help), &NAMES)?));
+        }
+        Ok(Self {
+            overhead: gauge(
+                "kubevirt_vmi_launcher_memory_overhead_bytes",
+                "Memory of a machine's pod beside the guest's",
+                &NAMES,
+            )?,
+            machine_cards: gauge("kubevirt_vmi_vnic_info", "Network cards of machines", &CARD)?,
+            cards: gauge("kubevirt_vm_vnic_info", "Network cards of VirtualMachines", &CARD)?,
+            requests: gauge("kubevirt_vm_resource_requests", "What a VirtualMachine asks for", &REQUEST)?,
+            limits: gauge("kubevirt_vm_resource_limits", "What a VirtualMachine is limited to", &LIMIT)?,
+            changes,
+        })
+    }
+
+    /// Adds a machine.
+    pub(super) fn machine(&self, vmi: &VirtualMachineInstance) {
+        let (name, namespace) = (vmi.name_any(), vmi.namespace().unwrap_or_default());
+        tell_cards(&self.machine_cards, &name, &namespace, &vmi.spec);
+        let memory = vmi.status.as_ref().and_then(|status| status.memory.as_ref());
+        let overhead = memory.and_then(|memory| quantity::units(memory.memory_overhead.as_ref()?).ok());
+        if let Some(bytes) = overhead {
+            self.overhead.with_label_values(&[&name, &namespace]).set(bytes as f64);
+        }
+    }
+
+    /// Adds a VM whose status is of a group.
+    pub(super) fn vm(&self, vm: &VirtualMachine, group: &str) {
+        let (name, namespace) = (vm.name_any(), vm.namespace().unwrap_or_default());
+        let conditions = vm.status.iter().flat_map(|status| &status.conditions);
+        let changed = last_change(conditions.filter(|known| CHANGING.contains(&known.type_.as_str())));
+        let group = if GROUPS.contains(&group) { group } else { ERROR };
+        for (of, counter) in &self.changes {
+            let counter = counter.with_label_values(&[&name, &namespace]);
+            if *of == group {
+                counter.inc_by(changed as f64);
+            }
+        }
+        let Some(spec) = &vm.spec.template.spec else { return };
+        tell_cards(&self.cards, &name, &namespace, spec);
+        // What an instance type gives is told by the machine.
+        if vm.spec.instancetype.is_none() {
+            self.tell_resources(&name, &namespace, spec);
+        }
+    }
+
+    fn tell_resources(&self, name: &str, namespace: &str, spec: &VirtualMachineInstanceSpec) {
+        let domain = &spec.domain;
+        let (requests, limits) = (&domain.resources.requests, &domain.resources.limits);
+        let request = |resource: &str, unit: &str, source: &str, value: f64| {
+            self.requests.with_label_values(&[name, namespace, resource, unit, source]).set(value);
+        };
+        let limit = |resource: &str, unit: &str, value: f64| {
+            self.limits.with_label_values(&[name, namespace, resource, unit]).set(value);
+        };
+        let guest = domain.memory.as_ref().and_then(|memory| quantity::units(memory.guest.as_ref()?).ok());
+        let guest = guest.map(|bytes| bytes as f64);
+        let (requested, limited) = (bytes_in(requests), bytes_in(limits));
+        for (source, bytes) in
+            [("domain", requested), ("guest", guest), ("guest_effective", guest.or(requested).or(limited))]
+        {
+            if let Some(bytes) = bytes {
+                request("memory", "bytes", source, bytes);
+            }
+        }
+        if let Some(bytes) = limited {
+            limit("memory", "bytes", bytes);
+        }
+        let (requested, limited) = (cores_in(requests), cores_in(limits));
+        if let Some(cores) = requested {
+            request("cpu", "cores", "requests", cores);
+        }
+        if let Some(cores) = limited {
+            limit("cpu", "cores", cores);
+        }
+        match &domain.cpu {
+            Some(cpu) => {
+                for (unit, count) in [("cores", cpu.cores), ("threads", cpu.threads), ("sockets", cpu.sockets)] {
+                    if let Some(count) = count.filter(|count| *count > 0) {
+                        request("cpu", unit, "domain", f64::from(count));
+                    }
+                }
+            }
+            None if requested.is_none() && limited.is_none() => request("cpu", "cores", "default", 1.0),
+            None => {}
+        }
+    }
+
+    /// All of them.
+    pub(super) fn families(&self) -> Vec<MetricFamily> {
+        let gauges = [&self.overhead, &self.machine_cards, &self.cards, &self.requests, &self.limits];
+        let mut families: Vec<MetricFamily> = gauges.into_iter().flat_map(|gauge| gauge.collect()).collect();
+        families.extend(self.changes.iter().flat_map(|(_, counter)| counter.collect()));
+        families
+    }
+}
+
+/// Seconds since 1970 at which the last of these conditions changed; 0 if none has.
+fn last_change<'a>(conditions: impl Iterator<Item = &'a Condition>) -> i64 {
+    let changes = conditions.filter_map(|known| Some(known.last_transition_time.as_ref()?.0.as_second()));
+    changes.max().unwrap_or(0).max(0)
+}
+
+fn bytes_in(amounts: &BTreeMap<String, Quantity>) -> Option<f64> {
+    quantity::units(amounts.get("memory")?).ok().map(|bytes| bytes as f64)
+}
+
+fn cores_in(amounts: &BTreeMap<String, Quantity>) -> Option<f64> {
+    quantity::milli(amounts.get("cpu")?).ok().map(|milli| milli as f64 / 1000.0)
+}
+
+fn tell_cards(metric: &GaugeVec, name: &str, namespace: &str, spec: &VirtualMachineInstanceSpec) {
+    for interface in &spec.domain.devices.interfaces {
+        let (kind, binding) = binding(interface);
+        let Some(network) = spec.networks.iter().find(|network| network.name == interface.name).map(network_name)
+        else {
+            continue;
+        };
+        let model = interface.model.as_deref().filter(|model| !model.is_empty()).unwrap_or(NONE);
+        metric.with_label_values(&[name, namespace, interface.name.as_str(), kind, network, binding, model]).set(1.0);
+    }
+}
+
+/// Whether an interface is bound by KubeVirt itself or by a plugin, and how.
+fn binding(interface: &Interface) -> (&'static str, &str) {
+    if let Some(plugin) = &interface.binding {
+        return ("plugin", plugin.name.as_str());
+    }
+    let known = [
+        (interface.masquerade.is_some(), "masquerade"),
+        (interface.bridge.is_some(), "bridge"),
+        (interface.sriov.is_some(), "sriov"),
+        (interface.passt_binding.is_some(), "passt"),
+    ];
+    ("core", known.into_iter().find(|(used, _)| *used).map_or("", |(_, name)| name))
+}
+
+fn network_name(network: &Network) -> &str {
+    match &network.multus {
+        Some(multus) => multus.network_name.as_str(),
+        None if network.pod.is_some() => "pod networking",
+        None => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn text(details: &Details) -> String {
+        let registry = prometheus::Registry::new();
+        let gauges = [&details.overhead, &details.machine_cards, &details.cards, &details.requests, &details.limits];
+        for gauge in gauges {
+            registry.register(Box::new(gauge.clone())).unwrap();
+        }
+        for (_, counter) in &details.changes {
+            registry.register(Box::new(counter.clone())).unwrap();
+        }
+        String::from_utf8(process::ops::encode(&registry).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_vm_is_told_with_its_cards_its_resources_and_its_last_change() {
+        let details = Details::new().unwrap();
+        let vm = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+            "metadata": {"name": "v", "namespace": "ns"},
+            "spec": {"template": {"spec": {
+                "domain": {
+                    "cpu": {"cores": 2},
+                    "memory": {"guest": "1Gi"},
+                    "resources": {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}},
+                    "devices": {"interfaces": [
+                        {"name": "default", "masquerade": {}, "model": "e1000"}, {"name": "lan", "bridge": {}},
+                    ]},
+                },
+                "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "blue"}}],
+            }}},
+            "status": {"conditions": [
+                {"type": "Ready", "status": "True", "lastTransitionTime": "2030-01-01T00:00:00Z"},
+                {"type": "AgentConnected", "status": "True", "lastTransitionTime": "2031-01-01T00:00:00Z"},
+            ]},
+        });
+        details.vm(&serde_json::from_value(vm).unwrap(), "running");
+        let text = text(&details);
+        for wanted in [
+            r#"kubevirt_vm_vnic_info{binding_name="masquerade",binding_type="core",model="e1000",name="v",namespace="ns",network="pod networking",vnic_name="default"} 1"#,
+            r#"kubevirt_vm_vnic_info{binding_name="bridge",binding_type="core",model="<none>",name="v",namespace="ns",network="blue",vnic_name="lan"} 1"#,
+            r#"kubevirt_vm_resource_requests{name="v",namespace="ns",resource="cpu",source="requests",unit="cores"} 0.5"#,
+            r#"kubevirt_vm_resource_requests{name="v",namespace="ns",resource="cpu",source="domain",unit="cores"} 2"#,
+            r#"kubevirt_vm_resource_requests{name="v",namespace="ns",resource="memory",source="guest",unit="bytes"} 1073741824"#,
+            r#"kubevirt_vm_resource_requests{name="v",namespace="ns",resource="memory",source="guest_effective",unit="bytes"} 1073741824"#,
+            r#"kubevirt_vm_resource_limits{name="v",namespace="ns",resource="memory",unit="bytes"} 2147483648"#,
+            r#"kubevirt_vm_running_status_last_transition_timestamp_seconds{name="v",namespace="ns"} 1893456000"#,
+            r#"kubevirt_vm_error_status_last_transition_timestamp_seconds{name="v",namespace="ns"} 0"#,
+        ] {
+            assert!(text.lines().any(|line| line == wanted), "{wanted} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn a_machine_is_told_with_what_its_pod_takes() {
+        let details = Details::new().unwrap();
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+            "metadata": {"name": "m", "namespace": "ns"},
+            "spec": {
+                "domain": {"devices": {"interfaces": [
+                    {"name": "default", "binding": {"name": "mine"}}, {"name": "of no network", "bridge": {}},
+                ]}},
+                "networks": [{"name": "default", "pod": {}}],
+            },
+            "status": {"memory": {"memoryOverhead": "1Mi"}},
+        });
+        details.machine(&serde_json::from_value(vmi).unwrap());
+        let text = text(&details);
+        let overhead = r#"kubevirt_vmi_launcher_memory_overhead_bytes{name="m",namespace="ns"} 1048576"#;
+        assert!(text.contains(overhead), "{text}");
+        assert!(text.contains(r#"binding_name="mine",binding_type="plugin""#), "{text}");
+        assert!(!text.contains("of no network"), "{text}");
+    }
+}

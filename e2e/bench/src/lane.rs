@@ -1,0 +1,120 @@
+//! A connection under load.
+//!
+//! The load generator has the server's CPUs, so that what it does itself is taken from the figures. A request is bytes that
+//! were made before and go out in one write, and of an answer the lane looks for the end: no client of HTTP with its tasks,
+//! queues and headers.
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use ferrovirt_e2e_tests::webhook::Answer;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Room for an answer of the usual size, so that it is not moved while it arrives.
+const ROOM: usize = 4 << 10;
+/// Largest answer read.
+const MAX_ANSWER: usize = 1 << 20;
+
+/// A connection on which one request at a time is asked.
+pub struct Lane<S> {
+    stream: S,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
+    /// Speaks HTTP/1.1 on a stream that is open.
+    pub fn new(stream: S) -> Self {
+        Self { stream }
+    }
+
+    /// Sends a whole request and reads the whole answer.
+    pub async fn exchange(&mut self, request: &[u8]) -> Result<Answer> {
+        self.stream.write_all(request).await?;
+        self.stream.flush().await?;
+        let mut received = Vec::with_capacity(ROOM);
+        let head = loop {
+            self.receive(&mut received).await?;
+            if let Some(head) = Head::read(&received)? {
+                break head;
+            }
+        };
+        while received.len() < head.end {
+            self.receive(&mut received).await?;
+        }
+        ensure!(received.len() == head.end, "more came than the answer");
+        Ok(Answer { status: head.status, body: Bytes::from(received).slice(head.start..) })
+    }
+
+    async fn receive(&mut self, received: &mut Vec<u8>) -> Result<()> {
+        ensure!(received.len() < MAX_ANSWER, "the answer is too large");
+        if self.stream.read_buf(received).await? == 0 {
+            bail!("the connection ended before the answer");
+        }
+        Ok(())
+    }
+}
+
+/// The head of an answer: its status, and where its body begins and ends.
+#[derive(Debug, PartialEq)]
+struct Head {
+    status: u16,
+    start: usize,
+    end: usize,
+}
+
+impl Head {
+    /// Reads the head; `None` while it is not all there. Answers of a server that does not tell their length are not read.
+    fn read(received: &[u8]) -> Result<Option<Self>> {
+        let Some(at) = received.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(None) };
+        let start = at + 4;
+        let mut lines =
+            std::str::from_utf8(&received[..at]).context("the head of the answer is no text")?.split("\r\n");
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)).and_then(|word| word.parse::<u16>().ok());
+        let length = lines
+            .filter_map(|line| line.split_once(':'))
+            .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+            .and_then(|(_, value)| value.trim().parse::<usize>().ok());
+        Ok(Some(Self {
+            status: status.context("the answer has no status")?,
+            start,
+            end: start.saturating_add(length.context("the answer does not tell its length")?),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_tell_where_the_body_ends() {
+        let head = |text: &str| Head::read(text.as_bytes()).unwrap();
+        assert_eq!(head("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n"), None);
+        let whole = "HTTP/1.1 413 Payload Too Large\r\ndate: now\r\ncontent-length: 5\r\n\r\n";
+        let start = whole.len();
+        assert_eq!(head(whole), Some(Head { status: 413, start, end: start + 5 }));
+        assert_eq!(head(&format!("{whole}12345")), Some(Head { status: 413, start, end: start + 5 }));
+        for broken in ["\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 fine\r\ncontent-length: 5\r\n\r\n"] {
+            assert!(Head::read(broken.as_bytes()).is_err(), "{broken}");
+        }
+        assert!(Head::read(b"HTTP/1.1 200 \xff\r\n\r\n").is_err());
+    }
+
+    #[tokio::test]
+    async fn answers_are_read_in_pieces() {
+        let (near, mut far) = tokio::io::duplex(64);
+        let server = async {
+            let mut asked = [0; 3];
+            far.read_exact(&mut asked).await.unwrap();
+            for piece in ["HTTP/1.1 200 OK\r\ncontent-le", "ngth: 4\r\n\r\nbo", "dy"] {
+                far.write_all(piece.as_bytes()).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            asked
+        };
+        let mut lane = Lane::new(near);
+        let (answer, asked) = tokio::join!(lane.exchange(b"ask"), server);
+        assert_eq!(&asked, b"ask");
+        assert_eq!(answer.unwrap(), Answer { status: 200, body: Bytes::from_static(b"body") });
+        drop(far);
+        assert!(lane.exchange(b"ask").await.is_err());
+    }
+}

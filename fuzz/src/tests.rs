@@ -1,0 +1,128 @@
+//! The checks hold for the seeds and for variations of them, the same ones in every run.
+
+use std::{
+    fs, panic,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use crate::{bodies, objects, patches, specs};
+
+/// Variations of each seed, when there is time for all.
+const ROUNDS: usize = 300;
+/// For all variations of a check; a fuzzer is what looks for longer.
+const TIME: Duration = Duration::from_millis(900);
+
+/// Numbers without a pattern, always the same ones (SplitMix64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below another one, which is not 0.
+    fn below(&mut self, end: usize) -> usize {
+        usize::try_from(self.draw() % u64::try_from(end).unwrap()).unwrap()
+    }
+
+    /// Two places in a text, in order.
+    fn range(&mut self, length: usize) -> (usize, usize) {
+        let (one, other) = (self.below(length + 1), self.below(length + 1));
+        (one.min(other), one.max(other))
+    }
+}
+
+/// One to four changes to a text: a bit flipped, a byte of the text in another place, a range twice, a range left out,
+/// the end cut off.
+fn variation(seed: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+    let mut text = seed.to_vec();
+    for _ in 0..=numbers.below(4) {
+        if text.is_empty() {
+            break;
+        }
+        let place = numbers.below(text.len());
+        let (start, end) = numbers.range(text.len());
+        match numbers.below(5) {
+            0 => text[place] ^= 1 << numbers.below(8),
+            1 => text[place] = text[numbers.below(seed.len()).min(text.len() - 1)],
+            2 => {
+                let range = text[start..end].to_vec();
+                text.splice(end..end, range);
+            }
+            3 => {
+                text.drain(start..end);
+            }
+            _ => text.truncate(place),
+        }
+    }
+    text
+}
+
+fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds").join(target);
+    let mut seeds: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
+        })
+        .collect();
+    seeds.sort();
+    assert!(!seeds.is_empty(), "{target} has no seeds");
+    seeds
+}
+
+fn holds(target: &str, check: fn(&[u8]) -> bool) {
+    let seeds = seeds(target);
+    for (name, seed) in &seeds {
+        assert!(check(seed), "seed {name} of {target} is none of its kind");
+    }
+    let end = Instant::now() + TIME;
+    let mut numbers = Numbers(1);
+    for round in 0..ROUNDS {
+        for (name, seed) in &seeds {
+            if Instant::now() >= end {
+                return;
+            }
+            let input = variation(seed, &mut numbers);
+            let outcome = panic::catch_unwind(|| check(&input));
+            let text = String::from_utf8_lossy(&input);
+            assert!(outcome.is_ok(), "{target} fails with variation {round} of seed {name}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn any_body_has_a_well_formed_answer() {
+    holds("bodies", bodies::check);
+}
+
+#[test]
+fn answers_about_objects_apply_and_change_nothing_twice() {
+    holds("objects", objects::check);
+}
+
+#[test]
+fn patches_bring_one_value_to_the_other() {
+    holds("patches", patches::check);
+}
+
+#[test]
+fn defaults_of_specs_are_set_once() {
+    holds("specs", specs::check);
+}
+
+#[test]
+fn variations_are_the_same_in_every_run() {
+    let run = || {
+        let mut numbers = Numbers(1);
+        (0..100).map(|_| variation(b"{\"a\": [1, 2]}", &mut numbers)).collect::<Vec<_>>()
+    };
+    assert_eq!(run(), run());
+    assert!(run().iter().any(|text| text != b"{\"a\": [1, 2]}"));
+}

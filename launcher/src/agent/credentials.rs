@@ -1,0 +1,274 @@
+//! SSH keys and passwords that the guest agent puts into the guest, and that follow the machine's secrets.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use api::VirtualMachineInstance;
+use base64::Engine;
+use protocol::AccessCredentials;
+use serde_json::json;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+
+use super::{AgentError, GuestAgent};
+use crate::{
+    files::{FileError, UntrustedDir},
+    libvirt,
+    paths::Paths,
+};
+
+/// How often the secrets are looked at, and a failure is tried again.
+const TICK: Duration = Duration::from_secs(5);
+/// What was put into the guest is put there again after this time: the guest may have changed it.
+const RENEW: Duration = Duration::from_secs(300);
+/// How long one command may take.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
+/// Largest file of a secret that is read.
+const FILE_LIMIT: u64 = 64 * 1024;
+
+/// Where the credentials of a machine's guest come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// Directories with SSH keys, by the guest's user.
+    keys: BTreeMap<String, Vec<PathBuf>>,
+    /// Directories with passwords, each in a file named after its user.
+    passwords: Vec<PathBuf>,
+}
+
+/// What the guest should have. Not to be shown.
+#[derive(Default, PartialEq, Eq)]
+struct Wanted {
+    keys: BTreeMap<String, Vec<String>>,
+    passwords: BTreeMap<String, String>,
+}
+
+impl Sources {
+    /// The sources of the credentials that the guest agent is to put into the guest.
+    pub fn of(vmi: &VirtualMachineInstance, paths: &Paths) -> Self {
+        let mut sources = Self::default();
+        let directory = |name: &str| {
+            let name = format!("{name}-access-cred");
+            Paths::is_single_component(&name).then(|| paths.secret(&name))
+        };
+        for credential in &vmi.spec.access_credentials {
+            if let Some(key) = &credential.ssh_public_key
+                && let Some(way) = &key.propagation_method.qemu_guest_agent
+                && let Some(directory) = key.source.secret.as_ref().and_then(|secret| directory(&secret.secret_name))
+            {
+                for user in &way.users {
+                    sources.keys.entry(user.clone()).or_default().push(directory.clone());
+                }
+            }
+            if let Some(password) = &credential.user_password
+                && password.propagation_method.qemu_guest_agent.is_some()
+                && let Some(directory) =
+                    password.source.secret.as_ref().and_then(|secret| directory(&secret.secret_name))
+            {
+                sources.passwords.push(directory);
+            }
+        }
+        sources
+    }
+
+    /// Whether there is nothing to put into the guest.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.passwords.is_empty()
+    }
+
+    fn read(&self) -> Result<Wanted, FileError> {
+        let mut wanted = Wanted::default();
+        for (user, directories) in &self.keys {
+            let keys = wanted.keys.entry(user.clone()).or_default();
+            for directory in directories {
+                for content in files(directory)?.into_values() {
+                    // The agent takes one key at a time, and nothing else.
+                    let lines = content.lines().map(str::trim);
+                    keys.extend(lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned));
+                }
+            }
+        }
+        for directory in &self.passwords {
+            let passwords = files(directory)?.into_iter().map(|(user, content)| (user, content.trim().to_owned()));
+            wanted.passwords.extend(passwords.filter(|(_, password)| !password.is_empty()));
+        }
+        Ok(wanted)
+    }
+}
+
+/// The files of a mounted secret.
+fn files(directory: &Path) -> Result<BTreeMap<String, String>, FileError> {
+    let directory = UntrustedDir::open(directory)?;
+    let mut files = BTreeMap::new();
+    for name in directory.entries(Path::new("."))? {
+        match directory.read(Path::new(&name), FILE_LIMIT) {
+            Ok(content) => {
+                files.insert(name, String::from_utf8_lossy(&content).into_owned());
+            }
+            Err(FileError::NotRegular(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(files)
+}
+
+/// Keeps the guest's credentials as the sources have them, and tells how that goes, until the machine ends.
+pub async fn follow(agent: GuestAgent, sources: Sources, told: watch::Sender<Option<AccessCredentials>>) {
+    let mut done: Option<(Wanted, Instant)> = None;
+    loop {
+        let reading = sources.clone();
+        let read = tokio::task::spawn_blocking(move || reading.read()).await;
+        let result = match read {
+            Ok(Ok(wanted)) => {
+                let holds = done.as_ref().is_some_and(|(known, at)| *known == wanted && at.elapsed() < RENEW);
+                if holds {
+                    Ok(())
+                } else {
+                    let result = agent.put(&wanted).await;
+                    done = result.is_ok().then(|| (wanted, Instant::now()));
+                    result
+                }
+            }
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("the secrets cannot be read".to_owned()),
+        };
+        let outcome = AccessCredentials { succeeded: result.is_ok(), message: result.err().unwrap_or_default() };
+        told.send_if_modified(|known| {
+            let changed = known.as_ref() != Some(&outcome);
+            if changed {
+                tracing::info!(succeeded = outcome.succeeded, message = outcome.message, "credentials of the guest");
+                *known = Some(outcome);
+            }
+            changed
+        });
+        sleep(TICK).await;
+    }
+}
+
+impl GuestAgent {
+    /// Puts credentials into the guest, or says in the reference's words what went wrong first. A user that the guest does
+    /// not have keeps no other from its own.
+    async fn put(&self, wanted: &Wanted) -> Result<(), String> {
+        self.order("guest-ping", None, COMMAND_DEADLINE).await.map_err(|_| "Guest agent is offline".to_owned())?;
+        let mut refused = None;
+        for (user, keys) in &wanted.keys {
+            let arguments = json!({"username": user, "keys": keys, "reset": true});
+            if let Err(error) = self.order("guest-ssh-add-authorized-keys", Some(arguments), COMMAND_DEADLINE).await {
+                let what = format!("Error encountered writing ssh pub key access credentials for user [{user}]");
+                go_on(&what, &error, &mut refused)?;
+            }
+        }
+        for (user, password) in &wanted.passwords {
+            let password = base64::engine::general_purpose::STANDARD.encode(password);
+            let arguments = json!({"username": user, "password": password, "crypted": false});
+            if let Err(error) = self.order("guest-set-user-password", Some(arguments), COMMAND_DEADLINE).await {
+                let what = format!("Error encountered setting password for user [{user}]");
+                go_on(&what, &error, &mut refused)?;
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+}
+
+/// Notes what the agent refuses. An agent that does not answer is asked no further.
+fn go_on(what: &str, error: &AgentError, refused: &mut Option<String>) -> Result<(), String> {
+    let text = format!("{what}: {error}");
+    if !matches!(error, AgentError::Unsupported(_) | AgentError::Libvirt(libvirt::Error::AgentRefused(_))) {
+        return Err(text);
+    }
+    refused.get_or_insert(text);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use futures::future::BoxFuture;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::agent::Channel;
+
+    /// An agent of a guest without a certain user.
+    struct Wire(Arc<Mutex<Vec<String>>>);
+
+    impl Channel for Wire {
+        fn ask(&self, command: String, _: Duration) -> BoxFuture<'static, Result<String, libvirt::Error>> {
+            let refuses = command.contains("absent");
+            self.0.lock().unwrap().push(command);
+            Box::pin(async move {
+                if refuses {
+                    Err(libvirt::Error::AgentRefused("no such user".to_owned()))
+                } else {
+                    Ok(r#"{"return":{}}"#.to_owned())
+                }
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_user_that_is_not_there_keeps_nothing_from_others() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let thaw_at = std::env::temp_dir().join(format!("launcher-credentials-thaw-{}", std::process::id()));
+        let agent = GuestAgent::new(Wire(asked.clone()), thaw_at);
+        agent.attend(true, false);
+        let wanted = Wanted {
+            keys: ["absent", "root"].map(|user| (user.to_owned(), vec!["ssh-ed25519 A".to_owned()])).into(),
+            passwords: [("root".to_owned(), "s3cret".to_owned())].into(),
+        };
+        let error = agent.put(&wanted).await.unwrap_err();
+        assert_eq!(error, "Error encountered writing ssh pub key access credentials for user [absent]: no such user");
+        let asked = asked.lock().unwrap();
+        for command in ["guest-ssh-add-authorized-keys", "guest-set-user-password"] {
+            assert!(asked.iter().any(|text| text.contains(command) && text.contains("root")), "{command}: {asked:?}");
+        }
+    }
+
+    fn machine(credentials: &Value) -> VirtualMachineInstance {
+        let spec = json!({"domain": {"devices": {}}, "accessCredentials": credentials});
+        serde_json::from_value(json!({"metadata": {"name": "m"}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn what_the_agent_puts_into_the_guest_is_read_from_the_secrets() {
+        let root = std::env::temp_dir().join(format!("launcher-credentials-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let paths = Paths { private: root.clone(), ..Paths::default() };
+        for (secret, file, content) in [
+            ("one", "a", "ssh-ed25519 A\n# mine\n\nssh-ed25519 B\n"),
+            ("two", "b", "ssh-ed25519 C"),
+            ("three", "debian", " s3cret\n"),
+            ("three", "nobody", "\n"),
+        ] {
+            let directory = paths.secret(&format!("{secret}-access-cred"));
+            std::fs::create_dir_all(directory.join("..data")).unwrap();
+            std::fs::write(directory.join(file), content).unwrap();
+        }
+        let keys = |secret: &str, way: Value| {
+            let source = json!({"secret": {"secretName": secret}});
+            json!({"sshPublicKey": {"source": source, "propagationMethod": way}})
+        };
+        let of_agent = |users: &[&str]| json!({"qemuGuestAgent": {"users": users}});
+        let vmi = machine(&json!([
+            keys("one", of_agent(&["root", "debian"])),
+            keys("two", of_agent(&["root"])),
+            keys("absent", json!({"noCloud": {}})),
+            {"userPassword": {"source": {"secret": {"secretName": "three"}},
+                "propagationMethod": {"qemuGuestAgent": {}}}},
+        ]));
+        let wanted = Sources::of(&vmi, &paths).read().unwrap();
+        assert_eq!(wanted.keys["root"], ["ssh-ed25519 A", "ssh-ed25519 B", "ssh-ed25519 C"]);
+        assert_eq!(wanted.keys["debian"], ["ssh-ed25519 A", "ssh-ed25519 B"]);
+        assert_eq!(wanted.passwords, BTreeMap::from([("debian".to_owned(), "s3cret".to_owned())]));
+        let gone = Sources::of(&machine(&json!([keys("absent", of_agent(&["root"]))])), &paths);
+        assert!(gone.read().is_err());
+        let outside = Sources::of(&machine(&json!([keys("../one", of_agent(&["root"]))])), &paths);
+        assert!(outside.is_empty() && Sources::of(&machine(&json!([])), &paths).is_empty());
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}
