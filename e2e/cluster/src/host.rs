@@ -10,6 +10,7 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     fcntl::{Flock, FlockArg},
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     command::{program, run, wait},
     error::{Error, FileContext, Result},
-    plan::{Network, Plan},
+    plan::{Network, Plan, lock_of},
 };
 
 /// Where named network namespaces are.
@@ -386,17 +387,31 @@ pub fn owner(plan: &Plan) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Refuses when another working tree's cluster has this cluster's names.
+/// Refuses when another working tree's cluster lives under this cluster's names. One that died (with the machine, or
+/// killed with all else of who started it) does not count: its names are free to be cleaned up and taken over.
 ///
 /// # Errors
-/// When it does.
+/// When one does.
 pub fn check_owner(plan: &Plan) -> Result<()> {
     match owner(plan) {
-        Some(owner) if Path::new(&owner) != plan.state() && Path::new(&owner).exists() => Err(Error::Refused(format!(
-            "the cluster of {owner} is running under the same names; stop it there, or choose another --instance"
-        ))),
+        Some(owner) if Path::new(&owner) != plan.state() && (is_changing(&owner) || has_processes(plan)) => {
+            Err(Error::Refused(format!(
+                "the cluster of {owner} is running under the same names; stop it there, or choose another --instance"
+            )))
+        }
         _ => Ok(()),
     }
+}
+
+fn has_processes(plan: &Plan) -> bool {
+    namespaces(plan).iter().any(|namespace| !processes(namespace).is_empty())
+}
+
+/// Whether a command of the cluster with this state folder is at work: it holds the cluster's lock.
+fn is_changing(state: &str) -> bool {
+    let Ok(file) = fs::File::open(lock_of(Path::new(state))) else { return false };
+    // Taken, it is let go at once, with the file.
+    matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
 }
 
 fn is_mount_point(path: &str) -> bool {
@@ -449,6 +464,20 @@ mod tests {
     fn control_planes_of_all_clusters_are_recognized() {
         assert!(is_control_namespace("fv0-control") && is_control_namespace("fv9-control"));
         assert!(!is_control_namespace("fv0-node-1") && !is_control_namespace("fvx-control"));
+    }
+
+    #[test]
+    fn cluster_is_changing_while_its_lock_is_held() {
+        let state = std::env::temp_dir().join(format!("ferrovirt-owner-{}", std::process::id()));
+        let name = state.to_str().unwrap();
+        assert!(!is_changing(name), "no lock file");
+        let file = fs::File::create(lock_of(&state)).unwrap();
+        assert!(!is_changing(name), "nobody holds it");
+        let held = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
+        assert!(is_changing(name));
+        drop(held);
+        assert!(!is_changing(name));
+        fs::remove_file(lock_of(&state)).unwrap();
     }
 
     #[test]

@@ -61,6 +61,12 @@ impl std::str::FromStr for Network {
     }
 }
 
+/// The file that serializes changes to the cluster with this state folder.
+#[must_use]
+pub fn lock_of(state: &Path) -> PathBuf {
+    state.with_extension("lock")
+}
+
 /// Names, addresses and paths of one cluster.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -172,7 +178,7 @@ impl Plan {
     /// The file that serializes changes to this cluster.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
-        self.build().join(format!("{}.lock", self.suffixed("cluster")))
+        lock_of(&self.state())
     }
 
     fn suffixed(&self, name: &str) -> String {
