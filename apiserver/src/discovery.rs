@@ -5,7 +5,7 @@
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use process::profiler::Profiler;
+use process::profiler::Asked;
 use serde_json::{Value, json};
 
 use crate::{
@@ -33,7 +33,7 @@ pub enum Document {
     /// `/healthz`, `…/<v>/healthz`
     Health,
     /// `…/<v>/start-cluster-profiler` and the like
-    Profiler(Profiler),
+    Profiler(Asked),
     /// `/openapi/v2`
     OpenApiV2,
     /// `/openapi/v3`
@@ -69,9 +69,9 @@ pub fn find(path: &str) -> Option<Document> {
                 "version" => Some(Document::Version),
                 "healthz" => Some(Document::Health),
                 "guestfs" => Some(Document::GuestFs),
-                "start-cluster-profiler" => Some(Document::Profiler(Profiler::Start)),
-                "stop-cluster-profiler" => Some(Document::Profiler(Profiler::Stop)),
-                "dump-cluster-profiler" => Some(Document::Profiler(Profiler::DumpCluster)),
+                "start-cluster-profiler" => Some(Document::Profiler(Asked::Start)),
+                "stop-cluster-profiler" => Some(Document::Profiler(Asked::Stop)),
+                "dump-cluster-profiler" => Some(Document::Profiler(Asked::DumpCluster)),
                 _ => None,
             }
         }
@@ -248,10 +248,7 @@ mod tests {
             ("/apis/subresources.kubevirt.io/v2/healthz", None),
             ("/apis/subresources.kubevirt.io/v1/guestfs", Some(Document::GuestFs)),
             ("/apis/subresources.kubevirt.io/v1/guestfs/", None),
-            (
-                "/apis/subresources.kubevirt.io/v1/dump-cluster-profiler",
-                Some(Document::Profiler(Profiler::DumpCluster)),
-            ),
+            ("/apis/subresources.kubevirt.io/v1/dump-cluster-profiler", Some(Document::Profiler(Asked::DumpCluster))),
             ("/stop-profiler", None),
             ("/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/start", None),
             ("/openapi/v2", Some(Document::OpenApiV2)),

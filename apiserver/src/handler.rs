@@ -14,11 +14,7 @@ use axum::{body::Body, response::Response};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
-use hyper::{
-    body::Incoming,
-    client::conn::http1::{self, SendRequest},
-    upgrade::Upgraded,
-};
+use hyper::{body::Incoming, client::conn::http1::SendRequest, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
@@ -26,16 +22,14 @@ use process::shares::HOLDER_HEADER;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_tungstenite::{WebSocketStream, tungstenite::protocol::Role};
 
-use crate::{address, websocket};
+use crate::{address, dial::dial, websocket};
 
 /// Port of the agent's console and lifecycle server.
 const PORT: u16 = 8186;
-/// Longest time for a connection with TLS to come up.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time for a call, and for a stream to be opened.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest error text taken from the agent.
@@ -249,22 +243,7 @@ impl HandlerClient {
         let host = api::tls::handler_server_name(node);
         let name = ServerName::try_from(host.clone()).map_err(|_| HandlerError::ServerName(node.to_owned()))?;
         let failed = |source| HandlerError::Connect { node: node.to_owned(), source };
-        let stream = timeout(CONNECT_TIMEOUT, async {
-            let stream = TcpStream::connect(address).await?;
-            // Streams carry single keystrokes.
-            stream.set_nodelay(true)?;
-            self.tls.connect(name, stream).await
-        })
-        .await
-        .map_err(|_| failed(std::io::ErrorKind::TimedOut.into()))?
-        .map_err(failed)?;
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // Ends with the connection: after the answer, or when the request or the stream is dropped.
-        tokio::spawn(async move {
-            if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(%error, "connection to virt-handler ended");
-            }
-        });
+        let sender = dial(&self.tls, address, name).await.map_err(failed)?;
         Ok((sender, host))
     }
 }

@@ -36,6 +36,7 @@ pub mod address;
 pub mod authentication;
 pub mod authorization;
 pub mod bodies;
+pub mod dial;
 pub mod discovery;
 pub mod endpoint;
 pub mod error;
@@ -59,6 +60,7 @@ pub mod path;
 pub mod port_forward;
 pub mod presence;
 pub mod presets;
+pub mod profiles;
 pub mod sev;
 pub mod stream;
 pub mod subresources;
@@ -76,6 +78,7 @@ use crate::{
     metrics::Metrics,
     presence::Presence,
     presets::Presets,
+    profiles::Components,
     subresources::{MAX_STREAMS, Server},
 };
 
@@ -147,13 +150,14 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         tokio::time::timeout(PRESETS_WAIT, presets.ready()).await.ok();
     });
 
-    let handler_tls = client_config(&roots, Some(&client_identity), &["http/1.1"])?;
-    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), registry);
+    let neighbour_tls = client_config(&roots, Some(&client_identity), &["http/1.1"])?;
+    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), registry, roots.clone());
     let streams = TaskTracker::new();
     let server = Arc::new(Server {
         front_proxy,
         authorizer: Authorizer::new(client.clone()),
-        handler: HandlerClient::new(client.clone(), &namespace, handler_tls),
+        handler: HandlerClient::new(client.clone(), &namespace, neighbour_tls.clone()),
+        components: Components::new(client.clone(), &namespace, neighbour_tls),
         client: client.clone(),
         namespace: namespace.clone(),
         config: config.clone(),

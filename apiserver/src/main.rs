@@ -37,8 +37,15 @@ enum Step {
     CleanUp,
 }
 
+fn main() -> anyhow::Result<()> {
+    if let Some(sampled) = process::profiler::sample_parent() {
+        return Ok(sampled?);
+    }
+    serve()
+}
+
 #[tokio::main(worker_threads = 2)]
-async fn main() -> anyhow::Result<()> {
+async fn serve() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let verbosity = process::logging::init("virt-api", arguments.verbosity);
     match arguments.step {

@@ -31,7 +31,7 @@ use process::{
     config::ConfigHandle,
     logging::Verbosity,
     ops::{Ops, Readiness},
-    tls::Identity,
+    tls::{Identity, Roots},
 };
 use prometheus::Registry;
 
@@ -78,9 +78,10 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     let config = process::config::follow(client.clone(), &options.namespace);
     let readiness = Readiness::new();
     let identity = Identity::follow(client.clone(), &options.namespace, tls::CONTROLLER_SECRET);
+    let roots = Roots::follow(client.clone(), &options.namespace, tls::CA_CONFIG_MAP, tls::CA_BUNDLE_KEY);
     follow_verbosity(config.clone(), verbosity);
     watch_readiness(identity.clone(), config.clone(), readiness.clone(), metrics.clone());
-    let ops = Ops::new(client.clone(), config.clone(), readiness, registry.clone());
+    let ops = Ops::new(client.clone(), config.clone(), readiness, registry.clone(), roots);
     server::start(options.listen, ops, metrics.clone(), &identity, config.clone(), stop.clone())
         .await
         .map_err(RunError::Server)?;

@@ -38,7 +38,8 @@ pub async fn start(
     stop: CancellationToken,
 ) -> Result<(), ServerError> {
     let router = ops.router().route("/leader", get(move || std::future::ready(leader(&metrics))));
-    let tls = ServerTls::following(identity, ClientPolicy::None, &["http/1.1"], config).map_err(ServerError::Tls)?;
+    let tls =
+        ServerTls::following(identity, ClientPolicy::Unjudged, &["http/1.1"], config).map_err(ServerError::Tls)?;
     let listener = TcpListener::bind(listen).await.map_err(|error| ServerError::Listen(listen, error))?;
     let limits = Limits { connections: CONNECTIONS, ..Limits::default() };
     tokio::spawn(serve(listener, tls, router, limits, stop));

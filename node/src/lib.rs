@@ -213,7 +213,7 @@ async fn serve(
     stop: &CancellationToken,
     parts: &mut JoinSet<()>,
 ) -> Result<(), Error> {
-    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), metrics.registry.clone());
+    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), metrics.registry.clone(), roots.clone());
     let ops_tls = ServerTls::following(identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"], config.clone())?;
     let domains = DomainMetrics::new(machines.clone(), options.node_name.clone());
     metrics.registry.register(Box::new(domains.clone()))?;

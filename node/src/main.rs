@@ -41,6 +41,9 @@ struct Arguments {
 }
 
 fn main() -> anyhow::Result<()> {
+    if let Some(sampled) = process::profiler::sample_parent() {
+        return Ok(sampled?);
+    }
     let arguments = Arguments::parse();
     let verbosity = process::logging::init("virt-handler", arguments.v);
     let options = node::Options {

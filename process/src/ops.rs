@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/livez`, `/readyz`, and the word on profiles.
+//! `/metrics`, `/healthz`, `/livez`, `/readyz`, and profiles.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,7 @@ use std::{
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{Extension, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get},
@@ -17,7 +17,12 @@ use kube::Client;
 use prometheus::{Encoder, IntGauge, Registry, TextEncoder};
 use serde_json::{Value, json};
 
-use crate::{config::ConfigHandle, profiler::Profiler, rest_metrics};
+use crate::{
+    config::ConfigHandle,
+    profiler::{Asked, Profiler},
+    rest_metrics,
+    tls::{Peer, Roots},
+};
 
 /// How long an answer of the API server about its version is reused, so that probes cause no load.
 const VERSION_TTL: Duration = Duration::from_secs(10);
@@ -68,20 +73,32 @@ pub struct Ops {
     config: ConfigHandle,
     readiness: Readiness,
     registry: Registry,
+    roots: Roots,
+    profiler: Profiler,
     resident: Option<IntGauge>,
     version: Arc<tokio::sync::Mutex<Option<(Instant, Value)>>>,
 }
 
 impl Ops {
-    /// Endpoints over `registry`; adds the process's own memory and its requests to the API server to it.
+    /// Endpoints over `registry`; adds the process's own memory and its requests to the API server to it. `roots` vouch
+    /// for virt-api, which alone may ask for profiles.
     #[must_use]
-    pub fn new(client: Client, config: ConfigHandle, readiness: Readiness, registry: Registry) -> Self {
+    pub fn new(client: Client, config: ConfigHandle, readiness: Readiness, registry: Registry, roots: Roots) -> Self {
         rest_metrics::register(&registry);
         let resident = IntGauge::new("process_resident_memory_bytes", "Resident memory of the process")
             .ok()
             // A registry that has the gauge already (two servers in one process) is no reason to fail.
             .filter(|gauge| registry.register(Box::new(gauge.clone())).is_ok());
-        Self { client, config, readiness, registry, resident, version: Arc::default() }
+        Self {
+            client,
+            config,
+            readiness,
+            registry,
+            roots,
+            profiler: Profiler::default(),
+            resident,
+            version: Arc::default(),
+        }
     }
 
     /// The router with the endpoints.
@@ -91,9 +108,9 @@ impl Ops {
             .route("/healthz", get(healthz))
             .route("/livez", get(|| async { "ok" }))
             .route("/readyz", get(readyz))
-            .route("/start-profiler", profiler(Profiler::Start))
-            .route("/stop-profiler", profiler(Profiler::Stop))
-            .route("/dump-profiler", profiler(Profiler::Dump))
+            .route("/start-profiler", profiler(Asked::Start))
+            .route("/stop-profiler", profiler(Asked::Stop))
+            .route("/dump-profiler", profiler(Asked::Dump))
             .with_state(self)
     }
 
@@ -163,8 +180,18 @@ async fn readyz(State(ops): State<Ops>) -> Response {
     }
 }
 
-fn profiler(asked: Profiler) -> MethodRouter<Ops> {
-    get(move |State(ops): State<Ops>| async move { asked.answer(ops.config.current().cluster_profiler) })
+fn profiler(asked: Asked) -> MethodRouter<Ops> {
+    get(move |State(ops): State<Ops>, peer: Option<Extension<Peer>>| async move {
+        if let Some(refusal) = asked.check(ops.config.current().cluster_profiler) {
+            return refusal.into_response();
+        }
+        // It tells what an agent that is root on its node is doing, and takes processor time.
+        if !peer.is_some_and(|Extension(peer)| ops.roots.vouch_for(&peer, api::tls::API_CLIENT_CN)) {
+            let text = format!("{} The client certificate of virt-api is required", asked.refusal());
+            return (StatusCode::UNAUTHORIZED, text).into_response();
+        }
+        ops.profiler.answer(asked).await
+    })
 }
 
 fn resident_bytes() -> Option<i64> {
@@ -183,13 +210,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_process_answers_who_asks_for_its_profiles() {
-        for (allowed, code) in [(false, StatusCode::FORBIDDEN), (true, StatusCode::NOT_IMPLEMENTED)] {
+    async fn profiles_are_for_virt_api_where_the_configuration_allows_them() {
+        for (allowed, code) in [(false, StatusCode::FORBIDDEN), (true, StatusCode::UNAUTHORIZED)] {
             let nobody = tower::service_fn(|_: Request<kube::client::Body>| async {
                 Err::<axum::http::Response<Body>, _>(std::io::Error::other("nobody is to be asked"))
             });
             let config = ConfigHandle::fixed(ClusterConfig { cluster_profiler: allowed, ..ClusterConfig::default() });
-            let ops = Ops::new(Client::new(nobody, "default"), config, Readiness::new(), Registry::new());
+            let ops =
+                Ops::new(Client::new(nobody, "default"), config, Readiness::new(), Registry::new(), Roots::empty());
             for path in ["/start-profiler", "/stop-profiler", "/dump-profiler"] {
                 let request = Request::get(path).body(Body::empty()).unwrap();
                 let response = ops.clone().router().oneshot(request).await.unwrap();

@@ -20,10 +20,10 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
-use process::{CancellationToken, config::ConfigHandle, ops::Ops, shares::Shares, tls::Peer};
+use process::{CancellationToken, config::ConfigHandle, ops::Ops, profiler::Asked, shares::Shares, tls::Peer};
 use sha2::{Digest, Sha256};
 use tokio_util::task::TaskTracker;
 
@@ -43,6 +43,7 @@ use crate::{
     options::{self, MAX_BODY, Trial},
     path::{self, Attributes},
     presence::Presence,
+    profiles::Components,
     sev,
 };
 
@@ -68,6 +69,8 @@ pub struct Server {
     pub authorizer: Authorizer,
     /// Calls to node agents.
     pub handler: HandlerClient,
+    /// The components, for profiles of them.
+    pub components: Components,
     /// Health.
     pub ops: Ops,
     /// Counters.
@@ -115,7 +118,7 @@ impl Server {
     async fn answer(&self, peer: &Peer, request: Request<Body>) -> Response {
         let (parts, body) = request.into_parts();
         if let Some(document) = discovery::find(parts.uri.path()) {
-            return self.document(document, &parts).await;
+            return self.document(document, peer, &parts, body).await;
         }
         if parts.method == Method::OPTIONS {
             return options_response(parts.uri.path());
@@ -146,7 +149,7 @@ impl Server {
     }
 
     /// A document that is open to everybody.
-    async fn document(&self, document: Document, request: &Parts) -> Response {
+    async fn document(&self, document: Document, peer: &Peer, request: &Parts, body: Body) -> Response {
         if let Some(refusal) = discovery::refuse_method(&request.method) {
             return refusal;
         }
@@ -156,9 +159,35 @@ impl Server {
                 json_response(status, &body)
             }
             Document::GuestFs => self.guestfs.answer(&self.client, &self.namespace).await,
-            Document::Profiler(asked) => asked.answer(self.config.current().cluster_profiler).into_response(),
+            Document::Profiler(asked) => self.profile(asked, peer, &request.headers, body).await,
             document => discovery::serve(document, &request.headers, request.uri.query()),
         }
+    }
+
+    /// Profiles of all components. Whom kube-apiserver lets through may have them, and nobody else.
+    async fn profile(&self, asked: Asked, peer: &Peer, headers: &HeaderMap, body: Body) -> Response {
+        if let Some(refusal) = asked.check(self.config.current().cluster_profiler) {
+            return refusal.into_response();
+        }
+        let trust = self.front_proxy.current();
+        if let Err(error) = authenticate(trust.as_deref(), &peer.certificates, headers, unix_now()) {
+            return text_response(StatusCode::UNAUTHORIZED, error.to_string());
+        }
+        let done = match asked {
+            Asked::Start | Asked::Stop => self.components.tell(asked).await.map(|()| StatusCode::OK.into_response()),
+            Asked::Dump | Asked::DumpCluster => {
+                let request = match self.bodies.read(body, MAX_BODY).await.and_then(|body| options::parse(&body.bytes))
+                {
+                    Ok(request) => request,
+                    Err(error) => return error.into_response(),
+                };
+                self.components.dump(&request).await.map(|found| match found {
+                    Some(results) => json_response(StatusCode::OK, &results),
+                    None => empty_response(StatusCode::NO_CONTENT),
+                })
+            }
+        };
+        done.unwrap_or_else(|error| text_response(error.status(), format!("{} {error}", asked.refusal())))
     }
 
     /// Authentication and authorization. Refusals are answers 401 with a plain text, whichever of the two refuses.

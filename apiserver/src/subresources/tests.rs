@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 use super::{Object, Server};
 use crate::{
     authorization::Authorizer, bodies::Bodies, endpoint::Subresource, front_proxy::FrontProxy, guestfs::GuestFs,
-    handler::HandlerClient, metrics::Metrics, presence::Presence,
+    handler::HandlerClient, metrics::Metrics, presence::Presence, profiles::Components,
 };
 
 type Calls = Arc<Mutex<Vec<(String, Value)>>>;
@@ -54,17 +54,15 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
     let (client, calls) = client(objects);
     let registry = Registry::new();
     let config = ConfigHandle::fixed(config);
+    let tls = client_config(&Roots::empty(), None, &["http/1.1"]).unwrap();
     let server = Server {
         front_proxy: FrontProxy::default(),
         authorizer: Authorizer::new(client.clone()),
-        handler: HandlerClient::new(
-            client.clone(),
-            "kubevirt",
-            client_config(&Roots::empty(), None, &["http/1.1"]).unwrap(),
-        ),
+        handler: HandlerClient::new(client.clone(), "kubevirt", tls.clone()),
+        components: Components::new(client.clone(), "kubevirt", tls),
         namespace: "kubevirt".into(),
         metrics: Metrics::register(&registry).unwrap(),
-        ops: Ops::new(client.clone(), config.clone(), Readiness::new(), registry),
+        ops: Ops::new(client.clone(), config.clone(), Readiness::new(), registry, Roots::empty()),
         config,
         client,
         guestfs: GuestFs::default(),

@@ -26,7 +26,7 @@ use crate::{
     tree::Tree,
 };
 
-/// What both guests are made with: kernel, boot loader, file system tools, a packer, disk tools.
+/// What both guests are made with, and binaries stripped: kernel, boot loader, file system tools, a packer, disk tools.
 const TOOLS: [&str; 11] = [
     "base-files",
     "linux-image-cloud-amd64",
@@ -45,6 +45,11 @@ macro_rules! guest_file {
     ($name:literal) => {
         include_str!(concat!("../../guests/", $name))
     };
+}
+
+/// What images are made with, unpacked.
+pub fn tools(cache: &Cache) -> Result<Root> {
+    debian::root(cache, &Request { variant: Variant::Extract, packages: &TOOLS, hooks: &[] })
 }
 
 /// The code that decides what a guest looks like is one of its inputs.
@@ -111,7 +116,7 @@ const TINY_FILES: &[(&str, u32, &str)] = &[
 /// Builds one of the guest images.
 pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> Result<oci::Summary> {
     let cache = &options.cache;
-    let tools = debian::root(cache, &Request { variant: Variant::Extract, packages: &TOOLS, hooks: &[] })?;
+    let tools = tools(cache)?;
     let mut tree = Tree::default();
     let description;
     if name == "guest-debian" {

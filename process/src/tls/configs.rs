@@ -16,8 +16,6 @@ use super::{Identity, Roots, TlsError, peer::common_name, provider};
 /// What a server asks of its clients.
 #[derive(Clone, Debug)]
 pub enum ClientPolicy {
-    /// No certificate is asked for.
-    None,
     /// A certificate is asked for, and whoever shows one has to prove that it holds the key. Whom it belongs to and who
     /// vouches for it is judged with each request: so a change of the trusted authorities counts for connections that
     /// are open already, and who shows a certificate of its own is served like one without.
@@ -57,7 +55,6 @@ pub(super) fn server_config_with(
     let builder =
         ServerConfig::builder_with_provider(provider).with_protocol_versions(versions).map_err(TlsError::Rustls)?;
     let builder = match clients {
-        ClientPolicy::None => builder.with_no_client_auth(),
         ClientPolicy::Unjudged => {
             builder.with_client_cert_verifier(Arc::new(LiveClientVerifier { trust: Trust::Unjudged, mandatory: false }))
         }

@@ -8,12 +8,12 @@ use kube::{Api, Client};
 use rustls::{
     RootCertStore,
     client::{WebPkiServerVerifier, danger::ServerCertVerifier},
-    pki_types::{CertificateDer, pem::PemObject},
+    pki_types::{CertificateDer, UnixTime, pem::PemObject},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use tokio::sync::watch;
 
-use super::{TlsError, provider};
+use super::{Peer, TlsError, provider};
 
 /// Verifiers for one version of the bundle.
 pub(super) struct RootSet {
@@ -108,6 +108,15 @@ impl Roots {
     #[must_use]
     pub fn versions(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
+    }
+
+    /// Whether the certificate that a peer presented, and whose key it holds, is the one of `common_name`.
+    #[must_use]
+    pub fn vouch_for(&self, peer: &Peer, common_name: &str) -> bool {
+        let (Some(set), Some((first, others))) = (self.current(), peer.certificates.split_first()) else {
+            return false;
+        };
+        peer.is(common_name) && set.clients.verify_client_cert(first, others, UnixTime::now()).is_ok()
     }
 
     pub(super) fn current(&self) -> Option<Arc<RootSet>> {

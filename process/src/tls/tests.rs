@@ -114,7 +114,7 @@ async fn client_without_certificate_is_refused_where_one_is_required() {
 async fn server_of_another_name_or_another_ca_is_refused() {
     let authority = Authority::new();
     let server = authority.identity("server", "a.example");
-    let config = server_config(&server, ClientPolicy::None, &["http/1.1"]).unwrap();
+    let config = server_config(&server, ClientPolicy::Unjudged, &["http/1.1"]).unwrap();
     let address = start(config, CancellationToken::new()).await;
     let trusting = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
     assert!(ask(address, trusting.clone(), "b.example").await.is_err());
@@ -148,7 +148,7 @@ async fn rotated_identity_and_bundle_take_effect_without_restart() {
     let new = Authority::new();
     let server = old.identity("server", "a.example");
     let address =
-        start(server_config(&server, ClientPolicy::None, &["http/1.1"]).unwrap(), CancellationToken::new()).await;
+        start(server_config(&server, ClientPolicy::Unjudged, &["http/1.1"]).unwrap(), CancellationToken::new()).await;
     let roots = old.roots();
     let config = client_config(&roots, None, &["http/1.1"]).unwrap();
     assert!(ask(address, config.clone(), "a.example").await.is_ok());
@@ -166,7 +166,7 @@ async fn rotated_identity_and_bundle_take_effect_without_restart() {
 async fn clients_that_only_hold_connections_leave_room_for_others() {
     let authority = Authority::new();
     let server = authority.identity("server", "a.example");
-    let config = server_config(&server, ClientPolicy::None, &["http/1.1"]).unwrap();
+    let config = server_config(&server, ClientPolicy::Unjudged, &["http/1.1"]).unwrap();
     let limits = Limits { request_head: Duration::from_millis(300), share: 2, ..Limits::default() };
     let address = start_with(config, limits, CancellationToken::new()).await;
     let tls = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
@@ -197,7 +197,7 @@ async fn read_late(router: Router, more_headers: &str) -> Vec<u8> {
     let server = authority.identity("server", "a.example");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let tls = server_config(&server, ClientPolicy::None, &["http/1.1"]).unwrap();
+    let tls = server_config(&server, ClientPolicy::Unjudged, &["http/1.1"]).unwrap();
     let limits = Limits { answer: Duration::from_millis(500), ..Limits::default() };
     tokio::spawn(serve(listener, tls, router, limits, CancellationToken::new()));
     let config = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
@@ -285,7 +285,7 @@ async fn cluster_demands_the_newest_tls_while_the_server_runs() {
         .with_root_certificates(trusted)
         .with_no_client_auth();
     for (version, works) in [("VersionTLS12", true), ("VersionTLS13", false)] {
-        let tls = ServerTls::following(&server, ClientPolicy::None, &["http/1.1"], config(version)).unwrap();
+        let tls = ServerTls::following(&server, ClientPolicy::Unjudged, &["http/1.1"], config(version)).unwrap();
         let address = start(tls.current(), CancellationToken::new()).await;
         assert_eq!(ask(address, Arc::new(older.clone()), "a.example").await.is_ok(), works, "{version}");
     }
@@ -322,7 +322,7 @@ async fn cve_2025_64434_certificate_of_an_agent_opens_no_other_agent_and_stands_
     let address = start(server_config(&other, policy, &["http/1.1"]).unwrap(), CancellationToken::new()).await;
     let as_client = client_config(&authority.roots(), Some(&stolen), &["http/1.1"]).unwrap();
     assert!(ask(address, as_client, &handler_server_name("n2")).await.is_err());
-    let config = server_config(&stolen, ClientPolicy::None, &["http/1.1"]).unwrap();
+    let config = server_config(&stolen, ClientPolicy::Unjudged, &["http/1.1"]).unwrap();
     let address = start(config, CancellationToken::new()).await;
     let api = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
     assert!(ask(address, api.clone(), &handler_server_name("n2")).await.is_err());

@@ -24,6 +24,7 @@ mod network;
 mod networks;
 mod pods;
 mod preferences;
+mod profiles;
 mod refusals;
 mod replicas;
 mod rights;
