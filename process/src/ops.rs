@@ -190,7 +190,7 @@ fn profiler(asked: Asked) -> MethodRouter<Ops> {
             let text = format!("{} The client certificate of virt-api is required", asked.refusal());
             return (StatusCode::UNAUTHORIZED, text).into_response();
         }
-        ops.profiler.answer(asked).await
+        ops.profiler.answer(asked, &ops.config).await
     })
 }
 

@@ -5,6 +5,7 @@
 //!   idle ──────────────▶ sampling ────────────────▶ idle, with a profile for `dump`
 //!                         │    ▲                        │
 //!                         └────┘ start: begins anew     └─ start: it is thrown away
+//!                           no longer allowed by the configuration: idle, without a profile
 //! ```
 //!
 //! The samples are taken by a process of its own, this program once more ([`sampler`]): nothing is walked in signal
@@ -33,6 +34,9 @@ use tokio::{
     sync::Mutex,
     time::timeout,
 };
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::config::ConfigHandle;
 
 /// The argument by which a program is told to sample its parent.
 const SAMPLE: &str = "sample-parent";
@@ -100,6 +104,8 @@ pub enum ProfilerError {
 #[derive(Default)]
 struct State {
     sampler: Option<Child>,
+    /// Ends the sampling when it is no longer allowed.
+    watch: Option<AbortOnDropHandle<()>>,
     profile: Option<Vec<u8>>,
 }
 
@@ -110,10 +116,13 @@ pub struct Profiler {
 }
 
 impl Profiler {
-    /// Does what is asked.
-    pub async fn answer(&self, asked: Asked) -> Response {
+    /// Does what is asked, as long as the configuration allows it.
+    pub async fn answer(&self, asked: Asked, config: &ConfigHandle) -> Response {
+        if let Some(refusal) = asked.check(config.current().cluster_profiler) {
+            return refusal.into_response();
+        }
         let done = match asked {
-            Asked::Start => self.start().await,
+            Asked::Start => self.start(config.clone()).await,
             Asked::Stop => self.stop().await,
             Asked::Dump | Asked::DumpCluster => {
                 let state = self.state.lock().await;
@@ -132,10 +141,11 @@ impl Profiler {
         }
     }
 
-    async fn start(&self) -> Result<(), ProfilerError> {
+    async fn start(&self, config: ConfigHandle) -> Result<(), ProfilerError> {
         let mut state = self.state.lock().await;
         *state = State::default();
         state.sampler = Some(timeout(BEGIN_TIMEOUT, begin()).await.map_err(|_| ProfilerError::Timeout)??);
+        state.watch = Some(AbortOnDropHandle::new(tokio::spawn(end_with_permission(self.state.clone(), config))));
         tracing::info!("profiling");
         Ok(())
     }
@@ -143,11 +153,22 @@ impl Profiler {
     /// Harmless where nothing was started.
     async fn stop(&self) -> Result<(), ProfilerError> {
         let mut state = self.state.lock().await;
+        state.watch = None;
         let Some(sampler) = state.sampler.take() else { return Ok(()) };
         state.profile = Some(timeout(END_TIMEOUT, end(sampler)).await.map_err(|_| ProfilerError::Timeout)??);
         tracing::info!("profiled");
         Ok(())
     }
+}
+
+/// Who may no longer profile can no longer stop it either.
+async fn end_with_permission(state: Arc<Mutex<State>>, mut config: ConfigHandle) {
+    while config.current().cluster_profiler {
+        config.changed().await;
+    }
+    let mut state = state.lock().await;
+    (state.sampler, state.profile) = (None, None);
+    tracing::info!("no longer profiling");
 }
 
 /// Starts the sampling process, which is killed when it is dropped.
@@ -211,7 +232,13 @@ fn run_sampler() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use api::config::ClusterConfig;
+
     use super::*;
+
+    fn config(allowed: bool) -> ConfigHandle {
+        ConfigHandle::fixed(ClusterConfig { cluster_profiler: allowed, ..ClusterConfig::default() })
+    }
 
     #[test]
     fn who_asks_for_profiles_hears_what_it_takes() {
@@ -225,8 +252,10 @@ mod tests {
     #[tokio::test]
     async fn nothing_started_is_nothing_to_stop_or_to_get() {
         let profiler = Profiler::default();
-        assert_eq!(profiler.answer(Asked::Stop).await.status(), StatusCode::OK);
-        let answer = profiler.answer(Asked::Dump).await;
+        let allowed = config(true);
+        assert_eq!(profiler.answer(Asked::Stop, &allowed).await.status(), StatusCode::OK);
+        assert_eq!(profiler.answer(Asked::Dump, &config(false)).await.status(), StatusCode::FORBIDDEN);
+        let answer = profiler.answer(Asked::Dump, &allowed).await;
         let body = axum::body::to_bytes(answer.into_body(), 1024).await.unwrap();
         assert_eq!(&body[..], br#"{"pprofData":{}}"#);
     }
@@ -234,7 +263,7 @@ mod tests {
     #[tokio::test]
     async fn sampling_process_that_cannot_begin_is_told_of() {
         // This program takes the argument for the name of a test, runs none, and ends.
-        let answer = Profiler::default().answer(Asked::Start).await;
+        let answer = Profiler::default().answer(Asked::Start, &config(true)).await;
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let body = axum::body::to_bytes(answer.into_body(), 4096).await.unwrap();
         assert!(body.starts_with(b"Unable to start profiler. "), "{body:?}");

@@ -32,8 +32,24 @@ fn administrator_profiles_all_components_and_nobody_else_does() {
 
 async fn allowed_and_then_not(s: &Story) -> Result<()> {
     profiled(s).await?;
+    ensure!(samplers(s).await? == 0, "what samples is still there");
+    ask_until(s, "start", 200).await?;
+    ensure!(samplers(s).await? > 0, "nothing samples virt-handler");
     allow(s, &json!(false)).await?;
-    ask_until(s, "start", 403).await
+    ask_until(s, "start", 403).await?;
+    let asked = Instant::now();
+    while samplers(s).await? > 0 {
+        ensure!(asked.elapsed() < PATIENCE, "components are sampled that nobody may profile");
+    }
+    Ok(())
+}
+
+/// How many processes sample another one, on the node.
+async fn samplers(s: &Story) -> Result<usize> {
+    // The pattern does not match itself.
+    let script =
+        "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f 2>/dev/null | grep '[s]ample-parent' || true; done";
+    Ok(s.on_node(script).await?.lines().count())
 }
 
 async fn profiled(s: &Story) -> Result<()> {
