@@ -100,6 +100,23 @@ async fn client_of_the_same_ca_with_another_common_name_is_refused() {
     assert!(ask(address, config, "a.example").await.is_err());
 }
 
+#[test]
+fn certificate_that_nobody_judged_on_the_way_in_is_judged_where_it_counts() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let peer = |authority: &Authority, name: &str| {
+        let mut params = CertificateParams::new(vec!["client.example".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.signed_by(&KeyPair::generate().unwrap(), &authority.issuer).unwrap();
+        Peer::new(([192, 0, 2, 1], 1).into(), &[certificate.der().clone()])
+    };
+    let roots = authority.roots();
+    assert!(roots.vouch_for(&peer(&authority, "right"), "right"));
+    assert!(!roots.vouch_for(&peer(&authority, "wrong"), "right"));
+    assert!(!roots.vouch_for(&peer(&other, "right"), "right"));
+    assert!(!roots.vouch_for(&Peer::new(([192, 0, 2, 1], 1).into(), &[]), "right"));
+    assert!(!Roots::empty().vouch_for(&peer(&authority, "right"), "right"));
+}
+
 #[tokio::test]
 async fn client_without_certificate_is_refused_where_one_is_required() {
     let authority = Authority::new();
