@@ -1,8 +1,11 @@
 # Runs at the end of the installation with the root directory as $1.
 chroot "$1" systemctl enable systemd-networkd systemd-resolved ssh qemu-guest-agent serial-getty@ttyS0 >/dev/null 2>&1
 ln -sf /run/systemd/resolve/stub-resolv.conf "$1/etc/resolv.conf"
-# A test image: root can log in on the console without user data, too.
-echo 'root:ferrovirt' | chroot "$1" chpasswd
+# A test image: root can log in on the console without user data, too (password ferrovirt). The salt is always the same, as
+# is the day of all accounts' last change: two builds give the same image.
+echo 'root:$6$ferrovirt$zJ6fGXAA2WQ5Rj6mUiABVIKUoKgDOCXvmTAetLF/OHiRvve89aY732mVgHz5p/SM.RxGgpZJPUHspWbFhNx3N.' | chroot "$1" chpasswd --encrypted
+sed -i -E 's/^([^:]*:[^:]*:)[0-9]+:/\120089:/' "$1/etc/shadow"
+rm -f "$1"/etc/passwd- "$1"/etc/group- "$1"/etc/shadow- "$1"/etc/gshadow-
 # Identities belong to a machine, not to an image.
 rm -f "$1"/etc/ssh/ssh_host_* "$1/var/lib/dbus/machine-id"
 : > "$1/etc/machine-id"

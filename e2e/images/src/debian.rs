@@ -6,6 +6,7 @@
 
 use std::{
     env, fs,
+    os::unix::fs::chown,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -110,5 +111,7 @@ fn make(dir: &Path, sources: &str, request: &Request<'_>) -> Result<()> {
     }
     command.arg(SUITE).arg(dir.join("root")).arg(&list);
     tool::run(&mut command, "Debian packages util-linux and mmdebstrap")?;
-    Ok(())
+    // apt gives this folder to a user of its own where that user can get at it, which depends on where the cache is.
+    let partial = dir.join("root/var/lib/apt/lists/partial");
+    if partial.is_dir() { chown(&partial, Some(0), Some(0)).at(&partial) } else { Ok(()) }
 }
