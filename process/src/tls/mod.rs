@@ -6,6 +6,7 @@
 //! - [`ServerTls`]: a server's configuration as the cluster demands it, live.
 //! - [`connect_to_guest`]: what a program in a guest is shown, and what is asked of it.
 //! - [`serve`]: accepts connections, limits them, hands requests with a [`Peer`] extension to an axum router.
+//! - [`TrustedAddresses`]: addresses that have proven to be an API server, for shares of connections and memory.
 //!
 //! The crypto provider is ring everywhere.
 
@@ -18,6 +19,7 @@ mod patient;
 mod peer;
 mod roots;
 mod serve;
+mod trusted;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +34,7 @@ pub use identity::Identity;
 pub use peer::{Peer, common_name, common_names, not_after};
 pub use roots::Roots;
 pub use serve::{Limits, serve};
+pub use trusted::TrustedAddresses;
 
 /// Why TLS material cannot be used.
 #[derive(Debug, thiserror::Error)]
