@@ -19,9 +19,9 @@ mod patient;
 mod peer;
 mod roots;
 mod serve;
-mod trusted;
 #[cfg(test)]
 mod tests;
+mod trusted;
 
 use std::sync::Arc;
 
