@@ -31,6 +31,7 @@ pub mod tsc;
 pub mod vm;
 pub mod vmi;
 pub mod vsock;
+pub mod webhook_path;
 
 pub use condition::Condition;
 pub use enums::{

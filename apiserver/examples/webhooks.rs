@@ -1,26 +1,31 @@
 //! The admission webhooks alone, without a cluster, for whoever works on them.
 //!
 //! Serves on a local port with a certificate made up for the occasion and the default configuration. Rules that read the
-//! cluster find that there is nothing in it.
+//! cluster find that there is nothing in it. The URL that is printed holds the path segment without which nothing is
+//! answered; here it is a constant.
 //!
 //! ```console
 //! $ cargo run -p ferrovirt-apiserver --example webhooks &
-//! https://localhost:9443
-//! $ WEBHOOK_URL=https://localhost:9443 cargo test -p ferrovirt-e2e-tests --test conformance
-//! $ WEBHOOK_URL=https://localhost:9443 cargo run --release -p ferrovirt-e2e-bench -- --reviews
+//! https://localhost:9443/admission/0000000000000000000000000000000000000000000000000000000000000000
+//! $ export WEBHOOK_URL=https://localhost:9443/admission/0000000000000000000000000000000000000000000000000000000000000000
+//! $ cargo test -p ferrovirt-e2e-tests --test conformance
+//! $ cargo run --release -p ferrovirt-e2e-bench -- --reviews
 //! ```
 
 use std::future::IntoFuture;
 
 use anyhow::Context;
-use apiserver::{MAX_CONNECTIONS, allow_open_files, metrics::Metrics, presets::Presets, webhooks};
+use api::webhook_path::{SEGMENT_BYTES, join, segment};
+use apiserver::{
+    MAX_CONNECTIONS, allow_open_files, metrics::Metrics, presets::Presets, webhook_path::Segments, webhooks,
+};
 use axum::{Json, Router};
 use clap::Parser;
 use http::StatusCode;
 use process::{
     CancellationToken,
     config::ConfigHandle,
-    tls::{ClientPolicy, Identity, Limits, install_provider, serve, server_config},
+    tls::{ClientPolicy, Identity, Limits, TrustedAddresses, install_provider, serve, server_config},
 };
 use prometheus::Registry;
 use serde_json::{Value, json};
@@ -56,11 +61,13 @@ async fn main() -> anyhow::Result<()> {
     tokio::spawn(axum::serve(empty, Router::new().fallback(nothing)).into_future());
     let metrics = Metrics::register(&Registry::new())?;
     let config = ConfigHandle::fixed(api::config::ClusterConfig::default());
-    let router = webhooks::router(client, config, Presets::unknown(), "kubevirt", metrics);
+    let segment = segment([0; SEGMENT_BYTES]);
+    let (segments, trusted) = (Segments::fixed(&segment), TrustedAddresses::default());
+    let router = webhooks::router(client, config, Presets::unknown(), "kubevirt", metrics, segments, trusted);
     let listener = TcpListener::bind(("127.0.0.1", arguments.port))
         .await
         .with_context(|| format!("cannot listen on port {}", arguments.port))?;
-    println!("https://localhost:{}", arguments.port);
+    println!("https://localhost:{}{}", arguments.port, join(&segment, ""));
     let limits = Limits { connections: MAX_CONNECTIONS, share: MAX_CONNECTIONS, ..Limits::default() };
     let tls = server_config(&identity, ClientPolicy::Unjudged, &["http/1.1"])?;
     serve(listener, tls, router, limits, CancellationToken::new()).await;

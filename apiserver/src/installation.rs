@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | pre-install, pre-upgrade | `apply-definitions` | refuses a configuration that is not carried out, which no webhook sees on the first install; brings the definitions of the kinds up to date, which Helm itself does on the first install only |
 //! | pre-delete | `check-uninstall` | refuses while machines run, since nothing would look after them any more |
-//! | post-delete | `clean-up` | removes what the processes made: certificates, the lease, labels of nodes, finalizers that nobody would honour |
+//! | post-delete | `clean-up` | removes what the processes made: certificates, the webhooks' path segment, the lease, labels of nodes, finalizers that nobody would honour |
 //!
 //! The objects of users stay: definitions are kept, and with them every VM that is not running.
 
@@ -14,7 +14,7 @@ use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
     constants::{KUBEVIRT_NAME, component, label},
     kubevirt::spec::KubeVirtSpec,
-    tls,
+    tls, webhook_path,
 };
 use k8s_openapi::{
     api::{
@@ -159,7 +159,8 @@ pub async fn clean_up() -> Result<(), InstallationError> {
     for name in [component::VIRT_CONTROLLER, component::VIRT_HANDLER] {
         wait_until_gone(&client, &namespace, name).await?;
     }
-    for name in [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET] {
+    let certificates = [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET];
+    for name in certificates.into_iter().chain([webhook_path::SECRET]) {
         delete::<Secret>(&client, &namespace, name).await?;
     }
     delete::<ConfigMap>(&client, &namespace, tls::CA_CONFIG_MAP).await?;

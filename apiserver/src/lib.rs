@@ -25,7 +25,7 @@ use process::{
     ops::{Ops, Readiness},
     shares::Shares,
     signals,
-    tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, client_config, serve},
+    tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, TrustedAddresses, client_config, serve},
 };
 use prometheus::{IntGauge, Registry};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -66,6 +66,7 @@ pub mod stream;
 pub mod subresources;
 pub mod tunnel;
 pub mod volumes;
+pub mod webhook_path;
 pub mod webhooks;
 pub mod websocket;
 
@@ -80,6 +81,7 @@ use crate::{
     presets::Presets,
     profiles::Components,
     subresources::{MAX_STREAMS, Server},
+    webhook_path::Segments,
 };
 
 /// How long requests are still accepted after the stop, while endpoints are taken out of Services.
@@ -133,6 +135,8 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     let roots = Roots::follow(client.clone(), &namespace, api::tls::CA_CONFIG_MAP, api::tls::CA_BUNDLE_KEY);
     let front_proxy = FrontProxy::follow(client.clone());
     let presets = Presets::follow(client.clone());
+    let segments = Segments::follow(client.clone(), &namespace);
+    let trusted = TrustedAddresses::default();
 
     let registry = Registry::new();
     let metrics = Metrics::register(&registry)?;
@@ -144,6 +148,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     });
     gate(&readiness, &ready, "CA bundle", roots.clone(), |roots| async move { roots.ready().await });
     gate(&readiness, &ready, "front proxy", front_proxy.clone(), |proxy| async move { proxy.ready().await });
+    gate(&readiness, &ready, "webhook path", segments.clone(), |segments| async move { segments.ready().await });
     gate(&readiness, &ready, "configuration", config.clone(), |mut config| async move { config.read_once().await });
     gate(&readiness, &ready, "presets", presets.clone(), |mut presets| async move {
         // Where there is no list, each machine's are read; that is slow, and no reason to refuse machines.
@@ -155,6 +160,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     let streams = TaskTracker::new();
     let server = Arc::new(Server {
         front_proxy,
+        trusted: trusted.clone(),
         authorizer: Authorizer::new(client.clone()),
         handler: HandlerClient::new(client.clone(), &namespace, neighbour_tls.clone()),
         components: Components::new(client.clone(), &namespace, neighbour_tls),
@@ -175,7 +181,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         .fallback(subresources::serve)
         .with_state(server)
         .merge(ops.router())
-        .merge(webhooks::router(client, config, presets, &namespace, metrics));
+        .merge(webhooks::router(client, config, presets, &namespace, metrics, segments, trusted));
 
     let listener = listen(port).await.map_err(|source| StartError::Listen { port, source })?;
     // Streams are opened by HTTP/1.1's upgrade.

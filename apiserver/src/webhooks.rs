@@ -4,8 +4,12 @@
 //! refused here, with a reason. Calls are bounded in size, memory and time. A client costs the others only what it has
 //! really sent: who opens connections and stalls keeps nobody waiting.
 //!
+//! Any pod can send a review, and answers tell of objects that its sender may not see. So nothing of a request is looked at
+//! unless its path has the segment that virt-controller wrote into the webhook configurations ([`Segments`]).
+//!
 //! ```text
 //! what came                        status  body
+//! a path without the segment       404     none
 //! a review that can be answered    200     the answer
 //! no JSON, or not a review         400     a review that refuses, without a uid
 //! larger than a review can be      413     a review that refuses, without a uid
@@ -30,18 +34,21 @@ use axum::{
     body::Body,
     extract::{Request, State},
     response::Response,
-    routing::post,
+    routing::any,
 };
-use http::{HeaderValue, StatusCode, header, request::Parts};
+use http::{HeaderValue, Method, StatusCode, header, request::Parts};
 use http_body_util::BodyExt;
 use kube::Client;
-use process::config::ConfigHandle;
+use process::{
+    config::ConfigHandle,
+    tls::{Peer, TrustedAddresses},
+};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::timeout,
 };
 
-use crate::{metrics::Metrics, neighbours, presets::Presets};
+use crate::{metrics::Metrics, neighbours, presets::Presets, webhook_path::Segments};
 
 /// Largest review. kube-apiserver takes objects of up to 3 MiB, of which etcd stores 1.5; a review carries the new and
 /// the old one.
@@ -79,10 +86,20 @@ struct Webhooks {
     readers: Semaphore,
     answers: Semaphore,
     metrics: Metrics,
+    segments: Segments,
+    trusted: TrustedAddresses,
 }
 
-/// The routes of all webhooks.
-pub fn router(client: Client, config: ConfigHandle, presets: Presets, namespace: &str, metrics: Metrics) -> Router {
+/// The routes of all webhooks, behind `segments`. Addresses that show one are recorded in `trusted`.
+pub fn router(
+    client: Client,
+    config: ConfigHandle,
+    presets: Presets,
+    namespace: &str,
+    metrics: Metrics,
+    segments: Segments,
+    trusted: TrustedAddresses,
+) -> Router {
     let state = Arc::new(Webhooks {
         client,
         config,
@@ -93,14 +110,37 @@ pub fn router(client: Client, config: ConfigHandle, presets: Presets, namespace:
         readers: Semaphore::new(MAX_READERS),
         answers: Semaphore::new(MAX_ANSWERS),
         metrics,
+        segments,
+        trusted,
     });
-    WEBHOOKS.iter().fold(Router::new(), |router, webhook| router.route(webhook.path, post(review))).with_state(state)
+    // Paths as the reference serves them say nothing about who else is served.
+    let bare = WEBHOOKS.iter().fold(Router::new(), |router, webhook| router.route(webhook.path, any(not_found)));
+    bare.route("/admission/{*path}", any(review)).with_state(state)
+}
+
+async fn not_found(State(webhooks): State<Arc<Webhooks>>) -> Response {
+    webhooks.turn_away(StatusCode::NOT_FOUND)
 }
 
 async fn review(State(webhooks): State<Arc<Webhooks>>, request: Request) -> Response {
     let started = Instant::now();
     let (head, mut body) = request.into_parts();
-    let path = head.uri.path();
+    let Some(shown) = webhooks.segments.find(head.uri.path()) else {
+        return webhooks.turn_away(StatusCode::NOT_FOUND);
+    };
+    if shown.proves
+        && let Some(peer) = head.extensions.get::<Peer>()
+    {
+        webhooks.trusted.record(peer.address.ip());
+    }
+    // From here on without the segment, which belongs neither into metrics nor into answers.
+    let path = shown.path;
+    if !WEBHOOKS.iter().any(|webhook| webhook.path == path) {
+        return webhooks.turn_away(StatusCode::NOT_FOUND);
+    }
+    if head.method != Method::POST {
+        return webhooks.turn_away(StatusCode::METHOD_NOT_ALLOWED);
+    }
     let response = match timeout(DEADLINE, webhooks.review(path, &head, &mut body)).await {
         Ok(response) => response,
         Err(_) => {
@@ -186,6 +226,14 @@ struct Held<'a> {
 }
 
 impl Webhooks {
+    /// Answers without a look at the body.
+    fn turn_away(&self, status: StatusCode) -> Response {
+        self.metrics.reviews.with_label_values(&["", "refused"]).inc();
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = status;
+        response
+    }
+
     async fn review(&self, path: &str, head: &Parts, body: &mut Body) -> Response {
         let json = head.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
         if !json {
@@ -297,7 +345,98 @@ impl Webhooks {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        convert::Infallible,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use api::{config::ClusterConfig, webhook_path::join};
+    use bytes::Bytes;
+    use futures::stream;
+    use prometheus::Registry;
+    use tower::ServiceExt as _;
+
     use super::*;
+
+    const SEGMENT: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    const WEBHOOK: &str = "/virtualmachines-validate";
+
+    /// The webhooks of an installation behind [`SEGMENT`].
+    fn webhooks(trusted: &TrustedAddresses) -> Router {
+        process::tls::install_provider();
+        // Nothing that is asked here reads the cluster.
+        let client = Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        let metrics = Metrics::register(&Registry::new()).unwrap();
+        let config = ConfigHandle::fixed(ClusterConfig::default());
+        let segments = Segments::fixed(SEGMENT);
+        router(client, config, Presets::unknown(), "kubevirt", metrics, segments, trusted.clone())
+    }
+
+    /// The status of the answer, how many parts of the body were read for it, and the answer.
+    async fn status(method: Method, path: &str, trusted: &TrustedAddresses) -> (u16, usize, Bytes) {
+        let read = Arc::new(AtomicUsize::new(0));
+        let reads = read.clone();
+        let part = move |_| {
+            reads.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, Infallible>("{}")
+        };
+        let body = Body::from_stream(futures::StreamExt::map(stream::iter(0..1), part));
+        let mut request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, "application/json");
+        let peer = Peer::new(([192, 0, 2, 7], 40_000).into(), &[]);
+        request = request.extension(peer);
+        let response = webhooks(trusted).oneshot(request.body(body).unwrap()).await.unwrap();
+        let status = response.status().as_u16();
+        let answer = response.into_body().collect().await.unwrap().to_bytes();
+        (status, read.load(Ordering::Relaxed), answer)
+    }
+
+    #[tokio::test]
+    async fn review_without_the_segment_is_not_read() {
+        let other = format!("{}0", &SEGMENT[1..]);
+        for path in [
+            WEBHOOK.to_owned(),
+            format!("/admission{WEBHOOK}"),
+            format!("/admission/{WEBHOOK}"),
+            format!("/admission//{WEBHOOK}"),
+            format!("//admission/{SEGMENT}{WEBHOOK}"),
+            format!("/{SEGMENT}{WEBHOOK}"),
+            join(&other, WEBHOOK),
+            join(&SEGMENT[1..], WEBHOOK),
+            join(&format!("{SEGMENT}0"), WEBHOOK),
+            join(&SEGMENT.to_uppercase(), WEBHOOK),
+            join(&SEGMENT.replace('0', "%30"), WEBHOOK),
+            join("", WEBHOOK),
+            join(".", WEBHOOK),
+            join("next", WEBHOOK),
+            // With it, to what is not there.
+            join(SEGMENT, ""),
+            join(SEGMENT, "/"),
+            join(SEGMENT, "/nothing"),
+            join(SEGMENT, &format!("/{WEBHOOK}")),
+            join(SEGMENT, &format!("{WEBHOOK}/")),
+            join(SEGMENT, &format!("{WEBHOOK}-create")),
+            join(SEGMENT, "/virtualmachines%2Dvalidate"),
+        ] {
+            for method in [Method::POST, Method::GET] {
+                let (status, read, answer) = status(method, &path, &TrustedAddresses::default()).await;
+                assert_eq!((status, read, &*answer), (404, 0, &b""[..]), "{path}");
+            }
+        }
+        let trusted = TrustedAddresses::default();
+        status(Method::POST, &join(&other, WEBHOOK), &trusted).await;
+        assert!(!trusted.contains([192, 0, 2, 7].into()));
+    }
+
+    #[tokio::test]
+    async fn review_with_the_segment_is_read_and_its_sender_recorded() {
+        let trusted = TrustedAddresses::default();
+        let (code, read, answer) = status(Method::POST, &join(SEGMENT, WEBHOOK), &trusted).await;
+        assert_eq!((code, read), (400, 1));
+        assert!(!String::from_utf8_lossy(&answer).contains(SEGMENT));
+        assert!(trusted.contains([192, 0, 2, 7].into()));
+        let (code, read, _) = status(Method::GET, &join(SEGMENT, WEBHOOK), &trusted).await;
+        assert_eq!((code, read), (405, 0));
+    }
 
     #[test]
     fn values_are_counted_without_reading_them() {

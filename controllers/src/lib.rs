@@ -1,9 +1,8 @@
 //! virt-controller: the cluster-wide controllers.
 //!
 //! Each controller is a pure function from what is observed to a decision (`vm`, `vmi`, `replicaset`, `node`,
-//! `certificates`, `kubevirt`, `workloads`); `runtime` carries decisions out; `wiring` says which change wakes which
-//! controller;
-//! `inventory` tells dashboards which machines there are.
+//! `certificates`, `webhook_path`, `kubevirt`, `workloads`); `runtime` carries decisions out; `wiring` says which change
+//! wakes which controller; `inventory` tells dashboards which machines there are.
 
 pub mod certificates;
 pub mod inventory;
@@ -20,6 +19,7 @@ pub mod views;
 pub mod vm;
 pub mod vmi;
 pub mod vsock;
+pub mod webhook_path;
 pub mod wiring;
 pub mod workloads;
 pub mod world;

@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use api::{
     constants::{annotation, component, label},
     instancetype::MatchedKind,
+    webhook_path,
 };
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
-        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        admissionregistration::v1::{
+            MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+        },
         apps::v1::{ControllerRevision, DaemonSet, Deployment},
         core::v1::{ContainerStatus, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota},
         rbac::v1::ClusterRole,
@@ -525,8 +528,40 @@ pub struct CaBundleView {
     pub metadata: ObjectMeta,
     /// Name of each webhook (empty for an API service) with its bundle.
     pub bundles: Vec<(String, Vec<u8>)>,
+    /// The webhooks' paths (none for an API service).
+    pub webhooks: Vec<WebhookPathView>,
     /// The API server can use the service (API services only).
     pub available: bool,
+}
+
+/// The path of a webhook.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WebhookPathView {
+    /// Name of the webhook.
+    pub name: String,
+    /// Path that kube-apiserver uses.
+    pub path: Option<String>,
+    /// Path behind the segment, which the configuration's annotation names.
+    pub wanted_path: Option<String>,
+}
+
+impl CaBundleView {
+    fn of_webhooks(metadata: ObjectMeta, webhooks: Vec<(String, WebhookClientConfig)>) -> Self {
+        let annotation = metadata.annotations.as_ref().and_then(|annotations| annotations.get(webhook_path::PATHS));
+        let mut wanted: BTreeMap<String, String> =
+            annotation.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        wanted.retain(|_, path| path.starts_with('/'));
+        let mut view = Self { metadata: slim(metadata), available: true, ..Self::default() };
+        for (name, config) in webhooks {
+            view.webhooks.push(WebhookPathView {
+                path: config.service.and_then(|service| service.path),
+                wanted_path: wanted.remove(&name),
+                name: name.clone(),
+            });
+            view.bundles.push((name, config.ca_bundle.map(|bytes| bytes.0).unwrap_or_default()));
+        }
+        view
+    }
 }
 
 impl Cached for CaBundleView {
@@ -540,30 +575,20 @@ impl From<APIService> for CaBundleView {
         let bundle = service.spec.and_then(|spec| spec.ca_bundle).map(|bytes| bytes.0).unwrap_or_default();
         let conditions = service.status.and_then(|status| status.conditions).unwrap_or_default();
         let available = conditions.iter().any(|condition| condition.type_ == "Available" && condition.status == "True");
-        Self { metadata: slim(service.metadata), bundles: vec![(String::new(), bundle)], available }
+        Self { metadata: slim(service.metadata), bundles: vec![(String::new(), bundle)], available, ..Self::default() }
     }
 }
 
 impl From<MutatingWebhookConfiguration> for CaBundleView {
     fn from(configuration: MutatingWebhookConfiguration) -> Self {
-        let bundles = configuration
-            .webhooks
-            .unwrap_or_default()
-            .into_iter()
-            .map(|hook| (hook.name, hook.client_config.ca_bundle.map(|bytes| bytes.0).unwrap_or_default()))
-            .collect();
-        Self { metadata: slim(configuration.metadata), bundles, available: true }
+        let webhooks = configuration.webhooks.unwrap_or_default().into_iter();
+        Self::of_webhooks(configuration.metadata, webhooks.map(|hook| (hook.name, hook.client_config)).collect())
     }
 }
 
 impl From<ValidatingWebhookConfiguration> for CaBundleView {
     fn from(configuration: ValidatingWebhookConfiguration) -> Self {
-        let bundles = configuration
-            .webhooks
-            .unwrap_or_default()
-            .into_iter()
-            .map(|hook| (hook.name, hook.client_config.ca_bundle.map(|bytes| bytes.0).unwrap_or_default()))
-            .collect();
-        Self { metadata: slim(configuration.metadata), bundles, available: true }
+        let webhooks = configuration.webhooks.unwrap_or_default().into_iter();
+        Self::of_webhooks(configuration.metadata, webhooks.map(|hook| (hook.name, hook.client_config)).collect())
     }
 }

@@ -34,7 +34,7 @@ use crate::{
         Cached, Decision, Failure, Key, Kind, driver::Driver, executor::Executor, metrics::Metrics, queue::Queue,
     },
     views::{CaBundleView, ClaimView},
-    vm, vmi, workloads,
+    vm, vmi, webhook_path, workloads,
     world::{World, controller_of},
 };
 
@@ -63,6 +63,7 @@ pub struct Controllers {
     replica_sets: Keys,
     nodes: Keys,
     certificates: Keys,
+    webhook_paths: Keys,
     requests: Keys,
     kubevirts: Keys,
 }
@@ -90,6 +91,7 @@ impl Controllers {
             replica_sets: Arc::default(),
             nodes: Arc::default(),
             certificates: Arc::default(),
+            webhook_paths: Arc::default(),
             requests: Arc::default(),
             kubevirts: Arc::default(),
         }
@@ -259,7 +261,7 @@ impl Controllers {
     }
 
     fn listen_installation(&self) {
-        // One decision covers all certificates, and one the object of the installation.
+        // One decision covers all certificates, one the paths of all webhooks, and one the object of the installation.
         let one = Key::new(self.namespace.clone(), "");
         macro_rules! wake {
             ($cache:expr, $($queue:expr),+) => {{
@@ -267,13 +269,13 @@ impl Controllers {
                 $cache.listen(move |_| queues.iter().for_each(|queue| queue.add(key.clone())));
             }};
         }
-        wake!(self.world.secrets, self.certificates);
+        wake!(self.world.secrets, self.certificates, self.webhook_paths, self.kubevirts);
         wake!(self.world.config_maps, self.certificates, self.kubevirts);
         wake!(self.world.kubevirts, self.certificates, self.kubevirts);
         wake!(self.world.api_services, self.certificates, self.kubevirts);
-        wake!(self.world.mutating_webhooks, self.certificates, self.kubevirts);
-        wake!(self.world.validating_webhooks, self.certificates, self.kubevirts);
-        wake!(self.world.deployments, self.kubevirts);
+        wake!(self.world.mutating_webhooks, self.certificates, self.webhook_paths, self.kubevirts);
+        wake!(self.world.validating_webhooks, self.certificates, self.webhook_paths, self.kubevirts);
+        wake!(self.world.deployments, self.webhook_paths, self.kubevirts);
         wake!(self.world.daemon_sets, self.kubevirts);
         wake!(self.world.roles, self.kubevirts);
         let queue = self.requests.clone();
@@ -281,6 +283,7 @@ impl Controllers {
             queue.extend(present.map(|request| Key::of(&request.metadata)));
         });
         let (queue, requests, known) = (self.certificates.clone(), self.requests.clone(), self.world.requests.clone());
+        self.webhook_paths.add(one.clone());
         queue.add(one);
         // A new authority may be what requests have waited for.
         self.world.secrets.listen(move |_| requests.extend(known.keys()));
@@ -327,6 +330,10 @@ impl Controllers {
     }
 
     fn start_installation(&self) {
+        let (world, namespace) = (self.world.clone(), self.namespace.clone());
+        let reconcile = move |_: &Key, _: Option<&Failure>, now| webhook_paths_decision(&world, &namespace, now);
+        Driver::new("webhook-path", self.webhook_paths.clone(), self.executor.clone(), reconcile).start(1);
+
         let (world, namespace) = (self.world.clone(), self.namespace.clone());
         let deployment = kubevirt::Deployment::new(&namespace, &self.launcher_image, &self.guestfs_image, VERSION);
         let batches = workloads::Batches::default();
@@ -570,17 +577,32 @@ fn bundle(world: &World, namespace: &str) -> Option<String> {
 }
 
 fn carriers(world: &World) -> Vec<(Kind, Arc<CaBundleView>)> {
+    let services = world.api_services.filter(|_| true);
+    services.into_iter().map(|object| (Kind::ApiService, object)).chain(webhooks(world)).collect()
+}
+
+fn webhooks(world: &World) -> Vec<webhook_path::Configuration> {
     let all = |kind: Kind, objects: Vec<Arc<CaBundleView>>| objects.into_iter().map(move |object| (kind, object));
-    all(Kind::ApiService, world.api_services.filter(|_| true))
-        .chain(all(Kind::MutatingWebhooks, world.mutating_webhooks.filter(|_| true)))
+    all(Kind::MutatingWebhooks, world.mutating_webhooks.filter(|_| true))
         .chain(all(Kind::ValidatingWebhooks, world.validating_webhooks.filter(|_| true)))
         .collect()
+}
+
+fn webhook_paths_decision(world: &World, namespace: &str, now: Timestamp) -> Result<Decision, serde_json::Error> {
+    let api = world.deployments.get(&Key::new(namespace, component::VIRT_API));
+    webhook_path::decide(&webhook_path::Observed {
+        namespace,
+        secret: world.secrets.get(&Key::new(namespace, api::webhook_path::SECRET)).as_deref(),
+        configurations: &webhooks(world),
+        ready: api.is_some_and(|api| api.ready > 0),
+        now,
+    })
 }
 
 fn certificates_decision(world: &World, namespace: &str, now: Timestamp) -> Result<Decision, serde_json::Error> {
     let secret = |name: &str| world.secrets.get(&Key::new(namespace, name));
     let held: Vec<_> =
-        crate::world::CERTIFICATE_SECRETS.iter().filter_map(|name| Some(((*name).to_owned(), secret(name)?))).collect();
+        certificates::leaf_secrets().into_iter().filter_map(|name| Some((name.to_owned(), secret(name)?))).collect();
     let leaves = held.iter().map(|(name, secret)| (name.clone(), secret.as_ref())).collect();
     let map = world.config_maps.get(&Key::new(namespace, tls::CA_CONFIG_MAP));
     let authority = secret(tls::CA_SECRET);
@@ -646,6 +668,8 @@ fn installation_decision(
         carriers.len() == expected
             && carriers.iter().all(|(_, object)| object.bundles.iter().all(|(_, known)| known == bundle.as_bytes()))
     });
+    let secret = world.secrets.get(&Key::new(namespace, api::webhook_path::SECRET));
+    let paths_in_place = webhook_path::in_place(secret.as_deref(), &webhooks(world));
     kubevirt::decide(&kubevirt::Observed {
         kubevirt: object,
         components: kubevirt::Components {
@@ -653,6 +677,7 @@ fn installation_decision(
             controller: controller.as_deref(),
             handler: handler.as_deref(),
             bundle_in_place,
+            paths_in_place,
             api_services_available: carriers.iter().all(|(_, object)| object.available),
         },
         version: VERSION,

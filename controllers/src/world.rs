@@ -9,7 +9,7 @@ use api::{
         MatchedKind, VirtualMachineClusterInstancetype, VirtualMachineClusterPreference, VirtualMachineInstancetype,
         VirtualMachinePreference, revision,
     },
-    tls,
+    tls, webhook_path,
 };
 use k8s_openapi::{
     api::{
@@ -141,7 +141,7 @@ pub struct World {
     pub daemon_sets: Arc<Cache<WorkloadView>>,
     /// The configuration object.
     pub kubevirts: Arc<Cache<KubeVirt>>,
-    /// Secrets with certificates, by name.
+    /// Secrets that this process makes.
     pub secrets: Arc<Cache<Secret>>,
     /// The CA bundle.
     pub config_maps: Arc<Cache<ConfigMap>>,
@@ -149,17 +149,17 @@ pub struct World {
     pub requests: Arc<Cache<CertificateSigningRequest>>,
     /// API services that carry the CA bundle.
     pub api_services: Arc<Cache<CaBundleView>>,
-    /// Mutating webhooks that carry the CA bundle.
+    /// Mutating webhooks that carry the CA bundle and the path segment.
     pub mutating_webhooks: Arc<Cache<CaBundleView>>,
-    /// Validating webhooks that carry the CA bundle.
+    /// Validating webhooks that carry the CA bundle and the path segment.
     pub validating_webhooks: Arc<Cache<CaBundleView>>,
     /// Cluster roles that may be part of those that each cluster has.
     pub roles: Arc<Cache<RoleView>>,
 }
 
-/// Secrets with certificates that are followed.
-pub const CERTIFICATE_SECRETS: [&str; 4] =
-    [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET];
+/// Secrets that are followed.
+const SECRETS: [&str; 5] =
+    [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET, webhook_path::SECRET];
 
 impl World {
     /// Starts all watches. Each object that must be named in RBAC is watched by its name.
@@ -244,7 +244,7 @@ impl World {
             signer,
             |object| object,
         ));
-        for name in CERTIFICATE_SECRETS {
+        for name in SECRETS {
             let api = Api::<Secret>::namespaced(client.clone(), namespace);
             tokio::spawn(self.secrets.clone().follow_one(api, named(name), name, |object| object));
         }
@@ -282,7 +282,7 @@ impl World {
 
     /// Waits until everything that certificates depend on has been read.
     pub async fn certificates_synced(&self) {
-        self.secrets.synced_all(CERTIFICATE_SECRETS.len()).await;
+        self.secrets.synced_all(SECRETS.len()).await;
         self.config_maps.synced().await;
         self.kubevirts.synced().await;
         self.requests.synced().await;

@@ -23,12 +23,19 @@ use axum::{
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
-use process::{CancellationToken, config::ConfigHandle, ops::Ops, profiler::Asked, shares::Shares, tls::Peer};
+use process::{
+    CancellationToken,
+    config::ConfigHandle,
+    ops::Ops,
+    profiler::Asked,
+    shares::Shares,
+    tls::{Peer, TrustedAddresses},
+};
 use sha2::{Digest, Sha256};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    authentication::{User, authenticate, unix_now},
+    authentication::{Unauthenticated, User, authenticate, unix_now},
     authorization::{Authorizer, Decision},
     bodies::Bodies,
     discovery::{self, Document},
@@ -65,6 +72,8 @@ pub struct Server {
     pub config: ConfigHandle,
     /// Whom to believe who the user is.
     pub front_proxy: FrontProxy,
+    /// Addresses that showed a front-proxy certificate.
+    pub trusted: TrustedAddresses,
     /// Who may do what.
     pub authorizer: Authorizer,
     /// Calls to node agents.
@@ -169,8 +178,7 @@ impl Server {
         if let Some(refusal) = asked.check(self.config.current().cluster_profiler) {
             return refusal.into_response();
         }
-        let trust = self.front_proxy.current();
-        if let Err(error) = authenticate(trust.as_deref(), &peer.certificates, headers, unix_now()) {
+        if let Err(error) = self.authenticate(peer, headers) {
             return text_response(StatusCode::UNAUTHORIZED, error.to_string());
         }
         let done = match asked {
@@ -190,12 +198,18 @@ impl Server {
         done.unwrap_or_else(|error| text_response(error.status(), format!("{} {error}", asked.refusal())))
     }
 
+    /// Returns the user whom a front proxy names, and records the proxy's address.
+    fn authenticate(&self, peer: &Peer, headers: &HeaderMap) -> Result<User, Unauthenticated> {
+        let trust = self.front_proxy.current();
+        let user = authenticate(trust.as_deref(), &peer.certificates, headers, unix_now())?;
+        self.trusted.record(peer.address.ip());
+        Ok(user)
+    }
+
     /// Authentication and authorization. Refusals are answers 401 with a plain text, whichever of the two refuses.
     async fn admit(&self, peer: &Peer, request: &Parts) -> Result<(User, Attributes), Response> {
         let unauthorized = |text: String| text_response(StatusCode::UNAUTHORIZED, text);
-        let trust = self.front_proxy.current();
-        let user = authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())
-            .map_err(|error| unauthorized(error.to_string()))?;
+        let user = self.authenticate(peer, &request.headers).map_err(|error| unauthorized(error.to_string()))?;
         let attributes =
             path::attributes(&request.method, request.uri.path()).map_err(|error| unauthorized(error.to_string()))?;
         match self.authorizer.authorize(&user, &attributes).await {

@@ -11,7 +11,7 @@ use process::{
     config::ConfigHandle,
     ops::{Ops, Readiness},
     shares::Shares,
-    tls::{Roots, client_config},
+    tls::{Roots, TrustedAddresses, client_config},
 };
 use prometheus::Registry;
 use serde_json::{Value, json};
@@ -57,6 +57,7 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
     let tls = client_config(&Roots::empty(), None, &["http/1.1"]).unwrap();
     let server = Server {
         front_proxy: FrontProxy::default(),
+        trusted: TrustedAddresses::default(),
         authorizer: Authorizer::new(client.clone()),
         handler: HandlerClient::new(client.clone(), "kubevirt", tls.clone()),
         components: Components::new(client.clone(), "kubevirt", tls),

@@ -92,15 +92,13 @@ affinity:
               kubevirt.io: {{ . }}
 {{- end -}}
 
-{{/* A webhook's way to virt-api: ferrovirt.webhookClient (list $ "/path"). The caBundle is put in by virt-controller. */}}
+{{/* A webhook's way to virt-api. caBundle and path are put in by virt-controller. */}}
 {{- define "ferrovirt.webhookClient" -}}
-{{- $root := index . 0 -}}
 admissionReviewVersions: [v1]
 failurePolicy: Fail
 timeoutSeconds: 5
 clientConfig:
   service:
-    namespace: {{ $root.Release.Namespace }}
+    namespace: {{ .Release.Namespace }}
     name: virt-api
-    path: {{ index . 1 }}
 {{- end -}}

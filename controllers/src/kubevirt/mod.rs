@@ -30,6 +30,8 @@ pub struct Components<'a> {
     pub handler: Option<&'a WorkloadView>,
     /// API services and webhooks hold the CA bundle in force.
     pub bundle_in_place: bool,
+    /// Webhooks have paths that virt-api accepts.
+    pub paths_in_place: bool,
     /// The API server reaches virt-api.
     pub api_services_available: bool,
 }
@@ -196,6 +198,8 @@ fn missing(components: &Components<'_>) -> Vec<String> {
     }
     if !components.bundle_in_place {
         missing.push("the CA bundle is not in place".to_owned());
+    } else if !components.paths_in_place {
+        missing.push("the paths of the webhooks are not in place".to_owned());
     } else if !components.api_services_available {
         missing.push("the API services are not available".to_owned());
     }
@@ -272,6 +276,7 @@ mod tests {
             controller: Some(&ready),
             handler: Some(handler),
             bundle_in_place,
+            paths_in_place: bundle_in_place,
             api_services_available: true,
         };
         let observed = Observed {

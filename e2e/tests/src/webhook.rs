@@ -21,7 +21,10 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::{admissionregistration::v1::ValidatingWebhookConfiguration, core::v1::Pod};
-use kube::{Api, Client, api::ListParams};
+use kube::{
+    Api, Client,
+    api::{AttachParams, AttachedProcess, ListParams},
+};
 use nix::sched::{CloneFlags, setns};
 use rustls::{
     ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
@@ -61,6 +64,8 @@ enum Way {
     Namespace(PathBuf, SocketAddr),
     /// A pod's port, through the API server.
     Forward(Box<Api<Pod>>, String, u16),
+    /// A host's port, from within a pod that has `nc`.
+    Inside(Box<Api<Pod>>, String, u16),
 }
 
 /// A connection to a server that is reached directly, before anything is said on it.
@@ -76,7 +81,8 @@ pub struct Answer {
 }
 
 impl Endpoint {
-    /// The server at `WEBHOOK_URL`, whose certificate is checked against the PEM file `WEBHOOK_CA` (not at all without
+    /// The server at `WEBHOOK_URL`, which holds everything in front of a webhook's own path (of virt-api:
+    /// `https://virt-api.kubevirt.svc/admission/SEGMENT`, as in the webhook configurations), and whose certificate is checked against the PEM file `WEBHOOK_CA` (not at all without
     /// that); else virt-api of the cluster under test.
     ///
     /// # Errors
@@ -139,6 +145,8 @@ impl Endpoint {
             .context("the pod of virt-api has no port")?;
         let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
         let host = format!("{}.{}.svc", service.name, service.namespace);
+        let path = service.path.context("the webhook has no path yet")?;
+        let (prefix, _) = path.rsplit_once('/').with_context(|| format!("{path} is no path of a webhook"))?;
         let way = match control_namespace()? {
             Some(namespace) => Way::Namespace(namespace, SocketAddr::new(address.parse()?, port)),
             None => Way::Forward(Box::new(pods), pod.metadata.name.context("pod without name")?, port),
@@ -148,14 +156,27 @@ impl Endpoint {
             tls: TlsConnector::from(Arc::new(tls(Some(&roots.0))?)),
             name: ServerName::try_from(host.clone())?,
             host,
-            prefix: String::new(),
+            prefix: prefix.to_owned(),
         })
+    }
+
+    /// The same server by its service, as a pod that has `nc` reaches it, and without anything in front of the webhooks'
+    /// own paths.
+    #[must_use]
+    pub fn from_pod(&self, pods: Api<Pod>, pod: &str) -> Self {
+        Self { way: Way::Inside(Box::new(pods), pod.to_owned(), 443), prefix: String::new(), ..self.clone() }
+    }
+
+    /// What stands in front of the webhooks' own paths.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     /// Whether connections go straight to the server, so that their times mean something.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        !matches!(self.way, Way::Forward(..))
+        !matches!(self.way, Way::Forward(..) | Way::Inside(..))
     }
 
     /// Opens a connection.
@@ -164,10 +185,23 @@ impl Endpoint {
     /// When the server cannot be reached or its certificate is not the right one.
     pub async fn connect(&self) -> Result<Connection> {
         let opened = async {
-            let Way::Forward(pods, pod, port) = &self.way else { return self.speak(self.direct().await?).await };
-            let mut forward = pods.portforward(pod, &[*port]).await.context("cannot forward a port")?;
-            let stream = forward.take_stream(*port).context("no stream of the forwarded port")?;
-            self.speak(self.secure(stream).await?).await
+            match &self.way {
+                Way::Forward(pods, pod, port) => {
+                    let mut forward = pods.portforward(pod, &[*port]).await.context("cannot forward a port")?;
+                    let stream = forward.take_stream(*port).context("no stream of the forwarded port")?;
+                    self.speak(self.secure(stream).await?).await
+                }
+                Way::Inside(pods, pod, port) => {
+                    let params = AttachParams::default().stdin(true).stdout(true).stderr(false);
+                    let command = ["nc", &self.host, &port.to_string()];
+                    let mut process = pods.exec(pod, command, &params).await.context("cannot run nc")?;
+                    let (input, output) = (process.stdin(), process.stdout());
+                    let stream = tokio::io::join(output.context("no output of nc")?, input.context("no input of nc")?);
+                    let connection = self.speak(self.secure(stream).await?).await?;
+                    Ok(Connection { _tunnel: Some(process), ..connection })
+                }
+                Way::Address(_) | Way::Namespace(..) => self.speak(self.direct().await?).await,
+            }
         };
         tokio::time::timeout(PATIENCE, opened).await.context("the server did not let us connect in time")?
     }
@@ -187,7 +221,7 @@ impl Endpoint {
                 let (namespace, address) = (namespace.clone(), *address);
                 TcpStream::from_std(tokio::task::spawn_blocking(move || dial_inside(&namespace, address)).await??)?
             }
-            Way::Forward(..) => bail!("the server is reached by a forwarded port only"),
+            Way::Forward(..) | Way::Inside(..) => bail!("the server is reached by a pod only"),
         };
         self.secure(stream).await
     }
@@ -225,7 +259,7 @@ impl Endpoint {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         // It ends with the server's side or with the sender; why is seen by who waits for an answer.
         tokio::spawn(connection);
-        Ok(Connection { sender, host: self.host.clone(), prefix: self.prefix.clone() })
+        Ok(Connection { sender, host: self.host.clone(), prefix: self.prefix.clone(), _tunnel: None })
     }
 }
 
@@ -234,6 +268,8 @@ pub struct Connection {
     sender: SendRequest<BoxBody<Bytes, Infallible>>,
     host: String,
     prefix: String,
+    /// Ends with the connection.
+    _tunnel: Option<AttachedProcess>,
 }
 
 impl Connection {
