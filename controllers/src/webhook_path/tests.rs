@@ -162,7 +162,7 @@ fn segment_rotates_hourly_with_overlap() {
     let mut cluster = Cluster::settled();
     let first = cluster.current();
     cluster.pass(ROTATION - SECOND);
-    assert_eq!(cluster.with(|observed| plan(observed)), (None, Duration::from_secs(1)));
+    assert_eq!(cluster.with(plan), (None, Duration::from_secs(1)));
     cluster.pass(SECOND);
     assert_eq!(cluster.step(), Some(Step::Stage));
     cluster.settle();
@@ -171,7 +171,7 @@ fn segment_rotates_hourly_with_overlap() {
     assert!(is_segment(&next) && next != first);
     assert_eq!((cluster.current(), cluster.paths()), (first.clone(), Cluster::behind(&first)));
     cluster.pass(SETTLE - SECOND);
-    assert_eq!(cluster.with(|observed| plan(observed)), (None, Duration::from_secs(1)));
+    assert_eq!(cluster.with(plan), (None, Duration::from_secs(1)));
     cluster.pass(SECOND);
     assert_eq!(cluster.step(), Some(Step::Promote));
     assert!(cluster.work());
@@ -186,7 +186,7 @@ fn segment_rotates_hourly_with_overlap() {
     assert_eq!(cluster.step(), Some(Step::MarkPlaced));
     cluster.settle();
     cluster.pass(OVERLAP - SECOND);
-    assert_eq!(cluster.with(|observed| plan(observed)), (None, Duration::from_secs(1)));
+    assert_eq!(cluster.with(plan), (None, Duration::from_secs(1)));
     cluster.pass(SECOND);
     assert_eq!(cluster.step(), Some(Step::Drop));
     cluster.settle();

@@ -556,6 +556,12 @@ fn resource(kind: &str) -> ApiResource {
         }
         "Deployment" => ("apps", "v1", "Deployment", "deployments"),
         "DaemonSet" => ("apps", "v1", "DaemonSet", "daemonsets"),
+        "MutatingWebhookConfiguration" => {
+            ("admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations")
+        }
+        "ValidatingWebhookConfiguration" => {
+            ("admissionregistration.k8s.io", "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
+        }
         "ControllerRevision" => ("apps", "v1", "ControllerRevision", "controllerrevisions"),
         "Role" => ("rbac.authorization.k8s.io", "v1", "Role", "roles"),
         "RoleBinding" => ("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),

@@ -160,11 +160,16 @@ impl Endpoint {
         })
     }
 
-    /// The same server by its service, as a pod that has `nc` reaches it, and without anything in front of the webhooks'
-    /// own paths.
+    /// The same server, where requests have whole paths.
+    #[must_use]
+    pub fn bare(&self) -> Self {
+        Self { prefix: String::new(), ..self.clone() }
+    }
+
+    /// The same server by its service, as a pod that has `nc` reaches it; requests have whole paths.
     #[must_use]
     pub fn from_pod(&self, pods: Api<Pod>, pod: &str) -> Self {
-        Self { way: Way::Inside(Box::new(pods), pod.to_owned(), 443), prefix: String::new(), ..self.clone() }
+        Self { way: Way::Inside(Box::new(pods), pod.to_owned(), 443), ..self.bare() }
     }
 
     /// What stands in front of the webhooks' own paths.

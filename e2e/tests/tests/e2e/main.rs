@@ -15,6 +15,7 @@ mod endpoints;
 mod evacuation;
 mod faults;
 mod firmware;
+mod forged_reviews;
 mod guest_agent;
 mod host_devices;
 mod installation;
