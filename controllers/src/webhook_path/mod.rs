@@ -11,11 +11,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use api::webhook_path::{
     CURRENT_KEY, EXPOSED_AT, NEXT_KEY, PREVIOUS_EXPOSED_AT, PREVIOUS_KEY, SECRET, SEGMENT_BYTES, is_segment, join,
@@ -330,24 +326,24 @@ fn perform(observed: &Observed<'_>, step: &Step, fresh: String) -> Result<Option
 
 /// Puts the paths into a configuration, where they differ. A webhook without an entry in the annotation keeps its path.
 fn inject(kind: Kind, object: &CaBundleView, segment: &str) -> Option<Effect> {
-    let stale: BTreeMap<&str, String> = object
+    let mut is_stale = false;
+    // All of them and in their order, which becomes that of the configuration.
+    let webhooks: Vec<_> = object
         .webhooks
         .iter()
-        .filter_map(|webhook| {
-            let path = join(segment, webhook.wanted_path.as_deref()?);
-            (webhook.path.as_ref() != Some(&path)).then_some((webhook.name.as_str(), path))
+        .map(|webhook| {
+            let Some(path) = &webhook.wanted_path else { return json!({"name": webhook.name}) };
+            let path = join(segment, path);
+            is_stale |= webhook.path.as_ref() != Some(&path);
+            json!({"name": webhook.name, "clientConfig": {"service": {"path": path}}})
         })
         .collect();
-    if stale.is_empty() {
+    if !is_stale {
         return None;
     }
-    let webhooks: Vec<_> = stale
-        .into_iter()
-        .map(|(name, path)| json!({"name": name, "clientConfig": {"service": {"path": path}}}))
-        .collect();
     let mut effect = Effect::merge(kind, &object.metadata, json!({"webhooks": webhooks}));
     if let Effect::Patch { strategic, .. } = &mut effect {
-        // Merged by the webhooks' names, whatever their order.
+        // Merged by the webhooks' names.
         *strategic = true;
     }
     Some(effect)

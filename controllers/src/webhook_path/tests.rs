@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use api::webhook_path::PATHS;
 use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
 use serde_json::{Value, json};
@@ -18,7 +20,7 @@ impl Cluster {
     fn new() -> Self {
         let webhook = |name: &str| json!({"name": name, "clientConfig": {"service": {"name": "virt-api", "namespace": "kubevirt"}}});
         let object = |webhooks: &[(&str, &str)]| {
-            let paths: BTreeMap<_, _> = webhooks.iter().copied().collect();
+            let paths: BTreeMap<&str, &str> = webhooks.iter().copied().collect();
             json!({
                 "metadata": {"name": "w", "resourceVersion": "1", "annotations": {PATHS: json!(paths).to_string()}},
                 "webhooks": webhooks.iter().map(|(name, _)| webhook(name)).collect::<Vec<_>>(),
@@ -27,7 +29,7 @@ impl Cluster {
         Self {
             secret: None,
             mutating: object(&[("m.kubevirt.io", "/mutate")]),
-            validating: object(&[("a.kubevirt.io", "/validate-a"), ("b.kubevirt.io", "/validate-b")]),
+            validating: object(&[("b.kubevirt.io", "/validate-b"), ("a.kubevirt.io", "/validate-a")]),
             ready: true,
             now: "2030-01-01T00:00:00Z".parse().unwrap(),
         }
@@ -76,6 +78,11 @@ impl Cluster {
                 }
                 Effect::Patch { kind, strategic: true, patch, .. } => {
                     let object = if kind == Kind::MutatingWebhooks { &mut self.mutating } else { &mut self.validating };
+                    let names = |object: &Value| -> Vec<Value> {
+                        object["webhooks"].as_array().unwrap().iter().map(|webhook| webhook["name"].clone()).collect()
+                    };
+                    // The order of the patch becomes the object's.
+                    assert_eq!(names(&patch), names(object));
                     for change in patch["webhooks"].as_array().unwrap() {
                         let webhooks = object["webhooks"].as_array_mut().unwrap();
                         let known = webhooks.iter_mut().find(|webhook| webhook["name"] == change["name"]).unwrap();
@@ -114,7 +121,7 @@ impl Cluster {
 
     /// Paths of all webhooks behind a segment.
     fn behind(segment: &str) -> Vec<Option<String>> {
-        ["/mutate", "/validate-a", "/validate-b"].map(|path| Some(join(segment, path))).to_vec()
+        ["/mutate", "/validate-b", "/validate-a"].map(|path| Some(join(segment, path))).to_vec()
     }
 
     fn in_place(&self) -> bool {
@@ -324,7 +331,7 @@ fn paths_that_others_remove_or_change_are_put_back() {
 #[test]
 fn webhook_that_the_annotation_does_not_name_is_left_alone_and_not_in_place() {
     let mut cluster = Cluster::new();
-    cluster.validating["metadata"]["annotations"][PATHS] = json!(r#"{"a.kubevirt.io": "/validate-a"}"#);
+    cluster.validating["metadata"]["annotations"][PATHS] = json!(r#"{"b.kubevirt.io": "/validate-b"}"#);
     cluster.validating["webhooks"][1]["clientConfig"]["service"]["path"] = json!("/own");
     cluster.settle();
     assert_eq!(cluster.paths()[2].as_deref(), Some("/own"));

@@ -114,7 +114,6 @@ async fn forge(s: &Story, outside: &Story, launcher: &str) -> Result<()> {
     let prefixes = [
         String::new(),
         "/admission".to_owned(),
-        format!("/{segment}"),
         format!("/admission/{guess}"),
         format!("/admission/{}", segment.to_uppercase()),
         format!("/admission/{}", segment.get(1..).unwrap_or_default()),
@@ -278,7 +277,9 @@ fn helm_leaves_the_paths_of_webhooks_alone() {
         let output = command.output().await.context("cannot run helm: it must be on the PATH")?;
         ensure!(output.status.success(), "helm upgrade: {}", String::from_utf8_lossy(&output.stderr));
         let after = configurations(s).await?;
-        ensure!(before == after, "changed by helm from {before:?} to {after:?}");
+        // Nor was it taken away and put back, or the order of the webhooks changed: that would be another generation.
+        let generations = |all: &[(Option<i64>, Vec<Value>)]| all.iter().map(|(count, _)| *count).collect::<Vec<_>>();
+        ensure!(before == after, "changed from generations {:?} to {:?}", generations(&before), generations(&after));
         Ok(())
     });
 }
