@@ -460,6 +460,8 @@ pub struct WorkloadView {
     pub ready: i32,
     /// Image of the first container.
     pub image: Option<String>,
+    /// When the condition Available last changed (Deployments only).
+    pub availability_changed_at: Option<Timestamp>,
 }
 
 impl Cached for WorkloadView {
@@ -472,6 +474,7 @@ impl From<Deployment> for WorkloadView {
     fn from(deployment: Deployment) -> Self {
         let spec = deployment.spec.unwrap_or_default();
         let status = deployment.status.unwrap_or_default();
+        let available = status.conditions.iter().flatten().find(|condition| condition.type_ == "Available");
         Self {
             observed: status.observed_generation >= deployment.metadata.generation,
             wanted: spec.replicas.unwrap_or(1),
@@ -480,6 +483,9 @@ impl From<Deployment> for WorkloadView {
             updated: status.updated_replicas.unwrap_or(0),
             ready: status.ready_replicas.unwrap_or(0),
             image: spec.template.spec.and_then(|spec| spec.containers.into_iter().next()?.image),
+            availability_changed_at: available
+                .and_then(|condition| condition.last_transition_time.as_ref())
+                .map(|at| at.0),
             metadata: slim(deployment.metadata),
         }
     }
@@ -496,6 +502,7 @@ impl From<DaemonSet> for WorkloadView {
             updated: status.updated_number_scheduled.unwrap_or(0),
             ready: status.number_ready,
             image: set.spec.and_then(|spec| spec.template.spec?.containers.into_iter().next()?.image),
+            availability_changed_at: None,
             metadata: slim(set.metadata),
         }
     }

@@ -330,8 +330,8 @@ impl Controllers {
     }
 
     fn start_installation(&self) {
-        let (world, namespace) = (self.world.clone(), self.namespace.clone());
-        let reconcile = move |_: &Key, _: Option<&Failure>, now| webhook_paths_decision(&world, &namespace, now);
+        let (world, namespace, since) = (self.world.clone(), self.namespace.clone(), Timestamp::now());
+        let reconcile = move |_: &Key, _: Option<&Failure>, now| webhook_paths_decision(&world, &namespace, since, now);
         Driver::new("webhook-path", self.webhook_paths.clone(), self.executor.clone(), reconcile).start(1);
 
         let (world, namespace) = (self.world.clone(), self.namespace.clone());
@@ -588,13 +588,20 @@ fn webhooks(world: &World) -> Vec<webhook_path::Configuration> {
         .collect()
 }
 
-fn webhook_paths_decision(world: &World, namespace: &str, now: Timestamp) -> Result<Decision, serde_json::Error> {
+fn webhook_paths_decision(
+    world: &World,
+    namespace: &str,
+    since: Timestamp,
+    now: Timestamp,
+) -> Result<Decision, serde_json::Error> {
     let api = world.deployments.get(&Key::new(namespace, component::VIRT_API));
     webhook_path::decide(&webhook_path::Observed {
         namespace,
         secret: world.secrets.get(&Key::new(namespace, api::webhook_path::SECRET)).as_deref(),
         configurations: &webhooks(world),
-        ready: api.is_some_and(|api| api.ready > 0),
+        ready: api.as_ref().is_some_and(|api| api.ready > 0),
+        // What changed later was seen.
+        missed: api.and_then(|api| api.availability_changed_at).filter(|at| *at <= since),
         now,
     })
 }

@@ -67,6 +67,8 @@ pub struct Observed<'a> {
     pub configurations: &'a [Configuration],
     /// At least one virt-api is ready.
     pub ready: bool,
+    /// When virt-api last became available, or ceased to be, if nobody led then who would have seen that none was ready.
+    pub missed: Option<Timestamp>,
     /// Now.
     pub now: Timestamp,
 }
@@ -197,7 +199,10 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Option<Step>, Duration) {
             is_over(since, settle).then_some(Step::Promote)
         }
         (Some(_), _) => Some(Step::Stage),
-        (None, _) => (state.exposed || is_over(placed_at, ROTATION)).then_some(Step::Stage),
+        (None, _) => {
+            let missed = observed.missed.is_some_and(|at| at > placed_at && !is_future(at));
+            (state.exposed || missed || is_over(placed_at, ROTATION)).then_some(Step::Stage)
+        }
     };
     (step, wait)
 }

@@ -12,6 +12,7 @@ struct Cluster {
     mutating: Value,
     validating: Value,
     ready: bool,
+    missed: Option<Timestamp>,
     now: Timestamp,
 }
 
@@ -31,6 +32,7 @@ impl Cluster {
             mutating: object(&[("m.kubevirt.io", "/mutate")]),
             validating: object(&[("b.kubevirt.io", "/validate-b"), ("a.kubevirt.io", "/validate-a")]),
             ready: true,
+            missed: None,
             now: "2030-01-01T00:00:00Z".parse().unwrap(),
         }
     }
@@ -54,6 +56,7 @@ impl Cluster {
             secret: self.secret.as_ref(),
             configurations: &self.configurations(),
             ready: self.ready,
+            missed: self.missed,
             now: self.now,
         })
     }
@@ -279,6 +282,26 @@ fn exposure_in_the_middle_of_a_rotation_is_not_forgotten() {
     cluster.pass(OVERLAP_EXPOSED);
     cluster.settle();
     assert_eq!(cluster.segment(PREVIOUS_KEY), None);
+}
+
+#[test]
+fn exposure_that_nobody_saw_is_followed_by_one_rotation() {
+    let mut cluster = Cluster::settled();
+    let before = cluster.now;
+    cluster.pass(SignedDuration::from_mins(5));
+    for (changed, step) in
+        [(before, None), (cluster.now, Some(Step::Stage)), (cluster.now + SignedDuration::from_mins(5), None)]
+    {
+        cluster.missed = Some(changed);
+        assert_eq!(cluster.step(), step, "{changed}");
+    }
+    cluster.missed = Some(cluster.now);
+    cluster.settle();
+    cluster.pass(SETTLE);
+    cluster.settle();
+    cluster.pass(OVERLAP);
+    cluster.settle();
+    assert_eq!((cluster.step(), cluster.segment(NEXT_KEY)), (None, None));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use ferrovirt_e2e_tests::{
     PATIENCE, Story, connect_without_retries, kubeconfig, repository, story, story_alone,
     webhook::{Connection, Endpoint},
 };
+use http::Method;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{
     Api,
@@ -128,12 +129,56 @@ async fn forge(s: &Story, outside: &Story, launcher: &str) -> Result<()> {
         // An API server is answered, over the same way: nothing else is wrong with the review.
         let dry = body.replace(r#""dryRun":false"#, r#""dryRun":true"#);
         let mut connection = endpoint.connect().await?;
-        let status = post(&mut connection, &format!("{}{path}", server.prefix()), &dry).await?;
+        let prefix = Endpoint::of_cluster(&s.client).await?.prefix().to_owned();
+        let status = post(&mut connection, &format!("{prefix}{path}"), &dry).await?;
         ensure!(status == 200, "an API server is answered {status} at {path}");
     }
     let vmi = s.get("vmi", "box").await?;
     ensure!(vmi["status"]["evacuationNodeName"].is_null(), "a made-up eviction moves the VMI: {}", vmi["status"]);
     Ok(())
+}
+
+#[test]
+fn segment_is_not_for_users() {
+    story("segment", async |s| {
+        s.apply(
+            "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: jane}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: admin}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: jane}]
+",
+        )
+        .await?;
+        // The binding counts from a moment after it was made.
+        let began = Instant::now();
+        while !may(s, "get", ["kubevirt.io", "virtualmachines", &s.namespace, "box"]).await? {
+            ensure!(began.elapsed() < PATIENCE, "an administrator of a namespace has no rights in it");
+            tokio::time::sleep(LOOK).await;
+        }
+        let webhooks = "admissionregistration.k8s.io";
+        for object in [
+            ["", "secrets", "kubevirt", SECRET],
+            [webhooks, "mutatingwebhookconfigurations", "", "virt-api-mutator"],
+            [webhooks, "validatingwebhookconfigurations", "", "virt-api-validator"],
+            [webhooks, "validatingwebhookconfigurations", "", "virt-operator-validator"],
+        ] {
+            for verb in ["get", "list", "watch"] {
+                ensure!(!may(s, verb, object).await?, "an administrator of a namespace may {verb} {object:?}");
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Returns true when the user jane may do this with an object, which is given by group, plural, namespace and name.
+async fn may(s: &Story, verb: &str, [group, resource, namespace, name]: [&str; 4]) -> Result<bool> {
+    let attributes = json!({"group": group, "resource": resource, "namespace": namespace, "name": name, "verb": verb});
+    let spec = json!({"user": "jane", "groups": ["system:authenticated"], "resourceAttributes": attributes});
+    let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec});
+    let answer = s.call(&Method::POST, "/apis/authorization.k8s.io/v1/subjectaccessreviews", &review).await?;
+    answer.json()["status"]["allowed"].as_bool().with_context(|| format!("no answer: {}", answer.text()))
 }
 
 async fn scale(s: &Story, replicas: &Value) -> Result<()> {
