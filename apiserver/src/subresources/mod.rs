@@ -23,7 +23,14 @@ use axum::{
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
-use process::{CancellationToken, config::ConfigHandle, ops::Ops, profiler::Asked, shares::Shares, tls::Peer};
+use process::{
+    CancellationToken,
+    config::ConfigHandle,
+    ops::Ops,
+    profiler::Asked,
+    shares::Shares,
+    tls::{Peer, TrustedAddresses},
+};
 use sha2::{Digest, Sha256};
 use tokio_util::task::TaskTracker;
 
@@ -65,6 +72,8 @@ pub struct Server {
     pub config: ConfigHandle,
     /// Whom to believe who the user is.
     pub front_proxy: FrontProxy,
+    /// Addresses that proved to be an API server.
+    pub trusted: TrustedAddresses,
     /// Who may do what.
     pub authorizer: Authorizer,
     /// Calls to node agents.
@@ -118,6 +127,7 @@ impl Server {
     async fn answer(&self, peer: &Peer, request: Request<Body>) -> Response {
         let (parts, body) = request.into_parts();
         if let Some(document) = discovery::find(parts.uri.path()) {
+            self.record_front_proxy(peer);
             return self.document(document, peer, &parts, body).await;
         }
         if parts.method == Method::OPTIONS {
@@ -146,6 +156,14 @@ impl Server {
         self.metrics.requests.with_label_values(&[label.as_str(), response.status().as_str()]).inc();
         self.metrics.request_seconds.with_label_values(&[label.as_str()]).observe(started.elapsed().as_secs_f64());
         response
+    }
+
+    /// Records the address of a peer with a front-proxy certificate. kube-apiserver asks for the discovery documents every
+    /// half a minute, so its address is known before users need it.
+    fn record_front_proxy(&self, peer: &Peer) {
+        if self.front_proxy.current().is_some_and(|trust| trust.is_front_proxy(&peer.certificates, unix_now())) {
+            self.trusted.record(peer.address.ip());
+        }
     }
 
     /// A document that is open to everybody.
@@ -196,6 +214,7 @@ impl Server {
         let trust = self.front_proxy.current();
         let user = authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())
             .map_err(|error| unauthorized(error.to_string()))?;
+        self.trusted.record(peer.address.ip());
         let attributes =
             path::attributes(&request.method, request.uri.path()).map_err(|error| unauthorized(error.to_string()))?;
         match self.authorizer.authorize(&user, &attributes).await {

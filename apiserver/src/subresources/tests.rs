@@ -11,7 +11,7 @@ use process::{
     config::ConfigHandle,
     ops::{Ops, Readiness},
     shares::Shares,
-    tls::{Roots, client_config},
+    tls::{Roots, TrustedAddresses, client_config},
 };
 use prometheus::Registry;
 use serde_json::{Value, json};
@@ -68,6 +68,7 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
         guestfs: GuestFs::default(),
         presence: Presence::default(),
         bodies: Bodies::default(),
+        trusted: TrustedAddresses::default(),
         shares: Shares::of(1),
         streams: TaskTracker::new(),
         stop: CancellationToken::new(),
