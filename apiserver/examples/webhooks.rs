@@ -12,7 +12,7 @@
 //! $ cargo run --release -p ferrovirt-e2e-bench -- --reviews
 //! ```
 
-use std::future::IntoFuture;
+use std::{future::IntoFuture, net::Ipv4Addr};
 
 use anyhow::Context;
 use api::webhook_path::{SEGMENT_BYTES, join, segment};
@@ -25,7 +25,7 @@ use http::StatusCode;
 use process::{
     CancellationToken,
     config::ConfigHandle,
-    tls::{ClientPolicy, Identity, Limits, TrustedAddresses, install_provider, serve, server_config},
+    tls::{Callers, ClientPolicy, Identity, Limits, install_provider, listen, serve, server_config},
 };
 use prometheus::Registry;
 use serde_json::{Value, json};
@@ -38,6 +38,9 @@ struct Arguments {
     #[arg(long, default_value_t = 9443)]
     port: u16,
 }
+
+/// Time after which the proof of this host's address is renewed.
+const RENEWAL: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// The API server of a cluster without objects.
 async fn nothing() -> (StatusCode, Json<Value>) {
@@ -61,15 +64,23 @@ async fn main() -> anyhow::Result<()> {
     tokio::spawn(axum::serve(empty, Router::new().fallback(nothing)).into_future());
     let metrics = Metrics::register(&Registry::new())?;
     let config = ConfigHandle::fixed(api::config::ClusterConfig::default());
+    // The API server is whoever works on them.
+    let callers = Callers::default();
+    let trusted = callers.trusted.clone();
+    tokio::spawn(async move {
+        loop {
+            trusted.record(Ipv4Addr::LOCALHOST.into());
+            tokio::time::sleep(RENEWAL).await;
+        }
+    });
     let segment = segment([0; SEGMENT_BYTES]);
-    let (segments, trusted) = (Segments::fixed(&segment), TrustedAddresses::default());
+    let (segments, trusted) = (Segments::fixed(&segment), callers.trusted.clone());
     let router = webhooks::router(client, config, Presets::unknown(), "kubevirt", metrics, segments, trusted);
-    let listener = TcpListener::bind(("127.0.0.1", arguments.port))
-        .await
+    let listener = listen((Ipv4Addr::LOCALHOST, arguments.port).into())
         .with_context(|| format!("cannot listen on port {}", arguments.port))?;
     println!("https://localhost:{}{}", arguments.port, join(&segment, ""));
-    let limits = Limits { connections: MAX_CONNECTIONS, share: MAX_CONNECTIONS, ..Limits::default() };
+    let limits = Limits { connections: MAX_CONNECTIONS, ..Limits::default() };
     let tls = server_config(&identity, ClientPolicy::Unjudged, &["http/1.1"])?;
-    serve(listener, tls, router, limits, CancellationToken::new()).await;
+    serve(listener, tls, router, limits, callers, CancellationToken::new()).await;
     Ok(())
 }

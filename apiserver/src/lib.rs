@@ -25,7 +25,10 @@ use process::{
     ops::{Ops, Readiness},
     shares::Shares,
     signals,
-    tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, TrustedAddresses, client_config, serve},
+    tls::{
+        Callers, ClientPolicy, Identity, Limits, ProbeAddresses, Roots, ServerTls, TrustedAddresses, client_config,
+        serve,
+    },
 };
 use prometheus::{IntGauge, Registry};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -97,6 +100,12 @@ const PRESETS_WAIT: Duration = Duration::from_secs(10);
 /// Most connections at a time: each stream has one, the rest are kube-apiserver's, which opens one for each review and
 /// subresource request that it has under way, since it speaks HTTP/1.1 with webhooks.
 pub const MAX_CONNECTIONS: usize = 2 * MAX_STREAMS + 1024;
+/// Most of them of all addresses that did not prove to be an API server, and of one of these. An API server proves itself by
+/// its first request.
+const MAX_OTHER_CONNECTIONS: usize = MAX_CONNECTIONS / 4;
+const MAX_SHARE: usize = MAX_OTHER_CONNECTIONS / 2;
+/// Most of them of these addresses from which no request has come yet.
+const MAX_SILENT_CONNECTIONS: usize = 128;
 
 /// Why the process cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -181,9 +190,9 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         .fallback(subresources::serve)
         .with_state(server)
         .merge(ops.router())
-        .merge(webhooks::router(client, config, presets, &namespace, metrics, segments, trusted));
+        .merge(webhooks::router(client, config, presets, &namespace, metrics, segments, trusted.clone()));
 
-    let listener = listen(port).await.map_err(|source| StartError::Listen { port, source })?;
+    let listener = listen(port).map_err(|source| StartError::Listen { port, source })?;
     // Streams are opened by HTTP/1.1's upgrade.
     let tls = ServerTls::following(&identity, ClientPolicy::Unjudged, &["http/1.1"], tls_demands)?;
     let closed = CancellationToken::new();
@@ -198,14 +207,16 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     tracing::info!(port, namespace, "serving");
     let limits = Limits {
         connections: MAX_CONNECTIONS,
-        // One kube-apiserver may be all there is.
-        share: MAX_CONNECTIONS / 4 * 3,
+        others: MAX_OTHER_CONNECTIONS,
+        share: MAX_SHARE,
+        silent: MAX_SILENT_CONNECTIONS,
         idle: IDLE,
         header_lines: MAX_HEADER_LINES,
         drain: Duration::from_secs(5),
         ..Limits::default()
     };
-    serve(listener, tls, router, limits, closed).await;
+    let callers = Callers { trusted, probes: ProbeAddresses::of_this_pod() };
+    serve(listener, tls, router, limits, callers, closed).await;
     // Each has been told to stop; closing takes seconds at most.
     streams.close();
     streams.wait().await;
@@ -252,10 +263,10 @@ where
 }
 
 /// Listens on all addresses of both families, or of IPv4 where a host has no other.
-async fn listen(port: u16) -> std::io::Result<TcpListener> {
-    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+fn listen(port: u16) -> std::io::Result<TcpListener> {
+    match process::tls::listen((Ipv6Addr::UNSPECIFIED, port).into()) {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error),
-        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+        Err(_) => process::tls::listen((Ipv4Addr::UNSPECIFIED, port).into()),
     }
 }

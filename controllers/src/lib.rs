@@ -83,7 +83,6 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     watch_readiness(identity.clone(), config.clone(), readiness.clone(), metrics.clone());
     let ops = Ops::new(client.clone(), config.clone(), readiness, registry.clone(), roots);
     server::start(options.listen, ops, metrics.clone(), &identity, config.clone(), stop.clone())
-        .await
         .map_err(RunError::Server)?;
 
     let name = options.identity.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());

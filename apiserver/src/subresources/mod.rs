@@ -72,7 +72,7 @@ pub struct Server {
     pub config: ConfigHandle,
     /// Whom to believe who the user is.
     pub front_proxy: FrontProxy,
-    /// Addresses that showed a front-proxy certificate.
+    /// Addresses that proved to be an API server.
     pub trusted: TrustedAddresses,
     /// Who may do what.
     pub authorizer: Authorizer,
@@ -127,6 +127,7 @@ impl Server {
     async fn answer(&self, peer: &Peer, request: Request<Body>) -> Response {
         let (parts, body) = request.into_parts();
         if let Some(document) = discovery::find(parts.uri.path()) {
+            self.record_front_proxy(peer);
             return self.document(document, peer, &parts, body).await;
         }
         if parts.method == Method::OPTIONS {
@@ -155,6 +156,14 @@ impl Server {
         self.metrics.requests.with_label_values(&[label.as_str(), response.status().as_str()]).inc();
         self.metrics.request_seconds.with_label_values(&[label.as_str()]).observe(started.elapsed().as_secs_f64());
         response
+    }
+
+    /// Records the address of a peer with a front-proxy certificate. kube-apiserver asks for the discovery documents every
+    /// half a minute, so its address is known before users need it.
+    fn record_front_proxy(&self, peer: &Peer) {
+        if self.front_proxy.current().is_some_and(|trust| trust.is_front_proxy(&peer.certificates, unix_now())) {
+            self.trusted.record(peer.address.ip());
+        }
     }
 
     /// A document that is open to everybody.

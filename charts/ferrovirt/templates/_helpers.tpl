@@ -55,6 +55,14 @@ securityContext:
       fieldPath: metadata.namespace
 {{- end -}}
 
+{{/* The addresses of the node, for a process: kubelet's probes come from one of them where pods have no bridge. */}}
+{{- define "ferrovirt.hostIPsEnv" -}}
+- name: HOST_IPS
+  valueFrom:
+    fieldRef:
+      fieldPath: status.hostIPs
+{{- end -}}
+
 {{/*
 Probes of all three processes. Both paths answer from memory, so they can be asked often; a readiness that is seen two
 seconds after it came true is two seconds of every installation.

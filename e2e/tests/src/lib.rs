@@ -6,6 +6,7 @@
 mod api;
 mod console;
 mod diagnosis;
+mod flood;
 mod node;
 mod plugin;
 mod socket;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 
 pub use api::Answer;
 pub use console::Console;
+pub use flood::{Extent, Flood};
 pub use plugin::{Ended, OpenStreams, Served, echo, ends};
 pub use socket::Socket;
 pub use story::{PATIENCE, Story, connect, connect_without_retries, story, story_alone};

@@ -338,6 +338,11 @@ fn is_ready(pod: &Pod) -> bool {
         && status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
+/// Returns true when the cluster under test is the test cluster of this machine.
+pub(crate) fn has_own_cluster() -> Result<bool> {
+    Ok(control_namespace()?.is_some())
+}
+
 /// The network namespace of the API server, if the cluster under test is the test cluster of this machine.
 fn control_namespace() -> Result<Option<PathBuf>> {
     let instance = match std::env::var("FERROVIRT_INSTANCE") {
@@ -367,7 +372,7 @@ fn dial_inside(namespace: &Path, address: SocketAddr) -> Result<std::net::TcpStr
     }
 }
 
-fn tls(roots: Option<&[u8]>) -> Result<ClientConfig> {
+pub(crate) fn tls(roots: Option<&[u8]>) -> Result<ClientConfig> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
     let mut config = match roots {

@@ -29,6 +29,7 @@ mod profiles;
 mod refusals;
 mod replicas;
 mod rights;
+mod silent_connections;
 mod spellings;
 mod starts;
 mod storage;
