@@ -7,6 +7,7 @@ mod api;
 mod console;
 mod diagnosis;
 mod flood;
+mod metrics;
 mod node;
 mod plugin;
 mod socket;
