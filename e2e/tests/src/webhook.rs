@@ -28,10 +28,14 @@ use kube::{
 use nix::sched::{CloneFlags, setns};
 use rustls::{
     ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    client::{
+        Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
     crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    sign::{CertifiedKey, SingleCertAndKey},
 };
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -195,6 +199,23 @@ impl Endpoint {
         Ok(Self { way, tls, name: ServerName::try_from(host.clone())?, host, prefix: String::new() })
     }
 
+    /// The same server, for a client that shows a certificate (both PEM, the certificate with what leads to its authority).
+    ///
+    /// # Errors
+    /// When these are not a certificate and its key.
+    pub fn showing(&self, certificate: &str, key: &str) -> Result<Self> {
+        let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
+        let chain = chain.map_err(|error| anyhow::anyhow!("the certificate is not PEM: {error}"))?;
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes());
+        let key = key.map_err(|error| anyhow::anyhow!("the key is not PEM: {error}"))?;
+        let mut config = ClientConfig::clone(self.tls.config());
+        let certified = CertifiedKey::from_der(chain, key, &ring::default_provider())?;
+        config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certified));
+        // A session of before would be gone on with instead.
+        config.resumption = Resumption::disabled();
+        Ok(Self { tls: TlsConnector::from(Arc::new(config)), ..self.clone() })
+    }
+
     /// Whether connections go straight to the server, so that their times mean something.
     #[must_use]
     pub fn is_direct(&self) -> bool {
@@ -355,21 +376,24 @@ fn is_ready(pod: &Pod) -> bool {
         && status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Returns true when the cluster under test is the test cluster of this machine.
-pub(crate) fn has_own_cluster() -> Result<bool> {
-    Ok(control_namespace()?.is_some())
-}
-
-/// The network namespace of the API server, if the cluster under test is the test cluster of this machine.
-fn control_namespace() -> Result<Option<PathBuf>> {
+/// The plan of the cluster under test, if that is the test cluster of this working tree.
+///
+/// # Errors
+/// When FERROVIRT_INSTANCE makes no sense.
+pub fn own_cluster() -> Result<Option<Plan>> {
     let instance = match std::env::var("FERROVIRT_INSTANCE") {
         Ok(text) => text.parse().context("FERROVIRT_INSTANCE is not a number")?,
         Err(_) => 0,
     };
     let plan = Plan::new(repository(), instance)?;
-    let namespace = host::namespace_path(&plan.control_namespace());
     let own = target::foreign(&plan, Some(kubeconfig())).is_none();
-    Ok((own && namespace.exists()).then_some(namespace))
+    Ok(own.then_some(plan))
+}
+
+/// The network namespace of the API server, if the cluster under test is the test cluster of this machine.
+fn control_namespace() -> Result<Option<PathBuf>> {
+    let namespace = own_cluster()?.map(|plan| host::namespace_path(&plan.control_namespace()));
+    Ok(namespace.filter(|namespace| namespace.exists()))
 }
 
 /// Dials from within a network namespace. The thread stays there, so it ends with the call.

@@ -551,6 +551,14 @@ impl Machine {
         }
     }
 
+    /// Why the last attempt to connect was refused.
+    pub fn trouble(&self) -> Option<&str> {
+        match &self.link {
+            Link::Down { trouble, .. } => trouble.as_ref().map(|trouble| trouble.message.as_str()),
+            Link::Up { .. } => None,
+        }
+    }
+
     fn connected(&mut self, result: Result<u64, ConnectError>, now: Now) {
         match result {
             Ok(connection) => {

@@ -233,7 +233,13 @@ impl Task {
                 Outcome::Connected(Ok(number))
             }
             Ok(Completed::Connected(Err(error))) => {
-                tracing::debug!(%error, "no launcher yet");
+                match &error {
+                    // Logged when the reason changes, however often it is tried.
+                    ConnectError::Refused(message) if self.machine.trouble() != Some(message) => {
+                        tracing::warn!(%error, "the launcher's socket is refused");
+                    }
+                    _ => tracing::debug!(%error, "no launcher yet"),
+                }
                 Outcome::Connected(Err(error))
             }
             // Taken along by the one that panicked: those that were started since are left alone.

@@ -769,7 +769,7 @@ async fn a_new_object_of_the_same_name_gets_a_task_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_object_that_names_the_pod_of_another_machine_reaches_nothing_of_it() {
+async fn cve_2026_13208_an_object_that_names_the_pod_of_another_machine_reaches_nothing_of_it() {
     let stage = Stage::new();
     stage.launcher.become_(Lifecycle::Running, "booted");
     stage.host.serve(&stage.launcher);
@@ -850,4 +850,46 @@ async fn a_launcher_that_changes_its_mind_all_the_time_does_not_make_the_agent_w
     }
     let written = stage.records.patches.lock().unwrap().len() - writes;
     assert!(written <= 14, "{written} writes in two seconds");
+}
+
+/// Another VMI on the same node, whose launcher has not been met yet.
+const OTHER: &str = "other";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cve_2026_13208_all_that_a_launcher_says_counts_for_the_vmi_of_its_socket_alone() {
+    let stage = Stage::running().await;
+    let other = stage.records.put(&vmi(OTHER, "u2"));
+    let before = serde_json::to_value(&other).unwrap();
+    let claim = || format!("ns/{OTHER} u2");
+    // Whatever can carry a text carries the name and the UID of the other one.
+    stage.launcher.report(|state| {
+        state.reason = claim();
+        state.machine_type = claim();
+        state.guest_agent_connected = true;
+        state.guest =
+            Some(GuestInfo { name: claim(), hostname: OTHER.into(), id: "u2".into(), ..GuestInfo::default() });
+        state.agent = Some(GuestAgent { version: claim(), commands: Vec::new() });
+        state.interfaces =
+            vec![protocol::GuestInterface { name: claim(), mac: claim(), addresses: vec!["10.244.0.99".into()] }];
+        state.disks = vec![protocol::DiskTarget { volume: claim(), target: claim(), size: 1 }];
+        state.guest_panic = Some(protocol::GuestPanic { kind: claim(), values: vec![claim()] });
+    });
+    let told = stage.records.until("m", "the report", |vmi| {
+        vmi.status.as_ref().is_some_and(|status| status.guest_os_info.id.as_deref() == Some("u2"))
+    });
+    let told = told.await;
+    assert_eq!(told.metadata.uid.as_deref(), Some("u1"));
+    let launcher = stage.machines.get("ns", "m").unwrap().launcher().unwrap();
+    let report = launcher.guest_report().await.unwrap();
+    assert_eq!(report.guest.unwrap().hostname, "web", "the answer of the socket that was asked");
+    // It ends: that is the end of its own VMI.
+    stage.launcher.become_(Lifecycle::Shutoff, &claim());
+    stage.until_phase(&Phase::Failed).await;
+    assert_eq!(serde_json::to_value(stage.records.get(OTHER)).unwrap(), before);
+    let patches = stage.records.patches.lock().unwrap();
+    let named = |patch: &Value| patch["metadata"].as_object().is_some_and(|metadata| metadata.len() > 1);
+    assert!(!patches.iter().any(named), "a patch names more than the version it is for: {patches:?}");
+    drop(patches);
+    // Nothing of the other one's is reached through this launcher.
+    assert!(stage.machines.get("ns", OTHER).is_none_or(|machine| machine.launcher().is_err()));
 }
