@@ -46,7 +46,8 @@ impl FrontProxy {
         followed
     }
 
-    fn take(&self, map: Option<ConfigMap>) {
+    /// Puts the configuration of a version of the ConfigMap in force.
+    pub(crate) fn take(&self, map: Option<ConfigMap>) {
         let data = map.and_then(|map| map.data).unwrap_or_default();
         match FrontProxyTrust::parse(&data, process::tls::provider()) {
             Ok(trust) => {

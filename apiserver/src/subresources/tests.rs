@@ -495,3 +495,55 @@ async fn whoever_asks_for_the_image_again_and_again_does_not_ask_the_api_server(
     }
     assert_eq!(calls.lock().unwrap().len(), 1);
 }
+
+#[tokio::test]
+async fn front_proxy_certificate_proves_its_address_whatever_is_asked_for() {
+    use std::collections::BTreeMap;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use process::tls::Peer;
+    use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+
+    use crate::authentication::{ALLOWED_NAMES_KEY, CLIENT_CA_KEY};
+
+    let params = |name: &str| {
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    };
+    let authority = || {
+        let mut params = params("front-proxy-ca");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        (pem, Issuer::new(params, key))
+    };
+    let leaf = |issuer: &Issuer<'_, KeyPair>, name: &str| {
+        let mut params = params(name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        vec![params.signed_by(&KeyPair::generate().unwrap(), issuer).unwrap().der().clone()]
+    };
+    let ((pem, issuer), (_, other)) = (authority(), authority());
+    let (server, _) = server(ClusterConfig::default(), vec![]);
+    server.front_proxy.take(Some(ConfigMap {
+        data: Some(BTreeMap::from([
+            (CLIENT_CA_KEY.to_owned(), pem),
+            (ALLOWED_NAMES_KEY.to_owned(), r#"["front-proxy-client"]"#.to_owned()),
+        ])),
+        ..ConfigMap::default()
+    }));
+    for (number, (chain, proves)) in [
+        (vec![], false),
+        (leaf(&other, "front-proxy-client"), false),
+        (leaf(&issuer, "somebody-else"), false),
+        (leaf(&issuer, "front-proxy-client"), true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let peer = Peer::new(([192, 0, 2, u8::try_from(number).unwrap()], 1).into(), &chain);
+        let request = Request::get("/apis/subresources.kubevirt.io/v1").body(Body::empty()).unwrap();
+        assert_eq!(server.answer(&peer, request).await.status(), StatusCode::OK);
+        assert_eq!(server.trusted.contains(peer.address.ip()), proves, "{number}");
+    }
+}
