@@ -20,6 +20,7 @@ pub mod views;
 pub mod vm;
 pub mod vmi;
 pub mod vsock;
+mod watched_pod;
 pub mod wiring;
 pub mod workloads;
 pub mod world;

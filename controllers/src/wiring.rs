@@ -6,13 +6,13 @@ use std::{
 };
 
 use api::{
-    VirtualMachineInstance, VmiPhase,
+    VirtualMachine, VirtualMachineInstance, VmiPhase,
     constants::{component, condition},
     instancetype::{
         MatchedKind,
         matcher::{Role, Source},
     },
-    tls,
+    owner, tls,
     tsc::{self, Need},
     vsock,
 };
@@ -35,7 +35,7 @@ use crate::{
     },
     views::{CaBundleView, ClaimView},
     vm, vmi, workloads,
-    world::{World, controller_of},
+    world::World,
 };
 
 /// Label of namespaces: memory limit over request.
@@ -141,7 +141,7 @@ impl Controllers {
             instances.add(key.clone());
             vms.add(key.clone());
             // A machine that is not controlled by another object may belong to any set of its namespace.
-            if controller_of(&instance.metadata, Kind::VirtualMachine).is_none() {
+            if owner::controller_of_kind::<VirtualMachine>(&instance.metadata).is_none() {
                 sets.extend(known_sets.keys().into_iter().filter(|set| set.namespace == key.namespace));
             }
             if let Some(name) = instance.status.as_ref().and_then(|status| status.node_name.clone()) {
@@ -160,8 +160,8 @@ impl Controllers {
         let instances = self.instances.clone();
         self.world.pods.listen(move |(former, present)| {
             let Some(pod) = present.or(former) else { return };
-            if let Some((_, name)) = controller_of(&pod.metadata, Kind::Instance) {
-                instances.add(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), name));
+            if let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) {
+                instances.add(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
             }
         });
         let (vms, instances) = (self.vms.clone(), self.instances.clone());
@@ -218,8 +218,10 @@ impl Controllers {
             let Some(revision) = present else { return };
             let wanted = Source::Revision(revision.metadata.name.clone().unwrap_or_default());
             // Most copies are their VM's own; one that a user names may be anybody's.
-            match controller_of(&revision.metadata, Kind::VirtualMachine) {
-                Some((_, name)) => queue.add(Key::new(revision.metadata.namespace.clone().unwrap_or_default(), name)),
+            match owner::controller_of_kind::<VirtualMachine>(&revision.metadata) {
+                Some(owner) => {
+                    queue.add(Key::new(revision.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
+                }
                 None => {
                     let naming = known_vms.filter(|vm| {
                         vm.metadata.namespace == revision.metadata.namespace && vm::instancetype::names(vm, &wanted)
@@ -450,6 +452,7 @@ fn instance_decision(
     vmi::decide(&vmi::Observed {
         instance: &instance,
         pods: &world.pods_of(&instance),
+        missing: &world.missing_pods(&instance),
         config: &config,
         launcher_image,
         claims: &claims,
@@ -537,8 +540,10 @@ fn node_decision(
     let on_node = world.instances.filter(|instance| {
         instance.status.as_ref().and_then(|status| status.node_name.as_deref()) == Some(key.name.as_str())
     });
+    // A VMI is given up only if it has no pod, and of one with missing pods that is not known yet.
     let machines: Vec<node::Machine> = on_node
         .into_iter()
+        .filter(|instance| world.missing_pods(instance).is_empty())
         .map(|instance| {
             let pods = world.pods_of(&instance);
             node::Machine { instance, pods }
