@@ -22,6 +22,7 @@ mod lifecycle;
 mod manifests;
 mod network;
 mod networks;
+mod owners;
 mod pods;
 mod preferences;
 mod profiles;
