@@ -337,9 +337,11 @@ fn pods_with_the_label_of_launchers_do_not_exhaust_a_new_leader() {
             tokio::time::sleep(Duration::from_secs(1)).await;
         };
         eprintln!("virt-controller with {BURDENS} burdens: {measured:?}, limit {limit}");
-        let fit =
-            |(_, memory, restarts): &(String, Option<u64>, i64)| *restarts == 0 && memory.is_some_and(|m| m < limit);
-        ensure!(measured.iter().all(fit), "{measured:?} with a limit of {limit}");
+        // Far below, since what is measured is not the peak: nothing of these pods is kept, and little at a time is read.
+        let most = limit / 4;
+        let fits =
+            |(_, memory, restarts): &(String, Option<u64>, i64)| *restarts == 0 && memory.is_some_and(|m| m < most);
+        ensure!(measured.iter().all(fits), "{measured:?} with a limit of {limit}");
         let all = DeleteParams::default().grace_period(0);
         s.api("Pod").delete_collection(&all, &ListParams::default().fields("status.phase=Pending")).await?;
         Ok(())
