@@ -18,6 +18,7 @@ pub mod instancetype;
 pub mod kubevirt;
 pub mod migration;
 pub mod overhead;
+pub mod owner;
 pub mod plugin;
 pub mod policy;
 pub mod pool;

@@ -19,6 +19,7 @@ pub mod views;
 pub mod vm;
 pub mod vmi;
 pub mod vsock;
+mod watched_pod;
 pub mod webhook_path;
 pub mod wiring;
 pub mod workloads;

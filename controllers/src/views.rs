@@ -36,6 +36,10 @@ const VENDORS: [&str; 2] = ["kubevirt.io", "redhat.com"];
 
 /// Longest annotation about a pod's networks that is read: a thousand of them and more.
 const NETWORK_STATUS_LIMIT: usize = 256 * 1024;
+/// Most networks of a pod that are kept. A VMI that is admitted has fewer.
+const NETWORKS: usize = 256;
+/// Longest value of a pod's annotation that is kept. Users may annotate pods with up to 256 KiB; those that are read are words and numbers.
+pub(crate) const ANNOTATION_LIMIT: usize = 1024;
 
 /// Name, version and owners: what every view keeps of metadata.
 fn slim(meta: ObjectMeta) -> ObjectMeta {
@@ -154,6 +158,8 @@ fn attached(text: &str) -> Option<Vec<AttachedNetwork>> {
     let mut networks: Vec<AttachedNetwork> =
         (text.len() <= NETWORK_STATUS_LIMIT).then(|| serde_json::from_str(text).ok())??;
     networks.retain(|network| !network.interface.is_empty());
+    networks.truncate(NETWORKS);
+    networks.shrink_to_fit();
     Some(networks)
 }
 
@@ -192,6 +198,8 @@ pub struct PodView {
     pub addresses: Vec<String>,
     /// Networks that plugins have connected it to, if they have told.
     pub networks: Option<Vec<AttachedNetwork>>,
+    /// Its watch shows it no longer, though its end was not seen: its labels or owners may have been changed.
+    pub unseen: bool,
 }
 
 impl PodView {
@@ -218,6 +226,20 @@ impl Cached for PodView {
     fn meta(&self) -> &ObjectMeta {
         &self.metadata
     }
+    fn unseen(&self) -> Option<Self> {
+        // kubelet tells the end of a pod before it removes the pod; one without a node is removed at once and never runs.
+        let ended = matches!(self.phase.as_str(), "Succeeded" | "Failed") || self.all_ended;
+        let never_runs = self.metadata.deletion_timestamp.is_some() && self.node_name.is_none();
+        if ended || never_runs {
+            return None;
+        }
+        // Whatever is read of it is newer.
+        let metadata = ObjectMeta { resource_version: None, ..self.metadata.clone() };
+        Some(Self { unseen: true, metadata, ..self.clone() })
+    }
+    fn is_unseen(&self) -> bool {
+        self.unseen
+    }
 }
 
 fn waiting(statuses: &[ContainerStatus]) -> Option<(String, String)> {
@@ -236,7 +258,10 @@ impl From<Pod> for PodView {
     fn from(pod: Pod) -> Self {
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
-        let annotations = keep(pod.metadata.annotations.as_ref(), POD_ANNOTATIONS);
+        let mut annotations = keep(pod.metadata.annotations.as_ref(), POD_ANNOTATIONS);
+        if let Some(annotations) = &mut annotations {
+            annotations.retain(|_, value| value.len() <= ANNOTATION_LIMIT);
+        }
         let labels = keep(pod.metadata.labels.as_ref(), &[label::NODE_NAME, label::OUTDATED_LAUNCHER_IMAGE]);
         let condition = |wanted: &str| {
             let found = status.conditions.iter().flatten().find(|condition| condition.type_ == wanted)?;
@@ -278,6 +303,7 @@ impl From<Pod> for PodView {
             reason: status.reason,
             message: status.message,
             metadata: ObjectMeta { annotations, labels, ..slim(pod.metadata) },
+            unseen: false,
         }
     }
 }
@@ -597,5 +623,40 @@ impl From<ValidatingWebhookConfiguration> for CaBundleView {
     fn from(configuration: ValidatingWebhookConfiguration) -> Self {
         let webhooks = configuration.webhooks.unwrap_or_default().into_iter();
         Self::of_webhooks(configuration.metadata, webhooks.map(|hook| (hook.name, hook.client_config)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn pod_that_is_shown_no_longer_may_run_unless_its_end_was_seen() {
+        let ended = json!({"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+            "state": {"terminated": {"exitCode": 0}}});
+        let (deleting, none) = (json!("2030-01-01T00:00:00Z"), Value::Null);
+        // phase, deletion timestamp, node, containers, may run
+        for (phase, deleted, node, containers, may_run) in [
+            ("Running", &none, json!("n"), json!([]), true),
+            // Its label was removed while it was shut down.
+            ("Running", &deleting, json!("n"), json!([]), true),
+            ("Pending", &none, json!("n"), json!([]), true),
+            ("Pending", &none, json!(null), json!([]), true),
+            ("Pending", &deleting, json!(null), json!([]), false),
+            ("Succeeded", &deleting, json!("n"), json!([]), false),
+            ("Failed", &none, json!("n"), json!([]), false),
+            ("Running", &deleting, json!("n"), json!([ended]), false),
+        ] {
+            let pod = json!({
+                "metadata": {"name": "p", "resourceVersion": "3", "deletionTimestamp": deleted},
+                "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase, "containerStatuses": containers},
+            });
+            let view = PodView::from(serde_json::from_value::<Pod>(pod).unwrap());
+            let unseen = view.unseen();
+            assert_eq!(unseen.is_some(), may_run, "{phase} {deleted} {node}");
+            assert!(unseen.is_none_or(|pod| pod.is_unseen() && pod.metadata.resource_version.is_none()));
+        }
     }
 }

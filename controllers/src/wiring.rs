@@ -6,13 +6,13 @@ use std::{
 };
 
 use api::{
-    VirtualMachineInstance, VmiPhase,
+    VirtualMachine, VirtualMachineInstance, VmiPhase,
     constants::{component, condition},
     instancetype::{
         MatchedKind,
         matcher::{Role, Source},
     },
-    tls,
+    owner, tls,
     tsc::{self, Need},
     vsock,
 };
@@ -35,7 +35,7 @@ use crate::{
     },
     views::{CaBundleView, ClaimView},
     vm, vmi, webhook_path, workloads,
-    world::{World, controller_of},
+    world::World,
 };
 
 /// Label of namespaces: memory limit over request.
@@ -145,7 +145,7 @@ impl Controllers {
             instances.add(key.clone());
             vms.add(key.clone());
             // A machine that is not controlled by another object may belong to any set of its namespace.
-            if controller_of(&instance.metadata, Kind::VirtualMachine).is_none() {
+            if owner::controller_of_kind::<VirtualMachine>(&instance.metadata).is_none() {
                 sets.extend(known_sets.keys().into_iter().filter(|set| set.namespace == key.namespace));
             }
             if let Some(name) = instance.status.as_ref().and_then(|status| status.node_name.clone()) {
@@ -164,8 +164,8 @@ impl Controllers {
         let instances = self.instances.clone();
         self.world.pods.listen(move |(former, present)| {
             let Some(pod) = present.or(former) else { return };
-            if let Some((_, name)) = controller_of(&pod.metadata, Kind::Instance) {
-                instances.add(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), name));
+            if let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) {
+                instances.add(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
             }
         });
         let (vms, instances) = (self.vms.clone(), self.instances.clone());
@@ -222,8 +222,10 @@ impl Controllers {
             let Some(revision) = present else { return };
             let wanted = Source::Revision(revision.metadata.name.clone().unwrap_or_default());
             // Most copies are their VM's own; one that a user names may be anybody's.
-            match controller_of(&revision.metadata, Kind::VirtualMachine) {
-                Some((_, name)) => queue.add(Key::new(revision.metadata.namespace.clone().unwrap_or_default(), name)),
+            match owner::controller_of_kind::<VirtualMachine>(&revision.metadata) {
+                Some(owner) => {
+                    queue.add(Key::new(revision.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
+                }
                 None => {
                     let naming = known_vms.filter(|vm| {
                         vm.metadata.namespace == revision.metadata.namespace && vm::instancetype::names(vm, &wanted)
@@ -457,9 +459,11 @@ fn instance_decision(
         };
         launcher_pod::definition_names(&instance).filter_map(known).collect::<BTreeMap<_, _>>()
     });
+    let pods = world.pods_of(&instance);
     vmi::decide(&vmi::Observed {
         instance: &instance,
-        pods: &world.pods_of(&instance),
+        pods: &pods,
+        missing: &world.missing_pods(&instance, &pods),
         config: &config,
         launcher_image,
         claims: &claims,
@@ -547,12 +551,14 @@ fn node_decision(
     let on_node = world.instances.filter(|instance| {
         instance.status.as_ref().and_then(|status| status.node_name.as_deref()) == Some(key.name.as_str())
     });
+    // A VMI is given up only if it has no pod, and of one with missing pods that is not known yet.
     let machines: Vec<node::Machine> = on_node
         .into_iter()
         .map(|instance| {
             let pods = world.pods_of(&instance);
             node::Machine { instance, pods }
         })
+        .filter(|machine| world.missing_pods(&machine.instance, &machine.pods).is_empty())
         .collect();
     let handlers = world.handlers.filter(|pod| pod.node_name.as_deref() == Some(key.name.as_str()) && !pod.is_down());
     let set = world.daemon_sets.filter(|set| set.metadata.name.as_deref() == Some(component::VIRT_HANDLER));

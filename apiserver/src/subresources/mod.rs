@@ -13,7 +13,7 @@ mod tests;
 
 use std::{sync::Arc, time::Instant};
 
-use api::{VirtualMachine, VirtualMachineInstance};
+use api::{VirtualMachine, VirtualMachineInstance, constants::label};
 use axum::{
     Extension,
     body::Body,
@@ -35,7 +35,8 @@ use sha2::{Digest, Sha256};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    authentication::{Unauthenticated, User, authenticate, unix_now},
+    address,
+    authentication::{User, authenticate, unix_now},
     authorization::{Authorizer, Decision},
     bodies::Bodies,
     discovery::{self, Document},
@@ -57,8 +58,10 @@ use crate::{
 /// Most streams at a time. Each takes two connections and, where nobody reads, buffers of a few small messages, however
 /// large the client's are.
 pub const MAX_STREAMS: usize = 256;
-/// Most pods of one machine that are looked at; there are two while it moves.
-const MAX_PODS: u32 = 64;
+/// Pods on a page of those that say to be of a machine. Mostly there is one.
+const PODS_ON_PAGE: u32 = 16;
+/// Most pages of them. Only pods that a node has admitted count, and of a namespace, so there are not as many.
+const POD_PAGES: usize = 64;
 /// What kube-apiserver says when a tested value has changed.
 const TEST_FAILED: &str = "jsonpatch test operation does not apply";
 
@@ -402,13 +405,24 @@ impl Server {
         Ok(vmi)
     }
 
-    /// Pods that say to be of a machine; which one is, has to be found out.
+    /// The launcher pod of a machine: the page of pods that it is on.
     async fn pods(&self, vmi: &VirtualMachineInstance) -> Result<Vec<Pod>, ApiError> {
-        let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
         let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
-        let selector = ListParams::default().labels(&format!("kubevirt.io/created-by={uid}")).limit(MAX_PODS);
-        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace).list(&selector).await;
-        Ok(pods.map_err(|error| ApiError::Internal(format!("unable to list pods: {}", message(&error))))?.items)
+        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let Some(selector) = pod_selector(vmi) else { return Ok(Vec::new()) };
+        let mut selector = selector.limit(PODS_ON_PAGE);
+        for _ in 0..POD_PAGES {
+            let page = pods.list(&selector).await;
+            let page = page.map_err(|error| ApiError::Internal(format!("unable to list pods: {}", message(&error))))?;
+            if address::launcher(vmi, &page.items).is_some() {
+                return Ok(page.items);
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => selector = selector.continue_token(&token),
+                None => return Ok(Vec::new()),
+            }
+        }
+        Err(ApiError::Internal("unable to find the launcher among pods with its label".to_owned()))
     }
 
     /// A pod in the namespace of an object.
@@ -421,6 +435,15 @@ impl Server {
 /// 401 with a plain text.
 fn unauthorized(text: impl ToString) -> Response {
     text_response(StatusCode::UNAUTHORIZED, text.to_string())
+}
+
+/// Selects the pods that may be the launcher of a machine: those with its label, on its node, that have not ended. Anybody who may make
+/// pods can give them the label, but a node admits a limited number. `None`: the machine has no node.
+fn pod_selector(vmi: &VirtualMachineInstance) -> Option<ListParams> {
+    let uid = vmi.metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
+    let node = vmi.status.as_ref()?.node_name.as_deref().filter(|node| !node.is_empty())?;
+    let fields = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+    Some(ListParams::default().labels(&format!("{}={uid}", label::CREATED_BY)).fields(&fields))
 }
 
 /// The name under which the streams of a user are counted, here and by node agents: of one length, without what a header
@@ -485,6 +508,22 @@ mod unit_tests {
         ] {
             assert_eq!(handler_error(full), ApiError::TooManyRequests(message()));
         }
+    }
+
+    #[test]
+    fn launcher_is_looked_for_on_the_node_of_its_machine() {
+        let selected = |uid: &str, node: &str| {
+            let vmi = serde_json::json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "m", "uid": uid},
+                "spec": {"domain": {"devices": {}}}, "status": {"nodeName": node},
+            });
+            let selector = pod_selector(&serde_json::from_value(vmi).unwrap())?;
+            selector.label_selector.zip(selector.field_selector)
+        };
+        let fields = "spec.nodeName=n1,status.phase!=Succeeded,status.phase!=Failed";
+        assert_eq!(selected("u", "n1"), Some(("kubevirt.io/created-by=u".to_owned(), fields.to_owned())));
+        assert_eq!(selected("u", ""), None);
+        assert_eq!(selected("", "n1"), None);
     }
 
     #[test]

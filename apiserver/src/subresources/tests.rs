@@ -319,7 +319,7 @@ async fn port_is_forwarded_to_the_pod_and_to_nothing_else() {
     machine["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}}]);
     let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "a", "uid": "u1", "controller": true}]);
     let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [{
-        "metadata": {"name": "p", "uid": "p1", "ownerReferences": owner},
+        "metadata": {"name": "p", "namespace": "ns", "uid": "p1", "ownerReferences": owner},
         "spec": {"nodeName": "n1", "containers": []}, "status": {"phase": "Running", "podIP": "169.254.169.254"},
     }]});
     let (server, calls) = server(ClusterConfig::default(), vec![(VMI, machine), ("/api/v1/namespaces/ns/pods", pods)]);

@@ -768,6 +768,39 @@ async fn a_new_object_of_the_same_name_gets_a_task_of_its_own() {
     assert_eq!(stage.machines.get("ns", "m").unwrap().uid, "u2");
 }
 
+#[tokio::test]
+async fn a_vmi_of_another_node_is_not_worked_on_whatever_its_label_says() {
+    for node in [json!("n2"), json!(""), json!(null)] {
+        let stage = Stage::new();
+        let mut object = vmi("m", "u1");
+        object["status"]["nodeName"] = node.clone();
+        stage.machines.see(Arc::new(stage.records.put(&object)));
+        assert!(stage.machines.get("ns", "m").is_none(), "{node}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn vmis_beyond_the_limit_are_left_out_until_there_is_a_place() {
+    let stage = Stage::running().await;
+    let see = |name: &str, uid: &str| stage.machines.see_up_to(1, Arc::new(stage.records.put(&vmi(name, uid))));
+    for name in ["a", "b", "a"] {
+        see(name, name);
+        assert!(stage.machines.get("ns", name).is_none());
+    }
+    assert_eq!(stage.machines.left_out().len(), 2);
+    // One that is worked on is fed as ever, and its successor takes its place.
+    see("m", "u1");
+    assert_eq!((stage.machines.all().len(), stage.machines.left_out().len()), (1, 2));
+    stage.machines.miss("ns", "b");
+    assert_eq!(stage.machines.left_out().len(), 1);
+    stage.change(|object| object["metadata"]["labels"] = json!({}));
+    stage.machines.miss("ns", "m");
+    tokio::time::timeout(PATIENCE, stage.machines.freed.notified()).await.expect("nobody was told of the place");
+    stage.until_left().await;
+    see("a", "a");
+    assert!(stage.machines.get("ns", "a").is_some() && stage.machines.left_out().is_empty());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cve_2026_13208_an_object_that_names_the_pod_of_another_machine_reaches_nothing_of_it() {
     let stage = Stage::new();

@@ -101,9 +101,9 @@ impl Peer {
         }
     }
 
-    /// Refuses a process of any user but the given ones.
-    pub fn require_user(&self, allowed: &[u32]) -> Result<(), Error> {
-        if allowed.contains(&self.uid) {
+    /// Refuses a process of any other user.
+    pub fn require_user(&self, user: u32) -> Result<(), Error> {
+        if self.uid == user {
             return Ok(());
         }
         Err(Error::ForeignUser { pid: self.pid, uid: self.uid })

@@ -221,8 +221,8 @@ async fn the_process_at_the_other_end_is_known() {
     assert!(peer.is_alive());
     let own = rustix::process::getuid().as_raw();
     assert_eq!(peer.uid(), own);
-    assert!(peer.require_user(&[own]).is_ok());
-    assert!(matches!(peer.require_user(&[own + 1]), Err(Error::ForeignUser { .. })));
+    assert!(peer.require_user(own).is_ok());
+    assert!(matches!(peer.require_user(own + 1), Err(Error::ForeignUser { .. })));
     // The test runs in no pod of that UID.
     let error = peer.require_pod("c2b5a8f0-11d2-4a6c-9d5e-0123456789ab").unwrap_err();
     assert!(matches!(error, Error::ForeignPod { .. }), "{error:?}");

@@ -31,6 +31,7 @@ mod manifests;
 mod metrics_access;
 mod network;
 mod networks;
+mod owners;
 mod pods;
 mod port_forward_ends;
 mod preferences;
