@@ -172,7 +172,7 @@ impl Endpoint {
 
     /// The same server by its service, as a pod that has `nc` reaches it; requests have whole paths.
     #[must_use]
-    pub fn from_pod(&self, pods: Api<Pod>, pod: &str) -> Self {
+    pub fn through_pod(&self, pods: Api<Pod>, pod: &str) -> Self {
         Self { way: Way::Inside(Box::new(pods), pod.to_owned(), 443), ..self.bare() }
     }
 
