@@ -28,7 +28,7 @@ use sha2::{Digest, Sha256};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    authentication::{User, authenticate, unix_now},
+    authentication::{Unauthenticated, User, authenticate, unix_now},
     authorization::{Authorizer, Decision},
     bodies::Bodies,
     discovery::{self, Document},
@@ -170,7 +170,7 @@ impl Server {
             return refusal.into_response();
         }
         let admitted = async {
-            let user = self.user(peer, request)?;
+            let user = self.user(peer, request).map_err(unauthorized)?;
             let attributes = path::document_attributes(request.uri.path()).map_err(unauthorized)?;
             self.authorize(&user, &attributes).await
         };
@@ -196,16 +196,16 @@ impl Server {
 
     /// Authentication and authorization. Refusals are answers 401 with a plain text, whichever of the two refuses.
     async fn admit(&self, peer: &Peer, request: &Parts) -> Result<(User, Attributes), Response> {
-        let user = self.user(peer, request)?;
+        let user = self.user(peer, request).map_err(unauthorized)?;
         let attributes = path::attributes(&request.method, request.uri.path()).map_err(unauthorized)?;
         self.authorize(&user, &attributes).await?;
         Ok((user, attributes))
     }
 
     /// The user whom the front proxy names.
-    fn user(&self, peer: &Peer, request: &Parts) -> Result<User, Response> {
+    fn user(&self, peer: &Peer, request: &Parts) -> Result<User, Unauthenticated> {
         let trust = self.front_proxy.current();
-        authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now()).map_err(unauthorized)
+        authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())
     }
 
     /// Refuses what the user may not do.
