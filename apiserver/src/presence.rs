@@ -26,11 +26,14 @@ use crate::{
     port_forward::{Holds, Target},
 };
 
-/// The VMIs that are watched now, by UID and that of the pod.
+/// The VMIs that are watched now.
 #[derive(Clone, Default)]
 pub struct Presence {
-    watched: Arc<Mutex<HashMap<(String, String), Weak<Watched>>>>,
+    watched: Arc<Mutex<HashMap<Key, Weak<Watched>>>>,
 }
+
+/// The UIDs of a VMI and of its pod.
+type Key = (String, String);
 
 struct Watched {
     gone: CancellationToken,

@@ -249,9 +249,12 @@ mod tests {
         Some(IpAddr::from([10, 0, 0, last]))
     }
 
+    /// Paths and specifications of reviews.
+    type Calls = Arc<Mutex<Vec<(String, Value)>>>;
+
     /// An API server that knows a token for a user who may and one for a user who may not, and notes what it is asked.
-    fn access() -> (MetricsAccess, Arc<Mutex<Vec<(String, Value)>>>) {
-        let calls = Arc::new(Mutex::new(Vec::new()));
+    fn access() -> (MetricsAccess, Calls) {
+        let calls = Calls::default();
         let noted = calls.clone();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let noted = noted.clone();

@@ -36,7 +36,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     address,
-    authentication::{User, authenticate, unix_now},
+    authentication::{Unauthenticated, User, authenticate, unix_now},
     authorization::{Authorizer, Decision},
     bodies::Bodies,
     discovery::{self, Document},
@@ -191,7 +191,7 @@ impl Server {
             return refusal.into_response();
         }
         let admitted = async {
-            let user = self.user(peer, request)?;
+            let user = self.user(peer, request).map_err(unauthorized)?;
             let attributes = path::document_attributes(request.uri.path()).map_err(unauthorized)?;
             self.authorize(&user, &attributes).await
         };
@@ -214,19 +214,19 @@ impl Server {
         };
         done.unwrap_or_else(|error| text_response(error.status(), format!("{} {error}", asked.refusal())))
     }
+
     /// Authentication and authorization. Refusals are answers 401 with a plain text, whichever of the two refuses.
     async fn admit(&self, peer: &Peer, request: &Parts) -> Result<(User, Attributes), Response> {
-        let user = self.user(peer, request)?;
+        let user = self.user(peer, request).map_err(unauthorized)?;
         let attributes = path::attributes(&request.method, request.uri.path()).map_err(unauthorized)?;
         self.authorize(&user, &attributes).await?;
         Ok((user, attributes))
     }
 
     /// Returns the user whom the front proxy names, and records the proxy's address.
-    fn user(&self, peer: &Peer, request: &Parts) -> Result<User, Response> {
+    fn user(&self, peer: &Peer, request: &Parts) -> Result<User, Unauthenticated> {
         let trust = self.front_proxy.current();
-        let user =
-            authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now()).map_err(unauthorized)?;
+        let user = authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())?;
         self.trusted.record(peer.address.ip());
         Ok(user)
     }

@@ -688,7 +688,11 @@ async fn a_guest_does_not_reach_the_loopback_of_its_pod() {
         })
         .await
         .unwrap();
-    ip_in(&guest, &["ip link set lo down", "ip route add 127.0.0.1/32 via 10.0.2.1 dev eth0 src 10.0.2.2"]).await;
+    ip_in(
+        &guest,
+        &["ip address del 127.0.0.1/8 dev lo", "ip route add 127.0.0.1/32 via 10.0.2.1 dev eth0 src 10.0.2.2"],
+    )
+    .await;
     let reached = async || {
         inside(&guest)
             .run(|| async {

@@ -146,11 +146,7 @@ impl Peer {
     ///
     /// The container can hang this call: see [`crate::pod_calls`].
     pub fn root(&self) -> Result<SafeDir, Error> {
-        let root = self.judged_root()?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened =
-            rustix::fs::openat(&root, ".", flags, Mode::empty()).map_err(|errno| Error::io("open", "/", errno))?;
-        Ok(SafeDir { fd: Arc::new(opened), one_mount: true })
+        opened(&self.judged_root()?)
     }
 
     /// The directory `/dev` of its container, without what is mounted in it.
@@ -164,7 +160,7 @@ impl Peer {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         let dev = root.resolve("open", Path::new("dev"), flags, Mode::empty(), BENEATH)?;
         mount::require(&dev, "/dev", &self.mounts()?, mount::DEV)?;
-        Ok(SafeDir { fd: Arc::new(dev), one_mount: true })
+        opened(&dev)
     }
 
     /// A descriptor that names the root directory that the process sees, on a file system that may be used.
@@ -182,4 +178,12 @@ impl Peer {
     fn mounts(&self) -> Result<Vec<u8>, Error> {
         SafeDir::trusted(Path::new(&format!("/proc/{}", self.pid)))?.read_bounded("mountinfo", mount::LIMIT)
     }
+}
+
+/// The directory that a descriptor names, opened for reading.
+fn opened(named: &OwnedFd) -> Result<SafeDir, Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(named, ".", flags, Mode::empty())
+        .map_err(|errno| Error::io("open directory", ".", errno))?;
+    Ok(SafeDir { fd: Arc::new(fd), one_mount: true })
 }

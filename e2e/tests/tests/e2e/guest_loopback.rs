@@ -11,7 +11,7 @@ use crate::manifests;
 const TURN: &str = "for link in all eth0; do \
         echo 1 > /proc/sys/net/ipv4/conf/$link/route_localnet; echo 0 > /proc/sys/net/ipv4/conf/$link/rp_filter; \
     done; \
-    ip link set lo down; ip route add 127.0.0.1/32 via 10.0.2.1 dev eth0 src 10.0.2.2";
+    ip address del 127.0.0.1/8 dev lo; ip route add 127.0.0.1/32 via 10.0.2.1 dev eth0 src 10.0.2.2";
 
 #[test]
 fn guest_does_not_reach_the_loopback_of_its_pod() {

@@ -46,8 +46,7 @@ fn pods_that_hang_make_only_their_own_vmis_wait() {
         held.context("the file systems were not mounted, or not unmounted")?;
         // The VMIs go on where they were.
         for name in HANGING {
-            let mut console = s.console_again(name, "root", "ferrovirt").await?;
-            console.leave().await?;
+            s.console_again(name, "root", "ferrovirt").await?.leave().await?;
         }
         Ok(())
     });
