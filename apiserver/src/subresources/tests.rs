@@ -77,7 +77,6 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
         guestfs: GuestFs::default(),
         presence: Presence::default(),
         bodies: Bodies::default(),
-        trusted: TrustedAddresses::default(),
         shares: Shares::of(1),
         streams: TaskTracker::new(),
         stop: CancellationToken::new(),
