@@ -111,17 +111,19 @@ impl<T> ConnectionTable<T> {
             held.trusted = sender.trusted;
         }
         let mut gave_way = Vec::new();
-        let mut reserved = sender.probes && self.reserved < self.limits.probes;
+        let reserve = sender.probes && self.reserved < self.limits.probes;
+        // An API server on the node of the pod has the address of kubelet, and needs more than the few places for probes.
+        let mut reserved = reserve && !sender.trusted;
         while !reserved && let Some(exceeded) = self.exceeded(sender) {
             let victim = match self.gives_way(exceeded, sender, now) {
-                Some(victim) => victim,
+                Some(victim) => Some(victim),
                 None if sender.probes => {
                     reserved = true;
-                    self.reserved_gives_way(now).ok_or(Full)?
+                    if reserve { None } else { Some(self.reserved_gives_way(now).ok_or(Full)?) }
                 }
                 None => return Err(Full),
             };
-            gave_way.extend(self.close(victim));
+            gave_way.extend(victim.and_then(|victim| self.close(victim)));
         }
         let id = self.next;
         self.next += 1;
@@ -487,6 +489,22 @@ mod tests {
                 Open("p3", PROBE(7), &["p2"]),
             ],
         );
+    }
+
+    #[test]
+    fn trusted_probe_address_keeps_the_places_for_probes_until_all_others_are_busy() {
+        const BOTH: Sender = sender(7, true, true);
+        let mut table = ConnectionTable::new(LIMITS);
+        let now = Instant::now();
+        for number in 0..LIMITS.connections {
+            let opened = table.open(BOTH, number, now).unwrap();
+            assert!(!opened.reserved, "{number}");
+            table.asked(opened.id, now);
+        }
+        assert!(table.open(BOTH, 8, now).unwrap().reserved);
+        let opened = table.open(BOTH, 9, now).unwrap();
+        assert!(opened.reserved);
+        assert_eq!(opened.gave_way, [8]);
     }
 
     #[test]
