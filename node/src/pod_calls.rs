@@ -37,22 +37,18 @@ pub enum Error {
         limit: Duration,
     },
     /// An earlier call for the same pod has not returned yet.
-    #[error("cannot {what}: an earlier call ({earlier}) has not returned for {} s, a file system in the pod does not answer", since.as_secs())]
+    #[error("cannot {what}: an earlier call has not returned ({earlier}), a file system in the pod does not answer")]
     Busy {
         /// What was to be done.
         what: &'static str,
         /// What is still under way.
         earlier: &'static str,
-        /// For how long.
-        since: Duration,
     },
     /// The calls of others have taken all places.
-    #[error("cannot {what}: {taken} calls into pods of this node have not returned")]
+    #[error("cannot {what}: too many calls into pods of this node have not returned")]
     Full {
         /// What was to be done.
         what: &'static str,
-        /// Calls under way.
-        taken: usize,
     },
     /// There is no thread for it.
     #[error("cannot {what}: no thread")]
@@ -148,8 +144,8 @@ impl PodCalls {
 
     fn claim(&self, namespace: &str, vmi: &str, what: &'static str) -> Result<Place, Error> {
         let mut under_way = lock(&self.under_way);
-        if let Some(&(earlier, since)) = under_way.calls.get(vmi) {
-            return Err(Error::Busy { what, earlier, since: since.elapsed() });
+        if let Some(&(earlier, _)) = under_way.calls.get(vmi) {
+            return Err(Error::Busy { what, earlier });
         }
         let share = self.shares.claim(namespace.to_owned()).map_err(|full| {
             let taken = self.shares.taken();
@@ -165,7 +161,7 @@ impl PodCalls {
                     "calls into pods of {whose} have taken all their places and do not return: file systems in pods hang"
                 );
             }
-            Error::Full { what, taken }
+            Error::Full { what }
         })?;
         under_way.calls.insert(vmi.to_owned(), (what, Instant::now()));
         let vmi = vmi.to_owned();
