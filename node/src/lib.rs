@@ -20,6 +20,7 @@ pub mod launcher;
 pub mod machine;
 pub mod metrics;
 pub mod network;
+pub mod pod_calls;
 pub mod readiness;
 pub mod safe_dir;
 pub mod server;
@@ -32,10 +33,6 @@ use std::{
     time::Duration,
 };
 
-use axum::{
-    extract::Request,
-    middleware::{self, Next},
-};
 use process::{
     CancellationToken,
     config::ConfigHandle,
@@ -213,19 +210,15 @@ async fn serve(
     stop: &CancellationToken,
     parts: &mut JoinSet<()>,
 ) -> Result<(), Error> {
-    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), metrics.registry.clone(), roots.clone());
-    let ops_tls = ServerTls::following(identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"], config.clone())?;
     let domains = DomainMetrics::new(machines.clone(), options.node_name.clone());
     metrics.registry.register(Box::new(domains.clone()))?;
-    let ops_router = ops.router().layer(middleware::from_fn(move |request: Request, next: Next| {
+    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), metrics.registry.clone(), roots.clone());
+    let ops = ops.with_refresh(move || {
         let domains = domains.clone();
-        async move {
-            if request.uri().path() == "/metrics" {
-                domains.refresh().await;
-            }
-            next.run(request).await
-        }
-    }));
+        Box::pin(async move { domains.refresh().await })
+    });
+    let ops_tls = ServerTls::following(identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"], config.clone())?;
+    let ops_router = ops.router();
     let ops_limits = Limits { connections: METRICS_CONNECTIONS, share: METRICS_SHARE, ..Limits::default() };
     let listener = listen(SocketAddr::new(options.listen, options.metrics_port)).await?;
     parts.spawn(process::tls::serve(listener, ops_tls, ops_router, ops_limits, stop.clone()));

@@ -81,7 +81,8 @@ struct Owed {
 enum Completed {
     /// A user's request was carried out, or not.
     Asked(Request, Result<(), Refusal>, oneshot::Sender<Result<(), Refusal>>),
-    Connected(Result<(Launcher, Arc<Peer>), ConnectError>),
+    /// The launcher, its process, and what SELinux calls its container.
+    Connected(Result<(Launcher, Arc<Peer>, Option<String>), ConnectError>),
     Outcome(Outcome),
 }
 
@@ -223,11 +224,11 @@ impl Task {
                 self.answer(request, result, answer, now);
                 Outcome::Requested
             }
-            Ok(Completed::Connected(Ok((launcher, peer)))) => {
+            Ok(Completed::Connected(Ok((launcher, peer, security_context)))) => {
                 self.connections += 1;
                 let number = self.connections;
                 tracing::info!(pid = peer.pid(), "connected to the launcher");
-                self.machine.security_context = self.host.security_context(&peer);
+                self.machine.security_context = security_context;
                 self.connection = Some(Connection { number, launcher, peer, follower: None });
                 Outcome::Connected(Ok(number))
             }
@@ -260,8 +261,8 @@ impl Task {
     fn start(&mut self, effect: Effect) {
         match effect {
             Effect::Connect { pod, within } => {
-                let host = self.host.clone();
-                self.call(async move { Completed::Connected(connect(&*host, &pod, within).await) });
+                let (host, vmi) = (self.host.clone(), self.machine.vmi.clone());
+                self.call(async move { Completed::Connected(connect(&*host, &vmi, &pod, within).await) });
             }
             Effect::Write(status, announcements) => {
                 let (records, vmi) = (self.records.clone(), self.machine.vmi.clone());
@@ -417,10 +418,18 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
     }
 }
 
-async fn connect(host: &dyn Host, pod: &str, within: Duration) -> Result<(Launcher, Arc<Peer>), ConnectError> {
+async fn connect(
+    host: &dyn Host,
+    vmi: &VirtualMachineInstance,
+    pod: &str,
+    within: Duration,
+) -> Result<(Launcher, Arc<Peer>, Option<String>), ConnectError> {
     let (stream, peer) = host.connect(pod, within).await?;
     match Launcher::connect(stream).await {
-        Ok(launcher) => Ok((launcher, peer)),
+        Ok(launcher) => {
+            let security_context = host.security_context(&peer, vmi).await;
+            Ok((launcher, peer, security_context))
+        }
         Err(error) => Err(ConnectError::Refused(error.to_string())),
     }
 }

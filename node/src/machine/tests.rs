@@ -338,7 +338,7 @@ impl Host for FakeHost {
         Ok((stream, Arc::new(peer)))
     }
 
-    fn security_context(&self, _: &Peer) -> Option<String> {
+    async fn security_context(&self, _: &Arc<Peer>, _: &VirtualMachineInstance) -> Option<String> {
         Some("none".to_owned())
     }
 
