@@ -64,6 +64,14 @@ impl FrontProxy {
         }
     }
 
+    /// A fixed trust.
+    #[cfg(test)]
+    pub(crate) fn fixed(data: std::collections::BTreeMap<String, String>) -> Self {
+        let fixed = Self::default();
+        fixed.take(Some(ConfigMap { data: Some(data), ..ConfigMap::default() }));
+        fixed
+    }
+
     /// The trust in force, if any.
     #[must_use]
     pub fn current(&self) -> Option<Arc<FrontProxyTrust>> {

@@ -20,7 +20,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header, request::Parts};
+use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
 use process::{CancellationToken, config::ConfigHandle, ops::Ops, profiler::Asked, shares::Shares, tls::Peer};
@@ -28,7 +28,7 @@ use sha2::{Digest, Sha256};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    authentication::{User, authenticate, unix_now},
+    authentication::{Unauthenticated, User, authenticate, unix_now},
     authorization::{Authorizer, Decision},
     bodies::Bodies,
     discovery::{self, Document},
@@ -159,19 +159,23 @@ impl Server {
                 json_response(status, &body)
             }
             Document::GuestFs => self.guestfs.answer(&self.client, &self.namespace).await,
-            Document::Profiler(asked) => self.profile(asked, peer, &request.headers, body).await,
+            Document::Profiler(asked) => self.profile(asked, peer, request, body).await,
             document => discovery::serve(document, &request.headers, request.uri.query()),
         }
     }
 
-    /// Profiles of all components. Whom kube-apiserver lets through may have them, and nobody else.
-    async fn profile(&self, asked: Asked, peer: &Peer, headers: &HeaderMap, body: Body) -> Response {
+    /// Profiles of all components, for users who may read the document.
+    async fn profile(&self, asked: Asked, peer: &Peer, request: &Parts, body: Body) -> Response {
         if let Some(refusal) = asked.check(self.config.current().cluster_profiler) {
             return refusal.into_response();
         }
-        let trust = self.front_proxy.current();
-        if let Err(error) = authenticate(trust.as_deref(), &peer.certificates, headers, unix_now()) {
-            return text_response(StatusCode::UNAUTHORIZED, error.to_string());
+        let admitted = async {
+            let user = self.user(peer, request).map_err(unauthorized)?;
+            let attributes = path::document_attributes(request.uri.path()).map_err(unauthorized)?;
+            self.authorize(&user, &attributes).await
+        };
+        if let Err(refusal) = admitted.await {
+            return refusal;
         }
         let done = match asked {
             Asked::Start | Asked::Stop => self.components.tell(asked).await.map(|()| StatusCode::OK.into_response()),
@@ -192,14 +196,22 @@ impl Server {
 
     /// Authentication and authorization. Refusals are answers 401 with a plain text, whichever of the two refuses.
     async fn admit(&self, peer: &Peer, request: &Parts) -> Result<(User, Attributes), Response> {
-        let unauthorized = |text: String| text_response(StatusCode::UNAUTHORIZED, text);
+        let user = self.user(peer, request).map_err(unauthorized)?;
+        let attributes = path::attributes(&request.method, request.uri.path()).map_err(unauthorized)?;
+        self.authorize(&user, &attributes).await?;
+        Ok((user, attributes))
+    }
+
+    /// The user whom the front proxy names.
+    fn user(&self, peer: &Peer, request: &Parts) -> Result<User, Unauthenticated> {
         let trust = self.front_proxy.current();
-        let user = authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())
-            .map_err(|error| unauthorized(error.to_string()))?;
-        let attributes =
-            path::attributes(&request.method, request.uri.path()).map_err(|error| unauthorized(error.to_string()))?;
-        match self.authorizer.authorize(&user, &attributes).await {
-            Ok(Decision::Allowed) => Ok((user, attributes)),
+        authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())
+    }
+
+    /// Refuses what the user may not do.
+    async fn authorize(&self, user: &User, attributes: &Attributes) -> Result<(), Response> {
+        match self.authorizer.authorize(user, attributes).await {
+            Ok(Decision::Allowed) => Ok(()),
             Ok(Decision::Denied(reason)) => {
                 tracing::info!(user = user.name, ?attributes, "denied");
                 Err(unauthorized(reason))
@@ -378,6 +390,17 @@ impl Server {
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace).list(&selector).await;
         Ok(pods.map_err(|error| ApiError::Internal(format!("unable to list pods: {}", message(&error))))?.items)
     }
+
+    /// A pod in the namespace of an object.
+    async fn pod(&self, object: &Object, name: &str) -> Result<Option<Pod>, ApiError> {
+        let pod = Api::<Pod>::namespaced(self.client.clone(), &object.namespace).get_opt(name).await;
+        pod.map_err(|error| ApiError::Internal(format!("unable to retrieve pod [{name}]: {}", message(&error))))
+    }
+}
+
+/// 401 with a plain text.
+fn unauthorized(text: impl ToString) -> Response {
+    text_response(StatusCode::UNAUTHORIZED, text.to_string())
 }
 
 /// The name under which the streams of a user are counted, here and by node agents: of one length, without what a header
