@@ -58,6 +58,7 @@ pub struct Controllers {
     namespace: String,
     launcher_image: String,
     guestfs_image: String,
+    manages_roles: bool,
     vms: Keys,
     instances: Keys,
     replica_sets: Keys,
@@ -85,6 +86,7 @@ impl Controllers {
             namespace: options.namespace.clone(),
             launcher_image: options.launcher_image.clone(),
             guestfs_image: options.guestfs_image.clone(),
+            manages_roles: options.manage_role_aggregation,
             vms: Arc::default(),
             instances: Arc::default(),
             replica_sets: Arc::default(),
@@ -330,9 +332,10 @@ impl Controllers {
         let (world, namespace) = (self.world.clone(), self.namespace.clone());
         let deployment = kubevirt::Deployment::new(&namespace, &self.launcher_image, &self.guestfs_image, VERSION);
         let batches = workloads::Batches::default();
+        let manages_roles = self.manages_roles;
         let reconcile =
             move |_: &Key, _: Option<&Failure>, now| {
-                let decision = installation_decision(&world, &namespace, &deployment, now);
+                let decision = installation_decision(&world, &namespace, &deployment, manages_roles, now);
                 // What is written wakes this again.
                 decision.map(|decision| {
                     if decision.effects.is_empty() { eviction_decision(&world, &batches, now) } else { decision }
@@ -633,6 +636,7 @@ fn installation_decision(
     world: &World,
     namespace: &str,
     deployment: &kubevirt::Deployment,
+    manages_roles: bool,
     now: Timestamp,
 ) -> Result<Decision, serde_json::Error> {
     let objects = world.kubevirts.filter(|object| object.metadata.deletion_timestamp.is_none());
@@ -660,6 +664,7 @@ fn installation_decision(
         architecture: architecture(),
         outdated_machines: outdated(world).len(),
         roles: &world.roles.filter(|_| true),
+        manages_roles,
         now,
     })
 }

@@ -33,6 +33,12 @@ pub fn kubeconfig() -> PathBuf {
     std::env::var_os("KUBECONFIG").map_or_else(|| repository().join("build/kubeconfig"), PathBuf::from)
 }
 
+/// The audit log of the test cluster; a cluster of somebody else has none there.
+#[must_use]
+pub fn audit_log() -> PathBuf {
+    ferrovirt_e2e_cluster::audit::log(&kubeconfig())
+}
+
 /// The plugin under test: `KUBECTL_VIRT`, else `build/bin/kubectl-virt`.
 #[must_use]
 pub fn kubectl_virt() -> PathBuf {

@@ -102,7 +102,7 @@ fn the_configuration_says_which_models_are_obsolete() {
     let capabilities = Capabilities::parse(HOST, DOMAIN, None).unwrap();
     let obsolete = [("Skylake-Client-IBRS".to_owned(), true), ("Penryn".to_owned(), true), ("486".to_owned(), false)];
     let keys = keys(&capabilities, &Surroundings { obsolete_models: obsolete.into(), ..amd64() });
-    assert!(keys.contains(&OBSOLETE_HOST_MODEL.to_owned()));
+    assert!(keys.contains(&label::OBSOLETE_HOST_MODEL.to_owned()));
     assert!(!keys.contains(&"cpu-model.node.kubevirt.io/Penryn".to_owned()));
     // Given explicitly, the usual list does not count.
     assert!(keys.contains(&"cpu-model.node.kubevirt.io/Opteron_G2".to_owned()));

@@ -9,6 +9,7 @@ mod actions;
 mod admission;
 mod boot;
 mod claims;
+mod controller_rights;
 mod definitions;
 mod disks;
 mod endpoints;
