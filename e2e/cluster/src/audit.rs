@@ -30,6 +30,8 @@ pub struct Call {
     name: String,
     /// Path of a call that is about no resource.
     path: String,
+    /// Kind and name of the role that permitted the call.
+    role: String,
     /// Why RBAC or a policy of the installation refused the call.
     pub refusal: Option<String>,
 }
@@ -67,6 +69,7 @@ impl Call {
             namespace: text("/objectRef/namespace"),
             name: text("/objectRef/name"),
             path: if object { String::new() } else { uri.split('?').next().unwrap_or_default().to_owned() },
+            role: role(&text("/annotations/authorization.k8s.io~1reason")),
             refusal: refusal(&event),
         })
     }
@@ -106,11 +109,19 @@ fn refusal(event: &Value) -> Option<String> {
     message.get(policy..).map(str::to_owned)
 }
 
+/// Returns kind and name of the role in RBAC's reason for a permission, `RBAC: allowed by RoleBinding "a/n" of Role "a" to ...`.
+fn role(reason: &str) -> String {
+    let role = reason.split_once(" of ").map(|(_, rest)| rest).and_then(|rest| rest.split_once(" to "));
+    role.map(|(role, _)| role.replace('"', "")).unwrap_or_default()
+}
+
 /// One right of a service account: one verb on one resource, and on one object where the rule names some.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Grant {
     /// Name of the service account.
     pub account: String,
+    /// Kind and name of the role.
+    pub role: String,
     /// Namespace of the binding; `None`: all.
     pub namespace: Option<String>,
     /// Verb.
@@ -127,7 +138,7 @@ pub struct Grant {
 impl Grant {
     /// Splits the rules of a role into rights of the service account to which it is bound.
     #[must_use]
-    pub fn of_rules(account: &str, namespace: Option<&str>, rules: &Value) -> Vec<Self> {
+    pub fn of_rules(account: &str, role: &str, namespace: Option<&str>, rules: &Value) -> Vec<Self> {
         let mut grants = Vec::new();
         for rule in rules.as_array().into_iter().flatten() {
             let texts = |field: &str| -> Vec<String> {
@@ -139,6 +150,7 @@ impl Grant {
             for verb in texts("verbs") {
                 let grant = |group: &str, resource: &str, name: Option<String>, is_path: bool| Self {
                     account: account.to_owned(),
+                    role: role.to_owned(),
                     namespace: namespace.map(str::to_owned),
                     verb: verb.clone(),
                     group: group.to_owned(),
@@ -157,11 +169,13 @@ impl Grant {
         grants
     }
 
-    /// Returns true for a call that this right permits.
+    /// Returns true for a call that was permitted by this right. Two roles may hold the same right: RBAC names the one that
+    /// it found first, and the other is of no use.
     #[must_use]
     pub fn covers(&self, call: &Call) -> bool {
         let matches = |granted: &str, called: &str| granted == "*" || granted == called;
-        if self.account != call.account || !matches(&self.verb, &call.verb) {
+        let by_another_role = !call.role.is_empty() && call.role != self.role;
+        if self.account != call.account || by_another_role || !matches(&self.verb, &call.verb) {
             return false;
         }
         if self.is_path {
@@ -196,7 +210,8 @@ impl Grant {
 impl fmt::Display for Grant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.account, self.right())?;
-        self.namespace.as_ref().map_or(Ok(()), |namespace| write!(f, " in {namespace}"))
+        self.namespace.as_ref().map_or(Ok(()), |namespace| write!(f, " in {namespace}"))?;
+        write!(f, " ({})", self.role)
     }
 }
 
@@ -320,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_grant_covers_what_rbac_permits_by_it() {
-        let rule = |rule: Value| Grant::of_rules("a", None, &json!([rule])).remove(0);
+        let rule = |rule: Value| Grant::of_rules("a", "ClusterRole r", None, &json!([rule])).remove(0);
         let pods = |verb: &str, name: Option<&str>| {
             rule(json!({"apiGroups": [""], "resources": ["pods"], "verbs": [verb],
                 "resourceNames": name.map_or_else(Vec::new, |name| vec![name])}))
@@ -355,11 +370,16 @@ mod tests {
         }
         let own = |namespace| {
             let rules = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]);
-            Grant::of_rules("a", Some(namespace), &rules).remove(0)
+            Grant::of_rules("a", "Role r", Some(namespace), &rules).remove(0)
         };
         assert!(own("n").covers(&get) && !own("m").covers(&get));
         let others = Grant { account: "b".into(), ..own("n") };
         assert!(!others.covers(&get));
+        let mut event = event("get", json!({"resource": "pods", "namespace": "n", "name": "p"}));
+        event["annotations"]["authorization.k8s.io/reason"] =
+            json!("RBAC: allowed by RoleBinding \"r/n\" of Role \"r\" to ServiceAccount \"a/kubevirt\"");
+        let by_role = Call::parse(&event.to_string(), "kubevirt").unwrap();
+        assert!(own("n").covers(&by_role) && !pods("get", None).covers(&by_role));
     }
 
     #[test]
@@ -369,7 +389,7 @@ mod tests {
             {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachines/status"], "verbs": ["patch"]},
             {"nonResourceURLs": ["/metrics"], "verbs": ["get"]},
         ]);
-        let rights: Vec<String> = Grant::of_rules("a", Some("n"), &rules).iter().map(Grant::right).collect();
+        let rights: Vec<String> = Grant::of_rules("a", "Role r", Some("n"), &rules).iter().map(Grant::right).collect();
         assert_eq!(
             rights,
             [
@@ -386,11 +406,11 @@ mod tests {
     #[test]
     fn refused_unused_and_stale_are_wrong() {
         let rules = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]);
-        let grants = Grant::of_rules("a", None, &rules);
+        let grants = Grant::of_rules("a", "ClusterRole r", None, &rules);
         let justified = |right, sometimes| Justified { account: "a", right, sometimes, reason: "because" };
         let get = call("get", json!({"resource": "pods", "namespace": "n", "name": "p"}));
         let used: BTreeSet<Call> = [get.clone()].into();
-        assert_eq!(judge(&grants, &used, &[]), ["never used: a: list pods"]);
+        assert_eq!(judge(&grants, &used, &[]), ["never used: a: list pods (ClusterRole r)"]);
         assert_eq!(judge(&grants, &used, &[justified("list pods", false)]), [""; 0]);
         assert_eq!(judge(&grants, &used, &[justified("* pods", false)]), [""; 0]);
         assert_eq!(

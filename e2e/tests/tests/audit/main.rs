@@ -113,19 +113,22 @@ async fn installed(client: &Client) -> Result<Vec<Grant>> {
     let all = ListParams::default();
     let mut grants = Vec::new();
     for binding in Api::<ClusterRoleBinding>::all(client.clone()).list(&all).await? {
-        let rules = rules(client, None, &binding.role_ref).await;
-        grants.extend(of_binding(None, binding.subjects.as_deref(), rules).await?);
+        grants.extend(of_binding(client, None, binding.subjects.as_deref(), &binding.role_ref).await?);
     }
     for binding in Api::<RoleBinding>::all(client.clone()).list(&all).await? {
         let namespace = binding.namespace();
-        let rules = rules(client, namespace.as_deref(), &binding.role_ref).await;
-        grants.extend(of_binding(namespace.as_deref(), binding.subjects.as_deref(), rules).await?);
+        grants.extend(of_binding(client, namespace.as_deref(), binding.subjects.as_deref(), &binding.role_ref).await?);
     }
     ensure!(grants.iter().any(|grant| grant.account == CONTROLLER), "{CONTROLLER} has no rights");
     Ok(grants)
 }
 
-async fn of_binding(namespace: Option<&str>, subjects: Option<&[Subject]>, rules: Result<Value>) -> Result<Vec<Grant>> {
+async fn of_binding(
+    client: &Client,
+    namespace: Option<&str>,
+    subjects: Option<&[Subject]>,
+    role: &RoleRef,
+) -> Result<Vec<Grant>> {
     let ours = |subject: &&Subject| {
         subject.kind == "ServiceAccount" && subject.namespace.as_deref() == Some(NAMESPACE) && subject.name != "default"
     };
@@ -133,8 +136,9 @@ async fn of_binding(namespace: Option<&str>, subjects: Option<&[Subject]>, rules
     if accounts.is_empty() {
         return Ok(Vec::new());
     }
-    let rules = rules?;
-    Ok(accounts.into_iter().flat_map(|account| Grant::of_rules(&account.name, namespace, &rules)).collect())
+    let rules = rules(client, namespace, role).await?;
+    let name = format!("{} {}", role.kind, role.name);
+    Ok(accounts.into_iter().flat_map(|account| Grant::of_rules(&account.name, &name, namespace, &rules)).collect())
 }
 
 /// The rules of a role of ours. Of one that Kubernetes brings nothing can be left out.
@@ -179,7 +183,8 @@ fn of_hooks() -> Result<Vec<Grant>> {
             .with_context(|| format!("hooks without {kind} {}", binding["roleRef"]["name"]))?;
         for subject in binding["subjects"].as_array().into_iter().flatten() {
             let account = subject["name"].as_str().context("subject without name")?;
-            grants.extend(Grant::of_rules(account, role["metadata"]["namespace"].as_str(), &role["rules"]));
+            let name = format!("{kind} {}", role["metadata"]["name"].as_str().unwrap_or_default());
+            grants.extend(Grant::of_rules(account, &name, role["metadata"]["namespace"].as_str(), &role["rules"]));
         }
     }
     ensure!(!grants.is_empty(), "the hooks have no rights");
