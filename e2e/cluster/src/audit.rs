@@ -231,7 +231,7 @@ fn qualified(resource: &str, group: &str) -> String {
 pub struct Justified {
     /// Name of the service account.
     pub account: &'static str,
-    /// Verb, resource and name as [`Grant::right`] writes them; a word `*` stands for any.
+    /// Verb, resource and name as [`Grant::right`] writes them; a word may have one `*` in place of any text.
     pub right: &'static str,
     /// True for a right that the stories use in some runs only.
     pub sometimes: bool,
@@ -244,7 +244,14 @@ impl Justified {
         let (ours, right) = (self.right.split(' '), grant.right());
         self.account == grant.account
             && ours.clone().count() == right.split(' ').count()
-            && ours.zip(right.split(' ')).all(|(pattern, word)| pattern == "*" || pattern == word)
+            && ours.zip(right.split(' ')).all(|(pattern, word)| matches_pattern(pattern, word))
+    }
+}
+
+fn matches_pattern(pattern: &str, word: &str) -> bool {
+    match pattern.split_once('*') {
+        Some((start, end)) => word.strip_prefix(start).is_some_and(|rest| rest.ends_with(end)),
+        None => pattern == word,
     }
 }
 
@@ -413,6 +420,7 @@ mod tests {
         assert_eq!(judge(&grants, &used, &[]), ["never used: a: list pods (ClusterRole r)"]);
         assert_eq!(judge(&grants, &used, &[justified("list pods", false)]), [""; 0]);
         assert_eq!(judge(&grants, &used, &[justified("* pods", false)]), [""; 0]);
+        assert_eq!(judge(&grants, &used, &[justified("list p*s", false)]), [""; 0]);
         assert_eq!(
             judge(&grants, &used, &[justified("list pods", false), justified("get pods", false)]),
             ["justified, but used: a: get pods (because)"]

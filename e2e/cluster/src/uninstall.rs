@@ -39,9 +39,13 @@ pub fn uninstall(target: &Target, progress: &Progress) -> Result<()> {
     let keys = "jsonpath={range .items[*]}{.metadata.labels}{.metadata.annotations}{end}";
     let nodes = kubectl.run("looking at the nodes", &["get", "nodes", "-o", keys])?;
     if !nodes.contains(FOREIGN_LABEL) {
-        return Err(Error::Refused(format!("uninstalling removed the label {FOREIGN_LABEL} of nodes, which is not ours")));
+        return Err(Error::Refused(format!(
+            "uninstalling removed the label {FOREIGN_LABEL} of nodes, which is not ours"
+        )));
     }
-    target.kubectl.run("removing the label of the nodes", &["label", "nodes", "--all", &format!("{FOREIGN_LABEL}-")])?;
+    target
+        .kubectl
+        .run("removing the label of the nodes", &["label", "nodes", "--all", &format!("{FOREIGN_LABEL}-")])?;
     let left = left_over(&cluster, &namespace, &nodes);
     if left.is_empty() {
         progress.step("nothing is left but the definitions");

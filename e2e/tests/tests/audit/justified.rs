@@ -13,25 +13,41 @@ const fn sometimes(account: &'static str, right: &'static str, reason: &'static 
     Justified { account, right, sometimes: true, reason }
 }
 
+const API: &str = "kubevirt-apiserver";
 const CONTROLLER: &str = "kubevirt-controller";
+const HANDLER: &str = "kubevirt-handler";
+const DEFINITIONS: &str = "ferrovirt-definitions";
 const CLEAN_UP: &str = "ferrovirt-clean-up";
 
 const OWNERS: &str = "the admission plugin OwnerReferencesPermissionEnforcement asks for it where it is enabled";
 const SIGNER: &str = "the admission plugins for certificates ask for it, in no call of its own";
+const ROTATION: &str = "certificates are renewed at 80 % of their lives, and the stories do not last so long";
+const ABSENT: &str = "no story has objects of this kind, which admission reads where a VM or a volume names one";
+const EVERYBODY: &str = "the role kubevirt.io:default gives it to all users, which administrators may take away";
+const INSTALLED: &str = "Helm installs the definitions, and the hook finds them up to date";
 const LATER: &str = "the hook runs after this test; `cluster run` fails when it fails";
 
 /// The list.
 pub(crate) const RIGHTS: &[Justified] = &[
-    unused(CONTROLLER, "update virtualmachines.kubevirt.io/finalizers", OWNERS),
-    unused(CONTROLLER, "update virtualmachineinstances.kubevirt.io/finalizers", OWNERS),
-    unused(CONTROLLER, "update virtualmachineinstancereplicasets.kubevirt.io/finalizers", OWNERS),
+    unused(API, "get *.cdi.kubevirt.io", ABSENT),
+    unused(API, "get *.snapshot.kubevirt.io", ABSENT),
+    unused(API, "get volumesnapshots.snapshot.storage.k8s.io", ABSENT),
+    unused(API, "list virtualmachinebackups.backup.kubevirt.io", ABSENT),
+    unused(API, "list kubevirts.kubevirt.io", EVERYBODY),
+    unused(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
+    unused(CONTROLLER, "update *.kubevirt.io/finalizers", OWNERS),
     unused(CONTROLLER, "approve signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
     unused(CONTROLLER, "sign signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
+    unused(CONTROLLER, "patch secrets *", ROTATION),
+    unused(CONTROLLER, "patch configmaps kubevirt-ca", ROTATION),
     unused(
         CONTROLLER,
         "escalate clusterroles.rbac.authorization.k8s.io *",
         "the API server asks for it when a role is patched, in no call of its own",
     ),
+    unused(HANDLER, "list kubevirts.kubevirt.io", EVERYBODY),
+    unused(DEFINITIONS, "create customresourcedefinitions.apiextensions.k8s.io", INSTALLED),
+    unused(DEFINITIONS, "patch customresourcedefinitions.apiextensions.k8s.io *", INSTALLED),
     unused(CLEAN_UP, "* *", LATER),
     unused(CLEAN_UP, "* * *", LATER),
 ];
