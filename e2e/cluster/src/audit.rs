@@ -270,11 +270,10 @@ pub fn judge(grants: &[Grant], calls: &BTreeSet<Call>, justified: &[Justified]) 
         .filter(|grant| !justified.iter().any(|justified| justified.is_about(grant)))
         .map(|grant| format!("never used: {grant}"));
     let stale = justified.iter().filter_map(|justified| {
-        let is_about = |grant: &&&Grant| justified.is_about(grant);
         let what = format!("{}: {} ({})", justified.account, justified.right, justified.reason);
         if unused.iter().any(|grant| justified.is_about(grant)) {
             None
-        } else if used.iter().find(is_about).is_none() {
+        } else if !used.iter().any(|grant| justified.is_about(grant)) {
             Some(format!("justified, but not granted: {what}"))
         } else {
             (!justified.sometimes).then(|| format!("justified, but used: {what}"))
