@@ -127,7 +127,7 @@ spec: {schedulerName: nobody, containers: [{name: compute, image: 'ferrovirt.io/
         let delete = json!({"dryRun": ["All"]});
         let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "bystander"},
             "deleteOptions": delete});
-        let status = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        let status = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
         let gate = json!({"status": {"conditions": [
             {"type": "kubevirt.io/virtual-machine-unpaused", "status": "True", "reason": "Again"}]}});
         check(
@@ -174,8 +174,7 @@ fn virt_controller_changes_only_what_its_work_takes() {
         let mut unowned = copy(&running);
         unowned["metadata"] = json!({"name": "another"});
         let revisions = format!("/apis/apps/v1/namespaces/{}/controllerrevisions", s.namespace);
-        let revision =
-            json!({"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": {"name": "a"}, "revision": 1});
+        let revision = json!({"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": {"name": "a"}, "data": {}, "revision": 1});
         let hooks = "/apis/admissionregistration.k8s.io/v1";
         let (mutator, validator) = (
             format!("{hooks}/mutatingwebhookconfigurations/virt-api-mutator"),
