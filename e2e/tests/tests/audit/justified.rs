@@ -23,7 +23,10 @@ const OWNERS: &str = "the admission plugin OwnerReferencesPermissionEnforcement 
 const SIGNER: &str = "the admission plugins for certificates ask for it, in no call of its own";
 const ROTATION: &str = "certificates are renewed at 80 % of their lives, and the stories do not last so long";
 const ABSENT: &str = "no story has objects of this kind, which admission reads where a VM or a volume names one";
-const EVERYBODY: &str = "the role kubevirt.io:default gives it to all users, which administrators may take away";
+const EVERYBODY: &str = "a role for all users gives it as well, which administrators may take away; RBAC names either";
+const LAST_ONE: &str = "asked for when the KubeVirt object is deleted, and the stories keep it";
+const MIGRATION: &str = "admission asks for migrations of a VMI under way, and there are none yet";
+const COPIES: &str = "a VM that names the copy of its instance type is expanded by virt-api from the copy";
 const INSTALLED: &str = "Helm installs the definitions, and the hook finds them up to date";
 const LATER: &str = "the hook runs after this test; `cluster run` fails when it fails";
 
@@ -33,8 +36,15 @@ pub(crate) const RIGHTS: &[Justified] = &[
     unused(API, "get *.snapshot.kubevirt.io", ABSENT),
     unused(API, "get volumesnapshots.snapshot.storage.k8s.io", ABSENT),
     unused(API, "list virtualmachinebackups.backup.kubevirt.io", ABSENT),
-    unused(API, "list kubevirts.kubevirt.io", EVERYBODY),
-    unused(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
+    sometimes(API, "list kubevirts.kubevirt.io", EVERYBODY),
+    sometimes(API, "get virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
+    unused(API, "list virtualmachines.kubevirt.io", LAST_ONE),
+    unused(API, "list virtualmachineinstancereplicasets.kubevirt.io", LAST_ONE),
+    unused(API, "list virtualmachineinstancemigrations.kubevirt.io", MIGRATION),
+    unused(API, "get controllerrevisions.apps", COPIES),
+    sometimes(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
+    sometimes(CONTROLLER, "list virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
+    sometimes(CONTROLLER, "watch virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
     unused(CONTROLLER, "update *.kubevirt.io/finalizers", OWNERS),
     unused(CONTROLLER, "approve signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
     unused(CONTROLLER, "sign signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
@@ -45,7 +55,12 @@ pub(crate) const RIGHTS: &[Justified] = &[
         "escalate clusterroles.rbac.authorization.k8s.io *",
         "the API server asks for it when a role is patched, in no call of its own",
     ),
-    unused(HANDLER, "list kubevirts.kubevirt.io", EVERYBODY),
+    sometimes(HANDLER, "list kubevirts.kubevirt.io", EVERYBODY),
+    sometimes(
+        HANDLER,
+        "watch certificatesigningrequests.certificates.k8s.io",
+        "only a request that is not answered yet when it is first read is watched",
+    ),
     unused(DEFINITIONS, "create customresourcedefinitions.apiextensions.k8s.io", INSTALLED),
     unused(DEFINITIONS, "patch customresourcedefinitions.apiextensions.k8s.io *", INSTALLED),
     unused(CLEAN_UP, "* *", LATER),
