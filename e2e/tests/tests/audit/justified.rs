@@ -45,6 +45,11 @@ pub(crate) const RIGHTS: &[Justified] = &[
     sometimes(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "list virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "watch virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
+    unused(
+        CONTROLLER,
+        "* network-attachment-definitions.k8s.cni.cncf.io",
+        "read where the gate ExternalNetResourceInjection is off, which no story does",
+    ),
     unused(CONTROLLER, "update *.kubevirt.io/finalizers", OWNERS),
     unused(CONTROLLER, "approve signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
     unused(CONTROLLER, "sign signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
