@@ -1,6 +1,6 @@
 //! What the threat model says is in the sources: the rights of the components in the chart, and the tests that it names.
 
-#![allow(clippy::unwrap_used, reason = "a test ends here")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test ends here")]
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -450,7 +450,11 @@ async fn greet(
     let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
     let cache = match tokio::time::timeout(EQUIP_LIMIT, host.equip(peer, vmi)).await {
         Ok(Ok(cache)) => cache,
-        Ok(Err(message)) => return Err(LauncherError::Refused { call: CALL, message, irrecoverable: false }),
+        Ok(Err(message)) if peer.is_alive() => {
+            return Err(LauncherError::Refused { call: CALL, message, irrecoverable: false });
+        }
+        // Nothing else notices the end of a connection over which Hello was not answered.
+        Ok(Err(message)) => return Err(LauncherError::Lost(message)),
         Err(_) => return Err(LauncherError::Deadline { call: CALL, after: EQUIP_LIMIT }),
     };
     let version = launcher.hello(uid, cache, host.settings().allow_emulation).await?;

@@ -282,6 +282,8 @@ impl Drop for Directory {
 struct FakeHost {
     directory: Directory,
     network: Mutex<Option<NetworkFailure>>,
+    /// Listens in the place of the launcher, and has no devices that could be given to it.
+    stranger: Mutex<Option<Arc<Peer>>>,
 }
 
 impl FakeHost {
@@ -334,8 +336,8 @@ impl Host for FakeHost {
             }
         };
         let stream = tokio::time::timeout(within, attempts).await.map_err(|_| ConnectError::NoSocket)?;
-        let peer = Peer::of(&stream).unwrap();
-        Ok((stream, Arc::new(peer)))
+        let peer = self.stranger.lock().unwrap().clone().unwrap_or_else(|| Arc::new(Peer::of(&stream).unwrap()));
+        Ok((stream, peer))
     }
 
     async fn security_context(&self, _: &Arc<Peer>, _: &VirtualMachineInstance) -> Option<String> {
@@ -343,6 +345,9 @@ impl Host for FakeHost {
     }
 
     async fn equip(&self, _: &Arc<Peer>, _: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String> {
+        if self.stranger.lock().unwrap().is_some() {
+            return Err("no devices".to_owned());
+        }
         Ok(vec![CacheFile { name: "a.xml".into(), content: b"<a/>".to_vec() }])
     }
 
@@ -501,7 +506,8 @@ pub(crate) struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let host = Arc::new(FakeHost { directory: Directory::new(), network: Mutex::default() });
+        let host =
+            Arc::new(FakeHost { directory: Directory::new(), network: Mutex::default(), stranger: Mutex::default() });
         let records = Arc::new(FakeRecords::default());
         let stop = CancellationToken::new();
         let machines = Self::agent(&host, &records, &stop);
@@ -925,4 +931,25 @@ async fn cve_2026_13208_all_that_a_launcher_says_counts_for_the_vmi_of_its_socke
     drop(patches);
     // Nothing of the other one's is reached through this launcher.
     assert!(stage.machines.get("ns", OTHER).is_none_or(|machine| machine.launcher().is_err()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_ends_before_hello_gives_way_to_the_launcher() {
+    let stage = Stage::new();
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let stranger = Peer::open(i32::try_from(child.id()).unwrap(), 107, 107).unwrap();
+    *stage.host.stranger.lock().unwrap() = Some(Arc::new(stranger));
+    stage.host.serve(&stage.launcher);
+    stage.machines.see(Arc::new(stage.records.put(&vmi("m", "u1"))));
+    stage.until_announced("SyncFailed").await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The next connection is to the launcher; this one still fails, since the process that it was made to is gone.
+    let connected = async {
+        while stage.host.stranger.lock().unwrap().take_if(|stranger| Arc::strong_count(stranger) == 1).is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, connected).await.expect("the connection to a process that is gone is kept");
+    stage.until_phase(&Phase::Running).await;
 }

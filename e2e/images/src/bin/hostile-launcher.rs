@@ -177,11 +177,11 @@ fn listen(stream: &mut UnixStream, shared: &Arc<Shared>, pings: bool) -> Result<
             PING if flags & ACK == 0 => shared.write(&frame(PING, ACK, 0, &payload))?,
             WINDOW_UPDATE => shared.change(|windows| match id {
                 0 => windows.connection += number(&payload),
-                id => drop(windows.streams.entry(id).and_modify(|window| *window += number(&payload))),
+                id => _ = windows.streams.entry(id).and_modify(|window| *window += number(&payload)),
             }),
-            RST_STREAM => shared.change(|windows| drop(windows.streams.remove(&id))),
+            RST_STREAM => shared.change(|windows| _ = windows.streams.remove(&id)),
             HEADERS if !pings => {
-                shared.change(|windows| drop(windows.streams.insert(id, windows.initial)));
+                shared.change(|windows| _ = windows.streams.insert(id, windows.initial));
                 shared.write(&frame(HEADERS, END_HEADERS, id, RESPONSE))?;
                 let shared = shared.clone();
                 thread::spawn(move || answer(&shared, id));

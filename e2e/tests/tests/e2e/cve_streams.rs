@@ -9,9 +9,10 @@ use tokio::time::{Instant, sleep};
 
 use crate::manifests;
 
-/// Streams asked for at once, and how many of them one user alone gets of a virt-api.
-const ASKED: usize = 400;
+/// Streams asked for at once, how many of them one user alone gets of any virt-api, and more than of several together.
+const ASKED: usize = 250;
 const SHARE: usize = 200;
+const MOST: usize = 2048;
 /// Streams that are flooded with frames, and how.
 const FLOODED: usize = 32;
 const FRAMES: usize = 20_000;
@@ -45,12 +46,15 @@ fn cve_2026_35469_a_flood_of_streams_and_frames_of_one_user_leaves_others_theirs
         };
 
         let mut refused = 0;
-        for asked in join_all((0..ASKED).map(|_| Socket::open(&client, &path, Some(&greedy)))).await {
-            match asked? {
-                Ok(stream) => taken.push(stream),
-                Err(answer) => {
-                    ensure!(answer.code == 429, "refused with {} {}", answer.code, answer.said());
-                    refused += 1;
+        while refused == 0 {
+            ensure!(taken.len() < MOST, "{} streams of one user are open, and none was refused", taken.len());
+            for asked in join_all((0..ASKED).map(|_| Socket::open(&client, &path, Some(&greedy)))).await {
+                match asked? {
+                    Ok(stream) => taken.push(stream),
+                    Err(answer) => {
+                        ensure!(answer.code == 429, "refused with {} {}", answer.code, answer.said());
+                        refused += 1;
+                    }
                 }
             }
         }
