@@ -459,11 +459,10 @@ fn instance_decision(
         };
         launcher_pod::definition_names(&instance).filter_map(known).collect::<BTreeMap<_, _>>()
     });
-    let pods = world.pods_of(&instance);
     vmi::decide(&vmi::Observed {
         instance: &instance,
-        pods: &pods,
-        missing: &world.missing_pods(&instance, &pods),
+        pods: &world.pods_of(&instance),
+        missing: &world.missing_pods(&instance),
         config: &config,
         launcher_image,
         claims: &claims,
@@ -554,11 +553,11 @@ fn node_decision(
     // A VMI is given up only if it has no pod, and of one with missing pods that is not known yet.
     let machines: Vec<node::Machine> = on_node
         .into_iter()
+        .filter(|instance| world.missing_pods(instance).is_empty())
         .map(|instance| {
             let pods = world.pods_of(&instance);
             node::Machine { instance, pods }
         })
-        .filter(|machine| world.missing_pods(&machine.instance, &machine.pods).is_empty())
         .collect();
     let handlers = world.handlers.filter(|pod| pod.node_name.as_deref() == Some(key.name.as_str()) && !pod.is_down());
     let set = world.daemon_sets.filter(|set| set.metadata.name.as_deref() == Some(component::VIRT_HANDLER));

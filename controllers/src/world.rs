@@ -347,11 +347,16 @@ impl World {
         pods
     }
 
-    /// UIDs of the pods in the status of a VMI of which no pod is known, as far as the end of the pod was not seen. No watch shows a pod
+    /// UIDs of the pods in the status of a VMI without a known pod, as far as the end of the pod was not seen. No watch shows a pod
     /// whose label was removed, so such a pod may still run.
     #[must_use]
-    pub fn missing_pods(&self, instance: &VirtualMachineInstance, known: &[Arc<PodView>]) -> Vec<String> {
-        let Some(status) = instance.status.as_ref().filter(|_| known.is_empty()) else { return Vec::new() };
+    pub fn missing_pods(&self, instance: &VirtualMachineInstance) -> Vec<String> {
+        let Some(status) = instance.status.as_ref().filter(|status| !status.active_pods.is_empty()) else {
+            return Vec::new();
+        };
+        if !self.pods_of(instance).is_empty() {
+            return Vec::new();
+        }
         status.active_pods.keys().filter(|uid| !self.pods.is_gone(uid)).cloned().collect()
     }
 
