@@ -23,7 +23,6 @@ mod firmware;
 mod forged_reviews;
 mod guest_agent;
 mod guest_loopback;
-mod hanging_mounts;
 mod host_devices;
 mod installation;
 mod lifecycle;

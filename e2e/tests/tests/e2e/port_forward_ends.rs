@@ -15,8 +15,8 @@ fn port_of_a_guest_that_has_ended_is_refused() {
         s.wait_running("box").await?;
         let mut console = s.console("box")?;
         console.login("root", "ferrovirt").await?;
+        // The console stays open: what was typed is on its way.
         console.send("poweroff\n").await?;
-        drop(console);
         s.wait("vmi", "box", "have ended", PATIENCE, |vmi| vmi["status"]["phase"] == "Succeeded").await?;
         // The pod that has ended still shows the address that it had, which is another pod's before long.
         let address = s.launcher_pod("box").await?["status"]["podIP"].clone();
