@@ -6,6 +6,7 @@
 mod api;
 mod console;
 mod diagnosis;
+mod metrics;
 mod node;
 mod plugin;
 mod socket;

@@ -152,6 +152,23 @@ impl Endpoint {
         })
     }
 
+    /// A port of a pod, whose certificate is not checked; dialled as in [`Self::of_cluster`].
+    ///
+    /// # Errors
+    /// When the pod has no address.
+    pub(crate) fn of_pod(client: &Client, pod: &Pod, port: u16) -> Result<Self> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let name = pod.metadata.name.clone().context("pod without name")?;
+        let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
+        let way = match control_namespace()? {
+            Some(namespace) => Way::Namespace(namespace, SocketAddr::new(address.parse()?, port)),
+            None => Way::Forward(Box::new(Api::namespaced(client.clone(), namespace)), name, port),
+        };
+        let host = "pod.invalid".to_owned();
+        let tls = TlsConnector::from(Arc::new(tls(None)?));
+        Ok(Self { way, tls, name: ServerName::try_from(host.clone())?, host, prefix: String::new() })
+    }
+
     /// Whether connections go straight to the server, so that their times mean something.
     #[must_use]
     pub fn is_direct(&self) -> bool {
