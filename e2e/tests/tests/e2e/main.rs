@@ -10,7 +10,6 @@ mod admission;
 mod boot;
 mod claims;
 mod cve_front_proxy;
-mod cve_guest_agent;
 mod cve_launcher_socket;
 mod cve_streams;
 mod definitions;
