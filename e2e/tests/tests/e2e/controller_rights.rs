@@ -53,10 +53,26 @@ const REFUSED_PODS: &[(&str, Change)] = &[
     }),
     ("second container with a Secret", |pod| {
         with_secret(pod);
-        push(&mut pod["spec"]["containers"], json!({"name": "reader", "image": "ferrovirt.io/toolbox:devel"}));
+        let mount = json!({"name": "stolen", "mountPath": "/stolen"});
+        push(
+            &mut pod["spec"]["containers"],
+            json!({"name": "reader", "image": "ferrovirt.io/toolbox:devel", "volumeMounts": [mount]}),
+        );
     }),
-    ("init container", |pod| {
-        pod["spec"]["initContainers"] = json!([{"name": "first", "image": "ferrovirt.io/toolbox:devel"}]);
+    ("init container with a Secret", |pod| {
+        let env = json!({"name": "A", "valueFrom": {"secretKeyRef": {"name": "of-the-tenant", "key": "a"}}});
+        let container = json!({"name": "first", "image": "ferrovirt.io/toolbox:devel", "env": [env]});
+        pod["spec"]["initContainers"] = json!([container]);
+    }),
+    ("second container with all of a Secret", |pod| {
+        let from = json!({"secretRef": {"name": "of-the-tenant"}});
+        let container = json!({"name": "reader", "image": "ferrovirt.io/toolbox:devel", "envFrom": [from]});
+        push(&mut pod["spec"]["containers"], container);
+    }),
+    ("privileged second container", |pod| {
+        let context = json!({"privileged": true});
+        let container = json!({"name": "second", "image": "ferrovirt.io/toolbox:devel", "securityContext": context});
+        push(&mut pod["spec"]["containers"], container);
     }),
     ("another program of the launcher's image", |pod| {
         pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", "env"]);
@@ -103,6 +119,14 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
         let again = copy(&launcher);
         let answer = ask(s, &Method::POST, &format!("{pods}?dryRun=All"), &again).await?;
         ensure!(answer.is_none(), "a launcher pod is refused: {answer:?}");
+        let mut with_sidecar = again.clone();
+        let mount = json!({"name": "private", "mountPath": "/tmp"});
+        push(
+            &mut with_sidecar["spec"]["containers"],
+            json!({"name": "proxy", "image": "ferrovirt.io/toolbox:devel", "volumeMounts": [mount]}),
+        );
+        let answer = ask(s, &Method::POST, &format!("{pods}?dryRun=All"), &with_sidecar).await?;
+        ensure!(answer.is_none(), "a launcher pod with a sidecar is refused: {answer:?}");
         let mut wrong = Vec::new();
         for (what, change) in REFUSED_PODS {
             let mut pod = again.clone();
@@ -124,6 +148,9 @@ spec: {schedulerName: nobody, containers: [{name: compute, image: 'ferrovirt.io/
         )
         .await?;
         let (bystander, launcher) = (format!("{pods}/bystander"), format!("{pods}/{launcher_name}"));
+        let owners = &again["metadata"]["ownerReferences"];
+        let adoption =
+            json!({"metadata": {"ownerReferences": owners, "labels": {"kubevirt.io/created-by": owners[0]["uid"]}}});
         let delete = json!({"dryRun": ["All"]});
         let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "bystander"},
             "deleteOptions": delete});
@@ -140,6 +167,9 @@ spec: {schedulerName: nobody, containers: [{name: compute, image: 'ferrovirt.io/
                 (Method::PATCH, launcher.clone(), labels("kubevirt.io/nodeName", "x"), None),
                 (Method::PATCH, launcher.clone(), labels("app", "x"), Some("pods")),
                 (Method::PATCH, launcher.clone(), labels("kubevirt.io", "x"), Some("pods")),
+                (Method::PATCH, launcher.clone(), labels("kubevirt.io", "virt-launcher"), None),
+                (Method::PATCH, launcher.clone(), labels("kubevirt.io/created-by", "x"), Some("pods")),
+                (Method::PATCH, bystander.clone(), adoption, Some("pods")),
                 (Method::PATCH, launcher.clone(), json!({"spec": {"activeDeadlineSeconds": 1}}), Some("pods")),
                 (Method::PATCH, launcher.clone(), json!({"metadata": {"ownerReferences": null}}), Some("pods")),
                 (Method::PATCH, launcher.clone(), json!({"metadata": {"finalizers": ["x.io/y"]}}), Some("pods")),
