@@ -31,7 +31,7 @@ const ASKED: [(Method, &str); 7] = [
 #[test]
 fn cve_2025_64432_forged_headers_count_for_nothing_without_the_certificate_of_the_front_proxy() {
     story("cve-headers", async |s| {
-        let api = Endpoint::of_cluster(&s.client).await?;
+        let api = Endpoint::of_cluster(&s.client).await?.bare();
         let now = SystemTime::now();
         let mut strangers = vec![("no certificate".to_owned(), api.clone())];
         // An authority of the same name, and its own certificate.
