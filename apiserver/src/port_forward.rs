@@ -72,14 +72,15 @@ pub struct Target {
 
 /// Returns the launcher pod of the VMI and its address, from the status of the pod.
 pub fn target(vmi: &VirtualMachineInstance, pods: &[Pod]) -> Result<Target, ApiError> {
-    let name = vmi.metadata.name.as_deref().unwrap_or_default();
-    let pod = address::launcher(vmi, pods)
-        .ok_or_else(|| ApiError::BadRequest(format!("VMI {name} has no launcher pod that runs")))?;
+    // Pods that have ended are not listed.
+    let pod = address::launcher(vmi, pods).ok_or_else(|| not_running(vmi))?;
     if !is_running(pod) || pod.metadata.deletion_timestamp.is_some() {
         return Err(not_running(vmi));
     }
-    let address = address::of_pod(pod)
-        .ok_or_else(|| ApiError::Internal(format!("dialing VM: the pod of VMI {name} has no usable address")))?;
+    let address = address::of_pod(pod).ok_or_else(|| {
+        let name = vmi.metadata.name.as_deref().unwrap_or_default();
+        ApiError::Internal(format!("dialing VM: the pod of VMI {name} has no usable address"))
+    })?;
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     Ok(Target { pod: text(&pod.metadata.name), uid: text(&pod.metadata.uid), address })
 }

@@ -369,7 +369,7 @@ async fn port_of_what_has_ended_is_not_dialled() {
         machine["spec"]["networks"] = json!([{"name": "default", "pod": {}}]);
         machine["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}}]);
         let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [{
-            "metadata": {"name": "p", "uid": "p1", "ownerReferences": owner, "deletionTimestamp": deleted},
+            "metadata": {"name": "p", "namespace": "ns", "uid": "p1", "ownerReferences": owner, "deletionTimestamp": deleted},
             "spec": {"nodeName": "n1", "containers": []}, "status": {"phase": pod_phase, "podIP": "192.0.2.1"},
         }]});
         let objects = vec![(VMI, machine), ("/api/v1/namespaces/ns/pods", pods)];
