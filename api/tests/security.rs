@@ -31,13 +31,19 @@ impl Rule {
 
 /// The rules of all roles of the components. Users' roles are made by loops of the template, and are none of a component.
 fn rules() -> Vec<Rule> {
+    let templates = Path::new(ROOT).join("charts/ferrovirt/templates");
+    let helpers = fs::read_to_string(templates.join("_helpers.tpl")).unwrap();
+    let lists = lists(&helpers);
     let mut rules = Vec::new();
-    for file in fs::read_dir(Path::new(ROOT).join("charts/ferrovirt/templates")).unwrap() {
+    for file in fs::read_dir(templates).unwrap() {
         let path = file.unwrap().path();
         if path.extension().is_none_or(|ending| ending != "yaml") || path.ends_with("rbac-users.yaml") {
             continue;
         }
-        let text = fs::read_to_string(&path).unwrap();
+        let mut text = fs::read_to_string(&path).unwrap();
+        for (include, list) in &lists {
+            text = text.replace(include, list);
+        }
         for document in text.split("\n---") {
             let cluster = document.lines().any(|line| line == "kind: ClusterRole");
             if !cluster && !document.lines().any(|line| line == "kind: Role") {
@@ -52,6 +58,17 @@ fn rules() -> Vec<Rule> {
         }
     }
     rules
+}
+
+/// What templates put in for the lists among the helpers: that of the names of Secrets above all.
+fn lists(helpers: &str) -> Vec<(String, &str)> {
+    let defined = helpers.split("{{- define \"").skip(1);
+    let lists = defined.filter_map(|text| {
+        let (name, rest) = text.split_once("\" -}}\n")?;
+        let (list, _) = rest.split_once("\n{{- end -}}")?;
+        list.starts_with('[').then(|| (format!("{{{{ include \"{name}\" . }}}}"), list))
+    });
+    lists.collect()
 }
 
 /// A line without what the template puts into it.
