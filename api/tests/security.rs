@@ -49,12 +49,20 @@ fn rules() -> Vec<Rule> {
             if !cluster && !document.lines().any(|line| line == "kind: Role") {
                 continue;
             }
-            let plain: String =
-                document.lines().filter(|line| !line.trim_start().starts_with("{{")).map(plain).collect();
-            let role: Value = serde_yaml::from_str(&plain).unwrap_or_else(|error| panic!("{path:?}: {error}: {plain}"));
+            let role = filled(document);
             let name = role["metadata"]["name"].as_str().unwrap().to_owned();
             let of_role = role["rules"].as_array().unwrap_or_else(|| panic!("{name} has no rules"));
             rules.extend(of_role.iter().map(|rule| Rule { cluster, role: name.clone(), rule: rule.clone() }));
+        }
+        // The roles of hooks are templates of their rules.
+        for defined in text.split("{{- define \"ferrovirt.hooks.").skip(1) {
+            let Some((name, rest)) = defined.split_once("\" -}}\n") else { continue };
+            let Some((_, kind @ ("ClusterRole" | "Role"))) = name.split_once('.') else { continue };
+            let (of_role, _) = rest.split_once("\n{{- end -}}\n").unwrap_or_else(|| panic!("{name} has no end"));
+            let of_role = filled(of_role);
+            let of_role = of_role.as_array().unwrap_or_else(|| panic!("{name} has no rules"));
+            let cluster = kind == "ClusterRole";
+            rules.extend(of_role.iter().map(|rule| Rule { cluster, role: name.to_owned(), rule: rule.clone() }));
         }
     }
     rules
@@ -71,6 +79,12 @@ fn lists(helpers: &str) -> Vec<(String, &str)> {
     lists.collect()
 }
 
+/// A document without what the template puts into it.
+fn filled(document: &str) -> Value {
+    let plain: String = document.lines().filter(|line| !line.trim_start().starts_with("{{")).map(plain).collect();
+    serde_yaml::from_str(&plain).unwrap_or_else(|error| panic!("{error}: {plain}"))
+}
+
 /// A line without what the template puts into it.
 fn plain(line: &str) -> String {
     let mut parts = line.split("{{");
@@ -82,7 +96,7 @@ fn plain(line: &str) -> String {
 #[test]
 fn cve_2020_1701_no_component_reads_secrets_but_the_installations_own() {
     let rules = rules();
-    for role in ["kubevirt-handler", "kubevirt-controller", "kubevirt-apiserver"] {
+    for role in ["kubevirt-handler", "kubevirt-controller", "kubevirt-apiserver", "clean-up.ClusterRole"] {
         assert!(rules.iter().any(|rule| rule.cluster && rule.role == role), "the role {role} was not found");
     }
     let mut named = 0;
