@@ -280,12 +280,16 @@ mod tests {
     #[test]
     fn cve_2026_13322_a_launcher_counts_no_more_than_the_machine_has() {
         const MANY: usize = 10_000;
-        let long = GuestFileSystem { mount_point: "x".repeat(MANY), ..GuestFileSystem::default() };
+        let long = |n: usize| GuestFileSystem {
+            name: n.to_string(),
+            mount_point: "x".repeat(MANY),
+            ..GuestFileSystem::default()
+        };
         let stats = StatsReply {
             vcpus: vec![VcpuStats::default(); MANY],
             interfaces: vec![InterfaceStats::default(); MANY],
             disks: vec![DiskStats::default(); MANY],
-            file_systems: vec![long; MANY],
+            file_systems: (0..MANY).map(long).collect(),
             ..StatsReply::default()
         };
         let mut families = Families::default();

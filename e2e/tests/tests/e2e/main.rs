@@ -11,6 +11,7 @@ mod boot;
 mod claims;
 mod controller_rights;
 mod cve_front_proxy;
+mod cve_guest_agent;
 mod cve_launcher_socket;
 mod cve_streams;
 mod definitions;
