@@ -19,6 +19,7 @@ use std::path::PathBuf;
 pub use api::Answer;
 pub use console::Console;
 pub use flood::{Extent, Flood};
+pub use node::Node;
 pub use plugin::{Ended, OpenStreams, Served, echo, ends};
 pub use socket::Socket;
 pub use story::{PATIENCE, Story, connect, connect_without_retries, story, story_alone};

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::{Api, api::DeleteParams};
+use kube::{Api, Client, api::DeleteParams};
 use serde_json::json;
 
 use crate::{PATIENCE, Story, diagnosis, story::exec};
@@ -19,53 +19,34 @@ impl Story {
     /// # Errors
     /// When the pod does not come up or the script fails.
     pub async fn on_node(&self, script: &str) -> Result<String> {
+        let node = self.enter_node().await?;
+        let done = node.run(script).await;
+        let left = node.leave().await;
+        let output = done?;
+        left?;
+        Ok(output)
+    }
+
+    /// As [`on_node`](Self::on_node), for several scripts: what one leaves running goes on until the node is left, ten
+    /// minutes at most.
+    ///
+    /// # Errors
+    /// When the pod does not come up.
+    pub async fn enter_node(&self) -> Result<Node> {
         static LOOKS: AtomicU32 = AtomicU32::new(0);
         let namespace = format!("{}-node-{}", self.namespace, LOOKS.fetch_add(1, Ordering::Relaxed));
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {
             "ferrovirt.io/e2e": "node", "pod-security.kubernetes.io/enforce": "privileged"}}});
         namespaces.create(&Default::default(), &serde_json::from_value(object)?).await?;
-        let done = self.run_in(&namespace, script).await;
-        let removed = namespaces.delete(&namespace, &DeleteParams::background()).await;
-        let output = done?;
-        removed.context("cannot delete the namespace of the node's pod")?;
-        Ok(output)
-    }
-
-    async fn run_in(&self, namespace: &str, script: &str) -> Result<String> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": "node"},
-            "spec": {
-                "hostPID": true, "hostNetwork": true, "terminationGracePeriodSeconds": 0,
-                "automountServiceAccountToken": false,
-                "containers": [{
-                    "name": "node", "image": format!("{}/toolbox:devel", crate::registry()), "imagePullPolicy": "IfNotPresent",
-                    "command": ["sleep", "600"],
-                    "securityContext": {"privileged": true, "runAsUser": 0},
-                    "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true}],
-                }],
-                "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
-            },
-        }))?;
-        // The namespace's service account is made a moment after the namespace.
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        while let Err(error) = pods.create(&Default::default(), &pod).await {
-            ensure!(tokio::time::Instant::now() < deadline, "cannot make the node's pod: {error}");
-            tokio::time::sleep(Duration::from_millis(250)).await;
-        }
-        loop {
-            let status = pods.get("node").await?.status.unwrap_or_default();
-            if status.phase.as_deref() == Some("Running") {
-                break;
+        let node = Node { client: self.client.clone(), namespace };
+        match node.start().await {
+            Ok(()) => Ok(node),
+            Err(error) => {
+                node.leave().await?;
+                Err(error)
             }
-            if tokio::time::Instant::now() > deadline {
-                diagnosis::events(&self.client, namespace).await;
-                bail!("the node's pod does not run: {}", serde_json::to_string(&status)?);
-            }
-            tokio::time::sleep(Duration::from_millis(250)).await;
         }
-        exec(&pods, "node", &["sh", "-c", script]).await
     }
 
     /// Kills a process of a launcher pod, by the name of its program.
@@ -121,5 +102,70 @@ impl Story {
         );
         self.on_node(&script).await?;
         Ok(())
+    }
+}
+
+/// A privileged pod on a node, in a namespace of its own.
+pub struct Node {
+    client: Client,
+    namespace: String,
+}
+
+impl Node {
+    async fn start(&self) -> Result<()> {
+        let pods = self.pods();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "node"},
+            "spec": {
+                "hostPID": true, "hostNetwork": true, "terminationGracePeriodSeconds": 0,
+                "automountServiceAccountToken": false,
+                "containers": [{
+                    "name": "node", "image": format!("{}/toolbox:devel", crate::registry()), "imagePullPolicy": "IfNotPresent",
+                    "command": ["sleep", "600"],
+                    "securityContext": {"privileged": true, "runAsUser": 0},
+                    "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true}],
+                }],
+                "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+            },
+        }))?;
+        // The namespace's service account is made a moment after the namespace.
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while let Err(error) = pods.create(&Default::default(), &pod).await {
+            ensure!(tokio::time::Instant::now() < deadline, "cannot make the node's pod: {error}");
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+        loop {
+            let status = pods.get("node").await?.status.unwrap_or_default();
+            if status.phase.as_deref() == Some("Running") {
+                return Ok(());
+            }
+            if tokio::time::Instant::now() > deadline {
+                diagnosis::events(&self.client, &self.namespace).await;
+                bail!("the node's pod does not run: {}", serde_json::to_string(&status)?);
+            }
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+    }
+
+    /// Runs a shell script; see [`Story::on_node`].
+    ///
+    /// # Errors
+    /// When it fails.
+    pub async fn run(&self, script: &str) -> Result<String> {
+        exec(&self.pods(), "node", &["sh", "-c", script]).await
+    }
+
+    /// Removes the pod, and with it what scripts left running.
+    ///
+    /// # Errors
+    /// When the namespace cannot be deleted.
+    pub async fn leave(self) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.client);
+        let removed = namespaces.delete(&self.namespace, &DeleteParams::background()).await;
+        removed.context("cannot delete the namespace of the node's pod").map(drop)
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
     }
 }

@@ -7,12 +7,12 @@ use ferrovirt_e2e_tests::{PATIENCE, Story, story, story_alone};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::manifests;
+use crate::{manifests, virt_handlers};
 
 /// Most that virt-handler may grow by all of it, in KiB.
 const GROWTH: u64 = 32 * 1024;
@@ -36,30 +36,30 @@ fn cve_2026_7374_what_takes_the_place_of_a_launchers_socket_is_refused_and_harms
         intruder.run("hostile-launcher count $PWD/decoy >/tmp/count 2>&1 </dev/null &").await?;
         intruder.wait_for("test -S decoy").await?;
         intruder.run("ln -s decoy launcher-sock").await?;
-        restart_virt_handlers(s).await?;
-        let restarts = restarts(s).await?;
+        virt_handlers::replace(s).await?;
+        let restarts = virt_handlers::restarts(s).await?;
         let before = s.memory("virt-handler", "").await?;
 
         // A link to a socket of the pod's own, which passes every check but that of the link.
-        refused(s, "symbolic link").await.context("a link beside the socket")?;
+        virt_handlers::refuse(s, "prey", "symbolic link").await.context("a link beside the socket")?;
         let dialled = intruder.run("cat /tmp/count").await?;
         ensure!(dialled.is_empty(), "the link was followed: {dialled}");
         intruder.swap("mkfifo launcher-sock").await?;
-        refused(s, "named pipe").await.context("a FIFO")?;
+        virt_handlers::refuse(s, "prey", "named pipe").await.context("a FIFO")?;
         // The path leads to containerd from wherever process 1 of the node can be seen, as virt-handler can.
         intruder.swap("ln -s /proc/1/root/run/containerd/containerd.sock launcher-sock").await?;
-        refused(s, "symbolic link").await.context("a link to the container runtime")?;
+        virt_handlers::refuse(s, "prey", "symbolic link").await.context("a link to the container runtime")?;
         intruder.swap("true").await?;
         let (prey, other) = (pod_uid(s, "prey").await?, pod_uid(s, "bystander").await?);
         s.on_node(&format!("ln {PODS}/{other}/{SOCKETS}/launcher-sock {PODS}/{prey}/{SOCKETS}/launcher-sock")).await?;
-        refused(s, "is not in pod").await.context("the socket of another launcher")?;
+        virt_handlers::refuse(s, "prey", "is not in pod").await.context("the socket of another launcher")?;
 
         for mode in ["endless", "pings"] {
             intruder.swap("true").await?;
             intruder.run(&format!("hostile-launcher {mode} $PWD/launcher-sock >/tmp/{mode} 2>&1 </dev/null &")).await?;
             intruder.wait_for(&format!("grep -q connected /tmp/{mode}")).await.with_context(|| mode.to_owned())?;
             sleep(FLOOD).await;
-            serves(s, "bystander").await.with_context(|| format!("{mode}: another VM"))?;
+            virt_handlers::serves(s, "bystander").await.with_context(|| format!("{mode}: another VM"))?;
             let grown = s.memory("virt-handler", "").await?.saturating_sub(before);
             eprintln!("{mode}: virt-handler grew by {grown} KiB");
             ensure!(grown < GROWTH, "{mode}: virt-handler takes {grown} KiB more");
@@ -71,8 +71,8 @@ fn cve_2026_7374_what_takes_the_place_of_a_launchers_socket_is_refused_and_harms
         }
 
         intruder.swap("mv aside launcher-sock").await?;
-        serves(s, "prey").await.context("after the launcher's own socket is back")?;
-        ensure!(self::restarts(s).await? == restarts, "virt-handler was restarted");
+        virt_handlers::serves(s, "prey").await.context("after the launcher's own socket is back")?;
+        ensure!(virt_handlers::restarts(s).await? == restarts, "virt-handler was restarted");
         Ok(())
     });
 }
@@ -179,69 +179,4 @@ impl<'s> Intruder<'s> {
 async fn pod_uid(s: &Story, vmi: &str) -> Result<String> {
     let pod = s.launcher_pod(vmi).await?;
     Ok(pod["metadata"]["uid"].as_str().context("pod without uid")?.to_owned())
-}
-
-/// Waits until the VMI that is attacked says why its launcher is not connected to.
-async fn refused(s: &Story, why: &str) -> Result<()> {
-    let says = |vmi: &Value| {
-        let conditions = vmi["status"]["conditions"].as_array().into_iter().flatten();
-        let mut messages = conditions.filter(|c| c["type"] == "Synchronized").filter_map(|c| c["message"].as_str());
-        messages.any(|message| message.contains(why))
-    };
-    let vmi = s.wait("vmi", "prey", &format!("say that {why:?}"), Duration::from_secs(60), says).await?;
-    ensure!(vmi["status"]["phase"] == "Running", "the VMI is {}", vmi["status"]["phase"]);
-    Ok(())
-}
-
-/// Waits until a VMI is paused and goes on, by the hand of virt-handler and its launcher.
-async fn serves(s: &Story, vmi: &str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while let Err(error) = s.virt(&["pause", "vmi", vmi]).await {
-        ensure!(Instant::now() < deadline, "it is not paused: {error:#}");
-        sleep(Duration::from_secs(1)).await;
-    }
-    s.virt(&["unpause", "vmi", vmi]).await.map(drop)
-}
-
-fn virt_handlers(s: &Story) -> Api<Pod> {
-    Api::namespaced(s.client.clone(), "kubevirt")
-}
-
-async fn list(s: &Story) -> Result<Vec<Pod>> {
-    Ok(virt_handlers(s).list(&ListParams::default().labels("kubevirt.io=virt-handler")).await?.items)
-}
-
-/// Puts new virt-handlers in the place of those that run: a new one dials all launchers of its node.
-async fn restart_virt_handlers(s: &Story) -> Result<()> {
-    let former: Vec<Pod> = list(s).await?;
-    for pod in &former {
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
-        virt_handlers(s).delete(name, &DeleteParams::default().grace_period(0)).await?;
-    }
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let pods = list(s).await?;
-        let new = pods.iter().filter(|pod| former.iter().all(|known| known.metadata.uid != pod.metadata.uid));
-        if new.filter(|pod| is_ready(pod)).count() == former.len() && pods.len() == former.len() {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "virt-handler does not come back");
-        sleep(Duration::from_millis(500)).await;
-    }
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-/// The virt-handlers, and how often their containers were restarted. All of them are ready.
-async fn restarts(s: &Story) -> Result<Vec<(Option<String>, i32)>> {
-    let mut restarts = Vec::new();
-    for pod in list(s).await? {
-        ensure!(is_ready(&pod), "virt-handler is not ready");
-        let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
-        restarts.push((pod.metadata.uid, statuses.iter().map(|status| status.restart_count).sum()));
-    }
-    Ok(restarts)
 }

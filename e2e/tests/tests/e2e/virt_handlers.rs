@@ -1,0 +1,78 @@
+//! virt-handler as stories see it that disturb it.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use ferrovirt_e2e_tests::{PATIENCE, Story};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+/// Waits until a VMI that runs says why virt-handler does not manage it.
+pub async fn refuse(s: &Story, vmi: &str, why: &str) -> Result<()> {
+    let says = |vmi: &Value| {
+        let conditions = vmi["status"]["conditions"].as_array().into_iter().flatten();
+        let mut messages = conditions.filter(|c| c["type"] == "Synchronized").filter_map(|c| c["message"].as_str());
+        messages.any(|message| message.contains(why))
+    };
+    let vmi = s.wait("vmi", vmi, &format!("say that {why:?}"), Duration::from_secs(60), says).await?;
+    ensure!(vmi["status"]["phase"] == "Running", "the VMI is {}", vmi["status"]["phase"]);
+    Ok(())
+}
+
+/// Waits until a VMI is paused and goes on, by the hand of virt-handler and its launcher.
+pub async fn serves(s: &Story, vmi: &str) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = s.virt(&["pause", "vmi", vmi]).await {
+        ensure!(Instant::now() < deadline, "it is not paused: {error:#}");
+        sleep(Duration::from_secs(1)).await;
+    }
+    s.virt(&["unpause", "vmi", vmi]).await.map(drop)
+}
+
+fn pods(s: &Story) -> Api<Pod> {
+    Api::namespaced(s.client.clone(), "kubevirt")
+}
+
+async fn list(s: &Story) -> Result<Vec<Pod>> {
+    Ok(pods(s).list(&ListParams::default().labels("kubevirt.io=virt-handler")).await?.items)
+}
+
+/// Puts new virt-handlers in the place of those that run: a new one dials all launchers of its node.
+pub async fn replace(s: &Story) -> Result<()> {
+    let former: Vec<Pod> = list(s).await?;
+    for pod in &former {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        pods(s).delete(name, &DeleteParams::default().grace_period(0)).await?;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let pods = list(s).await?;
+        let new = pods.iter().filter(|pod| former.iter().all(|known| known.metadata.uid != pod.metadata.uid));
+        if new.filter(|pod| is_ready(pod)).count() == former.len() && pods.len() == former.len() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "virt-handler does not come back");
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// The virt-handlers, and how often their containers were restarted. All of them are ready.
+pub async fn restarts(s: &Story) -> Result<Vec<(Option<String>, i32)>> {
+    let mut restarts = Vec::new();
+    for pod in list(s).await? {
+        ensure!(is_ready(&pod), "virt-handler is not ready");
+        let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+        restarts.push((pod.metadata.uid, statuses.iter().map(|status| status.restart_count).sum()));
+    }
+    Ok(restarts)
+}
