@@ -19,6 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::{
     agent::{AgentError, Executed},
     display,
+    domain::unsupported::Unsupported,
     libvirt::Error,
     machine::{MachineHandle, RequestError, queue::Action, state::excuses_silence},
     stream::{self, USB_CHANNELS},
@@ -112,6 +113,7 @@ impl From<RequestError> for Status {
             | RequestError::NotEnded
             | RequestError::NoHello
             | RequestError::NoWayToReboot
+            | RequestError::Unsupported(_)
             | RequestError::Start { lasting: true, .. } => Self::failed_precondition(message),
             RequestError::OtherMachine(_) => Self::invalid_argument(message),
             RequestError::Busy => Self::resource_exhausted(message),
@@ -147,9 +149,11 @@ impl Launcher for Service {
 
     async fn sync(&self, request: Request<SyncRequest>) -> Result<Response<SyncReply>, Status> {
         let request = request.into_inner();
-        let vmi: VirtualMachineInstance = serde_json::from_slice(&request.vmi)
-            .map_err(|error| Status::invalid_argument(format!("the machine cannot be read: {error}")))?;
-        let started = self.machine.sync(vmi, request.options.unwrap_or_default()).await?;
+        let unreadable = |error: serde_json::Error| Status::invalid_argument(format!("cannot read the VMI: {error}"));
+        let object: serde_json::Value = serde_json::from_slice(&request.vmi).map_err(unreadable)?;
+        let unsupported = Unsupported::find(&object);
+        let vmi: VirtualMachineInstance = serde_json::from_value(object).map_err(unreadable)?;
+        let started = self.machine.sync(vmi, unsupported, request.options.unwrap_or_default()).await?;
         Ok(Response::new(SyncReply { started }))
     }
 

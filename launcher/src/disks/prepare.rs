@@ -70,7 +70,6 @@ impl Tolerance {
 pub fn prepare(vmi: &VirtualMachineInstance, paths: &Paths, tolerance: &Tolerance) -> Result<Prepared, DiskError> {
     let mut prepared = Prepared::default();
     let disks: BTreeSet<&str> = vmi.spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
-    let mut cloud_init_made = false;
     for (index, volume) in vmi.spec.volumes.iter().enumerate() {
         if !Paths::is_single_component(&volume.name) {
             return Err(DiskError::Name(volume.name.clone()));
@@ -79,11 +78,7 @@ pub fn prepare(vmi: &VirtualMachineInstance, paths: &Paths, tolerance: &Toleranc
             continue;
         }
         if let Some(cloud_init) = cloud_init_volume(volume) {
-            // Only the first one counts; cloud-init itself reads one source.
-            if !cloud_init_made {
-                cloud_init_made = true;
-                prepared.sources.insert(volume.name.clone(), make_cloud_init(&cloud_init, vmi, paths, Vec::new())?);
-            }
+            prepared.sources.insert(volume.name.clone(), make_cloud_init(&cloud_init, vmi, paths, Vec::new())?);
             continue;
         }
         let source = make(volume, index, vmi, paths, tolerance)?;

@@ -101,11 +101,7 @@ pub(super) fn disks(
     for disk in &devices.disks {
         let volume = vmi.spec.volumes.iter().find(|volume| volume.name == disk.name);
         let source = env.prepared.sources.get(&disk.name);
-        if volume.is_some() && source.is_none() {
-            // A second cloud-init volume: only the first is carried out.
-            continue;
-        }
-        if volume.is_none() && disk.cdrom.is_none() {
+        if source.is_none() && (volume.is_some() || disk.cdrom.is_none()) {
             return Err(DomainError::NoVolume(disk.name.clone()));
         }
         let prefix = if bus(disk) == "virtio" { "vd" } else { "sd" };

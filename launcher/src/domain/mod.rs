@@ -1,7 +1,8 @@
 //! From a VirtualMachineInstance to libvirt's domain XML.
 //!
 //! Pure: everything that has to be looked up (devices of the pod, images, firmware files) is in [`Environment`]. What the
-//! XML cannot carry is an error, so that no setting is lost without a word; admission refuses it before.
+//! XML cannot carry is an error, so that no setting is lost without a word; admission refuses it before. Fields that
+//! nobody carries out are found by [`unsupported`].
 
 mod cpu;
 mod devices;
@@ -11,6 +12,7 @@ mod firmware;
 mod host_devices;
 mod network;
 mod roles;
+pub(crate) mod unsupported;
 pub mod xml;
 
 use std::path::{Path, PathBuf};

@@ -264,9 +264,10 @@ impl Driver {
             Request::Hello { cache, allow_emulation, reply } => {
                 let _ = reply.send(self.hello(&cache, allow_emulation));
             }
-            Request::Sync { vmi, options, reply } => {
+            Request::Sync { vmi, unsupported, options, reply } => {
                 let start = Start {
                     vmi: *vmi,
+                    unsupported,
                     options,
                     paths: self.paths.clone(),
                     args: self.args.clone(),
@@ -345,10 +346,13 @@ impl Driver {
         {
             return Err(RequestError::OtherMachine(self.name.clone()));
         }
-        if !self.informed {
-            return Err(RequestError::NoHello);
-        }
-        let result = self.start(&start).await;
+        // A domain that may run already is adopted and served first.
+        let supported = if self.may_run() { Ok(()) } else { start.check_supported() };
+        let result = match supported {
+            Ok(()) if !self.informed => return Err(RequestError::NoHello),
+            Ok(()) => self.start(&start).await,
+            Err(error) => Err(error),
+        };
         if let Err(error) = &result {
             tracing::error!(%error, "the machine cannot be made what it should be");
             // All else may pass, and the agent asks again, but not for ever. A guest that runs is never ended by it.
@@ -360,6 +364,10 @@ impl Driver {
             }
         }
         result
+    }
+
+    fn may_run(&self) -> bool {
+        self.adopting || self.stage == Stage::Live
     }
 
     async fn start(&mut self, start: &Start) -> Result<bool, RequestError> {
@@ -391,8 +399,10 @@ impl Driver {
             // First: it may be what the guest waits for.
             self.grow(start).await?;
             self.go_on().await?;
+            start.check_supported()?;
             return Ok(false);
         }
+        start.check_supported()?;
         let Some(domain) = domain else { return Ok(false) };
         let connection = self.connection.clone().ok_or_else(|| Error::Disconnected("lost".into()))?;
         self.disk_sizes.clone_from(&domain.disks);

@@ -40,6 +40,7 @@ use self::queue::{Action, Request, RequestQueue};
 use crate::{
     agent::{Channel, GuestAgent},
     console::Console,
+    domain::unsupported::Unsupported,
     libvirt,
     libvirt::Connection,
     options::MachineArgs,
@@ -84,6 +85,9 @@ pub enum RequestError {
         /// Whether trying again is pointless.
         lasting: bool,
     },
+    /// The VMI has fields that nobody carries out. They stay as they are: another attempt fails, too.
+    #[error("VMI uses fields that virt-launcher does not support: {0}")]
+    Unsupported(Unsupported),
     /// libvirt failed.
     #[error(transparent)]
     Libvirt(#[from] libvirt::Error),
@@ -184,9 +188,10 @@ impl MachineHandle {
     pub async fn sync(
         &self,
         vmi: VirtualMachineInstance,
+        unsupported: Unsupported,
         options: protocol::MachineOptions,
     ) -> Result<bool, RequestError> {
-        self.ask(|reply| Request::Sync { vmi: Box::new(vmi), options, reply }).await
+        self.ask(|reply| Request::Sync { vmi: Box::new(vmi), unsupported, options, reply }).await
     }
 
     /// Carries out an action.
@@ -231,30 +236,73 @@ impl MachineHandle {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn a_launcher_that_is_to_fail_tells_the_agent_first() {
-        let root = std::env::temp_dir().join(format!("launcher-machine-{}", std::process::id()));
-        let paths = Paths { private: root.clone(), sockets: root.clone(), runtime: root.clone(), ..Paths::default() };
-        let args = MachineArgs {
+    /// The paths of a launcher whose daemon is not started: its /dev/kvm cannot be opened yet.
+    fn paths(test: &str) -> Paths {
+        let root = std::env::temp_dir().join(format!("launcher-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("kvm")).unwrap();
+        Paths {
+            private: root.clone(),
+            sockets: root.clone(),
+            runtime: root.clone(),
+            dev: root.clone(),
+            ..Paths::default()
+        }
+    }
+
+    fn args(simulate_crash: bool) -> MachineArgs {
+        MachineArgs {
             name: "m".into(),
             uid: "u".into(),
             namespace: "d".into(),
             grace_period_seconds: 45,
             allow_emulation: false,
             libvirt_log_filters: None,
-            ovmf_path: root,
-            simulate_crash: true,
-        };
-        let (driver, machine) = Driver::new(args, paths);
+            ovmf_path: "/nowhere".into(),
+            simulate_crash,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_simulated_failure_is_published_before_the_launcher_ends() {
+        let (driver, machine) = Driver::new(args(true), paths("fails"));
         let agent = async {
             let mut state = machine.watch();
-            let told = state.wait_for(|state| !state.failure.is_empty()).await.unwrap().failure.clone();
+            let failure = state.wait_for(|state| !state.failure.is_empty()).await.unwrap().failure.clone();
             machine.hello(Vec::new(), false).await.unwrap();
             machine.act(Action::Finish).await.unwrap();
-            told
+            failure
         };
-        let (outcome, told) = tokio::join!(driver.run(), agent);
+        let (outcome, failure) = tokio::join!(driver.run(), agent);
         assert!(!outcome.success);
-        assert_eq!(outcome.message, told);
+        assert_eq!(outcome.message, failure);
+    }
+
+    #[tokio::test]
+    async fn a_vmi_with_unsupported_fields_fails_with_their_names() {
+        let paths = paths("unsupported");
+        let root = paths.dev.clone();
+        let (driver, machine) = Driver::new(args(false), paths);
+        let object = serde_json::json!({
+            "metadata": {"name": "m", "namespace": "d", "uid": "u"},
+            "spec": {"domain": {"cpu": {"numa": {}}, "devices": {"tpm": {}}}},
+        });
+        let unsupported = Unsupported::find(&object);
+        let vmi: VirtualMachineInstance = serde_json::from_value(object).unwrap();
+        let sync = async {
+            let error = machine.sync(vmi.clone(), unsupported, protocol::MachineOptions::default()).await.unwrap_err();
+            let failure = machine.watch().borrow().failure.clone();
+            let again = machine.sync(vmi, Unsupported::default(), protocol::MachineOptions::default()).await;
+            assert!(matches!(again, Err(RequestError::Ended)), "{again:?}");
+            machine.act(Action::Finish).await.unwrap();
+            (error, failure)
+        };
+        let (outcome, (error, failure)) = tokio::join!(driver.run(), sync);
+        assert_eq!(
+            failure,
+            "VMI uses fields that virt-launcher does not support: spec.domain.cpu.numa, spec.domain.devices.tpm"
+        );
+        assert_eq!(error.to_string(), failure);
+        assert_eq!(outcome, Outcome { success: false, message: failure });
+        std::fs::remove_dir_all(root).unwrap();
     }
 }

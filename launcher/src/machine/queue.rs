@@ -7,6 +7,7 @@ use protocol::Lifecycle;
 use tokio::sync::oneshot;
 
 use super::RequestError;
+use crate::domain::unsupported::Unsupported;
 
 /// Most requests that wait.
 const QUEUE_LIMIT: usize = 16;
@@ -30,6 +31,8 @@ pub enum Request {
     Sync {
         /// The machine.
         vmi: Box<VirtualMachineInstance>,
+        /// Its fields that nobody carries out.
+        unsupported: Unsupported,
         /// What the agent knows.
         options: protocol::MachineOptions,
         /// Answer.
@@ -155,7 +158,12 @@ mod tests {
     }
 
     fn sync() -> Request {
-        Request::Sync { vmi: Box::default(), options: protocol::MachineOptions::default(), reply: oneshot::channel().0 }
+        Request::Sync {
+            vmi: Box::default(),
+            unsupported: Unsupported::default(),
+            options: protocol::MachineOptions::default(),
+            reply: oneshot::channel().0,
+        }
     }
 
     fn refused(queue: &mut RequestQueue, request: Request) -> Option<RequestError> {

@@ -16,7 +16,7 @@ use crate::{
     dhcp::{self, DhcpError, Lease},
     dhcp6,
     disks::{self, Tolerance},
-    domain::{self, Domain, Environment, Given},
+    domain::{self, Domain, Environment, Given, unsupported::Unsupported},
     options::MachineArgs,
     paths::Paths,
     resolver::Resolver,
@@ -41,6 +41,7 @@ const ZONES: &str = "/usr/share/zoneinfo";
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     pub vmi: VirtualMachineInstance,
+    pub unsupported: Unsupported,
     pub options: protocol::MachineOptions,
     pub paths: Paths,
     pub args: MachineArgs,
@@ -58,13 +59,18 @@ fn passing(error: impl std::fmt::Display) -> RequestError {
 /// worker before this one may have started is left to run.
 pub(super) fn gives_up(error: &RequestError, failing_for: Duration, adopting: bool) -> bool {
     match error {
-        RequestError::Start { lasting: true, .. } => true,
+        RequestError::Start { lasting: true, .. } | RequestError::Unsupported(_) => true,
         RequestError::Start { .. } | RequestError::Libvirt(_) => !adopting && failing_for >= GIVE_UP_AFTER,
         _ => false,
     }
 }
 
 impl Start {
+    /// Fails if the VMI has fields that nobody carries out.
+    pub(super) fn check_supported(&self) -> Result<(), RequestError> {
+        if self.unsupported.is_empty() { Ok(()) } else { Err(RequestError::Unsupported(self.unsupported.clone())) }
+    }
+
     /// Makes the images and writes the domain's XML.
     pub(super) async fn domain(&self) -> Result<Domain, RequestError> {
         let this = self.clone();
@@ -293,6 +299,7 @@ mod tests {
         for (error, seconds, adopting, expected) in [
             (start(true), 0, false, true),
             (start(true), 0, true, true),
+            (RequestError::Unsupported(Unsupported::default()), 0, false, true),
             (start(false), 0, false, false),
             (start(false), 299, false, false),
             (start(false), 300, false, true),
