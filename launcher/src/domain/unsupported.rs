@@ -1,4 +1,4 @@
-//! Fields of a VMI that nobody carries out.
+//! Finds fields of a VMI that no component carries out.
 //!
 //! The tables list every field that is carried out, by the component that does so. Any other field that is set makes
 //! Sync fail, known to the API or not: admission is the first line, and a VMI may have been stored without it or been
@@ -10,9 +10,9 @@ use api::{constants::annotation, quantity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value};
 
-/// Most fields that are named in a message.
+/// Limit of fields named in a message.
 const NAMED_LIMIT: usize = 16;
-/// Longest key of an object that is shown.
+/// Limit of an object key in a message.
 const KEY_LIMIT: usize = 64;
 
 /// Rendered into the domain's XML by [`crate::domain`]. Paths are below `spec`; `.*` covers everything below a field.
@@ -268,7 +268,7 @@ const ANNOTATIONS: &[(&str, fn(&str) -> bool)] = &[
     (annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX, |value| value == "true"),
 ];
 
-/// Paths of the fields that are set and that nobody carries out.
+/// Paths of fields that are set and that no component carries out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unsupported {
     named: Vec<String>,
@@ -276,7 +276,7 @@ pub(crate) struct Unsupported {
 }
 
 impl Unsupported {
-    /// Finds the fields of a VMI in its JSON form, where fields that the types lack still show.
+    /// Finds the fields in a VMI's JSON form, which still has fields unknown to the types.
     pub(crate) fn find(vmi: &Value) -> Self {
         let mut found = Self::default();
         if let Some(spec) = vmi.get("spec").and_then(Value::as_object) {

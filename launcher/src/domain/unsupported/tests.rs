@@ -252,7 +252,7 @@ fn corpus() -> Vec<Value> {
 }
 
 #[test]
-fn sync_accepts_exactly_what_admission_accepts() {
+fn sync_and_admission_accept_the_same_vmis() {
     let config = permissive();
     let (mut accepted, mut refused, mut wrong) = (0, 0, Vec::new());
     for object in corpus() {
