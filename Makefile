@@ -94,11 +94,13 @@ unit: ## Unit tests
 
 # Chosen from the whole workspace: for one package alone cargo would compile its dependencies anew, with fewer features.
 STORIES := --workspace --locked --test conformance --test e2e
+# Looks at what all stories left in the audit log, so it comes after them.
+AUDIT := --workspace --locked --test audit
 .PHONY: e2e
 e2e: images guests ## End-to-end tests, on the own cluster or on that of KUBECONFIG
-	$(CARGO) test $(STORIES) --no-run
+	$(CARGO) test $(STORIES) --test audit --no-run
 	@$(AWAIT_AHEAD)
-	$(CLUSTER) run -- $(CARGO) test $(STORIES)
+	$(CLUSTER) run -- sh -c '$(CARGO) test $(STORIES) && $(CARGO) test $(AUDIT) -- --nocapture'
 
 .PHONY: test
 test: deps lint unit e2e ## Everything: lint, unit tests, cluster up, end-to-end tests, cluster down

@@ -5,21 +5,24 @@
 //!
 //! ```text
 //! hotplug pod  -> its launcher runs a machine that exists?           no: evicted   yes: refused, it goes with the launcher
-//! launcher pod -> the machine's strategy, else the cluster's
+//! launcher pod -> its machine exists?                                no: evicted   yes: the machine's strategy, else the cluster's
 //!                   None                                             evicted: the guest is shut down
 //!                   LiveMigrateIfPossible, machine cannot move       evicted
 //!                   LiveMigrate, machine cannot move                 refused
 //!                   otherwise (External: it can)                     marked with its node, and refused until it is gone
 //! other pods   -> evicted
 //! ```
+//!
+//! A pod is a launcher, and of a machine, by its owner reference alone: labels and annotations are the user's to write.
 
 use std::collections::BTreeMap;
 
 use api::{
     EvictionStrategy, VirtualMachineInstance,
-    constants::{self, annotation, component, condition, label},
+    constants::{self, annotation, condition, label},
+    owner,
 };
-use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -32,7 +35,6 @@ use crate::{
 /// HTTP status that makes drains ask again.
 const TRY_AGAIN: u16 = 429;
 const HOTPLUG_POD: &str = "hotplug-disk";
-const MACHINE_KIND: &str = "VirtualMachineInstance";
 const MACHINES: [&str; 3] = [constants::GROUP, constants::VERSION, "virtualmachineinstances"];
 /// Annotation of an eviction that says who asks, and who is meant.
 const REQUESTED_BY: &str = "requested-by";
@@ -51,11 +53,13 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
         return Ok(context.allowed());
     };
     let Ok(pod) = Pod::deserialize(pod) else { return Ok(context.allowed()) };
-    let kind = pod.metadata.labels.as_ref().and_then(|labels| labels.get(label::APP)).map(String::as_str);
-    match kind {
-        Some(HOTPLUG_POD) => hotplug(context, namespace, &pod),
-        Some(component::VIRT_LAUNCHER) if !is_completed(&pod) => launcher(context, namespace, &pod),
-        _ => Ok(context.allowed()),
+    let app = pod.metadata.labels.as_ref().and_then(|labels| labels.get(label::APP)).map(String::as_str);
+    if app == Some(HOTPLUG_POD) {
+        return hotplug(context, namespace, &pod);
+    }
+    match machine_of(&pod) {
+        Some(name) => launcher(context, namespace, &pod, name),
+        None => Ok(context.allowed()),
     }
 }
 
@@ -68,13 +72,10 @@ fn is_completed(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Name of the machine of a launcher pod.
+/// Name of the machine of a launcher pod that has not ended.
 fn machine_of(pod: &Pod) -> Option<&str> {
-    pod.metadata.annotations.as_ref()?.get(annotation::DOMAIN).map(String::as_str).filter(|name| !name.is_empty())
-}
-
-fn owners(pod: &Pod) -> &[OwnerReference] {
-    pod.metadata.owner_references.as_deref().unwrap_or_default()
+    let owner = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata)?;
+    (!is_completed(pod)).then_some(owner.name.as_str())
 }
 
 fn refused(message: impl Into<String>) -> Stop {
@@ -83,29 +84,36 @@ fn refused(message: impl Into<String>) -> Stop {
 
 /// A pod that holds a hotplugged volume at a node goes with the launcher that owns it.
 fn hotplug(context: &Context<'_>, namespace: &str, holder: &Pod) -> Result<AdmissionReview, Stop> {
-    let [owner] = owners(holder) else { return Ok(context.allowed()) };
+    let Some(owner) = owner::controller_of_kind::<Pod>(&holder.metadata) else { return Ok(context.allowed()) };
     let launcher = match context.neighbours.outcome(&pod(namespace, &owner.name))? {
         Outcome::Object(None) => return Ok(context.allowed()),
         outcome => {
             read::<Pod>(outcome).map_err(|error| refused(format!("failed getting owner for hotplug pod: {error}")))?
         }
     };
-    let labels = launcher.metadata.labels.as_ref();
-    let is_launcher =
-        labels.and_then(|labels| labels.get(label::APP)).is_some_and(|app| app == component::VIRT_LAUNCHER);
-    let Some(name) = machine_of(&launcher).filter(|_| is_launcher && !is_completed(&launcher)) else {
+    let owns = owner::is_controlled_by(&holder.metadata, &launcher);
+    let Some(name) = machine_of(&launcher).filter(|_| owns) else { return Ok(context.allowed()) };
+    if owner_of(context, namespace, &launcher, name)?.is_none() {
         return Ok(context.allowed());
-    };
-    match context.neighbours.outcome(&machine(namespace, name))? {
-        Outcome::Object(None) => Ok(context.allowed()),
-        Outcome::Object(Some(_)) => {
-            let holder = holder.metadata.name.as_deref().unwrap_or_default();
-            Err(refused(format!(
-                "cannot evict hotplug pod: {holder} associated with running vmi: {name} in namespace {namespace}"
-            )))
-        }
-        outcome => Err(unread(outcome)),
     }
+    let holder = holder.metadata.name.as_deref().unwrap_or_default();
+    Err(refused(format!(
+        "cannot evict hotplug pod: {holder} associated with running vmi: {name} in namespace {namespace}"
+    )))
+}
+
+/// The machine that a launcher pod names as its owner; `None` when it does not exist, or is another one of that name.
+fn owner_of(
+    context: &Context<'_>,
+    namespace: &str,
+    launcher: &Pod,
+    name: &str,
+) -> Result<Option<VirtualMachineInstance>, Stop> {
+    let found: VirtualMachineInstance = match context.neighbours.outcome(&machine(namespace, name))? {
+        Outcome::Object(None) => return Ok(None),
+        outcome => read(outcome).map_err(|error| refused(format!("kubevirt failed getting the vmi: {error}")))?,
+    };
+    Ok(owner::is_controlled_by(&launcher.metadata, &found).then_some(found))
 }
 
 fn machine(namespace: &str, name: &str) -> Wanted {
@@ -123,22 +131,9 @@ fn read<T: for<'de> Deserialize<'de>>(outcome: &Outcome) -> Result<T, String> {
     }
 }
 
-fn unread(outcome: &Outcome) -> Stop {
-    let error = read::<Value>(outcome).err().unwrap_or_default();
-    refused(format!("kubevirt failed getting the vmi: {error}"))
-}
-
-fn launcher(context: &Context<'_>, namespace: &str, pod: &Pod) -> Result<AdmissionReview, Stop> {
-    // Labels and annotations are the user's to write; a pod that no machine owns is not ours, whatever it says.
-    let is_owned = owners(pod).iter().any(|owner| owner.kind == MACHINE_KIND);
-    let Some(name) = machine_of(pod).filter(|_| is_owned) else { return Ok(context.allowed()) };
-    let found: VirtualMachineInstance = match context.neighbours.outcome(&machine(namespace, name))? {
-        Outcome::Object(None) => {
-            let plural = format!("{}.{}", MACHINES[2], constants::GROUP);
-            return Err(refused(format!("kubevirt failed getting the vmi: {plural} \"{name}\" not found")));
-        }
-        outcome => read(outcome).map_err(|error| refused(format!("kubevirt failed getting the vmi: {error}")))?,
-    };
+fn launcher(context: &Context<'_>, namespace: &str, pod: &Pod, name: &str) -> Result<AdmissionReview, Stop> {
+    // Nothing that does not exist holds up a drain.
+    let Some(found) = owner_of(context, namespace, pod, name)? else { return Ok(context.allowed()) };
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
     match decide(&found, node, &context.config.eviction_strategy) {
         Verdict::Evict => Ok(context.allowed()),

@@ -64,3 +64,27 @@ pub fn causes(spec: &VirtualMachineExportSpec, config: &ClusterConfig) -> Causes
     resource::duration("spec.ttlDuration", spec.ttl_duration.as_ref(), &mut causes);
     causes
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::unsupported;
+
+    /// Nothing serves the files of a claim, so no link in one leads anywhere: what would be served is refused. Whoever makes
+    /// a server of exports takes its place here with a test of links out of the claim.
+    #[test]
+    fn cve_2026_9804_no_claim_is_exported() {
+        let config = ClusterConfig { feature_gates: vec!["VMExport".into()], ..ClusterConfig::default() };
+        for (kind, group) in [("PersistentVolumeClaim", ""), ("VirtualMachine", "kubevirt.io")] {
+            let source = json!({"kind": kind, "apiGroup": group, "name": "disk"});
+            let spec: VirtualMachineExportSpec = serde_json::from_value(json!({"source": source})).unwrap();
+            let well_formed = causes(&spec, &config);
+            assert!(well_formed.is_empty(), "{kind}");
+            let refused = resource::or_unsupported("VirtualMachineExport", well_formed);
+            assert_eq!(refused.as_slice().len(), 1, "{kind}");
+            assert_eq!(refused.as_slice()[0].message, unsupported::kind("VirtualMachineExport").as_slice()[0].message);
+        }
+    }
+}

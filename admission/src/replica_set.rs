@@ -13,7 +13,7 @@ use crate::{
 pub(crate) fn validate(context: &Context<'_>) -> Result<AdmissionReview, Stop> {
     let set: VirtualMachineInstanceReplicaSet = context.object()?;
     let old: Option<VirtualMachineInstanceReplicaSet> = context.old_object()?;
-    Ok(context.verdict(&causes(&set, old.as_ref(), context.config), vec![]))
+    Ok(context.verdict(&causes(&set, old.as_ref(), context.config, context.is_component()), vec![]))
 }
 
 /// What is wrong with a replica set; `old` is there when it is changed.
@@ -21,6 +21,7 @@ pub fn causes(
     set: &VirtualMachineInstanceReplicaSet,
     old: Option<&VirtualMachineInstanceReplicaSet>,
     config: &ClusterConfig,
+    is_component: bool,
 ) -> Causes {
     let mut causes = Causes::new();
     let root = "spec.template.spec";
@@ -29,6 +30,10 @@ pub fn causes(
         return causes;
     };
     let metadata = &set.spec.template.metadata;
+    // A template that was let in before must not keep a replica set from being scaled down or deleted.
+    if old.is_none_or(|old| old.spec.template.metadata != *metadata) {
+        causes.extend(rules::metadata::causes("spec.template.metadata", metadata, config, is_component));
+    }
     causes.extend(rules::grace::annotations("spec.template.metadata", metadata, spec, config));
     causes.extend(rules::spec(root, spec, config));
     let labels = set.spec.template.metadata.labels.clone().unwrap_or_default();
@@ -46,6 +51,7 @@ pub fn causes(
     causes.or_else(|causes| {
         let mut missing = Causes::new();
         unsupported::spec(root, spec, &mut missing);
+        rules::metadata::unsupported("spec.template.metadata", metadata, &mut missing);
         if !missing.is_empty() && old.is_none_or(|old| asks_for_more(set, old)) {
             causes.extend(missing);
         }
@@ -63,6 +69,8 @@ fn asks_for_more(set: &VirtualMachineInstanceReplicaSet, old: &VirtualMachineIns
 mod tests {
     use serde_json::{Value, json};
 
+    use api::constants::label;
+
     use super::*;
     use crate::rules::testing::machine;
 
@@ -79,9 +87,36 @@ mod tests {
     }
 
     #[test]
+    fn the_template_of_a_replica_set_has_no_reserved_labels() {
+        let with = |key: &str, replicas: u32| {
+            let mut set = set(replicas, json!({}));
+            set.spec.template.metadata.labels.get_or_insert_default().insert(key.to_owned(), "n1".to_owned());
+            set
+        };
+        let refused = |set: &VirtualMachineInstanceReplicaSet, old: Option<&VirtualMachineInstanceReplicaSet>| {
+            let causes = causes(set, old, &ClusterConfig::default(), false);
+            causes.as_slice().iter().map(|cause| cause.field.clone()).collect::<Vec<_>>()
+        };
+        let field = "spec.template.metadata.labels";
+        for key in label::RESERVED_ON_VMI {
+            let reserved = with(key, 3);
+            assert_eq!(refused(&reserved, None), [field], "{key}");
+            assert_eq!(refused(&reserved, Some(&set(3, json!({})))), [field], "{key}");
+            // One from before.
+            assert_eq!(refused(&with(key, 1), Some(&reserved)), Vec::<String>::new(), "{key}");
+            assert!(causes(&reserved, None, &ClusterConfig::default(), true).is_empty(), "{key}");
+        }
+        assert_eq!(refused(&with("team", 3), None), Vec::<String>::new());
+        let mut annotated = set(1, json!({}));
+        let placed = "kubevirt.io/placePCIDevicesOnRootComplex".to_owned();
+        annotated.spec.template.metadata.annotations = Some([(placed, "true".to_owned())].into());
+        assert_eq!(refused(&annotated, None), ["spec.template.metadata.annotations"]);
+    }
+
+    #[test]
     fn a_replica_set_from_before_can_be_scaled_down_and_labelled() {
         let refused = |set: &VirtualMachineInstanceReplicaSet, old: Option<&VirtualMachineInstanceReplicaSet>| {
-            let causes = causes(set, old, &ClusterConfig::default());
+            let causes = causes(set, old, &ClusterConfig::default(), false);
             causes.as_slice().iter().map(|cause| cause.field.clone()).collect::<Vec<_>>()
         };
         let tpm = || json!({"domain": {"devices": {"tpm": {}}}});

@@ -436,6 +436,16 @@ mod tests {
         }
     }
 
+    /// The metrics of a node reach a guest in no way, whoever asks and whatever gates are open: the channel is refused, and
+    /// the volume.
+    #[test]
+    fn cve_2024_31419_cve_2024_31420_no_guest_gets_metrics_of_its_node() {
+        let device = json!({"domain": {"devices": {"downwardMetrics": {}}}});
+        assert_eq!(refused(device), ["spec.domain.devices.downwardMetrics"]);
+        let volume = json!({"volumes": [{"name": "root", "downwardMetrics": {}}]});
+        assert_eq!(refused(volume), ["spec.volumes[0].downwardMetrics"]);
+    }
+
     #[test]
     fn reasons_are_no_fields() {
         for entry in SPEC {

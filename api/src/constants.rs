@@ -102,6 +102,48 @@ pub mod label {
     /// Prefix of labels with architectures a node can run.
     pub const VM_ARCH_PREFIX: &str = "kubevirt.io/vm-arch-";
 
+    /// The CPU model of a node is one that VMIs no longer get by default.
+    pub const OBSOLETE_HOST_MODEL: &str = "node-labeller.kubevirt.io/obsolete-host-model";
+    /// Whether a node offers Secure Execution.
+    pub const S390_PV: &str = "kubevirt.io/s390-pv";
+    /// Old form of [`CPU_MANAGER`].
+    pub const CPU_MANAGER_LEGACY: &str = "cpumanager";
+
+    /// Labels that the components write to nodes, by their whole names.
+    pub const ON_NODES: [&str; 10] = [
+        SCHEDULABLE,
+        CPU_MANAGER,
+        CPU_MANAGER_LEGACY,
+        REALTIME,
+        SEV,
+        SEV_ES,
+        SEV_SNP,
+        TDX,
+        S390_PV,
+        OBSOLETE_HOST_MODEL,
+    ];
+    /// Beginnings of further labels that the components write to nodes.
+    pub const PREFIXES_ON_NODES: [&str; 11] = [
+        CPU_FEATURE_PREFIX,
+        CPU_MODEL_PREFIX,
+        CPU_MODEL_MIGRATION_PREFIX,
+        CPU_TIMER_PREFIX,
+        CPU_VENDOR_PREFIX,
+        HYPERV_PREFIX,
+        HOST_MODEL_CPU_PREFIX,
+        HOST_MODEL_REQUIRED_FEATURES_PREFIX,
+        MACHINE_TYPE_PREFIX,
+        TSC_FREQUENCY_PREFIX,
+        VM_ARCH_PREFIX,
+    ];
+
+    /// Returns true for a label that the components write to nodes. Other projects use the domain `kubevirt.io` as well,
+    /// `cdi.kubevirt.io` for example: a domain does not tell whose a label is.
+    #[must_use]
+    pub fn is_on_nodes(key: &str) -> bool {
+        ON_NODES.contains(&key) || PREFIXES_ON_NODES.iter().any(|prefix| key.starts_with(prefix))
+    }
+
     /// Labels of a machine that only the components may set.
     pub const RESERVED_ON_VMI: [&str; 6] =
         [CREATED_BY, MIGRATION_JOB_UID, NODE_NAME, MIGRATION_TARGET_NODE_NAME, SCHEDULABLE, INSTALL_STRATEGY];
@@ -133,6 +175,10 @@ pub mod annotation {
     pub const MIGRATION_TRANSPORT_UNIX: &str = "kubevirt.io/migrationTransportUnix";
     /// When a node's agent last gave a sign of life.
     pub const HEARTBEAT: &str = "kubevirt.io/heartbeat";
+    /// Annotations that the components write to nodes.
+    pub const ON_NODES: [&str; 1] = [HEARTBEAT];
+    /// On nodes, set by administrators: virt-handler leaves the labels of the node alone.
+    pub const SKIP_NODE: &str = "node-labeller.kubevirt.io/skip-node";
     /// "false" turns shared memory backing off.
     pub const MEMFD: &str = "kubevirt.io/memfd";
     /// "true" puts devices on the root complex.
@@ -201,6 +247,9 @@ pub mod finalizer {
     pub const VM: &str = "kubevirt.io/virtualMachineControllerFinalize";
     /// On migrations.
     pub const MIGRATION: &str = "kubevirt.io/migrationJobFinalize";
+
+    /// Finalizers that the components set and honour.
+    pub const ALL: [&str; 4] = [VMI, VMI_LEGACY, VM, MIGRATION];
 }
 
 /// Condition types.

@@ -18,6 +18,7 @@ pub mod instancetype;
 pub mod kubevirt;
 pub mod migration;
 pub mod overhead;
+pub mod owner;
 pub mod plugin;
 pub mod policy;
 pub mod pool;
@@ -31,6 +32,7 @@ pub mod tsc;
 pub mod vm;
 pub mod vmi;
 pub mod vsock;
+pub mod webhook_path;
 
 pub use condition::Condition;
 pub use enums::{

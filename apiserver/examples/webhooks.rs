@@ -1,26 +1,31 @@
 //! The admission webhooks alone, without a cluster, for whoever works on them.
 //!
 //! Serves on a local port with a certificate made up for the occasion and the default configuration. Rules that read the
-//! cluster find that there is nothing in it.
+//! cluster find that there is nothing in it. The URL that is printed holds the path segment without which nothing is
+//! answered; here it is a constant.
 //!
 //! ```console
 //! $ cargo run -p ferrovirt-apiserver --example webhooks &
-//! https://localhost:9443
-//! $ WEBHOOK_URL=https://localhost:9443 cargo test -p ferrovirt-e2e-tests --test conformance
-//! $ WEBHOOK_URL=https://localhost:9443 cargo run --release -p ferrovirt-e2e-bench -- --reviews
+//! https://localhost:9443/admission/0000000000000000000000000000000000000000000000000000000000000000
+//! $ export WEBHOOK_URL=https://localhost:9443/admission/0000000000000000000000000000000000000000000000000000000000000000
+//! $ cargo test -p ferrovirt-e2e-tests --test conformance
+//! $ cargo run --release -p ferrovirt-e2e-bench -- --reviews
 //! ```
 
-use std::future::IntoFuture;
+use std::{future::IntoFuture, net::Ipv4Addr};
 
 use anyhow::Context;
-use apiserver::{MAX_CONNECTIONS, allow_open_files, metrics::Metrics, presets::Presets, webhooks};
+use api::webhook_path::{SEGMENT_BYTES, join, segment};
+use apiserver::{
+    MAX_CONNECTIONS, allow_open_files, metrics::Metrics, presets::Presets, webhook_path::Segments, webhooks,
+};
 use axum::{Json, Router};
 use clap::Parser;
 use http::StatusCode;
 use process::{
     CancellationToken,
     config::ConfigHandle,
-    tls::{ClientPolicy, Identity, Limits, install_provider, serve, server_config},
+    tls::{Callers, ClientPolicy, Identity, Limits, install_provider, listen, serve, server_config},
 };
 use prometheus::Registry;
 use serde_json::{Value, json};
@@ -33,6 +38,9 @@ struct Arguments {
     #[arg(long, default_value_t = 9443)]
     port: u16,
 }
+
+/// Time after which the proof of this host's address is renewed.
+const RENEWAL: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// The API server of a cluster without objects.
 async fn nothing() -> (StatusCode, Json<Value>) {
@@ -56,13 +64,23 @@ async fn main() -> anyhow::Result<()> {
     tokio::spawn(axum::serve(empty, Router::new().fallback(nothing)).into_future());
     let metrics = Metrics::register(&Registry::new())?;
     let config = ConfigHandle::fixed(api::config::ClusterConfig::default());
-    let router = webhooks::router(client, config, Presets::unknown(), "kubevirt", metrics);
-    let listener = TcpListener::bind(("127.0.0.1", arguments.port))
-        .await
+    // The API server is whoever works on them.
+    let callers = Callers::default();
+    let trusted = callers.trusted.clone();
+    tokio::spawn(async move {
+        loop {
+            trusted.record(Ipv4Addr::LOCALHOST.into());
+            tokio::time::sleep(RENEWAL).await;
+        }
+    });
+    let segment = segment([0; SEGMENT_BYTES]);
+    let (segments, trusted) = (Segments::fixed(&segment), callers.trusted.clone());
+    let router = webhooks::router(client, config, Presets::unknown(), "kubevirt", metrics, segments, trusted);
+    let listener = listen((Ipv4Addr::LOCALHOST, arguments.port).into())
         .with_context(|| format!("cannot listen on port {}", arguments.port))?;
-    println!("https://localhost:{}", arguments.port);
-    let limits = Limits { connections: MAX_CONNECTIONS, share: MAX_CONNECTIONS, ..Limits::default() };
+    println!("https://localhost:{}{}", arguments.port, join(&segment, ""));
+    let limits = Limits { connections: MAX_CONNECTIONS, ..Limits::default() };
     let tls = server_config(&identity, ClientPolicy::Unjudged, &["http/1.1"])?;
-    serve(listener, tls, router, limits, CancellationToken::new()).await;
+    serve(listener, tls, router, limits, callers, CancellationToken::new()).await;
     Ok(())
 }

@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use api::vmi::spec::VirtualMachineInstance;
+use api::{owner, vmi::spec::VirtualMachineInstance};
 use k8s_openapi::api::core::v1::Pod;
 
 /// Whether an address can be a pod's. Loopback and link-local ones are what an attacker would want dialled.
@@ -39,14 +39,10 @@ pub fn of_pod(pod: &Pod) -> Option<IpAddr> {
 /// Labels alone prove nothing, since users may label pods as they like: the pod must be owned by the machine, run on
 /// its node, and be named by its UID in the machine's status, which only the controllers write.
 pub fn launcher<'a>(vmi: &VirtualMachineInstance, pods: &'a [Pod]) -> Option<&'a Pod> {
-    let uid = vmi.metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
     let status = vmi.status.as_ref()?;
     let node = status.node_name.as_deref().filter(|node| !node.is_empty())?;
     pods.iter().find(|pod| {
-        let owned =
-            pod.metadata.owner_references.iter().flatten().any(|owner| {
-                owner.controller == Some(true) && owner.kind == "VirtualMachineInstance" && owner.uid == uid
-            });
+        let owned = owner::is_controlled_by(&pod.metadata, vmi);
         let known = pod.metadata.uid.as_ref().is_some_and(|uid| status.active_pods.contains_key(uid));
         let here = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
         owned && known && here
@@ -91,7 +87,10 @@ mod tests {
         assert!(found(pod(|_| {})));
         assert!(!found(pod(|pod| pod["metadata"]["uid"] = json!("p2"))));
         assert!(!found(pod(|pod| pod["metadata"]["ownerReferences"] = json!([]))));
-        assert!(!found(pod(|pod| pod["metadata"]["ownerReferences"][0]["uid"] = json!("u2"))));
+        for (field, value) in [("uid", "u2"), ("name", "other"), ("kind", "Invented"), ("apiVersion", "example.org/v1")]
+        {
+            assert!(!found(pod(|pod| pod["metadata"]["ownerReferences"][0][field] = json!(value))), "{field}");
+        }
         assert!(!found(pod(|pod| pod["metadata"]["ownerReferences"][0]["controller"] = json!(false))));
         assert!(!found(pod(|pod| pod["spec"]["nodeName"] = json!("node2"))));
     }

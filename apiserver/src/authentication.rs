@@ -17,13 +17,13 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue};
+use process::tls::common_name;
 use rustls::{
     RootCertStore,
     crypto::CryptoProvider,
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use rustls_pki_types::{CertificateDer, UnixTime, pem::PemObject};
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Key of the ConfigMap with the authorities that sign front-proxy certificates.
 pub const CLIENT_CA_KEY: &str = "requestheader-client-ca-file";
@@ -137,15 +137,6 @@ fn string_list(data: &BTreeMap<String, String>, key: &'static str) -> Result<Opt
     data.get(key)
         .map(|text| serde_json::from_str(text).map_err(|source| TrustError::NotAList { key, source }))
         .transpose()
-}
-
-/// The common name of a certificate: the only one it has, or none.
-fn common_name(leaf: &CertificateDer<'_>) -> Option<String> {
-    let (_, certificate) = X509Certificate::from_der(leaf).ok()?;
-    let mut names = certificate.subject().iter_common_name();
-    let name = names.next()?.as_str().ok()?.to_owned();
-    // Two names: readers disagree on which one counts, so neither does.
-    names.next().is_none().then_some(name)
 }
 
 /// An authenticated user, as kube-apiserver described it.

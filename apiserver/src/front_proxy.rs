@@ -46,7 +46,8 @@ impl FrontProxy {
         followed
     }
 
-    fn take(&self, map: Option<ConfigMap>) {
+    /// Puts the configuration of a version of the ConfigMap in force.
+    pub(crate) fn take(&self, map: Option<ConfigMap>) {
         let data = map.and_then(|map| map.data).unwrap_or_default();
         match FrontProxyTrust::parse(&data, process::tls::provider()) {
             Ok(trust) => {
@@ -62,6 +63,14 @@ impl FrontProxy {
                 self.trust.store(None);
             }
         }
+    }
+
+    /// A fixed trust.
+    #[cfg(test)]
+    pub(crate) fn fixed(data: std::collections::BTreeMap<String, String>) -> Self {
+        let fixed = Self::default();
+        fixed.take(Some(ConfigMap { data: Some(data), ..ConfigMap::default() }));
+        fixed
     }
 
     /// The trust in force, if any.

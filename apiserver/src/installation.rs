@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | pre-install, pre-upgrade | `apply-definitions` | refuses a configuration that is not carried out, which no webhook sees on the first install; brings the definitions of the kinds up to date, which Helm itself does on the first install only |
 //! | pre-delete | `check-uninstall` | refuses while machines run, since nothing would look after them any more |
-//! | post-delete | `clean-up` | removes what the processes made: certificates, the lease, labels of nodes, finalizers that nobody would honour |
+//! | post-delete | `clean-up` | removes what the processes made: certificates, the webhooks' path segment, the lease, labels of nodes, finalizers that nobody would honour |
 //!
 //! The objects of users stay: definitions are kept, and with them every VM that is not running.
 
@@ -12,9 +12,9 @@ use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
 use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
-    constants::{KUBEVIRT_NAME, component, label},
+    constants::{KUBEVIRT_NAME, annotation, component, finalizer, label},
     kubevirt::spec::KubeVirtSpec,
-    tls,
+    tls, webhook_path,
 };
 use k8s_openapi::{
     api::{
@@ -40,8 +40,6 @@ const MAX_NAMED: usize = 10;
 const GONE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Field manager of the definitions.
 const MANAGER: &str = "ferrovirt";
-/// Set by administrators, not by us.
-const SKIP_NODE: &str = "node-labeller.kubevirt.io/skip-node";
 
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
@@ -159,7 +157,8 @@ pub async fn clean_up() -> Result<(), InstallationError> {
     for name in [component::VIRT_CONTROLLER, component::VIRT_HANDLER] {
         wait_until_gone(&client, &namespace, name).await?;
     }
-    for name in [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET] {
+    let certificates = [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET];
+    for name in certificates.into_iter().chain([webhook_path::SECRET]) {
         delete::<Secret>(&client, &namespace, name).await?;
     }
     delete::<ConfigMap>(&client, &namespace, tls::CA_CONFIG_MAP).await?;
@@ -235,10 +234,7 @@ where
 
 /// The patch that leaves foreign finalizers only; `None` if there are no others.
 fn released(finalizers: &[String], resource_version: Option<String>) -> Option<Value> {
-    let foreign = finalizers
-        .iter()
-        .filter(|name| !is_own_key(name) && *name != api::constants::finalizer::VMI_LEGACY)
-        .collect::<Vec<_>>();
+    let foreign = finalizers.iter().filter(|name| !finalizer::ALL.contains(&name.as_str())).collect::<Vec<_>>();
     (foreign.len() < finalizers.len())
         .then(|| json!({"metadata": {"finalizers": foreign, "resourceVersion": resource_version}}))
 }
@@ -264,20 +260,13 @@ async fn clean_nodes(client: &Client) -> Result<(), InstallationError> {
 
 /// The patch that takes our labels and annotations off a node; `None` if it has none.
 fn unmarked(labels: &BTreeMap<String, String>, annotations: &BTreeMap<String, String>) -> Option<Value> {
-    let own = |map: &BTreeMap<String, String>| {
-        map.keys()
-            .filter(|key| (is_own_key(key) || *key == "cpumanager") && *key != SKIP_NODE)
-            .map(|key| (key.clone(), Value::Null))
-            .collect::<serde_json::Map<_, _>>()
-    };
-    let (labels, annotations) = (own(labels), own(annotations));
+    fn removed<'a>(keys: impl Iterator<Item = &'a String>) -> serde_json::Map<String, Value> {
+        keys.map(|key| (key.clone(), Value::Null)).collect()
+    }
+    let labels = removed(labels.keys().filter(|key| label::is_on_nodes(key)));
+    let annotations = removed(annotations.keys().filter(|key| annotation::ON_NODES.contains(&key.as_str())));
     (!labels.is_empty() || !annotations.is_empty())
         .then(|| json!({"metadata": {"labels": labels, "annotations": annotations}}))
-}
-
-/// Whether a label, annotation or finalizer is one of ours by its domain.
-fn is_own_key(key: &str) -> bool {
-    key.split_once('/').is_some_and(|(domain, _)| domain == "kubevirt.io" || domain.ends_with(".kubevirt.io"))
 }
 
 /// Looks at all objects, page by page. A kind that is not defined has none.
@@ -324,24 +313,51 @@ mod tests {
     }
 
     #[test]
-    fn node_loses_our_marks_and_keeps_all_others() {
-        let labels = map(&[
-            "kubevirt.io/schedulable",
-            "cpu-model.node.kubevirt.io/Skylake",
-            "cpumanager",
-            "kubernetes.io/hostname",
-            "notkubevirt.io/a",
-            "kubevirt.io.example.com/a",
-        ]);
-        let annotations = map(&["kubevirt.io/heartbeat", SKIP_NODE, "example.com/a"]);
-        assert_eq!(
-            unmarked(&labels, &annotations),
-            Some(json!({"metadata": {
-                "labels": {"kubevirt.io/schedulable": null, "cpu-model.node.kubevirt.io/Skylake": null, "cpumanager": null},
-                "annotations": {"kubevirt.io/heartbeat": null},
-            }}))
-        );
-        assert_eq!(unmarked(&map(&["kubernetes.io/hostname"]), &map(&[SKIP_NODE])), None);
+    fn node_loses_our_keys_and_keeps_those_of_others() {
+        // label of a node, and whether it is removed
+        for (key, ours) in [
+            ("kubevirt.io/schedulable", true),
+            ("kubevirt.io/cpumanager", true),
+            ("cpumanager", true),
+            ("kubevirt.io/realtime", true),
+            ("kubevirt.io/sev-snp", true),
+            ("kubevirt.io/s390-pv", true),
+            ("kubevirt.io/vm-arch-arm64", true),
+            ("cpu-model.node.kubevirt.io/Skylake", true),
+            ("cpu-model-migration.node.kubevirt.io/Skylake", true),
+            ("cpu-feature.node.kubevirt.io/aes", true),
+            ("cpu-timer.node.kubevirt.io/tsc-frequency", true),
+            ("hyperv.node.kubevirt.io/synic", true),
+            ("host-model-cpu.node.kubevirt.io/Skylake", true),
+            ("machine-type.node.kubevirt.io/q35", true),
+            ("scheduling.node.kubevirt.io/tsc-frequency-2000", true),
+            ("node-labeller.kubevirt.io/obsolete-host-model", true),
+            ("cdi.kubevirt.io/x", false),
+            ("containerized-data-importer.kubevirt.io", false),
+            ("containerized-data-importer.kubevirt.io/x", false),
+            ("forklift.kubevirt.io/y", false),
+            ("hostpath.kubevirt.io/pool", false),
+            ("kubevirt.io/of-somebody-else", false),
+            ("scheduling.node.kubevirt.io/x", false),
+            ("cpu-model.node.kubevirt.io", false),
+            ("kubernetes.io/hostname", false),
+            ("notkubevirt.io/schedulable", false),
+            ("kubevirt.io.example.com/schedulable", false),
+            ("node-labeller.kubevirt.io/skip-node", false),
+        ] {
+            let patch = ours.then(|| json!({"metadata": {"labels": {key: null}, "annotations": {}}}));
+            assert_eq!(unmarked(&map(&[key]), &map(&[])), patch, "{key}");
+        }
+        for (key, ours) in [
+            ("kubevirt.io/heartbeat", true),
+            ("node-labeller.kubevirt.io/skip-node", false),
+            ("cdi.kubevirt.io/x", false),
+            ("forklift.kubevirt.io/y", false),
+            ("example.com/a", false),
+        ] {
+            let patch = ours.then(|| json!({"metadata": {"labels": {}, "annotations": {key: null}}}));
+            assert_eq!(unmarked(&map(&[]), &map(&[key])), patch, "{key}");
+        }
     }
 
     #[test]
@@ -362,18 +378,24 @@ mod tests {
     #[test]
     fn foreign_finalizers_stay() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        assert_eq!(released(&names(&["example.com/a"]), None), None);
+        let foreign = [
+            "example.com/a",
+            "cdi.kubevirt.io/dataVolumeFinalizer",
+            "forklift.kubevirt.io/y",
+            "snapshot.kubevirt.io/vmsnapshot-vm-protection",
+            "kubevirt.io/of-somebody-else",
+        ];
+        assert_eq!(released(&names(&foreign), None), None);
         assert_eq!(released(&[], None), None);
+        let ours = [
+            "kubevirt.io/virtualMachineControllerFinalize",
+            "kubevirt.io/foregroundDeleteVirtualMachine",
+            "foregroundDeleteVirtualMachine",
+            "kubevirt.io/migrationJobFinalize",
+        ];
         assert_eq!(
-            released(
-                &names(&[
-                    "kubevirt.io/virtualMachineControllerFinalize",
-                    "example.com/a",
-                    "foregroundDeleteVirtualMachine"
-                ]),
-                Some("7".into())
-            ),
-            Some(json!({"metadata": {"finalizers": ["example.com/a"], "resourceVersion": "7"}}))
+            released(&names(&[ours.as_slice(), foreign.as_slice()].concat()), Some("7".into())),
+            Some(json!({"metadata": {"finalizers": foreign, "resourceVersion": "7"}}))
         );
     }
 

@@ -3,7 +3,7 @@
 //! Pure checks, in the order and with the words that clients of the API know.
 
 use api::{
-    constants::condition, enums::VmiPhase, subresources::FreezeUnfreezeTimeout, vm::spec::VirtualMachine,
+    constants::condition, enums::VmiPhase, owner, subresources::FreezeUnfreezeTimeout, vm::spec::VirtualMachine,
     vmi::spec::VirtualMachineInstance,
 };
 
@@ -200,9 +200,7 @@ pub fn check_migrate(vm: &str, vmi: &VirtualMachineInstance) -> Result<(), ApiEr
 
 /// Whether a VM's machine is of the VM and not a stranger of the same name.
 pub fn check_owner(vm: &VirtualMachine, vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
-    let uid = vm.metadata.uid.as_deref().unwrap_or_default();
-    let mut owners = vmi.metadata.owner_references.iter().flatten();
-    if !uid.is_empty() && owners.any(|owner| owner.controller == Some(true) && owner.uid == uid) {
+    if owner::is_controlled_by(&vmi.metadata, vm) {
         return Ok(());
     }
     let name = vm.metadata.name.as_deref().unwrap_or_default();
@@ -401,7 +399,8 @@ mod tests {
     #[test]
     fn machine_of_a_vm_is_told_from_a_stranger() {
         let vm: VirtualMachine = serde_json::from_value(json!({
-            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "vmi", "uid": "v1"},
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+            "metadata": {"name": "vmi", "namespace": "ns", "uid": "v1"},
             "spec": {"template": {}}, "status": {"created": true},
         }))
         .unwrap();

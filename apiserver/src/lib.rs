@@ -25,7 +25,10 @@ use process::{
     ops::{Ops, Readiness},
     shares::Shares,
     signals,
-    tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, client_config, serve},
+    tls::{
+        Callers, ClientPolicy, Identity, Limits, ProbeAddresses, Roots, ServerTls, TrustedAddresses, client_config,
+        serve,
+    },
 };
 use prometheus::{IntGauge, Registry};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -66,6 +69,7 @@ pub mod stream;
 pub mod subresources;
 pub mod tunnel;
 pub mod volumes;
+pub mod webhook_path;
 pub mod webhooks;
 pub mod websocket;
 
@@ -80,6 +84,7 @@ use crate::{
     presets::Presets,
     profiles::Components,
     subresources::{MAX_STREAMS, Server},
+    webhook_path::Segments,
 };
 
 /// How long requests are still accepted after the stop, while endpoints are taken out of Services.
@@ -95,6 +100,12 @@ const PRESETS_WAIT: Duration = Duration::from_secs(10);
 /// Most connections at a time: each stream has one, the rest are kube-apiserver's, which opens one for each review and
 /// subresource request that it has under way, since it speaks HTTP/1.1 with webhooks.
 pub const MAX_CONNECTIONS: usize = 2 * MAX_STREAMS + 1024;
+/// Most of them of all addresses that did not prove to be an API server, and of one of these. An API server proves itself by
+/// its first request.
+const MAX_OTHER_CONNECTIONS: usize = MAX_CONNECTIONS / 4;
+const MAX_SHARE: usize = MAX_OTHER_CONNECTIONS / 2;
+/// Most of them of these addresses from which no request has come yet.
+const MAX_SILENT_CONNECTIONS: usize = 128;
 
 /// Why the process cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -133,6 +144,8 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     let roots = Roots::follow(client.clone(), &namespace, api::tls::CA_CONFIG_MAP, api::tls::CA_BUNDLE_KEY);
     let front_proxy = FrontProxy::follow(client.clone());
     let presets = Presets::follow(client.clone());
+    let segments = Segments::follow(client.clone(), &namespace);
+    let trusted = TrustedAddresses::default();
 
     let registry = Registry::new();
     let metrics = Metrics::register(&registry)?;
@@ -144,6 +157,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     });
     gate(&readiness, &ready, "CA bundle", roots.clone(), |roots| async move { roots.ready().await });
     gate(&readiness, &ready, "front proxy", front_proxy.clone(), |proxy| async move { proxy.ready().await });
+    gate(&readiness, &ready, "webhook path", segments.clone(), |segments| async move { segments.ready().await });
     gate(&readiness, &ready, "configuration", config.clone(), |mut config| async move { config.read_once().await });
     gate(&readiness, &ready, "presets", presets.clone(), |mut presets| async move {
         // Where there is no list, each machine's are read; that is slow, and no reason to refuse machines.
@@ -155,6 +169,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     let streams = TaskTracker::new();
     let server = Arc::new(Server {
         front_proxy,
+        trusted: trusted.clone(),
         authorizer: Authorizer::new(client.clone()),
         handler: HandlerClient::new(client.clone(), &namespace, neighbour_tls.clone()),
         components: Components::new(client.clone(), &namespace, neighbour_tls),
@@ -175,9 +190,9 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         .fallback(subresources::serve)
         .with_state(server)
         .merge(ops.router())
-        .merge(webhooks::router(client, config, presets, &namespace, metrics));
+        .merge(webhooks::router(client, config, presets, &namespace, metrics, segments, trusted.clone()));
 
-    let listener = listen(port).await.map_err(|source| StartError::Listen { port, source })?;
+    let listener = listen(port).map_err(|source| StartError::Listen { port, source })?;
     // Streams are opened by HTTP/1.1's upgrade.
     let tls = ServerTls::following(&identity, ClientPolicy::Unjudged, &["http/1.1"], tls_demands)?;
     let closed = CancellationToken::new();
@@ -192,14 +207,16 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     tracing::info!(port, namespace, "serving");
     let limits = Limits {
         connections: MAX_CONNECTIONS,
-        // One kube-apiserver may be all there is.
-        share: MAX_CONNECTIONS / 4 * 3,
+        others: MAX_OTHER_CONNECTIONS,
+        share: MAX_SHARE,
+        silent: MAX_SILENT_CONNECTIONS,
         idle: IDLE,
         header_lines: MAX_HEADER_LINES,
         drain: Duration::from_secs(5),
         ..Limits::default()
     };
-    serve(listener, tls, router, limits, closed).await;
+    let callers = Callers { trusted, probes: ProbeAddresses::of_this_pod() };
+    serve(listener, tls, router, limits, callers, closed).await;
     // Each has been told to stop; closing takes seconds at most.
     streams.close();
     streams.wait().await;
@@ -246,10 +263,10 @@ where
 }
 
 /// Listens on all addresses of both families, or of IPv4 where a host has no other.
-async fn listen(port: u16) -> std::io::Result<TcpListener> {
-    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+fn listen(port: u16) -> std::io::Result<TcpListener> {
+    match process::tls::listen((Ipv6Addr::UNSPECIFIED, port).into()) {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error),
-        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+        Err(_) => process::tls::listen((Ipv4Addr::UNSPECIFIED, port).into()),
     }
 }

@@ -98,6 +98,23 @@ pub fn attributes(method: &Method, path: &str) -> Result<Attributes, PathError> 
     })
 }
 
+/// Reads the path of a document of the group, `/apis/GROUP/VERSION/DOCUMENT`, as kube-apiserver does when it authorizes a
+/// request for it: a list of the resource of that name.
+pub fn document_attributes(path: &str) -> Result<Attributes, PathError> {
+    match path.split('/').skip(1).collect::<Vec<_>>().as_slice() {
+        ["apis", group, version, document] => Ok(Attributes {
+            verb: "list",
+            group: (*group).to_owned(),
+            version: (*version).to_owned(),
+            namespace: String::new(),
+            resource: (*document).to_owned(),
+            name: String::new(),
+            subresource: String::new(),
+        }),
+        _ => Err(PathError::UnknownEndpoint(path.chars().take(MAX_ECHO).collect())),
+    }
+}
+
 /// Port and protocol in the path of a port-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestPort {
@@ -154,6 +171,17 @@ mod tests {
     use super::*;
 
     const BASE: &str = "/apis/subresources.kubevirt.io/v1";
+
+    #[test]
+    fn documents_are_authorized_as_kube_apiserver_does() {
+        let found = document_attributes("/apis/subresources.kubevirt.io/v1/dump-cluster-profiler").unwrap();
+        assert_eq!(
+            [found.verb, &found.group, &found.version, &found.resource],
+            ["list", "subresources.kubevirt.io", "v1", "dump-cluster-profiler"]
+        );
+        assert!([&found.namespace, &found.name, &found.subresource].iter().all(|part| part.is_empty()));
+        assert!(document_attributes("/apis/subresources.kubevirt.io/v1/a/b").is_err());
+    }
 
     #[test]
     fn paths_become_authorization_attributes() {

@@ -1,8 +1,9 @@
-//! Whether machines with forwarded ports still run.
+//! Follows VMIs whose ports are forwarded, and their launcher pods.
 //!
 //! A guest that is switched off closes no connections: nothing comes from its address any more, which looks like a guest
-//! that has nothing to say. A paused one is as silent, so that silence proves nothing. The machine's object does: it is
-//! watched while ports of the machine are forwarded, once for all of them.
+//! that has nothing to say. A paused one is as silent, so that silence proves nothing, and what comes from the address of a
+//! pod that has ended may be another pod's. The objects tell: both are watched while ports of the VMI are forwarded, once for
+//! all of them.
 
 use std::{
     collections::HashMap,
@@ -11,20 +12,28 @@ use std::{
 
 use api::VirtualMachineInstance;
 use futures::StreamExt;
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
-    Api, Client,
+    Api, Client, Resource,
     runtime::{WatchStreamExt, watcher::watch_object},
 };
 use process::CancellationToken;
+use serde::de::DeserializeOwned;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::instance;
+use crate::{
+    instance,
+    port_forward::{Holds, Target},
+};
 
-/// The machines that are watched now, by UID.
+/// The VMIs that are watched now.
 #[derive(Clone, Default)]
 pub struct Presence {
-    watched: Arc<Mutex<HashMap<String, Weak<Watched>>>>,
+    watched: Arc<Mutex<HashMap<Key, Weak<Watched>>>>,
 }
+
+/// The UIDs of a VMI and of its pod.
+type Key = (String, String);
 
 struct Watched {
     gone: CancellationToken,
@@ -32,50 +41,81 @@ struct Watched {
     _watch: AbortOnDropHandle<()>,
 }
 
-/// Interest in a machine. It is watched until the last of these is dropped.
+/// Interest in a VMI. It is watched until the last of these is dropped.
 pub struct Interest(Arc<Watched>);
 
 impl Presence {
-    /// Watches a machine as it was just read.
-    pub fn of(&self, client: &Client, vmi: &VirtualMachineInstance) -> Interest {
-        let uid = vmi.metadata.uid.clone().unwrap_or_default();
+    /// Watches a VMI and its launcher pod as they were just read.
+    pub fn of(&self, client: &Client, vmi: &VirtualMachineInstance, target: &Target) -> Interest {
+        let key = (vmi.metadata.uid.clone().unwrap_or_default(), target.uid.clone());
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that has stopped may be followed by another on another node, which bears the same UID.
-        let known = watched.get(&uid).and_then(Weak::upgrade).filter(|known| !known.gone.is_cancelled());
+        let known = watched.get(&key).and_then(Weak::upgrade).filter(|known| !known.gone.is_cancelled());
         if let Some(known) = known {
             return Interest(known);
         }
         let gone = CancellationToken::new();
-        let watch = watch(client.clone(), vmi.clone(), gone.clone());
+        let watch = watch(client.clone(), vmi.clone(), target.clone(), gone.clone());
         let fresh = Arc::new(Watched { gone, _watch: AbortOnDropHandle::new(tokio::spawn(watch)) });
         watched.retain(|_, known| known.strong_count() > 0);
-        watched.insert(uid, Arc::downgrade(&fresh));
+        watched.insert(key, Arc::downgrade(&fresh));
         Interest(fresh)
     }
 }
 
 impl Interest {
-    /// Resolves when the machine no longer runs where it ran.
+    /// Resolves when the VMI no longer runs where it ran, or its pod has ended.
     pub async fn gone(&self) {
         self.0.gone.cancelled().await;
     }
 }
 
-async fn watch(client: Client, vmi: VirtualMachineInstance, gone: CancellationToken) {
+async fn watch(client: Client, vmi: VirtualMachineInstance, target: Target, gone: CancellationToken) {
     let name = vmi.metadata.name.clone().unwrap_or_default();
     let namespace = vmi.metadata.namespace.clone().unwrap_or_default();
-    let api = Api::<VirtualMachineInstance>::namespaced(client, &namespace);
-    let mut versions = std::pin::pin!(watch_object(api, &name).default_backoff());
-    while let Some(version) = versions.next().await {
+    let vmis = Api::<VirtualMachineInstance>::namespaced(client.clone(), &namespace);
+    let vmi_gone = end(vmis, &name, |now| if runs_on(&vmi, now) { Holds::Yes } else { Holds::No });
+    let pods = Api::<Pod>::namespaced(client, &namespace);
+    let pod_gone = end(pods, &target.pod, |now| target.holds(now));
+    tokio::select! {
+        () = vmi_gone => {}
+        () = pod_gone => {}
+    }
+    gone.cancel();
+}
+
+/// Resolves when an object, as the API server shows it, `holds` no longer.
+async fn end<K>(api: Api<K>, name: &str, holds: impl Fn(Option<&K>) -> Holds)
+where
+    K: Resource + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    let mut versions = std::pin::pin!(watch_object(api, name).default_backoff());
+    let mut until = None;
+    loop {
+        let version = tokio::select! {
+            version = versions.next() => version,
+            () = sleep_until(until) => return,
+        };
         match version {
-            Ok(now) if runs_on(&vmi, now.as_ref()) => {}
-            Ok(_) => {
-                gone.cancel();
-                return;
-            }
+            Some(Ok(now)) => match holds(now.as_ref()) {
+                Holds::Yes => until = None,
+                Holds::Until(end) => until = Some(end),
+                Holds::No => return,
+            },
             // Who cannot be asked may have lost touch with us only.
-            Err(error) => tracing::debug!(namespace, name, %error, "watch of a machine was interrupted"),
+            Some(Err(error)) => tracing::debug!(name, %error, "watch of a VMI or its pod was interrupted"),
+            None => return,
         }
+    }
+}
+
+/// Resolves at a time of day, or never.
+async fn sleep_until(time: Option<Timestamp>) {
+    match time {
+        Some(time) => {
+            let left = time.duration_since(Timestamp::now());
+            tokio::time::sleep(left.try_into().unwrap_or_default()).await;
+        }
+        None => std::future::pending().await,
     }
 }
 
@@ -126,43 +166,68 @@ mod tests {
         assert!(!runs_on(&then, None));
     }
 
-    /// An API server with one machine; what is sent to the channel is sent to every watch of it, which are counted.
-    fn server() -> (Client, mpsc::UnboundedSender<Value>, mpsc::UnboundedReceiver<()>) {
-        let (events, source) = mpsc::unbounded_channel::<Value>();
+    fn pod(phase: &str, deleted: Value) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": "launcher", "namespace": "ns", "uid": "p1", "resourceVersion": "7", "deletionTimestamp": deleted,
+            },
+            "spec": {"containers": []}, "status": {"phase": phase, "podIP": "10.1.0.5"},
+        })
+    }
+
+    fn target() -> Target {
+        Target { pod: "launcher".into(), uid: "p1".into(), address: "10.1.0.5".parse().unwrap() }
+    }
+
+    /// An API server with one VMI and its pod; what is sent to the channels is sent to every watch of them, whose kinds are
+    /// told.
+    fn server() -> (Client, [mpsc::UnboundedSender<Value>; 2], mpsc::UnboundedReceiver<&'static str>) {
+        let (of_vmi, vmi_source) = mpsc::unbounded_channel::<Value>();
+        let (of_pod, pod_source) = mpsc::unbounded_channel::<Value>();
         let (opened, watches) = mpsc::unbounded_channel();
-        let source = Arc::new(tokio::sync::Mutex::new(source));
+        let sources = [vmi_source, pod_source].map(|source| Arc::new(tokio::sync::Mutex::new(source)));
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-            let (source, opened) = (source.clone(), opened.clone());
+            let of_pod = request.uri().path().ends_with("/pods");
+            let (source, opened) = (sources[usize::from(of_pod)].clone(), opened.clone());
             async move {
                 let query = request.uri().query().unwrap_or_default();
-                assert!(query.contains("metadata.name"), "one machine, not all: {query}");
+                assert!(query.contains("metadata.name"), "one object, not all: {query}");
                 let body = if query.contains("watch=true") {
-                    opened.send(()).unwrap();
+                    opened.send(if of_pod { "pod" } else { "vmi" }).unwrap();
                     Body::from_stream(futures::stream::unfold(source, |source| async move {
                         let event = source.lock().await.recv().await?;
                         Some((Ok::<_, Infallible>(format!("{event}\n")), source))
                     }))
                 } else {
-                    let items = [object("u1", "n1", "Running")];
-                    let list = json!({
-                        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceList",
-                        "metadata": {"resourceVersion": "7"}, "items": items,
-                    });
+                    let list = if of_pod {
+                        json!({
+                            "apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "7"},
+                            "items": [pod("Running", Value::Null)],
+                        })
+                    } else {
+                        json!({
+                            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceList",
+                            "metadata": {"resourceVersion": "7"}, "items": [object("u1", "n1", "Running")],
+                        })
+                    };
                     Body::from(list.to_string())
                 };
                 Ok::<_, Infallible>(http::Response::new(body))
             }
         });
-        (Client::new(service, "default"), events, watches)
+        (Client::new(service, "default"), [of_vmi, of_pod], watches)
     }
 
     #[tokio::test]
-    async fn one_watch_serves_all_ports_of_a_machine_and_ends_with_the_last() {
-        let (client, events, mut watches) = server();
+    async fn one_watch_serves_all_ports_of_a_vmi_and_ends_with_the_last() {
+        let (client, [events, _pods], mut watches) = server();
         let presence = Presence::default();
         let then = vmi("u1", "n1", "Running");
-        let (first, second) = (presence.of(&client, &then), presence.of(&client, &then));
-        watches.recv().await.unwrap();
+        let (first, second) = (presence.of(&client, &then, &target()), presence.of(&client, &then, &target()));
+        let mut opened = [watches.recv().await.unwrap(), watches.recv().await.unwrap()];
+        opened.sort_unstable();
+        assert_eq!(opened, ["pod", "vmi"]);
         events.send(json!({"type": "MODIFIED", "object": object("u1", "n1", "Running")})).unwrap();
         assert!(timeout(Duration::from_millis(100), first.gone()).await.is_err());
         events.send(json!({"type": "MODIFIED", "object": object("u1", "n1", "Failed")})).unwrap();
@@ -171,5 +236,24 @@ mod tests {
         assert!(watches.try_recv().is_err(), "a second watch");
         drop((first, second));
         assert!(presence.watched.lock().unwrap().values().all(|known| known.strong_count() == 0));
+    }
+
+    #[tokio::test]
+    async fn ports_are_forwarded_until_the_pod_ends_or_its_grace_period_is_over() {
+        let later = (Timestamp::now() + Duration::from_secs(600)).to_string();
+        let soon = (Timestamp::now() + Duration::from_millis(1500)).to_string();
+        for (last, kind) in [
+            (pod("Succeeded", Value::Null), "MODIFIED"),
+            (pod("Running", json!(later)), "DELETED"),
+            // Nothing is heard of it any more, as of a node that is lost.
+            (pod("Running", json!(soon)), "MODIFIED"),
+        ] {
+            let (client, [_vmis, events], _watches) = server();
+            let interest = Presence::default().of(&client, &vmi("u1", "n1", "Running"), &target());
+            events.send(json!({"type": "MODIFIED", "object": pod("Running", json!(later))})).unwrap();
+            assert!(timeout(Duration::from_millis(100), interest.gone()).await.is_err(), "{last}");
+            events.send(json!({"type": kind, "object": last})).unwrap();
+            timeout(Duration::from_secs(5), interest.gone()).await.unwrap();
+        }
     }
 }

@@ -3,6 +3,7 @@
 use api::{
     config::ClusterConfig,
     enums::VmiPhase,
+    owner,
     subresources::{AddVolumeRequest, RemoveVolumeRequest},
     vm::spec::VirtualMachine,
     vmi::{
@@ -67,9 +68,7 @@ pub fn check_instance(
     change: Change<'_>,
     config: &ClusterConfig,
 ) -> Result<(), ApiError> {
-    let owned = vmi.metadata.owner_references.iter().flatten().any(|owner| {
-        owner.controller == Some(true) && owner.kind == "VirtualMachine" && owner.api_version == "kubevirt.io/v1"
-    });
+    let owned = owner::controller_of_kind::<VirtualMachine>(&vmi.metadata).is_some();
     if owned && !config.enabled("HotplugVolumes") {
         let metadata = &vmi.metadata;
         let text = |part: &Option<String>| part.clone().unwrap_or_default();

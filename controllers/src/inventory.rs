@@ -160,7 +160,7 @@ impl Inventory {
             annotation::CLUSTER_PREFERENCE,
             [MatchedKind::Preference, MatchedKind::ClusterPreference],
         );
-        let pods = vmi.uid().map(|uid| self.world.pods.owned_by(&uid)).unwrap_or_default();
+        let pods = self.world.pods_of(vmi);
         let pod = pods.iter().find(|pod| {
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
             status.active_pods.get(uid).is_some_and(|on| *on == node)

@@ -1,9 +1,8 @@
 //! virt-controller: the cluster-wide controllers.
 //!
 //! Each controller is a pure function from what is observed to a decision (`vm`, `vmi`, `replicaset`, `node`,
-//! `certificates`, `kubevirt`, `workloads`); `runtime` carries decisions out; `wiring` says which change wakes which
-//! controller;
-//! `inventory` tells dashboards which machines there are.
+//! `certificates`, `webhook_path`, `kubevirt`, `workloads`); `runtime` carries decisions out; `wiring` says which change
+//! wakes which controller; `inventory` tells dashboards which machines there are.
 
 pub mod certificates;
 pub mod inventory;
@@ -20,6 +19,8 @@ pub mod views;
 pub mod vm;
 pub mod vmi;
 pub mod vsock;
+mod watched_pod;
+pub mod webhook_path;
 pub mod wiring;
 pub mod workloads;
 pub mod world;
@@ -83,7 +84,6 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     watch_readiness(identity.clone(), config.clone(), readiness.clone(), metrics.clone());
     let ops = Ops::new(client.clone(), config.clone(), readiness, registry.clone(), roots);
     server::start(options.listen, ops, metrics.clone(), &identity, config.clone(), stop.clone())
-        .await
         .map_err(RunError::Server)?;
 
     let name = options.identity.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());

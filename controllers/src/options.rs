@@ -12,6 +12,10 @@ pub struct Options {
     /// Image that tools start to look into disks; by default they take `libguestfs-tools` beside the launcher's.
     #[arg(long, env = "GUESTFS_IMAGE", default_value = "")]
     pub guestfs_image: String,
+    /// Carries out `roleAggregationStrategy`. The API server lets virt-controller change the labels of the cluster roles only
+    /// with the right to `escalate` them, which the chart grants together with this flag.
+    #[arg(long)]
+    pub manage_role_aggregation: bool,
     /// Install namespace.
     #[arg(long, env = "POD_NAMESPACE", default_value = "kubevirt")]
     pub namespace: String,

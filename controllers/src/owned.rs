@@ -1,10 +1,26 @@
 //! Machines that a VM or a replica set owns: what both do with them.
 
-use api::{VirtualMachineInstance, constants::event};
-use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use std::collections::BTreeMap;
+
+use api::{
+    VirtualMachineInstance,
+    constants::{event, label},
+};
+use k8s_openapi::{
+    api::core::v1::ObjectReference,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
+};
 use serde_json::{Value, json};
 
 use crate::runtime::{Effect, Kind, Note};
+
+/// Returns the labels that a VMI gets from a template. The reserved ones say where a VMI runs and whose a pod is: no template sets them,
+/// though one that was stored before admission refused it may carry them.
+pub(crate) fn template_labels(template: &ObjectMeta) -> Option<BTreeMap<String, String>> {
+    let mut labels = template.labels.clone()?;
+    labels.retain(|key, _| !label::RESERVED_ON_VMI.contains(&key.as_str()));
+    Some(labels)
+}
 
 /// Gives a machine that nobody controls a controller, if it is still as it was seen. Other owners stay.
 pub(crate) fn adopt(instance: &VirtualMachineInstance, controller: &OwnerReference) -> Effect {
@@ -40,6 +56,19 @@ pub(crate) fn stop_machine(instance: &VirtualMachineInstance, owner: impl Fn() -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reserved_labels_of_a_template_reach_no_vmi() {
+        let labels = |labels: Value| {
+            let template: ObjectMeta = serde_json::from_value(json!({"labels": labels})).unwrap();
+            json!(template_labels(&template))
+        };
+        for key in label::RESERVED_ON_VMI {
+            assert_eq!(labels(json!({key: "x", "app": "web"})), json!({"app": "web"}), "{key}");
+        }
+        assert_eq!(labels(json!({"kubevirt.io/size": "small"})), json!({"kubevirt.io/size": "small"}));
+        assert_eq!(labels(json!(null)), json!(null));
+    }
 
     #[test]
     fn adopted_machine_keeps_its_other_owners() {

@@ -7,10 +7,9 @@ use process::{
     CancellationToken,
     config::ConfigHandle,
     ops::Ops,
-    tls::{ClientPolicy, Identity, Limits, ServerTls, TlsError, serve},
+    tls::{Callers, ClientPolicy, Identity, Limits, ProbeAddresses, ServerTls, TlsError, listen, serve},
 };
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
 use crate::runtime::metrics::Metrics;
 
@@ -25,12 +24,9 @@ pub enum ServerError {
     Tls(#[source] TlsError),
 }
 
-/// Few ask for metrics and health.
-const CONNECTIONS: usize = 64;
-
 /// Starts the server. Handshakes succeed from the moment `identity` has a certificate.
-pub async fn start(
-    listen: SocketAddr,
+pub fn start(
+    address: SocketAddr,
     ops: Ops,
     metrics: Metrics,
     identity: &Identity,
@@ -40,9 +36,9 @@ pub async fn start(
     let router = ops.router().route("/leader", get(move || std::future::ready(leader(&metrics))));
     let tls =
         ServerTls::following(identity, ClientPolicy::Unjudged, &["http/1.1"], config).map_err(ServerError::Tls)?;
-    let listener = TcpListener::bind(listen).await.map_err(|error| ServerError::Listen(listen, error))?;
-    let limits = Limits { connections: CONNECTIONS, ..Limits::default() };
-    tokio::spawn(serve(listener, tls, router, limits, stop));
+    let listener = listen(address).map_err(|error| ServerError::Listen(address, error))?;
+    let callers = Callers { probes: ProbeAddresses::of_this_pod(), ..Callers::default() };
+    tokio::spawn(serve(listener, tls, router, Limits::default(), callers, stop));
     Ok(())
 }
 

@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use api::{
     constants::{annotation, component, label},
     instancetype::MatchedKind,
+    webhook_path,
 };
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
-        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        admissionregistration::v1::{
+            MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+        },
         apps::v1::{ControllerRevision, DaemonSet, Deployment},
         core::v1::{ContainerStatus, Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota},
         rbac::v1::ClusterRole,
@@ -33,6 +36,10 @@ const VENDORS: [&str; 2] = ["kubevirt.io", "redhat.com"];
 
 /// Longest annotation about a pod's networks that is read: a thousand of them and more.
 const NETWORK_STATUS_LIMIT: usize = 256 * 1024;
+/// Most networks of a pod that are kept. A VMI that is admitted has fewer.
+const NETWORKS: usize = 256;
+/// Longest value of a pod's annotation that is kept. Users may annotate pods with up to 256 KiB; those that are read are words and numbers.
+pub(crate) const ANNOTATION_LIMIT: usize = 1024;
 
 /// Name, version and owners: what every view keeps of metadata.
 fn slim(meta: ObjectMeta) -> ObjectMeta {
@@ -151,6 +158,8 @@ fn attached(text: &str) -> Option<Vec<AttachedNetwork>> {
     let mut networks: Vec<AttachedNetwork> =
         (text.len() <= NETWORK_STATUS_LIMIT).then(|| serde_json::from_str(text).ok())??;
     networks.retain(|network| !network.interface.is_empty());
+    networks.truncate(NETWORKS);
+    networks.shrink_to_fit();
     Some(networks)
 }
 
@@ -189,6 +198,8 @@ pub struct PodView {
     pub addresses: Vec<String>,
     /// Networks that plugins have connected it to, if they have told.
     pub networks: Option<Vec<AttachedNetwork>>,
+    /// Its watch shows it no longer, though its end was not seen: its labels or owners may have been changed.
+    pub unseen: bool,
 }
 
 impl PodView {
@@ -215,6 +226,20 @@ impl Cached for PodView {
     fn meta(&self) -> &ObjectMeta {
         &self.metadata
     }
+    fn unseen(&self) -> Option<Self> {
+        // kubelet tells the end of a pod before it removes the pod; one without a node is removed at once and never runs.
+        let ended = matches!(self.phase.as_str(), "Succeeded" | "Failed") || self.all_ended;
+        let never_runs = self.metadata.deletion_timestamp.is_some() && self.node_name.is_none();
+        if ended || never_runs {
+            return None;
+        }
+        // Whatever is read of it is newer.
+        let metadata = ObjectMeta { resource_version: None, ..self.metadata.clone() };
+        Some(Self { unseen: true, metadata, ..self.clone() })
+    }
+    fn is_unseen(&self) -> bool {
+        self.unseen
+    }
 }
 
 fn waiting(statuses: &[ContainerStatus]) -> Option<(String, String)> {
@@ -233,7 +258,10 @@ impl From<Pod> for PodView {
     fn from(pod: Pod) -> Self {
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
-        let annotations = keep(pod.metadata.annotations.as_ref(), POD_ANNOTATIONS);
+        let mut annotations = keep(pod.metadata.annotations.as_ref(), POD_ANNOTATIONS);
+        if let Some(annotations) = &mut annotations {
+            annotations.retain(|_, value| value.len() <= ANNOTATION_LIMIT);
+        }
         let labels = keep(pod.metadata.labels.as_ref(), &[label::NODE_NAME, label::OUTDATED_LAUNCHER_IMAGE]);
         let condition = |wanted: &str| {
             let found = status.conditions.iter().flatten().find(|condition| condition.type_ == wanted)?;
@@ -275,6 +303,7 @@ impl From<Pod> for PodView {
             reason: status.reason,
             message: status.message,
             metadata: ObjectMeta { annotations, labels, ..slim(pod.metadata) },
+            unseen: false,
         }
     }
 }
@@ -457,6 +486,8 @@ pub struct WorkloadView {
     pub ready: i32,
     /// Image of the first container.
     pub image: Option<String>,
+    /// When the condition Available last changed (Deployments only).
+    pub availability_changed_at: Option<Timestamp>,
 }
 
 impl Cached for WorkloadView {
@@ -469,6 +500,7 @@ impl From<Deployment> for WorkloadView {
     fn from(deployment: Deployment) -> Self {
         let spec = deployment.spec.unwrap_or_default();
         let status = deployment.status.unwrap_or_default();
+        let available = status.conditions.iter().flatten().find(|condition| condition.type_ == "Available");
         Self {
             observed: status.observed_generation >= deployment.metadata.generation,
             wanted: spec.replicas.unwrap_or(1),
@@ -477,6 +509,9 @@ impl From<Deployment> for WorkloadView {
             updated: status.updated_replicas.unwrap_or(0),
             ready: status.ready_replicas.unwrap_or(0),
             image: spec.template.spec.and_then(|spec| spec.containers.into_iter().next()?.image),
+            availability_changed_at: available
+                .and_then(|condition| condition.last_transition_time.as_ref())
+                .map(|at| at.0),
             metadata: slim(deployment.metadata),
         }
     }
@@ -493,6 +528,7 @@ impl From<DaemonSet> for WorkloadView {
             updated: status.updated_number_scheduled.unwrap_or(0),
             ready: status.number_ready,
             image: set.spec.and_then(|spec| spec.template.spec?.containers.into_iter().next()?.image),
+            availability_changed_at: None,
             metadata: slim(set.metadata),
         }
     }
@@ -525,8 +561,40 @@ pub struct CaBundleView {
     pub metadata: ObjectMeta,
     /// Name of each webhook (empty for an API service) with its bundle.
     pub bundles: Vec<(String, Vec<u8>)>,
+    /// The webhooks' paths (none for an API service).
+    pub webhooks: Vec<WebhookPathView>,
     /// The API server can use the service (API services only).
     pub available: bool,
+}
+
+/// The path of a webhook.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WebhookPathView {
+    /// Name of the webhook.
+    pub name: String,
+    /// Path that kube-apiserver uses.
+    pub path: Option<String>,
+    /// Path behind the segment, which the configuration's annotation names.
+    pub wanted_path: Option<String>,
+}
+
+impl CaBundleView {
+    fn of_webhooks(metadata: ObjectMeta, webhooks: Vec<(String, WebhookClientConfig)>) -> Self {
+        let annotation = metadata.annotations.as_ref().and_then(|annotations| annotations.get(webhook_path::PATHS));
+        let mut wanted: BTreeMap<String, String> =
+            annotation.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        wanted.retain(|_, path| path.starts_with('/'));
+        let mut view = Self { metadata: slim(metadata), available: true, ..Self::default() };
+        for (name, config) in webhooks {
+            view.webhooks.push(WebhookPathView {
+                path: config.service.and_then(|service| service.path),
+                wanted_path: wanted.remove(&name),
+                name: name.clone(),
+            });
+            view.bundles.push((name, config.ca_bundle.map(|bytes| bytes.0).unwrap_or_default()));
+        }
+        view
+    }
 }
 
 impl Cached for CaBundleView {
@@ -540,30 +608,55 @@ impl From<APIService> for CaBundleView {
         let bundle = service.spec.and_then(|spec| spec.ca_bundle).map(|bytes| bytes.0).unwrap_or_default();
         let conditions = service.status.and_then(|status| status.conditions).unwrap_or_default();
         let available = conditions.iter().any(|condition| condition.type_ == "Available" && condition.status == "True");
-        Self { metadata: slim(service.metadata), bundles: vec![(String::new(), bundle)], available }
+        Self { metadata: slim(service.metadata), bundles: vec![(String::new(), bundle)], available, ..Self::default() }
     }
 }
 
 impl From<MutatingWebhookConfiguration> for CaBundleView {
     fn from(configuration: MutatingWebhookConfiguration) -> Self {
-        let bundles = configuration
-            .webhooks
-            .unwrap_or_default()
-            .into_iter()
-            .map(|hook| (hook.name, hook.client_config.ca_bundle.map(|bytes| bytes.0).unwrap_or_default()))
-            .collect();
-        Self { metadata: slim(configuration.metadata), bundles, available: true }
+        let webhooks = configuration.webhooks.unwrap_or_default().into_iter();
+        Self::of_webhooks(configuration.metadata, webhooks.map(|hook| (hook.name, hook.client_config)).collect())
     }
 }
 
 impl From<ValidatingWebhookConfiguration> for CaBundleView {
     fn from(configuration: ValidatingWebhookConfiguration) -> Self {
-        let bundles = configuration
-            .webhooks
-            .unwrap_or_default()
-            .into_iter()
-            .map(|hook| (hook.name, hook.client_config.ca_bundle.map(|bytes| bytes.0).unwrap_or_default()))
-            .collect();
-        Self { metadata: slim(configuration.metadata), bundles, available: true }
+        let webhooks = configuration.webhooks.unwrap_or_default().into_iter();
+        Self::of_webhooks(configuration.metadata, webhooks.map(|hook| (hook.name, hook.client_config)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn pod_that_is_shown_no_longer_may_run_unless_its_end_was_seen() {
+        let ended = json!({"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+            "state": {"terminated": {"exitCode": 0}}});
+        let (deleting, none) = (json!("2030-01-01T00:00:00Z"), Value::Null);
+        // phase, deletion timestamp, node, containers, may run
+        for (phase, deleted, node, containers, may_run) in [
+            ("Running", &none, json!("n"), json!([]), true),
+            // Its label was removed while it was shut down.
+            ("Running", &deleting, json!("n"), json!([]), true),
+            ("Pending", &none, json!("n"), json!([]), true),
+            ("Pending", &none, json!(null), json!([]), true),
+            ("Pending", &deleting, json!(null), json!([]), false),
+            ("Succeeded", &deleting, json!("n"), json!([]), false),
+            ("Failed", &none, json!("n"), json!([]), false),
+            ("Running", &deleting, json!("n"), json!([ended]), false),
+        ] {
+            let pod = json!({
+                "metadata": {"name": "p", "resourceVersion": "3", "deletionTimestamp": deleted},
+                "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase, "containerStatuses": containers},
+            });
+            let view = PodView::from(serde_json::from_value::<Pod>(pod).unwrap());
+            let unseen = view.unseen();
+            assert_eq!(unseen.is_some(), may_run, "{phase} {deleted} {node}");
+            assert!(unseen.is_none_or(|pod| pod.is_unseen() && pod.metadata.resource_version.is_none()));
+        }
     }
 }

@@ -6,13 +6,13 @@ use std::{
 };
 
 use api::{
-    VirtualMachineInstance, VmiPhase,
+    VirtualMachine, VirtualMachineInstance, VmiPhase,
     constants::{component, condition},
     instancetype::{
         MatchedKind,
         matcher::{Role, Source},
     },
-    tls,
+    owner, tls,
     tsc::{self, Need},
     vsock,
 };
@@ -34,8 +34,8 @@ use crate::{
         Cached, Decision, Failure, Key, Kind, driver::Driver, executor::Executor, metrics::Metrics, queue::Queue,
     },
     views::{CaBundleView, ClaimView},
-    vm, vmi, workloads,
-    world::{World, controller_of},
+    vm, vmi, webhook_path, workloads,
+    world::World,
 };
 
 /// Label of namespaces: memory limit over request.
@@ -58,11 +58,13 @@ pub struct Controllers {
     namespace: String,
     launcher_image: String,
     guestfs_image: String,
+    manages_roles: bool,
     vms: Keys,
     instances: Keys,
     replica_sets: Keys,
     nodes: Keys,
     certificates: Keys,
+    webhook_paths: Keys,
     requests: Keys,
     kubevirts: Keys,
 }
@@ -85,11 +87,13 @@ impl Controllers {
             namespace: options.namespace.clone(),
             launcher_image: options.launcher_image.clone(),
             guestfs_image: options.guestfs_image.clone(),
+            manages_roles: options.manage_role_aggregation,
             vms: Arc::default(),
             instances: Arc::default(),
             replica_sets: Arc::default(),
             nodes: Arc::default(),
             certificates: Arc::default(),
+            webhook_paths: Arc::default(),
             requests: Arc::default(),
             kubevirts: Arc::default(),
         }
@@ -141,7 +145,7 @@ impl Controllers {
             instances.add(key.clone());
             vms.add(key.clone());
             // A machine that is not controlled by another object may belong to any set of its namespace.
-            if controller_of(&instance.metadata, Kind::VirtualMachine).is_none() {
+            if owner::controller_of_kind::<VirtualMachine>(&instance.metadata).is_none() {
                 sets.extend(known_sets.keys().into_iter().filter(|set| set.namespace == key.namespace));
             }
             if let Some(name) = instance.status.as_ref().and_then(|status| status.node_name.clone()) {
@@ -160,8 +164,8 @@ impl Controllers {
         let instances = self.instances.clone();
         self.world.pods.listen(move |(former, present)| {
             let Some(pod) = present.or(former) else { return };
-            if let Some((_, name)) = controller_of(&pod.metadata, Kind::Instance) {
-                instances.add(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), name));
+            if let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) {
+                instances.add(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
             }
         });
         let (vms, instances) = (self.vms.clone(), self.instances.clone());
@@ -218,8 +222,10 @@ impl Controllers {
             let Some(revision) = present else { return };
             let wanted = Source::Revision(revision.metadata.name.clone().unwrap_or_default());
             // Most copies are their VM's own; one that a user names may be anybody's.
-            match controller_of(&revision.metadata, Kind::VirtualMachine) {
-                Some((_, name)) => queue.add(Key::new(revision.metadata.namespace.clone().unwrap_or_default(), name)),
+            match owner::controller_of_kind::<VirtualMachine>(&revision.metadata) {
+                Some(owner) => {
+                    queue.add(Key::new(revision.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
+                }
                 None => {
                     let naming = known_vms.filter(|vm| {
                         vm.metadata.namespace == revision.metadata.namespace && vm::instancetype::names(vm, &wanted)
@@ -259,7 +265,7 @@ impl Controllers {
     }
 
     fn listen_installation(&self) {
-        // One decision covers all certificates, and one the object of the installation.
+        // One decision covers all certificates, one the paths of all webhooks, and one the object of the installation.
         let one = Key::new(self.namespace.clone(), "");
         macro_rules! wake {
             ($cache:expr, $($queue:expr),+) => {{
@@ -267,13 +273,13 @@ impl Controllers {
                 $cache.listen(move |_| queues.iter().for_each(|queue| queue.add(key.clone())));
             }};
         }
-        wake!(self.world.secrets, self.certificates);
+        wake!(self.world.secrets, self.certificates, self.webhook_paths, self.kubevirts);
         wake!(self.world.config_maps, self.certificates, self.kubevirts);
         wake!(self.world.kubevirts, self.certificates, self.kubevirts);
         wake!(self.world.api_services, self.certificates, self.kubevirts);
-        wake!(self.world.mutating_webhooks, self.certificates, self.kubevirts);
-        wake!(self.world.validating_webhooks, self.certificates, self.kubevirts);
-        wake!(self.world.deployments, self.kubevirts);
+        wake!(self.world.mutating_webhooks, self.certificates, self.webhook_paths, self.kubevirts);
+        wake!(self.world.validating_webhooks, self.certificates, self.webhook_paths, self.kubevirts);
+        wake!(self.world.deployments, self.webhook_paths, self.kubevirts);
         wake!(self.world.daemon_sets, self.kubevirts);
         wake!(self.world.roles, self.kubevirts);
         let queue = self.requests.clone();
@@ -281,6 +287,7 @@ impl Controllers {
             queue.extend(present.map(|request| Key::of(&request.metadata)));
         });
         let (queue, requests, known) = (self.certificates.clone(), self.requests.clone(), self.world.requests.clone());
+        self.webhook_paths.add(one.clone());
         queue.add(one);
         // A new authority may be what requests have waited for.
         self.world.secrets.listen(move |_| requests.extend(known.keys()));
@@ -327,12 +334,17 @@ impl Controllers {
     }
 
     fn start_installation(&self) {
+        let (world, namespace, since) = (self.world.clone(), self.namespace.clone(), Timestamp::now());
+        let reconcile = move |_: &Key, _: Option<&Failure>, now| webhook_paths_decision(&world, &namespace, since, now);
+        Driver::new("webhook-path", self.webhook_paths.clone(), self.executor.clone(), reconcile).start(1);
+
         let (world, namespace) = (self.world.clone(), self.namespace.clone());
         let deployment = kubevirt::Deployment::new(&namespace, &self.launcher_image, &self.guestfs_image, VERSION);
         let batches = workloads::Batches::default();
+        let manages_roles = self.manages_roles;
         let reconcile =
             move |_: &Key, _: Option<&Failure>, now| {
-                let decision = installation_decision(&world, &namespace, &deployment, now);
+                let decision = installation_decision(&world, &namespace, &deployment, manages_roles, now);
                 // What is written wakes this again.
                 decision.map(|decision| {
                     if decision.effects.is_empty() { eviction_decision(&world, &batches, now) } else { decision }
@@ -450,6 +462,7 @@ fn instance_decision(
     vmi::decide(&vmi::Observed {
         instance: &instance,
         pods: &world.pods_of(&instance),
+        missing: &world.missing_pods(&instance),
         config: &config,
         launcher_image,
         claims: &claims,
@@ -537,8 +550,10 @@ fn node_decision(
     let on_node = world.instances.filter(|instance| {
         instance.status.as_ref().and_then(|status| status.node_name.as_deref()) == Some(key.name.as_str())
     });
+    // A VMI is given up only if it has no pod, and of one with missing pods that is not known yet.
     let machines: Vec<node::Machine> = on_node
         .into_iter()
+        .filter(|instance| world.missing_pods(instance).is_empty())
         .map(|instance| {
             let pods = world.pods_of(&instance);
             node::Machine { instance, pods }
@@ -570,17 +585,39 @@ fn bundle(world: &World, namespace: &str) -> Option<String> {
 }
 
 fn carriers(world: &World) -> Vec<(Kind, Arc<CaBundleView>)> {
+    let services = world.api_services.filter(|_| true);
+    services.into_iter().map(|object| (Kind::ApiService, object)).chain(webhooks(world)).collect()
+}
+
+fn webhooks(world: &World) -> Vec<webhook_path::Configuration> {
     let all = |kind: Kind, objects: Vec<Arc<CaBundleView>>| objects.into_iter().map(move |object| (kind, object));
-    all(Kind::ApiService, world.api_services.filter(|_| true))
-        .chain(all(Kind::MutatingWebhooks, world.mutating_webhooks.filter(|_| true)))
+    all(Kind::MutatingWebhooks, world.mutating_webhooks.filter(|_| true))
         .chain(all(Kind::ValidatingWebhooks, world.validating_webhooks.filter(|_| true)))
         .collect()
+}
+
+fn webhook_paths_decision(
+    world: &World,
+    namespace: &str,
+    since: Timestamp,
+    now: Timestamp,
+) -> Result<Decision, serde_json::Error> {
+    let api = world.deployments.get(&Key::new(namespace, component::VIRT_API));
+    webhook_path::decide(&webhook_path::Observed {
+        namespace,
+        secret: world.secrets.get(&Key::new(namespace, api::webhook_path::SECRET)).as_deref(),
+        configurations: &webhooks(world),
+        ready: api.as_ref().is_some_and(|api| api.ready > 0),
+        // What changed later was seen.
+        missed: api.and_then(|api| api.availability_changed_at).filter(|at| *at <= since),
+        now,
+    })
 }
 
 fn certificates_decision(world: &World, namespace: &str, now: Timestamp) -> Result<Decision, serde_json::Error> {
     let secret = |name: &str| world.secrets.get(&Key::new(namespace, name));
     let held: Vec<_> =
-        crate::world::CERTIFICATE_SECRETS.iter().filter_map(|name| Some(((*name).to_owned(), secret(name)?))).collect();
+        certificates::leaf_secrets().into_iter().filter_map(|name| Some((name.to_owned(), secret(name)?))).collect();
     let leaves = held.iter().map(|(name, secret)| (name.clone(), secret.as_ref())).collect();
     let map = world.config_maps.get(&Key::new(namespace, tls::CA_CONFIG_MAP));
     let authority = secret(tls::CA_SECRET);
@@ -633,6 +670,7 @@ fn installation_decision(
     world: &World,
     namespace: &str,
     deployment: &kubevirt::Deployment,
+    manages_roles: bool,
     now: Timestamp,
 ) -> Result<Decision, serde_json::Error> {
     let objects = world.kubevirts.filter(|object| object.metadata.deletion_timestamp.is_none());
@@ -646,6 +684,8 @@ fn installation_decision(
         carriers.len() == expected
             && carriers.iter().all(|(_, object)| object.bundles.iter().all(|(_, known)| known == bundle.as_bytes()))
     });
+    let secret = world.secrets.get(&Key::new(namespace, api::webhook_path::SECRET));
+    let paths_in_place = webhook_path::in_place(secret.as_deref(), &webhooks(world));
     kubevirt::decide(&kubevirt::Observed {
         kubevirt: object,
         components: kubevirt::Components {
@@ -653,6 +693,7 @@ fn installation_decision(
             controller: controller.as_deref(),
             handler: handler.as_deref(),
             bundle_in_place,
+            paths_in_place,
             api_services_available: carriers.iter().all(|(_, object)| object.available),
         },
         version: VERSION,
@@ -660,6 +701,7 @@ fn installation_decision(
         architecture: architecture(),
         outdated_machines: outdated(world).len(),
         roles: &world.roles.filter(|_| true),
+        manages_roles,
         now,
     })
 }

@@ -9,7 +9,7 @@ use api::{
         MatchedKind, VirtualMachineClusterInstancetype, VirtualMachineClusterPreference, VirtualMachineInstancetype,
         VirtualMachinePreference, revision,
     },
-    tls,
+    owner, tls, webhook_path,
 };
 use k8s_openapi::{
     api::{
@@ -31,16 +31,13 @@ use serde_json::Value;
 
 use crate::{
     kubevirt,
-    runtime::{
-        Cache, Cached, Key, Kind,
-        cache::{controller_uid, trim_meta},
-        executor::Answers,
-    },
+    runtime::{Cache, Cached, Key, Kind, cache::trim_meta, executor::Answers},
     views::{
         CaBundleView, ClaimView, DefinitionView, MatchedView, NamespaceView, NodeView, PodView, QuotaView,
         RevisionView, RoleView, StartView, WorkloadView,
     },
     vm,
+    watched_pod::WatchedPod,
 };
 
 impl Cached for VirtualMachine {
@@ -141,7 +138,7 @@ pub struct World {
     pub daemon_sets: Arc<Cache<WorkloadView>>,
     /// The configuration object.
     pub kubevirts: Arc<Cache<KubeVirt>>,
-    /// Secrets with certificates, by name.
+    /// Secrets that this process makes.
     pub secrets: Arc<Cache<Secret>>,
     /// The CA bundle.
     pub config_maps: Arc<Cache<ConfigMap>>,
@@ -149,24 +146,32 @@ pub struct World {
     pub requests: Arc<Cache<CertificateSigningRequest>>,
     /// API services that carry the CA bundle.
     pub api_services: Arc<Cache<CaBundleView>>,
-    /// Mutating webhooks that carry the CA bundle.
+    /// Mutating webhooks that carry the CA bundle and the path segment.
     pub mutating_webhooks: Arc<Cache<CaBundleView>>,
-    /// Validating webhooks that carry the CA bundle.
+    /// Validating webhooks that carry the CA bundle and the path segment.
     pub validating_webhooks: Arc<Cache<CaBundleView>>,
     /// Cluster roles that may be part of those that each cluster has.
     pub roles: Arc<Cache<RoleView>>,
 }
 
-/// Secrets with certificates that are followed.
-pub const CERTIFICATE_SECRETS: [&str; 4] =
-    [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET];
+/// Secrets that are followed.
+const SECRETS: [&str; 5] =
+    [tls::CA_SECRET, tls::API_SERVER_SECRET, tls::API_CLIENT_SECRET, tls::CONTROLLER_SECRET, webhook_path::SECRET];
+
+/// Objects on a page of a list. An object can have 1.5 MiB, and a page is held as a whole, beside those of other watches.
+const PAGE: u32 = 50;
+
+/// The way all kinds are listed and watched.
+fn paged() -> watcher::Config {
+    watcher::Config::default().page_size(PAGE)
+}
 
 impl World {
     /// Starts all watches. Each object that must be named in RBAC is watched by its name.
     pub fn follow(&self, client: &Client, namespace: &str) {
-        let all = watcher::Config::default();
-        let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let labelled = |value: &str| watcher::Config::default().labels(&format!("{}={value}", label::APP));
+        let all = paged();
+        let named = |name: &str| paged().fields(&format!("metadata.name={name}"));
+        let labelled = |value: &str| paged().labels(&format!("{}={value}", label::APP));
 
         tokio::spawn(self.vms.clone().follow(Api::all(client.clone()), all.clone(), |object| object));
         tokio::spawn(self.instances.clone().follow(Api::all(client.clone()), all.clone(), |object| object));
@@ -189,19 +194,29 @@ impl World {
         tokio::spawn(self.matched(kind).clone().follow(api, all.clone(), view));
         tokio::spawn(self.revisions.clone().follow(
             Api::<ControllerRevision>::all(client.clone()),
-            watcher::Config::default().labels(revision::OBJECT_KIND),
+            paged().labels(revision::OBJECT_KIND),
             RevisionView::from,
         ));
         tokio::spawn(self.starts.clone().follow(
             Api::<ControllerRevision>::all(client.clone()),
-            watcher::Config::default().labels(vm::revision::LABEL),
+            paged().labels(vm::revision::LABEL),
             StartView::from,
         ));
-        tokio::spawn(self.pods.clone().follow(
-            Api::<Pod>::all(client.clone()),
+        let instances = self.instances.clone();
+        tokio::spawn(self.pods.clone().follow_some(
+            Api::<WatchedPod>::all(client.clone()),
             labelled(component::VIRT_LAUNCHER),
-            PodView::from,
+            WatchedPod::into_view,
+            move |pod| Self::is_of_vmi(&instances, pod),
         ));
+        let pods = self.pods.clone();
+        self.instances.listen(move |(former, present)| {
+            // Nobody asks any more for a pod that its watch does not show.
+            let Some(former) = former.and_then(|former| former.metadata.uid.as_deref()) else { return };
+            if present.and_then(|present| present.metadata.uid.as_deref()) != Some(former) {
+                pods.forget_unseen(former);
+            }
+        });
         tokio::spawn(self.handlers.clone().follow(
             Api::<Pod>::namespaced(client.clone(), namespace),
             labelled(component::VIRT_HANDLER),
@@ -238,13 +253,13 @@ impl World {
             all.clone(),
             |object| object,
         ));
-        let signer = watcher::Config::default().fields(&format!("spec.signerName={}", tls::HANDLER_SIGNER));
+        let signer = paged().fields(&format!("spec.signerName={}", tls::HANDLER_SIGNER));
         tokio::spawn(self.requests.clone().follow(
             Api::<CertificateSigningRequest>::all(client.clone()),
             signer,
             |object| object,
         ));
-        for name in CERTIFICATE_SECRETS {
+        for name in SECRETS {
             let api = Api::<Secret>::namespaced(client.clone(), namespace);
             tokio::spawn(self.secrets.clone().follow_one(api, named(name), name, |object| object));
         }
@@ -277,12 +292,12 @@ impl World {
         let kind = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
         let resource = ApiResource::from_gvk_with_plural(&kind, "network-attachment-definitions");
         let api = Api::<DynamicObject>::all_with(client, &resource);
-        self.definitions.clone().follow(api, watcher::Config::default(), DefinitionView::from).await;
+        self.definitions.clone().follow(api, paged(), DefinitionView::from).await;
     }
 
     /// Waits until everything that certificates depend on has been read.
     pub async fn certificates_synced(&self) {
-        self.secrets.synced_all(CERTIFICATE_SECRETS.len()).await;
+        self.secrets.synced_all(SECRETS.len()).await;
         self.config_maps.synced().await;
         self.kubevirts.synced().await;
         self.requests.synced().await;
@@ -327,31 +342,30 @@ impl World {
     /// Launcher pods controlled by a machine. A UID alone is not enough: whoever makes a pod writes its owners.
     #[must_use]
     pub fn pods_of(&self, instance: &VirtualMachineInstance) -> Vec<Arc<PodView>> {
-        let Some(uid) = instance.metadata.uid.as_deref().filter(|uid| !uid.is_empty()) else { return Vec::new() };
-        let mut pods = self.pods.owned_by(uid);
-        pods.retain(|pod| {
-            let owner = controller_of(&pod.metadata, Kind::Instance);
-            pod.metadata.namespace == instance.metadata.namespace
-                && owner.is_some_and(|(_, name)| Some(name) == instance.metadata.name)
-        });
+        let mut pods = self.pods.owned_by(instance.metadata.uid.as_deref().unwrap_or_default());
+        pods.retain(|pod| owner::is_controlled_by(&pod.metadata, instance));
         pods
     }
-}
 
-/// UID and name of the controller of a kind.
-#[must_use]
-pub fn controller_of(meta: &ObjectMeta, kind: Kind) -> Option<(String, String)> {
-    let owners = meta.owner_references.as_ref()?;
-    let owner = owners.iter().find(|owner| {
-        owner.controller == Some(true) && owner.kind == kind.kind() && owner.api_version == kind.api_version()
-    })?;
-    Some((owner.uid.clone(), owner.name.clone()))
-}
+    /// UIDs of the pods in the status of a VMI without a known pod, as far as the end of the pod was not seen. No watch shows a pod
+    /// whose label was removed, so such a pod may still run.
+    #[must_use]
+    pub fn missing_pods(&self, instance: &VirtualMachineInstance) -> Vec<String> {
+        let Some(status) = instance.status.as_ref().filter(|status| !status.active_pods.is_empty()) else {
+            return Vec::new();
+        };
+        if !self.pods_of(instance).is_empty() {
+            return Vec::new();
+        }
+        status.active_pods.keys().filter(|uid| !self.pods.is_gone(uid)).cloned().collect()
+    }
 
-/// True when the object is controlled by anything.
-#[must_use]
-pub fn is_controlled(meta: &ObjectMeta) -> bool {
-    controller_uid(meta).is_some()
+    /// True for a pod of a VMI that exists.
+    fn is_of_vmi(instances: &Cache<VirtualMachineInstance>, pod: &PodView) -> bool {
+        let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) else { return false };
+        let key = Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone());
+        instances.get(&key).is_some_and(|instance| owner::is_controlled_by(&pod.metadata, &*instance))
+    }
 }
 
 fn typed<T: serde::de::DeserializeOwned>(kind: Kind, object: Value) -> Option<T> {
@@ -371,7 +385,12 @@ impl Answers for World {
             Kind::VirtualMachine => typed(kind, object).into_iter().for_each(|object| self.vms.observe(object)),
             Kind::Instance => typed(kind, object).into_iter().for_each(|object| self.instances.observe(object)),
             Kind::ReplicaSet => typed(kind, object).into_iter().for_each(|object| self.replica_sets.observe(object)),
-            Kind::Pod => typed::<Pod>(kind, object).into_iter().for_each(|object| self.pods.observe(object.into())),
+            Kind::Pod => {
+                typed::<WatchedPod>(kind, object)
+                    .and_then(WatchedPod::into_view)
+                    .into_iter()
+                    .for_each(|view| self.pods.observe(view));
+            }
             Kind::ControllerRevision => typed::<ControllerRevision>(kind, object).into_iter().for_each(|object| {
                 if object.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(vm::revision::LABEL)) {
                     self.starts.observe(object.into());

@@ -65,7 +65,7 @@ pub fn check(input: &[u8]) -> bool {
         json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "metadata": {},
             "spec": {"selector": {"matchLabels": {"app": "a"}}, "template": template}}),
     ) {
-        told(&replica_set::causes(&set, None, &config));
+        told(&replica_set::causes(&set, None, &config, false));
     }
     true
 }

@@ -8,29 +8,25 @@ use api::VirtualMachineInstance;
 
 use crate::{
     device_plugin::{Device, KVM, TUN, VHOST_NET, VHOST_VSOCK},
-    safe_dir::{Error, Kind, Peer, SafeDir},
+    safe_dir::{Error, Kind, SafeDir},
 };
 
 /// Devices that a launcher opens itself.
 const OPENED: [Device; 4] = [KVM, TUN, VHOST_NET, VHOST_VSOCK];
 
-/// Gives the devices that are in the launcher's container to its user: those that every launcher opens, and the block
-/// devices of the machine's claims. Returns the names of those; devices that the pod does not have are left out.
-pub fn grant(launcher: &Peer, vmi: &VirtualMachineInstance, user: u32) -> Result<Vec<String>, Error> {
-    grant_in(&launcher.root()?.open_dir("dev")?, &claim_volumes(vmi), user)
-}
-
 /// Volumes that may be block devices. Whether one is, its node in the container says.
-fn claim_volumes(vmi: &VirtualMachineInstance) -> Vec<&str> {
+pub(crate) fn claim_volumes(vmi: &VirtualMachineInstance) -> Vec<String> {
     let has_claim = |volume: &&api::vmi::volumes::Volume| {
         volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() || volume.ephemeral.is_some()
     };
-    vmi.spec.volumes.iter().filter(has_claim).map(|volume| volume.name.as_str()).collect()
+    vmi.spec.volumes.iter().filter(has_claim).map(|volume| volume.name.clone()).collect()
 }
 
-fn grant_in(dev: &SafeDir, volumes: &[&str], user: u32) -> Result<Vec<String>, Error> {
+/// Gives the devices in `dev`, the `/dev` of the launcher's container, to its user: those that every launcher opens, and
+/// those of `volumes` that are block devices. Returns the names of those; devices that the pod does not have are left out.
+pub(crate) fn grant(dev: &SafeDir, volumes: &[String], user: u32) -> Result<Vec<String>, Error> {
     let devices = OPENED.map(|device| (device.name, dev.chown_device(device.node, device.number, user, user)));
-    let blocks = volumes.iter().map(|volume| (*volume, dev.chown_block_device(volume, user, user)));
+    let blocks = volumes.iter().map(|volume| (volume.as_str(), dev.chown_block_device(volume, user, user)));
     // A volume with a file system may bear the name of anything that is in `/dev`.
     let blocks = blocks.filter(|(_, outcome)| !matches!(outcome, Err(Error::WrongKind { .. })));
     let mut granted = Vec::new();
@@ -56,10 +52,9 @@ pub(crate) fn is_granted(name: &str, outcome: Result<(), Error>) -> Result<bool,
     }
 }
 
-/// Whether the launcher has `/dev/kvm`.
-#[must_use]
-pub fn has_kvm(launcher: &Peer) -> bool {
-    launcher.root().and_then(|root| root.open_dir("dev")).is_ok_and(|dev| is_there(&dev, KVM))
+/// Whether a launcher has `/dev/kvm`, given its `/dev`. One that is mounted from the node counts.
+pub(crate) fn has_kvm(dev: &SafeDir) -> bool {
+    is_there(dev, KVM) || matches!(dev.stat(KVM.node), Err(Error::Escape(_)))
 }
 
 /// Whether the device is in a directory of devices.
@@ -103,18 +98,18 @@ mod tests {
             return;
         }
         let dev = SafeDir::trusted(&path).unwrap();
-        assert_eq!(grant_in(&dev, &[], 107).unwrap(), ["tun"]);
+        assert_eq!(grant(&dev, &[], 107).unwrap(), ["tun"]);
         let tun = fs::metadata(path.join("net/tun")).unwrap();
         assert_eq!((tun.uid(), tun.gid(), tun.mode() & 0o777), (107, 107, 0o600));
         assert_eq!(fs::metadata(path.join("other")).unwrap().uid(), 0);
         assert!(is_there(&dev, TUN) && !is_there(&dev, KVM));
         // Another device by the name of one that is given away.
         node(&path.join("kvm"), 1, 1);
-        assert!(matches!(grant_in(&dev, &[], 107), Err(Error::WrongDevice { .. })));
+        assert!(matches!(grant(&dev, &[], 107), Err(Error::WrongDevice { .. })));
         assert!(!is_there(&dev, KVM));
         fs::remove_file(path.join("kvm")).unwrap();
         symlink("/dev/null", path.join("kvm")).unwrap();
-        assert!(matches!(grant_in(&dev, &[], 107), Err(Error::WrongKind { found: Kind::Link, .. })));
+        assert!(matches!(grant(&dev, &[], 107), Err(Error::WrongKind { found: Kind::Link, .. })));
         fs::remove_dir_all(path).unwrap();
     }
 
@@ -124,13 +119,13 @@ mod tests {
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
         symlink("/etc/passwd", path.join("kvm")).unwrap();
-        let granted = grant_in(&SafeDir::trusted(&path).unwrap(), &[], 107);
+        let granted = grant(&SafeDir::trusted(&path).unwrap(), &[], 107);
         assert!(matches!(granted, Err(Error::WrongKind { found: Kind::Link, .. })), "{granted:?}");
         // A directory on the way that is a link.
         fs::remove_file(path.join("kvm")).unwrap();
         symlink("/dev/net", path.join("net")).unwrap();
         // Left as it is: what is behind the link is the node's.
-        assert_eq!(grant_in(&SafeDir::trusted(&path).unwrap(), &[], 107).unwrap(), Vec::<String>::new());
+        assert_eq!(grant(&SafeDir::trusted(&path).unwrap(), &[], 107).unwrap(), Vec::<String>::new());
         fs::remove_dir_all(path).unwrap();
     }
 
@@ -145,14 +140,14 @@ mod tests {
         if made {
             symlink("other", path.join("link")).unwrap();
             let dev = SafeDir::trusted(&path).unwrap();
-            let granted = grant_in(&dev, &["data", "shm", "null", "absent"], 107).unwrap();
+            let granted = grant(&dev, &["data", "shm", "null", "absent"].map(str::to_owned), 107).unwrap();
             assert_eq!(granted, ["data"]);
             assert_eq!(fs::metadata(path.join("data")).unwrap().uid(), 107);
-            assert_eq!(grant_in(&dev, &["link"], 107).unwrap(), Vec::<String>::new());
+            assert_eq!(grant(&dev, &["link".to_owned()], 107).unwrap(), Vec::<String>::new());
             for left in ["other", "null"] {
                 assert_eq!(fs::metadata(path.join(left)).unwrap().uid(), 0, "{left}");
             }
-            assert!(matches!(grant_in(&dev, &["../data"], 107), Err(Error::NotBeneath(_))));
+            assert!(matches!(grant(&dev, &["../data".to_owned()], 107), Err(Error::NotBeneath(_))));
         }
         fs::remove_dir_all(path).unwrap();
     }

@@ -144,7 +144,7 @@ fn decide(
     let labels = current.labels.as_ref().unwrap_or(&empty);
     let annotations = current.annotations.as_ref().unwrap_or(&empty);
     let mut changes = match capabilities {
-        Some(capabilities) if !annotations.contains_key(labels::SKIP_NODE) => {
+        Some(capabilities) if !annotations.contains_key(annotation::SKIP_NODE) => {
             let wanted = labels::labels(capabilities, surroundings);
             labels::changes(labels, &wanted)
         }

@@ -16,14 +16,6 @@ const MAX_NODES: u32 = 100_000;
 const MAX_LABELS: usize = 2000;
 /// Value of labels that are there or not.
 const TRUE: &str = "true";
-/// Says that the node's own CPU model is one that the configuration calls obsolete.
-pub const OBSOLETE_HOST_MODEL: &str = "node-labeller.kubevirt.io/obsolete-host-model";
-/// Annotation of nodes whose labels are left alone.
-pub const SKIP_NODE: &str = "node-labeller.kubevirt.io/skip-node";
-/// Secure execution of s390x.
-const S390_PV: &str = "kubevirt.io/s390-pv";
-/// Older name of the label for CPU pinning, which tools still look for.
-const CPU_MANAGER_LEGACY: &str = "cpumanager";
 
 /// CPU models that are not offered when the configuration does not say which.
 const OBSOLETE: [&str; 16] = [
@@ -61,8 +53,15 @@ const PREFIXES: [&str; 10] = [
     label::VM_ARCH_PREFIX,
 ];
 /// Single labels that are ours.
-const SINGLE: [&str; 7] =
-    [OBSOLETE_HOST_MODEL, label::REALTIME, label::SEV, label::SEV_ES, label::SEV_SNP, label::TDX, S390_PV];
+const SINGLE: [&str; 7] = [
+    label::OBSOLETE_HOST_MODEL,
+    label::REALTIME,
+    label::SEV,
+    label::SEV_ES,
+    label::SEV_SNP,
+    label::TDX,
+    label::S390_PV,
+];
 
 /// Why libvirt's description of the node cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -221,7 +220,7 @@ pub fn labels(capabilities: &Capabilities, surroundings: &Surroundings) -> BTree
                 add(label::HOST_MODEL_REQUIRED_FEATURES_PREFIX, feature, TRUE);
             }
             if surroundings.obsolete_models.get(model) == Some(&true) {
-                add(OBSOLETE_HOST_MODEL, "", TRUE);
+                add(label::OBSOLETE_HOST_MODEL, "", TRUE);
             }
         }
         let vendor = match &capabilities.vendor {
@@ -247,7 +246,7 @@ pub fn labels(capabilities: &Capabilities, surroundings: &Surroundings) -> BTree
         (label::SEV_ES, capabilities.sev_es),
         (label::SEV_SNP, capabilities.sev_snp),
         (label::TDX, capabilities.tdx),
-        (S390_PV, capabilities.s390_pv),
+        (label::S390_PV, capabilities.s390_pv),
     ];
     for (key, _) in single.iter().filter(|(_, holds)| *holds) {
         add(key, "", TRUE);
@@ -262,7 +261,7 @@ pub fn labels(capabilities: &Capabilities, surroundings: &Surroundings) -> BTree
 #[must_use]
 pub fn switches(surroundings: &Surroundings) -> BTreeMap<String, String> {
     let value = if surroundings.cpu_manager { TRUE } else { "false" };
-    [label::CPU_MANAGER, CPU_MANAGER_LEGACY].map(|key| (key.to_owned(), value.to_owned())).into()
+    [label::CPU_MANAGER, label::CPU_MANAGER_LEGACY].map(|key| (key.to_owned(), value.to_owned())).into()
 }
 
 /// The changes that make `current` what it should be: `None` removes a label. Labels of others are left alone.

@@ -20,6 +20,7 @@ pub mod launcher;
 pub mod machine;
 pub mod metrics;
 pub mod network;
+pub mod pod_calls;
 pub mod readiness;
 pub mod safe_dir;
 pub mod server;
@@ -32,17 +33,13 @@ use std::{
     time::Duration,
 };
 
-use axum::{
-    extract::Request,
-    middleware::{self, Next},
-};
 use process::{
     CancellationToken,
     config::ConfigHandle,
     logging::Verbosity,
     ops::{Ops, Readiness},
     shares::Shares,
-    tls::{ClientPolicy, Identity, Limits, Roots, ServerTls, TlsError},
+    tls::{Callers, ClientPolicy, Identity, Limits, ProbeAddresses, Roots, ServerTls, TlsError},
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tokio_util::task::TaskTracker;
@@ -58,11 +55,11 @@ use crate::{
 const SYS: &str = "/sys";
 /// Time for tasks and connections to end after the stop.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Connections of the console and lifecycle server at a time; streams that were upgraded count for themselves.
-const CONSOLE_CONNECTIONS: usize = 128;
-/// Connections of the metrics server at a time, and of one address: kubelet's probes come here as well.
-const METRICS_CONNECTIONS: usize = 64;
-const METRICS_SHARE: usize = 4;
+/// Bounds of the server for metrics and health: each page of metrics asks all launchers.
+const METRICS: Limits = Limits { connections: 64, others: 32, share: 8, ..Limits::DEFAULT };
+/// Bounds of the server for consoles and lifecycle requests. Streams that were upgraded count for themselves. Nobody without
+/// a certificate of virt-api gets through the handshake, and no probe comes here.
+const CONSOLES: Limits = Limits { probes: 0, handshake_proves: true, ..Limits::DEFAULT };
 
 /// What the agent has to know to start.
 #[derive(Clone, Debug)]
@@ -153,8 +150,7 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     serve(
         &options, &client, &config, &metrics, &readiness, &machines, &identity, &roots, guests, &streams, &stop,
         &mut parts,
-    )
-    .await?;
+    )?;
     parts.spawn(vsock::service::run(options.device_dir.clone(), config.clone(), roots, stop.clone()));
     let listed = {
         let (readiness, ready) = (readiness.clone(), metrics.ready.clone());
@@ -199,7 +195,7 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
 
 /// Starts both servers. They are bound at once, so that a port that is taken is found at once.
 #[expect(clippy::too_many_arguments, reason = "wiring: each is a part made above")]
-async fn serve(
+fn serve(
     options: &Options,
     client: &kube::Client,
     config: &ConfigHandle,
@@ -213,32 +209,26 @@ async fn serve(
     stop: &CancellationToken,
     parts: &mut JoinSet<()>,
 ) -> Result<(), Error> {
-    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), metrics.registry.clone(), roots.clone());
-    let ops_tls = ServerTls::following(identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"], config.clone())?;
     let domains = DomainMetrics::new(machines.clone(), options.node_name.clone());
     metrics.registry.register(Box::new(domains.clone()))?;
-    let ops_router = ops.router().layer(middleware::from_fn(move |request: Request, next: Next| {
+    let ops = Ops::new(client.clone(), config.clone(), readiness.clone(), metrics.registry.clone(), roots.clone());
+    let ops = ops.with_refresh(move || {
         let domains = domains.clone();
-        async move {
-            if request.uri().path() == "/metrics" {
-                domains.refresh().await;
-            }
-            next.run(request).await
-        }
-    }));
-    let ops_limits = Limits { connections: METRICS_CONNECTIONS, share: METRICS_SHARE, ..Limits::default() };
-    let listener = listen(SocketAddr::new(options.listen, options.metrics_port)).await?;
-    parts.spawn(process::tls::serve(listener, ops_tls, ops_router, ops_limits, stop.clone()));
+        Box::pin(async move { domains.refresh().await })
+    });
+    let ops_tls = ServerTls::following(identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"], config.clone())?;
+    let ops_router = ops.router();
+    let callers = Callers { probes: ProbeAddresses::of_this_pod(), ..Callers::default() };
+    let listener = listen(SocketAddr::new(options.listen, options.metrics_port))?;
+    parts.spawn(process::tls::serve(listener, ops_tls, ops_router, METRICS, callers, stop.clone()));
 
     let clients = ClientPolicy::only(roots.clone(), api::tls::API_CLIENT_CN);
     // Streams are upgraded from HTTP/1.1.
     let console_tls = ServerTls::following(identity, clients, &["http/1.1"], config.clone())?;
-    let share = CONSOLE_CONNECTIONS / 2;
-    let console_limits = Limits { connections: CONSOLE_CONNECTIONS, share, ..Limits::default() };
-    let listener = listen(SocketAddr::new(options.listen, options.console_port)).await?;
+    let listener = listen(SocketAddr::new(options.listen, options.console_port))?;
     let shares = Shares::of(server::MAX_STREAMS);
     let router = server::router(machines.clone(), metrics.streams.clone(), shares, guests, streams.clone());
-    parts.spawn(process::tls::serve(listener, console_tls, router, console_limits, stop.clone()));
+    parts.spawn(process::tls::serve(listener, console_tls, router, CONSOLES, Callers::default(), stop.clone()));
 
     let (identity, readiness) = (identity.clone(), readiness.clone());
     tokio::spawn(async move {
@@ -248,8 +238,8 @@ async fn serve(
     Ok(())
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
-    TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })
+fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
+    process::tls::listen(address).map_err(|source| Error::Listen { address, source })
 }
 
 async fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity, node: String) {

@@ -7,6 +7,7 @@ pub mod client;
 pub mod config;
 pub mod events;
 pub mod logging;
+mod metrics_access;
 mod object;
 pub mod ops;
 pub mod profiler;

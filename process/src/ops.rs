@@ -9,16 +9,18 @@ use std::{
 use axum::{
     Json, Router,
     extract::{Extension, State},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{MethodRouter, get},
 };
+use futures::future::BoxFuture;
 use kube::Client;
 use prometheus::{Encoder, IntGauge, Registry, TextEncoder};
 use serde_json::{Value, json};
 
 use crate::{
     config::ConfigHandle,
+    metrics_access::MetricsAccess,
     profiler::{Asked, Profiler},
     rest_metrics,
     tls::{Peer, Roots},
@@ -77,7 +79,12 @@ pub struct Ops {
     profiler: Profiler,
     resident: Option<IntGauge>,
     version: Arc<tokio::sync::Mutex<Option<(Instant, Value)>>>,
+    access: Arc<MetricsAccess>,
+    refresh: Option<Refresh>,
 }
+
+/// Brings metrics up to date before they are read.
+type Refresh = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 impl Ops {
     /// Endpoints over `registry`; adds the process's own memory and its requests to the API server to it. `roots` vouch
@@ -90,6 +97,8 @@ impl Ops {
             // A registry that has the gauge already (two servers in one process) is no reason to fail.
             .filter(|gauge| registry.register(Box::new(gauge.clone())).is_ok());
         Self {
+            access: Arc::new(MetricsAccess::new(client.clone())),
+            refresh: None,
             client,
             config,
             readiness,
@@ -99,6 +108,12 @@ impl Ops {
             resident,
             version: Arc::default(),
         }
+    }
+
+    /// Has `refresh` bring metrics up to date each time before they are read.
+    #[must_use]
+    pub fn with_refresh(self, refresh: impl Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static) -> Self {
+        Self { refresh: Some(Arc::new(refresh)), ..self }
     }
 
     /// The router with the endpoints.
@@ -156,7 +171,14 @@ pub fn encode(registry: &Registry) -> Result<Vec<u8>, prometheus::Error> {
     Ok(text)
 }
 
-async fn metrics(State(ops): State<Ops>) -> Response {
+async fn metrics(State(ops): State<Ops>, peer: Option<Extension<Peer>>, headers: HeaderMap) -> Response {
+    let address = peer.map(|Extension(peer)| peer.address.ip());
+    if let Err(refusal) = ops.access.check(&headers, address).await {
+        return refusal.into_response();
+    }
+    if let Some(refresh) = &ops.refresh {
+        refresh().await;
+    }
     if let (Some(gauge), Some(bytes)) = (&ops.resident, resident_bytes()) {
         gauge.set(bytes);
     }
@@ -223,6 +245,26 @@ mod tests {
                 let response = ops.clone().router().oneshot(request).await.unwrap();
                 assert_eq!(response.status(), code, "{path}");
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn metrics_need_a_token_before_anything_is_done_and_health_needs_none() {
+        let nobody = tower::service_fn(|_: Request<kube::client::Body>| async {
+            Err::<axum::http::Response<Body>, _>(std::io::Error::other("nobody is to be asked"))
+        });
+        let config = ConfigHandle::fixed(ClusterConfig::default());
+        let client = Client::new(nobody, "default");
+        let ops = Ops::new(client, config, Readiness::new(), Registry::new(), Roots::empty())
+            .with_refresh(|| panic!("refreshed for a stranger"));
+        for (path, code) in [
+            ("/metrics", StatusCode::UNAUTHORIZED),
+            ("/livez", StatusCode::OK),
+            ("/readyz", StatusCode::OK),
+            ("/healthz", StatusCode::INTERNAL_SERVER_ERROR),
+        ] {
+            let request = Request::get(path).body(Body::empty()).unwrap();
+            assert_eq!(ops.clone().router().oneshot(request).await.unwrap().status(), code, "{path}");
         }
     }
 

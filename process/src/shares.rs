@@ -1,8 +1,7 @@
-//! Places that many want at a time, shared so that nobody takes them all: either each may have so many, or what one may
-//! have depends on what is free.
+//! Places that many want at a time, shared so that nobody takes them all: what one may have depends on what is free.
 //!
-//! By the second rule a holder gets one more place while it has fewer than seven times as many as are free. The
-//! last ones are kept for those who have none yet. One that is alone may so have more than four fifths of all, two at once
+//! A holder gets one more place while it has fewer than seven times as many as are free. The last ones are kept for those
+//! who have none yet. One that is alone may so have more than four fifths of all, two at once
 //! somewhat less than half each, and who comes last still gets one. Nobody has to be known beforehand, and nobody loses a
 //! place that it has.
 
@@ -43,16 +42,8 @@ impl Full {
 /// Places, and who has them. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Shares<K = String> {
-    rule: Rule,
+    total: usize,
     taken: Arc<Mutex<Taken<K>>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Rule {
-    /// Each holder may have so many.
-    Each(usize),
-    /// There are so many, and what a holder may have depends on what is free.
-    Of(usize),
 }
 
 #[derive(Debug)]
@@ -70,20 +61,10 @@ pub struct Share<K: Clone + Eq + Hash = String> {
 }
 
 impl<K: Clone + Eq + Hash> Shares<K> {
-    /// So many places for each holder.
-    #[must_use]
-    pub fn each(most: usize) -> Self {
-        Self::by(Rule::Each(most))
-    }
-
     /// So many places for all holders, of which none gets all.
     #[must_use]
     pub fn of(total: usize) -> Self {
-        Self::by(Rule::Of(total))
-    }
-
-    fn by(rule: Rule) -> Self {
-        Self { rule, taken: Arc::new(Mutex::new(Taken { count: 0, holders: HashMap::new() })) }
+        Self { total, taken: Arc::new(Mutex::new(Taken { count: 0, holders: HashMap::new() })) }
     }
 
     /// A place for `holder`.
@@ -93,11 +74,7 @@ impl<K: Clone + Eq + Hash> Shares<K> {
     pub fn claim(&self, holder: K) -> Result<Share<K>, Full> {
         let mut taken = lock(&self.taken);
         let held = taken.holders.get(&holder).copied().unwrap_or_default();
-        match self.rule {
-            Rule::Each(most) if held >= most => return Err(Full::Share),
-            Rule::Each(_) => {}
-            Rule::Of(total) => check(held, total.saturating_sub(taken.count), total / PER_KEPT)?,
-        }
+        check(held, self.total.saturating_sub(taken.count), self.total / PER_KEPT)?;
         taken.count += 1;
         taken.holders.insert(holder.clone(), held + 1);
         drop(taken);
@@ -194,16 +171,5 @@ mod tests {
         let again = shares.clone().claim("me").unwrap();
         drop((mine, again));
         assert_eq!(shares.taken(), 0);
-    }
-
-    #[test]
-    fn each_may_have_so_many_whatever_others_have() {
-        let shares = Shares::each(2);
-        let held = [1, 1, 2, 2].map(|holder| shares.claim(holder).unwrap());
-        assert_eq!((shares.claim(1).err(), shares.claim(2).err()), (Some(Full::Share), Some(Full::Share)));
-        assert_eq!(shares.taken(), 4);
-        drop(held);
-        assert!(shares.claim(1).is_ok());
-        assert_eq!(Shares::each(0).claim(1).err(), Some(Full::Share));
     }
 }

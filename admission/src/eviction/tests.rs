@@ -6,7 +6,7 @@ use crate::{Question, neighbours::Neighbours};
 fn vmi(strategy: Value, status: Value) -> VirtualMachineInstance {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
-        "metadata": {"name": "m", "namespace": "ns"},
+        "metadata": {"name": "m", "namespace": "ns", "uid": "u"},
         "spec": {"evictionStrategy": strategy, "domain": {"devices": {}}},
         "status": status,
     }))
@@ -67,12 +67,17 @@ fn failed(message: &str) -> Outcome {
     Outcome::Failed { code: 500, message: message.to_owned() }
 }
 
-fn launcher_pod(annotations: Value, owner: &str, phase: &str) -> Value {
+/// A pod with a part of its owner reference changed.
+fn launcher_pod(owner: Value, phase: &str) -> Value {
+    let mut reference = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "m", "uid": "u", "controller": true,
+    });
+    json_patch::merge(&mut reference, &owner);
     json!({
         "metadata": {
-            "name": "virt-launcher-m-x", "namespace": "ns", "labels": {"kubevirt.io": "virt-launcher"},
-            "annotations": annotations,
-            "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": owner, "name": "m", "uid": "u"}],
+            "name": "virt-launcher-m-x", "namespace": "ns", "uid": "p", "labels": {"kubevirt.io": "virt-launcher"},
+            "annotations": {"kubevirt.io/domain": "m"},
+            "ownerReferences": [reference],
         },
         "spec": {"nodeName": "n1", "containers": []},
         "status": {"phase": phase},
@@ -80,14 +85,16 @@ fn launcher_pod(annotations: Value, owner: &str, phase: &str) -> Value {
 }
 
 fn running_launcher() -> Value {
-    launcher_pod(json!({"kubevirt.io/domain": "m"}), "VirtualMachineInstance", "Running")
+    launcher_pod(json!({}), "Running")
 }
 
 fn hotplug_pod() -> Value {
     json!({
         "metadata": {
             "name": "hp-volume-x", "namespace": "ns", "labels": {"kubevirt.io": "hotplug-disk"},
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-x", "uid": "u"}],
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-x", "uid": "p", "controller": true},
+            ],
         },
     })
 }
@@ -156,10 +163,11 @@ fn pods_that_are_not_ours_go() {
     for pod in [
         other(json!({"name": "virt-launcher-web", "namespace": "ns"})),
         other(json!({"name": "p", "namespace": "ns", "labels": {"kubevirt.io": "virt-api"}})),
-        launcher_pod(json!({}), "VirtualMachineInstance", "Running"),
-        launcher_pod(json!({"kubevirt.io/domain": "m"}), "ReplicaSet", "Running"),
-        launcher_pod(json!({"kubevirt.io/domain": "m"}), "VirtualMachineInstance", "Succeeded"),
-        launcher_pod(json!({"kubevirt.io/domain": "m"}), "VirtualMachineInstance", "Failed"),
+        launcher_pod(json!({"kind": "ReplicaSet"}), "Running"),
+        launcher_pod(json!({"apiVersion": "example.org/v1"}), "Running"),
+        launcher_pod(json!({"controller": null}), "Running"),
+        launcher_pod(json!({}), "Succeeded"),
+        launcher_pod(json!({}), "Failed"),
     ] {
         let mut cluster = Cluster::new(pod.clone(), Value::Null);
         cluster.vmi = failed("no machine is asked for");
@@ -191,15 +199,39 @@ fn launchers_go_by_the_strategy_of_their_machine() {
 
 #[test]
 fn machine_that_cannot_be_read_holds_its_launcher() {
-    for (vmi, want) in [
-        (Outcome::Object(None), "virtualmachineinstances.kubevirt.io \"m\" not found"),
-        (failed("no answer"), "no answer"),
-    ] {
+    let mut cluster = Cluster::new(running_launcher(), Value::Null);
+    cluster.vmi = failed("no answer");
+    let want = "kubevirt failed getting the vmi: no answer".to_owned();
+    assert_eq!(cluster.evict(&json!({}), false), Some((429, want)));
+}
+
+#[test]
+fn machine_that_does_not_exist_blocks_no_drain() {
+    let held = || plain_vmi("LiveMigrate", json!([]));
+    let mut other = held();
+    other["metadata"]["uid"] = json!("another");
+    for vmi in [Outcome::Object(None), object(other)] {
         let mut cluster = Cluster::new(running_launcher(), Value::Null);
-        cluster.vmi = vmi;
-        let want = format!("kubevirt failed getting the vmi: {want}");
-        assert_eq!(cluster.evict(&json!({}), false), Some((429, want)));
+        cluster.vmi = vmi.clone();
+        assert_eq!(cluster.evict(&json!({}), false), None, "{vmi:?}");
     }
+    for owner in [json!({"uid": "another"}), json!({"uid": ""})] {
+        assert_eq!(
+            Cluster::new(launcher_pod(owner.clone(), "Running"), held()).evict(&json!({}), false),
+            None,
+            "{owner}"
+        );
+    }
+    assert!(Cluster::new(running_launcher(), held()).evict(&json!({}), false).is_some());
+}
+
+#[test]
+fn launcher_without_its_label_and_annotation_is_one_all_the_same() {
+    let mut bare = running_launcher();
+    bare["metadata"]["labels"] = json!({});
+    bare["metadata"]["annotations"] = json!({"kubevirt.io/domain": "other"});
+    let refusal = "VMI m is configured with an eviction strategy but is not live-migratable".to_owned();
+    assert_eq!(Cluster::new(bare, plain_vmi("LiveMigrate", json!([]))).evict(&json!({}), false), Some((429, refusal)));
 }
 
 #[test]
@@ -260,11 +292,15 @@ fn hotplug_pods_go_with_their_launcher() {
     let mut unowned = hotplug_pod();
     unowned["metadata"]["ownerReferences"] = json!([]);
     assert_eq!(Cluster::new(unowned, vmi()).evict(&json!({}), false), None);
+    let mut of_another = hotplug_pod();
+    of_another["metadata"]["ownerReferences"][0]["uid"] = json!("another");
+    assert_eq!(Cluster::new(of_another, vmi()).evict(&json!({}), false), None);
     for owner in [
         Outcome::Object(None),
         object(json!({"metadata": {"name": "virt-launcher-m-x"}})),
-        object(launcher_pod(json!({}), "VirtualMachineInstance", "Running")),
-        object(launcher_pod(json!({"kubevirt.io/domain": "m"}), "VirtualMachineInstance", "Succeeded")),
+        object(launcher_pod(json!({"kind": "Invented"}), "Running")),
+        object(launcher_pod(json!({"uid": "another"}), "Running")),
+        object(launcher_pod(json!({}), "Succeeded")),
     ] {
         let mut cluster = Cluster::new(hotplug_pod(), vmi());
         cluster.owner = owner.clone();

@@ -13,22 +13,30 @@ mod tests;
 
 use std::{sync::Arc, time::Instant};
 
-use api::{VirtualMachine, VirtualMachineInstance};
+use api::{VirtualMachine, VirtualMachineInstance, constants::label};
 use axum::{
     Extension,
     body::Body,
     extract::State,
     response::{IntoResponse, Response},
 };
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header, request::Parts};
+use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
-use process::{CancellationToken, config::ConfigHandle, ops::Ops, profiler::Asked, shares::Shares, tls::Peer};
+use process::{
+    CancellationToken,
+    config::ConfigHandle,
+    ops::Ops,
+    profiler::Asked,
+    shares::Shares,
+    tls::{Peer, TrustedAddresses},
+};
 use sha2::{Digest, Sha256};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    authentication::{User, authenticate, unix_now},
+    address,
+    authentication::{Unauthenticated, User, authenticate, unix_now},
     authorization::{Authorizer, Decision},
     bodies::Bodies,
     discovery::{self, Document},
@@ -50,8 +58,10 @@ use crate::{
 /// Most streams at a time. Each takes two connections and, where nobody reads, buffers of a few small messages, however
 /// large the client's are.
 pub const MAX_STREAMS: usize = 256;
-/// Most pods of one machine that are looked at; there are two while it moves.
-const MAX_PODS: u32 = 64;
+/// Pods on a page of those that say to be of a machine. Mostly there is one.
+const PODS_ON_PAGE: u32 = 16;
+/// Most pages of them. Only pods that a node has admitted count, and of a namespace, so there are not as many.
+const POD_PAGES: usize = 64;
 /// What kube-apiserver says when a tested value has changed.
 const TEST_FAILED: &str = "jsonpatch test operation does not apply";
 
@@ -65,6 +75,8 @@ pub struct Server {
     pub config: ConfigHandle,
     /// Whom to believe who the user is.
     pub front_proxy: FrontProxy,
+    /// Addresses that proved to be an API server.
+    pub trusted: TrustedAddresses,
     /// Who may do what.
     pub authorizer: Authorizer,
     /// Calls to node agents.
@@ -118,6 +130,7 @@ impl Server {
     async fn answer(&self, peer: &Peer, request: Request<Body>) -> Response {
         let (parts, body) = request.into_parts();
         if let Some(document) = discovery::find(parts.uri.path()) {
+            self.record_front_proxy(peer);
             return self.document(document, peer, &parts, body).await;
         }
         if parts.method == Method::OPTIONS {
@@ -148,6 +161,14 @@ impl Server {
         response
     }
 
+    /// Records the address of a peer with a front-proxy certificate. kube-apiserver asks for the discovery documents every
+    /// half a minute, so its address is known before users need it.
+    fn record_front_proxy(&self, peer: &Peer) {
+        if self.front_proxy.current().is_some_and(|trust| trust.is_front_proxy(&peer.certificates, unix_now())) {
+            self.trusted.record(peer.address.ip());
+        }
+    }
+
     /// A document that is open to everybody.
     async fn document(&self, document: Document, peer: &Peer, request: &Parts, body: Body) -> Response {
         if let Some(refusal) = discovery::refuse_method(&request.method) {
@@ -159,19 +180,23 @@ impl Server {
                 json_response(status, &body)
             }
             Document::GuestFs => self.guestfs.answer(&self.client, &self.namespace).await,
-            Document::Profiler(asked) => self.profile(asked, peer, &request.headers, body).await,
+            Document::Profiler(asked) => self.profile(asked, peer, request, body).await,
             document => discovery::serve(document, &request.headers, request.uri.query()),
         }
     }
 
-    /// Profiles of all components. Whom kube-apiserver lets through may have them, and nobody else.
-    async fn profile(&self, asked: Asked, peer: &Peer, headers: &HeaderMap, body: Body) -> Response {
+    /// Profiles of all components, for users who may read the document.
+    async fn profile(&self, asked: Asked, peer: &Peer, request: &Parts, body: Body) -> Response {
         if let Some(refusal) = asked.check(self.config.current().cluster_profiler) {
             return refusal.into_response();
         }
-        let trust = self.front_proxy.current();
-        if let Err(error) = authenticate(trust.as_deref(), &peer.certificates, headers, unix_now()) {
-            return text_response(StatusCode::UNAUTHORIZED, error.to_string());
+        let admitted = async {
+            let user = self.user(peer, request).map_err(unauthorized)?;
+            let attributes = path::document_attributes(request.uri.path()).map_err(unauthorized)?;
+            self.authorize(&user, &attributes).await
+        };
+        if let Err(refusal) = admitted.await {
+            return refusal;
         }
         let done = match asked {
             Asked::Start | Asked::Stop => self.components.tell(asked).await.map(|()| StatusCode::OK.into_response()),
@@ -192,14 +217,24 @@ impl Server {
 
     /// Authentication and authorization. Refusals are answers 401 with a plain text, whichever of the two refuses.
     async fn admit(&self, peer: &Peer, request: &Parts) -> Result<(User, Attributes), Response> {
-        let unauthorized = |text: String| text_response(StatusCode::UNAUTHORIZED, text);
+        let user = self.user(peer, request).map_err(unauthorized)?;
+        let attributes = path::attributes(&request.method, request.uri.path()).map_err(unauthorized)?;
+        self.authorize(&user, &attributes).await?;
+        Ok((user, attributes))
+    }
+
+    /// Returns the user whom the front proxy names, and records the proxy's address.
+    fn user(&self, peer: &Peer, request: &Parts) -> Result<User, Unauthenticated> {
         let trust = self.front_proxy.current();
-        let user = authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())
-            .map_err(|error| unauthorized(error.to_string()))?;
-        let attributes =
-            path::attributes(&request.method, request.uri.path()).map_err(|error| unauthorized(error.to_string()))?;
-        match self.authorizer.authorize(&user, &attributes).await {
-            Ok(Decision::Allowed) => Ok((user, attributes)),
+        let user = authenticate(trust.as_deref(), &peer.certificates, &request.headers, unix_now())?;
+        self.trusted.record(peer.address.ip());
+        Ok(user)
+    }
+
+    /// Refuses what the user may not do.
+    async fn authorize(&self, user: &User, attributes: &Attributes) -> Result<(), Response> {
+        match self.authorizer.authorize(user, attributes).await {
+            Ok(Decision::Allowed) => Ok(()),
             Ok(Decision::Denied(reason)) => {
                 tracing::info!(user = user.name, ?attributes, "denied");
                 Err(unauthorized(reason))
@@ -370,14 +405,45 @@ impl Server {
         Ok(vmi)
     }
 
-    /// Pods that say to be of a machine; which one is, has to be found out.
+    /// The launcher pod of a machine: the page of pods that it is on.
     async fn pods(&self, vmi: &VirtualMachineInstance) -> Result<Vec<Pod>, ApiError> {
-        let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
         let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
-        let selector = ListParams::default().labels(&format!("kubevirt.io/created-by={uid}")).limit(MAX_PODS);
-        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace).list(&selector).await;
-        Ok(pods.map_err(|error| ApiError::Internal(format!("unable to list pods: {}", message(&error))))?.items)
+        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let Some(selector) = pod_selector(vmi) else { return Ok(Vec::new()) };
+        let mut selector = selector.limit(PODS_ON_PAGE);
+        for _ in 0..POD_PAGES {
+            let page = pods.list(&selector).await;
+            let page = page.map_err(|error| ApiError::Internal(format!("unable to list pods: {}", message(&error))))?;
+            if address::launcher(vmi, &page.items).is_some() {
+                return Ok(page.items);
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => selector = selector.continue_token(&token),
+                None => return Ok(Vec::new()),
+            }
+        }
+        Err(ApiError::Internal("unable to find the launcher among pods with its label".to_owned()))
     }
+
+    /// A pod in the namespace of an object.
+    async fn pod(&self, object: &Object, name: &str) -> Result<Option<Pod>, ApiError> {
+        let pod = Api::<Pod>::namespaced(self.client.clone(), &object.namespace).get_opt(name).await;
+        pod.map_err(|error| ApiError::Internal(format!("unable to retrieve pod [{name}]: {}", message(&error))))
+    }
+}
+
+/// 401 with a plain text.
+fn unauthorized(text: impl ToString) -> Response {
+    text_response(StatusCode::UNAUTHORIZED, text.to_string())
+}
+
+/// Selects the pods that may be the launcher of a machine: those with its label, on its node, that have not ended. Anybody who may make
+/// pods can give them the label, but a node admits a limited number. `None`: the machine has no node.
+fn pod_selector(vmi: &VirtualMachineInstance) -> Option<ListParams> {
+    let uid = vmi.metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
+    let node = vmi.status.as_ref()?.node_name.as_deref().filter(|node| !node.is_empty())?;
+    let fields = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+    Some(ListParams::default().labels(&format!("{}={uid}", label::CREATED_BY)).fields(&fields))
 }
 
 /// The name under which the streams of a user are counted, here and by node agents: of one length, without what a header
@@ -442,6 +508,22 @@ mod unit_tests {
         ] {
             assert_eq!(handler_error(full), ApiError::TooManyRequests(message()));
         }
+    }
+
+    #[test]
+    fn launcher_is_looked_for_on_the_node_of_its_machine() {
+        let selected = |uid: &str, node: &str| {
+            let vmi = serde_json::json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "m", "uid": uid},
+                "spec": {"domain": {"devices": {}}}, "status": {"nodeName": node},
+            });
+            let selector = pod_selector(&serde_json::from_value(vmi).unwrap())?;
+            selector.label_selector.zip(selector.field_selector)
+        };
+        let fields = "spec.nodeName=n1,status.phase!=Succeeded,status.phase!=Failed";
+        assert_eq!(selected("u", "n1"), Some(("kubevirt.io/created-by=u".to_owned(), fields.to_owned())));
+        assert_eq!(selected("u", ""), None);
+        assert_eq!(selected("", "n1"), None);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     instance,
     metrics::StreamKind,
     path::{self, PortError, Protocol},
-    port_forward,
+    port_forward::{self, Holds},
     stream::{self, End, Limits},
     tunnel, websocket,
 };
@@ -88,9 +88,14 @@ impl Server {
         let half_close = is_set(request.uri().query(), "halfClose");
         let stop = self.stop.clone();
         self.stream(object, StreamKind::PortForward, content, request, async {
-            let address = port_forward::guest_address(&vmi, &self.pods(&vmi).await?)?;
-            let guest = port_forward::connect(address, port).await?;
-            let interest = self.presence.of(&self.client, &vmi);
+            let target = port_forward::target(&vmi, &self.pods(&vmi).await?)?;
+            let guest = port_forward::connect(target.address, port).await?;
+            // The address may have passed on to another pod between the look at it and the connection.
+            let pod = self.pod(object, &target.pod).await?;
+            if target.holds(pod.as_ref()) != Holds::Yes {
+                return Err(port_forward::not_running(&vmi));
+            }
+            let interest = self.presence.of(&self.client, &vmi, &target);
             let gone = async move { interest.gone().await };
             Ok(move |client: Client| -> Copying {
                 Box::pin(tunnel::copy(client, guest, half_close, Limits::tunnel(), gone, stop))

@@ -11,7 +11,7 @@ use process::{
     config::ConfigHandle,
     ops::{Ops, Readiness},
     shares::Shares,
-    tls::{Roots, client_config},
+    tls::{Peer, Roots, TrustedAddresses, client_config},
 };
 use prometheus::Registry;
 use serde_json::{Value, json};
@@ -19,8 +19,16 @@ use tokio_util::task::TaskTracker;
 
 use super::{Object, Server};
 use crate::{
-    authorization::Authorizer, bodies::Bodies, endpoint::Subresource, front_proxy::FrontProxy, guestfs::GuestFs,
-    handler::HandlerClient, metrics::Metrics, presence::Presence, profiles::Components,
+    authentication::{ALLOWED_NAMES_KEY, CLIENT_CA_KEY},
+    authorization::Authorizer,
+    bodies::Bodies,
+    endpoint::Subresource,
+    front_proxy::FrontProxy,
+    guestfs::GuestFs,
+    handler::HandlerClient,
+    metrics::Metrics,
+    presence::Presence,
+    profiles::Components,
 };
 
 type Calls = Arc<Mutex<Vec<(String, Value)>>>;
@@ -57,6 +65,7 @@ fn server(config: ClusterConfig, objects: Vec<(&'static str, Value)>) -> (Server
     let tls = client_config(&Roots::empty(), None, &["http/1.1"]).unwrap();
     let server = Server {
         front_proxy: FrontProxy::default(),
+        trusted: TrustedAddresses::default(),
         authorizer: Authorizer::new(client.clone()),
         handler: HandlerClient::new(client.clone(), "kubevirt", tls.clone()),
         components: Components::new(client.clone(), "kubevirt", tls),
@@ -309,8 +318,8 @@ async fn port_is_forwarded_to_the_pod_and_to_nothing_else() {
     machine["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}}]);
     let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "a", "uid": "u1", "controller": true}]);
     let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [{
-        "metadata": {"name": "p", "uid": "p1", "ownerReferences": owner},
-        "spec": {"nodeName": "n1", "containers": []}, "status": {"podIP": "169.254.169.254"},
+        "metadata": {"name": "p", "namespace": "ns", "uid": "p1", "ownerReferences": owner},
+        "spec": {"nodeName": "n1", "containers": []}, "status": {"phase": "Running", "podIP": "169.254.169.254"},
     }]});
     let (server, calls) = server(ClusterConfig::default(), vec![(VMI, machine), ("/api/v1/namespaces/ns/pods", pods)]);
     let object = object();
@@ -339,6 +348,86 @@ async fn cve_2026_35469_streams_are_counted_before_anything_is_dialled() {
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{text}");
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["details"]["retryAfterSeconds"], 1);
     assert!(!calls.lock().unwrap().iter().any(|(call, _)| call.contains("/pods")));
+}
+
+#[tokio::test]
+async fn port_of_what_has_ended_is_not_dialled() {
+    let status = |phase: &str| {
+        let interfaces = json!([{"name": "default", "ipAddress": "10.0.0.9"}]);
+        json!({"phase": phase, "nodeName": "n1", "activePods": {"p1": "n1"}, "interfaces": interfaces})
+    };
+    let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "a", "uid": "u1", "controller": true}]);
+    // Nobody answers at the address: it is of those for documentation.
+    for (phase, pod_phase, deleted) in [
+        ("Succeeded", "Running", Value::Null),
+        ("Failed", "Running", Value::Null),
+        ("Running", "Succeeded", Value::Null),
+        ("Running", "Failed", Value::Null),
+        ("Running", "Running", json!("2030-01-01T00:00:00Z")),
+    ] {
+        let mut machine = vmi(status(phase));
+        machine["spec"]["networks"] = json!([{"name": "default", "pod": {}}]);
+        machine["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "masquerade": {}}]);
+        let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [{
+            "metadata": {"name": "p", "uid": "p1", "ownerReferences": owner, "deletionTimestamp": deleted},
+            "spec": {"nodeName": "n1", "containers": []}, "status": {"phase": pod_phase, "podIP": "192.0.2.1"},
+        }]});
+        let objects = vec![(VMI, machine), ("/api/v1/namespaces/ns/pods", pods)];
+        let (server, _) = server(ClusterConfig::default(), objects);
+        let object = object();
+        let asked = upgrade(request(Subresource::PortForward, ""));
+        let (status, text) = read(server.dispatch(Subresource::PortForward, &object, asked).await).await;
+        assert_eq!(status, StatusCode::CONFLICT, "{phase} {pod_phase} {deleted}: {text}");
+        assert!(message(&text).contains("VMI is not running"), "{text}");
+        assert_eq!(server.shares.taken(), 0);
+    }
+}
+
+#[tokio::test]
+async fn profiles_are_for_users_who_may_read_their_document() {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+
+    let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let authority = params.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(params, key);
+    let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+    params.distinguished_name.push(DnType::CommonName, "front-proxy-client");
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let leaf = params.signed_by(&KeyPair::generate().unwrap(), &issuer).unwrap();
+    let peer = Peer::new("10.0.0.1:1".parse().unwrap(), &[leaf.der().clone()]);
+    let trust = FrontProxy::fixed(
+        [(CLIENT_CA_KEY.to_owned(), authority), (ALLOWED_NAMES_KEY.to_owned(), "[]".to_owned())].into(),
+    );
+
+    const REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    const PODS: &str = "/api/v1/namespaces/kubevirt/pods";
+    for (allowed, code, calls_made) in [(false, StatusCode::UNAUTHORIZED, 1), (true, StatusCode::OK, 2)] {
+        let review = json!({"spec": {}, "status": {"allowed": allowed}});
+        let pods = json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": []});
+        let config = ClusterConfig { cluster_profiler: true, ..ClusterConfig::default() };
+        let (server, calls) = server(config, vec![(REVIEWS, review), (PODS, pods)]);
+        let server = Server { front_proxy: trust.clone(), ..server };
+        let request = Request::get("/apis/subresources.kubevirt.io/v1/start-cluster-profiler")
+            .header("X-Remote-User", "alice")
+            .header("X-Remote-Group", "system:authenticated")
+            .body(Body::empty())
+            .unwrap();
+        let (status, text) = read(Box::pin(server.answer(&peer, request)).await).await;
+        assert_eq!(status, code, "{text}");
+        let calls = calls.lock().unwrap();
+        assert_eq!(calls.len(), calls_made, "{calls:?}");
+        assert_eq!(calls[0].0, format!("POST {REVIEWS}"));
+        assert_eq!(calls[0].1["spec"]["user"], "alice");
+        assert_eq!(
+            calls[0].1["spec"]["resourceAttributes"],
+            json!({
+                "verb": "list", "group": "subresources.kubevirt.io", "version": "v1",
+                "resource": "start-cluster-profiler",
+            })
+        );
+    }
 }
 
 #[tokio::test]
@@ -404,4 +493,56 @@ async fn whoever_asks_for_the_image_again_and_again_does_not_ask_the_api_server(
         assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{text}");
     }
     assert_eq!(calls.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn front_proxy_certificate_proves_its_address_whatever_is_asked_for() {
+    use std::collections::BTreeMap;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use process::tls::Peer;
+    use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+
+    use crate::authentication::{ALLOWED_NAMES_KEY, CLIENT_CA_KEY};
+
+    let params = |name: &str| {
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    };
+    let authority = || {
+        let mut params = params("front-proxy-ca");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        (pem, Issuer::new(params, key))
+    };
+    let leaf = |issuer: &Issuer<'_, KeyPair>, name: &str| {
+        let mut params = params(name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        vec![params.signed_by(&KeyPair::generate().unwrap(), issuer).unwrap().der().clone()]
+    };
+    let ((pem, issuer), (_, other)) = (authority(), authority());
+    let (server, _) = server(ClusterConfig::default(), vec![]);
+    server.front_proxy.take(Some(ConfigMap {
+        data: Some(BTreeMap::from([
+            (CLIENT_CA_KEY.to_owned(), pem),
+            (ALLOWED_NAMES_KEY.to_owned(), r#"["front-proxy-client"]"#.to_owned()),
+        ])),
+        ..ConfigMap::default()
+    }));
+    for (number, (chain, proves)) in [
+        (vec![], false),
+        (leaf(&other, "front-proxy-client"), false),
+        (leaf(&issuer, "somebody-else"), false),
+        (leaf(&issuer, "front-proxy-client"), true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let peer = Peer::new(([192, 0, 2, u8::try_from(number).unwrap()], 1).into(), &chain);
+        let request = Request::get("/apis/subresources.kubevirt.io/v1").body(Body::empty()).unwrap();
+        assert_eq!(server.answer(&peer, request).await.status(), StatusCode::OK);
+        assert_eq!(server.trusted.contains(peer.address.ip()), proves, "{number}");
+    }
 }

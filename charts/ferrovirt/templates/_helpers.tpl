@@ -55,6 +55,14 @@ securityContext:
       fieldPath: metadata.namespace
 {{- end -}}
 
+{{/* The addresses of the node, for a process: kubelet's probes come from one of them where pods have no bridge. */}}
+{{- define "ferrovirt.hostIPsEnv" -}}
+- name: HOST_IPS
+  valueFrom:
+    fieldRef:
+      fieldPath: status.hostIPs
+{{- end -}}
+
 {{/*
 Probes of all three processes. Both paths answer from memory, so they can be asked often; a readiness that is seen two
 seconds after it came true is two seconds of every installation.
@@ -92,15 +100,62 @@ affinity:
               kubevirt.io: {{ . }}
 {{- end -}}
 
-{{/* A webhook's way to virt-api: ferrovirt.webhookClient (list $ "/path"). The caBundle is put in by virt-controller. */}}
+{{/* A webhook's way to virt-api. caBundle and path are put in by virt-controller. */}}
 {{- define "ferrovirt.webhookClient" -}}
-{{- $root := index . 0 -}}
 admissionReviewVersions: [v1]
 failurePolicy: Fail
 timeoutSeconds: 5
 clientConfig:
   service:
-    namespace: {{ $root.Release.Namespace }}
+    namespace: {{ .Release.Namespace }}
     name: virt-api
-    path: {{ index . 1 }}
+{{- end -}}
+
+{{/* Secrets and ConfigMaps that virt-controller creates in the install namespace, as JSON. */}}
+{{- define "ferrovirt.secrets" -}}
+["kubevirt-ca", "kubevirt-virt-api-certs", "kubevirt-api-client-certs", "kubevirt-controller-certs", "kubevirt-webhook-path"]
+{{- end -}}
+
+{{- define "ferrovirt.configMaps" -}}
+["kubevirt-ca"]
+{{- end -}}
+
+{{/* An image without tag and digest. */}}
+{{- define "ferrovirt.repository" -}}
+{{ regexReplaceAll "(:[^/:@]+)?(@.*)?$" . "" }}
+{{- end -}}
+
+{{/* CEL: the image of a container is of one of these repositories: ferrovirt.imageIsOneOf (list "c" $repositories) */}}
+{{- define "ferrovirt.imageIsOneOf" -}}
+{{- $container := index . 0 -}}
+({{ range $index, $repository := index . 1 }}{{ if $index }} || {{ end -}}
+{{ $container }}.image == {{ $repository | quote }} || {{ $container }}.image.startsWith({{ printf "%s:" $repository | quote }}) || {{ $container }}.image.startsWith({{ printf "%s@" $repository | quote }})
+{{- else }}false{{ end }})
+{{- end -}}
+
+{{/* CEL: the controller of an object is of one of these kinds: ferrovirt.controlledBy (list "oldObject" "VirtualMachine") */}}
+{{- define "ferrovirt.controlledBy" -}}
+{{- $object := index . 0 -}}
+has({{ $object }}.metadata.ownerReferences) && {{ $object }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("kubevirt.io/") && o.kind in {{ rest . | toJson }})
+{{- end -}}
+
+{{/* CEL: key k is one of these, or begins as one of these: ferrovirt.keyIsOneOf (list $keys $prefixes) */}}
+{{- define "ferrovirt.keyIsOneOf" -}}
+(k in {{ index . 0 | default list | toJson }}{{ range index . 1 | default list }} || k.startsWith({{ . | quote }}){{ end }})
+{{- end -}}
+
+{{/* CEL: two maps differ only in keys that may change: ferrovirt.unchangedKeys (list "Labels" "condition on k") */}}
+{{- define "ferrovirt.unchangedKeys" -}}
+{{- $new := printf "variables.new%s" (index . 0) -}}
+{{- $old := printf "variables.old%s" (index . 0) -}}
+{{- $may := index . 1 -}}
+{{ $new }}.all(k, {{ $may }} || (k in {{ $old }} && {{ $old }}[k] == {{ $new }}[k])) && {{ $old }}.all(k, {{ $may }} || k in {{ $new }})
+{{- end -}}
+
+{{/* CEL: the same of two lists. */}}
+{{- define "ferrovirt.unchangedItems" -}}
+{{- $new := printf "variables.new%s" (index . 0) -}}
+{{- $old := printf "variables.old%s" (index . 0) -}}
+{{- $may := index . 1 -}}
+{{ $new }}.all(k, {{ $may }} || k in {{ $old }}) && {{ $old }}.all(k, {{ $may }} || k in {{ $new }})
 {{- end -}}

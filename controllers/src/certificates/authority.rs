@@ -59,7 +59,7 @@ pub(crate) fn facts_of(der: &CertificateDer<'_>) -> Option<CertificateFacts> {
         not_after: Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()?,
         is_authority: parsed.is_ca(),
         dns_names,
-        common_name: parsed.subject().iter_common_name().next().and_then(|name| name.as_str().ok()).map(str::to_owned),
+        common_name: process::tls::common_name(der),
     })
 }
 

@@ -124,6 +124,11 @@ impl Lives {
     }
 }
 
+/// Names of the Secrets with leaves.
+pub(crate) fn leaf_secrets() -> [&'static str; 3] {
+    Role::ALL.map(Role::secret)
+}
+
 /// Everything that decisions about certificates rest on.
 pub struct Observed<'a> {
     /// Install namespace.
@@ -342,6 +347,6 @@ fn write_secret(
 }
 
 /// Labels of the objects made here. The chart removes them by these when it is uninstalled.
-fn owned_labels() -> BTreeMap<String, String> {
+pub(crate) fn owned_labels() -> BTreeMap<String, String> {
     BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), "virt-controller".to_owned())])
 }

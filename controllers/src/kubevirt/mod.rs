@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     Condition, KubeVirt,
-    condition::set,
+    condition::{remove, set},
     constants::{component, condition},
     gates,
     kubevirt::status::KubeVirtStatus,
@@ -15,7 +15,7 @@ use serde_json::json;
 use sha1::{Digest, Sha1};
 
 use crate::{
-    runtime::{Decision, Effect, Kind},
+    runtime::{Decision, Effect, Kind, Note},
     views::{RoleView, WorkloadView},
 };
 
@@ -30,6 +30,8 @@ pub struct Components<'a> {
     pub handler: Option<&'a WorkloadView>,
     /// API services and webhooks hold the CA bundle in force.
     pub bundle_in_place: bool,
+    /// Webhooks have paths that virt-api accepts.
+    pub paths_in_place: bool,
     /// The API server reaches virt-api.
     pub api_services_available: bool,
 }
@@ -78,6 +80,8 @@ pub struct Observed<'a> {
     pub outdated_machines: usize,
     /// Cluster roles that may be part of those that each cluster has, as far as they are known.
     pub roles: &'a [Arc<RoleView>],
+    /// True where virt-controller has the right to change these roles.
+    pub manages_roles: bool,
     /// Now.
     pub now: Timestamp,
 }
@@ -90,6 +94,8 @@ const AGGREGATE_TO: &str = "rbac.authorization.k8s.io/aggregate-to-";
 const OPT_OUT_GATE: &str = "OptOutRoleAggregation";
 /// Strategy that leaves it to the cluster's administrator who gets which role.
 const MANUAL: &str = "Manual";
+/// Reason of a strategy that is not carried out.
+const ROLES_NOT_MANAGED: &str = "RoleAggregationNotManaged";
 
 const DEPLOYED: &str = "Deployed";
 
@@ -122,9 +128,22 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let outdated = i32::try_from(observed.outdated_machines).unwrap_or(i32::MAX);
     status.outdated_virtual_machine_instance_workloads = Some(outdated);
     conditions(&mut status, &missing, &updating, was_deployed, observed);
+    let roles: Vec<Effect> = observed.roles.iter().filter_map(|role| aggregation(role, is_manual(kubevirt))).collect();
+    let note = if observed.manages_roles {
+        remove(&mut status.conditions, condition::SYNCHRONIZED);
+        None
+    } else {
+        report_roles(&mut status, observed, !roles.is_empty())
+    };
     let wanted = KubeVirt { status: Some(status), ..kubevirt.clone() };
-    decision.effects.extend(Effect::change(Kind::KubeVirt, kubevirt, &wanted, Some("status"))?);
-    decision.effects.extend(observed.roles.iter().filter_map(|role| aggregation(role, is_manual(kubevirt))));
+    let change = Effect::change(Kind::KubeVirt, kubevirt, &wanted, Some("status"))?;
+    decision.effects.extend(change.map(|change| match note {
+        Some(note) => change.on_success(note),
+        None => change,
+    }));
+    if observed.manages_roles {
+        decision.effects.extend(roles);
+    }
     Ok(decision)
 }
 
@@ -135,6 +154,24 @@ fn is_manual(kubevirt: &KubeVirt) -> bool {
         (developer.feature_gates.as_slice(), developer.disabled_feature_gates.as_slice())
     });
     configuration.role_aggregation_strategy.as_deref() == Some(MANUAL) && gates::enabled(OPT_OUT_GATE, on, off)
+}
+
+/// Reports a strategy that is not carried out, in a condition that is there only then. Returns the event for a new report.
+fn report_roles(status: &mut KubeVirtStatus, observed: &Observed<'_>, differs: bool) -> Option<Note> {
+    if !differs {
+        remove(&mut status.conditions, condition::SYNCHRONIZED);
+        return None;
+    }
+    let strategy = if is_manual(observed.kubevirt) { MANUAL } else { "AggregateToDefault" };
+    let message = format!(
+        "roleAggregationStrategy {strategy} is not carried out: virt-controller has no right to change the cluster roles \
+         kubevirt.io:admin, kubevirt.io:edit and kubevirt.io:view. Install the chart with rbac.aggregate=false to keep \
+         them out of admin, edit and view, or with rbac.manageAggregation=true to let virt-controller follow the strategy"
+    );
+    let now = Time(observed.now);
+    let report = Condition::new(condition::SYNCHRONIZED, false, ROLES_NOT_MANAGED, &message, &now);
+    let regarding = Kind::KubeVirt.reference(&observed.kubevirt.metadata);
+    set(&mut status.conditions, report).then(|| Note::warning(regarding, ROLES_NOT_MANAGED, message))
 }
 
 /// Puts the labels of a role right. One that has none was installed to stay by itself.
@@ -196,6 +233,8 @@ fn missing(components: &Components<'_>) -> Vec<String> {
     }
     if !components.bundle_in_place {
         missing.push("the CA bundle is not in place".to_owned());
+    } else if !components.paths_in_place {
+        missing.push("the paths of the webhooks are not in place".to_owned());
     } else if !components.api_services_available {
         missing.push("the API services are not available".to_owned());
     }
@@ -272,6 +311,7 @@ mod tests {
             controller: Some(&ready),
             handler: Some(handler),
             bundle_in_place,
+            paths_in_place: bundle_in_place,
             api_services_available: true,
         };
         let observed = Observed {
@@ -282,6 +322,7 @@ mod tests {
             architecture: "amd64",
             outdated_machines: 0,
             roles: &[],
+            manages_roles: true,
             now: "2030-01-01T00:00:00Z".parse().unwrap(),
         };
         let effects = decide(&observed).unwrap().effects;
@@ -387,6 +428,67 @@ mod tests {
             });
             let expected = written.map(|value| json!({"metadata": {"labels": {key: value}}}));
             assert_eq!(patch, expected, "{configuration} {label:?}");
+        }
+    }
+
+    #[test]
+    fn strategy_that_virt_controller_may_not_carry_out_is_reported() {
+        let key = "rbac.authorization.k8s.io/aggregate-to-edit";
+        let components = Components::default();
+        let deployment = Deployment::new("kubevirt", "registry.example/virt-launcher", "", "v1");
+        let mut object = kubevirt(json!({}));
+        let manual = json!({"roleAggregationStrategy": "Manual"});
+        // strategy, label of the role, whether virt-controller manages it; what the condition says, whether a role is written
+        for (configuration, label, manages_roles, reported, written) in [
+            (json!({}), Some("true"), false, false, false),
+            (json!({}), Some("false"), false, true, false),
+            (manual.clone(), Some("true"), false, true, false),
+            (manual.clone(), Some("true"), true, false, true),
+            (manual.clone(), Some("false"), false, false, false),
+            (manual.clone(), None, false, false, false),
+        ] {
+            object.spec.configuration = serde_json::from_value(configuration.clone()).unwrap();
+            let mut metadata = json!({"name": "kubevirt.io:edit", "labels": {"kubevirt.io": ""}});
+            if let Some(label) = label {
+                metadata["labels"][key] = json!(label);
+            }
+            let role = Arc::new(RoleView { metadata: serde_json::from_value(metadata).unwrap() });
+            let decide = |object: &KubeVirt| {
+                decide(&Observed {
+                    kubevirt: object,
+                    components,
+                    version: "v1",
+                    deployment: &deployment,
+                    architecture: "amd64",
+                    outdated_machines: 0,
+                    roles: std::slice::from_ref(&role),
+                    manages_roles,
+                    now: "2030-01-01T00:00:00Z".parse().unwrap(),
+                })
+                .unwrap()
+                .effects
+            };
+            let case = format!("{configuration} {label:?} {manages_roles}");
+            let effects = decide(&object);
+            let is_role = |effect: &Effect| matches!(effect, Effect::Patch { kind: Kind::ClusterRole, .. });
+            assert_eq!(effects.iter().any(is_role), written, "{case}");
+            let Some(Effect::Patch { kind: Kind::KubeVirt, patch, notes, .. }) = effects.first() else {
+                panic!("{case}: {effects:?}")
+            };
+            assert_eq!(patch.to_string().contains("RoleAggregationNotManaged"), reported, "{case}: {patch}");
+            assert_eq!(notes.success.is_some(), reported, "{case}: {notes:?}");
+            // The event comes once, and the condition goes with its cause.
+            let mut status = json!({});
+            json_patch::merge(&mut status, &patch["status"]);
+            let settled = KubeVirt { status: Some(serde_json::from_value(status).unwrap()), ..object.clone() };
+            assert!(!decide(&settled).iter().any(|effect| !is_role(effect)), "{case}: {:?}", decide(&settled));
+            let mut followed = settled.clone();
+            followed.spec.configuration = KubeVirt::new("a", Default::default()).spec.configuration;
+            if reported && label == Some("true") {
+                let effects = decide(&followed);
+                assert!(format!("{effects:?}").contains("conditions"), "{case}: {effects:?}");
+                assert!(!format!("{effects:?}").contains("RoleAggregationNotManaged"), "{case}: {effects:?}");
+            }
         }
     }
 

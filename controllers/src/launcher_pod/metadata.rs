@@ -33,14 +33,21 @@ pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> Result<ObjectMeta,
 fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     let mut labels = instance.metadata.labels.clone().unwrap_or_default();
     let name = instance.metadata.name.as_deref().unwrap_or_default();
-    labels.insert(label::APP.to_owned(), component::VIRT_LAUNCHER.to_owned());
-    labels.insert(label::CREATED_BY.to_owned(), instance.metadata.uid.clone().unwrap_or_default());
+    labels.extend(identity_labels(instance));
     labels.insert(label::DEPRECATED_VM_NAME.to_owned(), instance.hostname());
     labels.insert(label::VMI_ID.to_owned(), machine_id(name));
     if let Some(value) = super::annotation(instance, ISTIO_INJECT) {
         labels.insert(ISTIO_INJECT.to_owned(), value.to_owned());
     }
     labels
+}
+
+/// Returns the labels by which the pod is found.
+pub(crate) fn identity_labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (label::APP.to_owned(), component::VIRT_LAUNCHER.to_owned()),
+        (label::CREATED_BY.to_owned(), instance.metadata.uid.clone().unwrap_or_default()),
+    ])
 }
 
 fn annotations(inputs: &Inputs<'_>, overhead: i64) -> Result<BTreeMap<String, String>, RenderError> {

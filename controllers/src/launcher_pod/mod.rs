@@ -20,6 +20,7 @@ use k8s_openapi::api::core::v1::{
     SeccompProfile,
 };
 
+pub(crate) use self::metadata::identity_labels;
 pub use self::metadata::{backup_hooks, hooks_backups};
 use crate::views::{ClaimView, DefinitionView};
 

@@ -20,8 +20,6 @@ use k8s_openapi::api::core::v1::{
 
 use super::Inputs;
 
-const OBSOLETE_HOST_MODEL: &str = "node-labeller.kubevirt.io/obsolete-host-model";
-
 pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
     let spec = &inputs.instance.spec;
     let mut selector = BTreeMap::new();
@@ -126,7 +124,7 @@ pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {
     let cpu = spec.domain.cpu.as_ref();
     let model = cpu.and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
     if model.is_empty() || model == "host-model" {
-        required.push(requirement(OBSOLETE_HOST_MODEL.to_owned(), "DoesNotExist"));
+        required.push(requirement(label::OBSOLETE_HOST_MODEL.to_owned(), "DoesNotExist"));
     }
     for feature in cpu.map(|cpu| cpu.features.as_slice()).unwrap_or_default() {
         if feature.policy.as_deref() == Some("forbid") {

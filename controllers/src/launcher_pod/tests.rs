@@ -663,3 +663,78 @@ fn what_no_node_can_hold_is_asked_for_as_it_is() {
     let memory = api::quantity::units(&Quantity(requests["memory"].as_str().unwrap().to_owned())).unwrap();
     assert!(memory > 1 << 59 && memory < (1 << 59) + (1 << 53), "half of it, and the overhead: {memory}");
 }
+
+/// One volume of each source that a VMI can have, and what else of a spec carries a path or a name of a file.
+fn sources() -> Vec<Value> {
+    let volume = |name: &str, source: Value| merged(json!({"name": name}), &source);
+    vec![
+        json!({"volumes": [
+            volume("image", json!({"containerDisk": {"image": "i", "path": "/../../etc/shadow"}})),
+            volume("claim", json!({"persistentVolumeClaim": {"claimName": "raw"}})),
+            volume("data", json!({"dataVolume": {"name": "shared"}})),
+            volume("layer", json!({"ephemeral": {"persistentVolumeClaim": {"claimName": "shared"}}})),
+            volume("empty", json!({"emptyDisk": {"capacity": "1Gi"}})),
+            volume("secret", json!({"secret": {"secretName": "s"}})),
+            volume("map", json!({"configMap": {"name": "c"}})),
+            volume("down", json!({"downwardAPI": {"fields": [{"path": "p", "fieldRef": {"fieldPath": "metadata.name"}}]}})),
+            volume("prep", json!({"sysprep": {"secret": {"name": "s"}}})),
+            volume("cloud", json!({"cloudInitNoCloud": {"secretRef": {"name": "s"}}})),
+            volume("drive", json!({"cloudInitConfigDrive": {"userData": "x"}})),
+        ]}),
+        json!({"domain": {"firmware": {"kernelBoot": {"container": {"image": "i", "kernelPath": "/../etc/shadow"}}}}}),
+        json!({"volumes": [volume("v", json!({"hostDisk": {"path": "/etc/shadow", "type": "DiskOrCreate"}}))]}),
+        json!({"volumes": [volume("v", json!({"containerPath": {"path": "/etc"}}))]}),
+        json!({"volumes": [volume("v", json!({"downwardMetrics": {}}))]}),
+        json!({"volumes": [volume("v", json!({"memoryDump": {"claimName": "raw"}}))]}),
+    ]
+}
+
+#[test]
+fn cve_2020_14316_no_vmi_brings_a_file_of_the_node_into_its_pod() {
+    let gates = ["HostDisk", "Root", "ExperimentalVirtiofsSupport", "DownwardMetrics", "HotplugVolumes"];
+    let everything = ClusterConfig { feature_gates: gates.map(str::to_owned).to_vec(), ..ClusterConfig::default() };
+    let mut pods = 0;
+    for config in [ClusterConfig::default(), everything] {
+        for source in sources() {
+            let Ok(pod) = rendered_with(merged(small(), &source), &config, NamespaceLimits::default()) else {
+                continue;
+            };
+            pods += 1;
+            let text = pod.to_string();
+            for host in ["hostPath", "hostPID\":true", "hostIPC\":true", "hostNetwork\":true", "privileged\":true"] {
+                assert!(!text.contains(host), "{host}: {text}");
+            }
+            let sources = |volume: &Value| {
+                let keys = volume.as_object().unwrap().keys().filter(|key| *key != "name").cloned();
+                keys.collect::<Vec<_>>()
+            };
+            for volume in pod["spec"]["volumes"].as_array().unwrap() {
+                let sources = sources(volume);
+                let known = ["emptyDir", "image", "persistentVolumeClaim", "secret", "configMap", "downwardAPI"];
+                assert!(sources.len() == 1 && known.contains(&sources[0].as_str()), "{volume}");
+            }
+        }
+    }
+    assert!(pods >= 4, "{pods} pods were rendered");
+}
+
+#[test]
+fn cve_2024_33394_a_launcher_holds_no_token_unless_its_owner_asks_for_one_of_their_own() {
+    let plain = rendered(small());
+    assert_eq!(plain["spec"]["automountServiceAccountToken"], false);
+    for source in sources() {
+        let Ok(pod) = rendered_with(merged(small(), &source), &ClusterConfig::default(), NamespaceLimits::default())
+        else {
+            continue;
+        };
+        assert_eq!(pod["spec"]["automountServiceAccountToken"], false, "{source}");
+        assert!(!pod.to_string().contains("serviceAccountToken\":{"), "a projected token: {source}");
+        assert_eq!(pod["spec"]["serviceAccountName"], Value::Null, "{source}");
+    }
+    // The name alone is looked up in the VMI's own namespace, and brings no token.
+    let named = rendered(merged(small(), &json!({"serviceAccountName": "kubevirt-handler"})));
+    assert_eq!(
+        (&named["metadata"]["namespace"], &named["spec"]["automountServiceAccountToken"]),
+        (&Value::Null, &json!(false))
+    );
+}

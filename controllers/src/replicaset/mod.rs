@@ -9,6 +9,7 @@ use api::{
     Condition, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
     condition::{remove, set},
     constants::{condition, event, reason},
+    owner,
     replicaset::VirtualMachineInstanceReplicaSetStatus,
 };
 use jiff::Timestamp;
@@ -19,7 +20,6 @@ use serde_json::json;
 use crate::{
     owned::{self, set_owners, stop_machine},
     runtime::{Decision, Effect, Failure, Kind, Note},
-    world::{controller_of, is_controlled},
 };
 
 /// Most machines made or deleted in one pass.
@@ -50,12 +50,13 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let mut owned: Vec<&VirtualMachineInstance> = Vec::new();
     for instance in observed.instances.iter().map(Arc::as_ref) {
         let matches = selector.matches(instance.metadata.labels.as_ref().unwrap_or(&BTreeMap::new()));
-        let owner = controller_of(&instance.metadata, Kind::ReplicaSet);
-        let ours = owner.is_some_and(|(uid, _)| Some(uid.as_str()) == set.metadata.uid.as_deref());
+        let ours = owner::is_controlled_by(&instance.metadata, set);
         match (ours, matches) {
             (true, true) => owned.push(instance),
             (true, false) if !deleting => release(set, instance, &mut decision),
-            (false, true) if !deleting && !is_controlled(&instance.metadata) && !instance.is_deleting() => {
+            (false, true)
+                if !deleting && owner::controller(&instance.metadata).is_none() && !instance.is_deleting() =>
+            {
                 adopt(set, instance, &mut decision);
             }
             _ => {}
@@ -117,8 +118,8 @@ impl<'a> Changes<'a> {
 
 fn selector(set: &VirtualMachineInstanceReplicaSet) -> Option<Selector> {
     let selector = Selector::try_from(set.spec.selector.clone()).ok()?;
-    let template = set.spec.template.metadata.labels.as_ref()?;
-    (!selector.selects_all() && selector.matches(template)).then_some(selector)
+    let template = owned::template_labels(&set.spec.template.metadata)?;
+    (!selector.selects_all() && selector.matches(&template)).then_some(selector)
 }
 
 fn wanted_replicas(set: &VirtualMachineInstanceReplicaSet) -> usize {
@@ -207,7 +208,7 @@ fn replica(set: &VirtualMachineInstanceReplicaSet) -> VirtualMachineInstance {
         metadata: ObjectMeta {
             generate_name: base.or_else(|| set.metadata.name.clone()),
             namespace: set.metadata.namespace.clone(),
-            labels: template.metadata.labels.clone(),
+            labels: owned::template_labels(&template.metadata),
             annotations: template.metadata.annotations.clone(),
             owner_references: Some(vec![Kind::ReplicaSet.owner_reference(&set.metadata)]),
             ..ObjectMeta::default()

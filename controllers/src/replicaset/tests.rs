@@ -176,3 +176,22 @@ fn refused_machine_shows_as_replica_failure() {
         assert!(!status(&decision)["conditions"].to_string().contains("ReplicaFailure"), "{decision:?}");
     }
 }
+
+#[test]
+fn reserved_labels_of_a_template_from_before_reach_no_vmi() {
+    let labelled = |selector: Value| {
+        set(&json!({"spec": {
+            "selector": {"matchLabels": selector},
+            "template": {"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}},
+        }}))
+    };
+    let decision = decided(&labelled(json!({})), &[]);
+    assert_eq!(created(&decision), 2);
+    for effect in &decision.effects {
+        if let Effect::Create { object, .. } = effect {
+            assert_eq!(object["metadata"]["labels"], json!({"app": "x"}));
+        }
+    }
+    // One that such a label is needed for would never be counted, and others be made without end.
+    assert_eq!(created(&decided(&labelled(json!({"kubevirt.io/nodeName": "n"})), &[])), 0);
+}

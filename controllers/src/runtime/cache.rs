@@ -29,15 +29,16 @@ pub trait Cached: Clone + Debug + Send + Sync + 'static {
     fn trim(&mut self) {}
     /// UIDs under which the object is found by [`Cache::owned_by`]: by default that of its controller.
     fn index(&self) -> Option<String> {
-        controller_uid(self.meta())
+        api::owner::controller(self.meta()).map(|owner| owner.uid.clone())
     }
-}
-
-/// UID of the controller in the owner references.
-#[must_use]
-pub fn controller_uid(meta: &ObjectMeta) -> Option<String> {
-    let owners = meta.owner_references.as_ref()?;
-    owners.iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone())
+    /// The object as it is kept when its watch shows it no longer although its end was not seen; `None`: it counts as deleted.
+    fn unseen(&self) -> Option<Self> {
+        None
+    }
+    /// True for an object as [`Cached::unseen`] returns it.
+    fn is_unseen(&self) -> bool {
+        false
+    }
 }
 
 /// Drops the parts of metadata that no controller reads.
@@ -76,6 +77,16 @@ impl<K: Cached> Content<K> {
             }
         }
         Some(former)
+    }
+
+    fn bury(&mut self, uid: String) {
+        if self.tombstones.contains(&uid) {
+            return;
+        }
+        if self.tombstones.len() >= TOMBSTONES {
+            self.tombstones.pop_front();
+        }
+        self.tombstones.push_back(uid);
     }
 }
 
@@ -176,19 +187,47 @@ impl<K: Cached> Cache<K> {
         let former = {
             let mut content = self.content.write().unwrap_or_else(PoisonError::into_inner);
             let known = content.objects.get(key).and_then(|object| object.meta().uid.clone());
+            if let Some(gone) = uid.map(str::to_owned).or_else(|| known.clone()) {
+                content.bury(gone);
+            }
             if uid.is_some() && known.as_deref() != uid {
                 return;
-            }
-            if let Some(known) = known {
-                if content.tombstones.len() >= TOMBSTONES {
-                    content.tombstones.pop_front();
-                }
-                content.tombstones.push_back(known);
             }
             content.remove(key)
         };
         if let Some(former) = former {
             self.tell((Some(&former), None));
+        }
+    }
+
+    /// True when the object with this UID is known to be deleted. False says nothing: only the latest deletions are remembered.
+    #[must_use]
+    pub fn is_gone(&self, uid: &str) -> bool {
+        let content = self.content.read().unwrap_or_else(PoisonError::into_inner);
+        content.tombstones.iter().any(|gone| gone == uid)
+    }
+
+    /// Takes the news that a watch does not show an object any more. `last` is its last version, if the watch told it. An object whose
+    /// end was not seen stays, as [`Cached::unseen`] says, if `wanted` wants it.
+    fn lose(&self, key: &Key, uid: Option<&str>, last: Option<K>, wanted: impl Fn(&K) -> bool) {
+        let known = self.get(key).filter(|known| uid.is_none() || known.meta().uid.as_deref() == uid);
+        let kept = known.and_then(|known| last.as_ref().unwrap_or(&*known).unseen()).filter(wanted);
+        let Some(kept) = kept else {
+            self.observe_deleted(key, uid);
+            return;
+        };
+        let kept = Arc::new(kept);
+        let former = {
+            let mut content = self.content.write().unwrap_or_else(PoisonError::into_inner);
+            content.insert(key.clone(), kept.clone())
+        };
+        self.tell((former.as_deref(), Some(&kept)));
+    }
+
+    /// Drops the objects of an owner that no watch shows.
+    pub fn forget_unseen(&self, owner: &str) {
+        for object in self.owned_by(owner).into_iter().filter(|object| object.is_unseen()) {
+            self.observe_deleted(&Key::of(object.meta()), object.meta().uid.as_deref());
         }
     }
 
@@ -235,7 +274,21 @@ impl<K: Cached> Cache<K> {
     ) where
         W: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        self.follow_where(api, config, convert, |_| true).await;
+        self.follow_where(api, config, move |object| Some(convert(object)), |_| true, |_| false).await;
+    }
+
+    /// As [`Cache::follow`], for those of the watched objects of which `convert` makes one to be cached. An object whose end was not
+    /// seen stays if `wanted` wants it, see [`Cached::unseen`].
+    pub async fn follow_some<W>(
+        self: Arc<Self>,
+        api: Api<W>,
+        config: watcher::Config,
+        convert: impl Fn(W) -> Option<K> + Send + Sync + 'static,
+        wanted: impl Fn(&K) -> bool + Send + Sync + 'static,
+    ) where
+        W: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    {
+        self.follow_where(api, config, convert, |_| true, wanted).await;
     }
 
     /// As [`Cache::follow`], for a watch of the one object `name` in a cache that other watches fill as well.
@@ -248,7 +301,8 @@ impl<K: Cached> Cache<K> {
     ) where
         W: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        self.follow_where(api, config, convert, move |key| key.name == name).await;
+        let one = move |key: &Key| key.name == name;
+        self.follow_where(api, config, move |object| Some(convert(object)), one, |_| false).await;
     }
 
     /// `covers` tells which keys this watch is to know of: those it does not list are gone.
@@ -256,8 +310,9 @@ impl<K: Cached> Cache<K> {
         self: Arc<Self>,
         api: Api<W>,
         config: watcher::Config,
-        convert: impl Fn(W) -> K + Send + Sync + 'static,
+        convert: impl Fn(W) -> Option<K> + Send + Sync + 'static,
         covers: impl Fn(&Key) -> bool + Send + Sync + 'static,
+        wanted: impl Fn(&K) -> bool + Send + Sync + 'static,
     ) where
         W: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
@@ -273,14 +328,16 @@ impl<K: Cached> Cache<K> {
                     before = self.keys();
                 }
                 Ok(watcher::Event::InitApply(object)) => {
-                    let object = convert(object);
-                    listed.insert(Key::of(object.meta()));
-                    self.apply(object, false);
+                    // What is not kept counts as not listed: it may have been kept before.
+                    if let Some(object) = convert(object) {
+                        listed.insert(Key::of(object.meta()));
+                        self.apply(object, false);
+                    }
                 }
                 Ok(watcher::Event::InitDone) => {
                     for key in std::mem::take(&mut before) {
                         if covers(&key) && !listed.contains(&key) {
-                            self.observe_deleted(&key, None);
+                            self.lose(&key, None, None, &wanted);
                         }
                     }
                     listed = HashSet::new();
@@ -288,10 +345,20 @@ impl<K: Cached> Cache<K> {
                         self.synced.send_modify(|synced| *synced += 1);
                     }
                 }
-                Ok(watcher::Event::Apply(object)) => self.apply(convert(object), false),
+                Ok(watcher::Event::Apply(object)) => {
+                    let (key, uid) = (Key::of(object.meta()), object.meta().uid.clone());
+                    match convert(object) {
+                        Some(object) => self.apply(object, false),
+                        None if self.get(&key).is_some() => self.lose(&key, uid.as_deref(), None, &wanted),
+                        None => {}
+                    }
+                }
                 Ok(watcher::Event::Delete(object)) => {
-                    let object = convert(object);
-                    self.observe_deleted(&Key::of(object.meta()), object.meta().uid.as_deref());
+                    let (key, uid) = (Key::of(object.meta()), object.meta().uid.clone());
+                    let last = convert(object);
+                    if last.is_some() || self.get(&key).is_some() {
+                        self.lose(&key, uid.as_deref(), last, &wanted);
+                    }
                 }
                 Err(error) => tracing::warn!(error = %error, "watch was interrupted"),
             }
@@ -362,6 +429,48 @@ mod tests {
         cache.observe_deleted(&Key::new("n", "a"), Some("u"));
         cache.observe(thing("u", "4"));
         assert_eq!(known(&cache), None);
+    }
+
+    #[derive(Clone, Debug)]
+    struct Doubtful(Thing, bool);
+    impl Cached for Doubtful {
+        fn meta(&self) -> &ObjectMeta {
+            &self.0.0
+        }
+        fn unseen(&self) -> Option<Self> {
+            self.meta().deletion_timestamp.is_none().then(|| Self(self.0.clone(), true))
+        }
+        fn is_unseen(&self) -> bool {
+            self.1
+        }
+    }
+
+    #[test]
+    fn object_whose_end_was_not_seen_stays_while_it_is_wanted() {
+        let key = Key::new("n", "a");
+        let doubtful = || Doubtful(thing("u", "5"), false);
+        let ended = || {
+            let mut ended = doubtful();
+            ended.0.0.deletion_timestamp = serde_json::from_value(serde_json::json!("2030-01-01T00:00:00Z")).unwrap();
+            ended
+        };
+        for (uid, last, wanted, kept) in [
+            (Some("u"), Some(doubtful()), true, true),
+            (None, None, true, true),
+            (Some("u"), Some(ended()), true, false),
+            (Some("u"), Some(doubtful()), false, false),
+        ] {
+            let cache = Cache::default();
+            cache.apply(doubtful(), false);
+            cache.lose(&key, uid, last, |_| wanted);
+            assert_eq!(cache.get(&key).is_some_and(|object| object.is_unseen()), kept);
+            assert_eq!((cache.get(&key).is_some(), cache.is_gone("u")), (kept, !kept));
+        }
+        // The end of a former object of the name.
+        let cache = Cache::default();
+        cache.apply(doubtful(), false);
+        cache.lose(&key, Some("old"), None, |_| true);
+        assert!(cache.get(&key).is_some_and(|object| !object.is_unseen()) && cache.is_gone("old"));
     }
 
     #[test]

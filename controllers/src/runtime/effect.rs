@@ -1,6 +1,6 @@
 //! What a controller may ask for.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::{
     api::core::v1::ObjectReference,
@@ -242,6 +242,20 @@ pub enum Effect {
         /// Events.
         notes: Notes,
     },
+    /// Looks for pods that no watch shows, by their UIDs, which no user can change. Those that exist get back the labels and the owner
+    /// by which the watch and the controller know them; the others count as deleted.
+    Restore {
+        /// Their namespace.
+        namespace: Option<String>,
+        /// Their name, if only one is looked for and its name is known. Otherwise all pods of the namespace are listed.
+        name: Option<String>,
+        /// Their UIDs.
+        uids: Vec<String>,
+        /// Their labels.
+        labels: BTreeMap<String, String>,
+        /// Their controller.
+        owner: OwnerReference,
+    },
     /// Emits an event.
     Event(Note),
 }
@@ -312,7 +326,7 @@ impl Effect {
             | Self::Patch { notes, .. }
             | Self::Delete { notes, .. }
             | Self::Evict { notes, .. } => Some(notes),
-            Self::Event(_) => None,
+            Self::Restore { .. } | Self::Event(_) => None,
         }
     }
 

@@ -3,14 +3,15 @@
 //! Each write is checked against leadership, bounded in time, counted, and its answer put into the caches.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Client,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, ObjectList, PartialObjectMeta, Patch, PatchParams, PostParams, Preconditions},
     core::Request,
 };
 use serde_json::{Value, json};
@@ -19,6 +20,10 @@ use super::{Effect, Kind, Note, effect::Notes, lease::Leadership, metrics::Metri
 
 /// Longest time for one write. Shorter than the time leadership outlasts a lost connection, see [`super::lease`].
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time for [`Effect::Restore`], which lists a namespace.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pods on a page of such a list. Their metadata can have 256 KiB each.
+const RESTORE_PAGE: u32 = 100;
 /// Name under which fields are recorded as ours.
 const FIELD_MANAGER: &str = "virt-controller";
 
@@ -106,7 +111,8 @@ impl Executor {
                 return Outcome::NotLeading;
             }
             let (verb, resource) = label(&effect);
-            let result = tokio::time::timeout(WRITE_TIMEOUT, self.write(&effect, &mut versions)).await;
+            let limit = if matches!(effect, Effect::Restore { .. }) { RESTORE_TIMEOUT } else { WRITE_TIMEOUT };
+            let result = tokio::time::timeout(limit, self.write(&effect, &mut versions)).await;
             let (notes, regarding_name) = parts(&effect);
             let result = result.unwrap_or_else(|_| Err(WriteError::Unreachable("no answer in time".to_owned())));
             match result {
@@ -183,6 +189,57 @@ impl Executor {
         self.client.request(request).await.map_err(|error| classify(&error, false))
     }
 
+    /// Carries out [`Effect::Restore`].
+    async fn restore(
+        &self,
+        namespace: Option<&str>,
+        name: Option<&str>,
+        uids: &[String],
+        labels: &BTreeMap<String, String>,
+        owner: &OwnerReference,
+    ) -> Result<(), WriteError> {
+        let refused = |error: kube::core::request::Error| WriteError::Refused(error.to_string());
+        let mut missing: Vec<&String> = uids.iter().collect();
+        let mut parameters = ListParams::default().limit(RESTORE_PAGE);
+        if let Some(name) = name {
+            parameters = parameters.fields(&format!("metadata.name={name}"));
+        }
+        loop {
+            let request = self.request(Kind::Pod, namespace).list_metadata(&parameters).map_err(refused)?;
+            let page: ObjectList<PartialObjectMeta<Pod>> =
+                self.client.request(request).await.map_err(|error| classify(&error, true))?;
+            for pod in page.items {
+                let uid = pod.metadata.uid.as_ref();
+                let Some(found) = missing.iter().position(|wanted| Some(*wanted) == uid) else { continue };
+                missing.swap_remove(found);
+                let name = pod.metadata.name.clone().unwrap_or_default();
+                tracing::warn!(pod = name, "the labels or the owner of a launcher pod were removed and are restored");
+                let patch = restoration(&pod, labels, owner);
+                let parameters =
+                    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                let request = self
+                    .request(Kind::Pod, namespace)
+                    .patch(&name, &parameters, &Patch::Merge(&patch))
+                    .map_err(refused)?;
+                // One that is gone by now is looked for again.
+                let answer: Value =
+                    self.client.request(request).await.map_err(|error| match classify(&error, false) {
+                        WriteError::Gone => WriteError::Stale,
+                        other => other,
+                    })?;
+                self.answers.written(Kind::Pod, answer);
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty() && !missing.is_empty()) {
+                Some(token) => parameters = parameters.continue_token(&token),
+                None => break,
+            }
+        }
+        for uid in missing {
+            self.answers.deleted(Kind::Pod, namespace, name.unwrap_or_default(), Some(uid));
+        }
+        Ok(())
+    }
+
     async fn write(
         &self,
         effect: &Effect,
@@ -192,6 +249,9 @@ impl Executor {
             Effect::Event(_) => Ok(None),
             Effect::Evict { namespace, name, uid, .. } => {
                 self.evict(namespace.as_deref(), name, uid.as_ref()).await.map(Some)
+            }
+            Effect::Restore { namespace, name, uids, labels, owner } => {
+                self.restore(namespace.as_deref(), name.as_deref(), uids, labels, owner).await.map(|()| None)
             }
             Effect::Create { kind, namespace, object, notes } => {
                 let body = serde_json::to_vec(object).map_err(|error| WriteError::Refused(error.to_string()))?;
@@ -272,6 +332,7 @@ fn label(effect: &Effect) -> (&'static str, &'static str) {
         Effect::Patch { kind, .. } => ("patch", kind.plural()),
         Effect::Delete { kind, .. } => ("delete", kind.plural()),
         Effect::Evict { .. } => ("evict", Kind::Pod.plural()),
+        Effect::Restore { .. } => ("restore", Kind::Pod.plural()),
         Effect::Event(_) => ("event", "events"),
     }
 }
@@ -285,8 +346,20 @@ fn parts(effect: &Effect) -> (Notes, &str) {
         Effect::Patch { notes, name, .. } | Effect::Delete { notes, name, .. } | Effect::Evict { notes, name, .. } => {
             (notes.clone(), name)
         }
+        Effect::Restore { name, .. } => (Notes::default(), name.as_deref().unwrap_or_default()),
         Effect::Event(Note { .. }) => (Notes::default(), ""),
     }
+}
+
+/// The patch that gives a pod its labels and its controller, if it is still the version that was read. Other owners stay.
+fn restoration(pod: &PartialObjectMeta<Pod>, labels: &BTreeMap<String, String>, owner: &OwnerReference) -> Value {
+    let mut patch = json!({"metadata": {"resourceVersion": pod.metadata.resource_version, "labels": labels}});
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    if !owners.contains(owner) {
+        let others = owners.iter().filter(|other| other.uid != owner.uid && other.controller != Some(true));
+        patch["metadata"]["ownerReferences"] = json!(others.chain([owner]).collect::<Vec<_>>());
+    }
+    patch
 }
 
 /// Length of what the API server appends to `generateName`.
@@ -345,6 +418,33 @@ mod tests {
         assert_eq!(told("pods \"virt-launcher-m-5v42t\" is forbidden"), "pods \"virt-launcher-m-\" is forbidden");
         assert_eq!(told("no name in it"), "no name in it");
         assert_eq!(told("virt-launcher-m-\u{fc}"), "virt-launcher-m-\u{fc}");
+    }
+
+    #[test]
+    fn restored_pod_gets_its_labels_and_its_controller_and_keeps_other_owners() {
+        let owner = |uid: &str, controller: bool| OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "ConfigMap".to_owned(),
+            name: "c".to_owned(),
+            uid: uid.to_owned(),
+            controller: Some(controller),
+            block_owner_deletion: None,
+        };
+        let labels = BTreeMap::from([("kubevirt.io".to_owned(), "virt-launcher".to_owned())]);
+        let patch = |owners: Vec<OwnerReference>| {
+            let pod = json!({"metadata": {"name": "p", "resourceVersion": "7", "ownerReferences": owners}});
+            restoration(&serde_json::from_value(pod).unwrap(), &labels, &owner("u", true))["metadata"].clone()
+        };
+        let plain = json!({"resourceVersion": "7", "labels": {"kubevirt.io": "virt-launcher"}});
+        assert_eq!(patch(vec![owner("u", true)]), plain);
+        for (owners, expected) in [
+            (vec![], vec![owner("u", true)]),
+            (vec![owner("u", false)], vec![owner("u", true)]),
+            (vec![owner("x", true)], vec![owner("u", true)]),
+            (vec![owner("x", false)], vec![owner("x", false), owner("u", true)]),
+        ] {
+            assert_eq!(patch(owners)["ownerReferences"], json!(expected));
+        }
     }
 
     #[test]

@@ -290,8 +290,7 @@ fn expand_vm(
     for lookup in [&observed.instancetype, &observed.preference] {
         if observed.config.reference_policy == ReferencePolicy::ExpandAll
             && let Lookup::Revision(revision) = lookup
-            && crate::world::controller_of(&revision.metadata, Kind::VirtualMachine)
-                .is_some_and(|(uid, _)| Some(uid) == vm.metadata.uid)
+            && api::owner::is_controlled_by(&revision.metadata, vm)
         {
             decision.push(Effect::delete(Kind::ControllerRevision, &revision.metadata));
         }

@@ -25,6 +25,7 @@ use api::{
     RunStrategy, VirtualMachine, VirtualMachineInstance, VmiPhase,
     config::ClusterConfig,
     constants::{condition, event, finalizer},
+    owner,
     vm::status::VirtualMachineStateChangeRequest,
 };
 use jiff::Timestamp;
@@ -38,7 +39,6 @@ use crate::{
     runtime::{Decision, Effect, Failure, Kind, Note},
     views::{ClaimView, StartView},
     vmi::claim_name,
-    world::{controller_of, is_controlled},
 };
 
 /// Finalizer by which a user asks that a VM's machine outlives it.
@@ -100,7 +100,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let mut failed_instance_restarts = false;
     if vm.metadata.deletion_timestamp.is_none() {
         match observed.instance {
-            Some(instance) if owned.is_none() && is_controlled(&instance.metadata) => {
+            Some(instance) if owned.is_none() && owner::controller(&instance.metadata).is_some() => {
                 let name = instance.metadata.name.as_deref().unwrap_or_default();
                 let message = format!("VirtualMachineInstance {name} exists and belongs to another object");
                 error = Some(SyncError::new(event::FAILED_CREATE, message));
@@ -188,8 +188,7 @@ fn has_finalizer(vm: &VirtualMachine) -> bool {
 }
 
 fn is_ours(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
-    let owner = controller_of(&instance.metadata, Kind::VirtualMachine);
-    owner.is_some_and(|(uid, _)| Some(uid.as_str()) == vm.metadata.uid.as_deref())
+    owner::is_controlled_by(&instance.metadata, vm)
 }
 
 /// Ends what the VM has. True when nothing is left to be done or shown.

@@ -14,7 +14,7 @@ use super::{
     restart::{self, TEMPLATE_HASH, TEMPLATE_WRITTEN},
     revision,
 };
-use crate::runtime::Kind;
+use crate::{owned::template_labels, runtime::Kind};
 
 /// Namespace of the firmware UUIDs made from VM names.
 const FIRMWARE_NAMESPACE: Uuid = Uuid::from_u128(0x6a1a_24a1_4061_4607_8bf4_a396_3d0c_5895);
@@ -55,7 +55,7 @@ pub(super) fn instance(
         metadata: ObjectMeta {
             name: Some(name),
             namespace: vm.metadata.namespace.clone(),
-            labels: template.metadata.labels.clone(),
+            labels: template_labels(&template.metadata),
             annotations: Some(annotations),
             owner_references: Some(vec![Kind::VirtualMachine.owner_reference(&vm.metadata)]),
             finalizers: Some(vec![finalizer::VM.to_owned()]),

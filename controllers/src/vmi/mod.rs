@@ -9,6 +9,8 @@
 //!   Failed <───────────────────────┴────────────────────────────────┴──────────── Succeeded / Failed
 //! ```
 //! A pod is created once in the life of a machine: only while its phase is Pending and it has none.
+//! A pod that its watch does not show any more is gone only if its end was seen or the API server says so: until then nothing is decided,
+//! since a second launcher beside a first one without its label would destroy the volumes.
 //! The node agent owns everything from Scheduled on; this controller only ends machines whose pod is gone.
 
 mod conditions;
@@ -36,7 +38,7 @@ pub(crate) use self::volumes::claim_name;
 use crate::{
     launcher_pod::{self, Inputs, NamespaceLimits, RenderError},
     runtime::{Decision, Effect, Failure, Kind, Note},
-    views::{ClaimView, DefinitionView, PodView},
+    views::{ANNOTATION_LIMIT, ClaimView, DefinitionView, PodView},
 };
 
 /// Everything a decision about a machine rests on.
@@ -45,6 +47,8 @@ pub struct Observed<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// Pods it controls.
     pub pods: &'a [Arc<PodView>],
+    /// UIDs of its pods that its status names, that no watch shows, and whose end was not seen.
+    pub missing: &'a [String],
     /// Configuration in force.
     pub config: &'a ClusterConfig,
     /// Launcher image of this installation.
@@ -67,6 +71,8 @@ pub struct Observed<'a> {
 
 /// Reason of a machine that no node can be found for, as the reference spells it.
 const NO_HINTS: &str = "FailedGatherhingClusterTopologyHints";
+/// Wait after a search for pods.
+const AFTER_SEARCH: Duration = Duration::from_millis(500);
 /// Wait for a context id that is free.
 const NO_CID_WAIT: Duration = Duration::from_secs(1);
 
@@ -81,6 +87,12 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let instance = observed.instance;
     let mut decision = Decision::settled();
     let mut error = None;
+    decision.effects.extend(restorations(observed));
+    if !decision.effects.is_empty() {
+        // What comes of a search by UID alone wakes nobody.
+        decision.wake(AFTER_SEARCH);
+        return Ok(decision);
+    }
 
     let mut wanted = instance.clone();
     let (own, surplus) = split_surplus(instance, observed.pods);
@@ -115,6 +127,22 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
         pod_metadata(observed, pod, &mut decision);
     }
     Ok(decision)
+}
+
+/// Looks for pods that no watch shows.
+fn restorations(observed: &Observed<'_>) -> Vec<Effect> {
+    let metadata = &observed.instance.metadata;
+    let restore = |name: Option<String>, uids: Vec<String>| Effect::Restore {
+        namespace: metadata.namespace.clone(),
+        name,
+        uids,
+        labels: launcher_pod::identity_labels(observed.instance),
+        owner: Kind::Instance.owner_reference(metadata),
+    };
+    let unseen = observed.pods.iter().filter(|pod| pod.unseen);
+    let known = unseen.map(|pod| restore(pod.metadata.name.clone(), pod.metadata.uid.iter().cloned().collect()));
+    let missing = (!observed.missing.is_empty()).then(|| restore(None, observed.missing.to_vec()));
+    known.chain(missing).collect()
 }
 
 /// Tells of the end of a machine that its node's agent did not record. Whoever waits for the event of a machine that ended
@@ -457,7 +485,9 @@ fn backup_annotations(observed: &Observed<'_>, pod: &PodView) -> serde_json::Map
     let instance = observed.instance;
     let hooked = launcher_pod::hooks_backups(instance, observed.config);
     // What users of a machine wrote themselves stays theirs where ours are not wanted.
-    let own = |key: &str| instance.metadata.annotations.as_ref()?.get(key).cloned();
+    let own = |key: &str| {
+        instance.metadata.annotations.as_ref()?.get(key).filter(|own| own.len() <= ANNOTATION_LIMIT).cloned()
+    };
     let wanted = launcher_pod::backup_hooks(instance)
         .map(|(key, value)| (key.to_owned(), if hooked { Some(value) } else { own(key) }));
     let known = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotation::BACKUP_PRE_CONTAINER));
@@ -472,7 +502,11 @@ fn eviction_annotations(
     instance: &VirtualMachineInstance,
     pod: &PodView,
 ) -> serde_json::Map<String, serde_json::Value> {
-    let said = |key: &str| instance.metadata.annotations.as_ref()?.get(key).map(String::as_str);
+    let said = |key: &str| {
+        let value = instance.metadata.annotations.as_ref()?.get(key).map(String::as_str);
+        // A longer one of the pod is not kept, so it would be written again and again.
+        value.filter(|value| value.len() <= ANNOTATION_LIMIT)
+    };
     let leaves = conditions::is_marked_for_eviction(instance);
     let wanted = [
         (annotation::DESCHEDULER_EVICT, said(annotation::DESCHEDULER_EVICT)),

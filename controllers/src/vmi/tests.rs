@@ -67,22 +67,29 @@ fn ended_pod(finished: &str) -> PodView {
     }}))
 }
 
-fn decided_after(instance: &VirtualMachineInstance, pods: &[PodView], failure: Option<&Failure>) -> Decision {
-    let pods: Vec<Arc<PodView>> = pods.iter().cloned().map(Arc::new).collect();
-    decide(&Observed {
+/// A VMI without pods.
+fn observed(instance: &VirtualMachineInstance) -> Observed<'_> {
+    static CONFIG: std::sync::LazyLock<ClusterConfig> = std::sync::LazyLock::new(ClusterConfig::default);
+    static CLAIMS: BTreeMap<String, Arc<ClaimView>> = BTreeMap::new();
+    Observed {
         instance,
-        pods: &pods,
-        config: &ClusterConfig::default(),
+        pods: &[],
+        missing: &[],
+        config: &CONFIG,
         launcher_image: "launcher:1",
-        claims: &BTreeMap::new(),
+        claims: &CLAIMS,
         limits: NamespaceLimits::default(),
         frequency: None,
         cid: None,
         definitions: None,
-        failure,
+        failure: None,
         now: now(),
-    })
-    .unwrap()
+    }
+}
+
+fn decided_after(instance: &VirtualMachineInstance, pods: &[PodView], failure: Option<&Failure>) -> Decision {
+    let pods: Vec<Arc<PodView>> = pods.iter().cloned().map(Arc::new).collect();
+    decide(&Observed { pods: &pods, failure, ..observed(instance) }).unwrap()
 }
 
 fn decided(instance: &VirtualMachineInstance, pods: &[PodView]) -> Decision {
@@ -109,6 +116,46 @@ fn condition_in(status: &Value, type_: &str) -> Value {
 fn new_machine_gets_its_pod_and_nothing_else_is_written() {
     let decision = decided(&machine(&json!({})), &[]);
     assert!(matches!(decision.effects.as_slice(), [Effect::Create { kind: Kind::Pod, .. }]), "{decision:?}");
+}
+
+/// What is decided about a VMI whose pods no watch shows.
+fn decided_without(instance: &VirtualMachineInstance, missing: &[&str]) -> Decision {
+    let missing: Vec<String> = missing.iter().map(|uid| (*uid).to_owned()).collect();
+    decide(&Observed { missing: &missing, ..observed(instance) }).unwrap()
+}
+
+fn restored(decision: &Decision) -> Option<(Option<&str>, Vec<&str>)> {
+    match decision.effects.as_slice() {
+        [Effect::Restore { namespace, name, uids, labels, owner }] => {
+            assert_eq!(namespace.as_deref(), Some("d"));
+            assert_eq!(json!(labels), json!({"kubevirt.io": "virt-launcher", "kubevirt.io/created-by": "u"}));
+            assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("VirtualMachineInstance", "u"));
+            Some((name.as_deref(), uids.iter().map(String::as_str).collect()))
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn launcher_without_its_label_is_looked_for_and_no_second_one_is_made() {
+    let deleting = |mut machine: VirtualMachineInstance| {
+        machine.metadata.deletion_timestamp = serde_json::from_value(json!("2030-01-01T00:00:30Z")).unwrap();
+        machine
+    };
+    let unseen = || PodView { unseen: true, ..running_pod(&json!({"type": "Ready", "status": "True"})) };
+    let mut machines: Vec<VirtualMachineInstance> =
+        ["Scheduling", "Scheduled", "Running", "Failed", "Succeeded"].map(in_phase).into();
+    machines.push(deleting(in_phase("Running")));
+    for machine in &machines {
+        assert_eq!(restored(&decided_without(machine, &["p"])), Some((None, vec!["p"])), "{:?}", machine.phase());
+        let decision = decided(machine, &[unseen()]);
+        assert_eq!(restored(&decision), Some((Some("virt-launcher-m-x"), vec!["p"])), "{:?}", machine.phase());
+    }
+    // One that lost its label before its VMI told of it.
+    let decision = decided(&machine(&json!({})), &[unseen()]);
+    assert_eq!(restored(&decision), Some((Some("virt-launcher-m-x"), vec!["p"])));
+    // Its end was seen.
+    assert_eq!(status_of(&decided_without(&in_phase("Running"), &[]))["phase"], "Failed");
 }
 
 #[test]
@@ -437,17 +484,9 @@ fn pod_of_a_running_machine_has_the_annotations_for_backups_that_are_wanted() {
         let mut instance = in_phase("Running");
         instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
         let decision = decide(&Observed {
-            instance: &instance,
             pods: &[Arc::new(pod)],
             config: &ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() },
-            launcher_image: "launcher:1",
-            claims: &BTreeMap::new(),
-            limits: NamespaceLimits::default(),
-            frequency: None,
-            cid: None,
-            definitions: None,
-            failure: None,
-            now: now(),
+            ..observed(&instance)
         });
         let patch = patch_of(&decision.unwrap(), Kind::Pod);
         assert_eq!(patch.is_some(), changes, "{annotations} {skip_backup_hooks}: {patch:?}");
@@ -508,17 +547,9 @@ fn machine_that_depends_on_the_counter_gets_a_frequency_before_its_pod() {
     for (change, use_emulation, frequency, hint, pod) in table {
         let instance = machine(&change);
         let decision = decide(&Observed {
-            instance: &instance,
-            pods: &[],
             config: &ClusterConfig { use_emulation, ..ClusterConfig::default() },
-            launcher_image: "launcher:1",
-            claims: &BTreeMap::new(),
-            limits: NamespaceLimits::default(),
             frequency,
-            cid: None,
-            definitions: None,
-            failure: None,
-            now: now(),
+            ..observed(&instance)
         })
         .unwrap();
         let made = decision.effects.iter().find_map(|effect| match effect {
@@ -548,20 +579,7 @@ fn machine_with_vsock_gets_a_context_id_before_its_pod() {
     for (held, cid, written, pod) in table {
         let devices = json!({"autoattachVSOCK": true});
         let instance = machine(&json!({"spec": {"domain": {"devices": devices}}, "status": {"VSOCKCID": held}}));
-        let decision = decide(&Observed {
-            instance: &instance,
-            pods: &[],
-            config: &ClusterConfig::default(),
-            launcher_image: "launcher:1",
-            claims: &BTreeMap::new(),
-            limits: NamespaceLimits::default(),
-            frequency: None,
-            cid,
-            definitions: None,
-            failure: None,
-            now: now(),
-        })
-        .unwrap();
+        let decision = decide(&Observed { cid, ..observed(&instance) }).unwrap();
         let made = decision.effects.iter().find_map(|effect| match effect {
             Effect::Create { kind: Kind::Pod, object, .. } => Some(object["spec"]["containers"][0].clone()),
             _ => None,

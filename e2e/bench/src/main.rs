@@ -75,7 +75,9 @@ fn main() -> Result<()> {
         throughput::measure(s, &mut figures).await?;
         // What is left of machines goes meanwhile: taking a pod down costs more than the reviews.
         tokio::time::sleep(Duration::from_secs(10)).await;
-        webhook::measure(&Endpoint::of_cluster(&s.client).await?, &mut figures).await
+        let endpoint = Endpoint::of_cluster(&s.client).await?;
+        webhook::measure(&endpoint, &mut figures).await?;
+        webhook::measure_attacked(s, &endpoint, &mut figures).await
     });
     print(&figures);
     let file = repository().join("build/bench.json");

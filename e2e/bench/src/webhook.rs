@@ -11,11 +11,18 @@
 //! - `webhook_1000_at_once_p99_ms`: [`FLOOD`] reviews at the same moment, each on its connection: how long the last of
 //!   a flood waits. All reviews but the first wait for others here: with N at once the 99th percentile is the time of the
 //!   whole flood, `0.99 * N / webhook_reviews_per_s`. It says how fast the server is, not how long a review takes.
+//!
+//! The paced load once more while a pod attacks the installation ([`Flood`](ferrovirt_e2e_tests::Flood): a thousand silent
+//! connections to each port, 16 stalled reviews to each virt-api) is `webhook_attacked_p99_ms`, and how many times the quiet
+//! one it is `webhook_attacked_over_quiet`. The attacker has its share of the CPUs, too.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::webhook::{Direct, Endpoint};
+use ferrovirt_e2e_tests::{
+    Story,
+    webhook::{Direct, Endpoint},
+};
 use futures::{
     StreamExt, TryStreamExt,
     stream::{self, FuturesUnordered},
@@ -32,6 +39,8 @@ const PACED: usize = 10_000;
 const FLOOD: usize = 1000;
 /// Connections of the paced load: more than kube-apiserver has busy when several users write.
 const LANES: usize = 16;
+/// Time from the start of the attack to the load.
+const ATTACK_BEGINS: Duration = Duration::from_secs(5);
 /// Longest that connecting, or a load, may take altogether.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -41,13 +50,9 @@ pub async fn measure(endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
         println!("virt-api is reached by forwarded ports only: reviews are not measured");
         return Ok(());
     }
-    let mut lanes = connect(endpoint, LANES).await?;
-    // The first answers warm caches and connections, as in a server that has been up for a while.
-    rounds(endpoint, &mut lanes, 5).await?;
-    let load = rounds(endpoint, &mut lanes, PACED / LANES).await?;
+    let load = paced(endpoint).await?;
     figures.insert("webhook_p50_ms".into(), percentile(&load.times, 50).context("no review")?);
     figures.insert("webhook_p99_ms".into(), percentile(&load.times, 99).context("no review")?);
-    drop(lanes);
 
     let mut lanes = connect(endpoint, FLOOD).await?;
     rounds(endpoint, &mut lanes, 1).await?;
@@ -55,6 +60,28 @@ pub async fn measure(endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
     figures.insert("webhook_1000_at_once_p99_ms".into(), percentile(&load.times, 99).context("no review")?);
     figures.insert("webhook_reviews_per_s".into(), load.times.len() as f64 / load.took.as_secs_f64());
     Ok(())
+}
+
+/// Measures the paced load while the installation is attacked, after [`measure`].
+pub async fn measure_attacked(story: &Story, endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
+    let Some(quiet) = figures.get("webhook_p99_ms").copied() else { return Ok(()) };
+    let Some(flood) = story.flood("attacker").await? else { return Ok(()) };
+    // Until all of its connections have been opened.
+    tokio::time::sleep(ATTACK_BEGINS).await;
+    let load = paced(endpoint).await;
+    flood.stop()?.check()?;
+    let attacked = percentile(&load?.times, 99).context("no review")?;
+    figures.insert("webhook_attacked_p99_ms".into(), attacked);
+    figures.insert("webhook_attacked_over_quiet".into(), attacked / quiet);
+    Ok(())
+}
+
+/// Runs the paced load.
+async fn paced(endpoint: &Endpoint) -> Result<Load> {
+    let mut lanes = connect(endpoint, LANES).await?;
+    // The first answers warm caches and connections, as in a server that has been up for a while.
+    rounds(endpoint, &mut lanes, 5).await?;
+    rounds(endpoint, &mut lanes, PACED / LANES).await
 }
 
 /// What was measured.

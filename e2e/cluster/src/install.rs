@@ -36,6 +36,8 @@ pub fn install(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> 
     helm.arg(chart)
         .args(["--namespace", NAMESPACE, "--create-namespace", "--timeout", "3m"])
         .args(["--set", &format!("image.registry={registry}")])
+        // A story follows the strategy for roles.
+        .args(["--set", "rbac.manageAggregation=true"])
         .args(["--set", &format!("kubevirt.configuration.developerConfiguration.useEmulation={emulation}")]);
     run("installing the chart", &mut helm).map_err(|error| with_diagnosis(error, target))?;
     if changed {

@@ -7,6 +7,7 @@
 //! [`up`], [`down`] and [`init`] act.
 
 pub mod archive;
+pub mod audit;
 pub mod certificates;
 pub mod command;
 pub mod components;

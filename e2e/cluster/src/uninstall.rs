@@ -17,14 +17,18 @@ const NAMESPACED: &str = "all,configmaps,leases,networkpolicies,poddisruptionbud
     serviceaccounts";
 /// What Kubernetes itself puts into each namespace.
 const OF_KUBERNETES: [&str; 2] = ["configmap/kube-root-ca.crt", "serviceaccount/default"];
+/// A label of nodes that another project set: it must stay.
+const FOREIGN_LABEL: &str = "cdi.kubevirt.io/foreign";
 /// Made by this test cluster, not by the chart.
 const OF_THE_CLUSTER: &str = "ferrovirt:kubelet-api";
 
-/// Uninstalls Ferrovirt; only the definitions of its kinds may be left.
+/// Uninstalls Ferrovirt; only the definitions of its kinds may be left, and what is not its own.
 ///
 /// # Errors
-/// When Helm refuses, or something is left.
+/// When Helm refuses, something is left, or a label of somebody else is gone.
 pub fn uninstall(target: &Target, progress: &Progress) -> Result<()> {
+    let foreign = format!("{FOREIGN_LABEL}=stays");
+    target.kubectl.run("labelling the nodes", &["label", "nodes", "--all", "--overwrite", &foreign])?;
     progress.step("uninstalling the chart");
     let mut helm = target.helm(&["uninstall", "ferrovirt", "--namespace", NAMESPACE, "--timeout", "4m"]);
     run("uninstalling the chart", &mut helm).map_err(|error| with_diagnosis(error, target))?;
@@ -34,6 +38,14 @@ pub fn uninstall(target: &Target, progress: &Progress) -> Result<()> {
     let namespace = kubectl.run("listing what is left", &["get", NAMESPACED, "-n", NAMESPACE, "-o", "name"])?;
     let keys = "jsonpath={range .items[*]}{.metadata.labels}{.metadata.annotations}{end}";
     let nodes = kubectl.run("looking at the nodes", &["get", "nodes", "-o", keys])?;
+    if !nodes.contains(FOREIGN_LABEL) {
+        return Err(Error::Refused(format!(
+            "uninstalling removed the label {FOREIGN_LABEL} of nodes, which is not ours"
+        )));
+    }
+    target
+        .kubectl
+        .run("removing the label of the nodes", &["label", "nodes", "--all", &format!("{FOREIGN_LABEL}-")])?;
     let left = left_over(&cluster, &namespace, &nodes);
     if left.is_empty() {
         progress.step("nothing is left but the definitions");
@@ -50,7 +62,7 @@ fn left_over(cluster: &str, namespace: &str, nodes: &str) -> Vec<String> {
     let cluster = cluster.lines().filter(ours);
     // A pod that is on its way out is named until kubelet has seen to it.
     let namespace = namespace.lines().filter(|name| !OF_KUBERNETES.contains(name) && !name.is_empty());
-    let nodes = nodes.contains("kubevirt.io/").then_some("labels or annotations of nodes");
+    let nodes = nodes.replace(FOREIGN_LABEL, "").contains("kubevirt.io/").then_some("labels or annotations of nodes");
     cluster.chain(namespace).chain(nodes).map(str::to_owned).collect()
 }
 
@@ -70,7 +82,8 @@ mod tests {
             clusterrolebinding.rbac.authorization.k8s.io/ferrovirt:kubelet-api\n\
             clusterrole.rbac.authorization.k8s.io/view\n";
         let namespace = "configmap/kube-root-ca.crt\nserviceaccount/default\n";
-        assert!(left_over(cluster, namespace, r#"{"kubernetes.io/hostname":"a"}"#).is_empty());
+        let nodes = r#"{"kubernetes.io/hostname":"a","cdi.kubevirt.io/foreign":"stays"}"#;
+        assert!(left_over(cluster, namespace, nodes).is_empty());
     }
 
     #[test]

@@ -4,8 +4,7 @@ use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::BodyExt;
-use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, api::ListParams, client::Body};
+use kube::client::Body;
 use serde_json::Value;
 
 use crate::Story;
@@ -94,22 +93,5 @@ impl Story {
         let (code, text) = self.ask(&Method::PUT, object, subresource, body).await?;
         ensure!(code < 300, "{object}/{subresource}: {code} {text}");
         Ok(text)
-    }
-
-    /// The metrics of all pods of a component, such as `virt-api`, line by line.
-    ///
-    /// # Errors
-    /// When a pod does not tell.
-    pub async fn metrics(&self, component: &str) -> Result<Vec<String>> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "kubevirt");
-        let mut lines = Vec::new();
-        for pod in pods.list(&ListParams::default().labels(&format!("kubevirt.io={component}"))).await? {
-            let name = pod.metadata.name.unwrap_or_default();
-            let path = format!("/api/v1/namespaces/kubevirt/pods/https:{name}:8443/proxy/metrics");
-            let answer = self.call(&Method::GET, &path, &Value::Null).await?;
-            ensure!(answer.code == 200, "metrics of {name}: {} {}", answer.code, answer.said());
-            lines.extend(answer.text().lines().map(str::to_owned));
-        }
-        Ok(lines)
     }
 }

@@ -6,6 +6,8 @@
 mod api;
 mod console;
 mod diagnosis;
+mod flood;
+mod metrics;
 mod node;
 mod plugin;
 mod socket;
@@ -16,6 +18,7 @@ use std::path::PathBuf;
 
 pub use api::Answer;
 pub use console::Console;
+pub use flood::{Extent, Flood};
 pub use plugin::{Ended, OpenStreams, Served, echo, ends};
 pub use socket::Socket;
 pub use story::{PATIENCE, Story, connect, connect_without_retries, story, story_alone};
@@ -31,6 +34,12 @@ pub fn repository() -> PathBuf {
 #[must_use]
 pub fn kubeconfig() -> PathBuf {
     std::env::var_os("KUBECONFIG").map_or_else(|| repository().join("build/kubeconfig"), PathBuf::from)
+}
+
+/// The audit log of the test cluster; a cluster of somebody else has none there.
+#[must_use]
+pub fn audit_log() -> PathBuf {
+    ferrovirt_e2e_cluster::audit::log(&kubeconfig())
 }
 
 /// The plugin under test: `KUBECTL_VIRT`, else `build/bin/kubectl-virt`.

@@ -91,10 +91,24 @@ impl Story {
     /// # Errors
     /// When there is none.
     pub async fn virt_api_memory(&self) -> Result<u64> {
-        let script = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = virt-api ] && grep VmRSS $p/status; done 2>/dev/null; true";
-        let sizes = self.on_node(script).await?;
+        self.memory("virt-api", "").await
+    }
+
+    /// Memory of a program on the node of the story's VMs, in KiB: of several processes the largest. Only those with a word
+    /// in their cgroup count, such as the UID of a pod.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn memory(&self, program: &str, cgroup: &str) -> Result<u64> {
+        let name: String = program.chars().take(15).collect();
+        let script = format!(
+            "for p in /proc/[0-9]*; do \
+               grep -qs -e '{cgroup}' $p/cgroup && [ \"$(cat $p/comm)\" = '{name}' ] && grep VmRSS $p/status; \
+             done 2>/dev/null; true"
+        );
+        let sizes = self.on_node(&script).await?;
         let sizes = sizes.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse().ok());
-        sizes.max().context("virt-api does not run")
+        sizes.max().with_context(|| format!("{program} does not run"))
     }
 
     /// Kills processes by the name of their program and a word in their cgroup.

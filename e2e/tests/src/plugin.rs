@@ -6,8 +6,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, api::ListParams};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
@@ -190,18 +188,9 @@ impl Story {
 
     /// The sum of the values of some lines of the metrics of a component's pods.
     async fn count(&self, component: &str, wanted: impl Fn(&str) -> bool) -> Result<u64> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "kubevirt");
-        let mut sum = 0;
-        for pod in pods.list(&ListParams::default().labels(&format!("kubevirt.io={component}"))).await? {
-            let name = pod.metadata.name.unwrap_or_default();
-            let path = format!("/api/v1/namespaces/kubevirt/pods/https:{name}:8443/proxy/metrics");
-            let text = self.client.request_text(http::Request::get(path).body(Vec::new())?).await?;
-            let values = text
-                .lines()
-                .filter(|line| wanted(line))
-                .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-            sum += values.map(|value| value as u64).sum::<u64>();
-        }
-        Ok(sum)
+        let lines = self.metrics(component).await?;
+        let values =
+            lines.iter().filter(|line| wanted(line)).filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        Ok(values.map(|value| value as u64).sum())
     }
 }

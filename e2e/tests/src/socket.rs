@@ -70,6 +70,25 @@ impl Socket {
         timeout(within, sign).await.context("no answer to a ping")?
     }
 
+    /// Sends pings and texts, which nobody waits for, and reads nothing of what comes back. Returns how many were taken
+    /// within the time.
+    pub async fn flood(&mut self, count: usize, within: Duration) -> usize {
+        let mut taken = 0;
+        // A server that takes no more, or ends the stream, ends the flood.
+        let _ = timeout(within, async {
+            while taken < count {
+                let text = Message::Text("x".into());
+                for message in [Message::Ping(Bytes::from_static(PING)), text] {
+                    self.0.send(message).await?;
+                    taken += 1;
+                }
+            }
+            anyhow::Ok(())
+        })
+        .await;
+        taken
+    }
+
     /// Reads until `text` has come.
     ///
     /// # Errors

@@ -480,6 +480,15 @@ spec:
         exec(&pods, pod, command).await
     }
 
+    /// As [`Self::exec`], in a container that is not the first of its pod.
+    ///
+    /// # Errors
+    /// As [`Self::exec`].
+    pub async fn exec_in(&self, pod: &str, container: &str, command: &[&str]) -> Result<String> {
+        let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        attached(&pods, pod, command, AttachParams::default().container(container)).await
+    }
+
     /// The log of a pod's container.
     ///
     /// # Errors
@@ -496,7 +505,16 @@ spec:
 /// # Errors
 /// When it exits with another code than 0, with its standard error.
 pub async fn exec(pods: &Api<k8s_openapi::api::core::v1::Pod>, pod: &str, command: &[&str]) -> Result<String> {
-    let params = AttachParams::default().stdout(true).stderr(true);
+    attached(pods, pod, command, AttachParams::default()).await
+}
+
+async fn attached(
+    pods: &Api<k8s_openapi::api::core::v1::Pod>,
+    pod: &str,
+    command: &[&str],
+    params: AttachParams,
+) -> Result<String> {
+    let params = params.stdout(true).stderr(true);
     let mut process =
         pods.exec(pod, command.iter().copied(), &params).await.with_context(|| format!("exec in {pod}"))?;
     let mut stdout = process.stdout().context("no standard output")?;
@@ -556,6 +574,12 @@ fn resource(kind: &str) -> ApiResource {
         }
         "Deployment" => ("apps", "v1", "Deployment", "deployments"),
         "DaemonSet" => ("apps", "v1", "DaemonSet", "daemonsets"),
+        "MutatingWebhookConfiguration" => {
+            ("admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations")
+        }
+        "ValidatingWebhookConfiguration" => {
+            ("admissionregistration.k8s.io", "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
+        }
         "ControllerRevision" => ("apps", "v1", "ControllerRevision", "controllerrevisions"),
         "Role" => ("rbac.authorization.k8s.io", "v1", "Role", "roles"),
         "RoleBinding" => ("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),

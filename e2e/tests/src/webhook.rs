@@ -21,14 +21,21 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::{admissionregistration::v1::ValidatingWebhookConfiguration, core::v1::Pod};
-use kube::{Api, Client, api::ListParams};
+use kube::{
+    Api, Client,
+    api::{AttachParams, AttachedProcess, ListParams},
+};
 use nix::sched::{CloneFlags, setns};
 use rustls::{
     ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    client::{
+        Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
     crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    sign::{CertifiedKey, SingleCertAndKey},
 };
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -61,6 +68,8 @@ enum Way {
     Namespace(PathBuf, SocketAddr),
     /// A pod's port, through the API server.
     Forward(Box<Api<Pod>>, String, u16),
+    /// A host's port, from within a pod that has `nc`.
+    Inside(Box<Api<Pod>>, String, u16),
 }
 
 /// A connection to a server that is reached directly, before anything is said on it.
@@ -76,7 +85,8 @@ pub struct Answer {
 }
 
 impl Endpoint {
-    /// The server at `WEBHOOK_URL`, whose certificate is checked against the PEM file `WEBHOOK_CA` (not at all without
+    /// The server at `WEBHOOK_URL`, which holds everything in front of a webhook's own path (of virt-api:
+    /// `https://virt-api.kubevirt.svc/admission/SEGMENT`, as in the webhook configurations), and whose certificate is checked against the PEM file `WEBHOOK_CA` (not at all without
     /// that); else virt-api of the cluster under test.
     ///
     /// # Errors
@@ -139,6 +149,8 @@ impl Endpoint {
             .context("the pod of virt-api has no port")?;
         let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
         let host = format!("{}.{}.svc", service.name, service.namespace);
+        let path = service.path.context("the webhook has no path yet")?;
+        let (prefix, _) = path.rsplit_once('/').with_context(|| format!("{path} is no path of a webhook"))?;
         let way = match control_namespace()? {
             Some(namespace) => Way::Namespace(namespace, SocketAddr::new(address.parse()?, port)),
             None => Way::Forward(Box::new(pods), pod.metadata.name.context("pod without name")?, port),
@@ -148,14 +160,66 @@ impl Endpoint {
             tls: TlsConnector::from(Arc::new(tls(Some(&roots.0))?)),
             name: ServerName::try_from(host.clone())?,
             host,
-            prefix: String::new(),
+            prefix: prefix.to_owned(),
         })
+    }
+
+    /// The same server, where requests have whole paths.
+    #[must_use]
+    pub fn bare(&self) -> Self {
+        Self { prefix: String::new(), ..self.clone() }
+    }
+
+    /// The same server by its service, as a pod that has `nc` reaches it; requests have whole paths.
+    #[must_use]
+    pub fn through_pod(&self, pods: Api<Pod>, pod: &str) -> Self {
+        Self { way: Way::Inside(Box::new(pods), pod.to_owned(), 443), ..self.bare() }
+    }
+
+    /// What stands in front of the webhooks' own paths.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// A port of a pod, whose certificate is not checked; dialled as in [`Self::of_cluster`].
+    ///
+    /// # Errors
+    /// When the pod has no address.
+    pub(crate) fn of_pod(client: &Client, pod: &Pod, port: u16) -> Result<Self> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let name = pod.metadata.name.clone().context("pod without name")?;
+        let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
+        let way = match control_namespace()? {
+            Some(namespace) => Way::Namespace(namespace, SocketAddr::new(address.parse()?, port)),
+            None => Way::Forward(Box::new(Api::namespaced(client.clone(), namespace)), name, port),
+        };
+        let host = "pod.invalid".to_owned();
+        let tls = TlsConnector::from(Arc::new(tls(None)?));
+        Ok(Self { way, tls, name: ServerName::try_from(host.clone())?, host, prefix: String::new() })
+    }
+
+    /// The same server, for a client that shows a certificate (both PEM, the certificate with what leads to its authority).
+    ///
+    /// # Errors
+    /// When these are not a certificate and its key.
+    pub fn showing(&self, certificate: &str, key: &str) -> Result<Self> {
+        let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
+        let chain = chain.map_err(|error| anyhow::anyhow!("the certificate is not PEM: {error}"))?;
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes());
+        let key = key.map_err(|error| anyhow::anyhow!("the key is not PEM: {error}"))?;
+        let mut config = ClientConfig::clone(self.tls.config());
+        let certified = CertifiedKey::from_der(chain, key, &ring::default_provider())?;
+        config.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certified));
+        // A session of before would be gone on with instead.
+        config.resumption = Resumption::disabled();
+        Ok(Self { tls: TlsConnector::from(Arc::new(config)), ..self.clone() })
     }
 
     /// Whether connections go straight to the server, so that their times mean something.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        !matches!(self.way, Way::Forward(..))
+        !matches!(self.way, Way::Forward(..) | Way::Inside(..))
     }
 
     /// Opens a connection.
@@ -164,10 +228,23 @@ impl Endpoint {
     /// When the server cannot be reached or its certificate is not the right one.
     pub async fn connect(&self) -> Result<Connection> {
         let opened = async {
-            let Way::Forward(pods, pod, port) = &self.way else { return self.speak(self.direct().await?).await };
-            let mut forward = pods.portforward(pod, &[*port]).await.context("cannot forward a port")?;
-            let stream = forward.take_stream(*port).context("no stream of the forwarded port")?;
-            self.speak(self.secure(stream).await?).await
+            match &self.way {
+                Way::Forward(pods, pod, port) => {
+                    let mut forward = pods.portforward(pod, &[*port]).await.context("cannot forward a port")?;
+                    let stream = forward.take_stream(*port).context("no stream of the forwarded port")?;
+                    self.speak(self.secure(stream).await?).await
+                }
+                Way::Inside(pods, pod, port) => {
+                    let params = AttachParams::default().stdin(true).stdout(true).stderr(false);
+                    let command = ["nc", &self.host, &port.to_string()];
+                    let mut process = pods.exec(pod, command, &params).await.context("cannot run nc")?;
+                    let (input, output) = (process.stdin(), process.stdout());
+                    let stream = tokio::io::join(output.context("no output of nc")?, input.context("no input of nc")?);
+                    let connection = self.speak(self.secure(stream).await?).await?;
+                    Ok(Connection { _tunnel: Some(process), ..connection })
+                }
+                Way::Address(_) | Way::Namespace(..) => self.speak(self.direct().await?).await,
+            }
         };
         tokio::time::timeout(PATIENCE, opened).await.context("the server did not let us connect in time")?
     }
@@ -187,7 +264,7 @@ impl Endpoint {
                 let (namespace, address) = (namespace.clone(), *address);
                 TcpStream::from_std(tokio::task::spawn_blocking(move || dial_inside(&namespace, address)).await??)?
             }
-            Way::Forward(..) => bail!("the server is reached by a forwarded port only"),
+            Way::Forward(..) | Way::Inside(..) => bail!("the server is reached by a pod only"),
         };
         self.secure(stream).await
     }
@@ -225,7 +302,7 @@ impl Endpoint {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         // It ends with the server's side or with the sender; why is seen by who waits for an answer.
         tokio::spawn(connection);
-        Ok(Connection { sender, host: self.host.clone(), prefix: self.prefix.clone() })
+        Ok(Connection { sender, host: self.host.clone(), prefix: self.prefix.clone(), _tunnel: None })
     }
 }
 
@@ -234,6 +311,8 @@ pub struct Connection {
     sender: SendRequest<BoxBody<Bytes, Infallible>>,
     host: String,
     prefix: String,
+    /// Ends with the connection.
+    _tunnel: Option<AttachedProcess>,
 }
 
 impl Connection {
@@ -297,16 +376,24 @@ fn is_ready(pod: &Pod) -> bool {
         && status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// The network namespace of the API server, if the cluster under test is the test cluster of this machine.
-fn control_namespace() -> Result<Option<PathBuf>> {
+/// The plan of the cluster under test, if that is the test cluster of this working tree.
+///
+/// # Errors
+/// When FERROVIRT_INSTANCE makes no sense.
+pub fn own_cluster() -> Result<Option<Plan>> {
     let instance = match std::env::var("FERROVIRT_INSTANCE") {
         Ok(text) => text.parse().context("FERROVIRT_INSTANCE is not a number")?,
         Err(_) => 0,
     };
     let plan = Plan::new(repository(), instance)?;
-    let namespace = host::namespace_path(&plan.control_namespace());
     let own = target::foreign(&plan, Some(kubeconfig())).is_none();
-    Ok((own && namespace.exists()).then_some(namespace))
+    Ok(own.then_some(plan))
+}
+
+/// The network namespace of the API server, if the cluster under test is the test cluster of this machine.
+fn control_namespace() -> Result<Option<PathBuf>> {
+    let namespace = own_cluster()?.map(|plan| host::namespace_path(&plan.control_namespace()));
+    Ok(namespace.filter(|namespace| namespace.exists()))
 }
 
 /// Dials from within a network namespace. The thread stays there, so it ends with the call.
@@ -326,7 +413,7 @@ fn dial_inside(namespace: &Path, address: SocketAddr) -> Result<std::net::TcpStr
     }
 }
 
-fn tls(roots: Option<&[u8]>) -> Result<ClientConfig> {
+pub(crate) fn tls(roots: Option<&[u8]>) -> Result<ClientConfig> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
     let mut config = match roots {

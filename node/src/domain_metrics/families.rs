@@ -298,6 +298,26 @@ mod tests {
     }
 
     #[test]
+    fn cve_2024_31420_a_launcher_that_leaves_everything_out_breaks_no_metrics() {
+        let empty = StatsReply {
+            cpu: None,
+            memory: None,
+            vcpus: vec![VcpuStats { id: u32::MAX, state: u32::MAX, time: u64::MAX, wait: None, delay: None }],
+            interfaces: vec![InterfaceStats::default()],
+            disks: vec![DiskStats::default()],
+            file_systems: vec![GuestFileSystem::default()],
+        };
+        for stats in [StatsReply::default(), empty] {
+            let mut families = Families::default();
+            families.machine(&VirtualMachineInstance::default(), "n1", &stats);
+            let families: Vec<MetricFamily> =
+                families.finish().into_iter().filter(|family| !family.get_metric().is_empty()).collect();
+            let mut text = Vec::new();
+            TextEncoder::new().encode(&families, &mut text).unwrap();
+        }
+    }
+
+    #[test]
     fn a_launcher_makes_no_series_by_names_of_its_own() {
         let mut vmi = VirtualMachineInstance::default();
         vmi.spec.domain.devices.interfaces = vec![Interface { name: "default".into(), ..Interface::default() }];

@@ -102,7 +102,7 @@ fn the_configuration_says_which_models_are_obsolete() {
     let capabilities = Capabilities::parse(HOST, DOMAIN, None).unwrap();
     let obsolete = [("Skylake-Client-IBRS".to_owned(), true), ("Penryn".to_owned(), true), ("486".to_owned(), false)];
     let keys = keys(&capabilities, &Surroundings { obsolete_models: obsolete.into(), ..amd64() });
-    assert!(keys.contains(&OBSOLETE_HOST_MODEL.to_owned()));
+    assert!(keys.contains(&label::OBSOLETE_HOST_MODEL.to_owned()));
     assert!(!keys.contains(&"cpu-model.node.kubevirt.io/Penryn".to_owned()));
     // Given explicitly, the usual list does not count.
     assert!(keys.contains(&"cpu-model.node.kubevirt.io/Opteron_G2".to_owned()));
@@ -110,19 +110,32 @@ fn the_configuration_says_which_models_are_obsolete() {
 }
 
 #[test]
-fn a_host_without_encrypted_state_is_not_said_to_have_it() {
-    // CVE-2025-48514: the kind of launch security alone proves nothing.
-    for sev in [
-        "<sev supported='no'/>",
-        "<sev supported='yes'><maxESGuests>0</maxESGuests></sev>",
-        "<sev supported='yes'/>",
-        "",
+fn cve_2025_48514_a_kind_of_protection_is_offered_only_where_the_host_has_proven_it() {
+    let (sev, es, snp) = ("kubevirt.io/sev", "kubevirt.io/sev-es", "kubevirt.io/sev-snp");
+    let guests = |count: &str| format!("<sev supported='yes'><maxESGuests>{count}</maxESGuests></sev>");
+    let kinds = |supported: &str, kind: &str| {
+        format!(
+            "<launchSecurity supported='{supported}'><enum name='sectype'><value>{kind}</value></enum></launchSecurity>"
+        )
+    };
+    let all = kinds("yes", "sev-snp");
+    for (features, expected) in [
+        // The kind of launch security is what QEMU was built with: it proves nothing.
+        (all.clone(), vec![]),
+        (format!("<sev supported='no'><maxESGuests>9</maxESGuests></sev>{all}"), vec![]),
+        (format!("<sev supported='yes'/>{all}"), vec![sev]),
+        (guests("0") + &all, vec![sev]),
+        (guests("-1") + &all, vec![sev]),
+        (guests("many") + &all, vec![sev]),
+        (guests("9"), vec![sev, es]),
+        (guests("9") + &kinds("yes", "sev"), vec![sev, es]),
+        (guests("9") + &kinds("no", "sev-snp"), vec![sev, es]),
+        (guests("9") + &all, vec![sev, es, snp]),
     ] {
-        let domain = format!(
-            "<domainCapabilities><features>{sev}<launchSecurity supported='yes'><enum name='sectype'><value>sev-snp</value></enum></launchSecurity></features></domainCapabilities>"
-        );
-        let keys = keys(&Capabilities::parse(HOST, &domain, None).unwrap(), &amd64());
-        assert!(!keys.iter().any(|key| key == "kubevirt.io/sev-es" || key == "kubevirt.io/sev-snp"), "{sev}: {keys:?}");
+        let domain = format!("<domainCapabilities><features>{features}</features></domainCapabilities>");
+        let mut found = keys(&Capabilities::parse(HOST, &domain, None).unwrap(), &amd64());
+        found.retain(|key| key.starts_with("kubevirt.io/sev"));
+        assert_eq!(found, expected, "{features}");
     }
 }
 

@@ -21,6 +21,8 @@ use tonic::{
     transport::{Channel, Endpoint, Uri},
 };
 
+use super::paced::Paced;
+
 /// Longest wait for a call that only passes something on.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for a synchronization: libvirtd may still be starting and the guest's disks have to be made.
@@ -124,7 +126,8 @@ impl Launcher {
         let stream = Arc::new(Mutex::new(Some(stream)));
         let connector = tower::service_fn(move |_: Uri| {
             let stream = stream.lock().unwrap_or_else(PoisonError::into_inner).take();
-            async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("the connection is used up")) }
+            let paced = |stream| TokioIo::new(Paced::new(stream));
+            async move { stream.map(paced).ok_or_else(|| std::io::Error::other("the connection is used up")) }
         });
         let endpoint = Endpoint::from_static("http://launcher.invalid")
             .http2_keep_alive_interval(KEEP_ALIVE.0)

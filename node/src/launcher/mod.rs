@@ -5,6 +5,7 @@
 
 mod client;
 mod locate;
+mod paced;
 mod watch;
 
 pub(crate) use client::bounded;

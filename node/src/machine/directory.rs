@@ -13,14 +13,14 @@ use kube::{
 };
 use process::CancellationToken;
 use prometheus::IntGauge;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::{
     host::Host,
     records::{Records, trim},
-    state::{Announcement, Refusal, Request},
+    state::{Announcement, Refusal, Request, is_here},
     task::{Asked, Feed, Task},
 };
 use crate::{
@@ -28,8 +28,13 @@ use crate::{
     server::{Ending, Sessions},
 };
 
+/// VMIs on a page of a list. An object can have 1.5 MiB.
+const PAGE: u32 = 50;
 /// Requests that wait for one machine.
 const REQUESTS: usize = 4;
+/// Most VMIs that are worked on at a time: twice the largest number of pods that Kubernetes is tested with on a node (500). More than
+/// kubelet can run name this node only if somebody wrote so, and each costs memory here.
+const MAX_VMIS: usize = 1000;
 
 /// What others may do with a machine of this node.
 pub struct Handle {
@@ -98,13 +103,26 @@ pub struct Machines {
     records: Arc<dyn Records>,
     tasks: TaskTracker,
     count: IntGauge,
+    /// VMIs of this node that no task was started for, since there were too many.
+    left_out: Arc<Mutex<HashSet<(String, String)>>>,
+    /// Told when a task ends while VMIs are left out.
+    pub(super) freed: Arc<Notify>,
     stop: CancellationToken,
 }
 
 impl Machines {
     /// No machines yet. `count` shows their number.
     pub fn new(host: Arc<dyn Host>, records: Arc<dyn Records>, count: IntGauge, stop: CancellationToken) -> Self {
-        Self { named: Arc::default(), host, records, tasks: TaskTracker::new(), count, stop }
+        Self {
+            named: Arc::default(),
+            host,
+            records,
+            tasks: TaskTracker::new(),
+            count,
+            left_out: Arc::default(),
+            freed: Arc::default(),
+            stop,
+        }
     }
 
     /// The machine of that name.
@@ -128,8 +146,19 @@ impl Machines {
 
     /// A version of an object was seen: starts its task, or feeds it.
     pub fn see(&self, vmi: Arc<VirtualMachineInstance>) {
+        self.see_up_to(MAX_VMIS, vmi);
+    }
+
+    /// As [`Machines::see`], with another limit.
+    pub(super) fn see_up_to(&self, most: usize, vmi: Arc<VirtualMachineInstance>) {
         let key = (vmi.namespace().unwrap_or_default(), vmi.name_any());
         let uid = vmi.uid().unwrap_or_default();
+        if !is_here(&vmi, self.host.name()) {
+            tracing::debug!(namespace = key.0, name = key.1, "label names this node, status does not");
+            self.miss(&key.0, &key.1);
+            self.take_in(&key);
+            return;
+        }
         let mut named = self.lock();
         if let Some(known) = named.get(&key) {
             if known.uid == uid && !known.feed.is_closed() {
@@ -137,10 +166,15 @@ impl Machines {
                 return;
             }
             known.feed.send_replace(Feed::Replaced);
+        } else if named.len() >= most {
+            drop(named);
+            self.leave_out(key, most);
+            return;
         }
         let (handle, feed, requests) = Handle::new(&vmi);
         named.insert(key.clone(), handle.clone());
         drop(named);
+        self.take_in(&key);
         let span = tracing::info_span!("machine", namespace = %key.0, name = %key.1, uid = %uid);
         let task = Task::new(vmi, self.host.clone(), self.records.clone(), handle.clone());
         let (machines, stop) = (self.clone(), self.stop.child_token());
@@ -154,12 +188,40 @@ impl Machines {
             if named.get(&key).is_some_and(|current| Arc::ptr_eq(current, &handle)) {
                 named.remove(&key);
             }
+            drop(named);
+            if !machines.left_out().is_empty() {
+                machines.freed.notify_one();
+            }
         };
         self.tasks.spawn(run.instrument(span));
     }
 
+    /// Notes that a VMI is not worked on. The number is logged once per change.
+    fn leave_out(&self, key: (String, String), most: usize) {
+        let mut left_out = self.left_out();
+        if left_out.insert(key) {
+            tracing::error!(
+                left_out = left_out.len(),
+                limit = most,
+                "too many virtual machine instances name this node: those beyond the limit are not worked on"
+            );
+        }
+    }
+
+    fn take_in(&self, key: &(String, String)) {
+        let mut left_out = self.left_out();
+        if left_out.remove(key) {
+            tracing::info!(left_out = left_out.len(), "fewer virtual machine instances are left out");
+        }
+    }
+
+    pub(super) fn left_out(&self) -> MutexGuard<'_, HashSet<(String, String)>> {
+        self.left_out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The watch no longer shows an object.
     pub fn miss(&self, namespace: &str, name: &str) {
+        self.take_in(&(namespace.to_owned(), name.to_owned()));
         if let Some(handle) = self.get(namespace, name) {
             handle.feed.send_replace(Feed::Missing);
         }
@@ -167,6 +229,7 @@ impl Machines {
 
     /// All that the watch shows was seen: what is known beyond that is missing.
     fn keep_only(&self, seen: &HashSet<(String, String)>) {
+        self.left_out().retain(|key| seen.contains(key));
         for (key, handle) in self.lock().iter().filter(|(key, _)| !seen.contains(*key)) {
             tracing::debug!(namespace = key.0, name = key.1, "no longer listed");
             handle.feed.send_replace(Feed::Missing);
@@ -188,13 +251,19 @@ impl Machines {
 pub async fn follow(client: Client, machines: Machines, listed: impl FnOnce(), stop: CancellationToken) {
     let api = Api::<VirtualMachineInstance>::all(client);
     let selector = format!("{}={}", api::constants::label::NODE_NAME, machines.host.name());
-    let watched = watcher::watcher(api, watcher::Config::default().labels(&selector)).default_backoff();
-    let mut events = std::pin::pin!(watched);
+    let config = watcher::Config::default().labels(&selector).page_size(PAGE);
+    let watch = || watcher::watcher(api.clone(), config.clone()).default_backoff().boxed();
+    let mut events = watch();
     let mut listed = Some(listed);
     let mut seen = HashSet::new();
     loop {
         let event = tokio::select! {
             event = events.next() => event,
+            // There is a place for one that was left out: all are listed again.
+            () = machines.freed.notified() => {
+                events = watch();
+                continue;
+            }
             () = stop.cancelled() => return,
         };
         match event {

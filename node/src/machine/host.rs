@@ -18,6 +18,7 @@ use crate::{
     host_devices::access,
     launcher::with_causes,
     network::{self, PodNetwork},
+    pod_calls::PodCalls,
     safe_dir::{self, Peer, SafeDir},
 };
 
@@ -72,9 +73,9 @@ pub trait Host: Send + Sync + 'static {
     /// Waits up to `within` for the launcher's socket of a pod, connects, and checks who answers.
     async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError>;
 
-    /// What SELinux calls the container of a checked launcher; `none` where there is no SELinux. Nothing if it cannot be
-    /// told.
-    fn security_context(&self, launcher: &Peer) -> Option<String>;
+    /// What SELinux calls the container of a VMI's checked launcher; `none` where there is no SELinux. Nothing if it cannot
+    /// be told.
+    async fn security_context(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Option<String>;
 
     /// Gives a checked launcher the devices it may use, and picks the capabilities cache that fits it.
     async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String>;
@@ -95,6 +96,7 @@ pub struct NodeHost {
     cache: capabilities::Cache,
     devices: PathBuf,
     config: ConfigHandle,
+    pod_calls: PodCalls,
 }
 
 impl NodeHost {
@@ -111,26 +113,52 @@ impl NodeHost {
         Ok(Self {
             name,
             address,
-            pods: SafeDir::trusted(&kubelet_root.join("pods"))?,
+            // Sockets of launchers are in volumes that are plain directories of kubelet's own file system. Other volumes are
+            // mounts, which pods choose, and none of them is entered; so nothing here can hang.
+            pods: SafeDir::trusted(&kubelet_root.join("pods"))?.on_one_mount(),
             cache: capabilities::Cache::new(capabilities_dir.to_owned()),
             devices: device_dir.to_owned(),
             config,
+            pod_calls: PodCalls::default(),
         })
     }
 
-    /// What a launcher needs for devices of the host: their nodes, and memory that stays where it is.
-    fn equip_for_host_devices(&self, launcher: &Peer, vmi: &VirtualMachineInstance) -> Result<(), safe_dir::Error> {
-        if !access::uses_any(vmi) {
-            return Ok(());
-        }
-        let dev = launcher.root()?.open_dir("dev")?;
-        let granted = access::grant(&dev, &SafeDir::trusted(&self.devices)?, RUNTIME_USER)?;
-        tracing::info!(devices = ?granted, "devices of the host handed to the launcher");
-        match access::locked_memory(vmi, self.config.current().permitted_host_devices.as_ref()) {
-            Some(bytes) => launcher.allow_locked_memory(bytes),
-            None => Ok(()),
+    /// Runs what may hang in the pod of a VMI.
+    async fn in_pod<T, W>(&self, vmi: &VirtualMachineInstance, what: &'static str, work: W) -> Result<T, String>
+    where
+        T: Send + 'static,
+        W: FnOnce() -> Result<T, safe_dir::Error> + Send + 'static,
+    {
+        let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+        let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
+        match self.pod_calls.run(namespace, uid, what, work).await {
+            Ok(done) => done.map_err(|error| with_causes(&error)),
+            Err(error) => Err(with_causes(&error)),
         }
     }
+}
+
+/// What a VMI needs of the node's devices.
+struct Needs {
+    volumes: Vec<String>,
+    /// Devices of the host beside those that every launcher opens, and the memory to be locked for them.
+    host_devices: bool,
+    locked_memory: Option<u64>,
+}
+
+/// Gives a launcher its devices; says whether it has `/dev/kvm`. The container can hang this.
+fn equip(launcher: &Peer, needs: &Needs, node_devices: &Path) -> Result<bool, safe_dir::Error> {
+    let dev = launcher.dev()?;
+    let granted = device_access::grant(&dev, &needs.volumes, RUNTIME_USER)?;
+    tracing::debug!(devices = ?granted, "devices handed to the launcher");
+    if needs.host_devices {
+        let granted = access::grant(&dev, &SafeDir::trusted(node_devices)?, RUNTIME_USER)?;
+        tracing::info!(devices = ?granted, "devices of the host handed to the launcher");
+        if let Some(bytes) = needs.locked_memory {
+            launcher.allow_locked_memory(bytes)?;
+        }
+    }
+    Ok(device_access::has_kvm(&dev))
 }
 
 #[async_trait]
@@ -154,21 +182,27 @@ impl Host for NodeHost {
         }
     }
 
-    fn security_context(&self, launcher: &Peer) -> Option<String> {
-        match launcher.root().and_then(|root| root.security_label()) {
+    async fn security_context(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Option<String> {
+        let peer = launcher.clone();
+        let label = self.in_pod(vmi, "read the label of the container", move || peer.root()?.security_label()).await;
+        match label {
             Ok(label) => Some(label.unwrap_or_else(|| NO_SELINUX.to_owned())),
             Err(error) => {
-                tracing::debug!(%error, "the label of the launcher's container cannot be read");
+                tracing::warn!(error, "the label of the launcher's container cannot be read");
                 None
             }
         }
     }
 
     async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String> {
-        let granted = device_access::grant(launcher, vmi, RUNTIME_USER).map_err(|error| with_causes(&error))?;
-        tracing::debug!(devices = ?granted, "devices handed to the launcher");
-        self.equip_for_host_devices(launcher, vmi).map_err(|error| with_causes(&error))?;
-        Ok(self.cache.files(device_access::has_kvm(launcher)))
+        let needs = Needs {
+            volumes: device_access::claim_volumes(vmi),
+            host_devices: access::uses_any(vmi),
+            locked_memory: access::locked_memory(vmi, self.config.current().permitted_host_devices.as_ref()),
+        };
+        let (peer, devices) = (launcher.clone(), self.devices.clone());
+        let has_kvm = self.in_pod(vmi, "give the launcher its devices", move || equip(&peer, &needs, &devices)).await?;
+        Ok(self.cache.files(has_kvm))
     }
 
     async fn set_up_network(

@@ -136,6 +136,14 @@ pub struct Busy {
     pub request: bool,
 }
 
+/// True if label and status both name this node. The label selects what is watched, but users may write labels; only components write
+/// the status.
+pub(super) fn is_here(vmi: &VirtualMachineInstance, node: &str) -> bool {
+    let label = vmi.metadata.labels.as_ref().and_then(|labels| labels.get(api::constants::label::NODE_NAME));
+    let status = vmi.status.as_ref().and_then(|status| status.node_name.as_ref());
+    [label, status].into_iter().all(|name| name.is_some_and(|name| name == node))
+}
+
 /// Everything a task knows of its machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -551,6 +559,14 @@ impl Machine {
         }
     }
 
+    /// Why the last attempt to connect was refused.
+    pub fn trouble(&self) -> Option<&str> {
+        match &self.link {
+            Link::Down { trouble, .. } => trouble.as_ref().map(|trouble| trouble.message.as_str()),
+            Link::Up { .. } => None,
+        }
+    }
+
     fn connected(&mut self, result: Result<u64, ConnectError>, now: Now) {
         match result {
             Ok(connection) => {
@@ -654,9 +670,7 @@ impl Machine {
             }
             Ok(None) | Err(WriteError::Gone) => self.presence = Presence::Deleted(now.since_start),
             Ok(Some(vmi)) => {
-                let here = vmi.metadata.labels.as_ref().and_then(|labels| labels.get(api::constants::label::NODE_NAME));
-                self.presence =
-                    if here.is_some_and(|name| name == node) { Presence::Present } else { Presence::Elsewhere };
+                self.presence = if is_here(&vmi, node) { Presence::Present } else { Presence::Elsewhere };
                 self.take(vmi, node);
             }
             Err(WriteError::Conflict) => self.delay_write("conflict".into(), now, false),

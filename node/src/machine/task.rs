@@ -81,7 +81,8 @@ struct Owed {
 enum Completed {
     /// A user's request was carried out, or not.
     Asked(Request, Result<(), Refusal>, oneshot::Sender<Result<(), Refusal>>),
-    Connected(Result<(Launcher, Arc<Peer>), ConnectError>),
+    /// The launcher, its process, and what SELinux calls its container.
+    Connected(Result<(Launcher, Arc<Peer>, Option<String>), ConnectError>),
     Outcome(Outcome),
 }
 
@@ -223,16 +224,22 @@ impl Task {
                 self.answer(request, result, answer, now);
                 Outcome::Requested
             }
-            Ok(Completed::Connected(Ok((launcher, peer)))) => {
+            Ok(Completed::Connected(Ok((launcher, peer, security_context)))) => {
                 self.connections += 1;
                 let number = self.connections;
                 tracing::info!(pid = peer.pid(), "connected to the launcher");
-                self.machine.security_context = self.host.security_context(&peer);
+                self.machine.security_context = security_context;
                 self.connection = Some(Connection { number, launcher, peer, follower: None });
                 Outcome::Connected(Ok(number))
             }
             Ok(Completed::Connected(Err(error))) => {
-                tracing::debug!(%error, "no launcher yet");
+                match &error {
+                    // Logged when the reason changes, however often it is tried.
+                    ConnectError::Refused(message) if self.machine.trouble() != Some(message) => {
+                        tracing::warn!(%error, "the launcher's socket is refused");
+                    }
+                    _ => tracing::debug!(%error, "no launcher yet"),
+                }
                 Outcome::Connected(Err(error))
             }
             // Taken along by the one that panicked: those that were started since are left alone.
@@ -260,8 +267,8 @@ impl Task {
     fn start(&mut self, effect: Effect) {
         match effect {
             Effect::Connect { pod, within } => {
-                let host = self.host.clone();
-                self.call(async move { Completed::Connected(connect(&*host, &pod, within).await) });
+                let (host, vmi) = (self.host.clone(), self.machine.vmi.clone());
+                self.call(async move { Completed::Connected(connect(&*host, &vmi, &pod, within).await) });
             }
             Effect::Write(status, announcements) => {
                 let (records, vmi) = (self.records.clone(), self.machine.vmi.clone());
@@ -417,10 +424,18 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
     }
 }
 
-async fn connect(host: &dyn Host, pod: &str, within: Duration) -> Result<(Launcher, Arc<Peer>), ConnectError> {
+async fn connect(
+    host: &dyn Host,
+    vmi: &VirtualMachineInstance,
+    pod: &str,
+    within: Duration,
+) -> Result<(Launcher, Arc<Peer>, Option<String>), ConnectError> {
     let (stream, peer) = host.connect(pod, within).await?;
     match Launcher::connect(stream).await {
-        Ok(launcher) => Ok((launcher, peer)),
+        Ok(launcher) => {
+            let security_context = host.security_context(&peer, vmi).await;
+            Ok((launcher, peer, security_context))
+        }
         Err(error) => Err(ConnectError::Refused(error.to_string())),
     }
 }
@@ -435,7 +450,11 @@ async fn greet(
     let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
     let cache = match tokio::time::timeout(EQUIP_LIMIT, host.equip(peer, vmi)).await {
         Ok(Ok(cache)) => cache,
-        Ok(Err(message)) => return Err(LauncherError::Refused { call: CALL, message, irrecoverable: false }),
+        Ok(Err(message)) if peer.is_alive() => {
+            return Err(LauncherError::Refused { call: CALL, message, irrecoverable: false });
+        }
+        // Nothing else notices the end of a connection over which Hello was not answered.
+        Ok(Err(message)) => return Err(LauncherError::Lost(message)),
         Err(_) => return Err(LauncherError::Deadline { call: CALL, after: EQUIP_LIMIT }),
     };
     let version = launcher.hello(uid, cache, host.settings().allow_emulation).await?;

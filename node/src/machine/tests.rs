@@ -282,6 +282,8 @@ impl Drop for Directory {
 struct FakeHost {
     directory: Directory,
     network: Mutex<Option<NetworkFailure>>,
+    /// Listens in the place of the launcher, and has no devices that could be given to it.
+    stranger: Mutex<Option<Arc<Peer>>>,
 }
 
 impl FakeHost {
@@ -334,15 +336,18 @@ impl Host for FakeHost {
             }
         };
         let stream = tokio::time::timeout(within, attempts).await.map_err(|_| ConnectError::NoSocket)?;
-        let peer = Peer::of(&stream).unwrap();
-        Ok((stream, Arc::new(peer)))
+        let peer = self.stranger.lock().unwrap().clone().unwrap_or_else(|| Arc::new(Peer::of(&stream).unwrap()));
+        Ok((stream, peer))
     }
 
-    fn security_context(&self, _: &Peer) -> Option<String> {
+    async fn security_context(&self, _: &Arc<Peer>, _: &VirtualMachineInstance) -> Option<String> {
         Some("none".to_owned())
     }
 
     async fn equip(&self, _: &Arc<Peer>, _: &VirtualMachineInstance) -> Result<Vec<CacheFile>, String> {
+        if self.stranger.lock().unwrap().is_some() {
+            return Err("no devices".to_owned());
+        }
         Ok(vec![CacheFile { name: "a.xml".into(), content: b"<a/>".to_vec() }])
     }
 
@@ -501,7 +506,8 @@ pub(crate) struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let host = Arc::new(FakeHost { directory: Directory::new(), network: Mutex::default() });
+        let host =
+            Arc::new(FakeHost { directory: Directory::new(), network: Mutex::default(), stranger: Mutex::default() });
         let records = Arc::new(FakeRecords::default());
         let stop = CancellationToken::new();
         let machines = Self::agent(&host, &records, &stop);
@@ -768,8 +774,41 @@ async fn a_new_object_of_the_same_name_gets_a_task_of_its_own() {
     assert_eq!(stage.machines.get("ns", "m").unwrap().uid, "u2");
 }
 
+#[tokio::test]
+async fn a_vmi_of_another_node_is_not_worked_on_whatever_its_label_says() {
+    for node in [json!("n2"), json!(""), json!(null)] {
+        let stage = Stage::new();
+        let mut object = vmi("m", "u1");
+        object["status"]["nodeName"] = node.clone();
+        stage.machines.see(Arc::new(stage.records.put(&object)));
+        assert!(stage.machines.get("ns", "m").is_none(), "{node}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_object_that_names_the_pod_of_another_machine_reaches_nothing_of_it() {
+async fn vmis_beyond_the_limit_are_left_out_until_there_is_a_place() {
+    let stage = Stage::running().await;
+    let see = |name: &str, uid: &str| stage.machines.see_up_to(1, Arc::new(stage.records.put(&vmi(name, uid))));
+    for name in ["a", "b", "a"] {
+        see(name, name);
+        assert!(stage.machines.get("ns", name).is_none());
+    }
+    assert_eq!(stage.machines.left_out().len(), 2);
+    // One that is worked on is fed as ever, and its successor takes its place.
+    see("m", "u1");
+    assert_eq!((stage.machines.all().len(), stage.machines.left_out().len()), (1, 2));
+    stage.machines.miss("ns", "b");
+    assert_eq!(stage.machines.left_out().len(), 1);
+    stage.change(|object| object["metadata"]["labels"] = json!({}));
+    stage.machines.miss("ns", "m");
+    tokio::time::timeout(PATIENCE, stage.machines.freed.notified()).await.expect("nobody was told of the place");
+    stage.until_left().await;
+    see("a", "a");
+    assert!(stage.machines.get("ns", "a").is_some() && stage.machines.left_out().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cve_2026_13208_an_object_that_names_the_pod_of_another_machine_reaches_nothing_of_it() {
     let stage = Stage::new();
     stage.launcher.become_(Lifecycle::Running, "booted");
     stage.host.serve(&stage.launcher);
@@ -850,4 +889,67 @@ async fn a_launcher_that_changes_its_mind_all_the_time_does_not_make_the_agent_w
     }
     let written = stage.records.patches.lock().unwrap().len() - writes;
     assert!(written <= 14, "{written} writes in two seconds");
+}
+
+/// Another VMI on the same node, whose launcher has not been met yet.
+const OTHER: &str = "other";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cve_2026_13208_all_that_a_launcher_says_counts_for_the_vmi_of_its_socket_alone() {
+    let stage = Stage::running().await;
+    let other = stage.records.put(&vmi(OTHER, "u2"));
+    let before = serde_json::to_value(&other).unwrap();
+    let claim = || format!("ns/{OTHER} u2");
+    // Whatever can carry a text carries the name and the UID of the other one.
+    stage.launcher.report(|state| {
+        state.reason = claim();
+        state.machine_type = claim();
+        state.guest_agent_connected = true;
+        state.guest =
+            Some(GuestInfo { name: claim(), hostname: OTHER.into(), id: "u2".into(), ..GuestInfo::default() });
+        state.agent = Some(GuestAgent { version: claim(), commands: Vec::new() });
+        state.interfaces =
+            vec![protocol::GuestInterface { name: claim(), mac: claim(), addresses: vec!["10.244.0.99".into()] }];
+        state.disks = vec![protocol::DiskTarget { volume: claim(), target: claim(), size: 1 }];
+        state.guest_panic = Some(protocol::GuestPanic { kind: claim(), values: vec![claim()] });
+    });
+    let told = stage.records.until("m", "the report", |vmi| {
+        vmi.status.as_ref().is_some_and(|status| status.guest_os_info.id.as_deref() == Some("u2"))
+    });
+    let told = told.await;
+    assert_eq!(told.metadata.uid.as_deref(), Some("u1"));
+    let launcher = stage.machines.get("ns", "m").unwrap().launcher().unwrap();
+    let report = launcher.guest_report().await.unwrap();
+    assert_eq!(report.guest.unwrap().hostname, "web", "the answer of the socket that was asked");
+    // It ends: that is the end of its own VMI.
+    stage.launcher.become_(Lifecycle::Shutoff, &claim());
+    stage.until_phase(&Phase::Failed).await;
+    assert_eq!(serde_json::to_value(stage.records.get(OTHER)).unwrap(), before);
+    let patches = stage.records.patches.lock().unwrap();
+    let named = |patch: &Value| patch["metadata"].as_object().is_some_and(|metadata| metadata.len() > 1);
+    assert!(!patches.iter().any(named), "a patch names more than the version it is for: {patches:?}");
+    drop(patches);
+    // Nothing of the other one's is reached through this launcher.
+    assert!(stage.machines.get("ns", OTHER).is_none_or(|machine| machine.launcher().is_err()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_ends_before_hello_gives_way_to_the_launcher() {
+    let stage = Stage::new();
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let stranger = Peer::open(i32::try_from(child.id()).unwrap(), 107, 107).unwrap();
+    *stage.host.stranger.lock().unwrap() = Some(Arc::new(stranger));
+    stage.host.serve(&stage.launcher);
+    stage.machines.see(Arc::new(stage.records.put(&vmi("m", "u1"))));
+    stage.until_announced("SyncFailed").await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The next connection is to the launcher; this one still fails, since the process that it was made to is gone.
+    let connected = async {
+        while stage.host.stranger.lock().unwrap().take_if(|stranger| Arc::strong_count(stranger) == 1).is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, connected).await.expect("the connection to a process that is gone is kept");
+    stage.until_phase(&Phase::Running).await;
 }

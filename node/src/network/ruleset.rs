@@ -3,6 +3,9 @@
 //! They stand in a table of their own, so that nothing of a service mesh or a CNI plugin in the pod is touched, and the
 //! text replaces the whole table in one transaction. The chains come just behind the usual places for translation, so
 //! that a service mesh's rules come first.
+//!
+//! A chain ahead of all others drops what the guest sends to, or as, the pod's loopback addresses: `route_localnet` on the
+//! bridge, which forwarding from within the pod needs, would let it through to whatever listens on 127.0.0.1 in the pod.
 
 use std::{fmt::Write, net::IpAddr};
 
@@ -51,25 +54,33 @@ fn table(translation: &Translation<'_>) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "\tchain {name} {{");
         if !hook.is_empty() {
-            let _ = writeln!(text, "\t\ttype nat hook {hook}; policy accept;");
+            let _ = writeln!(text, "\t\ttype {hook}; policy accept;");
         }
         for rule in rules {
             let _ = writeln!(text, "\t\t{rule}");
         }
         let _ = writeln!(text, "\t}}");
     };
+    let loopback = if guest.is_ipv4() { "127.0.0.0/8" } else { "::1" };
+    // Before connection tracking: an answer of the guest to a connection from the pod's loopback address is addressed to
+    // the gateway here, and to the loopback address only after its translation.
+    chain(
+        "guest_loopback",
+        "filter hook prerouting priority -300",
+        &["daddr", "saddr"].map(|end| format!("iifname \"{bridge}\" {family} {end} {loopback} counter drop")),
+    );
     chain("KUBEVIRT_PREINBOUND", "", &preinbound);
     chain("KUBEVIRT_POSTINBOUND", "", &postinbound);
     chain(
         "prerouting",
-        "prerouting priority -99",
+        "nat hook prerouting priority -99",
         &[format!("iifname \"{pod_link}\" counter jump KUBEVIRT_PREINBOUND")],
     );
-    chain("input", "input priority 101", &[]);
-    chain("output", "output priority -99", &output);
+    chain("input", "nat hook input priority 101", &[]);
+    chain("output", "nat hook output priority -99", &output);
     chain(
         "postrouting",
-        "postrouting priority 101",
+        "nat hook postrouting priority 101",
         &[
             format!("{family} saddr {guest} counter masquerade"),
             format!("oifname \"{bridge}\" counter jump KUBEVIRT_POSTINBOUND"),

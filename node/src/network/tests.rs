@@ -6,6 +6,7 @@ use std::{
     fs::File,
     net::{IpAddr, Ipv4Addr},
     os::fd::OwnedFd,
+    path::Path,
     time::Duration,
 };
 
@@ -23,6 +24,7 @@ use super::{
     ruleset::{Translation, ruleset},
     *,
 };
+use crate::safe_dir::SafeDir;
 
 fn vmi(interfaces: &Value, networks: &Value) -> VirtualMachineInstance {
     serde_json::from_value(json!({
@@ -375,6 +377,9 @@ fn rules_without_ports_forward_everything() {
         "table ip ferrovirt\n\
          delete table ip ferrovirt\n\
          table ip ferrovirt {\n\
+         \tchain guest_loopback {\n\t\ttype filter hook prerouting priority -300; policy accept;\n\
+         \t\tiifname \"k6t-eth0\" ip daddr 127.0.0.0/8 counter drop\n\
+         \t\tiifname \"k6t-eth0\" ip saddr 127.0.0.0/8 counter drop\n\t}\n\
          \tchain KUBEVIRT_PREINBOUND {\n\t\tcounter dnat to 10.0.2.2\n\t}\n\
          \tchain KUBEVIRT_POSTINBOUND {\n\t\tip saddr { 127.0.0.1 } counter snat to 10.0.2.1\n\t}\n\
          \tchain prerouting {\n\t\ttype nat hook prerouting priority -99; policy accept;\n\t\tiifname \"eth0\" counter jump KUBEVIRT_PREINBOUND\n\t}\n\
@@ -400,6 +405,7 @@ fn rules_with_ports_forward_those() {
         "\t\tudp dport { 53 } ip6 saddr { ::1 } counter snat to fd10:0:2::1\n",
         "\t\tip6 daddr { ::1 } tcp dport { 1000-2000 } counter dnat to fd10:0:2::2\n",
         "\t\tip6 saddr fd10:0:2::2 counter masquerade\n",
+        "\t\tiifname \"k6t-eth0\" ip6 daddr ::1 counter drop\n",
     ] {
         assert!(text.contains(rule), "{rule}\n{text}");
     }
@@ -660,6 +666,50 @@ async fn a_guest_reaches_the_outside_and_is_reached_at_the_address_of_its_pod() 
         .unwrap();
     let from = tokio::time::timeout(Duration::from_secs(5), server).await.expect("no DHCP packet").unwrap().unwrap();
     assert_eq!(from.port(), 68);
+}
+
+#[tokio::test]
+async fn a_guest_does_not_reach_the_loopback_of_its_pod() {
+    if !can_make_namespaces() {
+        return;
+    }
+    let (pod, _outside) = pod_and_outside().await;
+    setup_in(inside(&pod), vec![wanted(&masquerade())]).await.unwrap();
+    let guest = guest(&pod).await;
+    // A guest whose kernel sends packets for 127.0.0.1 to its gateway, and takes the answers.
+    inside(&guest)
+        .run(|| async {
+            let settings = SafeDir::trusted(Path::new("/proc/sys/net/ipv4/conf"))?;
+            for link in ["all", "eth0"] {
+                settings.write_existing(format!("{link}/route_localnet"), b"1")?;
+                settings.write_existing(format!("{link}/rp_filter"), b"0")?;
+            }
+            Ok(())
+        })
+        .await
+        .unwrap();
+    ip_in(
+        &guest,
+        &["ip address del 127.0.0.1/8 dev lo", "ip route add 127.0.0.1/32 via 10.0.2.1 dev eth0 src 10.0.2.2"],
+    )
+    .await;
+    let reached = async || {
+        inside(&guest)
+            .run(|| async {
+                let connecting = TcpStream::connect("127.0.0.1:5555");
+                Ok(tokio::time::timeout(Duration::from_secs(2), connecting).await.is_ok_and(|made| made.is_ok()))
+            })
+            .await
+            .unwrap()
+    };
+    let _listener = answer_once(&pod, "127.0.0.1:5555").await;
+    assert!(!reached().await);
+    let rules = ip_in(&pod, &["nft list chain ip ferrovirt guest_loopback"]).await;
+    let dropped = rules.lines().find(|rule| rule.contains("daddr")).unwrap();
+    assert!(!dropped.contains("packets 0 "), "{rules}");
+    // It is the rule that stands in the way.
+    ip_in(&pod, &["nft flush chain ip ferrovirt guest_loopback"]).await;
+    assert!(reached().await);
 }
 
 #[tokio::test]

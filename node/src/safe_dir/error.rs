@@ -20,9 +20,19 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The path leads out of the directory or through a link.
+    /// The path leads out of the directory, through a link, or into a mount that is not to be entered.
     #[error("{} leads through a link or out of its directory", .0.display())]
     Escape(PathBuf),
+    /// A directory of a container is on a file system of a type that is not used.
+    #[error("{} of the container is on a file system of type {found}, expected {expected}", path.display())]
+    FileSystem {
+        /// Which directory.
+        path: PathBuf,
+        /// The type of its file system.
+        found: String,
+        /// What is used.
+        expected: &'static str,
+    },
     /// The path cannot be used at all: absolute, empty or with `..`.
     #[error("{:?} is not a path beneath a directory", .0)]
     NotBeneath(PathBuf),

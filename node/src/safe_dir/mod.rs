@@ -5,9 +5,15 @@
 //! holds a directory *file descriptor* and resolves names beneath it by `openat2` with `RESOLVE_BENEATH`,
 //! `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_MAGICLINKS`; what was opened is judged by `fstat` of that very descriptor
 //! and used through it. Path functions of `std::fs` and `tokio::fs` are disallowed in this crate by clippy.
+//!
+//! A system call on a file system that a pod has mounted can take as long as whoever serves that file system likes. Names
+//! of pods are therefore resolved without crossing a mount ([`SafeDir::on_one_mount`]), the mounts that a container has of
+//! its own are judged by their types before they are used ([`Peer::root`], [`Peer::dev`]), and those calls are made on
+//! threads that may hang ([`crate::pod_calls`]).
 
 mod cgroup;
 mod error;
+mod mount;
 mod peer;
 mod socket;
 mod watch;
@@ -51,6 +57,8 @@ const MAX_LABEL: usize = 512;
 #[derive(Clone, Debug)]
 pub struct SafeDir {
     fd: Arc<OwnedFd>,
+    /// Names beneath it are not resolved into other mounts.
+    one_mount: bool,
 }
 
 /// What a directory entry is.
@@ -145,7 +153,14 @@ impl SafeDir {
         }
         let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| Error::Io { operation: "open directory", path: path.to_owned(), source: errno.into() })?;
-        Ok(Self { fd: Arc::new(fd) })
+        Ok(Self { fd: Arc::new(fd), one_mount: false })
+    }
+
+    /// The same directory, beneath which what is mounted from elsewhere is refused. The kernel refuses it by itself: the
+    /// mounted file system does not see the attempt, and so cannot make it last.
+    #[must_use]
+    pub fn on_one_mount(self) -> Self {
+        Self { one_mount: true, ..self }
     }
 
     /// The label that SELinux has given to the directory itself; `None` where nothing is labelled.
@@ -165,7 +180,7 @@ impl SafeDir {
     pub fn open_dir(&self, path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = beneath(path.as_ref())?;
         let fd = self.resolve("open directory", path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty(), BENEATH)?;
-        Ok(Self { fd: Arc::new(fd) })
+        Ok(Self { fd: Arc::new(fd), one_mount: self.one_mount })
     }
 
     /// The regular file `path`, for reading. Nothing but a regular file is opened, so that no device is touched and
@@ -354,6 +369,7 @@ impl SafeDir {
         mode: Mode,
         resolve: ResolveFlags,
     ) -> Result<OwnedFd, Error> {
+        let resolve = if self.one_mount { resolve.union(ResolveFlags::NO_XDEV) } else { resolve };
         for _ in 0..RESOLVE_ATTEMPTS {
             match rustix::fs::openat2(&*self.fd, path, flags | OFlags::CLOEXEC, mode, resolve) {
                 Err(Errno::AGAIN | Errno::INTR) => {}

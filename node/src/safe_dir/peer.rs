@@ -8,6 +8,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
+    fs::{Mode, OFlags},
     io::Errno,
     process::{Pid, PidfdFlags, Resource, Rlimit},
 };
@@ -16,7 +17,7 @@ use tokio::{
     net::UnixStream,
 };
 
-use super::{Error, Mismatch, SafeDir, cgroup};
+use super::{BENEATH, Error, Mismatch, SafeDir, cgroup, mount};
 
 /// A process, held by a descriptor so that its number cannot come to mean another one unnoticed. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -100,9 +101,9 @@ impl Peer {
         }
     }
 
-    /// Refuses a process of any user but the given ones.
-    pub fn require_user(&self, allowed: &[u32]) -> Result<(), Error> {
-        if allowed.contains(&self.uid) {
+    /// Refuses a process of any other user.
+    pub fn require_user(&self, user: u32) -> Result<(), Error> {
+        if self.uid == user {
             return Ok(());
         }
         Err(Error::ForeignUser { pid: self.pid, uid: self.uid })
@@ -141,10 +142,48 @@ impl Peer {
         }
     }
 
-    /// The root directory that the process sees: the file system of its container.
+    /// The root directory that the process sees: the file system of its container, without what is mounted in it.
+    ///
+    /// The container can hang this call: see [`crate::pod_calls`].
     pub fn root(&self) -> Result<SafeDir, Error> {
-        // The last component is a link that the kernel makes; nothing of the pod has a say in it.
-        let root = SafeDir::trusted(Path::new(&format!("/proc/{}/root", self.pid)))?;
+        opened(&self.judged_root()?)
+    }
+
+    /// The directory `/dev` of its container, without what is mounted in it.
+    ///
+    /// The container can hang this call: see [`crate::pod_calls`].
+    pub fn dev(&self) -> Result<SafeDir, Error> {
+        let root = self.judged_root()?;
+        // The mount on `/dev` is crossed here. A descriptor that only names the directory asks nothing of what is mounted
+        // there, so that its type can be judged first.
+        let root = SafeDir { fd: Arc::new(root), one_mount: false };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        let dev = root.resolve("open", Path::new("dev"), flags, Mode::empty(), BENEATH)?;
+        mount::require(&dev, "/dev", &self.mounts()?, mount::DEV)?;
+        opened(&dev)
+    }
+
+    /// A descriptor that names the root directory that the process sees, on a file system that may be used.
+    fn judged_root(&self) -> Result<OwnedFd, Error> {
+        // The last component is a link that the kernel makes; nothing of the pod has a say in it, and nothing is asked of
+        // the file system behind it.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(format!("/proc/{}/root", self.pid), flags, Mode::empty())
+            .map_err(|errno| Error::io("open the root directory of process", self.pid.to_string(), errno))?;
+        mount::require(&root, "/", &self.mounts()?, mount::ROOT)?;
         if self.is_alive() { Ok(root) } else { Err(Error::PeerGone(self.pid)) }
     }
+
+    /// The mounts that the process sees.
+    fn mounts(&self) -> Result<Vec<u8>, Error> {
+        SafeDir::trusted(Path::new(&format!("/proc/{}", self.pid)))?.read_bounded("mountinfo", mount::LIMIT)
+    }
+}
+
+/// The directory that a descriptor names, opened for reading.
+fn opened(named: &OwnedFd) -> Result<SafeDir, Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(named, ".", flags, Mode::empty())
+        .map_err(|errno| Error::io("open directory", ".", errno))?;
+    Ok(SafeDir { fd: Arc::new(fd), one_mount: true })
 }

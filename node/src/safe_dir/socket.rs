@@ -18,8 +18,8 @@ use tokio::{
 
 use super::{BENEATH, Error, Kind, Peer, SafeDir, beneath, descriptor_path, require_kind, stat_of};
 
-/// Users that a launcher runs as: the unprivileged one of its image, or root where the configuration asks for it.
-const LAUNCHER_USERS: [u32; 2] = [107, 0];
+/// User that every launcher runs as, with the feature gate `Root` too. Nothing of a pod that runs as root is taken for a launcher.
+const LAUNCHER_USER: u32 = 107;
 /// Pause between attempts while the queue of a listening socket is full.
 const QUEUE_FULL: Duration = Duration::from_millis(20);
 /// Connections that may wait to be accepted.
@@ -107,7 +107,7 @@ pub async fn connect_launcher(
     .await;
     let stream = connected.map_err(|_| Error::Timeout(path))??;
     let peer = Peer::of(&stream)?;
-    peer.require_user(&LAUNCHER_USERS)?;
+    peer.require_user(LAUNCHER_USER)?;
     peer.require_pod(pod_uid)?;
     Ok((stream, peer))
 }

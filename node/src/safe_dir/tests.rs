@@ -221,12 +221,12 @@ async fn the_process_at_the_other_end_is_known() {
     assert!(peer.is_alive());
     let own = rustix::process::getuid().as_raw();
     assert_eq!(peer.uid(), own);
-    assert!(peer.require_user(&[own]).is_ok());
-    assert!(matches!(peer.require_user(&[own + 1]), Err(Error::ForeignUser { .. })));
+    assert!(peer.require_user(own).is_ok());
+    assert!(matches!(peer.require_user(own + 1), Err(Error::ForeignUser { .. })));
     // The test runs in no pod of that UID.
     let error = peer.require_pod("c2b5a8f0-11d2-4a6c-9d5e-0123456789ab").unwrap_err();
     assert!(matches!(error, Error::ForeignPod { .. }), "{error:?}");
-    assert!(peer.root().unwrap().exists("proc").unwrap());
+    assert!(peer.root().unwrap().exists("usr").unwrap());
 }
 
 #[tokio::test]
@@ -369,4 +369,83 @@ fn locked_memory_is_allowed_to_one_process() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(matches!(peer.allow_locked_memory(4096), Err(Error::PeerGone(_))));
+}
+
+/// A process in a container of its own, as far as its mounts go: `script` has mounted what it wants by then. Its third
+/// descriptor is the server's end of FUSE, where nobody answers. Nothing where that cannot be done.
+fn contained(script: &str) -> Option<(std::process::Child, Peer)> {
+    use std::io::BufRead;
+    let script = format!("exec 3<>/dev/fuse && {script} && echo ready && exec sleep 60");
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn().ok()?;
+    let mut line = String::new();
+    std::io::BufReader::new(child.stdout.take()?).read_line(&mut line).ok()?;
+    if line != "ready\n" {
+        let _ = child.wait();
+        eprintln!("SKIPPED: file systems cannot be mounted here; run the test as root");
+        return None;
+    }
+    let peer = Peer::open(i32::try_from(child.id()).unwrap(), 0, 0).unwrap();
+    Some((child, peer))
+}
+
+/// Mounts a file system that never answers; the shell opens nothing of it.
+const HANGS: &str = "mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0 none";
+
+/// Runs what must not hang.
+fn promptly<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (answer, outcome) = std::sync::mpsc::channel();
+    std::thread::spawn(move || answer.send(work()));
+    outcome.recv_timeout(Duration::from_secs(10)).expect("the call hangs")
+}
+
+#[test]
+fn dev_of_a_container_is_used_where_it_is_a_tmpfs_and_nothing_in_it_is_entered_that_was_mounted_there() {
+    let script = format!("mount -t tmpfs none /dev && mkdir /dev/net /dev/vfio && {HANGS} /dev/net");
+    let Some((mut child, peer)) = contained(&script) else { return };
+    let looked = {
+        let peer = peer.clone();
+        promptly(move || {
+            let dev = peer.dev().unwrap();
+            let names: Vec<_> = dev.list(16).unwrap().into_iter().map(|entry| entry.name).collect();
+            let touched = [
+                dev.stat("net").map(drop),
+                dev.stat("net/tun").map(drop),
+                dev.open_dir("net").map(drop),
+                dev.chown_device("net/tun", (10, 200), 107, 107),
+                dev.open_dir("vfio").and_then(|vfio| vfio.stat("../net").map(drop)),
+            ];
+            (names, touched, dev.open_dir("vfio").is_ok(), peer.root().and_then(|root| root.security_label()).is_ok())
+        })
+    };
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let (names, touched, vfio, labelled) = looked;
+    assert_eq!(names, ["net", "vfio"]);
+    let [inside @ .., above] = &touched;
+    assert!(inside.iter().all(|outcome| matches!(outcome, Err(Error::Escape(_)))), "{touched:?}");
+    assert!(matches!(above, Err(Error::NotBeneath(_))), "{above:?}");
+    assert!(vfio && labelled);
+    assert!(peer.dev().is_err(), "the process is gone");
+}
+
+#[test]
+fn dev_of_a_container_that_hangs_is_refused_by_its_type() {
+    for (script, found) in [
+        (format!("{HANGS} /dev"), "fuse"),
+        // Beneath it there is what should be.
+        (format!("mount -t tmpfs none /dev && {HANGS} /dev"), "fuse"),
+        // Neither a tmpfs nor one that hangs.
+        ("mount -t proc none /dev".to_owned(), "proc"),
+    ] {
+        let Some((mut child, peer)) = contained(&script) else { return };
+        let refused = promptly(move || peer.dev().map(drop));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        match refused {
+            Err(Error::FileSystem { found: kind, .. }) if kind == found => {}
+            other => panic!("{script}: {other:?}"),
+        }
+    }
 }

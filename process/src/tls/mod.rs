@@ -6,17 +6,21 @@
 //! - [`ServerTls`]: a server's configuration as the cluster demands it, live.
 //! - [`connect_to_guest`]: what a program in a guest is shown, and what is asked of it.
 //! - [`serve`]: accepts connections, limits them, hands requests with a [`Peer`] extension to an axum router.
+//! - [`ProbeAddresses`]: addresses that kubelet's probes come from, for places of their own.
 //! - [`TrustedAddresses`]: addresses that have proven to be an API server, for shares of connections and memory.
 //!
 //! The crypto provider is ring everywhere.
 
 mod again;
 mod configs;
+mod connections;
 mod demands;
+mod gate;
 mod guest;
 mod identity;
 mod patient;
 mod peer;
+mod probes;
 mod roots;
 mod serve;
 #[cfg(test)]
@@ -31,9 +35,10 @@ pub use configs::{ClientPolicy, client_config, server_config};
 pub use demands::ServerTls;
 pub use guest::connect_to_guest;
 pub use identity::Identity;
-pub use peer::{Peer, common_name, common_names, not_after};
+pub use peer::{Peer, common_name, not_after};
+pub use probes::ProbeAddresses;
 pub use roots::Roots;
-pub use serve::{Limits, serve};
+pub use serve::{Callers, Limits, listen, serve};
 pub use trusted::TrustedAddresses;
 
 /// Why TLS material cannot be used.

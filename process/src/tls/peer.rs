@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection.
+//! The other end of a connection.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -14,40 +14,36 @@ pub struct Peer {
     pub address: SocketAddr,
     /// The certificate chain it presented, verified as far as the connection's policy does; empty without one.
     pub certificates: Arc<[CertificateDer<'static>]>,
-    /// Common names in the subject of the first certificate.
-    pub common_names: Arc<[String]>,
+    /// The common name of the first certificate, where it has exactly one.
+    pub common_name: Option<Arc<str>>,
 }
 
 impl Peer {
     /// Describes a peer by its address and its verified chain.
     #[must_use]
     pub fn new(address: SocketAddr, chain: &[CertificateDer<'_>]) -> Self {
-        let names = chain.first().and_then(|certificate| common_names(certificate).ok()).unwrap_or_default();
         Self {
             address,
             certificates: chain.iter().map(|certificate| certificate.clone().into_owned()).collect(),
-            common_names: names.into(),
+            common_name: chain.first().and_then(common_name).map(Into::into),
         }
     }
 
     /// True when the peer presented a certificate whose only common name is `name`.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
-        matches!(&*self.common_names, [only] if only == name)
+        self.common_name.as_deref() == Some(name)
     }
 }
 
-/// The common names in the subject of a certificate.
-pub fn common_names(certificate: &CertificateDer<'_>) -> Result<Vec<String>, TlsError> {
-    let parsed = parse(certificate)?;
-    Ok(parsed.subject().iter_common_name().filter_map(|name| name.as_str().ok()).map(str::to_owned).collect())
-}
-
-/// The common name of a certificate that has exactly one.
+/// Returns the common name of a certificate that has exactly one, and none otherwise: readers disagree on which of several
+/// counts. One that is no text counts as well.
 #[must_use]
 pub fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
-    let mut names = common_names(certificate).ok()?;
-    if names.len() == 1 { names.pop() } else { None }
+    let parsed = parse(certificate).ok()?;
+    let mut names = parsed.subject().iter_common_name();
+    let name = names.next()?.as_str().ok()?.to_owned();
+    names.next().is_none().then_some(name)
 }
 
 /// When a certificate ends, in seconds of Unix time.

@@ -7,9 +7,9 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::*;
 use crate::CancellationToken;
@@ -47,19 +47,21 @@ impl Authority {
 }
 
 async fn start(config: Arc<rustls::ServerConfig>, stop: CancellationToken) -> std::net::SocketAddr {
-    start_with(config, Limits::default(), stop).await
+    start_with(config, Limits::default(), Callers::default(), stop).await
 }
 
 async fn start_with(
     config: Arc<rustls::ServerConfig>,
     limits: Limits,
+    callers: Callers,
     stop: CancellationToken,
 ) -> std::net::SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let router = Router::new()
-        .route("/", get(|Extension(peer): Extension<Peer>| async move { format!("names: {:?}", &*peer.common_names) }));
-    tokio::spawn(serve(listener, config, router, limits, stop));
+        .route("/body", axum::routing::post(|_: axum::body::Bytes| async { "read" }))
+        .route("/", get(|Extension(peer): Extension<Peer>| async move { format!("name: {:?}", peer.common_name) }));
+    tokio::spawn(serve(listener, config, router, limits, callers, stop));
     address
 }
 
@@ -86,7 +88,7 @@ async fn client_with_the_right_common_name_is_served_and_named() {
     let client = authority.identity("right", "client.example");
     let config = client_config(&authority.roots(), Some(&client), &["http/1.1"]).unwrap();
     let answer = ask(address, config, "a.example").await.unwrap();
-    assert!(answer.contains("names: [\"right\"]"), "{answer}");
+    assert!(answer.contains("name: Some(\"right\")"), "{answer}");
 }
 
 #[tokio::test]
@@ -154,7 +156,7 @@ async fn a_guest_may_show_any_certificate_and_learns_who_calls() {
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.contains("names: [\"caller\"]"), "{answer}");
+    assert!(answer.contains("name: Some(\"caller\")"), "{answer}");
     let stream = TcpStream::connect(address).await.unwrap();
     assert!(connect_to_guest(&Identity::empty(), stream).await.is_err(), "nobody is shown");
 }
@@ -179,30 +181,215 @@ async fn rotated_identity_and_bundle_take_effect_without_restart() {
     assert!(ask(address, config, "a.example").await.is_ok());
 }
 
+/// A server of one page, and how to ask it.
+struct Site {
+    address: std::net::SocketAddr,
+    tls: Arc<rustls::ClientConfig>,
+}
+
+impl Site {
+    async fn start(limits: Limits, callers: Callers) -> Self {
+        let authority = Authority::new();
+        let server = authority.identity("server", "a.example");
+        let config = server_config(&server, ClientPolicy::Unjudged, &["http/1.1"]).unwrap();
+        let address = start_with(config, limits, callers, CancellationToken::new()).await;
+        Self { address, tls: client_config(&authority.roots(), None, &["http/1.1"]).unwrap() }
+    }
+
+    /// Connects from an address of the loopback network.
+    async fn connect(&self, from: [u8; 4]) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        socket.connect(self.address).await.unwrap()
+    }
+
+    async fn secure(&self, from: [u8; 4]) -> std::io::Result<TlsStream<TcpStream>> {
+        let stream = self.connect(from).await;
+        TlsConnector::from(self.tls.clone()).connect(ServerName::try_from("a.example").unwrap(), stream).await
+    }
+
+    /// Asks for the page as a probe does, on a connection of its own.
+    async fn probe(&self, from: [u8; 4]) -> std::io::Result<String> {
+        let answer = async {
+            let mut stream = self.secure(from).await?;
+            stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            Ok(answer)
+        };
+        tokio::time::timeout(Duration::from_secs(2), answer).await?
+    }
+
+    /// Asks for the page on a connection that stays open.
+    async fn page(stream: &mut TlsStream<TcpStream>) -> std::io::Result<String> {
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+        let mut answer = vec![0; 4096];
+        let read = tokio::time::timeout(Duration::from_secs(2), stream.read(&mut answer)).await??;
+        answer.truncate(read);
+        String::from_utf8(answer).map_err(std::io::Error::other)
+    }
+}
+
+/// Whether the server has closed the connection by now, or soon does.
+async fn is_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> bool {
+    tokio::time::timeout(Duration::from_millis(300), stream.read_to_end(&mut Vec::new())).await.is_ok()
+}
+
 #[tokio::test]
-async fn clients_that_only_hold_connections_leave_room_for_others() {
-    let authority = Authority::new();
-    let server = authority.identity("server", "a.example");
-    let config = server_config(&server, ClientPolicy::Unjudged, &["http/1.1"]).unwrap();
-    let limits = Limits { request_head: Duration::from_millis(300), share: 2, ..Limits::default() };
-    let address = start_with(config, limits, CancellationToken::new()).await;
-    let tls = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
+async fn silent_connections_of_one_address_keep_nobody_waiting() {
+    let site = Site::start(Limits::default(), Callers::default()).await;
+    let mut flood = Vec::new();
+    for _ in 0..300 {
+        flood.push(site.connect([127, 0, 0, 1]).await);
+    }
+    for from in [[127, 0, 0, 2], [127, 0, 0, 1]] {
+        let answer = site.probe(from).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    }
+    let newest = flood.pop().unwrap();
+    assert!(is_closed(flood.swap_remove(0)).await, "the oldest is still open");
+    assert!(!is_closed(newest).await, "the newest is closed");
+}
+
+#[tokio::test]
+async fn connections_that_speak_are_not_silent_and_those_that_do_not_are_cut_off() {
+    let limits = Limits { request_head: Duration::from_millis(500), silent: 2, ..Limits::default() };
+    let site = Site::start(limits, Callers::default()).await;
+    let mut speaks = site.secure([127, 0, 0, 1]).await.unwrap();
+    assert!(Site::page(&mut speaks).await.unwrap().starts_with("HTTP/1.1 200 OK"));
     let mut held = Vec::new();
     // One says nothing at all, one begins like HTTP/2.
     for first_words in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
-        let name = ServerName::try_from("a.example").unwrap();
-        let stream = TcpStream::connect(address).await.unwrap();
-        let mut stream = TlsConnector::from(tls.clone()).connect(name, stream).await.unwrap();
+        let mut stream = site.secure([127, 0, 0, 1]).await.unwrap();
         stream.write_all(first_words).await.unwrap();
         held.push(stream);
     }
-    assert!(ask(address, tls.clone(), "a.example").await.is_err(), "a third connection of the address");
+    assert!(site.probe([127, 0, 0, 1]).await.is_ok());
+    assert!(Site::page(&mut speaks).await.unwrap().starts_with("HTTP/1.1 200 OK"));
     for mut stream in held {
         let rest = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut Vec::new())).await;
         assert!(rest.is_ok(), "still open");
     }
+}
+
+#[tokio::test]
+async fn one_address_has_a_share_and_its_idle_connections_give_way() {
+    let limits = Limits { share: 2, ..Limits::default() };
+    let site = Site::start(limits, Callers::default()).await;
+    let mut idle = Vec::new();
+    for _ in 0..3 {
+        let mut stream = site.secure([127, 0, 0, 1]).await.unwrap();
+        assert!(Site::page(&mut stream).await.unwrap().starts_with("HTTP/1.1 200 OK"));
+        idle.push(stream);
+    }
+    let mut idle = idle.into_iter();
+    assert!(is_closed(idle.next().unwrap()).await, "the oldest is still open");
+    for mut stream in idle {
+        assert!(Site::page(&mut stream).await.unwrap().starts_with("HTTP/1.1 200 OK"));
+    }
+}
+
+#[tokio::test]
+async fn trusted_addresses_have_more_than_all_others_together() {
+    let limits = Limits { connections: 12, others: 4, share: 4, silent: 4, ..Limits::default() };
+    let callers = Callers::default();
+    callers.trusted.record([127, 0, 0, 3].into());
+    let site = Site::start(limits, callers).await;
+    let mut trusted = Vec::new();
+    for _ in 0..8 {
+        trusted.push(site.secure([127, 0, 0, 3]).await.unwrap());
+    }
+    let mut flood = Vec::new();
+    for _ in 0..100 {
+        flood.push(site.connect([127, 0, 0, 1]).await);
+    }
+    for stream in &mut trusted {
+        assert!(Site::page(stream).await.unwrap().starts_with("HTTP/1.1 200 OK"));
+    }
+    // Beyond what is left the others give way, not those that are trusted.
+    for _ in 0..4 {
+        trusted.push(site.secure([127, 0, 0, 3]).await.unwrap());
+    }
+    for stream in &mut trusted {
+        assert!(Site::page(stream).await.unwrap().starts_with("HTTP/1.1 200 OK"));
+    }
+}
+
+#[tokio::test]
+async fn probes_have_places_where_all_others_are_taken() {
+    let router_stalls = Limits { connections: 2, others: 2, share: 1, silent: 2, probes: 1, ..Limits::default() };
+    let callers = Callers { probes: [[127, 0, 0, 9].into()].into_iter().collect(), ..Callers::default() };
+    let site = Site::start(router_stalls, callers).await;
+    let mut busy = Vec::new();
+    for from in [[127, 0, 0, 1], [127, 0, 0, 2]] {
+        let mut stream = site.secure(from).await.unwrap();
+        // A request whose answer waits for its body.
+        stream.write_all(b"POST /body HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n").await.unwrap();
+        busy.push(stream);
+    }
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(ask(address, tls, "a.example").await.is_ok());
+    assert!(site.probe([127, 0, 0, 4]).await.is_err(), "there is a third place");
+    for _ in 0..3 {
+        assert!(site.probe([127, 0, 0, 9]).await.unwrap().starts_with("HTTP/1.1 200 OK"));
+    }
+}
+
+#[tokio::test]
+async fn handshake_with_a_certificate_is_a_proof_where_one_is_required() {
+    let authority = Authority::new();
+    let server = authority.identity("server", "a.example");
+    for proves in [false, true] {
+        let policy = ClientPolicy::only(authority.roots(), "right");
+        let callers = Callers::default();
+        let limits = Limits { handshake_proves: proves, ..Limits::default() };
+        let config = server_config(&server, policy, &["http/1.1"]).unwrap();
+        let address = start_with(config, limits, callers.clone(), CancellationToken::new()).await;
+        let nobody = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
+        assert!(ask(address, nobody, "a.example").await.is_err());
+        assert!(!callers.trusted.contains(address.ip()));
+        let client = authority.identity("right", "client.example");
+        let config = client_config(&authority.roots(), Some(&client), &["http/1.1"]).unwrap();
+        assert!(ask(address, config, "a.example").await.is_ok());
+        assert_eq!(callers.trusted.contains(address.ip()), proves);
+    }
+}
+
+#[test]
+fn certificate_with_a_name_beside_one_that_is_no_text_has_no_name() {
+    let key = KeyPair::generate().unwrap();
+    let named = |names: &[&str]| {
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        // The builder takes one name of each type: the second attribute is turned into another common name below.
+        let types = [DnType::CommonName, DnType::OrganizationalUnitName];
+        for (kind, name) in types.into_iter().zip(names) {
+            params.distinguished_name.push(kind, *name);
+        }
+        params.self_signed(&key).unwrap().der().to_vec()
+    };
+    let replaced = |mut der: Vec<u8>, from: &[u8], to: &[u8]| {
+        assert_eq!(from.len(), to.len());
+        let places: Vec<usize> = (0..der.len() - from.len()).filter(|at| der[*at..].starts_with(from)).collect();
+        assert!(!places.is_empty());
+        for at in places {
+            der[at..at + to.len()].copy_from_slice(to);
+        }
+        CertificateDer::from(der)
+    };
+    // Object identifiers 2.5.4.11 and 2.5.4.3.
+    let (unit, common) = ([0x06, 0x03, 0x55, 0x04, 0x0b], [0x06, 0x03, 0x55, 0x04, 0x03]);
+    let name = |certificate: &CertificateDer<'_>| common_name(certificate);
+    assert_eq!(name(&CertificateDer::from(named(&["good"]))).as_deref(), Some("good"));
+    let two = replaced(named(&["good", "other"]), &unit, &common);
+    assert_eq!(name(&two), None, "two names");
+    let broken = replaced(two.to_vec(), b"other", b"oth\xff\xff");
+    assert_eq!(name(&broken), None, "a second name that is no text");
+    let broken = replaced(two.to_vec(), b"good", b"go\xff\xff");
+    assert_eq!(name(&broken), None, "a first name that is no text");
+    for certificate in [two, broken] {
+        assert!(!Peer::new(([192, 0, 2, 1], 1).into(), &[certificate]).is("good"));
+    }
+    assert_eq!(name(&CertificateDer::from(vec![0x30, 0x03, 1, 2, 3])), None);
 }
 
 /// More than the kernel keeps for who does not read.
@@ -216,7 +403,7 @@ async fn read_late(router: Router, more_headers: &str) -> Vec<u8> {
     let address = listener.local_addr().unwrap();
     let tls = server_config(&server, ClientPolicy::Unjudged, &["http/1.1"]).unwrap();
     let limits = Limits { answer: Duration::from_millis(500), ..Limits::default() };
-    tokio::spawn(serve(listener, tls, router, limits, CancellationToken::new()));
+    tokio::spawn(serve(listener, tls, router, limits, Callers::default(), CancellationToken::new()));
     let config = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
     let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("a.example").unwrap();
@@ -263,7 +450,7 @@ async fn head_has_as_many_lines_as_the_server_takes_of_the_client() {
     let tls = server_config(&server, ClientPolicy::Unjudged, &["http/1.1"]).unwrap();
     let router = Router::new().route("/", get(|| async { "served" }));
     let limits = Limits { header_lines: 400, ..Limits::default() };
-    tokio::spawn(serve(listener, tls, router, limits, CancellationToken::new()));
+    tokio::spawn(serve(listener, tls, router, limits, Callers::default(), CancellationToken::new()));
     let client = authority.identity("client", "client.example");
     for (identity, lines, expected) in [
         (None, 90, "200 OK"),

@@ -53,7 +53,7 @@ impl TrustedAddresses {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::net::Ipv4Addr;
 
     use super::*;
 
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn mapped_addresses_are_the_same() {
         let trusted = TrustedAddresses::default();
-        trusted.record(Ipv6Addr::from(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped()).into());
+        trusted.record(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().into());
         assert!(trusted.contains(address(1)));
     }
 

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::{After, Init, Service, flags, text};
 use crate::{
     certificates::FRONT_PROXY_CLIENT,
+    install::NAMESPACE,
     plan::{API_PORT, CLUSTER_DOMAIN, Plan},
 };
 
@@ -95,12 +96,15 @@ fn api_server(plan: &Plan, bin: &Path) -> Vec<String> {
             ("enable-aggregator-routing", "true".into()),
             ("audit-policy-file", text(&plan.control().join("audit-policy.yaml"))),
             ("audit-log-path", text(&plan.audit_log())),
+            // In MiB. A log that is split by the default of 100 would not tell all of a run of the tests.
+            ("audit-log-maxsize", "4096".into()),
             ("profiling", "false".into()),
         ],
     )
 }
 
-/// The audit policy: one line for each call that changes something, when it is complete.
+/// The audit policy: one line for each call that changes something, when it is complete; and one for each call at all of
+/// the service accounts of an installation, whose rights a test compares with what they use.
 #[must_use]
 pub fn audit_policy() -> String {
     super::yaml(&json!({
@@ -110,6 +114,7 @@ pub fn audit_policy() -> String {
         "omitManagedFields": true,
         "rules": [
             {"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
+            {"level": "Metadata", "userGroups": [format!("system:serviceaccounts:{NAMESPACE}")]},
             {"level": "None"},
         ],
     }))
@@ -215,11 +220,12 @@ mod tests {
     }
 
     #[test]
-    fn audit_policy_logs_metadata_of_changing_calls_only() {
+    fn audit_policy_logs_metadata_of_changing_calls_and_of_the_installation() {
         let policy: serde_json::Value = serde_yaml::from_str(&audit_policy()).unwrap();
         assert_eq!(policy["rules"][0]["level"], "Metadata");
         assert!(policy["rules"][0]["verbs"].as_array().unwrap().iter().all(|verb| verb != "get" && verb != "list"));
-        assert_eq!(policy["rules"][1]["level"], "None");
+        assert_eq!(policy["rules"][1], json!({"level": "Metadata", "userGroups": ["system:serviceaccounts:kubevirt"]}));
+        assert_eq!(policy["rules"][2], json!({"level": "None"}));
     }
 
     #[test]

@@ -1,7 +1,15 @@
 //! Conformance of admission webhooks: the AdmissionReview protocol, and well-formed answers to whatever comes.
 //!
 //! Runs against any HTTPS server of the webhooks: `WEBHOOK_URL`, with the PEM file `WEBHOOK_CA` its certificate is
-//! checked; by default against virt-api of the cluster under test (`make e2e`).
+//! checked; by default against virt-api of the cluster under test (`make e2e`). The URL holds all that stands in front of
+//! the webhooks' own paths. For virt-api that includes the segment without which it answers nothing, which the webhook
+//! configurations show to administrators and which changes hourly:
+//!
+//! ```console
+//! $ kubectl get validatingwebhookconfiguration virt-api-validator -o jsonpath='{.webhooks[0].clientConfig.service.path}'
+//! /admission/SEGMENT/pod-eviction-validate
+//! $ WEBHOOK_URL=https://ADDRESS/admission/SEGMENT cargo test -p ferrovirt-e2e-tests --test conformance
+//! ```
 
 #![allow(missing_docs, reason = "tests say what they are by their names")]
 

@@ -1,0 +1,231 @@
+//! What the threat model says is in the sources: the rights of the components in the chart, and the tests that it names.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test ends here")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const THREAT_MODEL: &str = "docs/design/threat-model.md";
+
+/// Stories that the threat model names and that are merged beside this file.
+const BESIDE: [&str; 8] = [
+    "controller_rights.rs",
+    "forged_reviews.rs",
+    "guest_loopback.rs",
+    "hanging_mounts.rs",
+    "metrics_access.rs",
+    "owners.rs",
+    "port_forward_ends.rs",
+    "silent_connections.rs",
+];
+
+/// A rule of a role in the chart: whether the role is for the whole cluster, the role's name, and the rule.
+struct Rule {
+    cluster: bool,
+    role: String,
+    rule: Value,
+}
+
+impl Rule {
+    fn list(&self, key: &str) -> Vec<&str> {
+        self.rule[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+    }
+}
+
+/// The rules of all roles of the components. Users' roles are made by loops of the template, and are none of a component.
+fn rules() -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for file in fs::read_dir(Path::new(ROOT).join("charts/ferrovirt/templates")).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_none_or(|ending| ending != "yaml") || path.ends_with("rbac-users.yaml") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for document in text.split("\n---") {
+            let cluster = document.lines().any(|line| line == "kind: ClusterRole");
+            if !cluster && !document.lines().any(|line| line == "kind: Role") {
+                continue;
+            }
+            let plain: String =
+                document.lines().filter(|line| !line.trim_start().starts_with("{{")).map(plain).collect();
+            let role: Value = serde_yaml::from_str(&plain).unwrap_or_else(|error| panic!("{path:?}: {error}: {plain}"));
+            let name = role["metadata"]["name"].as_str().unwrap().to_owned();
+            let of_role = role["rules"].as_array().unwrap_or_else(|| panic!("{name} has no rules"));
+            rules.extend(of_role.iter().map(|rule| Rule { cluster, role: name.clone(), rule: rule.clone() }));
+        }
+    }
+    rules
+}
+
+/// A line without what the template puts into it.
+fn plain(line: &str) -> String {
+    let mut parts = line.split("{{");
+    let first = parts.next().unwrap_or_default().to_owned();
+    let filled = parts.fold(first, |text, part| text + "x" + part.split_once("}}").map_or("", |(_, rest)| rest));
+    filled + "\n"
+}
+
+#[test]
+fn cve_2020_1701_no_component_reads_secrets_but_the_installations_own() {
+    let rules = rules();
+    for role in ["kubevirt-handler", "kubevirt-controller", "kubevirt-apiserver"] {
+        assert!(rules.iter().any(|rule| rule.cluster && rule.role == role), "the role {role} was not found");
+    }
+    let mut named = 0;
+    for rule in &rules {
+        let (verbs, resources) = (rule.list("verbs"), rule.list("resources"));
+        assert!(!resources.is_empty() || !rule.list("nonResourceURLs").is_empty(), "{}: {}", rule.role, rule.rule);
+        for list in [&verbs, &resources, &rule.list("apiGroups")] {
+            assert!(!list.contains(&"*"), "{} may do anything: {}", rule.role, rule.rule);
+        }
+        if !resources.contains(&"secrets") {
+            continue;
+        }
+        assert!(!rule.cluster, "{} reaches the secrets of all namespaces: {}", rule.role, rule.rule);
+        assert_ne!(rule.role, "kubevirt-handler", "{}", rule.rule);
+        // A name cannot be given to what does not exist yet; all else is for named ones.
+        let names = rule.list("resourceNames");
+        assert!(verbs == ["create"] || !names.is_empty(), "{}: {}", rule.role, rule.rule);
+        assert!(names.iter().all(|name| name.starts_with("kubevirt-")), "{}: {}", rule.role, rule.rule);
+        named += names.len();
+    }
+    assert!(named > 0, "no role with secrets was found");
+}
+
+#[test]
+fn cve_2024_33394_the_token_of_virt_handler_opens_no_pod_and_makes_no_other_token() {
+    // What gives away the rights of somebody else, whoever holds it.
+    let others = [
+        "pods/exec",
+        "pods/attach",
+        "pods/portforward",
+        "pods/proxy",
+        "pods/ephemeralcontainers",
+        "nodes/proxy",
+        "services/proxy",
+        "serviceaccounts",
+        "serviceaccounts/token",
+        "rolebindings",
+        "clusterrolebindings",
+        "users",
+        "groups",
+    ];
+    let mut of_handler = 0;
+    for rule in rules() {
+        let (verbs, resources) = (rule.list("verbs"), rule.list("resources"));
+        let shown = format!("{}: {}", rule.role, rule.rule);
+        assert!(!resources.iter().any(|resource| others.contains(resource)), "{shown}");
+        assert!(!verbs.contains(&"impersonate") && !verbs.contains(&"bind"), "{shown}");
+        if rule.role != "kubevirt-handler" {
+            continue;
+        }
+        of_handler += 1;
+        for resource in resources {
+            let most: &[&str] = match resource {
+                "virtualmachineinstances" => &["get", "list", "watch", "update", "patch"],
+                "nodes" => &["get", "list", "watch", "patch"],
+                "events" => &["create", "patch"],
+                "certificatesigningrequests" => &["create", "get", "list", "watch"],
+                "tokenreviews" | "subjectaccessreviews" => &["create"],
+                "kubevirts" | "configmaps" => &["get", "list", "watch"],
+                other => panic!("virt-handler has rights for {other}: {shown}"),
+            };
+            assert!(verbs.iter().all(|verb| most.contains(verb)), "{shown}");
+            assert!(resource != "configmaps" || !rule.cluster, "{shown}");
+        }
+    }
+    assert!(of_handler >= 4, "{of_handler} rules of virt-handler were found");
+}
+
+/// All Rust files of the repository, by their path in it.
+fn sources() -> BTreeMap<PathBuf, String> {
+    let mut sources = BTreeMap::new();
+    let mut open = vec![PathBuf::from(ROOT)];
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            if entry.file_type().unwrap().is_dir() {
+                if !name.starts_with('.') && !["target", "build", "node_modules"].contains(&&*name) {
+                    open.push(path);
+                }
+            } else if name.ends_with(".rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                sources.insert(path.strip_prefix(ROOT).unwrap().to_owned(), text);
+            }
+        }
+    }
+    sources
+}
+
+/// Names of all functions.
+fn functions(sources: &BTreeMap<PathBuf, String>) -> BTreeSet<&str> {
+    let declared = sources.values().flat_map(|text| text.split("fn ").skip(1));
+    declared.filter_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next()).collect()
+}
+
+/// The ids of vulnerabilities in the name of a function, as `2026_7374`.
+fn ids(function: &str) -> Vec<String> {
+    let mut words = function.split('_').peekable();
+    let mut ids = Vec::new();
+    while let Some(word) = words.next() {
+        if word == "cve"
+            && let (Some(year), Some(number)) = (words.next(), words.next())
+        {
+            ids.push(format!("{year}_{number}"));
+        }
+    }
+    ids
+}
+
+/// What stands between backticks.
+fn quoted(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn each_vulnerability_of_the_threat_model_has_a_test_of_its_name() {
+    let text = fs::read_to_string(Path::new(ROOT).join(THREAT_MODEL)).unwrap();
+    let sources = sources();
+    let functions = functions(&sources);
+    let tested: BTreeSet<String> = functions.iter().flat_map(|function| ids(function)).collect();
+    let listed: BTreeSet<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| CVE-"))
+        .filter_map(|line| Some(line.split_whitespace().next()?.replace('-', "_")))
+        .collect();
+    assert!(listed.len() > 20, "the table was not found: {listed:?}");
+    let missing: Vec<&String> = listed.difference(&tested).collect();
+    assert!(missing.is_empty(), "no function is named cve_ID_... for {missing:?}");
+    let unlisted: Vec<&String> = tested.difference(&listed).collect();
+    assert!(unlisted.is_empty(), "{unlisted:?} are not in the table of {THREAT_MODEL}");
+}
+
+#[test]
+fn the_threat_model_names_tests_and_files_that_exist() {
+    let text = fs::read_to_string(Path::new(ROOT).join(THREAT_MODEL)).unwrap();
+    let sources = sources();
+    let functions = functions(&sources);
+    let mut named = 0;
+    for quoted in quoted(&text) {
+        let is_file = quoted.contains('/') && [".rs", ".yaml", ".proto", ".md"].iter().any(|end| quoted.ends_with(end));
+        // Names of tests are sentences; fields and resources are not.
+        let is_test = quoted.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+            && quoted.matches('_').count() >= 3;
+        if is_file {
+            let beside = BESIDE.iter().any(|name| quoted.ends_with(name));
+            assert!(beside || Path::new(ROOT).join(quoted).is_file(), "{quoted} does not exist");
+        } else if is_test {
+            assert!(functions.contains(quoted), "there is no function {quoted}");
+        }
+        named += usize::from(is_file || is_test);
+    }
+    assert!(named > 40, "{named} tests and files are named");
+}

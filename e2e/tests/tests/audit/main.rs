@@ -1,0 +1,206 @@
+//! After all stories: what each service account of the installation called, beside what it may call.
+//!
+//! `make e2e` runs this once the stories have passed, on the test cluster only: that of somebody else has no audit log here.
+
+#![allow(missing_docs, reason = "tests say what they are by their names")]
+
+mod justified;
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::{BufRead, BufReader},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_cluster::audit::{Call, Grant, judge};
+use ferrovirt_e2e_tests::{audit_log, connect, kubeconfig, repository};
+use k8s_openapi::api::{
+    admissionregistration::v1::ValidatingAdmissionPolicy,
+    rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding, RoleRef, Subject},
+};
+use kube::{Api, Client, ResourceExt, api::ListParams};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Where the installation is.
+const NAMESPACE: &str = "kubevirt";
+/// The account whose writes policies limit.
+const CONTROLLER: &str = "kubevirt-controller";
+
+#[test]
+fn each_service_account_uses_its_rights_and_no_other() -> Result<()> {
+    let path = audit_log();
+    let Ok(log) = File::open(&path) else {
+        println!("skipped: no audit log at {}, the cluster is not one of `cluster up`", path.display());
+        return Ok(());
+    };
+    let mut grants = runtime()?.block_on(async { installed(&connect().await?).await })?;
+    grants.extend(of_hooks()?);
+    let accounts: BTreeSet<String> = grants.iter().map(|grant| grant.account.clone()).collect();
+    let mut calls = BTreeSet::new();
+    for line in BufReader::new(log).lines() {
+        calls.extend(Call::parse(&line?, NAMESPACE).filter(|call| accounts.contains(&call.account)));
+    }
+    ensure!(!calls.is_empty(), "no call of {accounts:?} in {}", path.display());
+    println!("{} rights of {}, {} different calls", grants.len(), accounts.len(), calls.len());
+    let wrong = judge(&grants, &calls, justified::RIGHTS);
+    ensure!(
+        wrong.is_empty(),
+        "rights and calls since the cluster was made differ in {} places. A right that the stories cannot use belongs into \
+         e2e/tests/tests/audit/justified.rs, with the reason; one that nobody needs goes.\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+    Ok(())
+}
+
+#[test]
+fn each_write_of_virt_controller_is_limited_by_a_policy_or_justified() -> Result<()> {
+    let (grants, policies) = runtime()?.block_on(async {
+        let client = connect().await?;
+        let policies = Api::<ValidatingAdmissionPolicy>::all(client.clone()).list(&ListParams::default()).await?;
+        Ok::<_, anyhow::Error>((installed(&client).await?, policies.items))
+    })?;
+    let unrestricted = unrestricted()?;
+    // Objects that RBAC names are those of the installation; what is in its namespace is as well.
+    let writes: Vec<&Grant> = grants
+        .iter()
+        .filter(|grant| grant.account == CONTROLLER && !["get", "list", "watch"].contains(&grant.verb.as_str()))
+        .filter(|grant| grant.name.is_none() || grant.verb == "patch" && grant.namespace.is_none())
+        .collect();
+    let words = |grant: &Grant| grant.right().split(' ').nth(1).unwrap_or_default().to_owned();
+    let limits = |policy: &&ValidatingAdmissionPolicy, grant: &Grant| {
+        let operation = match grant.verb.as_str() {
+            "create" => "CREATE",
+            "delete" => "DELETE",
+            _ => "UPDATE",
+        };
+        let holds = |list: &Option<Vec<String>>, value: &str| list.iter().flatten().any(|one| one == value);
+        let constraints = policy.spec.as_ref().and_then(|spec| spec.match_constraints.as_ref());
+        let rules = constraints.and_then(|constraints| constraints.resource_rules.as_ref());
+        policy.name_any().starts_with("kubevirt-controller-")
+            && rules.into_iter().flatten().any(|rule| {
+                holds(&rule.api_groups, &grant.group)
+                    && holds(&rule.resources, &grant.resource)
+                    && holds(&rule.operations, operation)
+            })
+    };
+    let mut wrong = Vec::new();
+    for grant in &writes {
+        let limited = policies.iter().any(|policy| limits(&policy, grant));
+        if limited == unrestricted.contains(&words(grant)) {
+            let how = if limited { "is limited by a policy, and listed as unrestricted" } else { "is not limited" };
+            wrong.push(format!("{grant} {how}"));
+        }
+    }
+    for resource in unrestricted {
+        if !writes.iter().any(|grant| words(grant) == resource) {
+            wrong.push(format!("{resource} is listed as unrestricted, and virt-controller does not write it"));
+        }
+    }
+    ensure!(wrong.is_empty(), "charts/ferrovirt/policies/controller.yaml:\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+/// The rights of all service accounts of the installation.
+async fn installed(client: &Client) -> Result<Vec<Grant>> {
+    let all = ListParams::default();
+    let mut grants = Vec::new();
+    for binding in Api::<ClusterRoleBinding>::all(client.clone()).list(&all).await? {
+        grants.extend(of_binding(client, None, binding.subjects.as_deref(), &binding.role_ref).await?);
+    }
+    for binding in Api::<RoleBinding>::all(client.clone()).list(&all).await? {
+        let namespace = binding.namespace();
+        grants.extend(of_binding(client, namespace.as_deref(), binding.subjects.as_deref(), &binding.role_ref).await?);
+    }
+    ensure!(grants.iter().any(|grant| grant.account == CONTROLLER), "{CONTROLLER} has no rights");
+    Ok(grants)
+}
+
+async fn of_binding(
+    client: &Client,
+    namespace: Option<&str>,
+    subjects: Option<&[Subject]>,
+    role: &RoleRef,
+) -> Result<Vec<Grant>> {
+    let ours = |subject: &&Subject| {
+        subject.kind == "ServiceAccount" && subject.namespace.as_deref() == Some(NAMESPACE) && subject.name != "default"
+    };
+    let accounts: Vec<&Subject> = subjects.unwrap_or_default().iter().filter(ours).collect();
+    if accounts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rules = rules(client, namespace, role).await?;
+    let name = format!("{} {}", role.kind, role.name);
+    Ok(accounts.into_iter().flat_map(|account| Grant::of_rules(&account.name, &name, namespace, &rules)).collect())
+}
+
+/// The rules of a role of ours. Of one that Kubernetes brings nothing can be left out.
+async fn rules(client: &Client, namespace: Option<&str>, role: &RoleRef) -> Result<Value> {
+    const PART_OF: &str = "app.kubernetes.io/part-of";
+    let (rules, metadata) = match (role.kind.as_str(), namespace) {
+        ("Role", Some(namespace)) => {
+            let found = Api::<Role>::namespaced(client.clone(), namespace).get(&role.name).await;
+            let found = found.with_context(|| format!("Role {namespace}/{}", role.name))?;
+            (found.rules, found.metadata)
+        }
+        _ => {
+            let found = Api::<ClusterRole>::all(client.clone()).get(&role.name).await;
+            let found = found.with_context(|| format!("ClusterRole {}", role.name))?;
+            (found.rules, found.metadata)
+        }
+    };
+    let ours = metadata.labels.iter().flatten().any(|(key, value)| key == PART_OF && value == "ferrovirt");
+    Ok(if ours { json!(rules) } else { json!([]) })
+}
+
+/// The rights of the chart's hooks, whose service accounts exist only while they run.
+fn of_hooks() -> Result<Vec<Grant>> {
+    let output = Command::new("helm")
+        .args(["get", "hooks", "ferrovirt", "--namespace", NAMESPACE])
+        .env("KUBECONFIG", kubeconfig())
+        .output()
+        .context("cannot run helm: it must be on the PATH")?;
+    ensure!(output.status.success(), "helm get hooks: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).context("hooks are no text")?;
+    let mut objects = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(&text) {
+        objects.push(Value::deserialize(document).context("hooks are no YAML")?);
+    }
+    let mut grants = Vec::new();
+    for binding in &objects {
+        let kind = binding["kind"].as_str().unwrap_or_default();
+        let Some(kind) = kind.strip_suffix("Binding") else { continue };
+        let role = objects
+            .iter()
+            .find(|object| object["kind"] == kind && object["metadata"]["name"] == binding["roleRef"]["name"])
+            .with_context(|| format!("hooks without {kind} {}", binding["roleRef"]["name"]))?;
+        for subject in binding["subjects"].as_array().into_iter().flatten() {
+            let account = subject["name"].as_str().context("subject without name")?;
+            let name = format!("{kind} {}", role["metadata"]["name"].as_str().unwrap_or_default());
+            grants.extend(Grant::of_rules(account, &name, role["metadata"]["namespace"].as_str(), &role["rules"]));
+        }
+    }
+    ensure!(!grants.is_empty(), "the hooks have no rights");
+    Ok(grants)
+}
+
+/// Writes that no policy limits, by the list in the table of the chart. The rest of the file is a template.
+fn unrestricted() -> Result<BTreeSet<String>> {
+    let path = repository().join("charts/ferrovirt/policies/controller.yaml");
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let (_, list) = text.split_once("\nunrestricted:\n").context("table without the list `unrestricted`")?;
+    let list: Value = serde_yaml::from_str(list).context("the list `unrestricted` is no YAML")?;
+    let mut resources = BTreeSet::new();
+    for entry in list.as_array().into_iter().flatten() {
+        ensure!(entry["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{entry} has no reason");
+        resources.insert(entry["resource"].as_str().context("entry without resource")?.to_owned());
+    }
+    Ok(resources)
+}

@@ -1,0 +1,310 @@
+//! What virt-controller's token is worth to somebody who stole it: its writes are limited to what its work takes.
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Story, story};
+use http::{Method, Request};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::manifests;
+
+/// Makes a launcher pod into another one.
+type Change = fn(&mut Value);
+
+/// Pods that virt-controller must not be able to create, as changes of a launcher pod.
+const REFUSED_PODS: &[(&str, Change)] = &[
+    ("privileged", |pod| {
+        pod["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
+    }),
+    ("root", |pod| {
+        pod["spec"]["containers"][0]["securityContext"]["runAsUser"] = json!(0);
+        pod["spec"]["containers"][0]["securityContext"]["runAsNonRoot"] = json!(false);
+    }),
+    ("root by the pod", |pod| {
+        pod["spec"]["securityContext"]["runAsUser"] = json!(0);
+        pod["spec"]["securityContext"]["runAsNonRoot"] = json!(false);
+    }),
+    ("capability", |pod| {
+        pod["spec"]["containers"][0]["securityContext"]["capabilities"]["add"] = json!(["SYS_ADMIN"]);
+    }),
+    ("unconfined", |pod| pod["spec"]["securityContext"]["seccompProfile"] = json!({"type": "Unconfined"})),
+    ("SELinux", |pod| pod["spec"]["securityContext"]["seLinuxOptions"] = json!({"type": "spc_t"})),
+    ("network of the node", |pod| pod["spec"]["hostNetwork"] = json!(true)),
+    ("processes of the node", |pod| pod["spec"]["hostPID"] = json!(true)),
+    ("node of its choice", |pod| pod["spec"]["nodeName"] = json!("somewhere")),
+    ("directory of the node", |pod| {
+        push(&mut pod["spec"]["volumes"], json!({"name": "host", "hostPath": {"path": "/"}}));
+    }),
+    ("no owner", |pod| pod["metadata"]["ownerReferences"] = json!([])),
+    ("owner of another kind", |pod| {
+        pod["metadata"]["ownerReferences"][0]["apiVersion"] = json!("apps/v1");
+        pod["metadata"]["ownerReferences"][0]["kind"] = json!("ReplicaSet");
+    }),
+    ("owner that does not control it", |pod| pod["metadata"]["ownerReferences"][0]["controller"] = json!(false)),
+    ("owner that its label does not name", |pod| pod["metadata"]["ownerReferences"][0]["uid"] = json!("another")),
+    ("no launcher", |pod| pod["metadata"]["labels"]["kubevirt.io"] = json!("virt-handler")),
+    ("image of its own with a Secret", |pod| {
+        pod["spec"]["containers"][0]["image"] = json!("ferrovirt.io/toolbox:devel");
+        with_secret(pod);
+    }),
+    ("image of a similar name", |pod| {
+        let image = pod["spec"]["containers"][0]["image"].as_str().unwrap_or_default().replace(':', "-2:");
+        pod["spec"]["containers"][0]["image"] = json!(image);
+    }),
+    ("second container with a Secret", |pod| {
+        with_secret(pod);
+        push(&mut pod["spec"]["containers"], json!({"name": "reader", "image": "ferrovirt.io/toolbox:devel"}));
+    }),
+    ("init container", |pod| {
+        pod["spec"]["initContainers"] = json!([{"name": "first", "image": "ferrovirt.io/toolbox:devel"}]);
+    }),
+    ("another program of the launcher's image", |pod| {
+        pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", "env"]);
+    }),
+    ("hook", |pod| {
+        pod["spec"]["containers"][0]["lifecycle"] = json!({"postStart": {"exec": {"command": ["/bin/sh"]}}});
+    }),
+    ("probe", |pod| pod["spec"]["containers"][0]["livenessProbe"] = json!({"exec": {"command": ["/bin/sh"]}})),
+    ("library of its own", |pod| {
+        push(&mut pod["spec"]["containers"][0]["env"], json!({"name": "LD_PRELOAD", "value": "/x.so"}));
+    }),
+    ("programs of its own", |pod| {
+        let mount = json!({"name": "private", "mountPath": "/usr/bin"});
+        push(&mut pod["spec"]["containers"][0]["volumeMounts"], mount);
+    }),
+];
+
+fn push(list: &mut Value, item: Value) {
+    match list.as_array_mut() {
+        Some(list) => list.push(item),
+        None => *list = json!([item]),
+    }
+}
+
+fn with_secret(pod: &mut Value) {
+    push(&mut pod["spec"]["volumes"], json!({"name": "stolen", "secret": {"secretName": "of-the-tenant"}}));
+    let mount = json!({"name": "stolen", "mountPath": "/var/run/stolen"});
+    push(&mut pod["spec"]["containers"][0]["volumeMounts"], mount);
+}
+
+#[test]
+fn virt_controller_creates_and_deletes_launcher_pods_only() {
+    story("controller-pods", async |s| {
+        // Pod security of the namespace would refuse most of these pods to anybody.
+        let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}});
+        let namespaces = s.cluster_api("Namespace");
+        namespaces.patch(&s.namespace, &PatchParams::default(), &Patch::Merge(label)).await?;
+        s.apply(&manifests::kernel_vmi("box")).await?;
+        s.wait_running("box").await?;
+        let launcher = serde_json::to_value(s.launcher_pod("box").await?)?;
+        let pods = format!("/api/v1/namespaces/{}/pods", s.namespace);
+
+        let launcher_name = launcher["metadata"]["name"].as_str().context("a pod without name")?.to_owned();
+        let again = copy(&launcher);
+        let answer = ask(s, &Method::POST, &format!("{pods}?dryRun=All"), &again).await?;
+        ensure!(answer.is_none(), "a launcher pod is refused: {answer:?}");
+        let mut wrong = Vec::new();
+        for (what, change) in REFUSED_PODS {
+            let mut pod = again.clone();
+            change(&mut pod);
+            let answer = ask(s, &Method::POST, &format!("{pods}?dryRun=All"), &pod).await?;
+            if !by_policy(answer.as_ref(), "pod-creation") {
+                wrong.push(format!("{what}: {answer:?}"));
+            }
+        }
+        ensure!(wrong.is_empty(), "pods that no policy refuses:\n{}", wrong.join("\n"));
+
+        s.apply(
+            "
+apiVersion: v1
+kind: Pod
+metadata: {name: bystander, labels: {kubevirt.io: virt-launcher}}
+spec: {schedulerName: nobody, containers: [{name: compute, image: 'ferrovirt.io/toolbox:devel'}]}
+",
+        )
+        .await?;
+        let (bystander, launcher) = (format!("{pods}/bystander"), format!("{pods}/{launcher_name}"));
+        let delete = json!({"dryRun": ["All"]});
+        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "bystander"},
+            "deleteOptions": delete});
+        let status = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+        let gate = json!({"status": {"conditions": [
+            {"type": "kubevirt.io/virtual-machine-unpaused", "status": "True", "reason": "Again"}]}});
+        check(
+            s,
+            &[
+                (Method::DELETE, bystander.clone(), delete.clone(), Some("pod-deletion")),
+                (Method::DELETE, launcher.clone(), delete, None),
+                (Method::POST, format!("{bystander}/eviction"), eviction, Some("pod-eviction")),
+                (Method::PATCH, bystander.clone(), labels("kubevirt.io/nodeName", "x"), Some("pods")),
+                (Method::PATCH, launcher.clone(), labels("kubevirt.io/nodeName", "x"), None),
+                (Method::PATCH, launcher.clone(), labels("app", "x"), Some("pods")),
+                (Method::PATCH, launcher.clone(), labels("kubevirt.io", "x"), Some("pods")),
+                (Method::PATCH, launcher.clone(), json!({"spec": {"activeDeadlineSeconds": 1}}), Some("pods")),
+                (Method::PATCH, launcher.clone(), json!({"metadata": {"ownerReferences": null}}), Some("pods")),
+                (Method::PATCH, launcher.clone(), json!({"metadata": {"finalizers": ["x.io/y"]}}), Some("pods")),
+                (Method::PATCH, launcher.clone(), json!({"metadata": {"annotations": {"a": "b"}}}), Some("pods")),
+                (Method::PATCH, format!("{bystander}/status"), gate.clone(), Some("pod-status")),
+                (Method::PATCH, format!("{launcher}/status"), gate, None),
+                (Method::PATCH, format!("{launcher}/status"), status, Some("pod-status")),
+                (
+                    Method::PATCH,
+                    format!("{launcher}/status"),
+                    json!({"status": {"podIP": "10.0.0.1"}}),
+                    Some("pod-status"),
+                ),
+            ],
+        )
+        .await
+    });
+}
+
+#[test]
+fn virt_controller_changes_only_what_its_work_takes() {
+    story("controller-patches", async |s| {
+        s.apply(&manifests::kernel_vm("box", "Halted")).await?;
+        s.apply(&manifests::kernel_vmi("lonely")).await?;
+        let running = s.wait_running("lonely").await?;
+        let node = running["status"]["nodeName"].as_str().context("the VMI names no node")?;
+        let node = format!("/api/v1/nodes/{node}");
+        let kubevirt = format!("/apis/kubevirt.io/v1/namespaces/{}", s.namespace);
+        let (vm, vmi) =
+            (format!("{kubevirt}/virtualmachines/box"), format!("{kubevirt}/virtualmachineinstances/lonely"));
+        let vmis = format!("{kubevirt}/virtualmachineinstances");
+        let mut unowned = copy(&running);
+        unowned["metadata"] = json!({"name": "another"});
+        let revisions = format!("/apis/apps/v1/namespaces/{}/controllerrevisions", s.namespace);
+        let revision = json!({"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": {"name": "a"}, "data": {}, "revision": 1});
+        let hooks = "/apis/admissionregistration.k8s.io/v1";
+        let (mutator, validator) = (
+            format!("{hooks}/mutatingwebhookconfigurations/virt-api-mutator"),
+            format!("{hooks}/validatingwebhookconfigurations/virt-api-validator"),
+        );
+        let of_webhook = |name: &str, change: Value| {
+            let mut webhook = json!({"name": name});
+            json_patch::merge(&mut webhook, &change);
+            json!({"webhooks": [webhook]})
+        };
+        let mutating = |change: Value| of_webhook("virtualmachines-mutator.kubevirt.io", change);
+        let validating = |change: Value| of_webhook("virtualmachine-validator.kubevirt.io", change);
+        let service = format!("{}/v1.subresources.kubevirt.io", "/apis/apiregistration.k8s.io/v1/apiservices");
+        let roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+        let own = "/api/v1/namespaces/kubevirt";
+        let named = |kind: &str, name: &str| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}});
+        let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "foreign"}});
+        let leases = "/apis/coordination.k8s.io/v1/namespaces/kubevirt/leases";
+        check(
+            s,
+            &[
+                (Method::PATCH, node.clone(), labels("kubevirt.io/schedulable", "perhaps"), None),
+                (Method::PATCH, node.clone(), labels("scheduling.node.kubevirt.io/tsc-frequency-7", "true"), None),
+                (Method::PATCH, node.clone(), labels("kubevirt.io/realtime", "true"), Some("nodes")),
+                (Method::PATCH, node.clone(), labels("node-role.kubernetes.io/control-plane", ""), Some("nodes")),
+                (Method::PATCH, node.clone(), json!({"metadata": {"annotations": {"a": "b"}}}), Some("nodes")),
+                (Method::PATCH, node.clone(), json!({"spec": {"unschedulable": true}}), Some("nodes")),
+                (Method::PATCH, vm.clone(), json!({"spec": {"runStrategy": "Always"}}), None),
+                (Method::PATCH, vm.clone(), labels("a", "b"), Some("vms")),
+                (Method::PATCH, vm.clone(), json!({"metadata": {"finalizers": ["x.io/y"]}}), Some("vms")),
+                (Method::PATCH, vm.clone(), json!({"spec": {"updateVolumesStrategy": "Replacement"}}), Some("vms")),
+                (Method::PATCH, vmi.clone(), json!({"status": {"reason": "x"}}), None),
+                (Method::PATCH, vmi.clone(), labels("kubevirt.io/nodeName", "another"), None),
+                (Method::PATCH, vmi.clone(), labels("a", "b"), Some("vmis")),
+                (Method::PATCH, vmi.clone(), json!({"metadata": {"finalizers": ["x.io/y"]}}), Some("vmis")),
+                (Method::PATCH, vmi.clone(), json!({"spec": {"hostname": "another"}}), Some("vmis")),
+                (Method::DELETE, vmi.clone(), json!({"dryRun": ["All"]}), Some("vmi-deletion")),
+                (Method::POST, vmis, unowned, Some("vmi-creation")),
+                (Method::POST, revisions, revision, Some("revision-creation")),
+                (Method::POST, format!("{own}/secrets"), named("Secret", "foreign"), Some("own-objects")),
+                (Method::POST, format!("{own}/configmaps"), named("ConfigMap", "foreign"), Some("own-objects")),
+                (Method::POST, leases.to_owned(), lease, Some("own-leases")),
+                (Method::PATCH, mutator.clone(), mutating(json!({"clientConfig": {"caBundle": "YQ=="}})), None),
+                (Method::PATCH, mutator.clone(), mutating(json!({"clientConfig": {"service": {"path": "/x"}}})), None),
+                (
+                    Method::PATCH,
+                    mutator.clone(),
+                    mutating(json!({"clientConfig": {"service": {"namespace": "default"}}})),
+                    Some("webhooks"),
+                ),
+                (Method::PATCH, mutator, mutating(json!({"failurePolicy": "Ignore"})), Some("webhooks")),
+                (Method::PATCH, validator.clone(), validating(json!({"rules": []})), Some("webhooks")),
+                (Method::PATCH, validator.clone(), validating(json!({"$patch": "delete"})), Some("webhooks")),
+                (Method::PATCH, validator.clone(), labels("a", "b"), Some("webhooks")),
+                (Method::PATCH, service.clone(), json!({"spec": {"caBundle": "YQ=="}}), None),
+                (
+                    Method::PATCH,
+                    service,
+                    json!({"spec": {"service": {"namespace": "default", "name": "another"}}}),
+                    Some("api-services"),
+                ),
+                (Method::PATCH, format!("{roles}/kubevirt.io:edit"), json!({"rules": []}), Some("roles")),
+            ],
+        )
+        .await
+    });
+}
+
+fn labels(key: &str, value: &str) -> Value {
+    json!({"metadata": {"labels": {key: value}}})
+}
+
+/// Sends each request as virt-controller, and compares the answer with the policy that should refuse it, if one should.
+async fn check(s: &Story, requests: &[(Method, String, Value, Option<&str>)]) -> Result<()> {
+    let mut wrong = Vec::new();
+    for (method, path, body, policy) in requests {
+        let answer = ask(s, method, &format!("{path}?dryRun=All"), body).await?;
+        let right = match policy {
+            Some(policy) => by_policy(answer.as_ref(), policy),
+            None => answer.is_none(),
+        };
+        if !right {
+            wrong.push(format!("{method} {path} {body}: {answer:?}, not {policy:?}"));
+        }
+    }
+    ensure!(wrong.is_empty(), "{} answers are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    Ok(())
+}
+
+fn by_policy(answer: Option<&String>, policy: &str) -> bool {
+    answer.is_some_and(|text| text.contains(&format!("ValidatingAdmissionPolicy 'kubevirt-controller-{policy}'")))
+}
+
+/// A request in the name of virt-controller. Returns the error, if it is refused.
+async fn ask(s: &Story, method: &Method, path: &str, body: &Value) -> Result<Option<String>> {
+    let kind = match *method {
+        // Webhooks in a list are named, as virt-controller does it.
+        Method::PATCH if path.contains("webhookconfigurations") || path.contains("/status") => {
+            "application/strategic-merge-patch+json"
+        }
+        Method::PATCH => "application/merge-patch+json",
+        _ => "application/json",
+    };
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("Impersonate-User", "system:serviceaccount:kubevirt:kubevirt-controller")
+        .header("Impersonate-Group", "system:serviceaccounts:kubevirt")
+        .header("Impersonate-Group", "system:authenticated")
+        .header("Content-Type", kind);
+    match s.client.request_text(request.body(body.to_string().into_bytes())?).await {
+        Ok(_) => Ok(None),
+        Err(kube::Error::Api(status)) => Ok(Some(status.message.clone())),
+        Err(error) => Err(error).with_context(|| format!("{method} {path}")),
+    }
+}
+
+/// An object as it was before the API server stored it.
+fn copy(object: &Value) -> Value {
+    let mut copy = object.clone();
+    if let Some(all) = copy.as_object_mut() {
+        all.remove("status");
+    }
+    if let Some(metadata) = copy["metadata"].as_object_mut() {
+        for field in ["name", "uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"] {
+            metadata.remove(field);
+        }
+    }
+    if let Some(spec) = copy["spec"].as_object_mut() {
+        spec.remove("nodeName");
+    }
+    copy
+}

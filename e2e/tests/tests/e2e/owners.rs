@@ -1,0 +1,349 @@
+//! Whose a pod is: only what virt-controller created is taken for a launcher, whatever users write into pods and templates.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{PATIENCE, Socket, Story, connect_without_retries, story, story_alone};
+use futures::{StreamExt, TryStreamExt, stream};
+use http::{Method, Request};
+use kube::api::{DeleteParams, ListParams};
+use serde_json::{Value, json};
+
+use crate::manifests;
+
+/// Pods of strangers, more than one page of any list.
+const STRANGERS: usize = 70;
+/// Pods that are to exhaust virt-controller.
+const BURDENS: usize = 500;
+/// Size of their annotations: the most that Kubernetes permits.
+const BURDEN: usize = 255 * 1024;
+/// Requests under way at a time.
+const AT_ONCE: usize = 8;
+const MERGE: &str = "application/merge-patch+json";
+
+/// Calls the API as a service account of the namespace that may edit all in it.
+async fn as_tenant(s: &Story, method: &Method, path: &str, body: &Value) -> Result<(u16, String)> {
+    let user = format!("system:serviceaccount:{}:default", s.namespace);
+    call_as(s, &user, "system:authenticated", method, path, body).await
+}
+
+/// Calls the API as somebody who may do everything.
+async fn as_admin(s: &Story, method: &Method, path: &str, body: &Value) -> Result<(u16, String)> {
+    call_as(s, "admin", "system:masters", method, path, body).await
+}
+
+async fn call_as(
+    s: &Story,
+    user: &str,
+    group: &str,
+    method: &Method,
+    path: &str,
+    body: &Value,
+) -> Result<(u16, String)> {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("Impersonate-User", user)
+        .header("Impersonate-Group", group)
+        .header("Content-Type", if *method == Method::PATCH { MERGE } else { "application/json" });
+    match s.client.request_text(request.body(body.to_string().into_bytes())?).await {
+        Ok(text) => Ok((200, text)),
+        Err(kube::Error::Api(status)) => Ok((status.code, status.message.clone())),
+        Err(error) => Err(error).with_context(|| format!("{method} {path}")),
+    }
+}
+
+/// Lets the service account edit all in the namespace, and waits until it may.
+async fn become_tenant(s: &Story) -> Result<()> {
+    s.apply(&format!(
+        "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: tenant}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}}
+subjects: [{{kind: ServiceAccount, name: default, namespace: {}}}]
+",
+        s.namespace
+    ))
+    .await?;
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while as_tenant(s, &Method::GET, &pods(s), &Value::Null).await?.0 == 403 {
+        ensure!(tokio::time::Instant::now() < deadline, "a service account that may edit cannot list pods");
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    Ok(())
+}
+
+fn pods(s: &Story) -> String {
+    format!("/api/v1/namespaces/{}/pods", s.namespace)
+}
+
+/// A pod that no scheduler looks at.
+fn stranger(name: &str, metadata: &Value) -> Value {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "schedulerName": "nobody", "automountServiceAccountToken": false,
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 107, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "compute", "image": "ferrovirt.io/toolbox:devel", "securityContext": {
+                "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
+            }}],
+        },
+    });
+    if let (Some(all), Some(more)) = (pod["metadata"].as_object_mut(), metadata.as_object()) {
+        all.extend(more.clone());
+    }
+    pod
+}
+
+fn owner(vmi: &Value) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "controller": true,
+        "name": vmi["metadata"]["name"], "uid": vmi["metadata"]["uid"],
+    })
+}
+
+/// Ensures that `pod` is all that the VMI runs in.
+async fn runs_in(s: &Story, vmi: &str, pod: &Value) -> Result<()> {
+    let vmi = s.get("vmi", vmi).await?;
+    let active = vmi["status"]["activePods"].as_object().context("no active pods")?;
+    let uid = pod["metadata"]["uid"].as_str().context("pod without UID")?;
+    ensure!(active.len() == 1 && active.contains_key(uid), "active pods: {active:?}");
+    ensure!(vmi["status"]["phase"] == "Running", "the VMI is {}", vmi["status"]["phase"]);
+    Ok(())
+}
+
+#[test]
+fn cve_2025_64435_pod_of_a_tenant_is_never_taken_for_a_launcher() {
+    story("fake-launcher", async |s| {
+        s.apply(&manifests::kernel_vmi("box")).await?;
+        become_tenant(s).await?;
+        let vmi = s.wait_running("box").await?;
+        let launcher = s.launcher_pod("box").await?;
+        let uid = &vmi["metadata"]["uid"];
+        let labels = json!({"kubevirt.io": "virt-launcher", "kubevirt.io/created-by": uid});
+        let made_by = "only virt-controller makes pods of virtual machine instances";
+
+        let direct = stranger("direct", &json!({"ownerReferences": [owner(&vmi)]}));
+        let (code, said) = as_tenant(s, &Method::POST, &pods(s), &direct).await?;
+        ensure!(code == 403 && said.contains(made_by), "{code} {said}");
+        // An owner of an invented kind is nobody's business, until it becomes the VMI.
+        let mut invented = owner(&vmi);
+        invented["apiVersion"] = json!("example.org/v1");
+        invented["kind"] = json!("Invented");
+        let fake = stranger("fake", &json!({"labels": labels, "ownerReferences": [invented]}));
+        let (code, said) = as_tenant(s, &Method::POST, &pods(s), &fake).await?;
+        ensure!(code == 200, "{code} {said}");
+        let path = format!("{}/fake", pods(s));
+        let become_launcher = json!({"metadata": {"ownerReferences": [owner(&vmi)]}});
+        let (code, said) = as_tenant(s, &Method::PATCH, &path, &become_launcher).await?;
+        ensure!(code == 403 && said.contains(made_by), "{code} {said}");
+
+        // The launcher stays what it is.
+        let name = launcher["metadata"]["name"].as_str().context("pod without name")?;
+        let path = format!("{}/{name}", pods(s));
+        let mut other_name = owner(&vmi);
+        other_name["name"] = json!("other");
+        let mut no_controller = owner(&vmi);
+        no_controller["controller"] = json!(false);
+        for (change, words) in [
+            (json!({"ownerReferences": null}), made_by),
+            (json!({"ownerReferences": [other_name]}), made_by),
+            (json!({"ownerReferences": [no_controller]}), made_by),
+            (json!({"labels": {"kubevirt.io": null}}), "cannot be changed"),
+            (json!({"labels": {"kubevirt.io": "web"}}), "cannot be changed"),
+            (json!({"labels": {"kubevirt.io/created-by": null}}), "cannot be changed"),
+            (json!({"labels": null}), "cannot be changed"),
+        ] {
+            let body = json!({"metadata": change});
+            let (code, said) = as_tenant(s, &Method::PATCH, &path, &body).await?;
+            ensure!(code == 403 && said.contains(words), "{change}: {code} {said}");
+            // By way of the status, where the API server itself keeps the owners.
+            if change.get("labels").is_some() {
+                let (code, said) = as_admin(s, &Method::PATCH, &format!("{path}/status"), &body).await?;
+                ensure!(code == 403 && said.contains(words), "{change} of the status: {code} {said}");
+            }
+        }
+        let own = json!({"metadata": {"labels": {"team": "blue"}, "annotations": {"team": "blue"}}});
+        let (code, said) = as_tenant(s, &Method::PATCH, &path, &own).await?;
+        ensure!(code == 200, "{code} {said}");
+        runs_in(s, "box", &launcher).await
+    });
+}
+
+#[test]
+fn launcher_is_found_among_many_pods_with_its_label() {
+    story("strangers", async |s| {
+        s.apply(&manifests::kernel_vmi("box")).await?;
+        become_tenant(s).await?;
+        let vmi = s.wait_running("box").await?;
+        let launcher = s.launcher_pod("box").await?;
+        let labels =
+            json!({"labels": {"kubevirt.io": "virt-launcher", "kubevirt.io/created-by": vmi["metadata"]["uid"]}});
+        let (labels, path) = (&labels, &pods(s));
+        stream::iter(0..STRANGERS)
+            .map(|number| async move {
+                let (code, said) = as_tenant(s, &Method::POST, path, &stranger(&format!("a{number}"), labels)).await?;
+                ensure!(code == 200, "{code} {said}");
+                Ok(())
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<Vec<()>>()
+            .await?;
+        // Nothing listens there, but virt-api has found where.
+        let forward = format!(
+            "/apis/subresources.kubevirt.io/v1/namespaces/{}/virtualmachineinstances/box/portforward/7",
+            s.namespace
+        );
+        if let Err(answer) = Socket::open(&connect_without_retries().await?, &forward, None).await? {
+            ensure!(answer.said().contains("dialing VM"), "{} {}", answer.code, answer.said());
+        }
+        runs_in(s, "box", &launcher).await?;
+        let all = DeleteParams::default().grace_period(0);
+        let strangers = ListParams::default().fields("status.phase=Pending");
+        s.api("Pod").delete_collection(&all, &strangers).await?;
+        Ok(())
+    });
+}
+
+#[test]
+fn vmi_that_does_not_exist_blocks_no_drain() {
+    story("ghost", async |s| {
+        let grace = "  terminationGracePeriodSeconds: 10\n";
+        let strategy = format!("{grace}  evictionStrategy: LiveMigrate\n");
+        s.apply(&manifests::kernel_vmi("ghost").replace(grace, &strategy)).await?;
+        s.wait_running("ghost").await?;
+        let pod = s.launcher_pod("ghost").await?;
+        let name = pod["metadata"]["name"].as_str().context("pod without name")?;
+        let path = format!("{}/{name}/eviction", pods(s));
+        let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": s.namespace}});
+        let client = connect_without_retries().await?;
+        let evict = async || {
+            let request = Request::post(&path).header("Content-Type", "application/json");
+            match client.request_text(request.body(eviction.to_string().into_bytes())?).await {
+                Ok(_) => Ok((201, String::new())),
+                Err(kube::Error::Api(status)) => Ok((status.code, status.message.clone())),
+                Err(error) => Err(anyhow::Error::from(error)),
+            }
+        };
+        let (code, said) = evict().await?;
+        ensure!(code == 429, "a VMI that only a migration may move holds its launcher: {code} {said}");
+        // Gone before its launcher, as when somebody takes its finalizers away.
+        s.delete("vmi", "ghost").await?;
+        let vmi = format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/ghost", s.namespace);
+        let bare = json!({"metadata": {"finalizers": null}});
+        let (code, said) = as_admin(s, &Method::PATCH, &vmi, &bare).await?;
+        ensure!([200, 404].contains(&code), "{code} {said}");
+        s.wait_gone("vmi", "ghost", PATIENCE).await?;
+        let (code, said) = evict().await?;
+        ensure!([201, 404].contains(&code), "{code} {said}");
+        s.wait_gone("Pod", name, PATIENCE).await
+    });
+}
+
+#[test]
+fn templates_carry_no_reserved_labels() {
+    story("reserved-labels", async |s| {
+        let set = |label: &str| {
+            format!(
+                "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstanceReplicaSet
+metadata: {{name: set}}
+spec:
+  replicas: 0
+  selector: {{matchLabels: {{app: set}}}}
+  template:
+    metadata: {{labels: {{app: set, {label}: a-node}}}}
+    spec:
+      domain:
+        memory: {{guest: 128Mi}}
+        devices: {{}}
+"
+            )
+        };
+        s.apply(&set("team")).await?;
+        for label in ["kubevirt.io/nodeName", "kubevirt.io/migrationTargetNodeName", "kubevirt.io/created-by"] {
+            let vm = manifests::kernel_vm("vm", "Halted").replace("{app: vm}", &format!("{{{label}: a-node}}"));
+            for (manifest, field) in
+                [(set(label), "spec.template.metadata.labels"), (vm, "spec.template.metadata.labels")]
+            {
+                let said = s.refused(&manifest).await?;
+                ensure!(said.contains("reserved kubevirt.io/ labels") && said.contains(field), "{label}: {said}");
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Memory in bytes of the containers of virt-controller, as kubelet counts it, and how often they were started again.
+async fn controllers(s: &Story) -> Result<Vec<(String, Option<u64>, i64)>> {
+    let pods = s.installation_api("Pod").list(&ListParams::default().labels("kubevirt.io=virt-controller")).await?;
+    let mut found = Vec::new();
+    for pod in pods.items.into_iter().map(serde_json::to_value) {
+        let pod = pod?;
+        let (name, node) = (pod["metadata"]["name"].as_str(), pod["spec"]["nodeName"].as_str());
+        let (Some(name), Some(node)) = (name, node) else { continue };
+        let answer = s.call(&Method::GET, &format!("/api/v1/nodes/{node}/proxy/stats/summary"), &Value::Null).await?;
+        let summary = answer.json();
+        let of_pod = summary["pods"].as_array().into_iter().flatten().find(|entry| entry["podRef"]["name"] == name);
+        let memory = of_pod.and_then(|entry| entry["containers"][0]["memory"]["rssBytes"].as_u64());
+        let restarts = pod["status"]["containerStatuses"][0]["restartCount"].as_i64().unwrap_or_default();
+        found.push((name.to_owned(), memory, restarts));
+    }
+    Ok(found)
+}
+
+#[test]
+fn pods_with_the_label_of_launchers_do_not_exhaust_a_new_leader() {
+    story_alone("burden", async |s| {
+        let deployment = serde_json::to_value(s.installation_api("Deployment").get("virt-controller").await?)?;
+        let limit = &deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"];
+        let limit = limit.as_str().and_then(|text| text.strip_suffix("Mi")).context("the limit is not in Mi")?;
+        let limit = limit.parse::<u64>()? << 20;
+
+        become_tenant(s).await?;
+        // Under a key that virt-controller reads of launchers.
+        let metadata = json!({
+            "labels": {"kubevirt.io": "virt-launcher"},
+            "annotations": {"descheduler.alpha.kubernetes.io/evict": "x".repeat(BURDEN)},
+        });
+        let (metadata, path) = (&metadata, &pods(s));
+        stream::iter(0..BURDENS)
+            .map(|number| async move {
+                let (code, said) =
+                    as_tenant(s, &Method::POST, path, &stranger(&format!("p{number}"), metadata)).await?;
+                ensure!(code == 200, "{code} {said}");
+                Ok(())
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<Vec<()>>()
+            .await?;
+
+        // Only a leader has caches: the next one has to fill them.
+        let api = s.installation_api("Pod");
+        for (name, ..) in controllers(s).await? {
+            api.delete(&name, &DeleteParams::default().grace_period(0)).await?;
+        }
+        s.apply(&manifests::kernel_vmi("later")).await?;
+        s.wait_running("later").await?;
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let measured = loop {
+            let measured = controllers(s).await?;
+            if measured.len() > 1 && measured.iter().all(|(_, memory, _)| memory.is_some_and(|memory| memory > 0)) {
+                break measured;
+            }
+            ensure!(tokio::time::Instant::now() < deadline, "kubelet does not tell the memory: {measured:?}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        };
+        eprintln!("virt-controller with {BURDENS} burdens: {measured:?}, limit {limit}");
+        // Far below, since what is measured is not the peak: nothing of these pods is kept, and little at a time is read.
+        let most = limit / 4;
+        let fits =
+            |(_, memory, restarts): &(String, Option<u64>, i64)| *restarts == 0 && memory.is_some_and(|m| m < most);
+        ensure!(measured.iter().all(fits), "{measured:?} with a limit of {limit}");
+        let all = DeleteParams::default().grace_period(0);
+        s.api("Pod").delete_collection(&all, &ListParams::default().fields("status.phase=Pending")).await?;
+        Ok(())
+    });
+}

@@ -1,0 +1,92 @@
+//! What somebody on the pod network, without any credentials, can do to the installation by connecting to it: nothing.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{PATIENCE, Story, story_alone};
+use kube::api::ListParams;
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use crate::manifests;
+
+/// How long the attack lasts, in seconds, where this variable does not say otherwise.
+const SECONDS: &str = "FLOOD_SECONDS";
+const DEFAULT_SECONDS: u64 = 30;
+/// A failed probe is reported after its time limit.
+const REPORTED: Duration = Duration::from_secs(3);
+
+#[test]
+fn silent_connections_and_stalled_reviews_stop_nothing() {
+    story_alone("silent", async |s| {
+        let seconds = std::env::var(SECONDS).ok().map(|text| text.parse()).transpose().context(SECONDS)?;
+        let duration = Duration::from_secs(seconds.unwrap_or(DEFAULT_SECONDS));
+        s.apply(&manifests::kernel_vm("box", "Always")).await?;
+        s.wait_running("box").await?;
+        let (pods, failures) = (pods(s).await?, failed_probes(s).await?);
+        let Some(flood) = s.flood("attacker").await? else {
+            println!("the nodes are elsewhere: nothing is attacked");
+            return Ok(());
+        };
+        let outcome = use_the_cluster(s, Instant::now() + duration).await;
+        let extent = flood.stop()?;
+        println!("{extent:?}");
+        let uses = outcome?;
+        println!("{uses} VMs were created, paused and deleted meanwhile");
+        extent.check()?;
+        sleep(REPORTED).await;
+        let (pods_after, failures_after) = (self::pods(s).await?, failed_probes(s).await?);
+        ensure!(failures == failures_after, "probes failed: before {failures:#?}, after {failures_after:#?}");
+        ensure!(pods == pods_after, "pods restarted or were not ready: before {pods:#?}, after {pods_after:#?}");
+        Ok(())
+    });
+}
+
+/// Creates and deletes VMs, and pauses and resumes a VMI, which takes virt-api, virt-handler and the way between them.
+async fn use_the_cluster(s: &Story, until: Instant) -> Result<usize> {
+    let mut uses = 0;
+    while Instant::now() < until {
+        let name = format!("vm-{uses}");
+        s.apply(&manifests::kernel_vm(&name, "Halted")).await.with_context(|| format!("use {uses}"))?;
+        s.delete("vm", &name).await?;
+        for (action, paused) in [("pause", true), ("unpause", false)] {
+            s.virt(&[action, "vmi", "box"]).await.with_context(|| format!("use {uses}"))?;
+            s.wait("vmi", "box", action, PATIENCE, |vmi| is_paused(vmi) == paused).await?;
+        }
+        uses += 1;
+        sleep(Duration::from_millis(250)).await;
+    }
+    Ok(uses)
+}
+
+fn is_paused(vmi: &Value) -> bool {
+    let conditions = vmi["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|condition| condition["type"] == "Paused" && condition["status"] == "True")
+}
+
+/// The pods of the installation: restarts, and since when each is ready.
+async fn pods(s: &Story) -> Result<BTreeMap<String, (i64, Value)>> {
+    let labels = ListParams::default().labels("kubevirt.io in (virt-api,virt-controller,virt-handler)");
+    let pods = s.installation_api("Pod").list(&labels).await?;
+    let described = pods.items.into_iter().map(|pod| {
+        let status = &pod.data["status"];
+        let containers = status["containerStatuses"].as_array().cloned().unwrap_or_default();
+        let restarts = containers.iter().filter_map(|container| container["restartCount"].as_i64()).sum();
+        let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+        let ready = conditions.into_iter().find(|condition| condition["type"] == "Ready").unwrap_or_default();
+        let since = serde_json::json!([ready["status"], ready["lastTransitionTime"]]);
+        (pod.metadata.name.unwrap_or_default(), (restarts, since))
+    });
+    Ok(described.collect())
+}
+
+/// Failed probes in the namespace of the installation, and how often each was seen.
+async fn failed_probes(s: &Story) -> Result<BTreeMap<String, i64>> {
+    let events = s.installation_api("Event").list(&ListParams::default()).await?;
+    let unhealthy = events.items.into_iter().filter(|event| event.data["reason"] == "Unhealthy");
+    let described = unhealthy.map(|event| {
+        let text = format!("{}: {}", event.metadata.name.unwrap_or_default(), event.data["message"]);
+        (text, event.data["count"].as_i64().unwrap_or(1))
+    });
+    Ok(described.collect())
+}

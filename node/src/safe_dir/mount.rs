@@ -1,0 +1,112 @@
+//! The type of the file system that a descriptor is on, found out without asking that file system.
+//!
+//! `fstat` and `statfs` are requests to a FUSE or network file system, which may never be answered. The kernel's own tables
+//! are not: `fdinfo` has the number of the mount that a descriptor is on, `mountinfo` the type of each mount. The descriptor
+//! keeps its mount, so that the number cannot pass on to another one in between.
+
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+};
+
+use super::{Error, SafeDir};
+
+/// Most of `mountinfo` that is read: some thousand mounts.
+pub(super) const LIMIT: usize = 1 << 20;
+/// Most of `fdinfo` that is read.
+const FDINFO_LIMIT: usize = 4096;
+
+/// File systems that may be used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowed {
+    types: &'static [&'static str],
+    text: &'static str,
+}
+
+/// For the root directory of a container: what container runtimes make it of. An overlay may still lie on something else.
+pub(super) const ROOT: Allowed = Allowed {
+    types: &[
+        "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "erofs", "squashfs", "tmpfs",
+    ],
+    text: "one of those that container runtimes use",
+};
+/// For `/dev` of a container: container runtimes mount a tmpfs there. The node's own devtmpfs is none of the container's.
+pub(super) const DEV: Allowed = Allowed { types: &["tmpfs"], text: "tmpfs" };
+
+/// Refuses a descriptor on another file system than allowed. `mounts` is the `mountinfo` of a process that sees the mount,
+/// read after the descriptor was opened; `path` is for messages.
+pub(super) fn require(fd: impl AsFd, path: &str, mounts: &[u8], allowed: Allowed) -> Result<(), Error> {
+    let number = fd.as_fd().as_raw_fd().to_string();
+    let fdinfo = SafeDir::trusted(Path::new("/proc/self/fdinfo"))?.read_bounded(number, FDINFO_LIMIT)?;
+    let found = mount_of(&fdinfo).and_then(|mount| type_of(mounts, mount));
+    match found {
+        Some(found) if allowed.types.iter().any(|known| known.as_bytes() == found) => Ok(()),
+        other => Err(Error::FileSystem {
+            path: path.into(),
+            found: other.map_or("unknown".into(), |found| String::from_utf8_lossy(found).into_owned()),
+            expected: allowed.text,
+        }),
+    }
+}
+
+/// The number of the mount in the text of `fdinfo`.
+fn mount_of(fdinfo: &[u8]) -> Option<&[u8]> {
+    fdinfo.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"mnt_id:")).map(<[u8]>::trim_ascii)
+}
+
+/// The type of a mount in the text of `mountinfo`: `36 35 98:0 /root /mnt rw,noatime shared:1 - ext4 /dev/sda rw`.
+fn type_of<'a>(mounts: &'a [u8], mount: &[u8]) -> Option<&'a [u8]> {
+    mounts.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        if fields.next() != Some(mount) {
+            return None;
+        }
+        // Spaces in paths are written as octal numbers, so that the lone hyphen is the separator.
+        fields.find(|field| *field == b"-")?;
+        fields.next()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &[u8] = b"1 0 0:20 / / rw - overlay overlay rw,lowerdir=/a\n\
+        22 1 0:21 / /dev rw,nosuid shared:2 master:1 - tmpfs tmpfs rw\n\
+        23 22 0:45 / /dev\\040- rw - fuse.sshfs x rw\n\
+        2 1 0:5 / /x rw\n";
+
+    #[test]
+    fn the_type_of_a_mount_is_read_from_the_line_with_its_number() {
+        for (mount, expected) in [
+            ("1", Some("overlay")),
+            ("22", Some("tmpfs")),
+            ("23", Some("fuse.sshfs")),
+            // A line without a type, and numbers that are only part of others.
+            ("2", None),
+            ("3", None),
+            ("", None),
+        ] {
+            let found = type_of(MOUNTS, mount.as_bytes()).map(|found| std::str::from_utf8(found).unwrap());
+            assert_eq!(found, expected, "{mount:?}");
+        }
+    }
+
+    #[test]
+    fn the_mount_of_a_descriptor_is_read_from_fdinfo() {
+        assert_eq!(mount_of(b"pos:\t0\nflags:\t012100000\nmnt_id:\t29\nino:\t1\n"), Some(&b"29"[..]));
+        assert_eq!(mount_of(b"pos:\t0\n"), None);
+    }
+
+    #[test]
+    fn file_systems_are_told_apart_by_their_types() {
+        let mounts = SafeDir::trusted(Path::new("/proc/self")).unwrap().read_bounded("mountinfo", LIMIT).unwrap();
+        let proc = SafeDir::trusted(Path::new("/proc")).unwrap();
+        let refused = require(&proc, "/proc", &mounts, DEV).unwrap_err();
+        assert!(matches!(&refused, Error::FileSystem { found, .. } if found == "proc"), "{refused}");
+        assert!(require(&proc, "/proc", &mounts, Allowed { types: &["proc"], text: "" }).is_ok());
+        // A mount that the process does not see.
+        let hidden = require(&proc, "/proc", b"", DEV).unwrap_err();
+        assert!(matches!(&hidden, Error::FileSystem { found, .. } if found == "unknown"), "{hidden}");
+    }
+}
