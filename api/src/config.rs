@@ -62,7 +62,7 @@ pub enum ConfigError {
 pub struct ArchConfig {
     /// Default machine type.
     pub machine_type: String,
-    /// Machine types allowed, as globs.
+    /// Allowed machine types, as globs.
     pub emulated_machines: Vec<String>,
     /// Directory of OVMF images.
     pub ovmf_path: String,

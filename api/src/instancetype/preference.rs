@@ -50,7 +50,7 @@ pub struct VirtualMachinePreferenceSpec {
     /// Buses, models and other properties of devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<DevicePreferences>,
-    /// Hypervisor features shown to the guest.
+    /// Hypervisor features of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub features: Option<FeaturePreferences>,
     /// Boot firmware.

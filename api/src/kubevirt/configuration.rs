@@ -237,7 +237,7 @@ pub struct ChangedBlockTrackingSelectors {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CommonInstancetypesDeployment {
-    /// Install them; default: true.
+    /// Install the component; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
@@ -483,7 +483,7 @@ pub struct TlsConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtTemplateDeployment {
-    /// Install the template service; default: true.
+    /// Install the component; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }

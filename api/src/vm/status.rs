@@ -191,7 +191,7 @@ pub struct AddVolumeOptions {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HotplugVolumeSource {
-    /// Claim filled by a DataVolume.
+    /// Claim populated by a DataVolume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<DataVolumeSource>,
     /// Claim used as disk.
