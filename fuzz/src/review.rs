@@ -1,4 +1,4 @@
-//! What the checks share: asking the webhooks, and what must hold of every answer.
+//! Shared by all checks: calls webhooks and checks properties of every answer.
 
 use admission::{
     AdmissionReview, handle,
@@ -8,10 +8,10 @@ use api::config::ClusterConfig;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-/// Identifier in all reviews made here: the same one gives the same made-up values.
+/// UID of all reviews. Generated values depend on it, so they are reproducible.
 const UID: &str = "0c8f1c9e-3a0d-4f6e-9f55-6b0a4a4b6f11";
 
-/// The answer to a body, in a cluster that holds nothing else.
+/// Returns the answer to a body, for a cluster without other objects.
 pub(crate) fn answer(path: &str, body: &[u8]) -> AdmissionReview {
     let config = ClusterConfig::default();
     let mut known = Neighbours::new();
@@ -22,7 +22,7 @@ pub(crate) fn answer(path: &str, body: &[u8]) -> AdmissionReview {
                 return review;
             }
             Err(wanted) => {
-                assert!(!wanted.is_empty(), "{path} wants nothing");
+                assert!(!wanted.is_empty(), "{path} requests no lookups");
                 for wanted in wanted {
                     let outcome = nothing(&wanted);
                     known.insert(wanted, outcome);
@@ -30,11 +30,11 @@ pub(crate) fn answer(path: &str, body: &[u8]) -> AdmissionReview {
             }
         }
     }
-    panic!("{path} asks for more and more")
+    panic!("{path} exceeds the rounds of lookups")
 }
 
 fn nothing(wanted: &Wanted) -> Outcome {
-    // The server makes the path of whatever is asked for.
+    // Covers the path of the request that the server would send.
     let _ = wanted.collection();
     let _ = wanted.to_string();
     match &wanted.ask {
@@ -43,21 +43,21 @@ fn nothing(wanted: &Wanted) -> Outcome {
     }
 }
 
-/// What is done by whom to objects of which kind.
+/// A call of a webhook.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     /// Path of the webhook.
     pub path: &'a str,
     /// Group, version and plural of the kind.
     pub resource: [&'a str; 3],
-    /// What is done.
+    /// Operation of the request.
     pub operation: &'a str,
-    /// Who does it.
+    /// User of the request.
     pub user: &'a str,
 }
 
 impl<'a> Call<'a> {
-    /// Reads `PATH GROUP/VERSION/PLURAL OPERATION USER`; the core group is empty.
+    /// Parses `PATH GROUP/VERSION/PLURAL OPERATION USER`; the core group is empty.
     pub(crate) fn read(line: &'a str) -> Option<Self> {
         let mut words = line.split(' ');
         let path = words.next()?;
@@ -66,7 +66,7 @@ impl<'a> Call<'a> {
         Some(Self { path, resource, operation: words.next()?, user: words.next()? })
     }
 
-    /// The answer about an object.
+    /// Returns the answer for an object.
     pub(crate) fn ask(self, object: &Value, old: &Value) -> AdmissionReview {
         let [group, version, plural] = self.resource;
         let review = json!({
@@ -82,7 +82,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// What holds of every answer.
+/// Checks properties of every answer.
 fn check(review: &AdmissionReview) {
     let wire = serde_json::to_value(review).expect("the answer can be written");
     let response = &wire["response"];
@@ -90,16 +90,16 @@ fn check(review: &AdmissionReview) {
     if response["allowed"] == true {
         return;
     }
-    assert!(response.get("patch").is_none(), "refused and patched: {wire}");
+    assert!(response.get("patch").is_none(), "denied with a patch: {wire}");
     let status = &response["status"];
-    assert!(status["message"].as_str().is_some_and(|text| !text.is_empty()), "refused without a word: {wire}");
+    assert!(status["message"].as_str().is_some_and(|text| !text.is_empty()), "denied without a message: {wire}");
     assert!(status["code"].as_u64().is_some_and(|code| (400..600).contains(&code)), "{wire}");
     if status["reason"] == "Invalid" {
         assert!(status["details"]["causes"].as_array().is_some_and(|causes| !causes.is_empty()), "{wire}");
     }
 }
 
-/// The object after the patch of an answer.
+/// Applies the patch of an answer to the object.
 pub(crate) fn patched(object: &Value, review: &AdmissionReview) -> Value {
     let mut object = object.clone();
     if let Some(patch) = &review.response.patch {
