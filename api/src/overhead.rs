@@ -140,6 +140,13 @@ mod tests {
     }
 
     #[test]
+    fn reserved_overhead_is_added() {
+        let added = |amount: &str| json!({"devices": {}, "memory": {"reservedOverhead": {"addedOverhead": amount}}});
+        assert_eq!(overhead(added("64Mi")), 158 + 64);
+        assert_eq!(overhead(added("-64Mi")), 158);
+    }
+
+    #[test]
     fn ratio_multiplies() {
         let spec = serde_json::from_value(json!({"domain": {"devices": {}}})).unwrap();
         assert_eq!(bytes(&spec, Some(2.0), false), 2 * 158 * MI);
