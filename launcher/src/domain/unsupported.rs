@@ -198,6 +198,7 @@ const CONTROLLER: &[&str] = &[
     "domain.firmware.kernelBoot.container.image",
     "domain.firmware.kernelBoot.container.imagePullPolicy",
     "domain.firmware.kernelBoot.container.imagePullSecret",
+    "domain.memory.reservedOverhead.addedOverhead",
     "domain.resources.limits.*",
     "domain.resources.overcommitGuestOverhead",
     "domain.resources.requests.*",
@@ -261,8 +262,11 @@ const CONDITIONAL: &[(&str, Condition)] = &[
     ("startStrategy", |value, _| value == "Paused"),
 ];
 
-/// Annotations that change the domain of the reference, and the values that ask for that.
-const ANNOTATIONS: &[(&str, fn(&str) -> bool)] = &[
+/// Decides by the value of an annotation whether it requests a change of the domain.
+type IsRequest = fn(&str) -> bool;
+
+/// Annotations that change the domain of the reference.
+const ANNOTATIONS: &[(&str, IsRequest)] = &[
     (annotation::IGNITION_DATA, |value| !value.is_empty()),
     (annotation::HOOK_SIDECARS, |value| !value.is_empty()),
     (annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX, |value| value == "true"),
@@ -271,6 +275,7 @@ const ANNOTATIONS: &[(&str, fn(&str) -> bool)] = &[
 /// Paths of fields that are set and that no component carries out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unsupported {
+    annotations: Vec<String>,
     named: Vec<String>,
     more: usize,
 }
@@ -283,17 +288,22 @@ impl Unsupported {
             found.object("", "spec", spec);
             found.second_cloud_init(spec);
         }
-        for (key, asks) in ANNOTATIONS {
+        for (key, is_request) in ANNOTATIONS {
             let value = vmi.get("metadata").and_then(|metadata| metadata.get("annotations")?.get(key)?.as_str());
-            if value.is_some_and(asks) {
-                found.add(format!("metadata.annotations.{key}"));
+            if value.is_some_and(is_request) {
+                found.annotations.push(format!("metadata.annotations.{key}"));
             }
         }
         found
     }
 
     pub(crate) const fn is_empty(&self) -> bool {
-        self.named.is_empty()
+        self.annotations.is_empty() && self.named.is_empty()
+    }
+
+    /// Returns the fields without annotations. Users can set annotations at any time, and those here apply to the start only.
+    pub(crate) fn of_spec(&self) -> Self {
+        Self { annotations: Vec::new(), ..self.clone() }
     }
 
     fn add(&mut self, path: String) {
@@ -353,7 +363,8 @@ impl Unsupported {
 
 impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.named.join(", "))?;
+        let all: Vec<&str> = self.annotations.iter().chain(&self.named).map(String::as_str).collect();
+        f.write_str(&all.join(", "))?;
         if self.more > 0 {
             write!(f, " and {} more", self.more)?;
         }

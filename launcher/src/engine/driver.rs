@@ -399,7 +399,7 @@ impl Driver {
             // First: the guest may be waiting for the space.
             self.grow(start).await?;
             self.resume_after_disk_error().await?;
-            start.check_supported()?;
+            start.check_spec_supported()?;
             return Ok(false);
         }
         start.check_supported()?;

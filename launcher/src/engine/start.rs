@@ -59,10 +59,19 @@ pub(super) fn gives_up(error: &RequestError, failing_for: Duration, adopting: bo
     }
 }
 
+fn refuse(unsupported: Unsupported) -> Result<(), RequestError> {
+    if unsupported.is_empty() { Ok(()) } else { Err(RequestError::Unsupported(unsupported)) }
+}
+
 impl Start {
     /// Fails if the VMI has fields that no component carries out.
     pub(super) fn check_supported(&self) -> Result<(), RequestError> {
-        if self.unsupported.is_empty() { Ok(()) } else { Err(RequestError::Unsupported(self.unsupported.clone())) }
+        refuse(self.unsupported.clone())
+    }
+
+    /// Fails if the spec of a running VMI has such fields.
+    pub(super) fn check_spec_supported(&self) -> Result<(), RequestError> {
+        refuse(self.unsupported.of_spec())
     }
 
     /// Prepares the disks and renders the domain's XML.

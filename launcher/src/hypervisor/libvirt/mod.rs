@@ -341,23 +341,6 @@ impl Connection {
         .await
     }
 
-    /// Removes a domain's definition.
-    ///
-    /// # Errors
-    /// A failed call; a domain that is not there is fine.
-    pub(crate) async fn undefine(&self, name: &str, deadline: Duration) -> Result<(), Error> {
-        let result = self
-            .with_domain("undefine", name, deadline, |domain| {
-                domain.undefine_flags(sys::VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)?;
-                Ok(())
-            })
-            .await;
-        match result {
-            Err(Error::NoDomain) => Ok(()),
-            other => other,
-        }
-    }
-
     /// Pauses the guest's CPUs.
     ///
     /// # Errors
