@@ -1,10 +1,10 @@
-//! Disks that boot by BIOS and by UEFI, assembled from files without a loop device.
+//! Disks that boot by BIOS and by UEFI, put together from files without a loop device.
 //!
 //! ```text
-//! sector 0     boot sector of the BIOS loader, including the partition table
-//! sector 1..   rest of the loader and its table
-//! sector 2048  partition 2: EFI system partition with GRUB for UEFI and its configuration
-//! sector 6144  partition 1: file system, last on the disk so that it can grow
+//! sector 0     boot sector of the loader for BIOS, with the partition table written into it
+//! sector 1..   the rest of the loader and its table
+//! sector 2048  partition 2: the EFI system partition with GRUB for UEFI, which carries its own configuration
+//! sector 6144  partition 1: the file system, last on the disk so that it can grow
 //! ```
 
 use std::{
@@ -25,28 +25,28 @@ const ESP_START: u32 = 2048;
 const ESP_SECTORS: u32 = 4096;
 /// The file system's partition.
 const PARTITION_START: u32 = ESP_START + ESP_SECTORS;
-/// Volume ID of the EFI system partition, fixed for reproducible disks.
+/// Identity of the EFI system partition's file system, fixed so that the same content gives the same bytes.
 const ESP_VOLUME: &str = "46655669";
-/// Default path of the boot loader, which UEFI uses for disks without a boot entry.
+/// Where UEFI looks on a disk that it has no entry for.
 const EFI_LOADER: &str = "::/EFI/BOOT/BOOTX64.EFI";
 
-/// GRUB modules for reading the partition and starting Linux.
+/// What GRUB needs to read the partition and start Linux.
 const GRUB_MODULES: [&str; 4] = ["part_msdos", "ext2", "search_label", "linux"];
 
-/// A file system created from a directory.
+/// A file system made from a directory.
 #[derive(Debug, Clone)]
 pub struct FileSystem<'a> {
     /// Its label.
     pub label: &'a str,
-    /// Fixed UUID for reproducible disks.
+    /// Fixed identity, so that the same content gives the same bytes.
     pub uuid: &'a str,
     /// Size in bytes, a multiple of a megabyte.
     pub size: u64,
-    /// Adds a journal if true.
+    /// Whether it has a journal.
     pub journal: bool,
 }
 
-/// Creates `to`, a raw disk image that boots from a file system with the content of `directory`.
+/// Makes `to`, a raw disk image that boots from a file system with the content of `directory`.
 ///
 /// `tools` is a Debian root with binutils, grub-efi-amd64-bin, dosfstools, mtools and e2fsprogs; `work` a directory for
 /// intermediate files.
@@ -76,7 +76,7 @@ pub fn make(
 
 /// Converts a raw disk to qcow2.
 pub fn to_qcow2(tools: &Path, raw: &Path, qcow2: &Path) -> Result<()> {
-    // A single coroutine allocates clusters in a reproducible order.
+    // One coroutine: clusters are then always allocated in the same order.
     let mut command = tool::from_root(tools, "usr/bin/qemu-img");
     command.args(["convert", "-m", "1", "-f", "raw", "-O", "qcow2"]).arg(raw).arg(qcow2);
     tool::run(&mut command, "from Debian package qemu-utils")?;
@@ -89,7 +89,7 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path)
         .env("SOURCE_DATE_EPOCH", crate::EPOCH.to_string())
         .env("MKE2FS_CONFIG", tools.join("etc/mke2fs.conf"))
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0"])
-        // GRUB cannot read the first two features, and the disk does not need the third to grow.
+        // GRUB reads none of these two, and a disk that grows later needs no second group descriptor area.
         .args([
             "-O",
             if system.journal {
@@ -109,8 +109,8 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path)
     Ok(())
 }
 
-/// Builds GRUB for UEFI as a single file. The firmware loads it from the system partition, so it finds the file system by
-/// label.
+/// GRUB for UEFI, with everything it needs in one file. The firmware loads it from the system partition, so that it looks
+/// for the file system by its label.
 fn make_grub(tools: &Path, system: &FileSystem<'_>, boot: &Boot<'_>, work: &Path) -> Result<PathBuf> {
     let config = work.join("grub.cfg");
     let Boot { uefi_kernel, initrd, arguments, uefi_arguments, .. } = boot;
@@ -133,7 +133,7 @@ fn make_grub(tools: &Path, system: &FileSystem<'_>, boot: &Boot<'_>, work: &Path
     Ok(image)
 }
 
-/// Creates the file system of the EFI system partition with the boot loader at its default path.
+/// The file system of the EFI system partition, with the boot loader where UEFI looks for one.
 fn make_esp(tools: &Path, loader: &Path, work: &Path) -> Result<PathBuf> {
     let esp = work.join("esp");
     let mut format = tool::from_root(tools, "usr/sbin/mkfs.fat");
@@ -154,7 +154,7 @@ fn make_esp(tools: &Path, loader: &Path, work: &Path) -> Result<PathBuf> {
     Ok(esp)
 }
 
-/// Adds two partitions to the boot sector: the active Linux partition and the EFI system partition.
+/// The boot sector with two partitions: the active one with Linux, and the EFI system partition.
 fn boot_sector(boot: &[u8], sectors: u64) -> Result<[u8; 512]> {
     let mut sector: [u8; 512] =
         boot.try_into().map_err(|_| Error::Layout("the boot sector".to_owned(), format!("{} bytes", boot.len())))?;
@@ -169,7 +169,7 @@ fn boot_sector(boot: &[u8], sectors: u64) -> Result<[u8; 512]> {
     Ok(sector)
 }
 
-/// Returns a partition table entry. The cylinder addresses are the values for out of range.
+/// An entry of the partition table. Cylinder addresses are those of "beyond their range".
 fn entry(active: bool, kind: u8, start: u32, sectors: u32) -> [u8; 16] {
     let mut entry = [0u8; 16];
     entry[0] = if active { 0x80 } else { 0 };
@@ -181,7 +181,7 @@ fn entry(active: bool, kind: u8, start: u32, sectors: u32) -> [u8; 16] {
     entry
 }
 
-/// Copies a file to the writer's position and leaves holes for zeros.
+/// Copies a file to the writer's position, leaving holes where it has only zeros.
 fn copy_sparse(from: &Path, to: &mut File) -> io::Result<()> {
     use std::io::Read;
     let mut from = File::open(from)?;

@@ -1,8 +1,8 @@
-//! Test guests: a small one that boots in seconds, and a full Debian.
+//! Guests to test with: a small one that is up in seconds, and a full Debian.
 //!
-//! Container disks are images with one file below `/disk`. The kernel-boot image has kernel and initramfs below `/boot`. The
-//! files of the guests are in `e2e/guests`. A guest is rebuilt when an input changes: packages, these files, or the code that
-//! assembles them.
+//! Container disks are images with one file below `/disk`; the kernel-boot image has kernel and initial RAM file system
+//! below `/boot`. The files of the guests lie in `e2e/guests`. A guest is rebuilt when one of its inputs changes:
+//! the packages, those files, or the code that puts them together.
 
 use std::{
     fs::{self, File, FileTimes},
@@ -26,7 +26,7 @@ use crate::{
     tree::Tree,
 };
 
-/// Packages for building guests and stripping binaries: kernel, boot loaders, file system tools, compressors, disk tools.
+/// What both guests are made with, and binaries stripped: kernel, boot loader, file system tools, a packer, disk tools.
 const TOOLS: [&str; 11] = [
     "base-files",
     "linux-image-cloud-amd64",
@@ -47,12 +47,12 @@ macro_rules! guest_file {
     };
 }
 
-/// Returns the unpacked root with the build tools.
+/// What images are made with, unpacked.
 pub fn tools(cache: &Cache) -> Result<Root> {
     debian::root(cache, &Request { variant: Variant::Extract, packages: &TOOLS, hooks: &[] })
 }
 
-/// Code that determines the content of guests and therefore is an input.
+/// The code that decides what a guest looks like is one of its inputs.
 const CODE: [&str; 8] = [
     include_str!("guests.rs"),
     include_str!("disk.rs"),
@@ -64,7 +64,7 @@ const CODE: [&str; 8] = [
     include_str!("newc.rs"),
 ];
 
-/// Drivers of the small guest. Their dependencies are included.
+/// Drivers of the small guest; what they depend on comes along.
 const TINY_MODULES: &[&str] = &[
     "virtio_blk",
     "virtio_net",
@@ -84,12 +84,12 @@ const TINY_MODULES: &[&str] = &[
     "button",
 ];
 
-/// Built-in kernel arguments of the small guest. The README of the guests explains each one.
+/// Arguments that the small guest's kernel carries itself: why each of them is there stands in the README of the guests.
 const TINY_OWN_ARGUMENTS: &str = "nokaslr cryptomgr.notests noreplace-smp init_on_alloc=0 clearcpuid=erms \
     initcall_blacklist=jent_mod_init,crypto_kdf108_init,init_encrypted,trace_eval_init,tracer_init_tracefs,\
     init_kprobe_trace,load_system_certificate_list,ftrace_check_for_weak_functions";
 
-/// Kernel arguments of the small guest on a disk. UEFI starts Debian's own kernel file, which also gets the built-in ones.
+/// Arguments of the small guest's kernel on a disk. What it carries is added where UEFI starts it as Debian packs it.
 const TINY_ARGUMENTS: &str = "console=tty0 console=ttyS0,115200 quiet";
 
 /// Files of the small guest: path, mode, content.
@@ -142,7 +142,7 @@ pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> 
     oci::write(archive, reference, &oci::Run { description, ..Default::default() }, &layers)
 }
 
-/// Returns the key of a guest: tools, code and its files.
+/// A key for a guest: tools, code, and its own files.
 fn key(tools: &Root, files: &[(&str, u32, &str)]) -> Key {
     let mut key = Key::default().with(&tools.key);
     CODE.iter().for_each(|code| key.add(code));
@@ -153,10 +153,10 @@ fn key(tools: &Root, files: &[(&str, u32, &str)]) -> Key {
     key
 }
 
-/// Returns the directory of the small guest's `vmlinuz`, `vmlinuz.efi` (Debian's kernel file), `initrd` and `disk.qcow2`.
+/// Directory with the small guest's `vmlinuz`, `vmlinuz.efi` (the kernel as Debian packs it), `initrd` and `disk.qcow2`.
 fn tiny_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
     cache.entry("guests", &format!("tiny-{}", key(tools, TINY_FILES).finish()), |dir| {
-        eprintln!("images: building the small guest ...");
+        eprintln!("images: making the small guest ...");
         let work = dir.join("work");
         fs::create_dir(&work).at(&work)?;
         let kernel = kernel(tools)?;
@@ -165,7 +165,7 @@ fn tiny_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
         let image = fs::read(&kernel.image).at(&kernel.image)?;
         fs::write(&vmlinuz, repack(&tools.path, &image, TINY_OWN_ARGUMENTS, &work)?).at(&vmlinuz)?;
         let archive = newc::pack(&tiny_initrd(tools, &kernel, &work)?)?;
-        // The initramfs stays uncompressed: under emulation, reading it costs less than decompressing it.
+        // Not packed once more: reading what is saved costs less under emulation than unpacking it.
         fs::write(&initrd, archive).at(&initrd)?;
 
         let staging = work.join("disk");
@@ -194,7 +194,7 @@ fn tiny_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
     })
 }
 
-/// Kernel of a root.
+/// The kernel of a root.
 struct Kernel {
     version: String,
     image: PathBuf,
@@ -217,7 +217,7 @@ fn kernel(tools: &Root) -> Result<Kernel> {
         .ok_or_else(|| Error::NothingSelected { pattern: "vmlinuz-*".to_owned(), root: boot })
 }
 
-/// Builds the initramfs of the small guest.
+/// Everything the small guest consists of besides its kernel.
 fn tiny_initrd(tools: &Root, kernel: &Kernel, work: &Path) -> Result<Tree> {
     let mut tree = Tree::default();
     for dir in ["dev", "proc", "sys", "run", "root", "mnt", "var"] {
@@ -242,7 +242,7 @@ fn tiny_initrd(tools: &Root, kernel: &Kernel, work: &Path) -> Result<Tree> {
     Ok(tree)
 }
 
-/// Selects modules with their dependencies, uncompressed, and the indexes for modprobe.
+/// The given modules and those they depend on, uncompressed, with the indexes by which modprobe finds them.
 fn modules(tools: &Root, kernel: &Kernel, wanted: &[&str], work: &Path) -> Result<Tree> {
     let all = work.join("all-modules");
     depmod(tools, &tools.path, &all, &kernel.version)?;
@@ -254,7 +254,7 @@ fn modules(tools: &Root, kernel: &Kernel, wanted: &[&str], work: &Path) -> Resul
         let line = dep.lines().find(|line| module_name(line.split(':').next().unwrap_or(line)) == *name);
         match line {
             Some(line) => chosen.extend(line.replace(':', "").split_whitespace().map(str::to_owned)),
-            // Built-in drivers have no module.
+            // What is built into the kernel needs no module.
             None if is_builtin(&tools.path.join(&index), name)? => {}
             None => return Err(Error::NothingSelected { pattern: format!("module {name}"), root: all }),
         }
@@ -293,12 +293,12 @@ fn modules(tools: &Root, kernel: &Kernel, wanted: &[&str], work: &Path) -> Resul
     Ok(tree)
 }
 
-/// Module sections for debugging and hardening that this kernel does not use. Under emulation, reading them costs more than the
-/// rest of loading a module.
+/// What a module carries for those who look into a running kernel, or for defences that this one does not use. Reading it
+/// costs more under emulation than all else that loading does.
 const UNUSED_SECTIONS: [&str; 7] =
     [".BTF", ".call_sites", ".return_sites", ".retpoline_sites", ".orc_unwind", ".orc_unwind_ip", "__mcount_loc"];
 
-/// Removes these sections and the signature of a module. This kernel does not require signatures.
+/// A module without those sections, and without the signature behind it, on which this kernel does not insist.
 fn slim(tools: &Root, work: &Path, module: &[u8]) -> Result<Vec<u8>> {
     let (from, to) = (work.join("module.ko"), work.join("slim.ko"));
     fs::write(&from, module).at(&from)?;
@@ -310,7 +310,7 @@ fn slim(tools: &Root, work: &Path, module: &[u8]) -> Result<Vec<u8>> {
     fs::read(&to).at(&to)
 }
 
-/// Returns the name of a module from its file name.
+/// The name of a module from the name of its file.
 fn module_name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split(".ko").next().unwrap_or(file).replace('-', "_")
@@ -370,10 +370,10 @@ const DEBIAN_FILES: &[(&str, u32, &str)] = &[
     ("etc/cloud/cloud.cfg.d/90-ferrovirt.cfg", 0o644, guest_file!("debian/cloud.cfg")),
 ];
 
-/// Returns the directory of the Debian guest's `disk.qcow2`.
+/// Directory with `disk.qcow2` of the Debian guest.
 fn debian_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
-    // Files are added first because configuring the kernel package builds the initramfs. A second run after the installation
-    // includes later changes.
+    // Files go in first, since the initial RAM file system is made while the kernel package is configured; a second
+    // run after everything is installed picks up what came later.
     let mut script = String::from("set -e\n");
     for (path, mode, content) in DEBIAN_FILES {
         let (dir, _) = path.rsplit_once('/').unwrap_or(("", path));
@@ -385,7 +385,7 @@ fn debian_guest(cache: &Cache, tools: &Root) -> Result<PathBuf> {
     let root = debian::root(cache, &request)?;
     let key = key(tools, DEBIAN_FILES).with(&root.key).finish();
     cache.entry("guests", &format!("debian-{key}"), |dir| {
-        eprintln!("images: building the disk of the Debian guest ...");
+        eprintln!("images: making the Debian guest's disk ...");
         let work = dir.join("work");
         fs::create_dir(&work).at(&work)?;
         let system = FileSystem {
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn cloud_config_becomes_calls_of_shell_functions() {
-        // The parser is written for busybox awk, but any awk can run this test. It is skipped if there is none.
+        // The parser is for busybox; any awk will do to check it, and without one there is nothing to check with.
         let dir = std::env::temp_dir().join(format!("ferrovirt-images-awk-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("parser"), guest_file!("tiny/cloud-config.awk")).unwrap();

@@ -1,15 +1,16 @@
-//! Reads kernel headers and repacks kernels for fast decompression.
+//! Kernels: what their header says, and packing them so that they are unpacked quickly.
 //!
-//! Debian compresses its kernel with zstd. Under software emulation decompression takes a third of the small guest's boot,
-//! because entropy coding works bit by bit. LZ4 makes the kernel 50 % larger and decompresses in a tenth of the time. A kernel
-//! file contains its decompressor, so this needs our own: `e2e/guests/boot/unpack.S`.
+//! Debian packs its kernel with zstd. Unpacking it is a third of what the small guest's start costs under software
+//! emulation, where every bit of an entropy coder is dear. LZ4 makes the kernel half as large again and is unpacked in a
+//! tenth of the time. Since a kernel carries the program that unpacks it, this takes one of our own,
+//! `e2e/guests/boot/unpack.S`.
 //!
 //! ```text
-//! 16-bit part of the kernel with some header fields changed | unpack.S | packed kernel
+//! the kernel's 16-bit part, with a few fields of its header changed | unpack.S | packed kernel
 //! ```
 //!
-//! The result is a kernel for every BIOS boot loader. UEFI firmware cannot start it, because its entry point is in the part
-//! that is left out.
+//! The result is a kernel as any loader for BIOS knows it. UEFI firmware cannot start it: that entry is in the part that
+//! is left out.
 
 use std::{fs, ops::Range, path::Path};
 
@@ -20,31 +21,31 @@ use crate::{
     tool,
 };
 
-/// Load address of the part behind the 16-bit part.
+/// Where the part behind the 16-bit one goes.
 pub const ADDRESS: u32 = 0x10_0000;
 const SECTOR: usize = 512;
-/// Size of the program. Its second half contains the built-in arguments and ends with four parameters.
+/// Size of the program: in its second half are the kernel's own arguments, at its end four numbers that it goes by.
 const PROGRAM: usize = 1024;
 const ARGUMENTS: usize = 512;
 const NUMBERS: usize = 16;
-/// Magic number of `lz4 -l`. Blocks follow, each preceded by its length.
+/// First bytes of what `lz4 -l` writes. Blocks follow, each with its length before it.
 const LZ4_LEGACY: [u8; 4] = 0x184c_2102u32.to_le_bytes();
-/// Upper bound for the size of an unpacked kernel.
+/// More than any kernel takes.
 const SIZE_LIMIT: u64 = 256 << 20;
 
-/// Fields of the kernel header, see Documentation/arch/x86/boot.rst of Linux.
+/// What a kernel says about itself in its first sectors, see Documentation/arch/x86/boot.rst of Linux.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Header {
     /// Sectors of its 16-bit part.
     pub setup_sectors: u32,
-    /// First address after the memory needed for unpacking.
+    /// First address behind what it needs to unpack itself.
     pub end: u32,
-    /// Range of the packed kernel in the file.
+    /// The packed kernel within the file.
     payload: Range<usize>,
 }
 
 impl Header {
-    /// Parses the header.
+    /// Reads the header.
     pub fn read(image: &[u8]) -> Option<Self> {
         if image.get(0x202..0x206)? != b"HdrS" {
             return None;
@@ -60,7 +61,7 @@ impl Header {
     }
 }
 
-/// Memory image of a kernel at its entry.
+/// A kernel as it lies in memory when it is entered.
 #[derive(Debug, PartialEq, Eq)]
 struct Unpacked {
     base: u32,
@@ -69,7 +70,7 @@ struct Unpacked {
 }
 
 impl Unpacked {
-    /// Loads the segments of a kernel.
+    /// Lays the segments of a kernel out.
     fn read(kernel: &[u8]) -> Result<Self> {
         let object = || "the kernel".to_owned();
         let broken = |source| Error::Elf { object: object(), source };
@@ -82,7 +83,7 @@ impl Unpacked {
         let (Ok(start), Ok(entry)) = (u32::try_from(base), u32::try_from(file.ehdr.e_entry)) else {
             return Err(misplaced());
         };
-        // The memory below holds the decompressor and its tables.
+        // The program that unpacks it and its tables lie below.
         if start < 0x100_0000
             || end > u64::from(u32::MAX)
             || end - base > SIZE_LIMIT
@@ -100,29 +101,29 @@ impl Unpacked {
     }
 }
 
-/// Repacks the kernel `image` for fast decompression. `arguments` are built in and precede those of the boot loader or
-/// user.
+/// The kernel `image`, packed so that it is unpacked quickly, with arguments of its own that come before those of whoever
+/// starts it.
 ///
 /// `tools` is a Debian root with binutils and lz4, `work` a directory for intermediate files.
 pub fn repack(tools: &Path, image: &[u8], arguments: &str, work: &Path) -> Result<Vec<u8>> {
-    let unsupported = || Error::Layout("the kernel".to_owned(), "its header is not a known one".to_owned());
-    let header = Header::read(image).ok_or_else(unsupported)?;
-    // The last four bytes contain the size.
-    let payload = image.get(header.payload.clone()).and_then(|p| p.split_last_chunk::<4>()).ok_or_else(unsupported)?.0;
+    let unfit = || Error::Layout("the kernel".to_owned(), "its header is not a known one".to_owned());
+    let header = Header::read(image).ok_or_else(unfit)?;
+    // The last four bytes are the size.
+    let payload = image.get(header.payload.clone()).and_then(|p| p.split_last_chunk::<4>()).ok_or_else(unfit)?.0;
     let file = work.join("vmlinux");
     let kernel = Unpacked::read(&zstd::decode_all(payload).at(&file)?)?;
 
     fs::write(&file, &kernel.bytes).at(&file)?;
     let mut command = tool::from_root(tools, "usr/bin/lz4");
     let packed = tool::run(command.args(["-l", "-12", "-c"]).arg(&file), "from Debian package lz4")?;
-    let packed = blocks(&packed).ok_or_else(unsupported)?;
+    let packed = blocks(&packed).ok_or_else(unfit)?;
     let program = tool::assemble(tools, work, "unpack", include_str!("../../guests/boot/unpack.S"), ADDRESS)?;
     let program = with_arguments(program, arguments)
         .ok_or_else(|| Error::Layout("the kernel".to_owned(), "its own arguments are too long".to_owned()))?;
-    assemble(image, &header, &kernel, program, &packed).ok_or_else(unsupported)
+    put_together(image, &header, &kernel, program, &packed).ok_or_else(unfit)
 }
 
-/// Returns the blocks of an LZ4 legacy file with an end mark, padded to whole double words.
+/// The blocks of an LZ4 file in its oldest form, with an end mark, as whole double words.
 fn blocks(file: &[u8]) -> Option<Vec<u8>> {
     let mut blocks = file.strip_prefix(&LZ4_LEGACY)?.to_vec();
     blocks.extend([0; 4]);
@@ -130,7 +131,7 @@ fn blocks(file: &[u8]) -> Option<Vec<u8>> {
     Some(blocks)
 }
 
-/// Fills in the built-in arguments, followed by a zero.
+/// The program with the kernel's own arguments filled in. A zero stays behind them.
 fn with_arguments(mut program: Vec<u8>, arguments: &str) -> Option<Vec<u8>> {
     let text = arguments.split_whitespace().fold(String::new(), |text, argument| text + argument + " ");
     let room = program.get_mut(ARGUMENTS..PROGRAM - NUMBERS - 1)?;
@@ -138,11 +139,17 @@ fn with_arguments(mut program: Vec<u8>, arguments: &str) -> Option<Vec<u8>> {
     Some(program)
 }
 
-/// Assembles the new kernel, or returns `None` if the parts do not fit together.
-fn assemble(image: &[u8], header: &Header, kernel: &Unpacked, mut program: Vec<u8>, packed: &[u8]) -> Option<Vec<u8>> {
+/// The parts of the new kernel, or nothing if one does not fit the others.
+fn put_together(
+    image: &[u8],
+    header: &Header,
+    kernel: &Unpacked,
+    mut program: Vec<u8>,
+    packed: &[u8],
+) -> Option<Vec<u8>> {
     let length = u32::try_from(packed.len()).ok()?;
     let end = kernel.base.checked_add(u32::try_from(kernel.bytes.len()).ok()?)?;
-    // The packed data lies behind the unpacked kernel so that decompression does not overwrite it.
+    // Behind the kernel, so that unpacking it does not reach what is not unpacked yet.
     let target = end.checked_next_multiple_of(4096)?;
     program.truncate(PROGRAM - NUMBERS);
     [target, length / 4, kernel.base, kernel.entry].iter().for_each(|n| program.extend_from_slice(&n.to_le_bytes()));
@@ -188,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn header_contains_end_and_payload() {
+    fn the_kernel_says_where_it_ends_and_what_is_packed() {
         let mut image = image();
         let header = Header::read(&image).unwrap();
         assert_eq!((header.setup_sectors, header.end), (40, 0x120_0000));
@@ -224,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn built_in_arguments_are_separated_from_following_ones_and_must_fit() {
+    fn own_arguments_are_parted_from_what_follows_and_have_to_fit() {
         let program = with_arguments(vec![0; PROGRAM], "a  b=c").unwrap();
         assert_eq!(program[ARGUMENTS..ARGUMENTS + 7], *b"a b=c \0");
         assert!(with_arguments(vec![0; PROGRAM], &"x".repeat(493)).is_some());
@@ -233,13 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn repacked_kernel_keeps_the_setup_and_has_the_new_size() {
+    fn the_new_kernel_has_the_old_setup_and_knows_its_size() {
         let image = image();
         let header = Header::read(&image).unwrap();
         let kernel = Unpacked { base: 0x100_0000, entry: 0x100_0010, bytes: vec![0; 0x1001] };
         let packed = blocks(&[&LZ4_LEGACY[..], &[1, 0, 0, 0, 9]].concat()).unwrap();
         assert_eq!(packed, [1, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
-        let made = assemble(&image, &header, &kernel, vec![0x90; PROGRAM], &packed).unwrap();
+        let made = put_together(&image, &header, &kernel, vec![0x90; PROGRAM], &packed).unwrap();
         let new = Header::read(&made).unwrap();
         assert_eq!((new.setup_sectors, new.end), (40, 0x100_2000 + 12));
         assert_eq!(made.len(), 40 * SECTOR + PROGRAM + 16);
@@ -249,7 +256,7 @@ mod tests {
         assert_eq!(numbers[..8], [0, 0x20, 0, 1, 3, 0, 0, 0]);
         assert_eq!(numbers[8..], [0, 0, 0, 1, 0x10, 0, 0, 1]);
         assert_eq!(made[40 * SECTOR + PROGRAM..][..12], packed);
-        assert_eq!(assemble(&image, &header, &kernel, vec![0; 8], &packed), None);
+        assert_eq!(put_together(&image, &header, &kernel, vec![0; 8], &packed), None);
         assert_eq!(blocks(b"other"), None);
     }
 }

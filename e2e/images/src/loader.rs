@@ -1,8 +1,8 @@
-//! BIOS boot loader for disks: `e2e/guests/boot/loader.S` with a table of extents.
+//! The boot loader of disks for BIOS machines: `e2e/guests/boot/loader.S` with a table of what it loads.
 //!
-//! GRUB reads a disk in pieces of 16 KiB on average. Under software emulation each piece takes milliseconds, which was half of
-//! the small guest's boot. This loader reads 64 KiB at a time and knows no file system: its table lists the sectors of the
-//! files, so they must not be moved.
+//! GRUB reads a disk in pieces of 16 KiB on average. Each costs milliseconds under software emulation, which made it half
+//! of the time that the small guest took to start. This one reads 64 KiB at a time and understands no file system: it is
+//! told where the files lie, which holds as long as they are not moved.
 
 use std::{fs, ops::Range, path::Path};
 
@@ -18,31 +18,31 @@ const SECTOR: u32 = 512;
 /// Block size of the file system.
 const BLOCK: u32 = 4096;
 const SECTORS_PER_BLOCK: u32 = BLOCK / SECTOR;
-/// Load address of the kernel's 16-bit part.
+/// Where the kernel's 16-bit part goes.
 const SETUP_ADDRESS: u32 = 0x9_0000;
-/// Load address of the loader.
+/// Where the loader is in memory.
 const ADDRESS: u32 = 0x7c00;
-/// Sizes of the program, of the addresses before the arguments, and of both including the arguments.
+/// Size of the program, of the addresses before the arguments, and of both with the arguments.
 const PROGRAM: usize = 1024;
 const ADDRESSES: usize = 8;
 const BEFORE_TABLE: usize = 512;
 
-/// Paths of kernel and initramfs on the file system, and the kernel arguments.
+/// Where kernel and initial RAM file system lie on the file system, and the kernel's arguments.
 #[derive(Debug, Clone)]
 pub struct Boot<'a> {
     /// Path of the kernel, for BIOS.
     pub kernel: &'a str,
     /// Path of the kernel, for UEFI.
     pub uefi_kernel: &'a str,
-    /// Path of the initramfs.
+    /// Path of the initial RAM file system.
     pub initrd: &'a str,
     /// Kernel command line.
     pub arguments: &'a str,
-    /// Additional arguments of the kernel for UEFI.
+    /// What the kernel for UEFI is told besides.
     pub uefi_arguments: &'a str,
 }
 
-/// Contiguous sectors on the disk and their load address.
+/// Sectors that follow each other on the disk, and the memory they go to.
 #[derive(Debug, PartialEq, Eq)]
 struct Extent {
     sector: u32,
@@ -50,36 +50,36 @@ struct Extent {
     address: u32,
 }
 
-/// A file and its blocks on the file system.
-struct PlacedFile {
+/// A file on the file system.
+struct Placed {
     content: Vec<u8>,
     /// Its blocks, counted from the start of the file system.
     blocks: Vec<u32>,
 }
 
-impl PlacedFile {
-    /// Locates the file `path` of `directory` on the file system in `partition`.
+impl Placed {
+    /// Finds the file `path`, made from `directory`, on the file system in `partition`.
     fn find(tools: &Path, directory: &Path, partition: &Path, path: &str) -> Result<Self> {
-        // Kernel paths are links.
+        // The paths of kernels are links.
         let root = fs::canonicalize(directory).at(directory)?;
         let from = root.join(path.trim_start_matches('/'));
         let from = fs::canonicalize(&from).at(&from)?;
         let misplaced = |detail: String| Error::Layout(format!("{path} on the disk"), detail);
-        let inside = from.strip_prefix(&root).map_err(|_| misplaced("a link points outside".to_owned()))?;
+        let inside = from.strip_prefix(&root).map_err(|_| misplaced("a link leads out of it".to_owned()))?;
         let content = fs::read(&from).at(&from)?;
         let mut command = tool::from_root(tools, "usr/sbin/debugfs");
         command.arg("-R").arg(format!("blocks /{}", inside.display())).arg(partition);
         let output = tool::run(&mut command, "from Debian package e2fsprogs")?;
         let output = String::from_utf8_lossy(&output);
         let blocks: Vec<u32> = output.split_whitespace().map_while(|word| word.parse().ok()).collect();
-        // Fewer blocks mean that the file has holes, more that its block map lies between them.
+        // Fewer would mean that the file has holes, more that its map lies between them.
         if blocks.len() != content.len().div_ceil(BLOCK as usize) {
             return Err(misplaced(format!("{} bytes in {} blocks", content.len(), blocks.len())));
         }
         Ok(Self { content, blocks })
     }
 
-    /// Returns the extents of a range of the file's sectors. `start` is the first sector of the file system.
+    /// The extents of some of the file's sectors. `start` is the first sector of the file system.
     fn extents(&self, start: u32, sectors: Range<u32>, mut address: u32) -> Vec<Extent> {
         let mut extents: Vec<Extent> = Vec::new();
         for number in sectors {
@@ -99,8 +99,8 @@ impl PlacedFile {
     }
 }
 
-/// Builds the first sectors of a disk that boots from the file system in `partition`, which was created from `directory` and
-/// begins at sector `start`.
+/// The first sectors of a disk that boots from the file system in `partition`, which was made from `directory` and begins
+/// at the sector `start`.
 pub fn make(
     tools: &Path,
     directory: &Path,
@@ -109,8 +109,8 @@ pub fn make(
     boot: &Boot<'_>,
     work: &Path,
 ) -> Result<Vec<u8>> {
-    let file = PlacedFile::find(tools, directory, partition, boot.kernel)?;
-    let initrd = PlacedFile::find(tools, directory, partition, boot.initrd)?;
+    let file = Placed::find(tools, directory, partition, boot.kernel)?;
+    let initrd = Placed::find(tools, directory, partition, boot.initrd)?;
     let unfit = |what: &str| Error::Layout(what.to_owned(), boot.kernel.to_owned());
     let header = Header::read(&file.content).ok_or_else(|| unfit("the header of the kernel"))?;
     let initrd_address = header.end.next_multiple_of(1 << 20);
@@ -126,7 +126,7 @@ pub fn make(
     loader.extend_from_slice(&initrd_address.to_le_bytes());
     let size = u32::try_from(initrd.content.len()).map_err(|_| unfit("the initial RAM file system"))?;
     loader.extend_from_slice(&size.to_le_bytes());
-    // At least one byte stays zero and terminates the text.
+    // One byte at least stays zero: the end of the text.
     if boot.arguments.len() + ADDRESSES >= BEFORE_TABLE {
         return Err(unfit("the command line of the kernel"));
     }
@@ -136,7 +136,7 @@ pub fn make(
         [sector, sectors, address].iter().for_each(|number| loader.extend_from_slice(&number.to_le_bytes()));
     }
     let room = (SECTORS * SECTOR) as usize;
-    // An extent without sectors ends the table.
+    // Behind the last extent there is one without sectors.
     if loader.len() + size_of::<Extent>() > room {
         return Err(unfit("the boot loader with its table of extents"));
     }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn extents_follow_the_blocks_and_split_where_they_do() {
-        let file = PlacedFile { content: vec![0; 3 * 4096 - 100], blocks: vec![10, 11, 20] };
+        let file = Placed { content: vec![0; 3 * 4096 - 100], blocks: vec![10, 11, 20] };
         assert_eq!(file.sectors(), 24);
         let extent = |sector, sectors, address| Extent { sector, sectors, address };
         assert_eq!(file.extents(2048, 0..5, 0x9_0000), [extent(2128, 5, 0x9_0000)]);

@@ -1,11 +1,11 @@
-//! Archive format of an initramfs ("newc" cpio).
+//! The archive format of an initial RAM file system ("newc" cpio).
 
 use crate::{
     error::Result,
     tree::{Content, Tree},
 };
 
-/// Packs a tree. All times are zero and everything belongs to root.
+/// Packs a tree. All times are zero, everything belongs to root.
 pub fn pack(tree: &Tree) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     for (number, (path, node)) in tree.iter().enumerate() {
@@ -49,7 +49,7 @@ mod tests {
         let packed = pack(&tree).unwrap();
         assert!(packed.starts_with(b"07070100000001000081ED"));
         assert_eq!(packed.len() % 4, 0);
-        // The header has 110 bytes, followed by "init\0" and one byte of padding, so the data starts at 116.
+        // 110 bytes of header, "init\0", one byte of padding: the data starts at 116.
         assert_eq!(&packed[116..121], b"abcde");
         assert!(packed.ends_with(b"TRAILER!!!\0\0\0\0"));
     }

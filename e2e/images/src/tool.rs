@@ -1,4 +1,4 @@
-//! Runs other programs and captures their output for error messages.
+//! Running other programs, with their output kept for the error message.
 
 use std::{
     fs,
@@ -8,9 +8,9 @@ use std::{
 
 use crate::error::{At, Error, Result};
 
-/// Runs a command and returns its standard output.
+/// Runs a command to its end and returns what it wrote to standard output.
 ///
-/// `hint` names the package of the program for the error message.
+/// `hint` says where the program comes from, for the case that it is missing.
 pub fn run(command: &mut Command, hint: &str) -> Result<Vec<u8>> {
     let tool = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().map_err(|source| Error::ToolMissing {
@@ -27,8 +27,8 @@ pub fn run(command: &mut Command, hint: &str) -> Result<Vec<u8>> {
     Err(Error::ToolFailed { tool, status: output.status.to_string(), output: text[start..].trim().to_owned() })
 }
 
-/// Returns a command for a program inside a Debian root. It runs with the root's own dynamic loader and libraries, without
-/// chroot and independent of the host's versions.
+/// A command for a program inside a Debian root, run on this host by the root's own dynamic loader and libraries:
+/// no chroot, and the host's versions of the tools do not matter.
 pub fn from_root(root: &Path, program: &str) -> Command {
     let mut command = Command::new(root.join("usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"));
     let name = program.rsplit('/').next().unwrap_or(program);
@@ -42,8 +42,8 @@ pub fn from_root(root: &Path, program: &str) -> Command {
     command
 }
 
-/// Assembles a program for load address `address`. `tools` is a Debian root with binutils. `work` is a directory for
-/// intermediate files, which are named after the program.
+/// Turns a program in assembler into the bytes that lie in memory from `address` on. `tools` is a Debian root with binutils;
+/// `work` is a directory for intermediate files, which are named after the program.
 pub fn assemble(tools: &Path, work: &Path, name: &str, source: &str, address: u32) -> Result<Vec<u8>> {
     const HINT: &str = "from Debian package binutils";
     let file = |extension: &str| work.join(format!("{name}.{extension}"));
