@@ -266,7 +266,7 @@ impl Driver {
             Request::Sync { vmi, unsupported, options, reply } => {
                 let start = Start {
                     vmi: *vmi,
-                    unsupported,
+                    unsupported: *unsupported,
                     options,
                     paths: self.paths.clone(),
                     args: self.args.clone(),

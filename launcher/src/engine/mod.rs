@@ -194,7 +194,7 @@ impl EngineHandle {
         unsupported: Unsupported,
         options: protocol::MachineOptions,
     ) -> Result<bool, RequestError> {
-        self.ask(|reply| Request::Sync { vmi: Box::new(vmi), unsupported, options, reply }).await
+        self.ask(|reply| Request::Sync { vmi: Box::new(vmi), unsupported: Box::new(unsupported), options, reply }).await
     }
 
     /// Runs an action.

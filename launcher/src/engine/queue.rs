@@ -32,7 +32,7 @@ pub(crate) enum Request {
         /// The VMI.
         vmi: Box<VirtualMachineInstance>,
         /// Its fields that no component carries out.
-        unsupported: Unsupported,
+        unsupported: Box<Unsupported>,
         /// Options from virt-handler.
         options: protocol::MachineOptions,
         /// Sender of the result.
@@ -160,7 +160,7 @@ mod tests {
     fn sync() -> Request {
         Request::Sync {
             vmi: Box::default(),
-            unsupported: Unsupported::default(),
+            unsupported: Box::default(),
             options: protocol::MachineOptions::default(),
             reply: oneshot::channel().0,
         }
