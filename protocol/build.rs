@@ -1,4 +1,4 @@
-//! Compiles the protocol with protox, so that no `protoc` is needed.
+//! Compiles the protocol with protox, which replaces `protoc`.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     let files = protox::compile(["proto/launcher.proto"], ["proto"])?;

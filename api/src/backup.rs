@@ -1,4 +1,4 @@
-//! VirtualMachineBackup and VirtualMachineBackupTracker: the content of a running VM's disks, whole or since last time.
+//! VirtualMachineBackup and VirtualMachineBackupTracker: full and incremental backups of a running VM's disks.
 
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -35,37 +35,37 @@ pub struct VirtualMachineBackupSpec {
     /// `Push` (the default) writes into the claim, `Pull` offers the content for download.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Claim with a filesystem: takes the backup, or what is changed while it is pulled.
+    /// Claim with a filesystem. Stores the backup in mode `Push`, and changed blocks in mode `Pull`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pvc_name: Option<String>,
-    /// Do not freeze the guest's filesystems first.
+    /// Skip freezing the guest's filesystems.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub skip_quiesce: bool,
-    /// What to back up: a VirtualMachine (`kubevirt.io`), whole, or a VirtualMachineBackupTracker
-    /// (`backup.kubevirt.io`), the changes since its last checkpoint.
+    /// Source of the backup: a VirtualMachine (`kubevirt.io`) for a full backup, or a VirtualMachineBackupTracker
+    /// (`backup.kubevirt.io`) for the changes since its last checkpoint.
     pub source: TypedLocalObjectReference,
-    /// Secret with the token downloads must present; needed to pull.
+    /// Secret with the token that downloads must present; required for mode `Pull`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_secret_ref: Option<String>,
-    /// How long after its creation a backup can be pulled, such as `1h30m`; 2 hours when unset.
+    /// Time after creation during which the backup can be pulled, such as `1h30m`; default: 2 hours.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl_duration: Option<String>,
 }
 
-/// What is observed of a backup.
+/// Observed state of a backup.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineBackupStatus {
-    /// Checkpoint set by this backup.
+    /// Checkpoint created by this backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_name: Option<String>,
-    /// Conditions, one entry a type: `Progressing`, `Complete`, `Failed`, `Quiesced`.
+    /// Conditions, one per type: `Progressing`, `Complete`, `Failed`, `Quiesced`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Certificate of the authority that signed the server's, PEM, while the backup can be pulled.
+    /// CA certificate of the server, PEM, while the backup can be pulled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint_cert: Option<String>,
-    /// UID of the export the backup is pulled through.
+    /// UID of the export through which the backup is pulled.
     #[serde(rename = "exportUID", skip_serializing_if = "Option::is_none")]
     pub export_uid: Option<String>,
     /// Volumes in the backup, one entry each.
@@ -77,7 +77,7 @@ pub struct VirtualMachineBackupStatus {
 }
 
 impl VirtualMachineBackupStatus {
-    /// Whether the backup is over, well or not.
+    /// Returns true if the backup has ended.
     pub fn is_done(&self) -> bool {
         self.conditions
             .iter()
@@ -92,14 +92,14 @@ pub struct BackupVolumeInfo {
     /// URL of the content, while the backup can be pulled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_endpoint: Option<String>,
-    /// URL of the list of ranges that hold content, while the backup can be pulled.
+    /// URL of the list of allocated ranges, while the backup can be pulled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub map_endpoint: Option<String>,
     /// Name of the volume in the VM.
     pub volume_name: String,
 }
 
-/// A memory of the last backup of a VM, to which the next adds only what changed.
+/// The checkpoint of the last backup of a VM, for incremental backups.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "backup.kubevirt.io",
@@ -113,7 +113,7 @@ pub struct BackupVolumeInfo {
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A memory of the last backup of a VM, to which the next adds only what changed.",
+    doc = "The checkpoint of the last backup of a VM, for incremental backups.",
     status = "VirtualMachineBackupTrackerStatus",
     printcolumn = r#"{"name":"SourceKind","type":"string","jsonPath":".spec.source.kind"}"#,
     printcolumn = r#"{"name":"SourceName","type":"string","jsonPath":".spec.source.name"}"#,
@@ -122,15 +122,15 @@ pub struct BackupVolumeInfo {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineBackupTrackerSpec {
-    /// The VM, in the tracker's namespace.
+    /// The VM, in the namespace of the tracker.
     pub source: TypedLocalObjectReference,
 }
 
-/// What is observed of a tracker.
+/// Observed state of a tracker.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineBackupTrackerStatus {
-    /// Whether the restarted machine must be told of the checkpoint again.
+    /// True if the checkpoint must be redefined for the restarted VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_redefinition_required: Option<bool>,
     /// Checkpoint set by the last backup.
@@ -138,14 +138,14 @@ pub struct VirtualMachineBackupTrackerStatus {
     pub latest_checkpoint: Option<BackupCheckpoint>,
 }
 
-/// A moment from which on changes are tracked.
+/// Point in time from which changes are tracked.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackupCheckpoint {
-    /// When it was set.
+    /// Creation time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_time: Option<Time>,
-    /// Name of it.
+    /// Name of the checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Volumes tracked.

@@ -1,4 +1,4 @@
-//! VirtualMachineClone: a new VM like an existing one, or like a snapshot of one.
+//! VirtualMachineClone: a copy of a VM, or of a snapshot of a VM.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Condition;
 
-/// A request to make a VM like another.
+/// A request to clone a VM.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "clone.kubevirt.io",
@@ -24,7 +24,7 @@ use crate::Condition;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A request to make a VM like another one, or like a snapshot of one.",
+    doc = "A request to clone a VM, or a snapshot of a VM.",
     status = "VirtualMachineCloneStatus",
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
     printcolumn = r#"{"name":"SourceVirtualMachine","type":"string","jsonPath":".spec.source.name"}"#,
@@ -32,66 +32,66 @@ use crate::Condition;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineCloneSpec {
-    /// Which annotations of the source the target gets; all when empty. A filter is a key, with `*` at its end for all
-    /// that begin so, with `!` at its beginning to leave out.
+    /// Annotations that are copied to the target; default: all. A filter is a key; a trailing `*` matches all keys with that
+    /// prefix, a leading `!` excludes keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub annotation_filters: Vec<String>,
-    /// Which labels of the source the target gets; all when empty. Filters as for annotations.
+    /// Labels that are copied to the target; default: all. The filter syntax is that of annotations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub label_filters: Vec<String>,
-    /// MAC addresses of the target by interface name; interfaces that are not named get new ones.
+    /// MAC addresses of the target by interface name; other interfaces get generated ones.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub new_mac_addresses: BTreeMap<String, String>,
-    /// SMBIOS serial of the target; a new one when unset.
+    /// SMBIOS serial of the target; default: a generated one.
     #[serde(rename = "newSMBiosSerial", skip_serializing_if = "Option::is_none")]
     pub new_smbios_serial: Option<String>,
-    /// JSON patches, each one operation as text, applied to the target before it is made.
+    /// JSON patches, each one operation as text, applied to the target before its creation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<String>,
-    /// What to clone: a VirtualMachine (`kubevirt.io`) or VirtualMachineSnapshot (`snapshot.kubevirt.io`).
+    /// Source of the clone: a VirtualMachine (`kubevirt.io`) or VirtualMachineSnapshot (`snapshot.kubevirt.io`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(required)]
     pub source: Option<TypedLocalObjectReference>,
-    /// The VM to make; a VM with a random name when unset.
+    /// The VM to create; default: a VM with a generated name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<TypedLocalObjectReference>,
-    /// Which labels and annotations of the source's template the target's template gets.
+    /// Labels and annotations that are copied from the source's template.
     #[serde(default)]
     pub template: VirtualMachineCloneTemplateFilters,
-    /// How claims of the target are named: `RandomizeNames` (the default) or `PrefixTargetName`.
+    /// Naming of the target's claims: `RandomizeNames` (default) or `PrefixTargetName`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_name_policy: Option<String>,
 }
 
-/// Which labels and annotations of a template are taken over.
+/// Labels and annotations that are copied from a template.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineCloneTemplateFilters {
-    /// Which annotations; all when empty. Filters as for the VM's own.
+    /// Annotations to copy; default: all. The filter syntax is that of the VM's annotations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub annotation_filters: Vec<String>,
-    /// Which labels; all when empty. Filters as for the VM's own.
+    /// Labels to copy; default: all. The filter syntax is that of the VM's labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub label_filters: Vec<String>,
 }
 
-/// What is observed of a clone.
+/// Observed state of a clone.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineCloneStatus {
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// When the target was made.
+    /// Creation time of the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_time: Option<Time>,
     /// `SnapshotInProgress`, `CreatingTargetVM`, `RestoreInProgress`, `Succeeded`, `Failed` or `Unknown`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Restore the target is made by, while it lasts.
+    /// Restore that creates the target, while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore_name: Option<String>,
-    /// Snapshot the target is made from, while it lasts.
+    /// Snapshot of the source, while it is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_name: Option<String>,
     /// Name of the target.

@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// When it was last looked at.
+    /// Time of the last probe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_probe_time: Option<Time>,
-    /// When the status last changed.
+    /// Time of the last change of the status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
-    /// Sentence for people.
+    /// Human-readable message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Word for programs.
+    /// CamelCase reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// `True`, `False` or `Unknown`.
@@ -28,7 +28,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// A condition that changed at `now`.
+    /// Returns a condition that changed at `now`.
     pub fn new(type_: &str, status: bool, reason: &str, message: &str, now: &Time) -> Self {
         Self {
             last_probe_time: None,
@@ -40,17 +40,17 @@ impl Condition {
         }
     }
 
-    /// Whether the status is `True`.
+    /// Returns true if the status is `True`.
     pub fn is_true(&self) -> bool {
         self.status == "True"
     }
 
-    /// Whether the status is `False`.
+    /// Returns true if the status is `False`.
     pub fn is_false(&self) -> bool {
         self.status == "False"
     }
 
-    /// Whether two conditions say the same, times aside.
+    /// Returns true if two conditions are equal apart from their times.
     pub fn says_same(&self, other: &Self) -> bool {
         self.type_ == other.type_
             && self.status == other.status
@@ -59,8 +59,8 @@ impl Condition {
     }
 }
 
-/// Puts a condition into a list: replaces the one of its type, or appends it. The transition time of the old one is
-/// kept while the status stays the same. Says whether the list changed.
+/// Sets a condition in a list: replaces the one of its type, or appends it. Keeps the transition time if the status is the
+/// same. Returns true if the list changed.
 pub fn set(conditions: &mut Vec<Condition>, mut condition: Condition) -> bool {
     match conditions.iter_mut().find(|old| old.type_ == condition.type_) {
         Some(old) if old.says_same(&condition) => false,
@@ -78,7 +78,7 @@ pub fn set(conditions: &mut Vec<Condition>, mut condition: Condition) -> bool {
     }
 }
 
-/// Takes a condition type out of a list; says whether it was there.
+/// Removes a condition type from a list. Returns true if it was present.
 pub fn remove(conditions: &mut Vec<Condition>, type_: &str) -> bool {
     let before = conditions.len();
     conditions.retain(|condition| condition.type_ != type_);

@@ -1,7 +1,7 @@
-//! The cluster configuration as the processes use it: what the `KubeVirt` object says, laid over the defaults.
+//! Cluster configuration: values of the `KubeVirt` object merged over the defaults.
 //!
-//! Zero values (0, false, empty text or list) in the object do not override a default, with the exception of fields
-//! whose zero has a meaning of its own (`memBalloonStatsPeriod`, log verbosity and all explicit booleans).
+//! Zero values (0, false, empty text or list) in the object do not override a default, except for fields with a meaningful
+//! zero (`memBalloonStatsPeriod`, log verbosity and all explicit booleans).
 
 use std::collections::BTreeMap;
 
@@ -23,52 +23,52 @@ use crate::{
     },
 };
 
-/// Why a configuration cannot be used.
+/// Reasons why a configuration is invalid.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ConfigError {
-    /// The pull policy is not one Kubernetes knows.
+    /// The pull policy is unknown to Kubernetes.
     #[error("imagePullPolicy {0:?} is none of Always, IfNotPresent, Never")]
     ImagePullPolicy(String),
-    /// Memory cannot be overcommitted by nothing or less.
+    /// The memory overcommit must be positive.
     #[error("developerConfiguration.memoryOvercommit {0} must be greater than 0")]
     MemoryOvercommit(i32),
     /// The CPU ratio must be positive.
     #[error("developerConfiguration.cpuAllocationRatio {0} must be greater than 0")]
     CpuAllocationRatio(i32),
-    /// The tolerated share is a percentage.
+    /// The tolerated percentage is out of range.
     #[error("developerConfiguration.pvcTolerateLessSpaceUpToPercent {0} must be between 0 and 100")]
     PvcTolerateLessSpace(i32),
-    /// The default interface names no known binding.
+    /// The binding of the default interface is unknown.
     #[error("network.defaultNetworkInterface {0:?} is none of bridge, slirp, masquerade")]
     DefaultNetworkInterface(String),
-    /// The ratio is not a usable number.
+    /// The ratio is not a valid number.
     #[error("additionalGuestMemoryOverheadRatio {0:?} must be a number of at least 1")]
     OverheadRatio(String),
-    /// The number of machines is none that a node can have.
+    /// The number of VMIs per node is out of range.
     #[error("virtualMachineInstancesPerNode {0} must be between 1 and {max}", max = MAX_INSTANCES_PER_NODE)]
     InstancesPerNode(i32),
-    /// A quantity is malformed.
+    /// A quantity is invalid.
     #[error("{field}: {source}")]
     Quantity {
         /// Path below `spec.configuration`.
         field: &'static str,
-        /// What is wrong with it.
+        /// The cause.
         source: crate::quantity::QuantityError,
     },
 }
 
-/// Settings of one architecture, defaults filled in.
+/// Settings of an architecture with defaults.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ArchConfig {
-    /// Machine type of machines that name none.
+    /// Default machine type.
     pub machine_type: String,
-    /// Machine types allowed, as globs.
+    /// Allowed machine types, as globs.
     pub emulated_machines: Vec<String>,
     /// Directory of OVMF images.
     pub ovmf_path: String,
 }
 
-/// SMBIOS system strings, defaults filled in.
+/// SMBIOS system strings with defaults.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Smbios {
     /// Family.
@@ -83,48 +83,48 @@ pub struct Smbios {
     pub version: String,
 }
 
-/// How changes of a VM's template reach its running machine.
+/// Effect of changes of a VM's template on its running VMI.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum RolloutStrategy {
-    /// While it runs, where possible.
+    /// Changes are applied to the running VMI if possible.
     #[default]
     LiveUpdate,
-    /// At the next start.
+    /// Changes are applied at the next start.
     Stage,
 }
 
-/// What becomes of the instance type and preference a VM names.
+/// Treatment of the instance type and preference that a VM refers to.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum ReferencePolicy {
-    /// The VM goes on naming them, and copies are kept of them.
+    /// The VM keeps its references, and copies are stored.
     #[default]
     Reference,
-    /// They are written into the VM, unless copies are kept already.
+    /// The specs are written into the VM, unless copies are stored already.
     Expand,
-    /// They are written into the VM, and copies that are kept are deleted.
+    /// The specs are written into the VM, and stored copies are deleted.
     ExpandAll,
 }
 
-/// The configuration in force.
+/// The effective configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterConfig {
-    /// `resourceVersion` of the object this was read from; empty while defaults hold.
+    /// `resourceVersion` of the source object; empty for the built-in defaults.
     pub resource_version: String,
-    /// Run machines without KVM.
+    /// Run VMIs without KVM.
     pub use_emulation: bool,
     /// Pull policy of launcher images.
     pub image_pull_policy: String,
-    /// CPU model of machines that name none; `None` stands for `host-model`.
+    /// Default CPU model; `None` stands for `host-model`.
     pub cpu_model: Option<String>,
-    /// CPU request per virtual CPU of machines that ask for none.
+    /// Default CPU request per vCPU.
     pub cpu_request: Quantity,
-    /// Virtual CPUs per requested host CPU.
+    /// vCPUs per requested host CPU.
     pub cpu_allocation_ratio: u32,
     /// Guest memory per requested memory in percent.
     pub memory_overcommit: u32,
-    /// Factor on the memory overhead.
+    /// Factor for the memory overhead.
     pub overhead_ratio: Option<f64>,
-    /// Architecture of machines that name none.
+    /// Default architecture.
     pub default_architecture: String,
     /// Settings of amd64.
     pub amd64: ArchConfig,
@@ -132,72 +132,72 @@ pub struct ClusterConfig {
     pub arm64: ArchConfig,
     /// Settings of s390x.
     pub s390x: ArchConfig,
-    /// CPU models never offered.
+    /// CPU models that are never offered.
     pub obsolete_cpu_models: BTreeMap<String, bool>,
     /// SMBIOS system strings.
     pub smbios: Smbios,
-    /// Node labels every machine asks for.
+    /// Node labels required by all VMIs.
     pub node_selectors: BTreeMap<String, String>,
     /// Runtime class of launcher pods.
     pub default_runtime_class: Option<String>,
-    /// Seconds between balloon statistics, 0 for none.
+    /// Interval of balloon statistics in seconds; 0 disables them.
     pub mem_balloon_stats_period: u32,
-    /// What a drain does to machines that say nothing.
+    /// Default eviction strategy of VMIs.
     pub eviction_strategy: EvictionStrategy,
-    /// How template changes reach running machines.
+    /// Effect of template changes on running VMIs.
     pub vm_rollout_strategy: RolloutStrategy,
-    /// What becomes of the instance types and preferences that VMs name.
+    /// Treatment of instance types and preferences that VMs refer to.
     pub reference_policy: ReferencePolicy,
-    /// Taint that marks nodes being drained.
+    /// Taint of nodes that are being drained.
     pub node_drain_taint_key: String,
-    /// Binding of the interface that a machine gets which asks for none: `bridge`, or `masquerade`.
+    /// Binding of the default interface: `bridge` or `masquerade`.
     pub default_network_interface: String,
-    /// Whether bridge binding on the pod network is allowed.
+    /// Allows bridge binding on the pod network.
     pub permit_bridge_interface_on_pod_network: bool,
-    /// Host devices machines may use; any resource that there is, while nothing is said.
+    /// Host devices that VMIs may use; any resource if unset.
     pub permitted_host_devices: Option<PermittedHostDevices>,
-    /// Whether SCSI persistent reservations are allowed.
+    /// Allows SCSI persistent reservations.
     pub persistent_reservation: bool,
-    /// Percent of missing space accepted on a claim.
+    /// Percentage by which a claim may be too small for its disk.
     pub pvc_tolerate_less_space_up_to_percent: u32,
     /// Bytes left free on a claim.
     pub minimum_reserve_pvc_bytes: u64,
-    /// TSC frequency in Hz all nodes offer.
+    /// TSC frequency in Hz that all nodes support.
     pub minimum_cluster_tsc_frequency: Option<i64>,
     /// SELinux type of launcher pods.
     pub selinux_launcher_type: Option<String>,
-    /// Seccomp profile below the kubelet's directory for launcher pods; the runtime's default when unset.
+    /// Seccomp profile for launcher pods below the kubelet's directory; default: the profile of the runtime.
     pub seccomp_localhost_profile: Option<String>,
-    /// Most machines on one node; what the agent was told when unset.
+    /// Maximum number of VMIs per node; default: the flag of virt-handler.
     pub virtual_machine_instances_per_node: Option<u32>,
-    /// Whether serial consoles are copied to the pod's log by default.
+    /// Copies serial consoles to the pod's log by default.
     pub log_serial_console: bool,
-    /// Whether free page reporting is on by default.
+    /// Enables free page reporting by default.
     pub free_page_reporting: bool,
-    /// Namespaces whose machines get a CPU limit by themselves.
+    /// Namespaces whose VMIs get a CPU limit automatically.
     pub auto_cpu_limit_namespaces: Option<LabelSelector>,
     /// Lowest TLS version and ciphers of servers.
     pub tls: TlsConfiguration,
-    /// Show VGA instead of bochs to EFI guests.
+    /// Gives EFI guests VGA instead of bochs.
     pub vga_display_for_efi: bool,
-    /// Backups of launcher pods do not freeze guests.
+    /// Omits the backup hooks of launcher pods, which freeze guests.
     pub skip_backup_hooks: bool,
-    /// Whether virt-template is not switched off; its gate counts too.
+    /// False disables virt-template; its feature gate must be enabled too.
     pub virt_template: bool,
-    /// Whether components may be profiled.
+    /// Allows profiling of components.
     pub cluster_profiler: bool,
-    /// Feature gates turned on.
+    /// Enabled feature gates.
     pub feature_gates: Vec<String>,
-    /// Feature gates turned off.
+    /// Disabled feature gates.
     pub disabled_feature_gates: Vec<String>,
     /// Verbosity by component.
     pub log_verbosity: LogVerbosity,
 }
 
-/// Annotation of the KubeVirt object that gives EFI guests VGA.
+/// Annotation of the KubeVirt object that selects VGA for EFI guests.
 const VGA_DISPLAY_EFI: &str = "kubevirt.io/vga-display-efi-x86";
 const DEFAULT_VERBOSITY: u64 = 2;
-/// kubelet is told of each unit of a device by itself.
+/// Limits device units per node, since kubelet receives each one separately.
 const MAX_INSTANCES_PER_NODE: u32 = 10_000;
 
 impl Default for ClusterConfig {
@@ -273,14 +273,14 @@ impl ArchConfig {
         }
     }
 
-    /// Whether a machine type is allowed by one of the globs.
+    /// Returns true if one of the globs matches a machine type.
     pub fn allows_machine(&self, machine_type: &str) -> bool {
         self.emulated_machines.iter().any(|glob| glob_matches(glob, machine_type))
     }
 }
 
 impl ClusterConfig {
-    /// Reads the configuration of a KubeVirt object.
+    /// Reads the configuration from a KubeVirt object.
     pub fn from_kubevirt(object: &KubeVirt) -> Result<Self, ConfigError> {
         let from = &object.spec.configuration;
         let mut config =
@@ -307,12 +307,12 @@ impl ClusterConfig {
         Ok(config)
     }
 
-    /// Whether a feature gate is on.
+    /// Returns true if a feature gate is enabled.
     pub fn enabled(&self, gate: &str) -> bool {
         gates::enabled(gate, &self.feature_gates, &self.disabled_feature_gates)
     }
 
-    /// Settings of an architecture; those of the default one for an unknown name.
+    /// Returns the settings of an architecture, or those of the default one if the name is unknown.
     pub fn arch(&self, architecture: &str) -> &ArchConfig {
         match architecture {
             "arm64" => &self.arm64,
@@ -321,7 +321,7 @@ impl ClusterConfig {
         }
     }
 
-    /// Log verbosity of a component (see [`component`]); for virt-handler, `node` can have one of its own.
+    /// Returns the log verbosity of a component (see [`component`]). virt-handler can have a verbosity per `node`.
     pub fn verbosity(&self, name: &str, node: Option<&str>) -> u64 {
         let levels = &self.log_verbosity;
         if let Some(level) = node.and_then(|node| levels.node_verbosity.get(node)) {
@@ -364,7 +364,7 @@ impl ClusterConfig {
         if let Some(bytes) = developer.minimum_reserve_pvc_bytes.filter(|bytes| *bytes != 0) {
             self.minimum_reserve_pvc_bytes = bytes;
         }
-        // No more than this: launchers read the first 512 bytes of an image, whatever may be used.
+        // The value is only validated: launchers read no more than the first 512 bytes of an image.
         if let Some(check) = &developer.disk_verification {
             check_quantity("developerConfiguration.diskVerification.memoryLimit", &check.memory_limit)?;
         }
@@ -392,7 +392,7 @@ impl ClusterConfig {
             self.arm64.overlay(arch.arm64.as_ref());
             self.s390x.overlay(arch.s390x.as_ref());
         }
-        // The older settings without architecture win over all.
+        // The older settings without architecture take precedence.
         let global = ArchSpecificConfiguration {
             emulated_machines: from.emulated_machines.clone(),
             machine_type: from.machine_type.clone(),
@@ -476,9 +476,9 @@ impl Smbios {
     }
 }
 
-/// Whether a machine type matches a glob, in which `*` stands for any text and `?` for one character.
+/// Returns true if a glob matches. `*` stands for any text and `?` for one character.
 fn glob_matches(glob: &str, text: &str) -> bool {
-    // Classic two-pointer match: on a mismatch, let the last star take one more character.
+    // Two-pointer algorithm: on a mismatch, the last star matches one more character.
     let (glob, text): (Vec<char>, Vec<char>) = (glob.chars().collect(), text.chars().collect());
     let (mut g, mut t, mut star) = (0, 0, None);
     while t < text.len() {

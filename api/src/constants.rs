@@ -1,4 +1,4 @@
-//! Names other tools look for: labels, annotations, finalizers, conditions, reasons.
+//! Names that other tools rely on: labels, annotations, finalizers, conditions, reasons.
 
 /// API group of the kinds in this crate.
 pub const GROUP: &str = "kubevirt.io";
@@ -8,22 +8,22 @@ pub const VERSION: &str = "v1";
 pub const API_VERSION: &str = "kubevirt.io/v1";
 /// API group of the subresources virt-api serves.
 pub const SUBRESOURCES_GROUP: &str = "subresources.kubevirt.io";
-/// Name of the KubeVirt object the chart makes.
+/// Name of the KubeVirt object that the chart creates.
 pub const KUBEVIRT_NAME: &str = "kubevirt";
-/// Namespace of an installation that says nothing else.
+/// Default namespace of an installation.
 pub const DEFAULT_NAMESPACE: &str = "kubevirt";
-/// UID and GID the launcher and QEMU run as.
+/// UID and GID of virt-launcher and QEMU.
 pub const NON_ROOT_UID: u64 = 107;
 
-/// Deployments, DaemonSets and the values of label [`label::APP`].
+/// Names of Deployments and DaemonSets, and values of label [`label::APP`].
 pub mod component {
     /// The aggregated API server and webhooks.
     pub const VIRT_API: &str = "virt-api";
     /// The cluster-wide controllers.
     pub const VIRT_CONTROLLER: &str = "virt-controller";
-    /// The agent of each node.
+    /// The DaemonSet that manages VMIs on each node.
     pub const VIRT_HANDLER: &str = "virt-handler";
-    /// The pod of each machine.
+    /// The pod of each VMI.
     pub const VIRT_LAUNCHER: &str = "virt-launcher";
     /// Service account of virt-api.
     pub const API_SERVICE_ACCOUNT: &str = "kubevirt-apiserver";
@@ -33,83 +33,83 @@ pub mod component {
     pub const HANDLER_SERVICE_ACCOUNT: &str = "kubevirt-handler";
     /// Service account of the synchronization service.
     pub const SYNCHRONIZATION_SERVICE_ACCOUNT: &str = "kubevirt-synchronization-controller";
-    /// Container of the machine in a launcher pod.
+    /// Main container of a launcher pod.
     pub const COMPUTE_CONTAINER: &str = "compute";
 }
 
 /// Labels.
 pub mod label {
-    /// Component a pod belongs to.
+    /// Component of a pod.
     pub const APP: &str = "kubevirt.io";
-    /// VM a thing belongs to.
+    /// VM that an object belongs to.
     pub const VM: &str = "kubevirt.io/vm";
-    /// Node a machine runs on.
+    /// Node of a VMI.
     pub const NODE_NAME: &str = "kubevirt.io/nodeName";
-    /// Node a machine migrates to.
+    /// Target node of a VMI's migration.
     pub const MIGRATION_TARGET_NODE_NAME: &str = "kubevirt.io/migrationTargetNodeName";
-    /// The machine's launcher is older than the control plane's.
+    /// Marks VMIs whose launcher image is older than the control plane.
     pub const OUTDATED_LAUNCHER_IMAGE: &str = "kubevirt.io/outdatedLauncherImage";
-    /// Machine a migration is for.
+    /// VMI of a migration.
     pub const VMI_NAME: &str = "kubevirt.io/vmi-name";
-    /// Migration a pod is the target of.
+    /// UID of the migration of a target pod.
     pub const MIGRATION_JOB_UID: &str = "kubevirt.io/migrationJobUID";
-    /// UID of the machine a pod belongs to.
+    /// UID of the VMI of a pod.
     pub const CREATED_BY: &str = "kubevirt.io/created-by";
-    /// Whether a node takes machines.
+    /// True if a node accepts VMIs.
     pub const SCHEDULABLE: &str = "kubevirt.io/schedulable";
     /// Reserved for installers.
     pub const INSTALL_STRATEGY: &str = "kubevirt.io/install-strategy";
-    /// Name of the VM on launcher pods; old.
+    /// Old label with the name of the VM on launcher pods.
     pub const DEPRECATED_VM_NAME: &str = "vm.kubevirt.io/name";
-    /// Identifier of the machine that fits a label value.
+    /// Identifier of the VMI that fits a label value.
     pub const VMI_ID: &str = "vmi.kubevirt.io/id";
-    /// Marks pods allowed to reach cluster services where network policies close them off.
+    /// Marks pods that may reach cluster services despite network policies.
     pub const ALLOW_ACCESS_CLUSTER_SERVICES: &str = "np.kubevirt.io/allow-access-cluster-services";
     /// Prefix of CPU feature labels on nodes.
     pub const CPU_FEATURE_PREFIX: &str = "cpu-feature.node.kubevirt.io/";
     /// Prefix of CPU model labels on nodes.
     pub const CPU_MODEL_PREFIX: &str = "cpu-model.node.kubevirt.io/";
-    /// Prefix of labels with CPU models a node accepts from elsewhere.
+    /// Prefix of labels with CPU models that a node supports for incoming migrations.
     pub const CPU_MODEL_MIGRATION_PREFIX: &str = "cpu-model-migration.node.kubevirt.io/";
-    /// Prefix of labels on the CPU's clock.
+    /// Prefix of CPU timer labels on nodes.
     pub const CPU_TIMER_PREFIX: &str = "cpu-timer.node.kubevirt.io/";
     /// Prefix of the CPU vendor label.
     pub const CPU_VENDOR_PREFIX: &str = "cpu-vendor.node.kubevirt.io/";
     /// Prefix of Hyper-V capability labels.
     pub const HYPERV_PREFIX: &str = "hyperv.node.kubevirt.io/";
-    /// Prefix of the label naming a node's own CPU model.
+    /// Prefix of the label with the host CPU model of a node.
     pub const HOST_MODEL_CPU_PREFIX: &str = "host-model-cpu.node.kubevirt.io/";
-    /// Prefix of labels with features the host model needs.
+    /// Prefix of labels with features that the host CPU model requires.
     pub const HOST_MODEL_REQUIRED_FEATURES_PREFIX: &str = "host-model-required-features.node.kubevirt.io/";
     /// Prefix of machine type labels on nodes.
     pub const MACHINE_TYPE_PREFIX: &str = "machine-type.node.kubevirt.io/";
     /// Prefix of TSC frequency labels on nodes.
     pub const TSC_FREQUENCY_PREFIX: &str = "scheduling.node.kubevirt.io/tsc-frequency-";
-    /// Whether the CPU manager of a node pins exclusively.
+    /// True if the CPU manager of a node assigns exclusive CPUs.
     pub const CPU_MANAGER: &str = "kubevirt.io/cpumanager";
-    /// Whether a node serves real-time machines.
+    /// True if a node supports real-time VMIs.
     pub const REALTIME: &str = "kubevirt.io/realtime";
-    /// Whether a node offers SEV.
+    /// True if a node supports SEV.
     pub const SEV: &str = "kubevirt.io/sev";
-    /// Whether a node offers SEV-ES.
+    /// True if a node supports SEV-ES.
     pub const SEV_ES: &str = "kubevirt.io/sev-es";
-    /// Whether a node offers SEV-SNP.
+    /// True if a node supports SEV-SNP.
     pub const SEV_SNP: &str = "kubevirt.io/sev-snp";
-    /// Whether a node offers TDX.
+    /// True if a node supports TDX.
     pub const TDX: &str = "kubevirt.io/tdx";
-    /// "true" makes libvirt log what it does.
+    /// "true" enables debug logs of libvirt.
     pub const DEBUG_LOGS: &str = "debugLogs";
-    /// Prefix of labels with architectures a node can run.
+    /// Prefix of labels with architectures that a node supports.
     pub const VM_ARCH_PREFIX: &str = "kubevirt.io/vm-arch-";
 
-    /// The CPU model of a node is one that VMIs no longer get by default.
+    /// True if the CPU model of a node is obsolete: VMIs no longer get it by default.
     pub const OBSOLETE_HOST_MODEL: &str = "node-labeller.kubevirt.io/obsolete-host-model";
-    /// Whether a node offers Secure Execution.
+    /// True if a node supports Secure Execution.
     pub const S390_PV: &str = "kubevirt.io/s390-pv";
     /// Old form of [`CPU_MANAGER`].
     pub const CPU_MANAGER_LEGACY: &str = "cpumanager";
 
-    /// Labels that the components write to nodes, by their whole names.
+    /// Full keys of labels that the components write to nodes.
     pub const ON_NODES: [&str; 10] = [
         SCHEDULABLE,
         CPU_MANAGER,
@@ -122,7 +122,7 @@ pub mod label {
         S390_PV,
         OBSOLETE_HOST_MODEL,
     ];
-    /// Beginnings of further labels that the components write to nodes.
+    /// Prefixes of further labels that the components write to nodes.
     pub const PREFIXES_ON_NODES: [&str; 11] = [
         CPU_FEATURE_PREFIX,
         CPU_MODEL_PREFIX,
@@ -137,113 +137,113 @@ pub mod label {
         VM_ARCH_PREFIX,
     ];
 
-    /// Returns true for a label that the components write to nodes. Other projects use the domain `kubevirt.io` as well,
-    /// `cdi.kubevirt.io` for example: a domain does not tell whose a label is.
+    /// Returns true for a label that the components write to nodes. Other projects also use subdomains of `kubevirt.io`, for
+    /// example `cdi.kubevirt.io`, so the domain is not sufficient.
     #[must_use]
     pub fn is_on_nodes(key: &str) -> bool {
         ON_NODES.contains(&key) || PREFIXES_ON_NODES.iter().any(|prefix| key.starts_with(prefix))
     }
 
-    /// Labels of a machine that only the components may set.
+    /// Labels of a VMI that only the components may set.
     pub const RESERVED_ON_VMI: [&str; 6] =
         [CREATED_BY, MIGRATION_JOB_UID, NODE_NAME, MIGRATION_TARGET_NODE_NAME, SCHEDULABLE, INSTALL_STRATEGY];
 }
 
 /// Annotations.
 pub mod annotation {
-    /// API version a controller last saw an object in.
+    /// API version in which a controller last observed an object.
     pub const LATEST_OBSERVED_API_VERSION: &str = "kubevirt.io/latest-observed-api-version";
-    /// API version an object is stored in.
+    /// API version in which an object is stored.
     pub const STORAGE_OBSERVED_API_VERSION: &str = "kubevirt.io/storage-observed-api-version";
-    /// Generation of the VM a machine was made from.
+    /// Generation of the VM that a VMI was created from.
     pub const VM_GENERATION: &str = "kubevirt.io/vm-generation";
-    /// Scheme of the guest's PCI addresses.
+    /// Version of the guest's PCI address layout.
     pub const PCI_TOPOLOGY_VERSION: &str = "kubevirt.io/pci-topology-version";
-    /// Value of [`PCI_TOPOLOGY_VERSION`] for new machines.
+    /// Value of [`PCI_TOPOLOGY_VERSION`] for new VMIs.
     pub const PCI_TOPOLOGY_V3: &str = "v3";
-    /// Machine of a launcher pod.
+    /// Name of the VMI of a launcher pod.
     pub const DOMAIN: &str = "kubevirt.io/domain";
-    /// Name of the machine that owns a pod.
+    /// Name of the VMI that owns a pod.
     pub const OWNER_VMI_NAME: &str = "kubevirt.io/owner-vmi-name";
-    /// UID of the machine that owns a pod.
+    /// UID of the VMI that owns a pod.
     pub const OWNER_VMI_UID: &str = "kubevirt.io/owner-vmi-uid";
-    /// Memory overhead in a launcher pod's requests, bytes.
+    /// Memory overhead in a launcher pod's requests, in bytes.
     pub const MEMORY_OVERHEAD_BYTES: &str = "kubevirt.io/memory-overhead-bytes";
-    /// Migration of a target pod.
+    /// Name of the migration of a target pod.
     pub const MIGRATION_JOB_NAME: &str = "kubevirt.io/migrationJobName";
-    /// Migrations go through the agent's unix socket.
+    /// Marks VMIs that migrate through unix sockets of virt-handler.
     pub const MIGRATION_TRANSPORT_UNIX: &str = "kubevirt.io/migrationTransportUnix";
-    /// When a node's agent last gave a sign of life.
+    /// Time of virt-handler's last heartbeat on a node.
     pub const HEARTBEAT: &str = "kubevirt.io/heartbeat";
     /// Annotations that the components write to nodes.
     pub const ON_NODES: [&str; 1] = [HEARTBEAT];
-    /// On nodes, set by administrators: virt-handler leaves the labels of the node alone.
+    /// Set by administrators on nodes whose labels virt-handler must not change.
     pub const SKIP_NODE: &str = "node-labeller.kubevirt.io/skip-node";
-    /// "false" turns shared memory backing off.
+    /// "false" disables shared memory backing.
     pub const MEMFD: &str = "kubevirt.io/memfd";
     /// "true" puts devices on the root complex.
     pub const PLACE_PCI_DEVICES_ON_ROOT_COMPLEX: &str = "kubevirt.io/placePCIDevicesOnRootComplex";
-    /// "true" turns the 64-bit PCI hole off.
+    /// "true" disables the 64-bit PCI hole.
     pub const DISABLE_PCI_HOLE64: &str = "kubevirt.io/disablePCIHole64";
     /// Log filters of libvirt.
     pub const LIBVIRT_LOG_FILTERS: &str = "kubevirt.io/libvirt-log-filters";
-    /// The launcher stays after a failure, for a look.
+    /// Keeps the launcher running after a failure, for debugging.
     pub const KEEP_LAUNCHER_ALIVE: &str = "kubevirt.io/keep-launcher-alive-after-failure";
-    /// The launcher fails at once, so that tests can see what becomes of a machine that does not start.
+    /// Makes the launcher fail at once, for tests of VMIs that do not start.
     pub const LAUNCHER_FAIL_FAST: &str = "kubevirt.io/func-test-virt-launcher-fail-fast";
-    /// Migration with a bridge on the pod network is allowed.
+    /// Allows migration with a bridge on the pod network.
     pub const ALLOW_POD_BRIDGE_MIGRATION: &str = "kubevirt.io/allow-pod-bridge-network-live-migration";
-    /// "true" turns free page reporting off.
+    /// "true" disables free page reporting.
     pub const FREE_PAGE_REPORTING_DISABLED: &str = "kubevirt.io/free-page-reporting-disabled";
-    /// Guest agent probes succeed without asking.
+    /// Makes guest agent probes succeed without a check.
     pub const PAUSE_GUEST_AGENT_PROBES: &str = "kubevirt.io/pause-guest-agent-probes";
-    /// DataVolumes are made even while the VM is halted.
+    /// Creates DataVolumes even if the VM is halted.
     pub const IMMEDIATE_DATA_VOLUME_CREATION: &str = "kubevirt.io/immediate-data-volume-creation";
-    /// "true" leaves the backup hooks of launcher pods out; on a VM, a machine or the KubeVirt object.
+    /// "true" omits the backup hooks of launcher pods; on a VM, a VMI or the KubeVirt object.
     pub const SKIP_BACKUP_HOOKS: &str = "kubevirt.io/skip-backup-hooks";
-    /// Container in which Velero runs a command before it copies a pod's volumes.
+    /// Container in which Velero runs a command before it backs up the pod's volumes.
     pub const BACKUP_PRE_CONTAINER: &str = "pre.hook.backup.velero.io/container";
     /// Ignition configuration of the guest.
     pub const IGNITION_DATA: &str = "kubevirt.io/ignitiondata";
-    /// Networks that Multus connects a pod to beside its own, a JSON list.
+    /// Additional networks of a pod for Multus, a JSON list.
     pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-    /// The network that Multus gives a pod in place of the cluster's.
+    /// Network that Multus uses instead of the cluster's default network.
     pub const DEFAULT_NETWORK: &str = "v1.multus-cni.io/default-network";
-    /// Resource of a node that a pod on a network needs, on the network's definition.
+    /// Node resource required by pods on a network, on its NetworkAttachmentDefinition.
     pub const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
-    /// What Multus has connected a pod to, a JSON list.
+    /// Networks that Multus has attached to a pod, a JSON list.
     pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
     /// Hook sidecars, a JSON list.
     pub const HOOK_SIDECARS: &str = "hooks.kubevirt.io/hookSidecars";
-    /// Who asked for the eviction.
+    /// Origin of an eviction request.
     pub const EVICTION_SOURCE: &str = "kubevirt.io/eviction-source";
-    /// Presets leave the machine alone.
+    /// Excludes a VMI from presets.
     pub const EXCLUDE_PRESETS: &str = "virtualmachineinstancepresets.admission.kubevirt.io/exclude";
-    /// Instance type a machine was made from.
+    /// Instance type of a VMI.
     pub const INSTANCETYPE: &str = "kubevirt.io/instancetype-name";
-    /// Cluster-wide instance type a machine was made from.
+    /// Cluster-wide instance type of a VMI.
     pub const CLUSTER_INSTANCETYPE: &str = "kubevirt.io/cluster-instancetype-name";
-    /// Preference a machine was made with.
+    /// Preference of a VMI.
     pub const PREFERENCE: &str = "kubevirt.io/preference-name";
-    /// Cluster-wide preference a machine was made with.
+    /// Cluster-wide preference of a VMI.
     pub const CLUSTER_PREFERENCE: &str = "kubevirt.io/cluster-preference-name";
-    /// The pod may be evicted only by request.
+    /// Permits only requests for eviction of the pod.
     pub const DESCHEDULER_REQUEST_EVICT_ONLY: &str = "descheduler.alpha.kubernetes.io/request-evict-only";
-    /// Whether a descheduler may evict the pod, and whether it should rather not.
+    /// True if the descheduler may evict the pod.
     pub const DESCHEDULER_EVICT: &str = "descheduler.alpha.kubernetes.io/evict";
-    /// See [`DESCHEDULER_EVICT`].
+    /// True if the descheduler should avoid evicting the pod.
     pub const DESCHEDULER_PREFER_NO_EVICTION: &str = "descheduler.alpha.kubernetes.io/prefer-no-eviction";
-    /// An eviction of the pod is under way.
+    /// Marks a pod whose eviction is in progress.
     pub const DESCHEDULER_EVICTION_IN_PROGRESS: &str = "descheduler.alpha.kubernetes.io/eviction-in-progress";
 }
 
 /// Finalizers.
 pub mod finalizer {
-    /// On machines: the pod must be gone and the end recorded first.
+    /// On VMIs: removed after the pod is deleted and the final state is recorded.
     pub const VMI: &str = "kubevirt.io/foregroundDeleteVirtualMachine";
     /// Old form of [`VMI`].
     pub const VMI_LEGACY: &str = "foregroundDeleteVirtualMachine";
-    /// On VMs and their machines: the VM controller must have seen the end.
+    /// On VMs and their VMIs: removed after the VM controller has observed the final state.
     pub const VM: &str = "kubevirt.io/virtualMachineControllerFinalize";
     /// On migrations.
     pub const MIGRATION: &str = "kubevirt.io/migrationJobFinalize";
@@ -254,49 +254,49 @@ pub mod finalizer {
 
 /// Condition types.
 pub mod condition {
-    /// The machine is ready to serve.
+    /// The VMI is ready.
     pub const READY: &str = "Ready";
     /// The guest is paused.
     pub const PAUSED: &str = "Paused";
-    /// A guest agent answers.
+    /// The guest agent is connected.
     pub const AGENT_CONNECTED: &str = "AgentConnected";
     /// The guest agent is too old.
     pub const AGENT_VERSION_NOT_SUPPORTED: &str = "AgentVersionNotSupported";
-    /// Access credentials are in the guest.
+    /// Access credentials are applied in the guest.
     pub const ACCESS_CREDENTIALS_SYNCHRONIZED: &str = "AccessCredentialsSynchronized";
-    /// The machine can be migrated.
+    /// The VMI can be migrated.
     pub const LIVE_MIGRATABLE: &str = "LiveMigratable";
-    /// The machine can be migrated with its storage.
+    /// The VMI can be migrated with its storage.
     pub const STORAGE_LIVE_MIGRATABLE: &str = "StorageLiveMigratable";
-    /// The machine's pod can be placed.
+    /// The launcher pod can be scheduled.
     pub const POD_SCHEDULED: &str = "PodScheduled";
-    /// What was asked for could be carried out.
+    /// The spec has been applied.
     pub const SYNCHRONIZED: &str = "Synchronized";
-    /// Storage is being made.
+    /// Storage is being created.
     pub const PROVISIONING: &str = "Provisioning";
     /// DataVolumes are bound and filled.
     pub const DATA_VOLUMES_READY: &str = "DataVolumesReady";
-    /// The machine is to leave its node.
+    /// The VMI must leave its node.
     pub const EVICTION_REQUESTED: &str = "EvictionRequested";
     /// The guest runs without KVM.
     pub const SOFTWARE_EMULATION: &str = "SoftwareEmulation";
-    /// A VM failed to act.
+    /// The controller cannot create or delete the VMI.
     pub const FAILURE: &str = "Failure";
-    /// Changes wait for a restart.
+    /// Changes require a restart.
     pub const RESTART_REQUIRED: &str = "RestartRequired";
-    /// A person must step in.
+    /// Manual intervention is required.
     pub const MANUAL_RECOVERY_REQUIRED: &str = "ManualRecoveryRequired";
-    /// Replicas are not being kept.
+    /// The replica set is paused.
     pub const REPLICA_PAUSED: &str = "ReplicaPaused";
-    /// Replicas could not be made or deleted.
+    /// Replicas could not be created or deleted.
     pub const REPLICA_FAILURE: &str = "ReplicaFailure";
-    /// Of the installation: it is up.
+    /// The installation is available.
     pub const AVAILABLE: &str = "Available";
-    /// Of the installation: it is changing.
+    /// The installation is changing.
     pub const PROGRESSING: &str = "Progressing";
-    /// Of the installation: it is impaired.
+    /// The installation is degraded.
     pub const DEGRADED: &str = "Degraded";
-    /// Of the installation: its objects exist.
+    /// The objects of the installation exist.
     pub const CREATED: &str = "Created";
     /// Readiness gate of launcher pods: false while the guest is paused.
     pub const POD_UNPAUSED: &str = "kubevirt.io/virtual-machine-unpaused";
@@ -304,41 +304,41 @@ pub mod condition {
 
 /// Reasons of conditions.
 pub mod reason {
-    /// Ready: no pod has a node yet.
+    /// Ready: the pod does not exist or has no node.
     pub const POD_NOT_EXISTS: &str = "PodNotExists";
-    /// Ready: the pod is going away.
+    /// Ready: the pod is terminating.
     pub const POD_TERMINATING: &str = "PodTerminating";
     /// Ready: the guest does not run.
     pub const GUEST_NOT_RUNNING: &str = "GuestNotRunning";
-    /// Ready: the pod says nothing.
+    /// Ready: the pod has no Ready condition.
     pub const POD_CONDITION_MISSING: &str = "PodConditionMissing";
-    /// Ready of a VM: it has no machine.
+    /// Ready of a VM: it has no VMI.
     pub const VMI_NOT_EXISTS: &str = "VMINotExists";
-    /// Ready of a VM: its machine says nothing.
+    /// Ready of a VM: its VMI has no Ready condition.
     pub const VMI_CONDITION_MISSING: &str = "VMIConditionMissing";
     /// Paused by a user.
     pub const PAUSED_BY_USER: &str = "PausedByUser";
     /// Paused by an IO error.
     pub const PAUSED_IO_ERROR: &str = "PausedIOError";
-    /// Paused by a migration that watches.
+    /// Paused by the migration monitor.
     pub const PAUSED_BY_MIGRATION_MONITOR: &str = "PausedByMigrationMonitor";
     /// PodScheduled: no node fits.
     pub const UNSCHEDULABLE: &str = "Unschedulable";
     /// Synchronized: the image cannot be pulled.
     pub const ERR_IMAGE_PULL: &str = "ErrImagePull";
-    /// Synchronized: the image cannot be pulled; the next try waits.
+    /// Synchronized: the image cannot be pulled; the next attempt is delayed.
     pub const IMAGE_PULL_BACK_OFF: &str = "ImagePullBackOff";
-    /// Synchronized: the pod could not be made.
+    /// Synchronized: the pod could not be created.
     pub const FAILED_CREATE: &str = "FailedCreate";
     /// Synchronized: the pod could not be deleted.
     pub const FAILED_DELETE: &str = "FailedDelete";
     /// Synchronized: a claim is missing.
     pub const FAILED_PVC_NOT_FOUND: &str = "FailedPvcNotFound";
-    /// LiveMigratable: a disk stands in the way.
+    /// LiveMigratable: a disk cannot be migrated.
     pub const DISKS_NOT_LIVE_MIGRATABLE: &str = "DisksNotLiveMigratable";
-    /// LiveMigratable: an interface stands in the way.
+    /// LiveMigratable: an interface cannot be migrated.
     pub const INTERFACE_NOT_LIVE_MIGRATABLE: &str = "InterfaceNotLiveMigratable";
-    /// LiveMigratable: something else stands in the way.
+    /// LiveMigratable: the VMI cannot be migrated for another reason.
     pub const NOT_MIGRATABLE: &str = "NotMigratable";
     /// Unpaused gate: the guest runs.
     pub const NOT_PAUSED: &str = "NotPaused";
@@ -348,37 +348,37 @@ pub mod reason {
 
 /// Reasons of events.
 pub mod event {
-    /// An object was made.
+    /// An object was created.
     pub const SUCCESSFUL_CREATE: &str = "SuccessfulCreate";
     /// An object was deleted.
     pub const SUCCESSFUL_DELETE: &str = "SuccessfulDelete";
-    /// An object could not be made.
+    /// An object could not be created.
     pub const FAILED_CREATE: &str = "FailedCreate";
     /// An object could not be deleted.
     pub const FAILED_DELETE: &str = "FailedDelete";
-    /// The guest was made known to the hypervisor.
+    /// The domain was defined.
     pub const CREATED: &str = "Created";
     /// The guest started.
     pub const STARTED: &str = "Started";
-    /// The guest ended.
+    /// The guest stopped.
     pub const STOPPED: &str = "Stopped";
-    /// The guest was asked to shut down.
+    /// The guest was requested to shut down.
     pub const SHUTTING_DOWN: &str = "ShuttingDown";
-    /// The machine was deleted.
+    /// The VMI was deleted.
     pub const DELETED: &str = "Deleted";
-    /// The guest went on.
+    /// The guest was resumed.
     pub const RESUMED: &str = "Resumed";
-    /// What was asked for could not be carried out.
+    /// The spec could not be applied.
     pub const SYNC_FAILED: &str = "SyncFailed";
-    /// A machine with an older launcher is being evicted.
+    /// A VMI with an outdated launcher is being evicted.
     pub const SUCCESSFUL_EVICT: &str = "SuccessfulEvict";
-    /// A machine with an older launcher could not be evicted.
+    /// A VMI with an outdated launcher could not be evicted.
     pub const FAILED_EVICT: &str = "FailedEvict";
-    /// The agent of a node is silent.
+    /// virt-handler of a node is unresponsive.
     pub const NODE_UNRESPONSIVE: &str = "NodeUnresponsive";
 }
 
-/// Extended resources of the node agent's device plugins.
+/// Extended resources of virt-handler's device plugins.
 pub mod device {
     /// /dev/kvm.
     pub const KVM: &str = "devices.kubevirt.io/kvm";
@@ -390,13 +390,13 @@ pub mod device {
     pub const VHOST_VSOCK: &str = "devices.kubevirt.io/vhost-vsock";
 }
 
-/// FNV-1a, 32 bits: the short hash in names made from longer names.
+/// Returns the FNV-1a hash (32 bits), used in shortened names.
 pub(crate) fn fnv1a32(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
-/// A name of at most `max` bytes out of `base` and `suffix`, hashed where the plain join is too long. The same input
-/// always gives the same name.
+/// Joins `base` and `suffix` to a name of at most `max` bytes. If it is too long, a hash replaces its end. The result is
+/// deterministic.
 pub fn short_name(base: &str, suffix: &str, max: usize) -> String {
     let joined = format!("{base}-{suffix}");
     if joined.len() <= max {

@@ -1,10 +1,10 @@
-//! Durations as Go writes them: `1h30m`, `168h0m0s`, `500ms`.
+//! Durations in Go's format: `1h30m`, `168h0m0s`, `500ms`.
 
 use std::time::Duration;
 
 use thiserror::Error;
 
-/// Why a duration cannot be read.
+/// The text is not a valid duration.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("{0:?} is not a duration")]
 pub struct DurationError(String);
@@ -12,7 +12,7 @@ pub struct DurationError(String);
 const NANOS: [(&str, f64); 8] =
     [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("μs", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9)];
 
-/// Reads a duration; negative ones are refused.
+/// Parses a duration. Rejects negative ones.
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
     let fail = || DurationError(text.chars().take(64).collect());
     let mut rest = text.strip_prefix('+').unwrap_or(text);
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_text_is_rejected() {
         for text in ["", "h", "5", "-1h", "1d", "1h-", "1..5s"] {
             assert!(parse(text).is_err(), "{text:?}");
         }

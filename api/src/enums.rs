@@ -1,5 +1,5 @@
-//! Words with a closed meaning. Each is a plain string on the wire; a word this version does not know is kept as it
-//! is, so that reading and writing an object loses nothing and one odd object never breaks a watch.
+//! String enumerations. An unknown value is kept unchanged, so that reading and writing an object loses nothing and an
+//! unexpected object never breaks a watch.
 
 use std::{borrow::Cow, fmt};
 
@@ -12,15 +12,15 @@ macro_rules! words {
         #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
         pub enum $name {
             $($(#[$variant_doc])* $variant,)+
-            /// A word this version does not know.
+            /// A value unknown to this version.
             Other(String),
         }
 
         impl $name {
-            /// All known words.
+            /// All known values.
             pub const KNOWN: &'static [$name] = &[$($name::$variant),+];
 
-            /// The word as on the wire.
+            /// Returns the value as on the wire.
             pub fn as_str(&self) -> &str {
                 match self {
                     $($name::$variant => $word,)+
@@ -80,7 +80,7 @@ macro_rules! words {
 }
 
 words! {
-    /// Place in the life of a machine.
+    /// Lifecycle phase of a VMI.
     ///
     /// ```text
     /// "" -> Pending -> Scheduling -> Scheduled -> Running -> Succeeded | Failed
@@ -89,34 +89,34 @@ words! {
     VmiPhase {
         /// No phase yet.
         Unset = "",
-        /// Accepted, no pod yet.
+        /// Accepted; there is no pod yet.
         Pending = "Pending",
         /// The launcher pod exists.
         Scheduling = "Scheduling",
-        /// The launcher answers on its node.
+        /// virt-launcher answers on its node.
         Scheduled = "Scheduled",
         /// The guest runs.
         Running = "Running",
-        /// The guest ended by itself or as asked.
+        /// The guest shut down, by itself or on request.
         Succeeded = "Succeeded",
-        /// The guest ended by a fault, or never started.
+        /// The guest failed or never started.
         Failed = "Failed",
-        /// Waits for a machine sent from elsewhere.
+        /// Waits for an incoming migration from another cluster or namespace.
         WaitingForSync = "WaitingForSync",
-        /// The node cannot be asked.
+        /// The node is unreachable.
         Unknown = "Unknown",
     } default Unset
 }
 
 impl VmiPhase {
-    /// Whether the machine is over.
+    /// Returns true for `Succeeded` and `Failed`.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 }
 
 words! {
-    /// Place in the life of a migration.
+    /// Phase of a migration.
     ///
     /// ```text
     /// "" -> Pending -> Scheduling -> Scheduled -> PreparingTarget -> TargetReady -> Running -> Succeeded | Failed
@@ -125,9 +125,9 @@ words! {
     MigrationPhase {
         /// No phase yet.
         Unset = "",
-        /// The receiving half waits for the sending half.
+        /// The receiving side waits for the sending side.
         WaitingForSync = "WaitingForSync",
-        /// The sending half tells the receiving half of the machine.
+        /// The sending side transfers the VMI object to the receiving side.
         Synchronizing = "Synchronizing",
         /// Accepted, in the queue.
         Pending = "Pending",
@@ -135,72 +135,72 @@ words! {
         Scheduling = "Scheduling",
         /// The target pod runs on its node.
         Scheduled = "Scheduled",
-        /// The target node gets the machine's devices ready.
+        /// The target node prepares the VMI's devices.
         PreparingTarget = "PreparingTarget",
-        /// The target waits for the guest.
+        /// The target waits for the domain.
         TargetReady = "TargetReady",
-        /// The guest is copied.
+        /// The domain is being migrated.
         Running = "Running",
-        /// The guest runs at the target.
+        /// The domain runs on the target.
         Succeeded = "Succeeded",
-        /// The guest stayed where it was, or was lost.
+        /// The migration failed; the domain still runs on the source unless it was lost.
         Failed = "Failed",
     } default Unset
 }
 
 impl MigrationPhase {
-    /// Whether the migration is over.
+    /// Returns true for `Succeeded` and `Failed`.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 }
 
 words! {
-    /// When a VM's machine runs.
+    /// Run strategy of a VM.
     RunStrategy {
-        /// Always; started again whenever it ends.
+        /// Always running; restarted whenever it stops.
         Always = "Always",
-        /// Never.
+        /// Never running.
         Halted = "Halted",
-        /// When asked for by start and stop.
+        /// Controlled by start and stop requests.
         Manual = "Manual",
-        /// Until it ends well; started again after a failure.
+        /// Running until it succeeds; restarted after a failure.
         RerunOnFailure = "RerunOnFailure",
-        /// Once.
+        /// Started once.
         Once = "Once",
-        /// When a migration from elsewhere arrives.
+        /// Started by an incoming migration.
         WaitAsReceiver = "WaitAsReceiver",
     } default Halted
 }
 
 words! {
-    /// State of a VM for people.
+    /// Human-readable status of a VM.
     PrintableStatus {
-        /// No machine runs.
+        /// No VMI runs.
         Stopped = "Stopped",
-        /// Storage is being made.
+        /// Storage is being created.
         Provisioning = "Provisioning",
-        /// The machine is on its way up.
+        /// The VMI is starting.
         Starting = "Starting",
         /// The guest runs.
         Running = "Running",
         /// The guest is paused.
         Paused = "Paused",
-        /// The machine is on its way down.
+        /// The VMI is stopping.
         Stopping = "Stopping",
         /// The VM is being deleted.
         Terminating = "Terminating",
-        /// Starts keep failing; the next waits.
+        /// Starts fail repeatedly; the next one is delayed.
         CrashLoopBackOff = "CrashLoopBackOff",
-        /// The machine moves to another node.
+        /// The VMI is migrating to another node.
         Migrating = "Migrating",
-        /// Nothing else fits.
+        /// No other status applies.
         Unknown = "Unknown",
         /// No node fits.
         ErrorUnschedulable = "ErrorUnschedulable",
         /// An image cannot be pulled.
         ErrImagePull = "ErrImagePull",
-        /// An image cannot be pulled; the next try waits.
+        /// An image cannot be pulled; the next attempt is delayed.
         ImagePullBackOff = "ImagePullBackOff",
         /// A claim is missing.
         ErrorPvcNotFound = "ErrorPvcNotFound",
@@ -208,39 +208,39 @@ words! {
         DataVolumeError = "DataVolumeError",
         /// A claim is not bound.
         WaitingForVolumeBinding = "WaitingForVolumeBinding",
-        /// Waits for a machine sent from elsewhere.
+        /// Waits for an incoming migration from another cluster or namespace.
         WaitingForReceiver = "WaitingForReceiver",
     } default Stopped
 }
 
 words! {
-    /// What a drain does to a machine.
+    /// Effect of a node drain on a VMI.
     EvictionStrategy {
-        /// It is shut down.
+        /// The VMI is shut down.
         None = "None",
-        /// It is migrated; the drain waits for it.
+        /// The VMI is migrated, and the drain waits for it.
         LiveMigrate = "LiveMigrate",
-        /// It is migrated when it can be, else shut down.
+        /// The VMI is migrated if possible, else shut down.
         LiveMigrateIfPossible = "LiveMigrateIfPossible",
-        /// Someone else takes care of it.
+        /// Another controller handles the eviction.
         External = "External",
     } default None
 }
 
 words! {
-    /// How a guest starts.
+    /// Start mode of a guest.
     StartStrategy {
-        /// Stopped at its first instruction.
+        /// Paused before its first instruction.
         Paused = "Paused",
     } default Paused
 }
 
 words! {
-    /// An asked-for change of a VM's state.
+    /// Requested change of a VM's state.
     StateChangeAction {
-        /// Create the machine.
+        /// Create the VMI.
         Start = "Start",
-        /// Delete the machine.
+        /// Delete the VMI.
         Stop = "Stop",
     } default Start
 }
@@ -250,14 +250,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_words_survive() {
+    fn unknown_values_are_preserved() {
         let phase: VmiPhase = serde_json::from_str("\"Dreaming\"").unwrap();
         assert_eq!(phase, VmiPhase::Other("Dreaming".to_owned()));
         assert_eq!(serde_json::to_string(&phase).unwrap(), "\"Dreaming\"");
     }
 
     #[test]
-    fn known_words_are_their_own_text() {
+    fn known_values_match_their_text() {
         for strategy in RunStrategy::KNOWN {
             assert_eq!(&RunStrategy::from(strategy.as_str()), strategy);
         }

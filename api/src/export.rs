@@ -1,4 +1,4 @@
-//! VirtualMachineExport: volumes of a VM, snapshot, backup or claim, offered for download.
+//! VirtualMachineExport: downloads of the volumes of a VM, snapshot, backup or claim.
 
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Condition;
 
-/// A request to offer volumes for download.
+/// A request to export volumes.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "export.kubevirt.io",
@@ -22,7 +22,7 @@ use crate::Condition;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A request to offer the volumes of a VM, snapshot, backup or claim for download.",
+    doc = "A request to export the volumes of a VM, snapshot, backup or claim for download.",
     status = "VirtualMachineExportStatus",
     printcolumn = r#"{"name":"SourceKind","type":"string","jsonPath":".spec.source.kind"}"#,
     printcolumn = r#"{"name":"SourceName","type":"string","jsonPath":".spec.source.name"}"#,
@@ -30,45 +30,45 @@ use crate::Condition;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineExportSpec {
-    /// What to export, in the export's namespace: a PersistentVolumeClaim, VirtualMachine, VirtualMachineSnapshot,
+    /// Object to export, in the namespace of the export: a PersistentVolumeClaim, VirtualMachine, VirtualMachineSnapshot,
     /// VirtualMachineBackup or VirtualMachineTemplate.
     pub source: TypedLocalObjectReference,
-    /// Secret whose key `token` is what downloads must present; one is made when unset.
+    /// Secret with the download token in key `token`; default: a generated one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_secret_ref: Option<String>,
-    /// How long after its creation the export is deleted, such as `1h30m`; 2 hours when unset.
+    /// Time after creation until the export is deleted, such as `1h30m`; default: 2 hours.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl_duration: Option<String>,
 }
 
-/// What is observed of an export.
+/// Observed state of an export.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineExportStatus {
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Where the content is.
+    /// Links to the content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub links: Option<VirtualMachineExportLinks>,
     /// `Pending`, `Ready`, `Terminated` or `Skipped`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Service in front of the server; internal links name it.
+    /// Service of the server, used in internal links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_name: Option<String>,
-    /// Secret with the token in force.
+    /// Secret with the current token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_secret_ref: Option<String>,
-    /// When the export is deleted: creation plus `ttlDuration`.
+    /// Time of deletion: creation plus `ttlDuration`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl_expiration_time: Option<Time>,
-    /// VM the exported snapshot was taken of, or the exported VM.
+    /// The exported VM, or the VM of the exported snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_machine_name: Option<String>,
 }
 
-/// Where exported content is.
+/// Links to exported content.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineExportLinks {
@@ -80,19 +80,19 @@ pub struct VirtualMachineExportLinks {
     pub internal: Option<VirtualMachineExportLink>,
 }
 
-/// Exported content, as reached from one side.
+/// Exported content under one link.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineExportLink {
-    /// Backups, one entry a volume.
+    /// Backups, one per volume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub backups: Vec<VirtualMachineExportBackup>,
-    /// Certificate of the authority that signed the server's, PEM.
+    /// CA certificate of the server, PEM.
     pub cert: String,
-    /// Manifests, one entry a type.
+    /// Manifests, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub manifests: Vec<VirtualMachineExportManifest>,
-    /// Volumes, one entry each.
+    /// Volumes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<VirtualMachineExportVolume>,
 }
@@ -101,31 +101,31 @@ pub struct VirtualMachineExportLink {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineExportBackup {
-    /// Where it can be read, one entry a kind of content.
+    /// Endpoints, one per type of content.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<VirtualMachineExportBackupEndpoint>,
     /// Name of the volume.
     pub name: String,
 }
 
-/// Where a backup can be read.
+/// Endpoint of a backup.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineExportBackupEndpoint {
     /// `data` for the content, `map` for the ranges that changed.
     pub endpoint: String,
-    /// URL of it.
+    /// URL of the endpoint.
     pub url: String,
 }
 
-/// A manifest to make the exported objects anew.
+/// A manifest for recreating the exported objects.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineExportManifest {
     /// `all` for the objects, `auth-header-secret` for the Secret with the token.
     #[serde(rename = "type")]
     pub type_: String,
-    /// URL of it.
+    /// URL of the manifest.
     pub url: String,
 }
 
@@ -133,19 +133,19 @@ pub struct VirtualMachineExportManifest {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineExportVolume {
-    /// Forms it is offered in, one entry each.
+    /// Formats of the volume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub formats: Vec<VirtualMachineExportVolumeFormat>,
     /// Name of the volume.
     pub name: String,
 }
 
-/// A form a volume is offered in.
+/// A format of a volume.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineExportVolumeFormat {
     /// `raw`, `gzip`, `dir` or `tar.gz`.
     pub format: String,
-    /// URL of it.
+    /// URL of the volume in this format.
     pub url: String,
 }

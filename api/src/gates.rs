@@ -1,6 +1,6 @@
-//! Feature gates: which exist, how far each has come, and whether one is on.
+//! Feature gates: names, states and evaluation.
 
-/// How far a feature has come.
+/// State of a feature.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
     /// Always on.
@@ -9,9 +9,9 @@ pub enum State {
     Beta,
     /// Off unless enabled.
     Alpha,
-    /// Off unless enabled, on its way out.
+    /// Off unless enabled, to be removed.
     Deprecated,
-    /// Gone; the name is kept for its message.
+    /// Removed; the name is kept for its message.
     Discontinued,
 }
 
@@ -127,24 +127,24 @@ const DISCONTINUED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Launchers may run as root.
+/// Lets launchers run as root.
 pub const ROOT: &str = "Root";
-/// `rebootPolicy` may be set.
+/// Permits `rebootPolicy`.
 pub const REBOOT_POLICY: &str = "RebootPolicy";
-/// SCSI persistent reservations; the configuration's own field goes first.
+/// SCSI persistent reservations; the configuration field takes precedence.
 pub const PERSISTENT_RESERVATION: &str = "PersistentReservation";
-/// Nodes make no mediated devices; the configuration's own field goes first.
+/// Disables the creation of mediated devices on nodes; the configuration field takes precedence.
 pub const DISABLE_MDEV_CONFIGURATION: &str = "DisableMDEVConfiguration";
-/// Nodes have to offer what machines ask for of Hyper-V.
+/// Requires nodes to support the requested Hyper-V features.
 pub const HYPERV_STRICT_CHECK: &str = "HypervStrictCheck";
-/// Machines may have a VSOCK device.
+/// Permits VSOCK devices.
 pub const VSOCK: &str = "VSOCK";
 /// The removed passt plugin.
 pub const PASST: &str = "Passt";
 /// The removed macvtap binding.
 pub const MACVTAP: &str = "Macvtap";
 
-/// How far the feature of a gate has come; `None` for a name nobody knows.
+/// Returns the state of a feature gate, or `None` for an unknown name.
 pub fn state(gate: &str) -> Option<State> {
     if GA.contains(&gate) {
         Some(State::Ga)
@@ -161,13 +161,13 @@ pub fn state(gate: &str) -> Option<State> {
     }
 }
 
-/// What users of a deprecated or discontinued gate are told.
+/// Returns the message for users of a deprecated or discontinued gate.
 pub fn message(gate: &str) -> Option<&'static str> {
     DEPRECATED.iter().chain(DISCONTINUED).find(|(name, _)| *name == gate).map(|(_, message)| *message)
 }
 
-/// What whoever lists a gate in the cluster's configuration is told: its message, or that it is of no use any more.
-/// Nothing for a gate that still makes a difference; `None` for a name nobody knows.
+/// Returns the warning for a gate listed in the configuration: its message, or that it has no effect. The warning is empty
+/// for a gate that has an effect. Returns `None` for an unknown name.
 pub fn warning(gate: &str) -> Option<String> {
     let text = match state(gate)? {
         State::Alpha | State::Beta => String::new(),
@@ -179,7 +179,7 @@ pub fn warning(gate: &str) -> Option<String> {
     Some(text)
 }
 
-/// Whether a gate is on, given the lists of the configuration.
+/// Returns true if a gate is enabled by these lists of the configuration.
 pub fn enabled(gate: &str, listed: &[String], disabled: &[String]) -> bool {
     match state(gate) {
         None => false,
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn listed_gates_of_no_use_are_warned_of() {
+    fn listed_gates_without_effect_give_a_warning() {
         assert_eq!(warning("NoSuchGate"), None);
         assert_eq!(warning("Snapshot").as_deref(), Some(""));
         assert!(warning("GPU").is_some_and(|text| text.contains("\"General Availability\"")));

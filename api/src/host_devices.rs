@@ -1,30 +1,29 @@
-//! Devices of the host that the cluster's configuration hands to machines: how they are named and selected, and where
-//! a container finds what it was given.
+//! Host devices for VMIs: names, selectors, and the environment variables that pass them to a container.
 //!
-//! virt-handler offers the devices to kubelet as resources and says in the environment of the container which ones it
-//! got; other device plugins may do the same. Both sides of that agree on what is here.
+//! virt-handler offers the devices to kubelet as resources and sets environment variables of the container to the assigned
+//! devices. Other device plugins may do the same. Both sides use the definitions here.
 
 use crate::kubevirt::network::{PciHostDevice, PermittedHostDevices, UsbHostDevice, UsbSelector};
 
-/// Beginning of the variable that holds the addresses of PCI devices, such as `0000:3b:00.0`, separated by commas.
+/// Prefix of the variable with the addresses of PCI devices, such as `0000:3b:00.0`, separated by commas.
 pub const PCI_VARIABLE: &str = "PCI_RESOURCE_";
-/// Beginning of the variable that holds bus and number of USB devices, such as `1:4`, separated by commas.
+/// Prefix of the variable with bus and number of USB devices, such as `1:4`, separated by commas.
 pub const USB_VARIABLE: &str = "USB_RESOURCE_";
 
-/// Longest name that kubelet takes, prefix and slash included, and of its parts.
+/// Maximum length of a resource name for kubelet, including prefix and slash, and of its parts.
 const PREFIX_MAX: usize = 253;
 const NAME_MAX: usize = 63;
-/// Beginning of the names of virt-handler's own resources, which no device of the configuration may take.
+/// Prefix of virt-handler's own resources. Devices of the configuration must not use it.
 const OWN_PREFIX: &str = "devices.kubevirt.io/";
 
-/// Name of the variable for a resource: capitals, and `_` for what separates words. Dashes stay.
+/// Returns the name of the variable for a resource: upper case, with `_` for slashes and dots. Hyphens stay.
 #[must_use]
 pub fn variable(prefix: &str, resource: &str) -> String {
     format!("{prefix}{}", resource.to_uppercase().replace(['/', '.'], "_"))
 }
 
-/// Whether kubelet takes a resource of this name from a device plugin: `domain/name`, outside of Kubernetes' own
-/// domain, and none that virt-handler offers for every machine.
+/// Returns true if kubelet accepts this resource name from a device plugin: `domain/name`, outside of Kubernetes' own domain
+/// and of virt-handler's own resources.
 #[must_use]
 pub fn is_resource_name(text: &str) -> bool {
     let Some((prefix, name)) = text.split_once('/') else { return false };
@@ -45,11 +44,11 @@ pub fn is_resource_name(text: &str) -> bool {
         && !text.starts_with(OWN_PREFIX)
         && prefix != "kubernetes.io"
         && !prefix.ends_with(".kubernetes.io")
-        // Such a resource would be counted as a request of quotas.
+        // Quotas would count this resource as a request.
         && !prefix.starts_with("requests.")
 }
 
-/// A number of 16 bits in hexadecimal, with or without `0x`.
+/// Parses a 16-bit hexadecimal number, with or without `0x`.
 fn id(text: &str) -> Option<u16> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     let plain = (1..=4).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -57,7 +56,7 @@ fn id(text: &str) -> Option<u16> {
 }
 
 impl PciHostDevice {
-    /// Vendor and product that are selected; nothing if that is not what the selector says.
+    /// Returns the selected vendor and product, or `None` if the selector is invalid.
     #[must_use]
     pub fn ids(&self) -> Option<(u16, u16)> {
         let (vendor, product) = self.pci_vendor_selector.split_once(':')?;
@@ -66,7 +65,7 @@ impl PciHostDevice {
 }
 
 impl UsbSelector {
-    /// Vendor and product that are selected; nothing if that is not what the selector says.
+    /// Returns the selected vendor and product, or `None` if the selector is invalid.
     #[must_use]
     pub fn ids(&self) -> Option<(u16, u16)> {
         Some((id(&self.vendor)?, id(&self.product)?))
@@ -74,7 +73,7 @@ impl UsbSelector {
 }
 
 impl UsbHostDevice {
-    /// Vendor and product of each device of a set; nothing if a selector says something else, or there is none.
+    /// Returns vendor and product of each device of a set, or `None` if a selector is invalid or there is none.
     #[must_use]
     pub fn ids(&self) -> Option<Vec<(u16, u16)>> {
         let ids: Vec<_> = self.selectors.iter().map(UsbSelector::ids).collect::<Option<_>>()?;
@@ -83,7 +82,7 @@ impl UsbHostDevice {
 }
 
 impl PermittedHostDevices {
-    /// Whether machines may ask for a resource.
+    /// Returns true if VMIs may request a resource.
     #[must_use]
     pub fn permits(&self, resource: &str) -> bool {
         self.pci_host_devices.iter().any(|device| device.resource_name == resource)

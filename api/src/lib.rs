@@ -1,7 +1,7 @@
 //! Types, constants and custom resource definitions of the virtualization API.
 //!
-//! Everything here is data and pure functions; nothing does IO. The wire form (field names, which fields are
-//! always present, which are left out when empty) is the one clients of the API know.
+//! This crate contains data and pure functions without IO. The wire format (field names, fields that are always present, fields
+//! that are omitted when empty) is that of the published API.
 
 pub mod backup;
 pub mod clone;
@@ -49,13 +49,13 @@ pub use vm::status::VirtualMachineStatus;
 pub use vmi::spec::{VirtualMachineInstance, VirtualMachineInstanceSpec, VirtualMachineInstanceTemplateSpec};
 pub use vmi::status::VirtualMachineInstanceStatus;
 
-/// Whether a text is one of the spellings of true that annotations and queries may have.
+/// Returns true for the spellings of true in annotations and query parameters.
 #[must_use]
 pub fn is_true(text: &str) -> bool {
     matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True")
 }
 
-/// For `skip_serializing_if`: false is left out on the wire.
+/// Omits false on the wire, for `skip_serializing_if`.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 pub(crate) fn is_false(value: &bool) -> bool {
     !*value

@@ -1,4 +1,4 @@
-//! VirtualMachineInstanceMigration: one move of a running machine to another node.
+//! VirtualMachineInstanceMigration: a live migration of a VMI to another node.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Condition, enums::MigrationPhase, vmi::migration::VirtualMachineInstanceMigrationState};
 
-/// One move of a running machine.
+/// A live migration of a VMI.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "kubevirt.io",
@@ -23,87 +23,87 @@ use crate::{Condition, enums::MigrationPhase, vmi::migration::VirtualMachineInst
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "One move of a running machine to another node.",
+    doc = "A live migration of a VMI to another node.",
     status = "VirtualMachineInstanceMigrationStatus",
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
     printcolumn = r#"{"name":"VMI","type":"string","jsonPath":".spec.vmiName"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceMigrationSpec {
-    /// Node labels asked for besides those of the machine. Where both name a label, the machine's value holds, so this
-    /// narrows the choice of nodes and never widens it.
+    /// Node labels required in addition to the node selector of the VMI. The VMI's value takes precedence for a label
+    /// in both, so this restricts the choice of nodes and never extends it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub added_node_selector: BTreeMap<String, String>,
-    /// Place in the queue: `system-critical`, `user-triggered` or `system-maintenance`. Set by virt-controller alone.
+    /// Queue priority: `system-critical`, `user-triggered` or `system-maintenance`. Only virt-controller may set it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<String>,
-    /// Makes this the receiving half of a move between clusters or namespaces.
+    /// Makes this object the receiving side of a migration between clusters or namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receive: Option<VirtualMachineInstanceMigrationTarget>,
-    /// Makes this the sending half of a move between clusters or namespaces.
+    /// Makes this object the sending side of a migration between clusters or namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub send_to: Option<VirtualMachineInstanceMigrationSource>,
-    /// Machine to move, in the namespace of this object. Required by admission.
+    /// VMI to migrate, in the namespace of this object. Required by admission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vmi_name: Option<String>,
 }
 
-/// The sending half of a move.
+/// The sending side of a migration.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceMigrationSource {
     /// Address and port of the receiving side's synchronization service.
     #[serde(rename = "connectURL")]
     pub connect_url: String,
-    /// Name both halves share.
+    /// Name shared by both sides.
     #[serde(rename = "migrationID")]
     pub migration_id: String,
 }
 
-/// The receiving half of a move.
+/// The receiving side of a migration.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceMigrationTarget {
-    /// Name both halves share.
+    /// Name shared by both sides.
     #[serde(rename = "migrationID")]
     pub migration_id: String,
 }
 
-/// What is observed of a move.
+/// Observed state of a migration.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceMigrationStatus {
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// State of the copying, as on the machine.
+    /// State of the migration, as in the status of the VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_state: Option<VirtualMachineInstanceMigrationState>,
-    /// How far it is.
+    /// Phase of the migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<MigrationPhase>,
-    /// When each phase began.
+    /// Start time of each phase.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phase_transition_timestamps: Vec<VirtualMachineInstanceMigrationPhaseTransitionTimestamp>,
-    /// Addresses with ports where the other half reaches the synchronization service; the first is the preferred.
+    /// Addresses with ports of the synchronization service for the other side, in order of preference.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub synchronization_addresses: Vec<String>,
 }
 
-/// When a phase began.
+/// Start time of a phase.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceMigrationPhaseTransitionTimestamp {
     /// The phase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<MigrationPhase>,
-    /// When it began.
+    /// Start time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase_transition_timestamp: Option<Time>,
 }
 
 impl VirtualMachineInstanceMigration {
-    /// Whether the move is over, well or not.
+    /// Returns true if the migration has ended.
     pub fn is_final(&self) -> bool {
         let phase = self.status.as_ref().and_then(|status| status.phase.as_ref());
         phase.is_some_and(MigrationPhase::is_final)

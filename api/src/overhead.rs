@@ -1,4 +1,4 @@
-//! Memory a launcher pod needs beyond the guest's own, by which its request is raised.
+//! Memory overhead of a launcher pod, which is added to its memory request.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -10,36 +10,36 @@ use crate::{
 const MI: i64 = 1 << 20;
 const GI: i64 = 1 << 30;
 
-/// Supervisor, worker and libvirt daemon together; the budget a benchmark holds them to.
+/// Supervisor, worker and libvirt daemon together; a benchmark checks this limit.
 pub const OUTSIDE_QEMU: i64 = 60 * MI;
-/// QEMU itself: code, heap and the buffers of its devices.
+/// QEMU itself: code, heap and device buffers.
 pub const QEMU: i64 = 50 * MI;
-/// Each virtual CPU: thread stack and state.
+/// Each vCPU: thread stack and state.
 pub const PER_VCPU: i64 = 8 * MI;
-/// The thread that does disk IO.
+/// The thread for disk IO.
 pub const IO_THREAD: i64 = 8 * MI;
 /// Frame buffer of the display.
 pub const VIDEO: i64 = 32 * MI;
 /// Flash images of arm64 firmware.
 pub const ARM64_FLASH: i64 = 128 * MI;
-/// IO mappings of devices handed to the guest.
+/// IO mappings of passthrough devices.
 pub const VFIO: i64 = GI;
-/// The small disk with host metrics.
+/// The disk with downward metrics.
 pub const DOWNWARD_METRICS: i64 = MI;
-/// Each exec probe that may run.
+/// Each exec probe.
 pub const EXEC_PROBE: i64 = 10 * MI;
-/// What the first exec probe costs on top.
+/// Additional memory of the first exec probe.
 pub const FIRST_EXEC_PROBE: i64 = 100 * MI;
 /// Firmware and bounce buffers of encrypted guests.
 pub const SEV: i64 = 256 * MI;
 /// The TPM emulator.
 pub const TPM: i64 = 53 * MI;
-/// Slack of pods whose limit equals their request: there is nothing to borrow from.
+/// Reserve of pods whose limits equal their requests, which cannot exceed them.
 pub const GUARANTEED: i64 = 100 * MI;
-/// Smallest share of page tables: one entry of 8 bytes maps 4 KiB.
+/// Page tables take at least this fraction: an entry of 8 bytes maps 4 KiB.
 const PAGE_TABLE_SHARE: i64 = 512;
 
-/// Overhead in bytes of the machine's launcher pod. `ratio` is the cluster's factor on it. `guaranteed` says whether
+/// Returns the overhead of the VMI's launcher pod in bytes. `ratio` is the factor of the cluster. `guaranteed` is true if
 /// the pod's requests equal its limits.
 pub fn bytes(spec: &VirtualMachineInstanceSpec, ratio: Option<f64>, guaranteed: bool) -> i64 {
     let domain = &spec.domain;
@@ -90,18 +90,18 @@ pub fn bytes(spec: &VirtualMachineInstanceSpec, ratio: Option<f64>, guaranteed: 
         sum = sum.saturating_add(added.max(0));
     }
     match ratio {
-        // Float to integer saturates, so a silly ratio gives a request nothing can satisfy, not a small one.
+        // The conversion to an integer saturates, so an excessive ratio gives an unsatisfiable request, not a small one.
         Some(ratio) if ratio > 1.0 => (sum as f64 * ratio) as i64,
         _ => sum,
     }
 }
 
-/// [`bytes`] as a quantity.
+/// Returns [`bytes`] as a quantity.
 pub fn quantity(spec: &VirtualMachineInstanceSpec, ratio: Option<f64>, guaranteed: bool) -> Quantity {
     quantity::bytes(bytes(spec, ratio, guaranteed))
 }
 
-/// Virtual CPUs of a domain: its topology, else its CPU limit, else its CPU request, at least 1.
+/// Returns the number of vCPUs of a domain: from its topology, else its CPU limit, else its CPU request; at least 1.
 pub fn vcpus(domain: &DomainSpec) -> u32 {
     if let Some(cpu) = &domain.cpu {
         return cpu.vcpus();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn smallest_machine_has_the_fixed_terms() {
+    fn smallest_vmi_has_the_fixed_overhead() {
         assert_eq!(overhead(json!({"devices": {}})), 60 + 50 + 8 + 8 + 32);
         assert_eq!(overhead(json!({"devices": {"autoattachGraphicsDevice": false}})), 126);
     }
@@ -137,6 +137,13 @@ mod tests {
         assert_eq!(overhead(cpu), 158 + 3 * 8);
         let memory = json!({"devices": {}, "resources": {"requests": {"memory": "1Gi"}}});
         assert_eq!(overhead(memory), 158 + 2);
+    }
+
+    #[test]
+    fn reserved_overhead_is_added() {
+        let added = |amount: &str| json!({"devices": {}, "memory": {"reservedOverhead": {"addedOverhead": amount}}});
+        assert_eq!(overhead(added("64Mi")), 158 + 64);
+        assert_eq!(overhead(added("-64Mi")), 158);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Plugin: an extension that changes domains and follows the life of machines on their nodes.
+//! Plugin: an extension that changes domains and runs hooks on nodes.
 
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -14,18 +14,18 @@ use serde::{Deserialize, Serialize};
     singular = "plugin",
     derive = "Default",
     derive = "PartialEq",
-    doc = "An extension that changes domains and follows the life of machines on their nodes.",
+    doc = "An extension that changes domains and runs hooks on nodes.",
     status = "PluginStatus"
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PluginSpec {
-    /// CEL expression that says of a machine whether the plugin concerns it; it concerns all when empty.
+    /// CEL expression that selects the VMIs of the plugin; default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
-    /// Changes to the domain, made in this order; plugins take turns by name.
+    /// Changes to the domain, in this order; plugins are ordered by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub domain_hooks: Vec<DomainHook>,
-    /// What a failing hook does to the machine: `Fail` (the default) or `Ignore`.
+    /// Effect of a failing hook on the VMI: `Fail` (default) or `Ignore`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_strategy: Option<String>,
     /// MutatingAdmissionPolicies that belong to the plugin.
@@ -34,7 +34,7 @@ pub struct PluginSpec {
     /// MutatingWebhookConfigurations that belong to the plugin.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mutating_admission_webhooks: Vec<AdmissionReference>,
-    /// Calls to a program on the node as machines come and go.
+    /// Calls to a program on the node during the lifecycle of VMIs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_hooks: Vec<NodeHook>,
     /// ValidatingAdmissionPolicies that belong to the plugin.
@@ -45,23 +45,23 @@ pub struct PluginSpec {
     pub validating_admission_webhooks: Vec<AdmissionReference>,
 }
 
-/// A change to the domain, by an expression or by a sidecar of the launcher.
+/// A change to the domain by an expression or by a sidecar of the launcher.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DomainHook {
     /// Change by an expression. Excludes `sidecar`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cel: Option<CelDomainHook>,
-    /// CEL expression that narrows the plugin's condition.
+    /// CEL expression in addition to the plugin's condition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
-    /// `Fail` or `Ignore`; the plugin's when unset.
+    /// `Fail` or `Ignore`; default: that of the plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_strategy: Option<String>,
     /// Change by a sidecar. Excludes `cel`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sidecar: Option<SidecarDomainHook>,
-    /// How long the hook may take, such as `10s`; 30 seconds when unset.
+    /// Time limit of the hook, such as `10s`; default: 30 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
 }
@@ -70,7 +70,7 @@ pub struct DomainHook {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CelDomainHook {
-    /// CEL expression whose value is laid over the domain.
+    /// CEL expression whose value is merged into the domain.
     pub expression: String,
 }
 
@@ -78,7 +78,7 @@ pub struct CelDomainHook {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SidecarDomainHook {
-    /// Socket of the sidecar, below `/var/run/kubevirt-plugin/` and the plugin's name.
+    /// Socket of the sidecar, below `/var/run/kubevirt-plugin/` and the name of the plugin.
     pub socket_path: String,
 }
 
@@ -86,17 +86,17 @@ pub struct SidecarDomainHook {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeHook {
-    /// CEL expression that narrows the plugin's condition.
+    /// CEL expression in addition to the plugin's condition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
-    /// `Fail` or `Ignore`; the plugin's when unset.
+    /// `Fail` or `Ignore`; default: that of the plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_strategy: Option<String>,
-    /// When to call: before or after (`Pre`, `Post`) `VMStart`, `VMStop`, `MigrationSource` or `MigrationTarget`.
+    /// Hook points: `Pre` or `Post`, followed by `VMStart`, `VMStop`, `MigrationSource` or `MigrationTarget`.
     pub permitted_hooks: Vec<String>,
     /// Socket of the program on the node.
     pub socket: String,
-    /// How long the call may take, such as `10s`; 30 seconds when unset.
+    /// Time limit of the call, such as `10s`; default: 30 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
 }
@@ -105,10 +105,10 @@ pub struct NodeHook {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionReference {
-    /// Name of it.
+    /// Name of the object.
     pub name: String,
 }
 
-/// What is observed of a plugin: nothing yet.
+/// Observed state of a plugin; empty.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct PluginStatus {}

@@ -1,4 +1,4 @@
-//! MigrationPolicy: settings of migrations for groups of machines.
+//! MigrationPolicy: migration settings for groups of VMIs.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use crate::vmi::migration::ExperimentalMigrationOptions;
 /// API group of migration policies.
 pub const GROUP: &str = "migrations.kubevirt.io";
 
-/// Settings that take the place of the cluster's for the machines selected. Where several policies match, the one that
-/// matches by most labels holds.
+/// Settings that override those of the cluster for the selected VMIs. If several policies match, the one with the most
+/// matching labels applies.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "migrations.kubevirt.io",
@@ -23,48 +23,48 @@ pub const GROUP: &str = "migrations.kubevirt.io";
     singular = "migrationpolicy",
     derive = "Default",
     derive = "PartialEq",
-    doc = "Settings of migrations for the machines it selects.",
+    doc = "Migration settings for the selected VMIs.",
     status = "MigrationPolicyStatus"
 )]
 #[serde(rename_all = "camelCase")]
 pub struct MigrationPolicySpec {
-    /// Slow the guest down so that copying catches up; the cluster's setting when unset.
+    /// Throttle the guest so that the migration converges; default: the cluster's setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_auto_converge: Option<bool>,
-    /// Switch over before all memory is copied; the cluster's setting when unset.
+    /// Switch to post-copy before all memory is copied; default: the cluster's setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_post_copy: Option<bool>,
-    /// Pause the guest or switch over early when copying takes too long; the cluster's setting when unset.
+    /// Pause the guest or switch to post-copy if the migration exceeds its time limit; default: the cluster's setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_workload_disruption: Option<bool>,
-    /// Bytes per second, 0 for no limit; the cluster's setting when unset.
+    /// Bytes per second, 0 means no limit; default: the cluster's setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth_per_migration: Option<Quantity>,
-    /// Seconds per GiB after which a migration is stopped; the cluster's setting when unset.
+    /// Seconds per GiB after which a migration is aborted; default: the cluster's setting.
     #[serde(rename = "completionTimeoutPerGiB", skip_serializing_if = "Option::is_none")]
     pub completion_timeout_per_gib: Option<i64>,
-    /// Settings that may change or go.
+    /// Experimental settings, which may change or be removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experimental: Option<ExperimentalMigrationOptions>,
-    /// Longest stop at switch-over in milliseconds, 1 to 2000000; the cluster's setting when unset.
+    /// Maximum downtime at switchover in milliseconds, 1 to 2000000; default: the cluster's setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_downtime_ms: Option<u64>,
-    /// Machines the policy is for.
+    /// VMIs of the policy.
     pub selectors: Selectors,
 }
 
-/// Which machines a policy is for: those that match both.
+/// Selects the VMIs of a policy. Both selectors must match.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Selectors {
-    /// Labels the machine's namespace must carry; any namespace when empty.
+    /// Labels that the VMI's namespace must have; default: any namespace.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub namespace_selector: BTreeMap<String, String>,
-    /// Labels the machine must carry; any machine when empty.
+    /// Labels that the VMI must have; default: any VMI.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub virtual_machine_instance_selector: BTreeMap<String, String>,
 }
 
-/// Empty: nothing is observed of a policy.
+/// Observed state of a policy; empty.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct MigrationPolicyStatus {}

@@ -1,4 +1,4 @@
-//! VirtualMachinePool: a number of VMs made from one template.
+//! VirtualMachinePool: a set of VMs created from one template.
 
 use k8s_openapi::{
     api::core::v1::NodeSelectorRequirement,
@@ -16,7 +16,7 @@ use crate::{Condition, VirtualMachineSpec};
 /// API group of pools.
 pub const GROUP: &str = "pool.kubevirt.io";
 
-/// A number of VMs made from one template.
+/// A set of VMs created from one template.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "pool.kubevirt.io",
@@ -30,7 +30,7 @@ pub const GROUP: &str = "pool.kubevirt.io";
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A number of VMs made from one template.",
+    doc = "A set of VMs created from one template.",
     status = "VirtualMachinePoolStatus",
     scale(
         spec_replicas_path = ".spec.replicas",
@@ -44,39 +44,38 @@ pub const GROUP: &str = "pool.kubevirt.io";
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolSpec {
-    /// When a VM that does not come up is replaced; never when unset.
+    /// Replacement of VMs that fail to start; default: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autohealing: Option<VirtualMachinePoolAutohealingStrategy>,
-    /// How many VMs may be away at a time while a change is rolled out: a number, or a percentage such as `25%`; `100%`
-    /// when unset.
+    /// Maximum number of unavailable VMs during an update: a number, or a percentage such as `25%`; default: `100%`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_unavailable: Option<IntOrString>,
-    /// What gets the number of the VM appended.
+    /// Names to which the index of the VM is appended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name_generation: Option<VirtualMachinePoolNameGeneration>,
     /// Stop creating, changing and deleting VMs.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub paused: bool,
-    /// How many VMs to keep; 1 when unset.
+    /// Number of VMs; default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Which VMs go when there are too many, and what is kept of them; `proactive` when unset.
+    /// Selection of VMs to delete and preservation of their state; default: `proactive`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_in_strategy: Option<VirtualMachinePoolScaleInStrategy>,
-    /// Labels of the VMs counted; must match the template's and never changes.
+    /// Labels of the VMs; must match those of the template and is immutable.
     pub selector: LabelSelector,
-    /// How a changed template reaches the VMs; `proactive` when unset.
+    /// Application of template changes to VMs; default: `proactive`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub update_strategy: Option<VirtualMachinePoolUpdateStrategy>,
     /// Template of the VMs.
     pub virtual_machine_template: VirtualMachineTemplateSpec,
 }
 
-/// Template VMs are made from.
+/// Template of the VMs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineTemplateSpec {
-    /// Labels and annotations put on the VM.
+    /// Labels and annotations of the VM.
     #[serde(default)]
     pub metadata: ObjectMeta,
     /// Spec of the VM. Required by admission.
@@ -84,38 +83,38 @@ pub struct VirtualMachineTemplateSpec {
     pub spec: Option<VirtualMachineSpec>,
 }
 
-/// When a VM that does not come up is replaced.
+/// Replacement of VMs that fail to start.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolAutohealingStrategy {
-    /// How long a VM must have failed to come up, a duration such as `10m`; five minutes when unset.
+    /// Minimum time of failing, a duration such as `10m`; default: five minutes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_failing_to_start_duration: Option<String>,
-    /// Failed starts in a row after which the VM is replaced, at least 1; 3 when unset.
+    /// Number of consecutive failed starts before the VM is replaced, at least 1; default: 3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_up_failure_threshold: Option<u32>,
 }
 
-/// What gets the number of the VM appended.
+/// Names to which the index of the VM is appended.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolNameGeneration {
-    /// Names of the config maps the template refers to; off when unset.
+    /// Append it to names of ConfigMaps in the template; default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub append_index_to_config_map_refs: Option<bool>,
-    /// Names of the secrets the template refers to; off when unset.
+    /// Append it to names of Secrets in the template; default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub append_index_to_secret_refs: Option<bool>,
 }
 
-/// Which VMs go when there are too many; at most one is set.
+/// Selection of VMs to delete; at most one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolScaleInStrategy {
-    /// Those that somebody else deletes are not made again.
+    /// VMs that others delete are not replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub opportunistic: Option<VirtualMachinePoolOpportunisticScaleInStrategy>,
-    /// The pool shuts VMs down and deletes them.
+    /// The pool stops and deletes VMs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proactive: Option<VirtualMachinePoolProactiveScaleInStrategy>,
     /// The pool deletes nothing.
@@ -123,37 +122,35 @@ pub struct VirtualMachinePoolScaleInStrategy {
     pub unmanaged: Option<VirtualMachinePoolUnmanagedStrategy>,
 }
 
-/// Scaling in by what others delete.
+/// Scale-in by VMs that others delete.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolOpportunisticScaleInStrategy {
-    /// What is kept of a VM that goes: `Disabled` (nothing, the default), `Offline` (its claims) or `Online` (claims and
-    /// memory).
+    /// Preserved state of a deleted VM: `Disabled` (nothing, default), `Offline` (its claims) or `Online` (claims and memory).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_preservation: Option<String>,
 }
 
-/// Scaling in by the pool itself.
+/// Scale-in by the pool.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolProactiveScaleInStrategy {
-    /// Which VMs go first; any when unset.
+    /// Order in which VMs are deleted; default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selection_policy: Option<VirtualMachinePoolSelectionPolicy>,
-    /// What is kept of a VM that goes: `Disabled` (nothing, the default), `Offline` (its claims) or `Online` (claims and
-    /// memory).
+    /// Preserved state of a deleted VM: `Disabled` (nothing, default), `Offline` (its claims) or `Online` (claims and memory).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_preservation: Option<String>,
 }
 
-/// How a changed template reaches the VMs; at most one is set.
+/// Application of template changes to VMs; at most one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolUpdateStrategy {
-    /// VMs are changed, their running machines are left to their next start.
+    /// VMs are changed, and running VMIs keep their spec until the next start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub opportunistic: Option<VirtualMachineOpportunisticUpdateStrategy>,
-    /// VMs are changed and their machines restarted.
+    /// VMs are changed and restarted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proactive: Option<VirtualMachinePoolProactiveUpdateStrategy>,
     /// VMs are not changed.
@@ -165,57 +162,57 @@ pub struct VirtualMachinePoolUpdateStrategy {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct VirtualMachineOpportunisticUpdateStrategy {}
 
-/// Updates by restart.
+/// Updates with a restart.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolProactiveUpdateStrategy {
-    /// Which VMs come first; any when unset.
+    /// Order in which VMs are updated; default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selection_policy: Option<VirtualMachinePoolSelectionPolicy>,
 }
 
-/// Marker for leaving the VMs alone.
+/// Marker for no changes to VMs.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct VirtualMachinePoolUnmanagedStrategy {}
 
-/// Which VMs come first.
+/// Order of VMs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolSelectionPolicy {
-    /// VMs that come before all others.
+    /// VMs that come first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selectors: Option<VirtualMachinePoolSelectors>,
-    /// Order among the rest: `AscendingOrder`, `DescendingOrder`, `Newest`, `Oldest` or `Random` (the default).
+    /// Order of the other VMs: `AscendingOrder`, `DescendingOrder`, `Newest`, `Oldest` or `Random` (default).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sort_policy: Option<String>,
 }
 
-/// VMs that match all that is set.
+/// VMs that match all members that are set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolSelectors {
     /// Labels of the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<LabelSelector>,
-    /// Labels of the node its machine runs on.
+    /// Labels of the VMI's node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_selector_requirement_matcher: Vec<NodeSelectorRequirement>,
 }
 
-/// What is observed of a pool.
+/// Observed state of a pool.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolStatus {
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
     /// Selector as text, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<String>,
-    /// VMs that are ready.
+    /// Number of ready VMs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
-    /// VMs that exist.
+    /// Number of VMs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
 }

@@ -1,4 +1,4 @@
-//! VirtualMachineInstancePreset: hardware that machines get when they are made, chosen by label.
+//! VirtualMachineInstancePreset: settings for new VMIs that match a label selector.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::vmi::domain::DomainSpec;
 
-/// Hardware for machines that say nothing of their own.
+/// Settings for VMIs that do not set them.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "kubevirt.io",
@@ -21,15 +21,14 @@ use crate::vmi::domain::DomainSpec;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "Hardware that matching machines get when they are made. Deprecated: instance types and preferences took its place."
+    doc = "Settings for new VMIs that match a label selector. Deprecated: use instance types and preferences."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstancePresetSpec {
-    /// What machines get. Taken over, each as a whole and only where the machine has none: `resources.requests`, `cpu`,
-    /// `firmware`, the clock's base, `clock.timer`, `features`, `devices.watchdog` and `ioThreadsPolicy`. Required by
-    /// admission.
+    /// Settings. These are copied as a whole if the VMI does not set them: `resources.requests`, `cpu`, `firmware`, the clock's
+    /// base, `clock.timer`, `features`, `devices.watchdog` and `ioThreadsPolicy`. Required by admission.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<DomainSpec>,
-    /// Labels of the machines meant; an empty selector means all machines of the namespace.
+    /// Labels of the VMIs; an empty selector matches all VMIs of the namespace.
     pub selector: LabelSelector,
 }

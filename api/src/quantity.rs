@@ -3,38 +3,38 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
 
-/// Why a quantity cannot be read.
+/// Reasons why a quantity is invalid.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum QuantityError {
     /// The text is not a number with a known suffix.
     #[error("{0:?} is not a quantity")]
     Malformed(String),
-    /// The number does not fit.
+    /// The number is out of range.
     #[error("{0:?} is out of range")]
     OutOfRange(String),
 }
 
-/// Binary suffixes with the power of two they stand for.
+/// Binary suffixes and their power of two.
 const BINARY: [(&str, u32); 6] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60)];
 
-/// Decimal suffixes with the power of ten they stand for.
+/// Decimal suffixes and their power of ten.
 const DECIMAL: [(&str, i32); 9] =
     [("n", -9), ("u", -6), ("m", -3), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
 
-/// Digits accepted in a number; more cannot be meant seriously and would only cost time.
+/// Limits digits of a number, which bounds the parsing time.
 const MAX_DIGITS: usize = 64;
 
-/// The quantity in thousandths, rounded up, as the scheduler counts CPU.
+/// Returns the quantity in thousandths, rounded up, as the scheduler counts CPU.
 pub fn milli(quantity: &Quantity) -> Result<i64, QuantityError> {
     parse(&quantity.0, 3)
 }
 
-/// The quantity in whole units, rounded up: bytes, or CPUs.
+/// Returns the quantity in whole units, such as bytes or CPUs, rounded up.
 pub fn units(quantity: &Quantity) -> Result<i64, QuantityError> {
     parse(&quantity.0, 0)
 }
 
-/// Whether the quantity is a whole number of thousandths. One too large to tell is taken for whole.
+/// Returns true for a whole number of thousandths, and for a number that is too large to determine this.
 pub fn has_whole_milli(quantity: &Quantity) -> bool {
     match (parse(&quantity.0, 3), parse(&quantity.0, 9)) {
         (Ok(milli), Ok(nano)) => milli.checked_mul(1_000_000) == Some(nano),
@@ -42,7 +42,7 @@ pub fn has_whole_milli(quantity: &Quantity) -> bool {
     }
 }
 
-/// A number of bytes as a quantity, with the largest binary suffix that divides it.
+/// Returns a number of bytes as a quantity with the largest binary suffix that divides it.
 pub fn bytes(bytes: i64) -> Quantity {
     for (suffix, power) in BINARY.iter().rev() {
         let unit = 1_i64 << power;
@@ -53,8 +53,8 @@ pub fn bytes(bytes: i64) -> Quantity {
     Quantity(bytes.to_string())
 }
 
-/// The quantity as Kubernetes writes it, with the largest suffix that leaves a whole number: `2Gi` for `2048Mi`, `500m` for
-/// `0.5`, `1M` for `1000000`. One with an exponent stays as it is, and so does what is none.
+/// Returns the quantity in Kubernetes' canonical form, with the largest suffix that gives a whole number: `2Gi` for `2048Mi`,
+/// `500m` for `0.5`, `1M` for `1000000`. Returns quantities with an exponent and invalid ones unchanged.
 pub fn canonical(quantity: &Quantity) -> String {
     let text = &quantity.0;
     let suffix = text.trim_start_matches(|c: char| c.is_ascii_digit() || "+-.".contains(c));
@@ -87,12 +87,12 @@ pub fn canonical(quantity: &Quantity) -> String {
     format!("{value}{suffix}")
 }
 
-/// Thousandths as a quantity, such as `100m` or `2`.
+/// Returns thousandths as a quantity, such as `100m` or `2`.
 pub fn from_milli(milli: i64) -> Quantity {
     if milli % 1000 == 0 { Quantity((milli / 1000).to_string()) } else { Quantity(format!("{milli}m")) }
 }
 
-/// Reads `text` as a multiple of `10^-shift`, rounded away from zero.
+/// Parses `text` as a multiple of `10^-shift`, rounded away from zero.
 fn parse(text: &str, shift: i32) -> Result<i64, QuantityError> {
     let malformed = || QuantityError::Malformed(text.chars().take(MAX_DIGITS).collect());
     let out_of_range = || QuantityError::OutOfRange(text.chars().take(MAX_DIGITS).collect());
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_text_is_rejected() {
         for text in ["", "Mi", "1.2.3", "1Xi", "abc", "1e", "--1", "1 Gi", "."] {
             assert!(units(&q(text)).is_err(), "{text:?}");
         }

@@ -1,4 +1,4 @@
-//! VirtualMachineInstanceReplicaSet: a number of equal machines.
+//! VirtualMachineInstanceReplicaSet: a set of identical VMIs.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::Condition;
 use crate::vmi::spec::VirtualMachineInstanceTemplateSpec;
 
-/// A number of equal machines.
+/// A set of identical VMIs.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "kubevirt.io",
@@ -22,7 +22,7 @@ use crate::vmi::spec::VirtualMachineInstanceTemplateSpec;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A number of equal machines.",
+    doc = "A set of identical VMIs.",
     status = "VirtualMachineInstanceReplicaSetStatus",
     scale(
         spec_replicas_path = ".spec.replicas",
@@ -36,32 +36,32 @@ use crate::vmi::spec::VirtualMachineInstanceTemplateSpec;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceReplicaSetSpec {
-    /// Stop creating and deleting machines.
+    /// Stop creating and deleting VMIs.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub paused: bool,
-    /// How many machines to keep; 1 when unset.
+    /// Number of VMIs; default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Labels of the machines counted; must match the template's.
+    /// Labels of the VMIs; must match those of the template.
     pub selector: LabelSelector,
-    /// Template of the machine.
+    /// Template of the VMI.
     pub template: VirtualMachineInstanceTemplateSpec,
 }
 
-/// What is observed of a replica set.
+/// Observed state of a replica set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceReplicaSetStatus {
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
     /// Selector as text, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<String>,
-    /// Machines that are ready.
+    /// Number of ready VMIs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
-    /// Machines that exist.
+    /// Number of VMIs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
 }

@@ -1,16 +1,16 @@
-//! Names the certificates of the installation go by. virt-controller makes them; every process checks them.
+//! Names of the installation's certificates. virt-controller creates them, and every process verifies them.
 
 use crate::constants::fnv1a32;
 
-/// Secret with the authority's certificate and key.
+/// Secret with certificate and key of the CA.
 pub const CA_SECRET: &str = "kubevirt-ca";
-/// ConfigMap with the certificates of all authorities still in use.
+/// ConfigMap with the certificates of all CAs still in use.
 pub const CA_CONFIG_MAP: &str = "kubevirt-ca";
 /// Key of the bundle in [`CA_CONFIG_MAP`].
 pub const CA_BUNDLE_KEY: &str = "ca-bundle";
 /// Secret with virt-api's server certificate.
 pub const API_SERVER_SECRET: &str = "kubevirt-virt-api-certs";
-/// Secret with virt-api's client certificate towards virt-handler.
+/// Secret with virt-api's client certificate for virt-handler.
 pub const API_CLIENT_SECRET: &str = "kubevirt-api-client-certs";
 /// Secret with the certificate of virt-controller's metrics server.
 pub const CONTROLLER_SECRET: &str = "kubevirt-controller-certs";
@@ -19,32 +19,32 @@ pub const CERT_KEY: &str = "tls.crt";
 /// Key of the private key in a secret, PEM.
 pub const KEY_KEY: &str = "tls.key";
 
-/// Common name of the authority, the start of the name at least; a generation may follow.
+/// Common name of the CA, or its prefix; a generation may follow.
 pub const CA_CN: &str = "kubevirt.io";
-/// Common name virt-handler demands of whoever calls it.
+/// Common name that virt-handler requires of its clients.
 pub const API_CLIENT_CN: &str = "kubevirt.io:system:client:virt-api";
 /// Common name of virt-controller's certificate.
 pub const CONTROLLER_CN: &str = "kubevirt.io:system:virt-controller";
-/// Common name of every virt-handler's certificate; the node is in its DNS name.
+/// Common name of every virt-handler's certificate; its DNS name contains the node.
 pub const HANDLER_CN: &str = "kubevirt.io:system:node:virt-handler";
-/// Common name of the certificate that virt-handler shows to guests, by VSOCK; the node is in its DNS name here as well.
+/// Common name of virt-handler's certificate for connections to guests over VSOCK; its DNS name contains the node, too.
 pub const GUEST_CLIENT_CN: &str = "kubevirt.io:system:client:vsock";
 
 /// Signer of certificate signing requests for virt-handler.
 pub const HANDLER_SIGNER: &str = "kubevirt.io/virt-handler";
-/// Key of a signing request's `spec.extra` that holds the node the requester's token is bound to.
+/// Key in `spec.extra` of a signing request with the node to which the requester's token is bound.
 pub const NODE_NAME_EXTRA: &str = "authentication.kubernetes.io/node-name";
 
-/// Service in front of virt-api.
+/// Service of virt-api.
 pub const API_SERVICE: &str = "virt-api";
-/// APIServices that carry the CA bundle.
+/// APIServices with the CA bundle.
 pub const API_SERVICES: [&str; 2] = ["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"];
-/// Mutating webhook configuration that carries the CA bundle.
+/// Mutating webhook configuration with the CA bundle.
 pub const MUTATING_WEBHOOKS: &str = "virt-api-mutator";
-/// Validating webhook configurations that carry the CA bundle.
+/// Validating webhook configurations with the CA bundle.
 pub const VALIDATING_WEBHOOKS: [&str; 2] = ["virt-api-validator", "virt-operator-validator"];
 
-/// DNS names of virt-api's server certificate when installed in `namespace`.
+/// Returns the DNS names of virt-api's server certificate for an installation in `namespace`.
 pub fn api_server_names(namespace: &str) -> [String; 4] {
     [
         API_SERVICE.to_owned(),
@@ -54,7 +54,7 @@ pub fn api_server_names(namespace: &str) -> [String; 4] {
     ]
 }
 
-/// Common name of virt-api's server certificate when installed in `namespace`.
+/// Returns the common name of virt-api's server certificate for an installation in `namespace`.
 pub fn api_server_cn(namespace: &str) -> String {
     format!("{API_SERVICE}.{namespace}.pod.cluster.local")
 }
@@ -62,8 +62,8 @@ pub fn api_server_cn(namespace: &str) -> String {
 const HANDLER_DOMAIN: &str = ".virt-handler";
 const DNS_NAME_MAX: usize = 253;
 
-/// The DNS name in the certificate of `node`'s virt-handler: `<node>.virt-handler`, shortened with a hash where it
-/// would be longer than a DNS name may be.
+/// Returns the DNS name in the certificate of `node`'s virt-handler: `<node>.virt-handler`, shortened with a hash if it is too
+/// long for a DNS name.
 pub fn handler_server_name(node: &str) -> String {
     let room = DNS_NAME_MAX - HANDLER_DOMAIN.len();
     if node.len() <= room {
@@ -78,7 +78,7 @@ pub fn handler_server_name(node: &str) -> String {
     format!("{start}{hash}{HANDLER_DOMAIN}")
 }
 
-/// The name of the certificate signing request of `node`'s virt-handler, made unique by `random`.
+/// Returns the name of the certificate signing request of `node`'s virt-handler; `random` makes it unique.
 pub fn handler_request_name(node: &str, random: &str) -> String {
     format!("virt-handler-{}-{random}", node.get(..200).unwrap_or(node))
 }

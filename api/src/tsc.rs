@@ -1,19 +1,19 @@
-//! Machines that depend on how fast the host's time stamp counter runs.
+//! VMIs that depend on the frequency of the host's time stamp counter.
 
 use crate::{VirtualMachineInstance, vmi::features::FeatureHyperv};
 
-/// What a machine needs a certain frequency for.
+/// Dependency of a VMI on a TSC frequency.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Need {
-    /// It needs none.
+    /// No dependency.
     Nothing,
-    /// To move to another node: its guest measures time by the counter.
+    /// Required for migration: the guest measures time with the TSC.
     Migration,
-    /// To start: its guest is promised a counter that never changes.
+    /// Required for the start: the guest has an invariant TSC.
     Boot,
 }
 
-/// What the machine needs a certain frequency for. Only guests on x86 know this counter.
+/// Returns the dependency of a VMI. Only x86 guests have a TSC.
 #[must_use]
 pub fn need(instance: &VirtualMachineInstance) -> Need {
     let spec = &instance.spec;
@@ -30,7 +30,7 @@ pub fn need(instance: &VirtualMachineInstance) -> Need {
     if hyperv.is_some_and(on) { Need::Migration } else { Need::Nothing }
 }
 
-/// The frequency that was chosen for a machine that needs one.
+/// Returns the frequency selected for a VMI that requires one.
 #[must_use]
 pub fn frequency(instance: &VirtualMachineInstance) -> Option<i64> {
     let hints = instance.status.as_ref()?.topology_hints.as_ref()?;

@@ -1,27 +1,27 @@
-//! VSOCK: connections between a host and its guests that take no network.
+//! VSOCK: connections between host and guests without a network.
 
 use crate::VirtualMachineInstance;
 
-/// Context id of the first guest: those below stand for hypervisor, loopback and host.
+/// Context ID of the first guest. Lower ones stand for hypervisor, loopback and host.
 pub const FIRST_CID: u32 = 3;
-/// Context id of the last guest: the one above stands for any.
+/// Context ID of the last guest. The next one stands for any.
 pub const LAST_CID: u32 = u32::MAX - 1;
-/// Port of the host at which guests get the certificates of the installation's authorities.
+/// Host port at which guests get the installation's CA certificates.
 pub const SYSTEM_PORT: u32 = 1;
 
-/// Whether a guest can have this context id.
+/// Returns true for context IDs that a guest can have.
 #[must_use]
 pub fn is_guest(cid: u32) -> bool {
     (FIRST_CID..=LAST_CID).contains(&cid)
 }
 
-/// Whether the machine has a VSOCK device.
+/// Returns true if the VMI has a VSOCK device.
 #[must_use]
 pub fn is_attached(instance: &VirtualMachineInstance) -> bool {
     instance.spec.domain.devices.autoattach_vsock == Some(true)
 }
 
-/// The context id of a machine, if it was given one that a guest can have.
+/// Returns the context ID of a VMI, if it has a valid one.
 #[must_use]
 pub fn cid(instance: &VirtualMachineInstance) -> Option<u32> {
     instance.status.as_ref()?.vsock_cid.filter(|cid| is_guest(*cid))
@@ -34,8 +34,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reserved_context_ids_are_nobodys() {
-        for (told, expected) in [
+    fn reserved_context_ids_are_rejected() {
+        for (value, expected) in [
             (json!(null), None),
             (json!(0), None),
             (json!(1), None),
@@ -47,10 +47,10 @@ mod tests {
             let instance: VirtualMachineInstance = serde_json::from_value(json!({
                 "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "m"},
                 "spec": {"domain": {"devices": {"autoattachVSOCK": true}}},
-                "status": {"VSOCKCID": told},
+                "status": {"VSOCKCID": value},
             }))
             .unwrap();
-            assert_eq!(cid(&instance), expected, "{told}");
+            assert_eq!(cid(&instance), expected, "{value}");
             assert!(is_attached(&instance));
         }
     }

@@ -1,4 +1,4 @@
-//! The definitions in the chart are those of the types, and the API server can take them.
+//! Checks that the CRDs in the chart are those of the types and that the API server can accept them.
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
@@ -22,7 +22,7 @@ fn chart_holds_the_current_definitions() {
     }
 }
 
-/// Rules of structural schemas, as far as they can be seen without an API server.
+/// Checks the rules of structural schemas that can be checked without an API server.
 fn check(path: &str, node: &Value, found: &mut Vec<String>) {
     let Some(object) = node.as_object() else {
         found.push(format!("{path} is not an object"));
@@ -100,8 +100,8 @@ const AFFINITY: [&str; 11] = [
     "podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[].namespaceSelector",
 ];
 
-/// Selectors and references of a machine's spec, without those of its affinity.
-const MACHINE: [&str; 9] = [
+/// Selectors and references of a VMI spec, except those of its affinity.
+const VMI: [&str; 9] = [
     "topologySpreadConstraints[].labelSelector",
     "volumes[].cloudInitConfigDrive.networkDataSecretRef",
     "volumes[].cloudInitConfigDrive.secretRef",
@@ -113,7 +113,7 @@ const MACHINE: [&str; 9] = [
     "volumes[].sysprep.secret",
 ];
 
-/// Selectors and references of a VM's spec, without those of its template.
+/// Selectors and references of a VM spec, except those of its template.
 const VM: [&str; 4] = [
     "dataVolumeTemplates[].spec.pvc.dataSource",
     "dataVolumeTemplates[].spec.pvc.selector",
@@ -144,7 +144,7 @@ const SINGLE: [&str; 19] = [
     "VirtualMachineSnapshotContent.spec.volumeBackups[].persistentVolumeClaim.spec.selector",
 ];
 
-/// Finds the places that appliers replace as a whole.
+/// Finds the paths that server-side apply replaces as a whole.
 fn whole(path: &str, node: &Value, found: &mut BTreeSet<String>) {
     if node["x-kubernetes-map-type"] == "atomic" {
         found.insert(path.to_owned());
@@ -159,7 +159,7 @@ fn whole(path: &str, node: &Value, found: &mut BTreeSet<String>) {
     }
 }
 
-/// All that upstream marks so and no other place: bindings, revisions and hypervisors have nothing but a name, too.
+/// Expects the paths that upstream marks, and no others: bindings, revisions and hypervisors have only a name, too.
 #[test]
 fn appliers_replace_selectors_and_references_as_a_whole() {
     let mut wanted: BTreeSet<String> = SINGLE.map(str::to_owned).into();
@@ -170,12 +170,12 @@ fn appliers_replace_selectors_and_references_as_a_whole() {
         "VirtualMachineSnapshotContent.spec.source.virtualMachine.spec",
     ] {
         want(vm, &VM);
-        want(&format!("{vm}.template.spec"), &MACHINE);
+        want(&format!("{vm}.template.spec"), &VMI);
         want(&format!("{vm}.template.spec.affinity"), &AFFINITY);
     }
-    for machine in ["VirtualMachineInstance.spec", "VirtualMachineInstanceReplicaSet.spec.template.spec"] {
-        want(machine, &MACHINE);
-        want(&format!("{machine}.affinity"), &AFFINITY);
+    for vmi in ["VirtualMachineInstance.spec", "VirtualMachineInstanceReplicaSet.spec.template.spec"] {
+        want(vmi, &VMI);
+        want(&format!("{vmi}.affinity"), &AFFINITY);
     }
     want("KubeVirt.spec.infra.nodePlacement.affinity", &AFFINITY);
     want("KubeVirt.spec.workloads.nodePlacement.affinity", &AFFINITY);

@@ -1,4 +1,4 @@
-//! What clients see of each definition without reading its schema: names, versions, subresources, columns.
+//! Checks names, versions, subresources and columns of each CRD.
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 
 static ALL: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(|| api::crds::all().unwrap());
 
-/// What a definition is to look like.
+/// Expected properties of a CRD.
 struct Row {
     kind: &'static str,
     plural: &'static str,
     group: &'static str,
     short_names: &'static [&'static str],
-    /// Namespaced kinds are in the category `all`, the others in none.
+    /// Namespaced kinds are in the category `all`, others in none.
     namespaced: bool,
-    /// In their order; `*` marks the one stored, `!` a deprecated one.
+    /// Versions in order; `*` marks the stored one, `!` a deprecated one.
     versions: &'static str,
     status: bool,
     scale: bool,
-    /// Whether it says outright that versions are not converted.
+    /// True if the CRD sets a conversion strategy.
     conversion: bool,
     columns: &'static [&'static str],
 }
@@ -241,7 +241,7 @@ const ROWS: [Row; 20] = [
     },
 ];
 
-/// What users of a deprecated version are told.
+/// Returns the warning for users of a deprecated version.
 fn warning(kind: &str, version: &str) -> String {
     match (kind, version) {
         ("VirtualMachineInstancePreset", version) => {
@@ -367,7 +367,7 @@ fn columns_are_described() {
     }
 }
 
-/// Schema of a kind at a path of property names; `[]` steps into a list.
+/// Returns the schema of a kind at a path of property names; `[]` selects list items.
 fn at(kind: &str, path: &str) -> Value {
     let crd = ALL.iter().find(|crd| crd.spec.names.kind == kind).unwrap();
     let mut node = json!(crd.spec.versions[0].schema)["openAPIV3Schema"].take();
@@ -382,7 +382,7 @@ fn at(kind: &str, path: &str) -> Value {
     node
 }
 
-/// CEL rules: how many stand at a path and what they say. That they compile is for an API server to see.
+/// Checks number and messages of CEL rules at a path. An API server must check that they compile.
 #[test]
 fn rules_stand_in_the_schema() {
     for (kind, path, messages) in [

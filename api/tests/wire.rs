@@ -1,4 +1,4 @@
-//! The wire form of the types: objects with every field set read and write without loss.
+//! Checks the wire format of the types: objects with every field set are read and written without loss.
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
@@ -18,7 +18,7 @@ use api::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-/// Numbers of the examples are arbitrary; those no real object could hold are brought into range.
+/// Brings the arbitrary numbers of the examples into the range of real objects.
 fn tame(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(tame),
@@ -34,7 +34,7 @@ fn tame(value: &mut Value) {
     }
 }
 
-/// Lists where `after` differs from `before`.
+/// Lists the differences between `before` and `after`.
 fn differences(path: &str, before: &Value, after: &Value, found: &mut Vec<String>) {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {
@@ -144,8 +144,8 @@ fn migration_policy_survives() {
     round_trip::<MigrationPolicy>(include_str!("data/migrationpolicy.json"));
 }
 
-/// Properties of a schema that a sample does not set, but for those below `shared` fields, which have samples of their
-/// own.
+/// Returns the properties of a schema that a sample does not set, except those below `shared` fields, which have their own
+/// samples.
 fn unset(path: &str, schema: &Value, sample: Option<&Value>, shared: &[&str], found: &mut Vec<String>) {
     let Some(sample) = sample else {
         found.push(path.to_owned());
@@ -195,7 +195,7 @@ fn samples_set_every_field() {
         let stored = crds.iter().find(|crd| crd.spec.names.kind == kind).unwrap();
         let mut schema = json!(stored.spec.versions[0].schema)["openAPIV3Schema"].take();
         if let Some(template) = schema.pointer_mut("/properties/spec/properties/virtualMachineTemplate/properties") {
-            // The spec of VMs has a sample of its own.
+            // The spec of VMs has its own sample.
             template["spec"] = json!({});
         }
         let sample: Value = serde_json::from_str(text).unwrap();

@@ -1,4 +1,4 @@
-//! Which cluster a command is for, and who asks: kubectl's connection flags, the kubeconfig, and the client made of both.
+//! Connection to the cluster: kubectl's connection flags, the kubeconfig and the client built from both.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -13,12 +13,12 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use crate::Error;
 
-/// Verbosity from which on the programs that are run are told.
-pub const PROGRAMS: u8 = 3;
-/// Verbosity from which on these programs are to tell what they do.
-pub const THEIR_WORDS: u8 = 4;
+/// Verbosity that logs the commands this program runs.
+pub const VERBOSITY_COMMANDS: u8 = 3;
+/// Verbosity that makes those commands log too.
+pub const VERBOSITY_COMMAND_OUTPUT: u8 = 4;
 
-/// The flags of kubectl that plugins are expected to know.
+/// Connection flags that kubectl defines and plugins are expected to accept.
 #[derive(Args, Default)]
 pub struct ClusterOptions {
     /// Path to the kubeconfig file to use
@@ -33,28 +33,28 @@ pub struct ClusterOptions {
     /// The name of the kubeconfig user to use
     #[arg(long, global = true)]
     pub user: Option<String>,
-    /// The namespace of the machine; default: that of the context
+    /// The namespace of the VM or VMI; default: that of the context
     #[arg(long, short, global = true)]
     pub namespace: Option<String>,
-    /// Address and port of the API server, instead of the kubeconfig's
+    /// Address and port of the API server; overrides the kubeconfig
     #[arg(long, short, global = true, value_name = "URL", value_parser = server)]
     pub server: Option<Uri>,
-    /// File with the certificates of authorities that the API server's is checked against
+    /// File with the certificate authorities that the API server's certificate is checked against
     #[arg(long, global = true, value_name = "FILE")]
     pub certificate_authority: Option<PathBuf>,
-    /// The name that the API server's certificate has to bear; default: that of its address
+    /// Name expected in the API server's certificate; default: the host of its address
     #[arg(long, global = true, value_name = "NAME")]
     pub tls_server_name: Option<String>,
-    /// Do not check the API server's certificate: whoever is in between can read and change everything
+    /// Do not check the API server's certificate. This makes the connection insecure
     #[arg(long, global = true)]
     pub insecure_skip_tls_verify: bool,
-    /// Bearer token to authenticate with
+    /// Bearer token for authentication
     #[arg(long, global = true)]
     pub token: Option<String>,
-    /// File with the certificate to authenticate with
+    /// File with the client certificate
     #[arg(long, global = true, value_name = "FILE")]
     pub client_certificate: Option<String>,
-    /// File with the key of that certificate
+    /// File with the key of the client certificate
     #[arg(long, global = true, value_name = "FILE")]
     pub client_key: Option<String>,
     /// Username to impersonate for the operation
@@ -66,16 +66,16 @@ pub struct ClusterOptions {
     /// UID to impersonate for the operation
     #[arg(long = "as-uid", global = true, value_name = "UID")]
     pub impersonate_uid: Option<String>,
-    /// Longest time for a single request that is no stream, such as 10s or 2m; 0: as long as it takes
+    /// Time limit for a single request other than a stream, such as 10s or 2m; 0: no limit
     #[arg(long, global = true, value_name = "TIME", default_value = "0", value_parser = time_limit)]
     pub request_timeout: Duration,
-    /// How much is told on the way: the programs that are run (3), what these tell in turn (4), the requests (6)
+    /// Verbosity: commands that are run (3), output of these commands (4), requests (6)
     #[arg(long = "v", short = 'v', global = true, value_name = "LEVEL", default_value_t = 0)]
     pub verbosity: u8,
 }
 
 impl ClusterOptions {
-    /// The flags that make another run of this program reach the same cluster as the same user.
+    /// Returns the flags that give another run of this program the same cluster and user.
     pub fn arguments(&self) -> Result<Vec<String>, Error> {
         let mut words = Vec::new();
         let mut add = |flag: &str, value: Option<&str>| {
@@ -87,7 +87,7 @@ impl ClusterOptions {
             None => Ok(None),
             Some(path) => match path.to_str() {
                 Some(path) => Ok(Some(path.to_owned())),
-                None => Err(Error::Usage(format!("the path {} is not text", path.display()))),
+                None => Err(Error::Usage(format!("path {} is not valid UTF-8", path.display()))),
             },
         };
         add("--kubeconfig", text(&self.kubeconfig)?.as_deref());
@@ -111,7 +111,7 @@ impl ClusterOptions {
         Ok(words)
     }
 
-    /// What the kubeconfig says; without one, what can be known without it.
+    /// Loads the kubeconfig. Without one, uses the flags alone or the service account of the pod.
     async fn loaded(&self) -> Result<kube::Config, Error> {
         let chosen =
             KubeConfigOptions { context: self.context.clone(), cluster: self.cluster.clone(), user: self.user.clone() };
@@ -124,12 +124,12 @@ impl ClusterOptions {
         match (kube::Config::from_kubeconfig(&chosen).await, &self.server) {
             (Ok(config), _) => Ok(config),
             (Err(_), Some(server)) if names_nothing => Ok(kube::Config::new(server.clone())),
-            // In a pod there is no kubeconfig but a service account.
+            // Pods have a service account in place of a kubeconfig.
             (Err(error), _) => kube::Config::incluster().map_err(|_| failed(&error)),
         }
     }
 
-    /// Puts what the flags say in the place of what the kubeconfig says.
+    /// Overrides values of the kubeconfig with the flags.
     fn adjust(&self, config: &mut kube::Config) -> Result<(), Error> {
         if let Some(server) = &self.server {
             config.cluster_url.clone_from(server);
@@ -143,7 +143,7 @@ impl ClusterOptions {
         config.accept_invalid_certs |= self.insecure_skip_tls_verify;
         let user = &mut config.auth_info;
         if self.token.is_some() || self.client_certificate.is_some() {
-            // Other ways to authenticate would come first.
+            // The exec plugin would take precedence over the flags.
             user.exec = None;
             user.auth_provider = None;
             user.username = None;
@@ -157,7 +157,7 @@ impl ClusterOptions {
                 (user.client_certificate_data, user.client_key_data) = (None, None);
                 (user.client_certificate, user.client_key) = (Some(certificate.clone()), Some(key.clone()));
             }
-            _ => return Err(Error::Usage("--client-certificate and --client-key belong together".into())),
+            _ => return Err(Error::Usage("--client-certificate and --client-key must be set together".into())),
         }
         if self.impersonate.is_some() {
             user.impersonate.clone_from(&self.impersonate);
@@ -172,56 +172,56 @@ impl ClusterOptions {
     }
 }
 
-/// The address of an API server; one without a scheme speaks TLS.
+/// Parses the address of an API server. The default scheme is https.
 fn server(text: &str) -> Result<Uri, String> {
     let url = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
     let uri = url.parse::<Uri>().map_err(|error| error.to_string())?;
     match (uri.scheme_str(), uri.host()) {
         (Some("https" | "http"), Some(host)) if !host.is_empty() => Ok(uri),
-        _ => Err("this is not the address of a server, such as https://192.0.2.1:6443".to_owned()),
+        _ => Err("not a server address; example: https://192.0.2.1:6443".to_owned()),
     }
 }
 
-/// A time limit as kubectl takes it: with its unit, or in seconds.
+/// Parses a time limit as kubectl does: with a unit, or in seconds.
 fn time_limit(text: &str) -> Result<Duration, String> {
     if let Ok(seconds) = text.parse() {
         return Ok(Duration::from_secs(seconds));
     }
     let limit = text.parse::<SignedDuration>().ok().and_then(|limit| Duration::try_from(limit).ok());
-    limit.ok_or_else(|| "this is no time limit, such as 10s, 2m or 1h".to_owned())
+    limit.ok_or_else(|| "not a time limit; examples: 10s, 2m, 1h".to_owned())
 }
 
-/// A local address to listen on, as an address or as `localhost`.
+/// Parses a local address to listen on: an IP address or `localhost`.
 pub fn local_address(text: &str) -> Result<IpAddr, String> {
     if text == "localhost" {
         return Ok(Ipv4Addr::LOCALHOST.into());
     }
-    text.parse().map_err(|_| "this is neither an IP address nor localhost".to_owned())
+    text.parse().map_err(|_| "must be an IP address or localhost".to_owned())
 }
 
-/// A client and the namespace that commands work in.
+/// A client and the namespace that commands use.
 pub struct Connection {
     pub client: kube::Client,
     pub namespace: String,
-    /// Longest time for a request; zero is no limit.
-    pub patience: Duration,
+    /// Time limit of a request; zero means none.
+    pub request_timeout: Duration,
     pub verbosity: u8,
 }
 
 impl Connection {
-    /// Makes the client; nothing is sent yet.
+    /// Creates the client. Sends no request.
     pub async fn open(options: &ClusterOptions) -> Result<Self, Error> {
         let mut config = options.loaded().await?;
         options.adjust(&mut config)?;
-        // Streams stay open for as long as the user wants.
+        // Streams have no time limit.
         config.read_timeout = None;
         config.write_timeout = None;
         let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = kube::Client::try_from(config).map_err(|error| Error::Kubeconfig(error.to_string()))?;
-        Ok(Self { client, namespace, patience: options.request_timeout, verbosity: options.verbosity })
+        Ok(Self { client, namespace, request_timeout: options.request_timeout, verbosity: options.verbosity })
     }
 
-    /// The same in another namespace, if one is given.
+    /// Switches to another namespace, if one is set.
     pub fn within(self, namespace: Option<&str>) -> Self {
         match namespace {
             Some(namespace) => Self { namespace: namespace.to_owned(), ..self },
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_take_the_place_of_the_kubeconfig() {
+    fn flags_override_the_kubeconfig() {
         let mut config = kube::Config::new(Uri::from_static("https://old.example.com"));
         config.auth_info.username = Some("joe".into());
         options(&["-s", "new.example.com", "--token=t", "--as-uid=7", "--insecure-skip-tls-verify=true"])
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn another_run_gets_the_same_flags() {
+    fn flags_are_passed_to_another_run() {
         let words =
             ["--server", "https://192.0.2.1:6443/", "--token", "t", "--as", "joe", "--insecure-skip-tls-verify"];
         assert_eq!(options(&words).arguments().unwrap(), words);

@@ -1,5 +1,5 @@
-//! Completion for `kubectl virt <TAB>`: kubectl runs `kubectl_complete-virt` with the words typed so far, the last of
-//! which is to be completed, and expects candidates (`word\tdescription`) and a closing `:directive` line.
+//! Completion for `kubectl virt <TAB>`. kubectl runs `kubectl_complete-virt` with the words typed so far and completes the
+//! last one. It expects candidates (`word\tdescription`) and a final `:directive` line.
 
 use clap::{Arg, Command, CommandFactory, builder::StyledStr};
 use http::Method;
@@ -9,8 +9,8 @@ use crate::{Cli, ClusterOptions, Connection, Error};
 
 /// Cobra's directive "do not complete file names".
 const NO_FILES: &str = ":4";
-/// Time that looking up names in the cluster may take: the user waits at the prompt.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);
+/// Time limit for looking up names in the cluster, since the user waits at the prompt.
+const LOOKUP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
 
 pub async fn complete(words: &[String]) -> Result<(), Error> {
     let (typed, before) = words.split_last().map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
@@ -18,8 +18,8 @@ pub async fn complete(words: &[String]) -> Result<(), Error> {
         say!("{candidate}")?;
     }
     if let Some(resource) = resource_to_name(before, typed) {
-        let names = tokio::time::timeout(PATIENCE, names(before, resource)).await;
-        // Completion is a courtesy: a cluster that is away must not print errors into the prompt.
+        let names = tokio::time::timeout(LOOKUP_TIMEOUT, names(before, resource)).await;
+        // An unreachable cluster must not print errors into the prompt.
         if let Ok(Ok(names)) = names {
             for name in names.iter().filter(|name| name.starts_with(typed)) {
                 say!("{name}")?;
@@ -29,7 +29,7 @@ pub async fn complete(words: &[String]) -> Result<(), Error> {
     say!("{NO_FILES}")
 }
 
-/// Whether the word after this flag is its value.
+/// Returns true if the next word is the value of this flag.
 fn takes_next(commands: &[&Command], word: &str) -> bool {
     let named = |arg: &Arg| {
         arg.get_long().is_some_and(|long| word.strip_prefix("--") == Some(long))
@@ -38,7 +38,7 @@ fn takes_next(commands: &[&Command], word: &str) -> bool {
     commands.iter().copied().flat_map(Command::get_arguments).any(|arg| named(arg) && arg.get_action().takes_values())
 }
 
-/// The words that are neither flags nor values of flags; `None` where a value is what comes next.
+/// Returns the words that are neither flags nor values of flags, or `None` if the next word is the value of a flag.
 fn positional<'w>(commands: &[&Command], before: &'w [String]) -> Option<Vec<&'w str>> {
     let mut found = Vec::new();
     let mut words = before.iter().map(String::as_str);
@@ -52,7 +52,7 @@ fn positional<'w>(commands: &[&Command], before: &'w [String]) -> Option<Vec<&'w
     Some(found)
 }
 
-/// A candidate as kubectl takes it.
+/// Formats a candidate for kubectl.
 fn candidate(word: &str, about: Option<&StyledStr>) -> String {
     about.map_or_else(|| word.to_owned(), |about| format!("{word}\t{about}"))
 }
@@ -61,7 +61,7 @@ fn words_of_commands(before: &[String], typed: &str) -> Vec<String> {
     let root = Cli::command();
     let command = before.iter().find_map(|word| root.find_subcommand(word));
     let known = command.into_iter().chain([&root]).collect::<Vec<_>>();
-    let Some(given) = positional(&known, before) else { return Vec::new() };
+    let Some(arguments) = positional(&known, before) else { return Vec::new() };
     if typed.starts_with('-') {
         let flags = known.iter().copied().flat_map(Command::get_arguments);
         return flags
@@ -78,7 +78,7 @@ fn words_of_commands(before: &[String], typed: &str) -> Vec<String> {
             .collect();
     };
     // The first word is the command itself.
-    let next = given.len().checked_sub(1).and_then(|at| command.get_positionals().nth(at));
+    let next = arguments.len().checked_sub(1).and_then(|at| command.get_positionals().nth(at));
     next.map(Arg::get_possible_values)
         .unwrap_or_default()
         .iter()
@@ -87,7 +87,7 @@ fn words_of_commands(before: &[String], typed: &str) -> Vec<String> {
         .collect()
 }
 
-/// The resource whose names fit the next word, if a name is what comes next.
+/// Returns the resource whose names complete the next word, if the next word is a name.
 fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
     if typed.starts_with('-') {
         return None;
@@ -95,8 +95,8 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
     let root = Cli::command();
     let command = before.iter().find_map(|word| root.find_subcommand(word))?;
     let words = positional(&[command, &root], before)?;
-    let (name, given) = words.split_first()?;
-    match (*name, given) {
+    let (name, arguments) = words.split_first()?;
+    match (*name, arguments) {
         ("start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph", [])
         | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vm"])
         | ("memory-dump", ["get" | "remove"]) => Some("virtualmachines"),

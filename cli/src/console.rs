@@ -1,4 +1,4 @@
-//! `console`: the machine's serial port on the user's terminal.
+//! `console`: connects the user's terminal to the serial port of a VMI.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use tokio::{
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::{
-    Connection, Error, machine_name,
-    subresource::{Stream, last_words, lost},
+    Connection, Error, object_name,
+    subresource::{Stream, close_reason, lost},
     terminal::{RawMode, input},
 };
 
-/// Control-]: what leaves the console, as in telnet and virsh. Control-5 sends the same byte.
+/// Control-] leaves the console, as in telnet and virsh. Control-5 sends the same byte.
 const ESCAPE: u8 = 0x1d;
 
 /// Options of `console`.
 #[derive(Args)]
 pub struct ConsoleOptions {
-    /// Name of the machine
+    /// Name of the VirtualMachineInstance
     #[arg(value_name = "VMI")]
     vmi: String,
-    /// Minutes to wait for the machine to run
+    /// Minutes to wait until the VMI runs
     #[arg(long, default_value_t = 5, value_name = "MINUTES")]
     timeout: u64,
-    /// Show the last of what the guest has written before
+    /// Print the most recent output of the guest first
     #[arg(long)]
     replay: bool,
 }
 
-/// How a console session came to its end.
+/// Reason why a console session ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Escape,
@@ -43,7 +43,7 @@ enum End {
 }
 
 pub async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<(), Error> {
-    let name = machine_name(&options.vmi)?;
+    let name = object_name(&options.vmi)?;
     let subresource = if options.replay { "console?replay=true" } else { "console" };
     let path = connection.path("virtualmachineinstances", name, subresource);
     let stream = open(connection, name, &path, Duration::from_secs(options.timeout.saturating_mul(60))).await?;
@@ -64,22 +64,22 @@ pub async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<()
     }
 }
 
-/// Opens the stream; a machine that does not run yet is waited for.
-async fn open(connection: &Connection, name: &str, path: &str, patience: Duration) -> Result<Stream, Error> {
-    let deadline = tokio::time::Instant::now().checked_add(patience);
-    let mut told = false;
+/// Opens the stream. Retries until the VMI runs or `timeout` has passed.
+async fn open(connection: &Connection, name: &str, path: &str, timeout: Duration) -> Result<Stream, Error> {
+    let deadline = tokio::time::Instant::now().checked_add(timeout);
+    let mut reported = false;
     loop {
         match connection.stream(path).await {
-            // The answers for a machine that is on its way up; every other refusal is final.
+            // Reported for a VMI that is starting; all other errors are final.
             Err(Error::Refused { code: 400, message })
                 if message.contains("not running") || message.contains("instead of Running") =>
             {
                 if deadline.is_some_and(|deadline| tokio::time::Instant::now() >= deadline) {
                     return Err(Error::Refused { code: 400, message });
                 }
-                if !told {
+                if !reported {
                     eprintln!("Waiting until {name} runs: {message}");
-                    told = true;
+                    reported = true;
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
@@ -115,7 +115,7 @@ async fn copy(mut stream: Stream) -> Result<End, Error> {
                     output.flush().await.map_err(Error::io("cannot write to the terminal"))?;
                 }
                 Some(Ok(Message::Close(frame))) => {
-                    break End::Closed(last_words(frame.as_ref()));
+                    break End::Closed(close_reason(frame.as_ref()));
                 }
                 Some(Ok(_)) => {}
             },
@@ -123,12 +123,12 @@ async fn copy(mut stream: Stream) -> Result<End, Error> {
             _ = hang_up.recv() => break End::InputEnded,
         }
     };
-    // The other side sees an orderly end where the connection still allows one.
+    // Sends a close frame if the connection still works.
     let _ = tokio::time::timeout(Duration::from_secs(1), stream.close(None)).await;
     Ok(end)
 }
 
-/// What was typed before the escape, and whether it was typed.
+/// Splits off the bytes typed before the escape character and returns true if it was typed.
 fn until_escape(mut typed: Vec<u8>) -> (Vec<u8>, bool) {
     match typed.iter().position(|byte| *byte == ESCAPE) {
         Some(at) => {

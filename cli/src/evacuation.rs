@@ -1,24 +1,24 @@
-//! `evacuate-cancel`: machines stay where they are; `migrate-cancel`: a move that is under way ends.
+//! `evacuate-cancel` keeps VMIs on their node. `migrate-cancel` ends a running migration.
 
 use clap::{Args, ValueEnum};
 use http::Method;
 use serde::Deserialize;
 
-use crate::{Connection, Error, lifecycle::body, machine_name};
+use crate::{Connection, Error, lifecycle::body, object_name};
 
-/// Objects asked for at a time.
+/// Objects per list request.
 const PAGE: u32 = 500;
 
-/// What stays.
+/// Object whose evacuation is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// The machine of a VirtualMachine
+    /// A VirtualMachine
     #[value(alias = "vms", alias = "virtualmachine", alias = "virtualmachines")]
     Vm,
     /// A VirtualMachineInstance
     #[value(alias = "vmis", alias = "virtualmachineinstance", alias = "virtualmachineinstances")]
     Vmi,
-    /// All machines of a node
+    /// All VMIs on a node
     #[value(alias = "nodes", alias = "no")]
     Node,
 }
@@ -26,15 +26,15 @@ enum Subject {
 /// Options of `evacuate-cancel`.
 #[derive(Args)]
 pub struct EvacuateOptions {
-    /// What to act on: vm, vmi or node
+    /// Type of the object: vm, vmi or node
     #[arg(ignore_case = true)]
     kind: Subject,
-    /// Its name
+    /// Name of the object
     name: String,
-    /// Cancel the machine's migration as well, if one is under way
+    /// Cancel a running migration as well
     #[arg(long)]
     migrate_cancel: bool,
-    /// Check the request, change nothing
+    /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
 }
@@ -45,7 +45,7 @@ pub struct MigrateCancelOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
-    /// Check the request, change nothing
+    /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
 }
@@ -72,15 +72,15 @@ struct Metadata {
 }
 
 #[derive(Deserialize)]
-struct Machine {
+struct Vmi {
     metadata: Metadata,
     #[serde(default)]
-    status: MachineStatus,
+    status: VmiStatus,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct MachineStatus {
+struct VmiStatus {
     evacuation_node_name: String,
 }
 
@@ -106,13 +106,13 @@ struct MigrationStatus {
 }
 
 impl Migration {
-    /// Whether it is one of the machine's, and not over.
-    fn moves(&self, machine: &str) -> bool {
-        self.spec.vmi_name == machine && !matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    /// Returns true if the migration belongs to this VMI and has not ended.
+    fn is_active_for(&self, vmi: &str) -> bool {
+        self.spec.vmi_name == vmi && !matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 }
 
-/// All objects of a list, page by page.
+/// Reads all pages of a list.
 async fn all<T: serde::de::DeserializeOwned>(connection: &Connection, path: &str) -> Result<Vec<T>, Error> {
     let mut items = Vec::new();
     let mut next = String::new();
@@ -126,14 +126,19 @@ async fn all<T: serde::de::DeserializeOwned>(connection: &Connection, path: &str
         if next.is_empty() {
             return Ok(items);
         }
-        // It goes into an address, where other signs would mean something.
+        // The token becomes part of a URL.
         if !next.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~".contains(&b)) {
-            return Err(Error::Transport("the list goes on with a token that is none".into()));
+            return Err(Error::Transport("the list has an invalid continue token".into()));
         }
     }
 }
 
-async fn stay(connection: &Connection, kind: Subject, name: &str, options: &EvacuateOptions) -> Result<(), Error> {
+async fn cancel_evacuation(
+    connection: &Connection,
+    kind: Subject,
+    name: &str,
+    options: &EvacuateOptions,
+) -> Result<(), Error> {
     let (resource, word) = match kind {
         Subject::Vm => ("virtualmachines", "VM"),
         Subject::Vmi | Subject::Node => ("virtualmachineinstances", "VMI"),
@@ -145,40 +150,40 @@ async fn stay(connection: &Connection, kind: Subject, name: &str, options: &Evac
 }
 
 pub async fn evacuate_cancel(connection: Connection, options: &EvacuateOptions) -> Result<(), Error> {
-    let name = machine_name(&options.name)?;
+    let name = object_name(&options.name)?;
     if options.kind != Subject::Node {
-        return stay(&connection, options.kind, name, options).await;
+        return cancel_evacuation(&connection, options.kind, name, options).await;
     }
     connection.call(Method::GET, &format!("/api/v1/nodes/{name}"), Vec::new()).await?;
-    let machines: Vec<Machine> = all(&connection, "/apis/kubevirt.io/v1/virtualmachineinstances").await?;
+    let vmis: Vec<Vmi> = all(&connection, "/apis/kubevirt.io/v1/virtualmachineinstances").await?;
     let (mut connection, mut failed, mut asked) = (connection, 0, 0);
-    for machine in machines.iter().filter(|machine| machine.status.evacuation_node_name == name) {
-        connection = connection.within(Some(&machine.metadata.namespace));
+    for vmi in vmis.iter().filter(|vmi| vmi.status.evacuation_node_name == name) {
+        connection = connection.within(Some(&vmi.metadata.namespace));
         asked += 1;
-        if let Err(error) = stay(&connection, Subject::Vmi, &machine.metadata.name, options).await {
+        if let Err(error) = cancel_evacuation(&connection, Subject::Vmi, &vmi.metadata.name, options).await {
             failed += 1;
-            eprintln!("VMI {}/{}: {error}", machine.metadata.namespace, machine.metadata.name);
+            eprintln!("VMI {}/{}: {error}", vmi.metadata.namespace, vmi.metadata.name);
         }
     }
     if failed > 0 {
-        return Err(Error::Stream(format!("{failed} of {asked} machines could not be told to stay")));
+        return Err(Error::Stream(format!("cannot cancel the evacuation of {failed} of {asked} VMIs")));
     }
     Ok(())
 }
 
 pub async fn migrate_cancel(connection: &Connection, options: &MigrateCancelOptions) -> Result<(), Error> {
-    let vm = machine_name(&options.vm)?;
+    let vm = object_name(&options.vm)?;
     cancel_migration(connection, vm, options.dry_run).await?;
     say!("VM {vm} was scheduled to migrate-cancel")?;
     Ok(())
 }
 
-async fn cancel_migration(connection: &Connection, machine: &str, dry_run: bool) -> Result<(), Error> {
+async fn cancel_migration(connection: &Connection, vmi: &str, dry_run: bool) -> Result<(), Error> {
     let migrations =
         format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstancemigrations", connection.namespace);
     let found: Vec<Migration> = all(connection, &migrations).await?;
-    let Some(migration) = found.iter().find(|migration| migration.moves(machine)) else {
-        return Err(Error::Usage(format!("Found no migration to cancel for {machine}")));
+    let Some(migration) = found.iter().find(|migration| migration.is_active_for(vmi)) else {
+        return Err(Error::Usage(format!("Found no migration to cancel for {vmi}")));
     };
     let query = if dry_run { "?dryRun=All" } else { "" };
     let path = format!("{migrations}/{}{query}", migration.metadata.name);
@@ -206,7 +211,7 @@ mod tests {
                 "metadata": {"name": "m"}, "spec": {"vmiName": vmi}, "status": {"phase": phase},
             }))
             .unwrap();
-            assert_eq!(migration.moves("a"), moves, "{vmi} {phase}");
+            assert_eq!(migration.is_active_for("a"), moves, "{vmi} {phase}");
         }
         assert!(serde_json::from_value::<Migration>(json!({"metadata": {"name": "m"}, "spec": {}})).is_ok());
     }

@@ -1,4 +1,4 @@
-//! `expose`: a Service that leads to a machine, or to the machines of a replica set.
+//! `expose`: creates a Service for a VM, a VMI or the VMIs of a replica set.
 
 use std::net::IpAddr;
 
@@ -6,13 +6,13 @@ use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Map, Value, json};
 
-use crate::{Connection, Error, guest::read, machine_name};
+use crate::{Connection, Error, guest::read, object_name};
 
-/// Label of a machine's pod with the machine's name, where that fits into a label.
-const MACHINE: &str = "vmi.kubevirt.io/id";
+/// Label of a launcher pod with the name of the VMI. It is set only if the name fits into a label.
+const VMI_LABEL: &str = "vmi.kubevirt.io/id";
 /// Longest value of a label.
 const MAX_LABEL: usize = 63;
-/// Labels that the system puts on machines that exist, which say nothing about what they serve.
+/// Labels that controllers add to running VMIs. They are useless as selectors.
 const OWN_LABELS: [&str; 7] = [
     "kubevirt.io/memory-hotplug-overhead-ratio",
     "kubevirt.io/migrationTargetNodeName",
@@ -23,7 +23,7 @@ const OWN_LABELS: [&str; 7] = [
     "kubevirt.io/vmi-pod-memory-resource-requests",
 ];
 
-/// What can be exposed.
+/// Type of the exposed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
     /// A VirtualMachine
@@ -76,19 +76,19 @@ enum FamilyPolicy {
 /// Options of `expose`.
 #[derive(Args)]
 pub struct ExposeOptions {
-    /// What to expose: vm, vmi or vmirs
+    /// Type of the object to expose: vm, vmi or vmirs
     #[arg(value_name = "TYPE", ignore_case = true)]
     subject: Subject,
-    /// Its name
+    /// Name of the object to expose
     #[arg(value_name = "NAME")]
-    machine: String,
+    object: String,
     /// Name of the Service
     #[arg(long = "name", value_name = "SERVICE")]
     service: String,
-    /// Port of the Service; default: the ports that the machine declares
+    /// Port of the Service; default: the ports that the VMI declares
     #[arg(long)]
     port: Option<u16>,
-    /// Port of the machine, as number or name; default: that of the Service
+    /// Port of the guest, as number or name; default: that of the Service
     #[arg(long, requires = "port")]
     target_port: Option<String>,
     /// Name of the port
@@ -100,22 +100,22 @@ pub struct ExposeOptions {
     /// Port of the Service on each node
     #[arg(long, requires = "port")]
     node_port: Option<u16>,
-    /// Kind of Service
+    /// Type of the Service
     #[arg(long = "type", value_enum, ignore_case = true, default_value_t = ServiceType::ClusterIp)]
     kind: ServiceType,
     /// Address of the Service in the cluster, or None for a Service without one
     #[arg(long, value_name = "ADDRESS")]
     cluster_ip: Option<String>,
-    /// Address outside the cluster that leads to its nodes
+    /// External address that routes to the nodes
     #[arg(long, value_name = "ADDRESS")]
     external_ip: Option<IpAddr>,
     /// Address of the load balancer
     #[arg(long, value_name = "ADDRESS")]
     load_balancer_ip: Option<IpAddr>,
-    /// Families of the Service's addresses, the first one first: IPv4, IPv6 or both with a comma between them
+    /// IP families of the Service in order of preference: IPv4, IPv6 or both, separated by a comma
     #[arg(long, value_enum, ignore_case = true, value_delimiter = ',')]
     ip_family: Vec<Family>,
-    /// How many families the Service has
+    /// IP family policy of the Service
     #[arg(long, value_enum, ignore_case = true)]
     ip_family_policy: Option<FamilyPolicy>,
 }
@@ -137,15 +137,15 @@ impl Subject {
         }
     }
 
-    /// The specification of the machine.
-    fn machine(self, object: &Value) -> &Value {
+    /// Returns the VMI specification inside the object.
+    fn vmi_spec(self, object: &Value) -> &Value {
         match self {
             Self::Vm | Self::Vmirs => &object["spec"]["template"]["spec"],
             Self::Vmi => &object["spec"],
         }
     }
 
-    /// Labels by which a Service finds the pods of the machine: its own, or else the one with its name.
+    /// Returns labels that select the launcher pods: labels of the object, or else the label with the VMI's name.
     fn selector(self, object: &Value, name: &str) -> Result<Value, Error> {
         let labels = match self {
             Self::Vm => &object["spec"]["template"]["metadata"]["labels"],
@@ -153,7 +153,7 @@ impl Subject {
             Self::Vmirs => {
                 let selector = &object["spec"]["selector"];
                 if selector["matchExpressions"].as_array().is_some_and(|list| !list.is_empty()) {
-                    return Err(Error::Usage("a selector with expressions cannot be that of a Service".into()));
+                    return Err(Error::Usage("a selector with matchExpressions cannot be used for a Service".into()));
                 }
                 &selector["matchLabels"]
             }
@@ -167,20 +167,20 @@ impl Subject {
             .collect();
         match self {
             _ if !labels.is_empty() => Ok(Value::Object(labels)),
-            Self::Vm | Self::Vmi if name.len() <= MAX_LABEL => Ok(json!({MACHINE: name})),
-            _ => Err(Error::Usage(format!("{name} has no labels by which a Service could find it"))),
+            Self::Vm | Self::Vmi if name.len() <= MAX_LABEL => Ok(json!({VMI_LABEL: name})),
+            _ => Err(Error::Usage(format!("{name} has no labels that a Service can select"))),
         }
     }
 }
 
-/// A port by number or by name.
+/// Parses a port number or name.
 fn target_port(text: &str) -> Value {
     text.parse::<u16>().map_or_else(|_| json!(text), |number| json!(number))
 }
 
 impl ExposeOptions {
-    /// The port of the options, or those that the machine declares.
-    fn ports(&self, machine: &Value) -> Result<Vec<Value>, Error> {
+    /// Returns the port from the options, or the ports that the VMI declares.
+    fn ports(&self, vmi_spec: &Value) -> Result<Vec<Value>, Error> {
         if let Some(number) = self.port {
             let mut port = json!({"port": number, "protocol": word(self.protocol.unwrap_or(Protocol::Tcp))});
             let target = self.target_port.as_deref().map(target_port);
@@ -195,11 +195,11 @@ impl ExposeOptions {
             }
             return Ok(vec![port]);
         }
-        // A Service leads to the pod network and to no other.
-        let networks = machine["networks"].as_array().into_iter().flatten();
+        // A Service reaches only the pod network.
+        let networks = vmi_spec["networks"].as_array().into_iter().flatten();
         let of_pod = networks.filter(|network| network["pod"].is_object()).map(|network| &network["name"]);
         let of_pod = of_pod.collect::<Vec<_>>();
-        let interfaces = machine["domain"]["devices"]["interfaces"].as_array().into_iter().flatten();
+        let interfaces = vmi_spec["domain"]["devices"]["interfaces"].as_array().into_iter().flatten();
         let interfaces = interfaces.filter(|interface| of_pod.contains(&&interface["name"]));
         let declared = interfaces.filter_map(|interface| interface["ports"].as_array()).flatten();
         let ports = declared.enumerate().map(|(index, declared)| {
@@ -208,20 +208,20 @@ impl ExposeOptions {
         });
         let ports = ports.collect::<Vec<_>>();
         if ports.is_empty() {
-            return Err(Error::Usage("name a port with --port: the machine declares none on the pod network".into()));
+            return Err(Error::Usage("set --port: the VMI declares no ports on the pod network".into()));
         }
         Ok(ports)
     }
 
-    /// The Service for an object.
+    /// Renders the Service for an object.
     fn manifest(&self, object: &Value, name: &str) -> Result<Value, Error> {
         let families = self.ip_family.iter().map(|family| word(*family)).collect::<Vec<_>>();
-        // Without a policy, two families would be a demand that clusters of one family refuse.
+        // Without a policy, a single-stack cluster rejects two families.
         let policy = self.ip_family_policy.or_else(|| (families.len() > 1).then_some(FamilyPolicy::PreferDual));
         let mut spec = json!({
             "type": word(self.kind),
             "selector": self.subject.selector(object, name)?,
-            "ports": self.ports(self.subject.machine(object))?,
+            "ports": self.ports(self.subject.vmi_spec(object))?,
         });
         for (field, value) in [
             ("clusterIP", self.cluster_ip.as_ref().map(|address| json!(address))),
@@ -234,7 +234,8 @@ impl ExposeOptions {
                 spec[field] = value;
             }
         }
-        // The Service goes with what it leads to. Whoever deletes that need not be allowed to delete Services.
+        // The owner reference deletes the Service with the object. The user who deletes the object may lack the right to delete
+        // Services.
         let owner = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": self.subject.kind(),
@@ -247,13 +248,13 @@ impl ExposeOptions {
     }
 }
 
-/// A value as Kubernetes writes it.
+/// Returns the value as Kubernetes spells it.
 fn word<V: ValueEnum>(value: V) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 pub async fn run(connection: &Connection, options: &ExposeOptions) -> Result<(), Error> {
-    let name = machine_name(&options.machine)?;
+    let name = object_name(&options.object)?;
     let namespace = &connection.namespace;
     let path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/{}/{name}", options.subject.resource());
     let object = read(&connection.call(Method::GET, &path, Vec::new()).await?)?;
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn port_leads_to_the_machines_of_the_same_labels() {
+    fn port_is_exposed_with_the_labels_of_the_vm() {
         let words =
             ["vm", "web", "--name=svc", "--port=8080", "--target-port=80", "--type=nodeport", "--node-port=30080"];
         assert_eq!(
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn service_goes_with_what_it_leads_to() {
+    fn service_is_owned_by_the_exposed_object() {
         let object = json!({"metadata": {"uid": "u1", "labels": {"app": "web"}}});
         let service = service(&["vmi", "web", "--name=svc", "--port=22"], &object).unwrap();
         assert_eq!(
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_ports_are_exposed_where_none_is_named() {
+    fn declared_ports_are_exposed_by_default() {
         assert_eq!(
             made(&["VirtualMachines", "web", "--name=svc", "--cluster-ip=None"], &vm()).unwrap(),
             json!({
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_without_labels_of_its_own_is_found_by_its_name() {
+    fn vmi_without_own_labels_is_selected_by_name() {
         let bare = json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}});
         let spec = made(&["vmi", "web", "--name=svc", "--port=22"], &bare).unwrap();
         assert_eq!(spec["selector"], json!({"vmi.kubevirt.io/id": "web"}));
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn families_of_addresses_are_those_that_are_named() {
+    fn ip_families_are_those_requested() {
         let words = ["vm", "web", "--name=svc", "--port=22"];
         assert_eq!(made(&words, &vm()).unwrap().get("ipFamilies"), None);
         let dual =
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_words_are_refused() {
+    fn wrong_arguments_are_rejected() {
         for words in [
             &["vm", "web", "--port=22"][..],
             &["pod", "web", "--name=svc", "--port=22"],

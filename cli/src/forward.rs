@@ -1,8 +1,8 @@
-//! `port-forward`: ports of a guest on the user's machine.
+//! `port-forward`: forwards local ports to a guest.
 //!
-//! Each local connection has a stream of its own. A side that has said all it wants to say closes its half of its
-//! connection; the other is told by a message without bytes, and may go on. We ask for such messages of the machine when
-//! we open the stream; a server that does not know them closes the stream instead.
+//! Each local connection has its own stream. A message without bytes reports that one side has closed its half of the
+//! connection; the other half stays open. The client requests these messages when it opens the stream. A server that does
+//! not support them closes the stream instead.
 
 use std::{
     collections::HashMap,
@@ -33,21 +33,21 @@ use crate::{
     terminal::input,
 };
 
-/// Largest piece of a stream sent in one message, in bytes.
+/// Largest message of a stream, in bytes.
 const CHUNK: usize = 64 * 1024;
-/// Most local connections at a time.
+/// Limits concurrent local connections.
 const MAX_CONNECTIONS: usize = 128;
-/// Datagrams that may wait to be sent; more are lost, as datagrams may be.
+/// Limits queued datagrams. Further datagrams are dropped.
 const MAX_DATAGRAMS: usize = 64;
-/// Time for the end of a stream to be said.
-const GOODBYE: Duration = Duration::from_secs(1);
-/// A local sender of datagrams that is silent for this long is forgotten.
-const DATAGRAM_SILENCE: Duration = Duration::from_secs(60);
+/// Time limit for sending the close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Idle time after which a local sender of datagrams is forgotten.
+const DATAGRAM_IDLE: Duration = Duration::from_secs(60);
 
 /// Options of `port-forward`.
 #[derive(Args)]
 pub struct ForwardOptions {
-    /// The machine: TYPE/NAME[/NAMESPACE], where TYPE is vm or vmi
+    /// Target: TYPE/NAME[/NAMESPACE], where TYPE is vm or vmi
     #[arg(value_name = "TARGET")]
     target: String,
     /// Ports: [PROTOCOL/]LOCAL[:TARGET], where PROTOCOL is tcp (default) or udp; local port 0 chooses a free one
@@ -76,7 +76,7 @@ impl Protocol {
     }
 }
 
-/// A port to be forwarded.
+/// A forwarded port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Port {
     protocol: Protocol,
@@ -104,7 +104,7 @@ impl Port {
     }
 }
 
-/// A port of a machine.
+/// Port of a guest.
 #[derive(Clone)]
 struct Remote {
     connection: Arc<Connection>,
@@ -116,7 +116,7 @@ impl Remote {
         self.connection.stream(&self.path).await
     }
 
-    /// Opens a stream whose halves end one by one.
+    /// Opens a stream that supports half-close.
     async fn open_in_halves(&self) -> Result<Stream, Error> {
         self.connection.stream(&format!("{}?halfClose=true", self.path)).await
     }
@@ -171,22 +171,22 @@ pub async fn run(connection: Connection, options: &ForwardOptions) -> Result<(),
     }
 }
 
-/// Standard input and output cannot be closed by halves: this program ends when the machine has said its last word.
+/// Copies standard input and output. Neither can be half-closed, so the program ends when the guest closes its half.
 async fn stdio(stream: Stream) -> Result<(), Error> {
-    let (mut to_machine, mut from_machine) = stream.split();
+    let (mut to_guest, mut from_guest) = stream.split();
     let mut typed = input();
     let up = async {
         while let Some(chunk) = typed.recv().await {
-            if to_machine.send(Message::Binary(Bytes::from(chunk))).await.is_err() {
+            if to_guest.send(Message::Binary(Bytes::from(chunk))).await.is_err() {
                 break;
             }
         }
-        let _ = to_machine.send(Message::Binary(Bytes::new())).await;
+        let _ = to_guest.send(Message::Binary(Bytes::new())).await;
         std::future::pending::<()>().await;
     };
     let mut output = tokio::io::stdout();
     let down = async {
-        while let Heard::Bytes(data) = next(&mut from_machine).await? {
+        while let Received::Bytes(data) = next(&mut from_guest).await? {
             output.write_all(&data).await.map_err(Error::io("cannot write to standard output"))?;
             output.flush().await.map_err(Error::io("cannot write to standard output"))?;
         }
@@ -198,31 +198,31 @@ async fn stdio(stream: Stream) -> Result<(), Error> {
     }
 }
 
-/// What comes from the machine.
-enum Heard {
+/// Message from the guest's side of the stream.
+enum Received {
     Bytes(Bytes),
-    /// No more bytes follow, but it listens.
-    LastWord,
-    /// Both sides have said their last word.
+    /// The guest has closed its half and still reads.
+    HalfClosed,
+    /// Both halves are closed.
     Closed,
 }
 
-async fn next<S>(from_machine: &mut S) -> Result<Heard, Error>
+async fn next<S>(from_guest: &mut S) -> Result<Received, Error>
 where
     S: futures::Stream<Item = Result<Message, tokio_tungstenite::tungstenite::Error>> + Unpin,
 {
-    while let Some(message) = from_machine.next().await {
+    while let Some(message) = from_guest.next().await {
         match message.map_err(broken)? {
-            Message::Binary(data) if data.is_empty() => return Ok(Heard::LastWord),
-            Message::Binary(data) => return Ok(Heard::Bytes(data)),
+            Message::Binary(data) if data.is_empty() => return Ok(Received::HalfClosed),
+            Message::Binary(data) => return Ok(Received::Bytes(data)),
             Message::Close(Some(frame)) if frame.code != CloseCode::Normal => {
                 return Err(Error::Stream(format!("the connection was closed: {}", frame.reason)));
             }
-            Message::Close(_) => return Ok(Heard::Closed),
+            Message::Close(_) => return Ok(Received::Closed),
             _ => {}
         }
     }
-    Ok(Heard::Closed)
+    Ok(Received::Closed)
 }
 
 fn broken(error: tokio_tungstenite::tungstenite::Error) -> Error {
@@ -249,28 +249,28 @@ async fn serve_tcp(listener: TcpListener, remote: Remote) -> Result<(), Error> {
     }
 }
 
-/// Copies until both sides have said their last word, or either is lost.
+/// Copies until both halves are closed or either side fails.
 async fn copy<C>(stream: WebSocketStream<C>, local: TcpStream) -> Result<(), Error>
 where
     C: AsyncRead + AsyncWrite + Unpin,
 {
-    let (mut to_machine, mut from_machine) = stream.split();
+    let (mut to_guest, mut from_guest) = stream.split();
     let (mut read, mut write) = local.into_split();
     let done = {
-        let up = send_all(&mut read, &mut to_machine);
-        let down = receive_all(&mut from_machine, &mut write);
+        let up = send_all(&mut read, &mut to_guest);
+        let down = receive_all(&mut from_guest, &mut write);
         tokio::select! {
-            // Only a failure ends it: after its last word the local program may wait for an answer.
+            // The end of this direction is no end of the copy: the local program may still wait for an answer.
             error = up => Err(error),
             done = down => done,
         }
     };
-    // The other side sees an orderly end where the connection still allows one.
-    let _ = tokio::time::timeout(GOODBYE, to_machine.close()).await;
+    // Sends a close frame if the connection still works.
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, to_guest.close()).await;
     done
 }
 
-async fn send_all<R, S>(read: &mut R, to_machine: &mut S) -> Error
+async fn send_all<R, S>(read: &mut R, to_guest: &mut S) -> Error
 where
     R: AsyncRead + Unpin,
     S: futures::Sink<Message, Error = tokio_tungstenite::tungstenite::Error> + Unpin,
@@ -283,7 +283,7 @@ where
             Err(error) => return Error::io("the local program's connection was lost")(error),
         };
         let last = data.is_empty();
-        if let Err(error) = to_machine.send(Message::Binary(data)).await {
+        if let Err(error) = to_guest.send(Message::Binary(data)).await {
             return broken(error);
         }
         if last {
@@ -292,22 +292,22 @@ where
     }
 }
 
-async fn receive_all<S, W>(from_machine: &mut S, write: &mut W) -> Result<(), Error>
+async fn receive_all<S, W>(from_guest: &mut S, write: &mut W) -> Result<(), Error>
 where
     S: futures::Stream<Item = Result<Message, tokio_tungstenite::tungstenite::Error>> + Unpin,
     W: AsyncWrite + Unpin,
 {
     loop {
-        let written = match next(from_machine).await? {
-            Heard::Bytes(data) => write.write_all(&data).await,
-            Heard::LastWord => write.shutdown().await,
-            Heard::Closed => {
+        let written = match next(from_guest).await? {
+            Received::Bytes(data) => write.write_all(&data).await,
+            Received::HalfClosed => write.shutdown().await,
+            Received::Closed => {
                 let _ = write.shutdown().await;
                 return Ok(());
             }
         };
         if written.is_err() {
-            // The local program does not want the rest.
+            // The local program has closed its side for reading.
             return Ok(());
         }
     }
@@ -336,12 +336,12 @@ async fn serve_udp(socket: UdpSocket, remote: Remote) -> Result<(), Error> {
                 sender
             }
         };
-        // A full queue loses datagrams, as networks do.
+        // A full queue drops datagrams, as networks do.
         let _ = sender.try_send(datagram);
     }
 }
 
-/// Passes datagrams on between one local sender and the machine until both are silent.
+/// Copies datagrams between one local sender and the guest until both are idle.
 async fn datagrams(
     mut receiver: mpsc::Receiver<Bytes>,
     socket: &UdpSocket,
@@ -350,9 +350,9 @@ async fn datagrams(
 ) -> Result<(), Error> {
     let mut stream = remote.open().await?;
     loop {
-        let silence = tokio::time::sleep(DATAGRAM_SILENCE);
+        let silence = tokio::time::sleep(DATAGRAM_IDLE);
         tokio::pin!(silence);
-        // Pings keep the stream, but are no datagrams.
+        // Pings keep the stream open and carry no datagram.
         let message = loop {
             tokio::select! {
                 datagram = receiver.recv() => match datagram {
@@ -362,7 +362,7 @@ async fn datagrams(
                 message = stream.next() => match message {
                     Some(Ok(Message::Binary(data))) => {
                         let _ = socket.send_to(&data, peer).await;
-                        silence.as_mut().reset(tokio::time::Instant::now() + DATAGRAM_SILENCE);
+                        silence.as_mut().reset(tokio::time::Instant::now() + DATAGRAM_IDLE);
                     }
                     Some(Ok(Message::Close(_))) | None => return Ok(()),
                     Some(Ok(_)) => {}

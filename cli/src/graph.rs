@@ -1,4 +1,4 @@
-//! `objectgraph`: the objects that a machine depends on.
+//! `objectgraph`: prints the objects that a VM or VMI depends on.
 
 use clap::Args;
 use http::Method;
@@ -8,25 +8,25 @@ use crate::{
     Connection, Error,
     guest::{Document, read},
     lifecycle::labels,
-    machine_name, print,
+    object_name, print,
 };
 
 /// Options of `objectgraph`.
 #[derive(Args)]
 pub struct GraphOptions {
-    /// Name of the machine
+    /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
-    machine: String,
-    /// The graph of the VirtualMachineInstance, not of the VirtualMachine
+    vm: String,
+    /// Print the graph of the VirtualMachineInstance instead
     #[arg(long)]
     vmi: bool,
-    /// Leave out what the machine runs without
+    /// Leave out optional dependencies
     #[arg(long)]
     exclude_optional: bool,
-    /// Only objects that have these labels
+    /// Include only objects with these labels
     #[arg(long, value_name = "LABEL=VALUE,...", value_delimiter = ',')]
     selector: Vec<String>,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, short, value_enum, default_value_t = Document::Json)]
     output: Document,
 }
@@ -40,7 +40,7 @@ fn request(options: &GraphOptions) -> Result<Value, Error> {
 }
 
 pub async fn run(connection: &Connection, options: &GraphOptions) -> Result<(), Error> {
-    let name = machine_name(&options.machine)?;
+    let name = object_name(&options.vm)?;
     let resource = if options.vmi { "virtualmachineinstances" } else { "virtualmachines" };
     let body = request(options)?.to_string().into_bytes();
     let answer = connection.call(Method::GET, &connection.path(resource, name, "objectgraph"), body).await?;

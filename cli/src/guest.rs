@@ -1,4 +1,4 @@
-//! `guestosinfo`, `userlist`, `fslist`: what the guest agent says; `expand`: a VM with its instance type applied.
+//! `guestosinfo`, `userlist`, `fslist`: reports of the guest agent. `expand`: a VM with its instance type applied.
 
 use std::{
     io::Read,
@@ -9,49 +9,49 @@ use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::Value;
 
-use crate::{Connection, Error, machine_name, print};
+use crate::{Connection, Error, object_name, print};
 
-/// Largest file taken for a VirtualMachine.
+/// Largest VirtualMachine file.
 const MAX_FILE: u64 = 3 << 20;
 
-/// How answers are printed.
+/// Output formats of the guest agent's reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// As JSON
+    /// JSON
     Json,
-    /// As YAML
+    /// YAML
     Yaml,
-    /// As a table for people
+    /// A table
     Table,
 }
 
-/// How documents are printed that make no table.
+/// Output formats of other documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Document {
-    /// As JSON
+    /// JSON
     Json,
-    /// As YAML
+    /// YAML
     Yaml,
 }
 
 impl Document {
-    /// The text of an answer.
+    /// Renders an answer as text.
     pub fn rendered(self, answer: &Value) -> Result<String, Error> {
         match self {
             Self::Json => Ok(format!("{answer:#}\n")),
             Self::Yaml => serde_yaml::to_string(answer)
-                .map_err(|error| Error::Transport(format!("answer cannot be printed: {error}"))),
+                .map_err(|error| Error::Transport(format!("cannot render the answer: {error}"))),
         }
     }
 }
 
-/// Options of the queries.
+/// Options of the guest agent commands.
 #[derive(Args)]
 pub struct QueryOptions {
-    /// Name of the machine
+    /// Name of the VirtualMachineInstance
     #[arg(value_name = "VMI")]
     vmi: String,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, short, value_enum, default_value_t = Format::Json)]
     output: Format,
 }
@@ -65,15 +65,15 @@ pub struct ExpandOptions {
     /// File with a VirtualMachine as YAML or JSON ("-": standard input)
     #[arg(long, short)]
     file: Option<PathBuf>,
-    /// How the answer is printed
+    /// Output format
     #[arg(long, short, value_enum, default_value_t = Document::Yaml)]
     output: Document,
 }
 
-/// What is asked.
+/// Report of the guest agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Query {
-    /// The system.
+    /// The operating system.
     OsInfo,
     /// Users logged in.
     Users,
@@ -90,7 +90,7 @@ impl Query {
         }
     }
 
-    /// The answer as rows; the first is the head.
+    /// Renders the answer as rows, starting with the header.
     fn table(self, answer: &Value) -> Vec<Vec<String>> {
         let row = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let items = answer["items"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -142,14 +142,14 @@ fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) if text.is_empty() => "-".to_owned(),
-        // What a guest says must not move the cursor.
+        // Text from the guest must not contain terminal control characters.
         Value::String(text) => text.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
         other => other.to_string(),
     }
 }
 
 fn time(value: &Value) -> String {
-    #[expect(clippy::cast_possible_truncation, reason = "the library refuses what is no time")]
+    #[expect(clippy::cast_possible_truncation, reason = "the library rejects values out of range")]
     let seconds = value.as_f64().map(|seconds| seconds as i64);
     seconds
         .and_then(|seconds| k8s_openapi::jiff::Timestamp::from_second(seconds).ok())
@@ -186,13 +186,13 @@ fn rendered(answer: &Value, format: Format, query: Query) -> Result<String, Erro
     }
 }
 
-/// An answer that is JSON.
+/// Parses an answer as JSON.
 pub fn read(answer: &[u8]) -> Result<Value, Error> {
     serde_json::from_slice(answer).map_err(|error| Error::Transport(format!("unreadable answer: {error}")))
 }
 
-pub async fn ask(connection: &Connection, options: &QueryOptions, query: Query) -> Result<(), Error> {
-    let name = machine_name(&options.vmi)?;
+pub async fn query(connection: &Connection, options: &QueryOptions, query: Query) -> Result<(), Error> {
+    let name = object_name(&options.vmi)?;
     let path = connection.path("virtualmachineinstances", name, query.subresource());
     let answer = connection.call(Method::GET, &path, Vec::new()).await?;
     print(format_args!("{}", rendered(&read(&answer)?, options.output, query)?))
@@ -201,7 +201,7 @@ pub async fn ask(connection: &Connection, options: &QueryOptions, query: Query) 
 pub async fn expand(connection: &Connection, options: &ExpandOptions) -> Result<(), Error> {
     let answer = match (&options.vm, &options.file) {
         (Some(vm), _) => {
-            let path = connection.path("virtualmachines", machine_name(vm)?, "expand-spec");
+            let path = connection.path("virtualmachines", object_name(vm)?, "expand-spec");
             connection.call(Method::GET, &path, Vec::new()).await?
         }
         (None, Some(file)) => {
@@ -223,7 +223,7 @@ fn vm_of_file(file: &Path) -> Result<Value, Error> {
     };
     source.take(MAX_FILE).read_to_string(&mut text).map_err(failed())?;
     serde_yaml::from_str(&text)
-        .map_err(|error| Error::Usage(format!("{} holds no VirtualMachine: {error}", file.display())))
+        .map_err(|error| Error::Usage(format!("{} is not a VirtualMachine: {error}", file.display())))
 }
 
 #[cfg(test)]
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_systems_are_listed_for_people() {
+    fn file_systems_are_printed_as_tables() {
         let answer = json!({"items": [
             {"diskName": "vda1", "mountPoint": "/", "fileSystemType": "ext4", "usedBytes": 1_610_612_736_u64, "totalBytes": 4_294_967_296_u64},
             {"diskName": "vda15", "mountPoint": "/boot/efi", "fileSystemType": "vfat", "usedBytes": 512},
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_system_are_listed_for_people() {
+    fn users_and_system_are_printed_as_tables() {
         let answer = json!({"items": [{"userName": "joe\u{1b}[2J", "loginTime": 1_700_000_000.5}]});
         assert_eq!(
             rendered(&answer, Format::Table, Query::Users).unwrap(),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_json_or_yaml() {
+    fn json_and_yaml_are_printed_in_full() {
         let answer = json!({"items": []});
         assert_eq!(rendered(&answer, Format::Json, Query::Users).unwrap(), "{\n  \"items\": []\n}\n");
         assert_eq!(rendered(&answer, Format::Yaml, Query::Users).unwrap(), "items: []\n");

@@ -1,7 +1,7 @@
-//! The kubectl plugin: one module per command family, `subresource` for the requests they share.
+//! The kubectl plugin. Each command family has a module; `subresource` sends their requests.
 //!
-//! kubectl runs `kubectl-virt` for `kubectl virt ...` and `kubectl_complete-virt` (a link to the same program) for
-//! shell completion of it.
+//! kubectl runs `kubectl-virt` for `kubectl virt ...` and `kubectl_complete-virt` (a link to the same program) for shell
+//! completion.
 
 /// Prints a line to standard output.
 macro_rules! say {
@@ -38,35 +38,35 @@ use clap::{
 
 use crate::cluster::{ClusterOptions, Connection};
 
-/// What can go wrong in a command; the message is what the user reads.
+/// Failure of a command. The user reads its message.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kubeconfig could not be read or names a context that is not there.
+    /// The kubeconfig is unreadable or lacks the context.
     #[error("cannot load the kubeconfig: {0}")]
     Kubeconfig(String),
-    /// No connection, or a response that is not HTTP as expected.
+    /// The connection failed, or the response is not valid HTTP.
     #[error("cannot reach the API server: {0}")]
     Transport(String),
-    /// The API server or virt-api answered with an error; the message is theirs.
+    /// The API server or virt-api answered with an error and this message.
     #[error("{message}")]
     Refused {
         /// HTTP status code.
         code: u16,
-        /// Text of the answer's `Status`, or its body.
+        /// Message of the answer's `Status`, or its body.
         message: String,
     },
-    /// The arguments do not fit together.
+    /// The arguments are invalid.
     #[error("{0}")]
     Usage(String),
     /// A local file, socket, terminal or program failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was attempted.
+        /// The failed operation.
         what: String,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A stream ended otherwise than by its user's wish.
+    /// A stream ended unexpectedly.
     #[error("{0}")]
     Stream(String),
 }
@@ -78,7 +78,7 @@ impl Error {
     }
 }
 
-/// Prints to standard output. That a reader has heard enough and gone, as `head` does, is no failure.
+/// Prints to standard output. A closed pipe (`| head`) is not an error.
 fn print(text: std::fmt::Arguments<'_>) -> Result<(), Error> {
     let mut output = std::io::stdout().lock();
     match output.write_fmt(text).and_then(|()| output.flush()) {
@@ -101,9 +101,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Connect to the serial console of a running machine
+    /// Connect to the serial console of a running VMI
     Console(console::ConsoleOptions),
-    /// Open the display of a running machine, or save a picture of it
+    /// Open the display of a running VMI, or save a screenshot of it
     Vnc(vnc::VncOptions),
     /// Start a virtual machine
     Start(lifecycle::StartOptions),
@@ -111,40 +111,40 @@ enum Command {
     Stop(lifecycle::StopOptions),
     /// Restart a virtual machine
     Restart(lifecycle::RestartOptions),
-    /// Pause a machine: its processors stop, its memory stays
+    /// Pause a VM or VMI: its vCPUs stop, its memory is kept
     Pause(lifecycle::PauseOptions),
-    /// Let a paused machine go on
+    /// Resume a paused VM or VMI
     Unpause(lifecycle::PauseOptions),
     /// Ask the guest to reboot
     SoftReboot(lifecycle::InstanceOptions),
-    /// Reset a machine without asking the guest
+    /// Reset a VMI without notifying the guest
     Reset(lifecycle::InstanceOptions),
-    /// Move a virtual machine to another node
+    /// Migrate a virtual machine to another node
     Migrate(lifecycle::MigrateOptions),
-    /// Give up moving a virtual machine to another node
+    /// Cancel the migration of a virtual machine
     MigrateCancel(evacuation::MigrateCancelOptions),
-    /// Have a machine, or all machines of a node, stay though they were asked to leave their node
+    /// Cancel the evacuation of a VM, a VMI or all VMIs of a node
     EvacuateCancel(evacuation::EvacuateOptions),
-    /// Add a volume to a running machine
+    /// Add a volume to a running VM or VMI
     #[command(name = "addvolume")]
     AddVolume(volumes::AddOptions),
-    /// Remove a volume from a running machine
+    /// Remove a volume from a running VM or VMI
     #[command(name = "removevolume")]
     RemoveVolume(volumes::RemoveOptions),
-    /// Write the memory of a running virtual machine to a claim
+    /// Dump the memory of a running virtual machine to a PersistentVolumeClaim
     MemoryDump(volumes::DumpOptions),
-    /// Make a Service that leads to a machine
+    /// Create a Service for a VM, a VMI or a replica set
     Expose(expose::ExposeOptions),
-    /// Forward local ports to a machine
+    /// Forward local ports to a VM or VMI
     PortForward(forward::ForwardOptions),
-    /// Log in to a machine by SSH
+    /// Log in to a VM or VMI by SSH
     Ssh(ssh::SshOptions),
-    /// Copy files to or from a machine by SSH
+    /// Copy files to or from a VM or VMI by SSH
     Scp(ssh::ScpOptions),
-    /// Lend a USB device of this computer to a running machine
+    /// Redirect a local USB device to a running VMI
     #[command(name = "usbredir")]
     UsbRedir(usb::UsbOptions),
-    /// Print what the guest agent says about the system
+    /// Print the guest agent's report on the operating system
     #[command(name = "guestosinfo")]
     GuestOsInfo(guest::QueryOptions),
     /// Print the users logged in to the guest
@@ -158,9 +158,9 @@ enum Command {
     /// Print the objects that a virtual machine depends on
     #[command(name = "objectgraph")]
     ObjectGraph(graph::GraphOptions),
-    /// Print the versions of this program and of the server
+    /// Print the versions of the client and of the server
     Version {
-        /// Print only the version of this program
+        /// Print only the version of the client
         #[arg(long, short)]
         client: bool,
     },
@@ -171,7 +171,7 @@ enum Command {
     },
 }
 
-/// The two kinds of machines.
+/// Kind of an object that runs a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     /// A VirtualMachine
@@ -182,19 +182,19 @@ enum Kind {
     Vmi,
 }
 
-/// What virtctl has besides, and what takes its place here.
-const ELSEWHERE: [(&str, &str); 8] = [
+/// Commands that only virtctl has, with the alternative here.
+const VIRTCTL_ONLY: [(&str, &str); 8] = [
     ("adm", "log levels are set in spec.configuration.developerConfiguration.logVerbosity of the KubeVirt object"),
-    ("create", "write the manifest, with `kubectl explain vm.spec` at hand"),
-    ("credentials", "access credentials are a part of the machine's manifest"),
-    ("guestfs", "virtctl starts a pod with libguestfs for it, which this program does not"),
-    ("image-upload", "it sends images to CDI, which virtctl does here as well"),
-    ("permitted-devices", "they are in spec.configuration.permittedHostDevices of the KubeVirt object"),
+    ("create", "write the manifest; `kubectl explain vm.spec` documents it"),
+    ("credentials", "access credentials are part of the VM's manifest"),
+    ("guestfs", "use virtctl, which starts a pod with libguestfs"),
+    ("image-upload", "use virtctl, which sends images to CDI"),
+    ("permitted-devices", "they are listed in spec.configuration.permittedHostDevices of the KubeVirt object"),
     ("template", "templates are not available yet"),
     ("vmexport", "exports are not available yet"),
 ];
 
-/// Switches take a value as well, as all switches of kubectl and virtctl do: `--force`, `--force=true`, `--force=false`.
+/// Lets switches take a value, as all switches of kubectl and virtctl do: `--force`, `--force=true`, `--force=false`.
 fn with_values(command: clap::Command) -> clap::Command {
     let switch = |argument: Arg| match argument.get_action() {
         ArgAction::SetTrue => argument
@@ -212,26 +212,26 @@ fn with_values(command: clap::Command) -> clap::Command {
     command.mut_args(switch).mut_subcommands(with_values)
 }
 
-/// The definition of the command line.
+/// Builds the definition of the command line.
 fn definition() -> clap::Command {
     with_values(Cli::command())
 }
 
-/// Reads a command line; the first word is the program's own name.
+/// Parses a command line. The first word is the name of the program.
 fn parse<W: Into<OsString> + Clone>(words: Vec<W>) -> Result<Cli, clap::Error> {
     let mut matches = definition().try_get_matches_from(words)?;
     Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut definition()))
 }
 
-/// Advice to who takes this program for virtctl.
+/// Returns the alternative to a command that only virtctl has.
 fn advice(error: &clap::Error) -> Option<Error> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
-    let (_, instead) = ELSEWHERE.iter().find(|(command, _)| command == word)?;
+    let (_, instead) = VIRTCTL_ONLY.iter().find(|(command, _)| command == word)?;
     Some(Error::Usage(format!("kubectl virt has no command {word:?}: {instead}")))
 }
 
-/// The code that the process ends with when there is nothing to run: as that of kubectl and virtctl, 0 where help is what
-/// was asked for, or nothing at all, and 1 after wrong arguments.
+/// Returns the exit code for a command line that runs nothing: 0 for help and for no arguments, 1 for wrong arguments, as
+/// kubectl and virtctl do.
 fn exit_code(error: &clap::Error) -> i32 {
     let helped = matches!(
         error.kind(),
@@ -240,10 +240,10 @@ fn exit_code(error: &clap::Error) -> i32 {
     i32::from(!helped)
 }
 
-/// Runs the command that the arguments name (the first argument is the program's own name).
+/// Runs the command that the arguments select. The first argument is the name of the program.
 ///
 /// # Errors
-/// The command's failure, with the text for the user. Wrong arguments end the process with clap's message instead.
+/// Fails with the command's error. Wrong arguments end the process with clap's message instead.
 pub fn run(args: Vec<OsString>) -> Result<(), Error> {
     let called_as =
         args.first().map(PathBuf::from).and_then(|p| p.file_name().map(|n| n.to_string_lossy().into_owned()));
@@ -259,14 +259,14 @@ pub fn run(args: Vec<OsString>) -> Result<(), Error> {
         Ok(cli) => cli,
         Err(error) => {
             return Err(advice(&error).unwrap_or_else(|| {
-                // A reader that has gone is no reason for another code.
+                // A closed pipe must not change the exit code.
                 let _ = error.print();
                 std::process::exit(exit_code(&error))
             }));
         }
     };
     let done = runtime.block_on(execute(cli));
-    // A thread may still wait for the terminal's next key.
+    // A thread may still be blocked in a read of the terminal.
     runtime.shutdown_background();
     done
 }
@@ -304,9 +304,9 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::Ssh(options) => ssh::run(&connection, &cli.cluster, &options),
                 Command::Scp(options) => ssh::run_scp(&connection, &cli.cluster, &options),
                 Command::UsbRedir(options) => usb::run(&connection, &options).await,
-                Command::GuestOsInfo(options) => guest::ask(&connection, &options, guest::Query::OsInfo).await,
-                Command::UserList(options) => guest::ask(&connection, &options, guest::Query::Users).await,
-                Command::FsList(options) => guest::ask(&connection, &options, guest::Query::FileSystems).await,
+                Command::GuestOsInfo(options) => guest::query(&connection, &options, guest::Query::OsInfo).await,
+                Command::UserList(options) => guest::query(&connection, &options, guest::Query::Users).await,
+                Command::FsList(options) => guest::query(&connection, &options, guest::Query::FileSystems).await,
                 Command::Expand(options) => guest::expand(&connection, &options).await,
                 Command::ObjectGraph(options) => graph::run(&connection, &options).await,
                 Command::Version { .. } => lifecycle::version(&connection).await,
@@ -316,8 +316,8 @@ async fn execute(cli: Cli) -> Result<(), Error> {
     }
 }
 
-/// The name of a machine, given as `NAME`, `vmi/NAME` or `vm/NAME`.
-fn machine_name(argument: &str) -> Result<&str, Error> {
+/// Parses `NAME`, `vmi/NAME` or `vm/NAME` and returns the name.
+fn object_name(argument: &str) -> Result<&str, Error> {
     let name = match argument.split_once('/') {
         None => argument,
         Some((kind, name)) if Kind::from_str(kind, true).is_ok() => name,
@@ -325,11 +325,11 @@ fn machine_name(argument: &str) -> Result<&str, Error> {
             return Err(Error::Usage(format!("unknown resource type {kind:?}: use vm/NAME or vmi/NAME")));
         }
     };
-    // What goes into a URL path is checked here; the API server checks that it exists.
+    // The name becomes part of a URL path.
     let valid = !name.is_empty()
         && name.len() <= 253
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.');
-    if valid { Ok(name) } else { Err(Error::Usage(format!("{name:?} is not the name of a machine"))) }
+    if valid { Ok(name) } else { Err(Error::Usage(format!("{name:?} is not a valid name of a VM or VMI"))) }
 }
 
 #[cfg(test)]
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn help_is_no_failure_and_wrong_arguments_fail_as_those_of_kubectl_do() {
+    fn exit_codes_match_those_of_kubectl() {
         for (words, code) in [
             (&["--help"][..], 0),
             (&[], 0),
@@ -357,22 +357,22 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_virtctl_that_are_missing_come_with_advice() {
+    fn missing_virtctl_commands_name_an_alternative() {
         let said = |word: &str| advice(&parse(["kubectl-virt", word].to_vec()).err().unwrap()).map(|e| e.to_string());
         assert!(said("create").is_some_and(|text| text.contains("manifest")));
         assert_eq!(said("nothing"), None);
-        for (word, _) in ELSEWHERE {
+        for (word, _) in VIRTCTL_ONLY {
             assert!(Cli::command().find_subcommand(word).is_none(), "{word}");
         }
     }
 
     #[test]
-    fn machine_names_are_taken_with_and_without_kind() {
+    fn object_names_are_taken_with_and_without_kind() {
         for (argument, expected) in [("a", Some("a")), ("vmi/a.b-1", Some("a.b-1")), ("vm/a", Some("a"))] {
-            assert_eq!(machine_name(argument).ok(), expected);
+            assert_eq!(object_name(argument).ok(), expected);
         }
         for argument in ["", "pod/a", "vm/", "a/../b", "A", "a?b=c", "a b"] {
-            assert!(machine_name(argument).is_err(), "{argument}");
+            assert!(object_name(argument).is_err(), "{argument}");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! `start`, `stop`, `restart`, `pause`, `unpause`, `version`: one request each.
+//! `start`, `stop`, `restart`, `pause`, `unpause`, `version`: commands of one request each.
 
 use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Map, Value, json};
 
-use crate::{Connection, Error, Kind, machine_name};
+use crate::{Connection, Error, Kind, object_name};
 
 /// Options of `start`.
 #[derive(Args)]
@@ -12,10 +12,10 @@ pub struct StartOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
-    /// Start it paused
+    /// Start the VM paused
     #[arg(long)]
     paused: bool,
-    /// Check the request, change nothing
+    /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
 }
@@ -26,13 +26,13 @@ pub struct StopOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
-    /// Seconds the guest has to shut down before it is stopped by force
+    /// Seconds that the guest has for shutdown before it is stopped by force
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     grace_period: Option<i64>,
     /// Stop by force; needs --grace-period
     #[arg(long)]
     force: bool,
-    /// Check the request, change nothing
+    /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
 }
@@ -43,13 +43,13 @@ pub struct RestartOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
-    /// Seconds the guest has to shut down; only 0 is possible, together with --force
+    /// Seconds that the guest has for shutdown; only 0 is supported, together with --force
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     grace_period: Option<i64>,
     /// Restart by force, without waiting for the guest; needs --grace-period=0
     #[arg(long)]
     force: bool,
-    /// Check the request, change nothing
+    /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
 }
@@ -57,10 +57,10 @@ pub struct RestartOptions {
 /// Options of `pause` and `unpause`.
 #[derive(Args)]
 pub struct PauseOptions {
-    /// The machine: vm NAME, vmi NAME, or NAME alone
+    /// Target: vm NAME, vmi NAME, or NAME alone
     #[arg(value_names = ["TYPE", "NAME"], num_args = 1..=2, required = true)]
     words: Vec<String>,
-    /// Check the request, change nothing
+    /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
 }
@@ -68,7 +68,7 @@ pub struct PauseOptions {
 /// Options of `soft-reboot` and `reset`.
 #[derive(Args)]
 pub struct InstanceOptions {
-    /// Name of the machine
+    /// Name of the VirtualMachineInstance
     #[arg(value_name = "VMI")]
     vmi: String,
 }
@@ -79,15 +79,15 @@ pub struct MigrateOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
-    /// Labels that the node to move to must carry besides those that the VM asks for
+    /// Labels required of the target node in addition to the node selector of the VM
     #[arg(long, alias = "addedNodeSelector", value_name = "LABEL=VALUE,...", value_delimiter = ',')]
     added_node_selector: Vec<String>,
-    /// Check the request, change nothing
+    /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
 }
 
-/// A body with the options that were given; none at all where there are none.
+/// Renders the options as a request body. Without options the body is empty.
 pub fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
     let mut object: Map<String, Value> =
         fields.iter().filter_map(|(key, value)| value.clone().map(|v| ((*key).to_owned(), v))).collect();
@@ -98,7 +98,7 @@ pub fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
 }
 
 async fn act_on_vm(connection: &Connection, vm: &str, action: &str, body: Vec<u8>, dry_run: bool) -> Result<(), Error> {
-    let name = machine_name(vm)?;
+    let name = object_name(vm)?;
     connection.call(Method::PUT, &connection.path("virtualmachines", name, action), body).await?;
     if dry_run {
         say!("Dry Run execution")?;
@@ -116,7 +116,7 @@ impl StopOptions {
     fn check(&self) -> Result<(), Error> {
         match self.grace_period {
             Some(seconds) if seconds < 0 => Err(Error::Usage("--grace-period must not be negative".into())),
-            None if self.force => Err(Error::Usage("--force needs --grace-period".into())),
+            None if self.force => Err(Error::Usage("--force requires --grace-period".into())),
             _ => Ok(()),
         }
     }
@@ -126,8 +126,10 @@ impl RestartOptions {
     fn check(&self) -> Result<(), Error> {
         match (self.force, self.grace_period) {
             (false, None) | (true, Some(0)) => Ok(()),
-            (false, Some(_)) => Err(Error::Usage("--grace-period needs --force".into())),
-            (true, _) => Err(Error::Usage("--force needs --grace-period=0: no other grace period is possible".into())),
+            (false, Some(_)) => Err(Error::Usage("--grace-period requires --force".into())),
+            (true, _) => {
+                Err(Error::Usage("--force requires --grace-period=0; other grace periods are not supported".into()))
+            }
         }
     }
 }
@@ -144,9 +146,9 @@ pub async fn restart(connection: &Connection, options: &RestartOptions) -> Resul
     act_on_vm(connection, &options.vm, "restart", body, options.dry_run).await
 }
 
-/// Acts on a running machine; the subresource is the command without its hyphen.
+/// Calls a subresource of a running VMI. Its name is the command without the hyphen.
 pub async fn act_on_instance(connection: &Connection, options: &InstanceOptions, command: &str) -> Result<(), Error> {
-    let name = machine_name(&options.vmi)?;
+    let name = object_name(&options.vmi)?;
     let path = connection.path("virtualmachineinstances", name, &command.replace('-', ""));
     connection.call(Method::PUT, &path, Vec::new()).await?;
     say!("VMI {name} was scheduled to {command}")?;
@@ -159,7 +161,7 @@ pub async fn migrate(connection: &Connection, options: &MigrateOptions) -> Resul
     act_on_vm(connection, &options.vm, "migrate", body, options.dry_run).await
 }
 
-/// Labels given as `LABEL=VALUE`, as an object.
+/// Parses labels of the form `LABEL=VALUE` into an object.
 pub fn labels(words: &[String]) -> Result<Option<Value>, Error> {
     let pair = |word: &String| match word.split_once('=') {
         Some((label, value)) if !label.is_empty() => Ok((label.to_owned(), json!(value))),
@@ -170,24 +172,24 @@ pub fn labels(words: &[String]) -> Result<Option<Value>, Error> {
 }
 
 impl PauseOptions {
-    /// The machine, and whether it was named as that of a VirtualMachine.
-    fn machine(&self) -> Result<(&str, bool), Error> {
+    /// Returns the name, and true if the target is a VirtualMachine.
+    fn target(&self) -> Result<(&str, bool), Error> {
         let (kind, name) = match self.words.as_slice() {
             [kind, name] => (Some(kind.as_str()), name),
             [name] => (name.split_once('/').map(|(kind, _)| kind), name),
-            _ => return Err(Error::Usage("name one machine".into())),
+            _ => return Err(Error::Usage("name one VM or VMI".into())),
         };
         let kind = kind.map(|kind| {
             Kind::from_str(kind, true)
                 .map_err(|_| Error::Usage(format!("unknown resource type {kind:?}: use vm NAME or vmi NAME")))
         });
-        Ok((machine_name(name)?, kind.transpose()? == Some(Kind::Vm)))
+        Ok((object_name(name)?, kind.transpose()? == Some(Kind::Vm)))
     }
 }
 
 pub async fn pause(connection: &Connection, options: &PauseOptions, action: &str) -> Result<(), Error> {
-    let (name, of_vm) = options.machine()?;
-    // The machine of a VirtualMachine bears its name.
+    let (name, of_vm) = options.target()?;
+    // A VirtualMachine and its VMI have the same name.
     let path = connection.path("virtualmachineinstances", name, action);
     connection.call(Method::PUT, &path, body(&[], options.dry_run)).await.map_err(|error| match error {
         Error::Refused { code: 404, .. } if of_vm => {
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn paused_machines_are_named_with_and_without_their_kind() {
+    fn paused_vms_are_named_with_and_without_their_kind() {
         for (words, expected) in [
             (&["vm", "a"][..], Some(("a", true))),
             (&["VirtualMachineInstances", "a"], Some(("a", false))),
@@ -279,7 +281,7 @@ mod tests {
                 assert_eq!(expected, None, "{words:?}");
                 continue;
             };
-            assert_eq!(options.machine().ok(), expected, "{words:?}");
+            assert_eq!(options.target().ok(), expected, "{words:?}");
         }
     }
 
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_hold_only_what_was_asked_for() {
+    fn bodies_contain_only_set_options() {
         for (made, expected) in [
             (body(&[("paused", None)], false), ""),
             (body(&[("paused", Some(json!(true)))], false), r#"{"paused":true}"#),

@@ -1,4 +1,4 @@
-//! `kubectl-virt`: virtual machines from the command line, as a plugin of kubectl.
+//! `kubectl-virt`: manages virtual machines as a kubectl plugin.
 
 use std::process::ExitCode;
 

@@ -1,27 +1,27 @@
-//! `ssh` and `scp`: the system's programs, connected through `port-forward --stdio`.
+//! `ssh` and `scp`: run the system's programs through `port-forward --stdio`.
 
 use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf};
 
 use clap::Args;
 
-use crate::{ClusterOptions, Connection, Error, cluster::PROGRAMS, target::Target};
+use crate::{ClusterOptions, Connection, Error, cluster::VERBOSITY_COMMANDS, target::Target};
 
-/// How the guest's SSH server is reached and convinced.
+/// Connection to the SSH server of the guest.
 #[derive(Args)]
 pub struct Access {
-    /// User to log in as; default: what ssh takes
+    /// User to log in as; default: that of ssh
     #[arg(long, short = 'l')]
     username: Option<String>,
-    /// Port of the guest that its SSH server listens at
+    /// Port of the guest's SSH server
     #[arg(long, short = 'p', default_value_t = 22)]
     port: u16,
-    /// Private key to log in with
+    /// Private key for the login
     #[arg(long, short = 'i', value_name = "FILE")]
     identity_file: Option<PathBuf>,
-    /// File with the keys of known hosts
+    /// File with the known host keys
     #[arg(long, value_name = "FILE")]
     known_hosts: Option<PathBuf>,
-    /// Option passed on to the program, such as -t "-o StrictHostKeyChecking=no"; can be repeated
+    /// Option passed to ssh or scp, such as -t "-o StrictHostKeyChecking=no"; can be repeated
     #[arg(long = "local-ssh-opts", short = 't', value_name = "OPTION", allow_hyphen_values = true)]
     options: Vec<String>,
 }
@@ -29,7 +29,7 @@ pub struct Access {
 /// Options of `ssh`.
 #[derive(Args)]
 pub struct SshOptions {
-    /// The machine: [USER@]TYPE/NAME[/NAMESPACE], where TYPE is vm or vmi
+    /// Target: [USER@]TYPE/NAME[/NAMESPACE], where TYPE is vm or vmi
     #[arg(value_name = "[USER@]TARGET")]
     target: String,
     #[command(flatten)]
@@ -42,48 +42,51 @@ pub struct SshOptions {
 /// Options of `scp`.
 #[derive(Args)]
 pub struct ScpOptions {
-    /// What is copied: a local path, or [USER@]TYPE/NAME[/NAMESPACE]:PATH, where TYPE is vm or vmi
+    /// Source: a local path, or [USER@]TYPE/NAME[/NAMESPACE]:PATH, where TYPE is vm or vmi
     #[arg(value_name = "FROM")]
     from: String,
-    /// Where it is copied to: the other of the two
+    /// Destination: a path of the same form. One of the two must be local
     #[arg(value_name = "TO")]
     to: String,
     #[command(flatten)]
     access: Access,
-    /// Copy directories with all that is in them
+    /// Copy directories recursively
     #[arg(long, short)]
     recursive: bool,
-    /// Keep times and modes of files
+    /// Preserve times and modes of files
     #[arg(long)]
     preserve: bool,
 }
 
-/// Runs ssh in place of this program; comes back only with an error.
+/// Replaces this process with ssh. Returns only errors.
 pub fn run(connection: &Connection, cluster: &ClusterOptions, options: &SshOptions) -> Result<(), Error> {
     replaced_by("ssh", ssh_arguments(&own_path()?, &connection.namespace, cluster, options)?, cluster.verbosity)
 }
 
-/// Runs scp in place of this program; comes back only with an error.
+/// Replaces this process with scp. Returns only errors.
 pub fn run_scp(connection: &Connection, cluster: &ClusterOptions, options: &ScpOptions) -> Result<(), Error> {
     replaced_by("scp", scp_arguments(&own_path()?, &connection.namespace, cluster, options)?, cluster.verbosity)
 }
 
 fn own_path() -> Result<String, Error> {
-    let program = std::env::current_exe().map_err(Error::io("cannot tell the path of this program"))?;
-    program.into_os_string().into_string().map_err(|_| Error::Usage("the path of this program is not text".into()))
+    let program = std::env::current_exe().map_err(Error::io("cannot determine the path of this program"))?;
+    program
+        .into_os_string()
+        .into_string()
+        .map_err(|_| Error::Usage("the path of this program is not valid UTF-8".into()))
 }
 
 fn replaced_by(program: &str, arguments: Vec<OsString>, verbosity: u8) -> Result<(), Error> {
     let mut command = std::process::Command::new(program);
     command.args(arguments);
-    if verbosity >= PROGRAMS {
+    if verbosity >= VERBOSITY_COMMANDS {
         eprintln!("running: {command:?}");
     }
     let error = command.exec();
     Err(Error::io(format!("cannot run {program}"))(error))
 }
 
-/// A machine as the user of it sees it from outside.
+/// User and target of a login.
 struct Login<'a> {
     user: Option<&'a str>,
     target: Target,
@@ -103,12 +106,12 @@ impl<'a> Login<'a> {
         self.target.namespace.as_deref().unwrap_or(namespace)
     }
 
-    /// What ssh is told as name of the host; it serves to find the host's key again.
+    /// Returns the host name for ssh, under which it stores the host key.
     fn host(&self, namespace: &str) -> String {
         format!("{}.{}.{}", self.target.word(), self.target.name, self.namespace(namespace))
     }
 
-    /// What ssh and scp are told alike.
+    /// Returns the arguments common to ssh and scp.
     fn arguments(
         &self,
         program: &str,
@@ -120,7 +123,7 @@ impl<'a> Login<'a> {
         proxy.extend(cluster.arguments()?);
         proxy.push(format!("{}/{}/{}", self.target.word(), self.target.name, self.namespace(namespace)));
         proxy.push(access.port.to_string());
-        // A shell reads it, after ssh has replaced what follows percent signs.
+        // ssh expands percent signs and passes the command to a shell.
         let proxy = proxy.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ").replace('%', "%%");
         let mut arguments: Vec<OsString> = vec!["-o".into(), format!("ProxyCommand={proxy}").into()];
         arguments.extend(access.options.iter().map(OsString::from));
@@ -158,14 +161,14 @@ fn scp_arguments(
     cluster: &ClusterOptions,
     options: &ScpOptions,
 ) -> Result<Vec<OsString>, Error> {
-    let (machine, path) = match (remote(&options.from), remote(&options.to)) {
+    let (target, path) = match (remote(&options.from), remote(&options.to)) {
         (Some(remote), None) | (None, Some(remote)) => remote,
         (None, None) => {
-            return Err(Error::Usage("none of the two is in a machine: name one as TYPE/NAME:PATH".into()));
+            return Err(Error::Usage("both paths are local: name one as TYPE/NAME:PATH".into()));
         }
-        (Some(_), Some(_)) => return Err(Error::Usage("copying from machine to machine is not supported".into())),
+        (Some(_), Some(_)) => return Err(Error::Usage("copying from VM to VM is not supported".into())),
     };
-    let login = Login::parse(machine, options.access.username.as_deref())?;
+    let login = Login::parse(target, options.access.username.as_deref())?;
     let mut arguments = login.arguments(program, namespace, cluster, &options.access)?;
     arguments.extend(options.recursive.then(|| OsString::from("-r")));
     arguments.extend(options.preserve.then(|| OsString::from("-p")));
@@ -176,7 +179,7 @@ fn scp_arguments(
         if remote(word).is_some() {
             arguments.push(there.clone().into());
         } else if word.contains(':') && !word.starts_with(['/', '.']) {
-            // scp would take it for a host.
+            // scp would parse it as a host.
             arguments.push(format!("./{word}").into());
         } else {
             arguments.push(word.into());
@@ -185,13 +188,13 @@ fn scp_arguments(
     Ok(arguments)
 }
 
-/// Machine and path, where an argument names something in a machine. Like for scp, a local file with a colon in its name
-/// is one whose path begins with a slash or a dot.
+/// Splits an argument into target and path if it names a path in a guest. A local path with a colon must begin with a slash
+/// or a dot, as for scp.
 fn remote(argument: &str) -> Option<(&str, &str)> {
     if argument.starts_with(['/', '.', '~']) { None } else { argument.split_once(':') }
 }
 
-/// A word as a shell takes it literally.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./=:,@%+".contains(&byte);
     if !word.is_empty() && word.bytes().all(plain) {
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_copied_to_and_from_machines() {
+    fn files_are_copied_to_and_from_vms() {
         let paths = |words: &[&str]| {
             let made = made(&[&["scp"], words].concat()).unwrap();
             made[made.iter().position(|word| word == "--").unwrap() + 1..].to_vec()
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_are_none_are_refused() {
+    fn invalid_copies_are_rejected() {
         for words in [["a", "b"], ["vm/a:x", "vm/b:x"], ["pod/a:x", "b"], ["@vm/a:x", "b"]] {
             assert!(made(&[&["scp"][..], &words].concat()).is_err(), "{words:?}");
         }

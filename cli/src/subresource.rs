@@ -1,4 +1,4 @@
-//! Requests to `subresources.kubevirt.io` through the API server, with the user's own credentials.
+//! Requests to `subresources.kubevirt.io` through the API server, with the user's credentials.
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
@@ -16,32 +16,32 @@ use tokio_tungstenite::{
 
 use crate::{Connection, Error};
 
-/// The version whose paths clients use.
+/// API group and version of the subresources.
 const API: &str = "/apis/subresources.kubevirt.io/v1";
 /// Subprotocol of all streams.
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
-/// Largest answer read from the server: a screenshot of a large display is a few MiB.
+/// Largest answer. A screenshot of a large display takes a few MiB.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
-/// Verbosity from which on requests are told, as kubectl tells them.
-const REQUESTS: u8 = 6;
+/// Verbosity that logs requests, as in kubectl.
+const VERBOSITY_REQUESTS: u8 = 6;
 
 /// A websocket that carries a raw byte stream in binary frames.
 pub type Stream = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
 
 impl Connection {
-    /// Path of a subresource of a machine in the connection's namespace; `resource` is `virtualmachines` or
+    /// Returns the path of a subresource in the connection's namespace. `resource` is `virtualmachines` or
     /// `virtualmachineinstances`.
     pub fn path(&self, resource: &str, name: &str, subresource: &str) -> String {
         format!("{API}/namespaces/{}/{resource}/{name}/{subresource}", self.namespace)
     }
 
-    /// Path of a resource of the connection's namespace that belongs to no machine.
+    /// Returns the path of another resource in the connection's namespace.
     pub fn namespaced(&self, resource: &str) -> String {
         format!("{API}/namespaces/{}/{resource}", self.namespace)
     }
 
-    /// Sends `body` (empty: none) and returns the answer's body.
+    /// Sends `body`, which may be empty, and returns the body of the answer.
     pub async fn call(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
         let request = Request::builder()
             .method(method.clone())
@@ -52,22 +52,22 @@ impl Connection {
         let answered = async {
             let response = self.client.send(request).await.map_err(|e| transport(&e))?;
             let status = response.status();
-            self.tell(&method, path, status);
+            self.log_request(&method, path, status);
             let answer = read(response).await?;
             if status.is_success() { Ok(answer) } else { Err(refusal(status, &answer)) }
         };
-        if self.patience.is_zero() {
+        if self.request_timeout.is_zero() {
             return answered.await;
         }
-        match tokio::time::timeout(self.patience, answered).await {
+        match tokio::time::timeout(self.request_timeout, answered).await {
             Ok(answer) => answer,
-            Err(_) => Err(Error::Transport(format!("no answer within {:?}", self.patience))),
+            Err(_) => Err(Error::Transport(format!("no answer within {:?}", self.request_timeout))),
         }
     }
 
-    /// Tells who wants to know so much what was asked and answered.
-    fn tell(&self, method: &Method, path: &str, status: StatusCode) {
-        if self.verbosity >= REQUESTS {
+    /// Logs a request and its status at the verbosity for requests.
+    fn log_request(&self, method: &Method, path: &str, status: StatusCode) {
+        if self.verbosity >= VERBOSITY_REQUESTS {
             eprintln!("{method} {path} {status}");
         }
     }
@@ -85,7 +85,7 @@ impl Connection {
             .map_err(|e| transport(&e))?;
         let response = self.client.send(request).await.map_err(|e| transport(&e))?;
         let status = response.status();
-        self.tell(&Method::GET, path, status);
+        self.log_request(&Method::GET, path, status);
         if status != StatusCode::SWITCHING_PROTOCOLS {
             let answer = read(response).await?;
             return Err(refusal(status, &answer));
@@ -95,15 +95,17 @@ impl Connection {
     }
 }
 
-/// What is said of a stream that broke.
+/// Describes a broken stream.
 pub fn lost(error: &tungstenite::Error) -> String {
     format!("the connection was lost: {error}")
 }
 
-/// What a server that closes a stream says about it.
-pub fn last_words(frame: Option<&CloseFrame>) -> String {
+/// Returns the reason that the server gave for closing the stream.
+pub fn close_reason(frame: Option<&CloseFrame>) -> String {
     match frame.map(|frame| frame.reason.as_str()) {
-        None | Some("") => "the server ended it; the machine may have stopped, or another user opened it".into(),
+        None | Some("") => {
+            "the server closed it; the guest may have stopped, or another user may have opened it".into()
+        }
         Some(reason) => reason.into(),
     }
 }
@@ -113,7 +115,7 @@ async fn read(response: Response<Body>) -> Result<Bytes, Error> {
     Ok(body.map_err(|e| Error::Transport(e.to_string()))?.to_bytes())
 }
 
-/// All causes of an error in one line: the outermost of a failed connection says little.
+/// Joins the causes of an error, since the outermost one of a failed connection lacks detail.
 fn transport(error: &(dyn std::error::Error + 'static)) -> Error {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -128,7 +130,7 @@ fn transport(error: &(dyn std::error::Error + 'static)) -> Error {
     Error::Transport(text)
 }
 
-/// The message of a Kubernetes `Status`, else the body as text, else the code's own name.
+/// Returns the message of a Kubernetes `Status`, else the body as text, else the status code.
 fn refusal(status: StatusCode, body: &[u8]) -> Error {
     #[derive(serde::Deserialize)]
     struct Status {
@@ -148,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_say_what_the_server_said() {
+    fn errors_carry_the_message_of_the_server() {
         for (body, expected) in [
             (r#"{"kind":"Status","message":"VMI is not running"}"#, "VMI is not running"),
             ("no such thing\n", "no such thing"),

@@ -1,22 +1,22 @@
-//! Machines as arguments: `vmi/NAME`, `vm/NAME`, `vm/NAME/NAMESPACE`, or `NAME` for a VMI.
+//! VMs and VMIs as arguments: `vmi/NAME`, `vm/NAME`, `vm/NAME/NAMESPACE`, or `NAME` for a VMI.
 
 use clap::ValueEnum;
 
-use crate::{Error, Kind, machine_name};
+use crate::{Error, Kind, object_name};
 
-/// A machine that the user named.
+/// A VM or VMI named by the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Whether it was named as VM or as VMI.
+    /// Kind in the argument.
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// Its namespace, if it was named.
+    /// Its namespace, if the argument contains one.
     pub namespace: Option<String>,
 }
 
 impl Target {
-    /// Reads an argument.
+    /// Parses an argument.
     pub fn parse(argument: &str) -> Result<Self, Error> {
         let parts = argument.split('/').collect::<Vec<_>>();
         let (kind, name, namespace) = match parts.as_slice() {
@@ -30,12 +30,12 @@ impl Target {
         let namespace = match namespace {
             None => None,
             Some(text) if is_label(text) => Some(text.to_owned()),
-            Some(text) => return Err(Error::Usage(format!("{text:?} is not the name of a namespace"))),
+            Some(text) => return Err(Error::Usage(format!("{text:?} is not a valid namespace"))),
         };
-        Ok(Self { kind, name: machine_name(name)?.to_owned(), namespace })
+        Ok(Self { kind, name: object_name(name)?.to_owned(), namespace })
     }
 
-    /// The plural resource.
+    /// Returns the plural resource name.
     pub fn resource(&self) -> &'static str {
         match self.kind {
             Kind::Vm => "virtualmachines",
@@ -43,7 +43,7 @@ impl Target {
         }
     }
 
-    /// The word for its kind.
+    /// Returns the short name of the kind.
     pub fn word(&self) -> &'static str {
         match self.kind {
             Kind::Vm => "vm",

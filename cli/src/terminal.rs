@@ -1,4 +1,4 @@
-//! The user's terminal in raw mode, put back as it was however the program ends.
+//! Raw mode of the user's terminal, restored on every exit of the program.
 
 use std::{
     io::{IsTerminal, Read},
@@ -10,10 +10,10 @@ use tokio::sync::mpsc;
 
 use crate::Error;
 
-/// What to restore; kept outside the guard so that the end by a signal can restore it too.
+/// Settings to restore. They are static so that a signal handler can restore them too.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Raw mode while it lives. Without a terminal on standard input it does nothing.
+/// Guard that holds the terminal in raw mode. It does nothing if standard input is no terminal.
 pub struct RawMode(());
 
 impl RawMode {
@@ -38,14 +38,14 @@ impl Drop for RawMode {
         if let Ok(mut kept) = BEFORE.lock()
             && let Some(before) = kept.take()
         {
-            // Nothing can be done when the terminal itself is gone.
+            // A closed terminal needs no restoring.
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Flush, &before);
         }
     }
 }
 
-/// Standard input in chunks, read by a thread of its own: a blocked read of a terminal cannot be cancelled, and must
-/// not keep the program from ending. The channel closes at the end of input.
+/// Reads standard input in chunks on a separate thread, since a blocked read of a terminal cannot be cancelled and must
+/// not delay the exit. The channel closes at the end of input.
 pub fn input() -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(8);
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! `usbredir`: a USB device of this computer in a machine.
+//! `usbredir`: redirects a local USB device to a VMI.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,21 +10,21 @@ use tokio::net::TcpListener;
 
 use crate::{
     Connection, Error,
-    cluster::{PROGRAMS, local_address},
-    machine_name, relay,
+    cluster::{VERBOSITY_COMMANDS, local_address},
+    object_name, relay,
 };
 
-/// The program that reads the device and speaks usbredir.
+/// Program that reads the device and speaks the usbredir protocol.
 const REDIRECTOR: &str = "usbredirect";
 const CLOSED: &str = "the USB redirection was closed";
 
 /// Options of `usbredir`.
 #[derive(Args)]
 pub struct UsbOptions {
-    /// The device, VENDOR:PRODUCT or BUS-DEVICE as lsusb lists them (not with --no-launch), and the name of the machine
+    /// The device as VENDOR:PRODUCT or BUS-DEVICE (see lsusb; omit with --no-launch) and the name of the VirtualMachineInstance
     #[arg(value_names = ["DEVICE", "VMI"], num_args = 1..=2, required = true)]
     words: Vec<String>,
-    /// Only print the address that a usbredir client can connect to
+    /// Only print the address for a usbredir client
     #[arg(long)]
     no_launch: bool,
     /// Local address to listen on
@@ -35,20 +35,20 @@ pub struct UsbOptions {
     port: u16,
 }
 
-/// What the words mean: the device, if it is to be redirected from here, and the machine.
-fn meaning(options: &UsbOptions) -> Result<(Option<&str>, &str), Error> {
+/// Returns the device, unless --no-launch is set, and the name of the VMI.
+fn parse_names(options: &UsbOptions) -> Result<(Option<&str>, &str), Error> {
     match (options.words.as_slice(), options.no_launch) {
-        ([device, vmi], false) if is_device(device) => Ok((Some(device), machine_name(vmi)?)),
+        ([device, vmi], false) if is_device(device) => Ok((Some(device), object_name(vmi)?)),
         ([device, _], false) => {
-            Err(Error::Usage(format!("{device:?} is no USB device: give VENDOR:PRODUCT or BUS-DEVICE")))
+            Err(Error::Usage(format!("{device:?} is not a USB device: use VENDOR:PRODUCT or BUS-DEVICE")))
         }
-        ([vmi], true) => Ok((None, machine_name(vmi)?)),
-        (_, true) => Err(Error::Usage("with --no-launch only the machine is named".into())),
-        (_, false) => Err(Error::Usage("name the USB device, and the machine".into())),
+        ([vmi], true) => Ok((None, object_name(vmi)?)),
+        (_, true) => Err(Error::Usage("--no-launch takes only the name of the VMI".into())),
+        (_, false) => Err(Error::Usage("name the USB device and the VMI".into())),
     }
 }
 
-/// Whether this is `VENDOR:PRODUCT` in hexadecimal, or `BUS-DEVICE`.
+/// Returns true for `VENDOR:PRODUCT` in hexadecimal and for `BUS-DEVICE`.
 fn is_device(text: &str) -> bool {
     let number =
         |text: &str, radix: u32| !text.is_empty() && text.len() <= 4 && text.chars().all(|c| c.is_digit(radix));
@@ -60,12 +60,12 @@ fn is_device(text: &str) -> bool {
 }
 
 pub async fn run(connection: &Connection, options: &UsbOptions) -> Result<(), Error> {
-    let (device, vmi) = meaning(options)?;
-    // Opened before the port, so that a machine without redirection is told at once.
+    let (device, vmi) = parse_names(options)?;
+    // The stream is opened before the port so that a VMI without redirection fails at once.
     let mut stream = connection.stream(&connection.path("virtualmachineinstances", vmi, "usbredir")).await?;
     let wanted = SocketAddr::new(options.address, options.port);
     let listener = TcpListener::bind(wanted).await.map_err(Error::io(format!("cannot listen on {wanted}")))?;
-    let address = listener.local_addr().map_err(Error::io("cannot tell the local port"))?;
+    let address = listener.local_addr().map_err(Error::io("cannot determine the local port"))?;
     let Some(device) = device else {
         say!("User can connect usbredir client at: {address}")?;
         let client = relay::accept(&listener, &mut stream, "the usbredir client", CLOSED).await?;
@@ -73,7 +73,7 @@ pub async fn run(connection: &Connection, options: &UsbOptions) -> Result<(), Er
     };
     let mut command = tokio::process::Command::new(REDIRECTOR);
     command.args(["--device", device, "--to", &address.to_string()]).stdin(Stdio::null()).kill_on_drop(true);
-    if connection.verbosity >= PROGRAMS {
+    if connection.verbosity >= VERBOSITY_COMMANDS {
         eprintln!("running: {:?}", command.as_std());
     }
     let mut redirector =
@@ -100,12 +100,12 @@ mod tests {
     fn read(words: &[&str]) -> Result<(Option<String>, String), String> {
         let cli = Cli::try_parse_from([&["kubectl-virt", "usbredir"], words].concat()).map_err(|e| e.to_string())?;
         let Command::UsbRedir(options) = cli.command else { panic!("another command") };
-        let (device, vmi) = meaning(&options).map_err(|error| error.to_string())?;
+        let (device, vmi) = parse_names(&options).map_err(|error| error.to_string())?;
         Ok((device.map(str::to_owned), vmi.to_owned()))
     }
 
     #[test]
-    fn device_and_machine_are_named() {
+    fn device_and_vmi_are_named() {
         assert_eq!(read(&["0951:1666", "vmi"]), Ok((Some("0951:1666".into()), "vmi".into())));
         assert_eq!(read(&["02-03", "vmi"]), Ok((Some("02-03".into()), "vmi".into())));
         assert_eq!(read(&["--no-launch", "vmi"]), Ok((None, "vmi".into())));

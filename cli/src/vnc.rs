@@ -1,4 +1,4 @@
-//! `vnc`: the machine's display, through a local port to any VNC viewer, or as a picture in a file.
+//! `vnc`: opens the display of a VMI in a VNC viewer through a local port, or saves a screenshot.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,11 +12,11 @@ use tokio::net::TcpListener;
 
 use crate::{
     Connection, Error,
-    cluster::{PROGRAMS, THEIR_WORDS, local_address},
-    machine_name, relay,
+    cluster::{VERBOSITY_COMMAND_OUTPUT, VERBOSITY_COMMANDS, local_address},
+    object_name, relay,
 };
 
-/// Viewers looked for in PATH, and whether they take a `vnc://` address.
+/// Viewers searched in PATH, each with true if it accepts a `vnc://` address.
 const VIEWERS: [(&str, bool); 5] =
     [(REMOTE_VIEWER, true), ("vncviewer", false), ("xtigervncviewer", false), ("vinagre", true), ("krdc", true)];
 const REMOTE_VIEWER: &str = "remote-viewer";
@@ -28,10 +28,10 @@ const CLOSED: &str = "the display was closed";
 pub struct VncOptions {
     #[command(subcommand)]
     command: Option<VncCommand>,
-    /// Name of the machine
+    /// Name of the VirtualMachineInstance
     #[arg(value_name = "VMI", required = true)]
     vmi: Option<String>,
-    /// Only open the local port and print it; start no viewer
+    /// Only open the local port and print it, without starting a viewer
     #[arg(long)]
     proxy_only: bool,
     /// Local port; 0 chooses a free one
@@ -40,28 +40,28 @@ pub struct VncOptions {
     /// Local address to listen on
     #[arg(long, default_value = "127.0.0.1", value_parser = local_address)]
     address: IpAddr,
-    /// Leave the display to whoever has it open, instead of taking it
+    /// Keep an existing session: fail if another user has the display open
     #[arg(long)]
     preserve_session: bool,
     /// The viewer to start; default: the first of remote-viewer, vncviewer, xtigervncviewer, vinagre, krdc
     #[arg(long, value_name = "PROGRAM")]
     vnc_path: Option<PathBuf>,
-    /// Save a picture of the display as PNG into this file ("-": standard output) instead
+    /// Save a screenshot as PNG to this file ("-": standard output) instead
     #[arg(long, value_name = "FILE", conflicts_with_all = ["proxy_only", "vnc_path"])]
     screenshot: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum VncCommand {
-    /// Save a picture of the display
+    /// Save a screenshot of the display
     Screenshot {
-        /// Name of the machine
+        /// Name of the VirtualMachineInstance
         #[arg(value_name = "VMI")]
         vmi: String,
-        /// File for the picture, as PNG ("-": standard output)
+        /// File for the screenshot as PNG ("-": standard output)
         #[arg(long, short)]
         file: PathBuf,
-        /// Has no effect: the picture is that of the screen as it is
+        /// Has no effect: the screenshot shows the screen as it is
         #[arg(long, short)]
         move_cursor: bool,
     },
@@ -70,22 +70,22 @@ enum VncCommand {
 pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Error> {
     if let Some(VncCommand::Screenshot { vmi, file, move_cursor }) = &options.command {
         if *move_cursor {
-            eprintln!("--move-cursor has no effect: the picture is that of the screen as it is");
+            eprintln!("--move-cursor has no effect: the screenshot shows the screen as it is");
         }
-        return screenshot(connection, machine_name(vmi)?, file).await;
+        return screenshot(connection, object_name(vmi)?, file).await;
     }
-    let name = machine_name(options.vmi.as_deref().unwrap_or_default())?;
+    let name = object_name(options.vmi.as_deref().unwrap_or_default())?;
     if let Some(file) = &options.screenshot {
         return screenshot(connection, name, file).await;
     }
     let subresource = if options.preserve_session { "vnc?preserveSession=true" } else { "vnc" };
     let path = connection.path("virtualmachineinstances", name, subresource);
-    // Opened before the port, so that a machine without display is told at once.
+    // The stream is opened before the port so that a VMI without display fails at once.
     let mut stream = connection.stream(&path).await?;
     let listener = TcpListener::bind(SocketAddr::new(options.address, options.port))
         .await
         .map_err(Error::io(format!("cannot listen on {}:{}", options.address, options.port)))?;
-    let address = listener.local_addr().map_err(Error::io("cannot tell the local port"))?;
+    let address = listener.local_addr().map_err(Error::io("cannot determine the local port"))?;
     if options.proxy_only {
         say!("{}", serde_json::json!({"port": address.port()}))?;
         let client = relay::accept(&listener, &mut stream, "a viewer", CLOSED).await?;
@@ -116,18 +116,18 @@ fn start_viewer(chosen: Option<&Path>, address: SocketAddr, verbosity: u8) -> Re
     let Some((program, url)) = found else {
         let names: Vec<&str> = VIEWERS.iter().map(|(viewer, _)| *viewer).collect();
         return Err(Error::Usage(format!(
-            "no VNC viewer found in PATH ({}): install one, name one with --vnc-path, or use --proxy-only",
+            "no VNC viewer found in PATH ({}): install one, set --vnc-path, or use --proxy-only",
             names.join(", ")
         )));
     };
-    // vncviewer takes a single colon for a display number, two for a port.
+    // vncviewer reads one colon as display number and two as port.
     let argument = if url { format!("vnc://{address}") } else { format!("{}::{}", address.ip(), address.port()) };
     let mut command = tokio::process::Command::new(&program);
     command.arg(argument).stdin(Stdio::null()).kill_on_drop(true);
-    if verbosity >= THEIR_WORDS && program.file_name().is_some_and(|name| name == REMOTE_VIEWER) {
+    if verbosity >= VERBOSITY_COMMAND_OUTPUT && program.file_name().is_some_and(|name| name == REMOTE_VIEWER) {
         command.arg("--debug");
     }
-    if verbosity >= PROGRAMS {
+    if verbosity >= VERBOSITY_COMMANDS {
         eprintln!("running: {:?}", command.as_std());
     }
     command.spawn().map_err(Error::io(format!("cannot start the viewer {}", program.display())))

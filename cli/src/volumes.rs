@@ -1,55 +1,55 @@
-//! `addvolume` and `removevolume`: volumes of a machine that runs; `memory-dump`: its memory on a claim.
+//! `addvolume` and `removevolume`: volumes of a running VM or VMI. `memory-dump`: dumps its memory to a claim.
 
 use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::{Connection, Error, lifecycle::body, machine_name};
+use crate::{Connection, Error, lifecycle::body, object_name};
 
-/// Longest name of a volume: it is a label of Kubernetes.
+/// Longest name of a volume, which must be a DNS label.
 const MAX_NAME: usize = 63;
-/// What the API server says when somebody else has changed the machine between our look and our write.
+/// Message of the API server if another client has changed the object between read and write.
 const CONCURRENT: &str = "the server rejected our request due to an error in our request";
-/// Attempts against concurrent changes.
+/// Limits attempts after concurrent changes.
 const ATTEMPTS: u32 = 15;
 
-/// Kinds of disks that can be added.
+/// Types of disks that can be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DiskType {
     /// A disk
     Disk,
-    /// A disk that takes SCSI commands of the guest
+    /// A disk that accepts SCSI commands of the guest
     Lun,
 }
 
 /// Options of `addvolume`.
 #[derive(Args)]
 pub struct AddOptions {
-    /// Name of the machine
+    /// Name of the VirtualMachine or VirtualMachineInstance
     #[arg(value_name = "VMI")]
-    machine: String,
+    vm: String,
     /// Name of the DataVolume or PersistentVolumeClaim
     #[arg(long, value_name = "NAME")]
     volume_name: String,
-    /// Name of disk and volume in the machine; default: that of the claim
+    /// Name of disk and volume in the VM; default: that of the claim
     #[arg(long, value_name = "NAME")]
     disk_name: Option<String>,
     /// Serial number of the disk; default: its name
     #[arg(long)]
     serial: Option<String>,
-    /// How writes are cached
+    /// Cache mode of the disk
     #[arg(long, value_parser = ["none", "writethrough", "writeback"])]
     cache: Option<String>,
-    /// Kind of disk
+    /// Type of the disk
     #[arg(long, value_enum, default_value_t = DiskType::Disk)]
     disk_type: DiskType,
-    /// Bus of the disk: scsi, or virtio for a disk that is no LUN
+    /// Bus of the disk: scsi, or virtio for a disk other than a LUN
     #[arg(long, value_parser = ["scsi", "virtio"], default_value = "scsi")]
     bus: String,
-    /// Deprecated: a volume of a VirtualMachine is always kept in its specification
+    /// Deprecated, has no effect: volumes of a VirtualMachine are always added to its specification
     #[arg(long)]
     persist: bool,
-    /// Check the request, change nothing
+    /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
 }
@@ -57,54 +57,54 @@ pub struct AddOptions {
 /// Options of `removevolume`.
 #[derive(Args)]
 pub struct RemoveOptions {
-    /// Name of the machine
+    /// Name of the VirtualMachine or VirtualMachineInstance
     #[arg(value_name = "VMI")]
-    machine: String,
-    /// Name of the volume in the machine
+    vm: String,
+    /// Name of the volume in the VM
     #[arg(long, value_name = "NAME")]
     volume_name: String,
-    /// Deprecated: a volume of a VirtualMachine is always taken out of its specification
+    /// Deprecated, has no effect: volumes of a VirtualMachine are always removed from its specification
     #[arg(long)]
     persist: bool,
-    /// Check the request, change nothing
+    /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
 }
 
-/// What is done with the memory of a machine.
+/// Actions on memory dumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DumpAction {
-    /// Write it to a claim
+    /// Dump the memory to a claim
     Get,
-    /// Copy the last dump to this computer
+    /// Download the last dump
     Download,
-    /// Give up the claim of the last dump
+    /// Remove the association with the claim of the last dump
     Remove,
 }
 
 /// Options of `memory-dump`.
 #[derive(Args)]
 pub struct DumpOptions {
-    /// What to do
+    /// Action
     #[arg(value_enum)]
     action: DumpAction,
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
-    /// PersistentVolumeClaim that receives the dump; default: that of the last dump
+    /// PersistentVolumeClaim for the dump; default: that of the last dump
     #[arg(long, value_name = "NAME")]
     claim_name: Option<String>,
 }
 
 impl AddOptions {
-    /// The name of disk and volume in the machine.
+    /// Returns the name of disk and volume.
     fn name(&self) -> Result<&str, Error> {
         let name = self.disk_name.as_deref().unwrap_or(&self.volume_name);
         if name.len() <= MAX_NAME {
             return Ok(name);
         }
-        let advice = if self.disk_name.is_none() { ": give the disk a shorter one with --disk-name" } else { "" };
-        Err(Error::Usage(format!("{name} is longer than the {MAX_NAME} characters of a volume's name{advice}")))
+        let advice = if self.disk_name.is_none() { ": set a shorter one with --disk-name" } else { "" };
+        Err(Error::Usage(format!("volume name {name} exceeds {MAX_NAME} characters{advice}")))
     }
 
     fn request(&self, source: &Value) -> Result<Value, Error> {
@@ -113,7 +113,7 @@ impl AddOptions {
             (DiskType::Disk, bus) => ("disk", json!({"bus": bus})),
             (DiskType::Lun, "scsi") => ("lun", json!({"bus": "scsi"})),
             (DiskType::Lun, bus) => {
-                return Err(Error::Usage(format!("a LUN is on the bus scsi, not {bus}")));
+                return Err(Error::Usage(format!("a LUN requires bus scsi, not {bus}")));
             }
         };
         let mut disk = json!({"name": name, "serial": self.serial.as_deref().unwrap_or(name), device.0: device.1});
@@ -132,14 +132,14 @@ fn is_not_found(error: &Error) -> bool {
     matches!(error, Error::Refused { code: 404, .. })
 }
 
-/// What stands behind a volume of this name: a DataVolume, or else a claim.
+/// Returns the source of the volume: the DataVolume of this name, or else the claim.
 async fn source(connection: &Connection, name: &str) -> Result<Value, Error> {
-    let name = machine_name(name)?;
+    let name = object_name(name)?;
     let namespace = &connection.namespace;
     let data_volume = format!("/apis/cdi.kubevirt.io/v1beta1/namespaces/{namespace}/datavolumes/{name}");
     match connection.call(Method::GET, &data_volume, Vec::new()).await {
         Ok(_) => return Ok(json!({"dataVolume": {"name": name, "hotpluggable": true}})),
-        // Not there, not installed, or none of this user's business: then it is a claim.
+        // The DataVolume is missing, CDI is not installed, or the user may not read it.
         Err(Error::Refused { .. }) => {}
         Err(error) => return Err(error),
     }
@@ -153,11 +153,11 @@ async fn source(connection: &Connection, name: &str) -> Result<Value, Error> {
     }
 }
 
-/// Asks the VirtualMachine, or the machine itself where it has none.
-async fn ask(connection: &Connection, machine: &str, action: &str, request: &Value) -> Result<(), Error> {
+/// Sends the request for the VirtualMachine, or for the VMI if there is no VirtualMachine.
+async fn put_vm_or_vmi(connection: &Connection, vm: &str, action: &str, request: &Value) -> Result<(), Error> {
     let body = request.to_string().into_bytes();
     let put = |resource: &'static str| {
-        let (path, body) = (connection.path(resource, machine, action), body.clone());
+        let (path, body) = (connection.path(resource, vm, action), body.clone());
         async move { connection.call(Method::PUT, &path, body).await.map(drop) }
     };
     let mut attempt = 1;
@@ -176,61 +176,61 @@ async fn ask(connection: &Connection, machine: &str, action: &str, request: &Val
     }
 }
 
-/// A refusal with what was attempted before it.
-fn while_doing(what: &str) -> impl Fn(Error) -> Error {
+/// Adds the failed operation to the message of an error.
+fn failed_while(what: &str) -> impl Fn(Error) -> Error {
     move |error| match error {
         Error::Refused { code, message } => Error::Refused { code, message: format!("error {what}, {message}") },
         other => other,
     }
 }
 
-/// Scripts may still give the flag.
-fn told_of_persist(persist: bool) {
+/// Warns about the deprecated flag, which scripts may still set.
+fn warn_persist_deprecated(persist: bool) {
     if persist {
-        eprintln!("--persist is deprecated and has no effect: volumes of a VirtualMachine are always part of it");
+        eprintln!("--persist is deprecated and has no effect: volume changes of a VirtualMachine are always persisted");
     }
 }
 
 pub async fn add(connection: &Connection, options: &AddOptions) -> Result<(), Error> {
-    let machine = machine_name(&options.machine)?;
+    let vm = object_name(&options.vm)?;
     options.name()?;
-    told_of_persist(options.persist);
+    warn_persist_deprecated(options.persist);
     let request = options.request(&source(connection, &options.volume_name).await?)?;
-    ask(connection, machine, "addvolume", &request).await.map_err(while_doing("adding volume"))?;
-    say!("Successfully submitted add volume request to VM {machine} for volume {}", options.volume_name)?;
+    put_vm_or_vmi(connection, vm, "addvolume", &request).await.map_err(failed_while("adding volume"))?;
+    say!("Successfully submitted add volume request to VM {vm} for volume {}", options.volume_name)?;
     Ok(())
 }
 
 pub async fn remove(connection: &Connection, options: &RemoveOptions) -> Result<(), Error> {
-    let machine = machine_name(&options.machine)?;
-    told_of_persist(options.persist);
+    let vm = object_name(&options.vm)?;
+    warn_persist_deprecated(options.persist);
     let mut request = json!({"name": options.volume_name});
     if options.dry_run {
         request["dryRun"] = json!(["All"]);
     }
-    ask(connection, machine, "removevolume", &request).await.map_err(while_doing("removing volume"))?;
-    say!("Successfully submitted remove volume request to VM {machine} for volume {}", options.volume_name)?;
+    put_vm_or_vmi(connection, vm, "removevolume", &request).await.map_err(failed_while("removing volume"))?;
+    say!("Successfully submitted remove volume request to VM {vm} for volume {}", options.volume_name)?;
     Ok(())
 }
 
 pub async fn memory_dump(connection: &Connection, options: &DumpOptions) -> Result<(), Error> {
-    let vm = machine_name(&options.vm)?;
+    let vm = object_name(&options.vm)?;
     match options.action {
         DumpAction::Get => {
             let request = body(&[("claimName", options.claim_name.as_ref().map(|name| json!(name)))], false);
             let path = connection.path("virtualmachines", vm, "memorydump");
-            connection.call(Method::PUT, &path, request).await.map_err(while_doing("dumping vm memory"))?;
+            connection.call(Method::PUT, &path, request).await.map_err(failed_while("dumping vm memory"))?;
             say!("Successfully submitted memory dump request of VM {vm}")?;
         }
         DumpAction::Remove => {
             let path = connection.path("virtualmachines", vm, "removememorydump");
             let removed = connection.call(Method::PUT, &path, Vec::new()).await;
-            removed.map_err(while_doing("removing memory dump association"))?;
+            removed.map_err(failed_while("removing memory dump association"))?;
             say!("Successfully submitted remove memory dump association of VM {vm}")?;
         }
         DumpAction::Download => {
             return Err(Error::Usage(
-                "memory dumps cannot be downloaded yet: it takes exports, which are not available".into(),
+                "memory dumps cannot be downloaded yet: this requires exports, which are not available".into(),
             ));
         }
     }
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn added_volume_is_a_scsi_disk_of_the_claims_name_unless_said_otherwise() {
+    fn added_volume_is_by_default_a_scsi_disk_with_the_name_of_the_claim() {
         assert_eq!(
             request(&["--volume-name", "claim"]).unwrap(),
             json!({
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_words_are_refused_before_anything_is_asked() {
+    fn wrong_arguments_are_rejected_before_any_request() {
         for words in [
             &["addvolume", "vm"][..],
             &["addvolume", "vm", "--volume-name=a", "--bus=sata"],
@@ -300,9 +300,9 @@ mod tests {
     }
 
     #[test]
-    fn refusal_says_what_was_attempted() {
+    fn error_names_the_failed_operation() {
         let refused = Error::Refused { code: 501, message: "hot-plug of volumes is not available yet".into() };
-        let said = while_doing("adding volume")(refused).to_string();
+        let said = failed_while("adding volume")(refused).to_string();
         assert_eq!(said, "error adding volume, hot-plug of volumes is not available yet");
     }
 }

@@ -1,8 +1,8 @@
-// noVNC in headless Chromium shows a machine's display through the API server's websocket.
+// Shows the display of a VMI with noVNC in headless Chromium, through the API server's websocket.
 //
 // usage: node novnc.mjs PORT NAMESPACE NAME [PICTURE]
 //
-// PORT is that of `kubectl proxy --www=e2e/clients --www-prefix=/static/`.
+// PORT is the port of `kubectl proxy --www=e2e/clients --www-prefix=/static/`.
 
 import puppeteer from 'puppeteer-core';
 
@@ -22,7 +22,7 @@ try {
   page.on('pageerror', (error) => console.log('browser:', error.message));
   await page.goto(`http://127.0.0.1:${port}/static/novnc.html?namespace=${namespace}&name=${name}`);
   await page.waitForFunction(() => window.state === 'connected', { timeout: 30000 });
-  // How many pixels of the canvas are not black.
+  // Counts the pixels of the canvas that are not black.
   const lit = () =>
     page.evaluate(() => {
       const canvas = document.querySelector('#screen canvas');

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Boots a machine on the cluster of KUBECONFIG and lets clients that are not ours use its display. See README.md.
+# Boots a VM on the cluster of KUBECONFIG and connects third-party clients to its display. See README.md.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 work=$here/../../build/clients

@@ -1,9 +1,9 @@
-"""A VNC client that is not ours looks at a machine's display, types into the guest, and sees the picture change.
+"""Connects a third-party VNC client to the display of a VMI, types into the guest, and checks that the screen changes.
 
 usage: vnc.py PORT [PICTURE]
 
-PORT is that of `kubectl virt vnc NAME --proxy-only`. The guest shows a login prompt or a shell on its first virtual terminal.
-Saves the last picture as PNG when PICTURE is given.
+PORT is the port of `kubectl virt vnc NAME --proxy-only`. The guest must show a login prompt or a shell on its first virtual terminal.
+PICTURE is a file for the last screenshot as PNG.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ async def main(port: int, picture: str | None) -> None:
             changed = 0
             if after.shape == before.shape:
                 changed = int(numpy.any(after != before, axis=2).sum())
-            # A character of a text console is about 60 pixels; a blinking cursor alone is fewer than that.
+            # A character of a text console has about 60 pixels, a blinking cursor has fewer.
             if changed > 20 * len(TYPED):
                 break
         else:

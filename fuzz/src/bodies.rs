@@ -1,13 +1,13 @@
-//! Whatever is sent to a webhook: there is a well-formed answer.
+//! Checks that every webhook gives a well-formed answer to any body.
 //!
-//! Input: any bytes; they are sent to every webhook.
+//! Input: any bytes, sent to every webhook.
 
-use crate::asking;
+use crate::review;
 
-/// Whether the input was of use: any is.
+/// Returns true: every input is valid.
 pub fn check(body: &[u8]) -> bool {
     for webhook in admission::WEBHOOKS {
-        asking::answer(webhook.path, body);
+        review::answer(webhook.path, body);
     }
     true
 }

@@ -1,17 +1,17 @@
-//! What must hold of whatever is sent to admission.
+//! Properties of admission that must hold for any input.
 //!
-//! Each module has one function `check`, which panics when it does not hold, and says whether the input was one of
-//! its kind. `targets/` makes fuzz targets of them; the tests here feed them the seeds and variations of these, so that
-//! they are compiled and run with all other tests.
+//! Each module has one function `check`, which panics if a property is violated and returns false for input of another kind.
+//! `targets/` wraps them as fuzz targets. The tests here run them with the seeds and with variations, so that they are
+//! compiled and run with all other tests.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "a panic is how a fuzz target tells what it has found")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a fuzz target reports findings by a panic")]
 
 pub mod bodies;
 pub mod objects;
 pub mod patches;
 pub mod specs;
 
-mod asking;
+mod review;
 
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,12 @@
-//! Objects sent to a webhook: an answer, whose patch applies, and that changes nothing more when it is asked again.
+//! Checks that each object gets an answer, that its patch applies, and that a second call changes nothing more.
 //!
-//! Input: a line `PATH GROUP/VERSION/PLURAL OPERATION USER`, then one or two JSON documents: the object and the old one.
+//! Input: a line `PATH GROUP/VERSION/PLURAL OPERATION USER`, then one or two JSON documents: the object and the old object.
 
 use serde_json::Value;
 
-use crate::asking::{Call, patched};
+use crate::review::{Call, patched};
 
-/// Whether the input was a call of a webhook.
+/// Returns true if the input was a call of a webhook.
 pub fn check(input: &[u8]) -> bool {
     let mut parts = input.splitn(2, |byte| *byte == b'\n');
     let line = parts.next().and_then(|line| std::str::from_utf8(line).ok());
@@ -22,7 +22,7 @@ pub fn check(input: &[u8]) -> bool {
     if first.response.patch.is_some() {
         let once = patched(&object, &first);
         let twice = patched(&once, &call.ask(&once, &old));
-        // A status without a time of creation gets the time of the request.
+        // Without a creation timestamp, defaults use the time of the request.
         if object.pointer("/metadata/creationTimestamp").is_some_and(Value::is_string) {
             assert_eq!(once, twice, "{} patches again", call.path);
         }

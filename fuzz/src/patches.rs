@@ -1,10 +1,10 @@
-//! Differences between two values: the patch brings the first to the second, and is empty when they are the same.
+//! Checks that the patch between two values turns the first into the second, and is empty for equal values.
 //!
 //! Input: two JSON documents.
 
 use serde_json::Value;
 
-/// Whether the input was two documents.
+/// Returns true if the input was two documents.
 pub fn check(input: &[u8]) -> bool {
     let mut documents = serde_json::Deserializer::from_slice(input).into_iter::<Value>();
     let (Some(Ok(before)), Some(Ok(after))) = (documents.next(), documents.next()) else { return false };

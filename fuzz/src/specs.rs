@@ -1,4 +1,4 @@
-//! Specs of machines: defaults are set once and for all, and the rules find their words.
+//! Checks that defaults of VMI specs are idempotent and that every cause has a message.
 //!
 //! Input: a spec as JSON.
 
@@ -10,13 +10,13 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-fn told(causes: &Causes) {
+fn check_messages(causes: &Causes) {
     for cause in causes.as_slice() {
         assert!(!cause.message.is_empty(), "a cause without a message at {}", cause.field);
     }
 }
 
-/// Whether the input was a spec.
+/// Returns true if the input was a spec.
 pub fn check(input: &[u8]) -> bool {
     let Ok(value) = serde_json::from_slice::<Value>(input) else { return false };
     let Ok(spec) = serde_json::from_value::<VirtualMachineInstanceSpec>(value.clone()) else { return false };
@@ -27,11 +27,11 @@ pub fn check(input: &[u8]) -> bool {
         serial: "22222222-2222-4222-8222-222222222222".to_owned(),
     };
 
-    told(&rules::spec("spec", &spec, &config));
-    told(&rules::discontinued(&spec, "spec", &config));
+    check_messages(&rules::spec("spec", &spec, &config));
+    check_messages(&rules::discontinued(&spec, "spec", &config));
     let mut causes = Causes::new();
     unsupported::spec("spec", &spec, &mut causes);
-    told(&causes);
+    check_messages(&causes);
 
     let complete = |spec: &mut VirtualMachineInstanceSpec| {
         if defaults::spec(spec, &config).is_ok() {
@@ -44,10 +44,10 @@ pub fn check(input: &[u8]) -> bool {
     complete(&mut twice);
     let (once_wire, twice) = (serde_json::to_value(&once), serde_json::to_value(&twice));
     assert_eq!(once_wire.ok(), twice.ok(), "defaults change again");
-    told(&rules::spec("spec", &once, &config));
+    check_messages(&rules::spec("spec", &once, &config));
 
-    let machine: VirtualMachineInstance = VirtualMachineInstance { spec: once, ..Default::default() };
-    told(&vmi::create_causes(&machine, &config, false));
+    let vmi_object: VirtualMachineInstance = VirtualMachineInstance { spec: once, ..Default::default() };
+    check_messages(&vmi::create_causes(&vmi_object, &config, false));
     let template = json!({"metadata": {"labels": {"app": "a"}}, "spec": value});
     if let Ok(vm) = serde_json::from_value::<VirtualMachine>(
         json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {}, "spec": {"running": true, "template": template}}),
@@ -55,17 +55,17 @@ pub fn check(input: &[u8]) -> bool {
         let mut completed = vm.clone();
         vm::set_defaults(&mut completed, &config, true, &fresh);
         if let Ok(causes) = vm::causes(&completed, None, &Chosen::default(), &config, false) {
-            told(&causes);
+            check_messages(&causes);
         }
         if let Ok(causes) = vm::causes(&completed, Some(&vm), &Chosen::default(), &config, false) {
-            told(&causes);
+            check_messages(&causes);
         }
     }
     if let Ok(set) = serde_json::from_value::<VirtualMachineInstanceReplicaSet>(
         json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "metadata": {},
             "spec": {"selector": {"matchLabels": {"app": "a"}}, "template": template}}),
     ) {
-        told(&replica_set::causes(&set, None, &config, false));
+        check_messages(&replica_set::causes(&set, None, &config, false));
     }
     true
 }

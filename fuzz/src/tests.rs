@@ -1,4 +1,4 @@
-//! The checks hold for the seeds and for variations of them, the same ones in every run.
+//! Runs the checks with the seeds and with variations of them. The variations are the same in every run.
 
 use std::{
     fs, panic,
@@ -8,12 +8,12 @@ use std::{
 
 use crate::{bodies, objects, patches, specs};
 
-/// Variations of each seed, when there is time for all.
+/// Maximum number of variations of each seed.
 const ROUNDS: usize = 300;
-/// For all variations of a check; a fuzzer is what looks for longer.
+/// Time limit for all variations of a check. Fuzzing covers more.
 const TIME: Duration = Duration::from_millis(900);
 
-/// Numbers without a pattern, always the same ones (SplitMix64).
+/// Reproducible pseudo-random numbers (SplitMix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -25,31 +25,31 @@ impl Numbers {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below another one, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.draw() % u64::try_from(end).unwrap()).unwrap()
     }
 
-    /// Two places in a text, in order.
+    /// Returns two positions in a text, in order.
     fn range(&mut self, length: usize) -> (usize, usize) {
         let (one, other) = (self.below(length + 1), self.below(length + 1));
         (one.min(other), one.max(other))
     }
 }
 
-/// One to four changes to a text: a bit flipped, a byte of the text in another place, a range twice, a range left out,
-/// the end cut off.
+/// Applies one to four changes to a text: flips a bit, moves a byte, duplicates a range, removes a range, or truncates the
+/// text.
 fn variation(seed: &[u8], numbers: &mut Numbers) -> Vec<u8> {
     let mut text = seed.to_vec();
     for _ in 0..=numbers.below(4) {
         if text.is_empty() {
             break;
         }
-        let place = numbers.below(text.len());
+        let position = numbers.below(text.len());
         let (start, end) = numbers.range(text.len());
         match numbers.below(5) {
-            0 => text[place] ^= 1 << numbers.below(8),
-            1 => text[place] = text[numbers.below(seed.len()).min(text.len() - 1)],
+            0 => text[position] ^= 1 << numbers.below(8),
+            1 => text[position] = text[numbers.below(seed.len()).min(text.len() - 1)],
             2 => {
                 let range = text[start..end].to_vec();
                 text.splice(end..end, range);
@@ -57,7 +57,7 @@ fn variation(seed: &[u8], numbers: &mut Numbers) -> Vec<u8> {
             3 => {
                 text.drain(start..end);
             }
-            _ => text.truncate(place),
+            _ => text.truncate(position),
         }
     }
     text
@@ -80,7 +80,7 @@ fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
 fn holds(target: &str, check: fn(&[u8]) -> bool) {
     let seeds = seeds(target);
     for (name, seed) in &seeds {
-        assert!(check(seed), "seed {name} of {target} is none of its kind");
+        assert!(check(seed), "seed {name} of {target} is not of its kind");
     }
     let end = Instant::now() + TIME;
     let mut numbers = Numbers(1);
@@ -103,12 +103,12 @@ fn any_body_has_a_well_formed_answer() {
 }
 
 #[test]
-fn answers_about_objects_apply_and_change_nothing_twice() {
+fn patches_of_objects_apply_and_are_idempotent() {
     holds("objects", objects::check);
 }
 
 #[test]
-fn patches_bring_one_value_to_the_other() {
+fn patches_turn_one_value_into_the_other() {
     holds("patches", patches::check);
 }
 

@@ -1,4 +1,4 @@
-//! Drives a launcher by hand, in the node agent's place: `drive SOCKET COMMAND [ARGUMENT]`.
+//! Drives a launcher by hand, in virt-handler's place: `drive SOCKET COMMAND [ARGUMENT]`.
 //!
 //! ```text
 //! drive SOCKET start VMI.json [CACHE_DIRECTORY]   hello, sync, then follow the state

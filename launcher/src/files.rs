@@ -1,7 +1,6 @@
-//! Files beneath a directory that others filled: images from a registry, mounted volumes.
+//! Files in directories with untrusted content: images from a registry, mounted volumes.
 //!
-//! What is in such a directory is untrusted. Every lookup stays beneath the directory's descriptor and follows no symbolic
-//! link out of it, and every read is bounded.
+//! Every lookup stays beneath the directory's descriptor and follows no symbolic link out of it. Every read is bounded.
 
 use std::{
     fs::File,
@@ -13,18 +12,18 @@ use std::{
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
 use thiserror::Error;
 
-/// Most entries of a directory that are looked at.
+/// Limit of entries of a directory.
 const ENTRY_LIMIT: usize = 1024;
 
-/// Why a file beneath a directory could not be had.
+/// Failure to open or read a file beneath a directory.
 #[derive(Debug, Error)]
-pub enum FileError {
+pub(crate) enum FileError {
     /// The directory cannot be opened.
     #[error("cannot open {path}: {source}")]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: rustix::io::Errno,
     },
     /// The file cannot be opened.
@@ -32,13 +31,13 @@ pub enum FileError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: rustix::io::Errno,
     },
-    /// The entry is no regular file.
+    /// The entry is not a regular file.
     #[error("{0} is not a regular file")]
     NotRegular(PathBuf),
-    /// The file is longer than what is accepted.
+    /// The file exceeds the limit.
     #[error("{path} is longer than {limit} bytes")]
     TooLong {
         /// The file.
@@ -46,7 +45,7 @@ pub enum FileError {
         /// The limit.
         limit: u64,
     },
-    /// The directory holds more entries than what is accepted.
+    /// The directory holds too many entries.
     #[error("{0} has too many entries")]
     TooMany(PathBuf),
     /// Reading failed.
@@ -54,31 +53,31 @@ pub enum FileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
 }
 
-/// A directory whose content is not trusted.
+/// A directory with untrusted content.
 #[derive(Debug)]
-pub struct UntrustedDir {
+pub(crate) struct UntrustedDir {
     fd: OwnedFd,
     path: PathBuf,
 }
 
 impl UntrustedDir {
-    /// Opens a directory that this pod's mounts name. Its own path is trusted; what is in it is not.
+    /// Opens a directory of the pod's mounts. Its own path is trusted, its content is not.
     ///
     /// # Errors
-    /// When it cannot be opened.
-    pub fn open(path: &Path) -> Result<Self, FileError> {
+    /// When the directory cannot be opened.
+    pub(crate) fn open(path: &Path) -> Result<Self, FileError> {
         let fd = open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|source| FileError::Directory { path: path.to_owned(), source })?;
         Ok(Self { fd, path: path.to_owned() })
     }
 
-    /// Opens the directory or file at `relative`. Symbolic links are followed as long as they stay beneath this directory
-    /// (mounted configMaps and secrets consist of such links); a leading slash is taken off.
+    /// Opens the directory or file at `relative`. Symbolic links may not leave this directory (mounted configMaps and
+    /// secrets consist of links within); a leading slash is ignored.
     fn open_beneath(&self, relative: &Path, flags: OFlags) -> Result<OwnedFd, FileError> {
         let relative = relative.strip_prefix("/").unwrap_or(relative);
         openat2(
@@ -91,12 +90,12 @@ impl UntrustedDir {
         .map_err(|source| FileError::Open { path: self.path.join(relative), source })
     }
 
-    /// The real path of a regular file beneath this directory, for programs that take paths. The result contains no
+    /// Returns the real path of a regular file beneath this directory, for programs that take paths. It contains no
     /// symbolic link: it is read back from the opened file.
     ///
     /// # Errors
     /// When there is no such regular file beneath the directory.
-    pub fn regular_file(&self, relative: &Path) -> Result<PathBuf, FileError> {
+    pub(crate) fn regular_file(&self, relative: &Path) -> Result<PathBuf, FileError> {
         let fd = self.open_beneath(relative, OFlags::PATH)?;
         let shown = self.path.join(relative.strip_prefix("/").unwrap_or(relative));
         let stat = fstat(&fd).map_err(|source| FileError::Open { path: shown.clone(), source })?;
@@ -112,7 +111,7 @@ impl UntrustedDir {
     ///
     /// # Errors
     /// When there is no such regular file beneath the directory, or it is longer.
-    pub fn read(&self, relative: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
+    pub(crate) fn read(&self, relative: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
         let path = self.path.join(relative);
         let fd = self.open_beneath(relative, OFlags::RDONLY | OFlags::NONBLOCK)?;
         let stat = fstat(&fd).map_err(|source| FileError::Open { path: path.clone(), source })?;
@@ -130,11 +129,11 @@ impl UntrustedDir {
         Ok(content)
     }
 
-    /// Names in the directory `relative` beneath this one, sorted, without those that start with a dot.
+    /// Returns the names in the directory `relative`, sorted, without those that start with a dot.
     ///
     /// # Errors
-    /// When it is no directory or holds too many entries.
-    pub fn entries(&self, relative: &Path) -> Result<Vec<String>, FileError> {
+    /// When it is not a directory or holds too many entries.
+    pub(crate) fn entries(&self, relative: &Path) -> Result<Vec<String>, FileError> {
         let path = self.path.join(relative);
         let fd = self.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut names = Vec::new();

@@ -1,5 +1,5 @@
-//! `virt-freezer`: what a backup program runs in a launcher's container before and after it copies the machine's disks.
-//! The name and the options are those that stand in the annotations of launcher pods.
+//! `virt-freezer`: the command that a backup program runs in a launcher's container before and after it copies the
+//! VMI's disks. Annotations of launcher pods fix its name and options.
 
 use std::{path::Path, time::Duration};
 
@@ -11,32 +11,32 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::paths::Paths;
 
-/// The name under which the worker's program does this.
+/// Name under which virt-launcher's program acts as this command.
 pub const NAME: &str = "virt-freezer";
-/// Longest wait for the worker to take the connection and to tell the machine's state.
+/// Time limit of the connection to the worker and of its first state.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
-/// Longest freeze or thaw, with the guest agent's own limits and some time to tell of them.
+/// Time limit of a freeze or thaw: the guest agent's own plus time for the answer.
 const LIMIT: Duration = Duration::from_secs(65);
 
 /// Freezes or thaws the file systems of this pod's guest.
 #[derive(Clone, Debug, Parser)]
 #[command(name = NAME, version)]
 pub struct Options {
-    /// What to do.
+    /// Action to take.
     #[command(flatten)]
     pub action: Action,
-    /// Name of the VirtualMachineInstance, for messages: there is only one in a pod.
+    /// Name of the VirtualMachineInstance, for messages.
     #[arg(long)]
     pub name: String,
-    /// Its namespace, likewise.
+    /// Its namespace, for messages.
     #[arg(long)]
     pub namespace: String,
-    /// Seconds after which a guest that nobody thaws is thawed by itself; 0: never.
+    /// Seconds until the automatic thaw; 0: never.
     #[arg(long = "unfreezeTimeoutSeconds", default_value_t = 300)]
     pub unfreeze_timeout_seconds: u32,
 }
 
-/// One of the two.
+/// Exactly one of the two.
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Action {
@@ -48,20 +48,20 @@ pub struct Action {
     pub unfreeze: bool,
 }
 
-/// Why a guest was not frozen or thawed.
+/// Failure to freeze or thaw the guest.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The program cannot run.
     #[error("cannot run")]
     Runtime(#[from] std::io::Error),
     /// The worker cannot be reached.
-    #[error("the launcher cannot be reached")]
+    #[error("cannot connect to virt-launcher")]
     Transport(#[from] tonic::transport::Error),
-    /// The worker says no.
+    /// The worker rejected the request.
     #[error("{}", .0.message())]
     Refused(#[source] Box<tonic::Status>),
     /// The worker does not answer.
-    #[error("the launcher did not answer in time")]
+    #[error("virt-launcher did not answer in time")]
     Timeout,
 }
 
@@ -71,10 +71,10 @@ impl From<tonic::Status> for Error {
     }
 }
 
-/// Does what the options say.
+/// Runs the command.
 ///
 /// # Errors
-/// When the guest should be frozen or thawed and is not.
+/// When the guest was not frozen or thawed as requested.
 pub fn run(options: &Options, paths: &Paths) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(act(options, &paths.launcher_socket()))
@@ -86,7 +86,7 @@ async fn act(options: &Options, socket: &Path) -> Result<(), Error> {
     let channel = endpoint.connect_timeout(HELLO_LIMIT).timeout(LIMIT).connect().await?;
     let mut launcher = LauncherClient::new(channel);
     let state = tokio::time::timeout(HELLO_LIMIT, state(&mut launcher)).await.map_err(|_| Error::Timeout)??;
-    if let Some(why) = needless(&state) {
+    if let Some(why) = skip_reason(&state) {
         tracing::info!(namespace, name, "nothing to do: {why}");
         return Ok(());
     }
@@ -97,9 +97,9 @@ async fn act(options: &Options, socket: &Path) -> Result<(), Error> {
     }
     let request = FreezeRequest { unfreeze_timeout_seconds: options.unfreeze_timeout_seconds };
     if let Err(status) = launcher.freeze(request).await {
-        // Its answer may have been lost, and a backup that is called off thaws nothing.
+        // The answer may be lost while the guest is frozen, and an aborted backup thaws nothing.
         if let Err(error) = launcher.unfreeze(UnfreezeRequest {}).await {
-            tracing::warn!(namespace, name, %error, "the guest was not thawed either");
+            tracing::warn!(namespace, name, %error, "cannot thaw the guest after the failed freeze");
         }
         return Err(status.into());
     }
@@ -112,10 +112,10 @@ async fn state(launcher: &mut LauncherClient<Channel>) -> Result<MachineState, E
     Ok(states.message().await?.unwrap_or_default())
 }
 
-/// Why a guest needs neither: a backup goes on without it.
-fn needless(state: &MachineState) -> Option<&'static str> {
+/// Returns why a guest needs no freeze or thaw; the backup then continues without.
+fn skip_reason(state: &MachineState) -> Option<&'static str> {
     if state.lifecycle() != Lifecycle::Running {
-        Some("the machine does not run")
+        Some("the domain is not running")
     } else if !state.guest_agent_connected {
         Some("there is no guest agent")
     } else {
@@ -146,15 +146,15 @@ mod tests {
 
     #[test]
     fn guests_that_cannot_be_frozen_need_not_be() {
-        for (lifecycle, agent, needs) in [
+        for (lifecycle, connected, needs) in [
             (Lifecycle::Running, true, true),
             (Lifecycle::Running, false, false),
             (Lifecycle::Paused, true, false),
             (Lifecycle::NoDomain, false, false),
         ] {
-            let mut state = MachineState { guest_agent_connected: agent, ..MachineState::default() };
+            let mut state = MachineState { guest_agent_connected: connected, ..MachineState::default() };
             state.set_lifecycle(lifecycle);
-            assert_eq!(needless(&state).is_none(), needs, "{lifecycle:?} {agent}");
+            assert_eq!(skip_reason(&state).is_none(), needs, "{lifecycle:?} {connected}");
         }
     }
 }

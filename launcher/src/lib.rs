@@ -1,34 +1,26 @@
-//! The launcher: runs libvirt's daemon and one machine in a pod, for the node agent.
+//! virt-launcher: runs libvirt's daemon and the domain of one VMI in a pod, controlled by virt-handler.
 //!
-//! * [`domain`] turns a VirtualMachineInstance into libvirt's XML; pure.
-//! * [`disks`] makes the images a machine starts from: overlays, empty disks, cloud-init.
-//! * [`libvirt`] is the connection to libvirt's daemon, and the only unsafe code.
-//! * [`daemon`] configures, starts and watches that daemon.
-//! * [`machine`] owns the machine: one task makes every change.
-//! * [`agent`] asks the guest agent inside the machine; [`stats`] reads what libvirt counts.
-//! * [`server`] answers the node agent, [`stream`] carries its streams; [`console`], [`display`], [`dhcp`] and [`dhcp6`]
-//!   serve the serial port, pictures and the guest's addresses.
-//! * [`capabilities`] prepares a node: what its libvirt and QEMU can do, kept so that launchers need not probe again.
-//! * [`worker`] wires all of it together.
+//! * `engine` owns the domain: one task makes every change. Start here.
+//! * `domain` renders a VirtualMachineInstance as libvirt's XML; pure.
+//! * `storage` prepares the disks: overlays, empty disks, cloud-init images.
+//! * [`hypervisor`] holds the connection to libvirt (the only unsafe code), its daemon, statistics and a node's
+//!   capabilities, which are collected once so that launchers do not probe QEMU.
+//! * `guest_agent` queries the guest agent, freezes file systems and propagates credentials.
+//! * `network` serves DHCP to the guest; `streaming` serves the serial console, VNC, USB redirection and screenshots.
+//! * `server` answers virt-handler; [`worker`] connects all of it.
+//! * [`freezer`] and [`probe`] are commands that run in the launcher's container.
 
-pub mod agent;
-pub mod capabilities;
-pub mod console;
-pub mod daemon;
-pub mod dhcp;
-pub mod dhcp6;
-pub mod disks;
-pub mod display;
-pub mod domain;
-pub mod files;
+mod domain;
+mod engine;
+mod files;
 pub mod freezer;
-pub mod libvirt;
-pub mod machine;
+mod guest_agent;
+pub mod hypervisor;
+mod network;
 pub mod options;
 pub mod paths;
 pub mod probe;
-pub mod resolver;
-pub mod server;
-pub mod stats;
-pub mod stream;
+mod server;
+mod storage;
+mod streaming;
 pub mod worker;

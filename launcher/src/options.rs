@@ -1,4 +1,4 @@
-//! Command line of the worker. virt-controller writes it; arguments that this launcher has no use for are not passed.
+//! Command line of the worker, written by virt-controller.
 
 use std::path::PathBuf;
 
@@ -8,41 +8,41 @@ use clap::{Args, Parser, Subcommand};
 #[derive(Clone, Debug, Parser)]
 #[command(name = "virt-launcher", version, args_conflicts_with_subcommands = true)]
 pub struct CommandLine {
-    /// Another task than running a machine.
+    /// A task other than running a VMI.
     #[command(subcommand)]
     pub task: Option<Task>,
-    /// The machine.
+    /// The VMI.
     #[command(flatten)]
-    pub machine: Option<MachineArgs>,
+    pub vmi: Option<VmiArgs>,
 }
 
-/// Tasks other than running a machine.
+/// Tasks other than running a VMI.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Task {
-    /// Writes down what libvirt and QEMU can do on this node.
+    /// Collects the capabilities of libvirt and QEMU on this node.
     NodeCapabilities {
         /// Directory that receives the files.
         #[arg(long)]
         output: PathBuf,
     },
-    /// One probing run, in a process of its own; started by `node-capabilities`.
+    /// One probing run in its own process; started by `node-capabilities`.
     #[command(hide = true)]
     ProbeCapabilities {
         /// Scratch directory.
         #[arg(long)]
         scratch: PathBuf,
-        /// Let QEMU see /dev/kvm.
+        /// Show /dev/kvm to QEMU.
         #[arg(long)]
         kvm: bool,
-        /// A second start in the same scratch directory, to see that the cache is accepted.
+        /// Repeat in the same scratch directory, to verify that libvirt accepts the cache.
         #[arg(long)]
         verify: bool,
     },
 }
 
-/// The machine to run.
+/// The VMI to run.
 #[derive(Args, Clone, Debug)]
-pub struct MachineArgs {
+pub struct VmiArgs {
     /// Name of the VirtualMachineInstance.
     #[arg(long)]
     pub name: String,
@@ -52,13 +52,13 @@ pub struct MachineArgs {
     /// Namespace of the VirtualMachineInstance.
     #[arg(long)]
     pub namespace: String,
-    /// Seconds between the request to end and the machine being stopped by force.
+    /// Seconds from the request to shut down until the domain is destroyed.
     #[arg(long, default_value_t = 45)]
     pub grace_period_seconds: u64,
-    /// Run without hardware virtualization where /dev/kvm is missing.
+    /// Run without hardware virtualization if /dev/kvm is missing.
     #[arg(long)]
     pub allow_emulation: bool,
-    /// What libvirt's daemon logs besides warnings, as `LIBVIRT_LOG_FILTERS` has it.
+    /// Log filters of libvirt's daemon besides warnings, in the syntax of `LIBVIRT_LOG_FILTERS`.
     #[arg(long)]
     pub libvirt_log_filters: Option<String>,
     /// Directory of UEFI firmware images.

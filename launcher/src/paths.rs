@@ -1,15 +1,15 @@
-//! Where things are in a launcher pod.
+//! Paths in a launcher pod.
 
 use std::path::{Path, PathBuf};
 
-/// Directories of a launcher pod. The defaults are those of the pod that virt-controller writes; tests put them elsewhere.
+/// Directories of a launcher pod. The defaults match the pod that virt-controller renders; tests use others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
-    /// The launcher's own files, not shared with other containers.
+    /// Private files of the launcher, not shared with other containers.
     pub private: PathBuf,
-    /// Where the agent finds the launcher's socket.
+    /// Directory of the launcher's socket, which virt-handler opens.
     pub sockets: PathBuf,
-    /// `XDG_RUNTIME_DIR` of libvirt: its sockets are in `libvirt` below.
+    /// `XDG_RUNTIME_DIR` of libvirt: its sockets are in `libvirt` beneath.
     pub runtime: PathBuf,
     /// Writable layers of disks.
     pub ephemeral: PathBuf,
@@ -36,32 +36,32 @@ impl Default for Paths {
 }
 
 impl Paths {
-    /// Directory of the machine's sockets.
-    pub fn machine(&self, uid: &str) -> PathBuf {
+    /// Directory of the domain's sockets.
+    pub fn domain(&self, uid: &str) -> PathBuf {
         self.private.join(uid)
     }
 
-    /// Serial console of the machine.
+    /// Socket of the serial console.
     pub fn serial(&self, uid: &str) -> PathBuf {
-        self.machine(uid).join("virt-serial0")
+        self.domain(uid).join("virt-serial0")
     }
 
-    /// Display of the machine.
+    /// Socket of the display.
     pub fn vnc(&self, uid: &str) -> PathBuf {
-        self.machine(uid).join("virt-vnc")
+        self.domain(uid).join("virt-vnc")
     }
 
-    /// Channel of the machine for USB redirection.
+    /// Socket of a channel for USB redirection.
     pub fn usb_redirection(&self, uid: &str, channel: usize) -> PathBuf {
-        self.machine(uid).join(format!("virt-usbredir-{channel}"))
+        self.domain(uid).join(format!("virt-usbredir-{channel}"))
     }
 
-    /// File with the time at which the guest's file systems are to be thawed.
+    /// File with the time of the automatic thaw.
     pub fn thaw_at(&self, uid: &str) -> PathBuf {
-        self.machine(uid).join("thaw-at")
+        self.domain(uid).join("thaw-at")
     }
 
-    /// Socket on which the agent talks to the launcher.
+    /// Socket of the protocol with virt-handler.
     pub fn launcher_socket(&self) -> PathBuf {
         self.sockets.join("launcher-sock")
     }
@@ -71,12 +71,12 @@ impl Paths {
         self.private.join("libvirt")
     }
 
-    /// Directory in which libvirt keeps what it knows about QEMU.
+    /// Directory of libvirt's capabilities of QEMU.
     pub fn capabilities_cache(&self) -> PathBuf {
         self.private.join("libvirt/qemu/cache/capabilities")
     }
 
-    /// Log of the QEMU of a domain.
+    /// Log file of a domain's QEMU.
     pub fn domain_log(&self, domain: &str) -> PathBuf {
         self.private.join("libvirt/qemu/log").join(format!("{domain}.log"))
     }
@@ -86,7 +86,7 @@ impl Paths {
         self.runtime.join("libvirt")
     }
 
-    /// Variables of the UEFI firmware.
+    /// Directory of UEFI variables.
     pub fn nvram(&self) -> PathBuf {
         self.private.join("libvirt/qemu/nvram")
     }
@@ -141,7 +141,7 @@ impl Paths {
         self.private.join("downwardapi").join(volume)
     }
 
-    /// Whether `path` is beneath the launcher's own directories: used to keep names from spilling out of them.
+    /// Accepts a name that is one plain path component, so that it cannot leave the launcher's directories.
     pub fn is_single_component(name: &str) -> bool {
         let mut components = Path::new(name).components();
         matches!(components.next(), Some(std::path::Component::Normal(only)) if only == name)

@@ -1,5 +1,5 @@
-//! `virt-probe`: what kubelet runs in a launcher's container to look after the guest by its agent. The name and the options
-//! are those that stand in the probes of launcher pods.
+//! `virt-probe`: the command that kubelet runs in a launcher's container to probe the guest through the guest agent.
+//! The probes of launcher pods fix its name and options.
 
 use std::{io::Write, path::Path, time::Duration};
 
@@ -9,22 +9,22 @@ use tonic::transport::Endpoint;
 
 use crate::{freezer::Error, paths::Paths};
 
-/// The name under which the worker's program does this.
+/// Name under which virt-launcher's program acts as this command.
 pub const NAME: &str = "virt-probe";
-/// Time for the worker to take the connection, and to answer when the guest's time is over.
+/// Time limit of the connection to the worker, and time for its answer after the guest's time limit.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 
-/// Looks after this pod's guest.
+/// Probes this pod's guest.
 #[derive(Clone, Debug, Parser)]
 #[command(name = NAME, version)]
 pub struct Options {
-    /// Name of the domain, for messages: there is only one in a pod.
+    /// Name of the domain, for messages.
     #[arg(long = "domainName")]
     pub domain_name: String,
-    /// Seconds that the guest has.
+    /// Time limit of the guest, in seconds.
     #[arg(long = "timeoutSeconds", default_value_t = 1)]
     pub timeout_seconds: u32,
-    /// Ask the guest agent for a sign of life.
+    /// Ping the guest agent.
     #[arg(long = "guestAgentPing", conflicts_with = "command")]
     pub guest_agent_ping: bool,
     /// Run this program in the guest.
@@ -35,7 +35,7 @@ pub struct Options {
     pub arguments: Vec<String>,
 }
 
-/// Does what the options say and gives the exit code.
+/// Runs the probe and returns the exit code.
 ///
 /// # Errors
 /// When the guest does not answer.
@@ -58,7 +58,7 @@ async fn act(options: &Options, socket: &Path) -> Result<u8, Error> {
     let request = GuestExecRequest { path, arguments: options.arguments.clone(), timeout_seconds };
     let reply = launcher.guest_exec(request).await?.into_inner();
     std::io::stdout().write_all(&reply.output)?;
-    // What does not fit into the code of a program is a failure all the same.
+    // Codes beyond 255 count as failure.
     Ok(u8::try_from(reply.exit_code).unwrap_or(1))
 }
 

@@ -1,4 +1,4 @@
-//! The launcher's end of the protocol: a gRPC server on a unix socket, called by the node agent alone.
+//! The launcher's end of the protocol: a gRPC server on a unix socket with virt-handler as its only client.
 
 use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
 
@@ -17,32 +17,33 @@ use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    agent::{AgentError, Executed},
-    display,
-    libvirt::Error,
-    machine::{MachineHandle, RequestError, queue::Action, state::excuses_silence},
-    stream::{self, USB_CHANNELS},
+    domain::unsupported::Unsupported,
+    engine::{EngineHandle, RequestError, queue::Action, state::may_be_silent},
+    guest_agent::{Executed, GuestAgentError},
+    hypervisor::libvirt::Error,
+    streaming::display,
+    streaming::{self, USB_CHANNELS},
 };
 
-/// VNC connections at a time.
+/// Limit of concurrent VNC connections.
 const VNC_CONNECTIONS: usize = 8;
-/// Longest probe of a guest by its agent, in seconds.
+/// Longest time limit of a probe through the guest agent, in seconds.
 const LONGEST_PROBE: u32 = 3600;
-/// Users and file systems in a report; asked for alone there are more.
+/// Limit of users and file systems in a report; their own calls return more.
 const REPORT_LIST: usize = 10;
 
-/// The time that a probe gives the guest: a second at least.
+/// Returns the time limit of a probe: at least a second.
 fn seconds(asked: u32) -> Duration {
     Duration::from_secs(u64::from(asked.clamp(1, LONGEST_PROBE)))
 }
 
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Opens the socket. It appears under its name when it listens: a client never meets one that refuses.
+/// Opens the socket. It gets its name once it listens, so that no client is refused.
 ///
 /// # Errors
-/// When the socket cannot be made.
-pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
+/// When the socket cannot be created.
+pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
     let staging = path.with_file_name("launcher-init-sock");
     match std::fs::remove_file(&staging) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -53,18 +54,18 @@ pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Serves the protocol until `end` is done.
+/// Serves the protocol until `end` completes.
 ///
 /// # Errors
 /// When the server fails.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: UnixListener,
-    machine: MachineHandle,
+    engine: EngineHandle,
     end: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
     let own = rustix::process::getuid().as_raw();
     let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener).filter(move |stream| {
-        // The agent runs as root; nothing else of this pod has business here.
+        // virt-handler runs as root; other processes of the pod have no access.
         let accepted = match stream {
             Ok(stream) => stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own),
             Err(_) => true,
@@ -72,7 +73,7 @@ pub async fn serve(
         std::future::ready(accepted)
     });
     let usb = std::array::from_fn(|_| Semaphore::new(1).into());
-    let service = LauncherServer::new(Service { machine, vnc: Semaphore::new(VNC_CONNECTIONS).into(), usb })
+    let service = LauncherServer::new(Service { engine, vnc: Semaphore::new(VNC_CONNECTIONS).into(), usb })
         .max_decoding_message_size(MAX_MESSAGE_SIZE)
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
     tonic::transport::Server::builder()
@@ -83,21 +84,21 @@ pub async fn serve(
 }
 
 struct Service {
-    machine: MachineHandle,
+    engine: EngineHandle,
     vnc: Arc<Semaphore>,
     usb: [Arc<Semaphore>; USB_CHANNELS],
 }
 
-impl From<AgentError> for Status {
-    fn from(error: AgentError) -> Self {
+impl From<GuestAgentError> for Status {
+    fn from(error: GuestAgentError) -> Self {
         let message = error.to_string();
         match error {
-            AgentError::NotConnected | AgentError::Unsupported(_) => Self::failed_precondition(message),
-            AgentError::Busy => Self::unavailable(message),
-            AgentError::TooLong { .. } => Self::deadline_exceeded(message),
-            AgentError::Libvirt(Error::NoDomain) => Self::not_found(message),
-            AgentError::Libvirt(error) if error.is_transient() => Self::unavailable(message),
-            AgentError::Answer(_) | AgentError::Libvirt(_) => Self::internal(message),
+            GuestAgentError::NotConnected | GuestAgentError::Unsupported(_) => Self::failed_precondition(message),
+            GuestAgentError::Busy => Self::unavailable(message),
+            GuestAgentError::TooLong { .. } => Self::deadline_exceeded(message),
+            GuestAgentError::Libvirt(Error::NoDomain) => Self::not_found(message),
+            GuestAgentError::Libvirt(error) if error.is_transient() => Self::unavailable(message),
+            GuestAgentError::Answer(_) | GuestAgentError::Libvirt(_) => Self::internal(message),
         }
     }
 }
@@ -112,8 +113,9 @@ impl From<RequestError> for Status {
             | RequestError::NotEnded
             | RequestError::NoHello
             | RequestError::NoWayToReboot
-            | RequestError::Start { lasting: true, .. } => Self::failed_precondition(message),
-            RequestError::OtherMachine(_) => Self::invalid_argument(message),
+            | RequestError::Unsupported(_)
+            | RequestError::Start { permanent: true, .. } => Self::failed_precondition(message),
+            RequestError::OtherVmi(_) => Self::invalid_argument(message),
             RequestError::Busy => Self::resource_exhausted(message),
             RequestError::Gone => Self::unavailable(message),
             RequestError::Libvirt(error) if error.is_transient() => Self::unavailable(message),
@@ -124,7 +126,7 @@ impl From<RequestError> for Status {
 
 impl Service {
     async fn act(&self, action: Action) -> Result<Response<Done>, Status> {
-        self.machine.act(action).await?;
+        self.engine.act(action).await?;
         Ok(Response::new(Done {}))
     }
 }
@@ -138,23 +140,25 @@ impl Launcher for Service {
 
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let request = request.into_inner();
-        if request.uid != self.machine.args().uid {
-            return Err(Status::invalid_argument("this launcher runs another machine"));
+        if request.uid != self.engine.args().uid {
+            return Err(Status::invalid_argument("this launcher runs another VMI"));
         }
-        self.machine.hello(request.capabilities_cache, request.allow_emulation).await?;
+        self.engine.hello(request.capabilities_cache, request.allow_emulation).await?;
         Ok(Response::new(HelloReply { launcher_version: env!("CARGO_PKG_VERSION").into() }))
     }
 
     async fn sync(&self, request: Request<SyncRequest>) -> Result<Response<SyncReply>, Status> {
         let request = request.into_inner();
-        let vmi: VirtualMachineInstance = serde_json::from_slice(&request.vmi)
-            .map_err(|error| Status::invalid_argument(format!("the machine cannot be read: {error}")))?;
-        let started = self.machine.sync(vmi, request.options.unwrap_or_default()).await?;
+        let unreadable = |error: serde_json::Error| Status::invalid_argument(format!("cannot read the VMI: {error}"));
+        let object: serde_json::Value = serde_json::from_slice(&request.vmi).map_err(unreadable)?;
+        let unsupported = Unsupported::find(&object);
+        let vmi: VirtualMachineInstance = serde_json::from_value(object).map_err(unreadable)?;
+        let started = self.engine.sync(vmi, unsupported, request.options.unwrap_or_default()).await?;
         Ok(Response::new(SyncReply { started }))
     }
 
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Ok(Response::new(WatchStream::new(self.machine.watch()).map(Ok).boxed()))
+        Ok(Response::new(WatchStream::new(self.engine.watch()).map(Ok).boxed()))
     }
 
     async fn shutdown(&self, request: Request<ShutdownRequest>) -> Result<Response<Done>, Status> {
@@ -189,16 +193,15 @@ impl Launcher for Service {
         &self,
         request: Request<Streaming<ConsoleInput>>,
     ) -> Result<Response<Self::ConsoleStream>, Status> {
-        let console =
-            self.machine.console().ok_or_else(|| Status::failed_precondition("the machine has no serial console"))?;
-        Ok(Response::new(stream::console(console, request.into_inner()).boxed()))
+        let console = self.engine.console().ok_or_else(|| Status::failed_precondition("VMI has no serial console"))?;
+        Ok(Response::new(streaming::console(console, request.into_inner()).boxed()))
     }
 
     async fn vnc(&self, request: Request<Streaming<Chunk>>) -> Result<Response<Self::VncStream>, Status> {
         let permit =
             self.vnc.clone().try_acquire_owned().map_err(|_| Status::resource_exhausted("too many VNC connections"))?;
-        let display = stream::connect(&self.machine.paths().vnc(&self.machine.args().uid), "display").await?;
-        Ok(Response::new(stream::pipe(display, request.into_inner(), |chunk| chunk.data, permit).boxed()))
+        let display = streaming::connect(&self.engine.paths().vnc(&self.engine.args().uid), "display").await?;
+        Ok(Response::new(streaming::pipe(display, request.into_inner(), |chunk| chunk.data, permit).boxed()))
     }
 
     async fn usb_redirection(
@@ -206,62 +209,62 @@ impl Launcher for Service {
         request: Request<Streaming<UsbInput>>,
     ) -> Result<Response<Self::UsbRedirectionStream>, Status> {
         let mut input = request.into_inner();
-        let first = match tokio::time::timeout(stream::FIRST_INPUT, input.message()).await {
+        let first = match tokio::time::timeout(streaming::FIRST_INPUT, input.message()).await {
             Ok(Ok(Some(first))) => first,
             Ok(Err(status)) => return Err(status),
-            Ok(Ok(None)) | Err(_) => return Err(Status::invalid_argument("no channel was named")),
+            Ok(Ok(None)) | Err(_) => return Err(Status::invalid_argument("the first message must name a channel")),
         };
         let channel = usize::try_from(first.channel).unwrap_or(usize::MAX);
-        let place = self.usb.get(channel).ok_or_else(|| Status::invalid_argument("there is no such channel"))?;
-        let permit = place
+        let semaphore = self.usb.get(channel).ok_or_else(|| Status::invalid_argument("unknown channel"))?;
+        let permit = semaphore
             .clone()
             .try_acquire_owned()
             .map_err(|_| Status::resource_exhausted("the channel for USB redirection is in use"))?;
-        let path = self.machine.paths().usb_redirection(&self.machine.args().uid, channel);
-        let socket = stream::connect(&path, "channel for USB redirection").await?;
-        Ok(Response::new(stream::pipe(socket, input, |chunk| chunk.data, permit).boxed()))
+        let path = self.engine.paths().usb_redirection(&self.engine.args().uid, channel);
+        let socket = streaming::connect(&path, "channel for USB redirection").await?;
+        Ok(Response::new(streaming::pipe(socket, input, |chunk| chunk.data, permit).boxed()))
     }
 
     async fn guest_report(&self, _: Request<GuestReportRequest>) -> Result<Response<GuestReportReply>, Status> {
-        let mut report = self.machine.agent().report().await?;
+        let mut report = self.engine.guest_agent().report().await?;
         report.users.truncate(REPORT_LIST);
         report.file_systems.truncate(REPORT_LIST);
         Ok(Response::new(report))
     }
 
     async fn users(&self, _: Request<UsersRequest>) -> Result<Response<UsersReply>, Status> {
-        Ok(Response::new(UsersReply { users: self.machine.agent().users().await? }))
+        Ok(Response::new(UsersReply { users: self.engine.guest_agent().users().await? }))
     }
 
     async fn file_systems(&self, _: Request<FileSystemsRequest>) -> Result<Response<FileSystemsReply>, Status> {
-        Ok(Response::new(FileSystemsReply { file_systems: self.machine.agent().file_systems().await? }))
+        Ok(Response::new(FileSystemsReply { file_systems: self.engine.guest_agent().file_systems().await? }))
     }
 
     async fn freeze(&self, request: Request<FreezeRequest>) -> Result<Response<Done>, Status> {
-        self.machine.agent().freeze(request.into_inner().unfreeze_timeout_seconds).await?;
+        self.engine.guest_agent().freeze(request.into_inner().unfreeze_timeout_seconds).await?;
         Ok(Response::new(Done {}))
     }
 
     async fn unfreeze(&self, _: Request<UnfreezeRequest>) -> Result<Response<Done>, Status> {
-        self.machine.agent().unfreeze().await?;
+        self.engine.guest_agent().unfreeze().await?;
         Ok(Response::new(Done {}))
     }
 
     async fn guest_ping(&self, request: Request<GuestPingRequest>) -> Result<Response<Done>, Status> {
-        let agent = self.machine.agent();
-        if agent.probes_paused() {
+        let guest_agent = self.engine.guest_agent();
+        if guest_agent.probes_paused() {
             return Ok(Response::new(Done {}));
         }
-        let pinged = agent.ping(seconds(request.into_inner().timeout_seconds)).await;
-        let state = self.machine.watch().borrow().clone();
+        let pinged = guest_agent.ping(seconds(request.into_inner().timeout_seconds)).await;
+        let state = self.engine.watch().borrow().clone();
         match pinged {
-            Err(error) if !excuses_silence(state.lifecycle(), &state.reason) => {
-                agent.note_probe(false);
+            Err(error) if !may_be_silent(state.lifecycle(), &state.reason) => {
+                guest_agent.record_probe(false);
                 Err(error.into())
             }
             Err(_) => Ok(Response::new(Done {})),
             Ok(()) => {
-                agent.note_probe(true);
+                guest_agent.record_probe(true);
                 Ok(Response::new(Done {}))
             }
         }
@@ -270,16 +273,16 @@ impl Launcher for Service {
     async fn guest_exec(&self, request: Request<GuestExecRequest>) -> Result<Response<GuestExecReply>, Status> {
         let GuestExecRequest { path, arguments, timeout_seconds } = request.into_inner();
         let Executed { exit_code, output } =
-            self.machine.agent().exec(&path, &arguments, seconds(timeout_seconds)).await?;
+            self.engine.guest_agent().exec(&path, &arguments, seconds(timeout_seconds)).await?;
         Ok(Response::new(GuestExecReply { exit_code, output }))
     }
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<StatsReply>, Status> {
-        Ok(Response::new(self.machine.stats().await?))
+        Ok(Response::new(self.engine.stats().await?))
     }
 
     async fn screenshot(&self, _: Request<ScreenshotRequest>) -> Result<Response<ScreenshotReply>, Status> {
-        let (_, picture) = self.machine.screenshot().await?;
+        let (_, picture) = self.engine.screenshot().await?;
         let png = tokio::task::spawn_blocking(move || display::to_png(picture))
             .await
             .map_err(|error| Status::internal(error.to_string()))?

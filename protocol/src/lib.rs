@@ -1,11 +1,11 @@
-//! The protocol between the node agent and a launcher, generated from `proto/launcher.proto`.
+//! The protocol between virt-handler and virt-launcher, generated from `proto/launcher.proto`.
 #![allow(missing_docs, reason = "generated from the proto file, which holds the documentation")]
 #![allow(clippy::doc_markdown, clippy::all, reason = "generated code")]
 
 tonic::include_proto!("ferrovirt.launcher.v1");
 
-/// Largest message either side accepts, in bytes. A VirtualMachineInstance is bounded by etcd's 1.5 MiB; the
-/// capabilities cache of a node is a few hundred KiB.
+/// Largest message that either side accepts, in bytes. etcd limits a VirtualMachineInstance to 1.5 MiB. The capabilities cache
+/// of a node has a few hundred KiB.
 pub const MAX_MESSAGE_SIZE: usize = 8 * 1024 * 1024;
 /// Largest chunk of a stream, in bytes.
 pub const MAX_CHUNK: usize = 32 * 1024;
@@ -14,7 +14,7 @@ pub const MAX_CHUNK: usize = 32 * 1024;
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// Words that name an object, as parts of the name of a field.
+    /// Parts of field names that identify an object.
     const NAMES: [&str; 9] = ["uid", "uuid", "namespace", "vmi", "vm", "pod", "node", "owner", "identity"];
 
     /// Type and name of each field.
@@ -37,7 +37,7 @@ mod tests {
         texts.filter_map(|text| text.split_once('{')).map(|(name, body)| (name.trim(), fields(body))).collect()
     }
 
-    /// All messages that a launcher sends: those that calls return, and what is in them.
+    /// Returns all messages that a launcher sends: the responses of calls and the messages in them.
     fn sent<'p>(proto: &'p str, messages: &BTreeMap<&'p str, Fields<'p>>) -> BTreeSet<&'p str> {
         let returned = |line: &'p str| {
             let returned = line.trim().strip_prefix("rpc ")?.split_once("returns (")?.1;
@@ -54,8 +54,7 @@ mod tests {
         sent
     }
 
-    /// Whose VMI it is, is known from the socket: no message of a launcher has a field that could say it, so that none
-    /// can be believed.
+    /// virt-handler knows the VMI from the socket. No message from a launcher may identify one.
     #[test]
     fn cve_2026_13208_no_reply_of_a_launcher_can_name_a_vmi() {
         let proto = include_str!("../proto/launcher.proto");

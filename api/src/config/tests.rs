@@ -38,7 +38,7 @@ fn zero_values_do_not_override() {
 }
 
 #[test]
-fn values_of_the_object_win() {
+fn values_of_the_object_override_defaults() {
     let config = read(json!({
         "machineType": "pc-q35-8.2",
         "memBalloonStatsPeriod": 0,
@@ -67,7 +67,7 @@ fn values_of_the_object_win() {
 }
 
 #[test]
-fn unusable_values_are_refused() {
+fn invalid_values_are_rejected() {
     for configuration in [
         json!({"imagePullPolicy": "Sometimes"}),
         json!({"developerConfiguration": {"memoryOvercommit": -1}}),

@@ -1,4 +1,4 @@
-//! Definitions of backup.kubevirt.io: backups and what they remember. Their rules are CEL and hold without a webhook.
+//! CRDs of backup.kubevirt.io: backups and trackers. Their validation rules are CEL and need no webhook.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -44,7 +44,7 @@ const BACKUP: &[Rule] = &[
     }),
 ];
 
-/// Conditions are those of Kubernetes' own kinds, with their bounds.
+/// Rules of Kubernetes' own condition type, with its bounds.
 const STATUS: &[Rule] = &[
     ("conditions", || json!({"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]})),
     ("conditions[].message", || json!({"maxLength": 32768})),
@@ -73,7 +73,7 @@ const TRACKER: &[Rule] = &[
     }),
 ];
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(vec![
         Definition::new(&VirtualMachineBackup::crd())?

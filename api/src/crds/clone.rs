@@ -1,4 +1,4 @@
-//! Definitions of clone.kubevirt.io: VMs made like others.
+//! CRDs of clone.kubevirt.io: clones of VMs.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -9,7 +9,7 @@ use crate::clone::VirtualMachineClone;
 
 const SPEC: &[Rule] = &[("volumeNamePolicy", || json!({"enum": ["RandomizeNames", "PrefixTargetName"]}))];
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(vec![
         Definition::new(&VirtualMachineClone::crd())?

@@ -1,4 +1,4 @@
-//! Definitions of export.kubevirt.io: volumes offered for download.
+//! CRDs of export.kubevirt.io: exports of volumes.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -24,7 +24,7 @@ const LINK: &[Rule] = &[
     ("volumes[].formats", || by("format")),
 ];
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(vec![
         Definition::new(&VirtualMachineExport::crd())?

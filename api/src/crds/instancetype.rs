@@ -1,4 +1,4 @@
-//! Definitions of instancetype.kubevirt.io: instance types and preferences.
+//! CRDs of instancetype.kubevirt.io: instance types and preferences.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -12,7 +12,7 @@ use crate::instancetype::{
 
 const INSTANCETYPE_SPEC: &[Rule] = &[("memory.overcommitPercent", || json!({"minimum": 0, "maximum": 100}))];
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     let instancetype = |crd: &CustomResourceDefinition| {
         Definition::new(crd)?.rules("spec", INSTANCETYPE_SPEC)?.without_conversion().finish()

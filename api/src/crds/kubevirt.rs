@@ -1,4 +1,4 @@
-//! Definitions of kubevirt.io: machines, sets of equal machines, and the installation.
+//! CRDs of kubevirt.io: VMs, VMIs, replica sets, and the installation.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 use super::{CONDITION, CrdError, Definition, Rule, embedded_metadata, migration};
 use crate::{KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet};
 
-/// Old version of the group's kinds, still served.
+/// Old version of the group's kinds, which is still served.
 pub(super) const OLD: &str = "v1alpha3";
 
-/// What clients of the old version are told.
+/// Warning for clients of the old version.
 pub(super) const V1ALPHA3_WARNING: &str =
     "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
 
-/// The name of an object that a reference may leave out, as everywhere in Kubernetes: admission says what is missing.
+/// Default of an optional name in a reference, as in Kubernetes' own types. Admission reports a missing name.
 const EMPTY: fn() -> Value = || json!({"default": ""});
 
-/// Rules below a machine's spec.
+/// Rules below a VMI spec.
 pub(super) const VMI_SPEC: &[Rule] = &[
     ("accessCredentials", || json!({"maxItems": 256})),
     ("networks", || json!({"maxItems": 256})),
@@ -66,10 +66,10 @@ pub(super) const VMI_SPEC: &[Rule] = &[
     }),
 ];
 
-/// Share of a claim a filesystem takes.
+/// Pattern of a file system overhead.
 pub(super) const CLAIM_OVERHEAD: fn() -> Value = || json!({"pattern": r"^(0(?:\.\d{1,3})?|1)$"});
 
-/// What 32 bits hold.
+/// Bounds of an unsigned 32-bit number.
 const WORD: fn() -> Value = || json!({"minimum": 0, "maximum": u32::MAX});
 
 const VMI_STATUS: &[Rule] = &[
@@ -82,7 +82,7 @@ const VMI_STATUS: &[Rule] = &[
     ("volumeStatus[].persistentVolumeClaimInfo.filesystemOverhead", CLAIM_OVERHEAD),
 ];
 
-/// Rules below a virtual machine's spec, without those of its template's spec.
+/// Rules below a VM spec, except those of its template's spec.
 pub(super) const VM_SPEC: &[Rule] = &[
     ("template.metadata", embedded_metadata),
     ("dataVolumeTemplates[]", || json!({"nullable": true})),
@@ -126,7 +126,7 @@ const KUBEVIRT_SPEC: &[Rule] = &[
     ("customizeComponents.patches[].resourceType", || json!({"minLength": 1})),
 ];
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(vec![
         Definition::new(&VirtualMachine::crd())?

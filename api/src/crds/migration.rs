@@ -1,4 +1,4 @@
-//! Definitions of migrations and their policies.
+//! CRDs of migrations and migration policies.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -10,7 +10,7 @@ use crate::{MigrationPolicy, VirtualMachineInstanceMigration};
 const AT_LEAST_ONE: fn() -> Value = || json!({"minimum": 1});
 const NOT_NEGATIVE: fn() -> Value = || json!({"minimum": 0});
 
-/// Rules on the settings of one migration, wherever they stand.
+/// Rules for migration options.
 pub(super) const OPTIONS: &[Rule] = &[
     ("maxDowntimeMs", || json!({"minimum": 1, "maximum": 2_000_000})),
     ("experimental.compression", || json!({"enum": ["none", "zstd"]})),
@@ -23,7 +23,7 @@ pub(super) const OPTIONS: &[Rule] = &[
     ("experimental.stallDetector.switchoverTimeout", NOT_NEGATIVE),
 ];
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(vec![
         Definition::new(&VirtualMachineInstanceMigration::crd())?

@@ -1,8 +1,7 @@
-//! The custom resource definitions, made from the types.
+//! Custom resource definitions, generated from the types.
 //!
-//! The derived schema is brought into the form the API is known by: quantities with their pattern, the few lists that
-//! merge by key, the objects that never merge, closed enumerations, bounds, and the places below which unknown fields
-//! are kept.
+//! The derived schemas are converted to the published form of the API: quantities with their pattern, lists that merge by
+//! key, objects that are replaced as a whole, closed enumerations, bounds, and objects that preserve unknown fields.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Map, Value, json};
@@ -19,28 +18,28 @@ mod pool;
 mod preset;
 mod snapshot;
 
-/// Why a definition cannot be made.
+/// Reasons why a CRD cannot be generated.
 #[derive(Debug, Error)]
 pub enum CrdError {
-    /// A rule names a place the schema does not have.
+    /// The path of a rule does not exist in the schema.
     #[error("{crd}: the schema has no {path}")]
     NoSuchPath {
-        /// Definition at fault.
+        /// Name of the CRD.
         crd: String,
         /// Path of the rule.
         path: String,
     },
-    /// The definition is not of the expected form.
+    /// The CRD is not of the expected form.
     #[error("cannot convert a definition")]
     Convert(#[from] serde_json::Error),
-    /// The definition cannot be written as YAML.
+    /// The CRD cannot be written as YAML.
     #[error("cannot write a definition")]
     Write(#[from] serde_yaml::Error),
 }
 
 const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
 
-/// Fields of Kubernetes' own types: their long descriptions are left out to keep the definitions small.
+/// Fields with types of Kubernetes. Their long descriptions are left out to keep the CRDs small.
 const FOREIGN: [&str; 15] = [
     "affinity",
     "dnsConfig",
@@ -59,9 +58,9 @@ const FOREIGN: [&str; 15] = [
     "topologySpreadConstraints",
 ];
 
-/// Members, sorted, of Kubernetes' own selectors and references. Who applies one owns all of it: half of the former
-/// selector or reference never stays next to half of the new one. Inlining takes the names of types away, but no other
-/// type of the schemas has exactly these members.
+/// Members, sorted, of Kubernetes' own selectors and references. An applier owns all of one: server-side apply never merges
+/// halves of the old and the new one. Inlining removes type names, but no other type of the schemas has exactly these
+/// members.
 const ATOMIC: [&[&str]; 6] = [
     &["apiGroup", "kind", "name"],
     &["apiVersion", "fieldPath"],
@@ -71,8 +70,7 @@ const ATOMIC: [&[&str]; 6] = [
     &["nodeSelectorTerms"],
 ];
 
-/// A rule on one place of a schema: a path of property names (`[]` steps into a list, `{}` into a map) and the keys
-/// to set there.
+/// A rule: a path of property names (`[]` selects list items, `{}` map values), and the keys to set at this path.
 type Rule = (&'static str, fn() -> Value);
 
 /// Rules on a condition list.
@@ -81,15 +79,15 @@ const CONDITION: &[Rule] = &[
     ("conditions[].lastTransitionTime", || json!({"nullable": true})),
 ];
 
-/// A whole object's metadata inside another one: kept as it comes.
+/// Returns the schema of embedded object metadata, which is preserved unchanged.
 fn embedded_metadata() -> Value {
     json!({"nullable": true, "x-kubernetes-preserve-unknown-fields": true})
 }
 
-/// Makes the definitions of a group.
+/// Generator of the CRDs of a group.
 type Group = fn() -> Result<Vec<CustomResourceDefinition>, CrdError>;
 
-/// All definitions of this version, in the order they are installed.
+/// Returns all CRDs of this version in the order of installation.
 pub fn all() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     let groups: &[Group] = &[
         kubevirt::definitions,
@@ -110,17 +108,17 @@ pub fn all() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(definitions)
 }
 
-/// Name of the file a definition stands in.
+/// Returns the file name of a CRD.
 pub fn file_name(crd: &CustomResourceDefinition) -> String {
     format!("{}.yaml", crd.spec.names.plural)
 }
 
-/// The definition as a YAML document, as it stands in the chart.
+/// Renders a CRD as YAML for the chart.
 pub fn yaml(crd: &CustomResourceDefinition) -> Result<String, CrdError> {
     Ok(serde_yaml::to_string(&serde_json::to_value(crd)?)?)
 }
 
-/// A definition on its way from the derived form to the one installed.
+/// A CRD that is converted from the derived form to the installed one.
 struct Definition {
     crd: Value,
     name: String,
@@ -154,7 +152,7 @@ impl Definition {
             let node = descend(self.root()?, &full)
                 .ok_or_else(|| CrdError::NoSuchPath { crd: name.clone(), path: full.clone() })?;
             let keys = keys();
-            // A name that is empty when nothing is said need not be there.
+            // A name with an empty default is not required.
             let may_be_absent = keys.get("default") == Some(&json!(""));
             if let (Some(node), Value::Object(keys)) = (node.as_object_mut(), keys) {
                 if keys.contains_key("x-kubernetes-preserve-unknown-fields") && full.ends_with("metadata") {
@@ -172,7 +170,7 @@ impl Definition {
         Ok(self)
     }
 
-    /// Leaves out the descriptions below a path: a type of Kubernetes' own whose long texts say nothing new.
+    /// Removes the descriptions below a path, whose types belong to Kubernetes.
     fn undescribed(mut self, path: &str) -> Result<Self, CrdError> {
         let name = self.name.clone();
         let node = descend(self.root()?, path).ok_or(CrdError::NoSuchPath { crd: name, path: path.to_owned() })?;
@@ -196,13 +194,13 @@ impl Definition {
         self
     }
 
-    /// Serves another version with the same schema, listed after those there are, with a warning to its clients.
+    /// Serves another version with the same schema, listed last, with a deprecation warning.
     fn deprecated_version(mut self, name: &str, warning: &str) -> Self {
         self.add_version(name, false, Some(warning));
         self
     }
 
-    /// Serves an older version with the same schema, listed before those there are; with a warning, if one is given.
+    /// Serves an older version with the same schema, listed first, with an optional deprecation warning.
     fn older_version(mut self, name: &str, warning: Option<&str>) -> Self {
         self.add_version(name, true, warning);
         self
@@ -224,7 +222,7 @@ impl Definition {
         versions.insert(if first { 0 } else { versions.len() }, other);
     }
 
-    /// Warns the clients of a version.
+    /// Adds a deprecation warning to a version.
     fn deprecate(mut self, name: &str, warning: &str) -> Self {
         for version in self.versions().iter_mut().filter(|version| version["name"] == json!(name)) {
             version["deprecated"] = json!(true);
@@ -233,7 +231,7 @@ impl Definition {
         self
     }
 
-    /// Stores objects in a version other than the derived one.
+    /// Stores objects in another version than the derived one.
     fn stored_in(mut self, name: &str) -> Self {
         for version in self.versions() {
             version["storage"] = json!(version["name"] == json!(name));
@@ -241,7 +239,7 @@ impl Definition {
         self
     }
 
-    /// Lets objects come without a spec, as the API server sees it; admission wants one.
+    /// Makes the spec optional in the schema; admission requires it.
     fn spec_optional(mut self) -> Self {
         if let Ok(Some(root)) = self.root().map(Value::as_object_mut) {
             root.remove("required");
@@ -249,13 +247,13 @@ impl Definition {
         self
     }
 
-    /// Says outright that versions are not converted.
+    /// Sets the conversion strategy to None.
     fn without_conversion(mut self) -> Self {
         self.crd["spec"]["conversion"] = json!({"strategy": "None"});
         self
     }
 
-    /// Marks what merges as a whole, which depends on the rules, and adds the metadata.
+    /// Marks atomic objects, which depend on the rules, and adds the metadata.
     fn finish(mut self) -> Result<CustomResourceDefinition, CrdError> {
         for version in self.versions() {
             if let Some(schema) = version.pointer_mut("/schema/openAPIV3Schema") {
@@ -286,7 +284,7 @@ fn descend<'a>(mut node: &'a mut Value, path: &str) -> Option<&'a mut Value> {
     Some(node)
 }
 
-/// Lets objects of a schema come without a field.
+/// Makes a field of an object optional.
 fn not_required(object: &mut Map<String, Value>, field: &str) {
     let Some(Value::Array(required)) = object.get_mut("required") else { return };
     required.retain(|name| name.as_str() != Some(field));
@@ -295,11 +293,10 @@ fn not_required(object: &mut Map<String, Value>, field: &str) {
     }
 }
 
-/// Brings a derived schema into the form described at the top of this module. `bare` says that descriptions are
-/// dropped.
+/// Converts a derived schema to the form described at the top of this module. `bare` removes descriptions.
 fn normalize(node: &mut Value, bare: bool) {
     let Some(object) = node.as_object_mut() else { return };
-    // Defaults of a schema are written by the API server into each object; serde's are ours alone.
+    // The API server would write defaults of a schema into each object. serde's defaults apply only in this crate.
     object.remove("default");
     object.remove("nullable");
     object.remove("title");
@@ -308,7 +305,7 @@ fn normalize(node: &mut Value, bare: bool) {
     }
     unsigned(object);
     if object.get("type") == Some(&json!("array")) {
-        // What the API server takes a list for that says nothing, said outright; rules on single lists come later.
+        // Makes the API server's default explicit; rules for single lists follow.
         object.insert("x-kubernetes-list-type".to_owned(), json!("atomic"));
     }
     if object.get("x-kubernetes-int-or-string") == Some(&Value::Bool(true)) {
@@ -324,7 +321,7 @@ fn normalize(node: &mut Value, bare: bool) {
                 property.insert("description".to_owned(), description);
             }
             if ["maxUnavailable", "port", "targetPort"].contains(&name.as_str()) {
-                // A number or a name, or a percentage, not an amount.
+                // A number, a name or a percentage, but not a quantity.
                 if let Some(port) = property.as_object_mut() {
                     port.remove("pattern");
                 }
@@ -338,7 +335,7 @@ fn normalize(node: &mut Value, bare: bool) {
     }
 }
 
-/// Says of each selector and reference below a schema that it is replaced as a whole.
+/// Marks each selector and reference below a schema as atomic.
 fn mark_atomic(node: &mut Value) {
     let Some(object) = node.as_object_mut() else { return };
     if let Some(properties) = object.get_mut("properties").and_then(Value::as_object_mut) {
@@ -357,18 +354,18 @@ fn mark_atomic(node: &mut Value) {
     }
 }
 
-/// Whether an object with these properties is one of Kubernetes' own selectors or references.
+/// Returns true for an object with the properties of one of Kubernetes' selectors or references.
 fn is_atomic(properties: &Map<String, Value>) -> bool {
     let mut members: Vec<&str> = properties.keys().map(String::as_str).collect();
     members.sort_unstable();
     if members == ["name"] {
-        // Other objects have nothing but a name, too; that of a reference to an object is empty when left out.
+        // Other objects have only a name, too. The name in a reference has an empty default.
         return properties.get("name").and_then(|name| name.get("default")) == Some(&json!(""));
     }
     ATOMIC.contains(&members.as_slice())
 }
 
-/// Writes unsigned integers in the formats the API server knows.
+/// Converts unsigned integers to formats that the API server knows.
 fn unsigned(object: &mut Map<String, Value>) {
     let format = object.get("format").and_then(Value::as_str).map(str::to_owned);
     match format.as_deref() {

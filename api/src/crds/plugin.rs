@@ -1,4 +1,4 @@
-//! Definitions of plugin.kubevirt.io: extensions of the cluster.
+//! CRDs of plugin.kubevirt.io: plugins.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -22,7 +22,7 @@ const SPEC: &[Rule] = &[
     ("validatingAdmissionWebhooks[].name", not_empty),
 ];
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(vec![Definition::new(&Plugin::crd())?.rules("spec", SPEC)?.without_status_subresource().finish()?])
 }

@@ -1,4 +1,4 @@
-//! Definition of pools.
+//! CRD of pools.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -21,7 +21,7 @@ const SPEC: &[Rule] = &[
     ("virtualMachineTemplate.metadata", embedded_metadata),
 ];
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(vec![
         Definition::new(&VirtualMachinePool::crd())?

@@ -1,4 +1,4 @@
-//! Definition of presets.
+//! CRD of presets.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -10,7 +10,7 @@ const V1_WARNING: &str = "kubevirt.io/v1 VirtualMachineInstancePresets is now de
 const OLD_WARNING: &str =
     "kubevirt.io/v1alpha3 VirtualMachineInstancePresets is now deprecated and will be removed in v2.";
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     let domain: Vec<Rule> =
         kubevirt::VMI_SPEC.iter().filter(|(path, _)| path.starts_with("domain.")).copied().collect();

@@ -1,4 +1,4 @@
-//! Definitions of snapshot.kubevirt.io: snapshots, what they hold, and restores from them.
+//! CRDs of snapshot.kubevirt.io: snapshots, their contents, and restores.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore};
 
-/// Old version of the group's kinds, still served.
+/// Old version of the group's kinds, which is still served.
 const OLD: &str = "v1alpha1";
 
-/// Where a VM stands in kept content.
+/// Path of the VM in a snapshot content.
 const SOURCE_VM: &str = "spec.source.virtualMachine";
 
 const SNAPSHOT_STATUS: &[Rule] = &[
@@ -34,7 +34,7 @@ const RESTORE_SPEC: &[Rule] = &[(
 
 const RESTORE_STATUS: &[Rule] = &[("deletedDataVolumes", || json!({"x-kubernetes-list-type": "set"}))];
 
-/// The group's definitions.
+/// Returns the CRDs of the group.
 pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(vec![
         Definition::new(&VirtualMachineSnapshot::crd())?

@@ -1,8 +1,7 @@
-//! An instance type and a preference on the spec of a machine.
+//! Applies an instance type and a preference to a VMI spec.
 //!
-//! An instance type decides what it names: a machine that says the same itself is in conflict with it, and nothing is
-//! applied then but what was before the conflict, so that callers work on a copy. A preference only fills in what was
-//! left open.
+//! A field that both the VMI and its instance type set is a conflict. After a conflict the spec may be partially changed, so
+//! callers work on a copy. A preference only sets fields that are unset.
 
 use std::fmt;
 
@@ -19,7 +18,7 @@ use crate::{
     vmi::{cpu::Cpu, domain::DomainSpec, spec::VirtualMachineInstanceSpec},
 };
 
-/// Fields that both a machine and its instance type set.
+/// Fields that both a VMI and its instance type set.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Conflicts(Vec<String>);
 
@@ -42,8 +41,8 @@ impl fmt::Display for Conflicts {
     }
 }
 
-/// Applies an instance type and a preference to a machine's spec and metadata. `root` is the path the spec stands at,
-/// for the paths of conflicts.
+/// Applies an instance type and a preference to a VMI's spec and metadata. `root` is the path of the spec, for the paths of
+/// conflicts.
 pub fn apply(
     root: &str,
     instancetype: Option<&VirtualMachineInstancetypeSpec>,
@@ -72,8 +71,7 @@ fn conflicts(
 ) -> Conflicts {
     let mut conflicts = Conflicts::default();
     let domain = &spec.domain;
-    let both_texts =
-        |machine: &Option<String>, class: &Option<String>| is_set(machine.as_deref()) && is_set(class.as_deref());
+    let both_texts = |own: &Option<String>, class: &Option<String>| is_set(own.as_deref()) && is_set(class.as_deref());
     conflicts.when(!spec.node_selector.is_empty() && !instancetype.node_selector.is_empty(), root, "nodeSelector");
     conflicts.when(both_texts(&spec.scheduler_name, &instancetype.scheduler_name), root, "schedulerName");
     cpu_conflicts(root, &instancetype.cpu, domain, &mut conflicts);
@@ -137,7 +135,7 @@ fn cpu_conflicts(root: &str, class: &CpuInstancetype, domain: &DomainSpec, confl
     conflicts.when(cpu.realtime.is_some() && class.realtime.is_some(), root, "domain.cpu.realtime");
 }
 
-/// The first field of the memory that both set; clients know one at a time.
+/// Returns the first memory field that both set. Clients expect at most one.
 fn memory_conflict(class: &MemoryInstancetype, domain: &DomainSpec) -> Option<&'static str> {
     let memory = domain.memory.as_ref();
     let resources = &domain.resources;
@@ -233,13 +231,13 @@ fn set_memory(class: &MemoryInstancetype, domain: &mut DomainSpec) {
     }
 }
 
-/// What the pod requests of memory that is overcommitted.
+/// Returns the memory request of the pod for overcommitted memory.
 fn overcommitted(guest: &Quantity, percent: i32) -> Option<Quantity> {
     if percent <= 0 {
         return None;
     }
     let guest = quantity::units(guest).ok()?;
-    // In the precision of the reference, so that requests come out the same to the byte.
+    // The same floating point precision as in the reference gives the same bytes.
     #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "see above")]
     let request = (guest as f32 * (1.0 - percent as f32 / 100.0)) as i64;
     Some(quantity::bytes(request))
@@ -272,17 +270,17 @@ mod tests {
         }
     }
 
-    fn machine(change: Value) -> VirtualMachineInstanceSpec {
+    fn vmi_spec(change: Value) -> VirtualMachineInstanceSpec {
         let mut spec = json!({"domain": {"devices": {}}});
         merge(&mut spec, change);
         serde_json::from_value(spec).unwrap()
     }
 
     #[test]
-    fn what_both_set_is_a_conflict_at_its_path() {
+    fn fields_that_both_set_are_conflicts_at_their_paths() {
         let sev = json!({"sev": {}});
         let gpu = json!([{"name": "g", "deviceName": "d"}]);
-        // instance type, machine, path
+        // instance type, VMI, path
         let table = [
             (json!({"nodeSelector": {"a": "b"}}), json!({"nodeSelector": {"c": "d"}}), "nodeSelector"),
             (json!({"schedulerName": "s"}), json!({"schedulerName": "t"}), "schedulerName"),
@@ -343,19 +341,19 @@ mod tests {
                 "domain.devices.hostDevices",
             ),
         ];
-        for (of_class, of_machine, path) in table {
-            let mut spec = machine(of_machine.clone());
+        for (of_class, of_vmi, path) in table {
+            let mut spec = vmi_spec(of_vmi.clone());
             let before = spec.clone();
             let class = class(of_class.clone());
             let found = apply("spec.template.spec", Some(&class), None, &mut spec, &mut ObjectMeta::default());
-            assert_eq!(found.unwrap_err().paths(), [format!("spec.template.spec.{path}")], "{of_class} {of_machine}");
+            assert_eq!(found.unwrap_err().paths(), [format!("spec.template.spec.{path}")], "{of_class} {of_vmi}");
             assert_eq!(spec, before, "{path}");
         }
     }
 
     #[test]
-    fn all_conflicts_are_told_but_one_of_memory() {
-        let mut spec = machine(json!({"domain": {
+    fn all_conflicts_are_reported_but_one_of_memory() {
+        let mut spec = vmi_spec(json!({"domain": {
             "cpu": {"cores": 2, "sockets": 1},
             "memory": {"guest": "1Gi"},
             "resources": {"requests": {"memory": "1Gi"}},
@@ -372,15 +370,15 @@ mod tests {
             annotations: Some([("a".to_owned(), "1".to_owned()), ("c".to_owned(), "3".to_owned())].into()),
             ..ObjectMeta::default()
         };
-        apply("spec", Some(&class), None, &mut machine(json!({})), &mut meta).unwrap();
+        apply("spec", Some(&class), None, &mut vmi_spec(json!({})), &mut meta).unwrap();
         assert_eq!(serde_json::to_value(&meta.annotations).unwrap(), json!({"a": "1", "b": "2", "c": "3"}));
         meta.annotations.as_mut().unwrap().insert("b".to_owned(), "other".to_owned());
-        let conflicts = apply("spec", Some(&class), None, &mut machine(json!({})), &mut meta).unwrap_err();
+        let conflicts = apply("spec", Some(&class), None, &mut vmi_spec(json!({})), &mut meta).unwrap_err();
         assert_eq!(conflicts.paths(), ["annotations.b"]);
     }
 
     #[test]
-    fn everything_an_instance_type_says_reaches_the_machine() {
+    fn all_fields_of_an_instance_type_are_applied() {
         let class = class(json!({
             "cpu": {
                 "guest": 4, "model": "m", "dedicatedCPUPlacement": true, "isolateEmulatorThread": true,
@@ -391,7 +389,7 @@ mod tests {
             "launchSecurity": {"sev": {}}, "gpus": [{"name": "g"}], "hostDevices": [{"name": "h"}],
             "nodeSelector": {"a": "b"}, "schedulerName": "s",
         }));
-        let mut spec = machine(json!({"domain": {"cpu": {"maxSockets": 2}}}));
+        let mut spec = vmi_spec(json!({"domain": {"cpu": {"maxSockets": 2}}}));
         apply("spec", Some(&class), None, &mut spec, &mut ObjectMeta::default()).unwrap();
         assert_eq!(
             serde_json::to_value(&spec).unwrap(),
@@ -419,7 +417,7 @@ mod tests {
             [("1Gi", 0, None), ("1Gi", 50, Some("512Mi")), ("128Mi", 15, Some("114085072")), ("1Gi", 100, Some("0"))]
         {
             let class = class(json!({"memory": {"guest": guest, "overcommitPercent": percent}}));
-            let mut spec = machine(json!({}));
+            let mut spec = vmi_spec(json!({}));
             apply("spec", Some(&class), None, &mut spec, &mut ObjectMeta::default()).unwrap();
             let request = spec.domain.resources.requests.get("memory").map(|request| request.0.as_str());
             assert_eq!(request, want, "{guest} {percent}");

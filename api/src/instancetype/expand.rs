@@ -1,32 +1,32 @@
-//! A VM with its instance type and preference written into its template.
+//! Expands a VM: writes its instance type and preference into its template.
 
 use thiserror::Error;
 
 use super::{apply, prefer, preference::VirtualMachinePreferenceSpec, spec::VirtualMachineInstancetypeSpec};
 use crate::{VirtualMachine, vmi::spec::VirtualMachineInstanceSpec};
 
-/// Path of the spec in a VM.
+/// Path of the VMI spec in a VM.
 pub const TEMPLATE: &str = "spec.template.spec";
 
-/// Why a VM cannot be expanded.
+/// Reasons why a VM cannot be expanded.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum ExpandError {
-    /// The VM sets what its instance type decides.
+    /// The VM sets fields of its instance type.
     #[error("VM field(s) {0} conflicts with selected instance type")]
     Conflicts(apply::Conflicts),
-    /// The cluster's defaults cannot be set.
+    /// The defaults of the cluster cannot be applied.
     #[error("{0}")]
     Defaults(String),
 }
 
-/// Sets defaults of a machine's spec.
+/// A function that applies defaults to a VMI spec.
 pub type SetDefaults<'a> = &'a dyn Fn(&mut VirtualMachineInstanceSpec) -> Result<(), String>;
 
-/// The VM with its instance type and preference written into its template, and no reference to them left. A VM that
-/// names neither comes back as it is.
+/// Returns the VM with its instance type and preference written into its template and without references to them. A VM
+/// without references is returned unchanged.
 ///
-/// `attach` adds the disks and the network that a machine gets without asking, so that preferences reach them;
-/// `complete` sets the other defaults afterwards.
+/// `attach` adds default disks and the default network, so that preferences apply to them. `complete` applies the other
+/// defaults afterwards.
 pub fn expand(
     vm: &VirtualMachine,
     instancetype: Option<&VirtualMachineInstancetypeSpec>,
@@ -53,7 +53,7 @@ pub fn expand(
     Ok(expanded)
 }
 
-/// Settles which devices come by themselves, which must be known before they are added.
+/// Decides on automatically attached devices, which must be known before they are added.
 pub fn prepare(preference: Option<&VirtualMachinePreferenceSpec>, spec: &mut VirtualMachineInstanceSpec) {
     if let Some(preference) = preference {
         prefer::apply_autoattach(preference, &mut spec.domain.devices);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn expanded_vm_holds_everything_and_refers_to_nothing() {
+    fn expanded_vm_contains_all_fields_and_no_references() {
         let class = serde_json::from_value(json!({"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}})).unwrap();
         let preference = serde_json::from_value(json!({
             "annotations": {"a": "b"},
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn vm_that_names_nothing_stays_and_conflicts_are_told() {
+    fn vm_without_references_is_unchanged_and_conflicts_are_reported() {
         let plain = vm(json!({"template": {"spec": {"domain": {"devices": {}}}}}));
         assert_eq!(expand(&plain, None, None, &attach, &complete), Ok(plain.clone()));
         let class = serde_json::from_value(json!({"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}})).unwrap();

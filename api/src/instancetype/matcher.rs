@@ -1,4 +1,4 @@
-//! What a VM names as its instance type and preference, and where that is kept.
+//! References of a VM to its instance type and preference, and the source of their specs.
 
 use thiserror::Error;
 
@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-/// Kinds a VM may name.
+/// Kinds that a VM may refer to.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum MatchedKind {
     /// VirtualMachineInstancetype.
@@ -28,7 +28,7 @@ impl MatchedKind {
     pub const ALL: [Self; 4] =
         [Self::Instancetype, Self::ClusterInstancetype, Self::Preference, Self::ClusterPreference];
 
-    /// `kind` of its objects.
+    /// Returns the `kind` of the objects.
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Instancetype => "VirtualMachineInstancetype",
@@ -38,7 +38,7 @@ impl MatchedKind {
         }
     }
 
-    /// Name of its resource.
+    /// Returns the plural resource name.
     pub const fn plural(self) -> &'static str {
         match self {
             Self::Instancetype => "virtualmachineinstancetypes",
@@ -48,36 +48,36 @@ impl MatchedKind {
         }
     }
 
-    /// Whether its objects belong to no namespace.
+    /// Returns true for cluster-scoped kinds.
     pub const fn is_cluster_wide(self) -> bool {
         matches!(self, Self::ClusterInstancetype | Self::ClusterPreference)
     }
 
-    /// Whether it is one of the two kinds of instance types.
+    /// Returns true for the two kinds of instance types.
     pub const fn is_instancetype(self) -> bool {
         matches!(self, Self::Instancetype | Self::ClusterInstancetype)
     }
 
     fn is_named(self, name: &str) -> bool {
-        // The singular name is the kind in small letters.
+        // The singular name is the lower-case kind.
         name.eq_ignore_ascii_case(self.kind()) || name.eq_ignore_ascii_case(self.plural())
     }
 }
 
-/// Which of the two things a VM names.
+/// Role of a reference.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Role {
-    /// Its instance type.
+    /// The instance type.
     Instancetype,
-    /// Its preference.
+    /// The preference.
     Preference,
 }
 
 impl Role {
-    /// Both.
+    /// Both roles.
     pub const ALL: [Self; 2] = [Self::Instancetype, Self::Preference];
 
-    /// Field of the VM's spec.
+    /// Returns the field in the VM's spec.
     pub const fn field(self) -> &'static str {
         match self {
             Self::Instancetype => "instancetype",
@@ -85,7 +85,7 @@ impl Role {
         }
     }
 
-    /// Name of the field's type.
+    /// Returns the type name of the field.
     pub const fn matcher(self) -> &'static str {
         match self {
             Self::Instancetype => "InstancetypeMatcher",
@@ -93,7 +93,7 @@ impl Role {
         }
     }
 
-    /// The kind that `given` names; the cluster-wide one when it is empty.
+    /// Parses a kind; an empty one stands for the cluster-wide kind.
     pub fn kind(self, given: &str) -> Result<MatchedKind, UnexpectedKind> {
         let [cluster, namespaced] = match self {
             Self::Instancetype => [MatchedKind::ClusterInstancetype, MatchedKind::Instancetype],
@@ -109,7 +109,7 @@ impl Role {
     }
 }
 
-/// A matcher names a kind that is none of the two it may.
+/// The kind in a matcher does not fit its role.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("got unexpected kind in {matcher}: {kind}")]
 pub struct UnexpectedKind {
@@ -117,18 +117,18 @@ pub struct UnexpectedKind {
     kind: String,
 }
 
-/// What a VM says about its instance type or preference; the two have the same form.
+/// Reference of a VM to its instance type or preference. Both have the same form.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Matcher {
-    /// Kind; the cluster-wide one when empty.
+    /// Kind; default: the cluster-wide one.
     pub kind: String,
     /// Name of the object.
     pub name: String,
-    /// ControllerRevision to use instead.
+    /// ControllerRevision that is used instead.
     pub revision_name: String,
-    /// Volume whose labels name it.
+    /// Volume whose labels contain the name.
     pub infer_from_volume: String,
-    /// `Reject` or `Ignore`, when the volume names none.
+    /// `Reject` or `Ignore`, for a volume without these labels.
     pub infer_from_volume_failure_policy: String,
 }
 
@@ -159,7 +159,7 @@ impl From<&PreferenceMatcher> for Matcher {
 }
 
 impl Matcher {
-    /// What a VM says, if it says anything.
+    /// Returns the reference in a VM's spec, if any.
     pub fn of(vm: &VirtualMachine, role: Role) -> Option<Self> {
         match role {
             Role::Instancetype => vm.spec.instancetype.as_ref().map(Self::from),
@@ -167,7 +167,7 @@ impl Matcher {
         }
     }
 
-    /// Whether a VM's status speaks of the same.
+    /// Returns true if the status refers to the same object.
     fn is_that_of(&self, known: &InstancetypeStatusRef) -> bool {
         let same = |field: &Option<String>, text: &str| field.as_deref().unwrap_or_default() == text;
         same(&known.kind, &self.kind)
@@ -175,8 +175,8 @@ impl Matcher {
             && same(&known.infer_from_volume, &self.infer_from_volume)
     }
 
-    /// What the VM's status is to say, the revision it knows kept if it still is the one: that of the spec, or the
-    /// one stored for the same object.
+    /// Returns the reference for the VM's status. Keeps the known revision if it is that of the spec, or is stored for the same
+    /// object.
     pub fn status(&self, known: Option<&InstancetypeStatusRef>) -> InstancetypeStatusRef {
         let text = |field: &str| (!field.is_empty()).then(|| field.to_owned());
         let stored =
@@ -192,7 +192,7 @@ impl Matcher {
     }
 }
 
-/// What a VM's status says about its instance type or preference.
+/// Returns the reference in a VM's status.
 pub fn status_ref(vm: &VirtualMachine, role: Role) -> Option<&InstancetypeStatusRef> {
     let status = vm.status.as_ref()?;
     match role {
@@ -201,17 +201,17 @@ pub fn status_ref(vm: &VirtualMachine, role: Role) -> Option<&InstancetypeStatus
     }
 }
 
-/// Where what a VM names is read.
+/// Source of a spec.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Source {
-    /// A ControllerRevision of the VM's namespace.
+    /// A ControllerRevision in the VM's namespace.
     Revision(String),
-    /// An object, of the VM's namespace unless its kind is cluster-wide.
+    /// An object, in the VM's namespace unless its kind is cluster-wide.
     Object(MatchedKind, String),
 }
 
-/// Where a VM's instance type or preference is read; `None` when it has none. A copy that was stored for it comes
-/// before the object, which may have changed since.
+/// Returns the source of a VM's instance type or preference, or `None` if it has none. A stored copy takes precedence over
+/// the object, which may have changed.
 pub fn source(vm: &VirtualMachine, role: Role) -> Option<Result<Source, UnexpectedKind>> {
     let matcher = Matcher::of(vm, role)?;
     let revision = matcher.status(status_ref(vm, role)).controller_revision_ref.and_then(|revision| revision.name);

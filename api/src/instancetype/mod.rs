@@ -1,12 +1,11 @@
-//! Instance types (size classes of machines) and preferences (what a guest system works best with).
+//! Instance types (CPU, memory and other resources of a VMI) and preferences (preferred settings of a guest operating system).
 //!
-//! A VM names one of each. Neither is ever written into the VM by what reads it: they are applied to a copy of the
-//! template when the VM is checked ([`apply`], [`requirements`]), to the machine when the VM starts, and to the VM
-//! itself when it is [`expand`]ed. What a VM uses is kept as it was when it was first seen, in a ControllerRevision
-//! ([`revision`]).
+//! A VM refers to at most one of each. Reading them never changes the VM: they are applied to a copy of the template when the
+//! VM is validated ([`apply`], [`requirements`]), to the VMI when the VM starts, and to the VM itself when it is
+//! [`expand`]ed. A ControllerRevision stores a copy from the first use ([`revision`]).
 //!
 //! ```text
-//! VM ── matcher ──> ControllerRevision, or object ──> specs ──> apply ──> spec of the machine, or conflicts
+//! VM ── matcher ──> ControllerRevision, or object ──> specs ──> apply ──> VMI spec, or conflicts
 //! ```
 
 pub mod apply;
@@ -25,9 +24,9 @@ pub use matcher::{MatchedKind, UnexpectedKind};
 pub use preference::{VirtualMachineClusterPreference, VirtualMachinePreference, VirtualMachinePreferenceSpec};
 pub use spec::{VirtualMachineClusterInstancetype, VirtualMachineInstancetype, VirtualMachineInstancetypeSpec};
 
-/// API group of the kinds.
+/// API group of instance types and preferences.
 pub const GROUP: &str = "instancetype.kubevirt.io";
-/// Version of the kinds.
+/// Version of instance types and preferences.
 pub const VERSION: &str = "v1beta1";
-/// `apiVersion` of the kinds.
+/// `apiVersion` of instance types and preferences.
 pub const API_VERSION: &str = "instancetype.kubevirt.io/v1beta1";

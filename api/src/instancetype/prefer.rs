@@ -1,4 +1,4 @@
-//! A preference on the spec of a machine: what was left open is filled in.
+//! Applies a preference to a VMI spec: sets fields that are unset.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -59,7 +59,7 @@ pub(super) fn apply(
     fill(&mut spec.domain.launch_security, preference.preferred_launch_security.as_ref());
 }
 
-/// Whether devices that come by themselves do: settled before they are added.
+/// Applies preferences for automatically attached devices, before these are added.
 pub(super) fn apply_autoattach(preference: &VirtualMachinePreferenceSpec, devices: &mut Devices) {
     let Some(preferred) = &preference.devices else { return };
     fill(&mut devices.autoattach_graphics_device, preferred.preferred_autoattach_graphics_device.as_ref());
@@ -184,7 +184,7 @@ fn apply_firmware(preferred: &FirmwarePreferences, domain: &mut DomainSpec) {
         return;
     }
     if let Some(efi) = preferred.preferred_efi.as_ref().filter(|_| is_open) {
-        // The older fields mean nothing beside this one, where it is used.
+        // The older fields are ignored in favour of this one.
         bootloader.efi = Some(efi.clone());
         return;
     }
@@ -225,20 +225,20 @@ mod tests {
 
     use super::*;
 
-    fn preferred(preference: Value, machine: Value) -> Value {
+    fn preferred(preference: Value, vmi: Value) -> Value {
         let preference = serde_json::from_value(preference).unwrap();
-        let mut spec: VirtualMachineInstanceSpec = serde_json::from_value(machine).unwrap();
+        let mut spec: VirtualMachineInstanceSpec = serde_json::from_value(vmi).unwrap();
         apply(&preference, &mut spec, &mut ObjectMeta::default());
         serde_json::to_value(&spec).unwrap()
     }
 
-    /// Applies preferences of devices to devices.
-    fn devices(preference: Value, machine: Value) -> Value {
-        let machine = json!({
-            "domain": {"devices": machine},
+    /// Applies device preferences to devices.
+    fn devices(preference: Value, devices: Value) -> Value {
+        let vmi = json!({
+            "domain": {"devices": devices},
             "networks": [{"name": "pod", "pod": {}}, {"name": "other", "multus": {"networkName": "n"}}],
         });
-        preferred(json!({"devices": preference}), machine)["domain"]["devices"].clone()
+        preferred(json!({"devices": preference}), vmi)["domain"]["devices"].clone()
     }
 
     #[test]
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn automatic_devices_follow_the_preference_where_the_machine_is_silent() {
+    fn automatic_devices_follow_the_preference_if_unset() {
         let preference = serde_json::from_value(json!({"devices": {
             "preferredAutoattachGraphicsDevice": false, "preferredAutoattachMemBalloon": false,
             "preferredAutoattachPodInterface": false, "preferredAutoattachSerialConsole": false,
@@ -356,8 +356,8 @@ mod tests {
     #[test]
     fn boot_loader_follows_the_preference_when_none_is_chosen() {
         let bootloader = |preference: Value, given: Value| {
-            let machine = json!({"domain": {"devices": {}, "firmware": {"bootloader": given}}});
-            preferred(json!({"firmware": preference}), machine)["domain"]["firmware"]["bootloader"].clone()
+            let vmi = json!({"domain": {"devices": {}, "firmware": {"bootloader": given}}});
+            preferred(json!({"firmware": preference}), vmi)["domain"]["firmware"]["bootloader"].clone()
         };
         for (preference, before, after) in [
             (json!({"preferredUseBios": true}), json!({}), json!({"bios": {}})),
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_of_the_machine_stay() {
+    fn annotations_of_the_vmi_are_kept() {
         let preference = serde_json::from_value(json!({"annotations": {"a": "1", "b": "2"}})).unwrap();
         let mut spec = VirtualMachineInstanceSpec::default();
         let mut meta =

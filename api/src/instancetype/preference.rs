@@ -1,4 +1,4 @@
-//! Preferences: what a guest system works best with.
+//! Preferences: preferred settings of a guest operating system.
 
 use std::{collections::BTreeMap, ops::Deref};
 
@@ -18,7 +18,7 @@ use crate::vmi::{
     security::LaunchSecurity,
 };
 
-/// What a guest system works best with. Only what a machine leaves open is filled in.
+/// Preferred settings of a guest operating system. They apply only to fields that a VM does not set.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "instancetype.kubevirt.io",
@@ -34,11 +34,11 @@ use crate::vmi::{
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "What a guest system works best with, for the VMs of its namespace."
+    doc = "Preferred settings of a guest operating system, for VMs in its namespace."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePreferenceSpec {
-    /// Annotations put on the machine where it has none of the same key.
+    /// Annotations added to the VMI unless it has the same keys.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
     /// Clock base and timers.
@@ -47,19 +47,19 @@ pub struct VirtualMachinePreferenceSpec {
     /// CPU topology and features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuPreferences>,
-    /// Buses, models and other traits of devices.
+    /// Buses, models and other properties of devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<DevicePreferences>,
-    /// Hypervisor features shown to the guest.
+    /// Hypervisor features of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub features: Option<FeaturePreferences>,
     /// Boot firmware.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firmware: Option<FirmwarePreferences>,
-    /// Emulated board.
+    /// Machine type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<MachinePreferences>,
-    /// Old form of `cpu.spreadOptions.ratio`; 2 when neither is set.
+    /// Old form of `cpu.spreadOptions.ratio`; default: 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefer_spread_socket_to_core_ratio: Option<u32>,
     /// CPU architecture (`amd64`, `arm64`, `s390x`).
@@ -74,7 +74,7 @@ pub struct VirtualMachinePreferenceSpec {
     /// Seconds between the ACPI shutdown request and the forced stop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_termination_grace_period_seconds: Option<i64>,
-    /// Least a machine must have; one with less is refused.
+    /// Minimum resources of a VM; a VM with less is rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requirements: Option<PreferenceRequirements>,
     /// Storage of volumes.
@@ -82,7 +82,7 @@ pub struct VirtualMachinePreferenceSpec {
     pub volumes: Option<VolumePreferences>,
 }
 
-/// What a guest system works best with, for all namespaces.
+/// Preferred settings of a guest operating system, for VMs in all namespaces.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "instancetype.kubevirt.io",
@@ -94,7 +94,7 @@ pub struct VirtualMachinePreferenceSpec {
     shortname = "vmcps",
     derive = "Default",
     derive = "PartialEq",
-    doc = "What a guest system works best with, for the VMs of all namespaces."
+    doc = "Preferred settings of a guest operating system, for VMs in all namespaces."
 )]
 #[serde(transparent)]
 pub struct VirtualMachineClusterPreferenceSpec(pub VirtualMachinePreferenceSpec);
@@ -111,10 +111,10 @@ impl Deref for VirtualMachineClusterPreferenceSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClockPreferences {
-    /// Base of the clock; for machines that give neither time zone nor UTC.
+    /// Base of the clock, for VMIs without time zone and UTC offset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_clock_offset: Option<ClockOffset>,
-    /// Timers; for machines that give none.
+    /// Timers, for VMIs without timers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_timer: Option<Timer>,
 }
@@ -135,25 +135,25 @@ pub struct ClockOffset {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuPreferences {
-    /// Feature flags added where the machine does not name them.
+    /// CPU features added unless the VMI lists them.
     #[serde(rename = "preferredCPUFeatures", default, skip_serializing_if = "Vec::is_empty")]
     pub preferred_cpu_features: Vec<CpuFeature>,
-    /// What the instance type's virtual CPUs become: `sockets` (default), `cores`, `threads`, `spread` or `any`.
+    /// Topology of the instance type's vCPUs: `sockets` (default), `cores`, `threads`, `spread` or `any`.
     #[serde(rename = "preferredCPUTopology", skip_serializing_if = "Option::is_none")]
     pub preferred_cpu_topology: Option<String>,
-    /// How topology `spread` divides the virtual CPUs.
+    /// Options of topology `spread`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread_options: Option<SpreadOptions>,
 }
 
-/// How virtual CPUs are divided.
+/// Division of vCPUs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpreadOptions {
-    /// Parts they are divided over: `SocketsCores` (default), `CoresThreads` or `SocketsCoresThreads`.
+    /// Parts of the topology: `SocketsCores` (default), `CoresThreads` or `SocketsCoresThreads`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub across: Option<String>,
-    /// Cores to each socket, or threads to each core with `CoresThreads`; 2 when unset.
+    /// Cores per socket, or threads per core for `CoresThreads`; default: 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<u32>,
 }
@@ -162,28 +162,28 @@ pub struct SpreadOptions {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DevicePreferences {
-    /// Whether a VNC display with video is attached.
+    /// Attach a VNC display with video.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_autoattach_graphics_device: Option<bool>,
-    /// Whether a tablet is added when no input device is given.
+    /// Add a tablet if there is no input device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_autoattach_input_device: Option<bool>,
-    /// Whether a memory balloon is attached.
+    /// Attach a memory balloon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_autoattach_mem_balloon: Option<bool>,
-    /// Whether the pod network is attached when no interface is given.
+    /// Attach the pod network if there is no interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_autoattach_pod_interface: Option<bool>,
-    /// Whether serial console ttyS0 is attached.
+    /// Attach serial console ttyS0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_autoattach_serial_console: Option<bool>,
-    /// One virtio-blk queue per virtual CPU.
+    /// Use one virtio-blk queue per vCPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_block_multi_queue: Option<bool>,
     /// Bus of CD-ROMs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_cdrom_bus: Option<String>,
-    /// Keep the machine free of controllers kept ready for hot-plug. Takes the place of the machine's own value.
+    /// Omit the controllers for hotplug. Overrides the value of the VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_disable_hotplug: Option<bool>,
     /// Sector sizes of hard disks.
@@ -195,7 +195,7 @@ pub struct DevicePreferences {
     /// Host cache mode of hard disks: `none`, `writethrough` or `writeback`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_disk_cache: Option<String>,
-    /// Give each virtio hard disk an IO thread of its own.
+    /// Use a dedicated IO thread for each virtio hard disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_disk_dedicated_io_thread: Option<bool>,
     /// Asynchronous IO mode of hard disks: `native` or `threads`.
@@ -207,31 +207,31 @@ pub struct DevicePreferences {
     /// Kind of input devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_input_type: Option<String>,
-    /// Masquerade binding, for interfaces on the pod network without a binding.
+    /// Use masquerade binding for interfaces on the pod network without a binding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_interface_masquerade: Option<InterfaceMasquerade>,
-    /// Emulated card of interfaces.
+    /// Model of network interfaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_interface_model: Option<String>,
     /// Bus of LUNs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_lun_bus: Option<String>,
-    /// One queue pair per virtual CPU on virtio interfaces.
+    /// Use one queue pair per vCPU for virtio interfaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_network_interface_multi_queue: Option<bool>,
-    /// Model of the panic device; one is added when there is none.
+    /// Model of the panic device, which is added if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_panic_device_model: Option<String>,
     /// Virtio entropy source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_rng: Option<Rng>,
-    /// Model of a sound card the machine has.
+    /// Model of the sound card, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_sound_model: Option<String>,
     /// Emulated TPM.
     #[serde(rename = "preferredTPM", skip_serializing_if = "Option::is_none")]
     pub preferred_tpm: Option<TpmDevice>,
-    /// Offer virtio devices in their transitional form for old guests.
+    /// Use transitional virtio devices for old guests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_use_virtio_transitional: Option<bool>,
     /// Video adapter.
@@ -246,16 +246,16 @@ pub struct DevicePreferences {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FeaturePreferences {
-    /// ACPI tables. Takes the place of the machine's own value.
+    /// ACPI tables. Overrides the value of the VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_acpi: Option<FeatureState>,
     /// Local APIC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_apic: Option<FeatureApic>,
-    /// Hyper-V enlightenments, each for itself.
+    /// Hyper-V enlightenments, merged one by one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_hyperv: Option<FeatureHyperv>,
-    /// What is told about KVM.
+    /// KVM features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_kvm: Option<FeatureKvm>,
     /// Paravirtual spinlocks.
@@ -266,7 +266,7 @@ pub struct FeaturePreferences {
     pub preferred_smm: Option<FeatureState>,
 }
 
-/// Preferred boot firmware, for machines that choose none.
+/// Preferred boot firmware, for VMIs without boot firmware.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FirmwarePreferences {
@@ -279,15 +279,15 @@ pub struct FirmwarePreferences {
     /// Show BIOS output on the serial console.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_use_bios_serial: Option<bool>,
-    /// OVMF. Deprecated: `preferredEfi` is the place for it.
+    /// OVMF. Deprecated: use `preferredEfi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_use_efi: Option<bool>,
-    /// Secure boot of OVMF. Deprecated: `preferredEfi` is the place for it.
+    /// Secure boot of OVMF. Deprecated: use `preferredEfi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_use_secure_boot: Option<bool>,
 }
 
-/// Preferred board.
+/// Preferred machine type.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachinePreferences {
@@ -296,14 +296,14 @@ pub struct MachinePreferences {
     pub preferred_machine_type: Option<String>,
 }
 
-/// Least a machine must have.
+/// Minimum resources of a VM.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PreferenceRequirements {
-    /// CPU architecture the guest is made for.
+    /// Required CPU architecture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
-    /// Virtual CPUs.
+    /// vCPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuPreferenceRequirement>,
     /// Guest memory.
@@ -311,19 +311,19 @@ pub struct PreferenceRequirements {
     pub memory: Option<MemoryPreferenceRequirement>,
 }
 
-/// Least virtual CPUs.
+/// Minimum vCPUs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuPreferenceRequirement {
-    /// Number of virtual CPUs, counted in the preferred topology.
+    /// Number of vCPUs, counted in the preferred topology.
     pub guest: u32,
 }
 
-/// Least memory.
+/// Minimum memory.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryPreferenceRequirement {
-    /// Memory the guest sees.
+    /// Guest memory.
     pub guest: Quantity,
 }
 
@@ -331,7 +331,7 @@ pub struct MemoryPreferenceRequirement {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumePreferences {
-    /// Storage class of DataVolume templates that name none.
+    /// Storage class of DataVolume templates without a storage class.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preferred_storage_class_name: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! What a preference requires a machine to have.
+//! Requirements of a preference.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
@@ -20,9 +20,9 @@ const TEMPLATE: &str = "spec.template.spec";
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("{message}")]
 pub struct Unmet {
-    /// Paths of the fields that fall short.
+    /// Paths of the fields with insufficient values.
     pub paths: Vec<String>,
-    /// What is required, and what there is.
+    /// Message with the required and the actual value.
     pub message: String,
 }
 
@@ -32,8 +32,8 @@ impl Unmet {
     }
 }
 
-/// Whether a VM has what its preference requires. `spec` is the template with instance type and preference applied.
-/// The first requirement that is not met is told.
+/// Checks a VM against the requirements of its preference. `spec` is the template with instance type and preference applied.
+/// Returns the first requirement that is not met.
 pub fn check(
     instancetype: Option<&VirtualMachineInstancetypeSpec>,
     preference: Option<&VirtualMachinePreferenceSpec>,
@@ -85,7 +85,7 @@ fn check_cpu(required: u32, topology: Topology, cpu: Option<&Cpu>) -> Result<(),
             },
         ),
     };
-    // Within a product, what was left open is one; alone it is nothing of the kind asked for.
+    // Unset values count as 1 in a product, and as 0 alone.
     let provided = match parts {
         [(_, alone)] => alone.unwrap_or(0),
         parts => parts.iter().map(|(_, part)| part.unwrap_or(1).max(1)).fold(1, u32::saturating_mul),
@@ -117,7 +117,7 @@ fn check_memory(
     };
     let none = Quantity("0".to_owned());
     let provided = provided.unwrap_or(&none);
-    // Amounts that cannot be read are refused where they stand.
+    // Validation rejects invalid quantities elsewhere.
     let (Ok(has), Ok(needs)) = (quantity::units(provided), quantity::units(required)) else { return Ok(()) };
     if has >= needs {
         return Ok(());
@@ -134,16 +134,16 @@ mod tests {
 
     use super::*;
 
-    fn checked(instancetype: Option<Value>, preference: Value, machine: Value) -> Result<(), Unmet> {
+    fn checked(instancetype: Option<Value>, preference: Value, vmi_spec: Value) -> Result<(), Unmet> {
         let instancetype = instancetype.map(|spec| serde_json::from_value(spec).unwrap());
         let preference = serde_json::from_value(preference).unwrap();
-        check(instancetype.as_ref(), Some(&preference), &serde_json::from_value(machine).unwrap())
+        check(instancetype.as_ref(), Some(&preference), &serde_json::from_value(vmi_spec).unwrap())
     }
 
     #[test]
     fn requirements_on_an_instance_type() {
         let class = json!({"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}});
-        let machine = json!({"domain": {"devices": {}}});
+        let vmi_spec = json!({"domain": {"devices": {}}});
         for (requirements, want) in [
             (json!({"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}}), None),
             (
@@ -155,7 +155,7 @@ mod tests {
                 Some("insufficient Memory resources of 1Gi provided by instance type, preference requires 2Gi"),
             ),
         ] {
-            let found = checked(Some(class.clone()), json!({"requirements": requirements}), machine.clone());
+            let found = checked(Some(class.clone()), json!({"requirements": requirements}), vmi_spec.clone());
             match want {
                 None => assert_eq!(found, Ok(()), "{requirements}"),
                 Some(message) => {
@@ -166,9 +166,9 @@ mod tests {
     }
 
     #[test]
-    fn cpus_of_a_machine_are_counted_as_preferred() {
+    fn vcpus_of_a_vm_are_counted_as_preferred() {
         let cpu = json!({"sockets": 2, "cores": 2, "threads": 2});
-        // topology, spread, required, what is told
+        // topology, spread, required, expected
         for (topology, across, required, want) in [
             ("sockets", "", 2, None),
             ("sockets", "", 3, Some(("2", "sockets", vec!["sockets"]))),
@@ -208,8 +208,8 @@ mod tests {
     }
 
     #[test]
-    fn requirements_on_a_machine_without_instance_type() {
-        for (requirements, machine, path, message) in [
+    fn requirements_on_a_vm_without_instance_type() {
+        for (requirements, vmi_spec, path, message) in [
             (
                 json!({"cpu": {"guest": 1}}),
                 json!({"domain": {"devices": {}}}),
@@ -235,7 +235,7 @@ mod tests {
                 "preference requires architecture arm64 but amd64 is being requested",
             ),
         ] {
-            let found = checked(None, json!({"requirements": requirements}), machine);
+            let found = checked(None, json!({"requirements": requirements}), vmi_spec);
             assert_eq!(found, Err(Unmet::new(path, message.to_owned())));
         }
         let enough = json!({"architecture": "arm64", "domain": {"devices": {}}});

@@ -1,11 +1,11 @@
-//! Copies of instance types and preferences, kept in ControllerRevisions for the VMs that use them.
+//! Copies of instance types and preferences in ControllerRevisions, for the VMs that use them.
 //!
-//! A copy holds the whole object as it was, so that a VM keeps its shape when the object changes or goes. Copies outlive
-//! the versions of their kinds: those that earlier releases kept are read as well.
+//! A copy contains the whole object, so that a VM keeps its resources when the object changes or is deleted. Copies outlive the
+//! versions of their kinds: those of earlier releases are read as well.
 //!
 //! ```text
 //! v1beta1            the object
-//! v1alpha2, v1alpha1 the object; every field it can have means the same in v1beta1
+//! v1alpha2, v1alpha1 the object; all fields have the same meaning in v1beta1
 //! v1alpha1, first    {apiVersion, spec}: no kind, and the spec as JSON in base64
 //! ```
 
@@ -27,46 +27,46 @@ use super::{
 };
 use crate::quantity;
 
-/// Label: generation of the object copied.
+/// Label: generation of the copied object.
 pub const OBJECT_GENERATION: &str = "instancetype.kubevirt.io/object-generation";
-/// Label: kind of the object copied.
+/// Label: kind of the copied object.
 pub const OBJECT_KIND: &str = "instancetype.kubevirt.io/object-kind";
-/// Label: name of the object copied.
+/// Label: name of the copied object.
 pub const OBJECT_NAME: &str = "instancetype.kubevirt.io/object-name";
-/// Label: UID of the object copied.
+/// Label: UID of the copied object.
 pub const OBJECT_UID: &str = "instancetype.kubevirt.io/object-uid";
-/// Label: version of the object copied.
+/// Label: version of the copied object.
 pub const OBJECT_VERSION: &str = "instancetype.kubevirt.io/object-version";
 
-/// Versions that can be read.
+/// Supported versions.
 const VERSIONS: [&str; 3] = [VERSION, "v1alpha2", "v1alpha1"];
 
-/// Why a copy or object cannot be used.
+/// Reasons why a copy or object cannot be used.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum ContentError {
-    /// It is of another kind than the VM names it as.
+    /// The kind does not match the reference.
     #[error("it holds a {found}, not {wanted}")]
     Kind {
-        /// Kind found.
+        /// Actual kind.
         found: String,
-        /// What was looked for.
+        /// Expected kind.
         wanted: &'static str,
     },
-    /// It is of a version that is not known.
+    /// The version is unknown.
     #[error("it holds version {0}, which is not supported")]
     Version(String),
-    /// Its spec cannot be read.
+    /// The spec is invalid.
     #[error("its spec cannot be read: {0}")]
     Malformed(String),
 }
 
-/// Name of the copy of an object for a VM.
+/// Returns the name of the copy of an object for a VM.
 pub fn name(vm: &str, object: &ObjectMeta) -> String {
     let of = |field: &Option<String>| field.clone().unwrap_or_default();
     format!("{vm}-{}-{VERSION}-{}-{}", of(&object.name), of(&object.uid), object.generation.unwrap_or(0)).to_lowercase()
 }
 
-/// Labels of the copy of an object.
+/// Returns the labels of the copy of an object.
 pub fn labels(kind: MatchedKind, object: &ObjectMeta) -> BTreeMap<String, String> {
     let of = |field: &Option<String>| field.clone().unwrap_or_default();
     BTreeMap::from([
@@ -78,17 +78,17 @@ pub fn labels(kind: MatchedKind, object: &ObjectMeta) -> BTreeMap<String, String
     ])
 }
 
-/// The spec of an instance type, from the object or a copy of it.
+/// Returns the spec of an instance type, from the object or a copy of it.
 pub fn instancetype(object: &Value) -> Result<VirtualMachineInstancetypeSpec, ContentError> {
     serde_json::from_value(spec(object, Role::Instancetype)?).map_err(malformed)
 }
 
-/// The spec of a preference, from the object or a copy of it.
+/// Returns the spec of a preference, from the object or a copy of it.
 pub fn preference(object: &Value) -> Result<VirtualMachinePreferenceSpec, ContentError> {
     serde_json::from_value(spec(object, Role::Preference)?).map_err(malformed)
 }
 
-/// Whether a copy says what the object does. Quantities may be written in another way: not every writer keeps the text.
+/// Returns true if a copy equals the object. Quantities are compared by value, since not every writer preserves their text.
 pub fn is_copy_of(copy: &Value, object: &Value, role: Role) -> bool {
     match role {
         Role::Instancetype => agree(instancetype(copy), instancetype(object)),
@@ -132,7 +132,7 @@ fn spec(object: &Value, role: Role) -> Result<Value, ContentError> {
         let parts = version.split_once('/');
         parts.is_some_and(|(group, version)| group == GROUP && VERSIONS.contains(&version))
     };
-    // The first copies did not always say their version.
+    // The first copies may lack their version.
     if !is_known(version) && (bare.is_none() || !version.is_empty()) {
         return Err(ContentError::Version(version.to_owned()));
     }
@@ -143,7 +143,7 @@ fn spec(object: &Value, role: Role) -> Result<Value, ContentError> {
     let other = |found: &str| ContentError::Kind { found: found.to_owned(), wanted };
     if let Some(packed) = bare {
         let spec = unpacked(packed)?;
-        // Of the two kinds only one has memory, and must.
+        // Instance types always have memory, preferences never.
         return match (role, spec.get("memory").is_some()) {
             (Role::Instancetype, true) | (Role::Preference, false) => Ok(spec),
             (Role::Instancetype, false) => Err(other("spec of a preference")),
@@ -159,7 +159,7 @@ fn spec(object: &Value, role: Role) -> Result<Value, ContentError> {
     object.get("spec").cloned().ok_or_else(|| ContentError::Malformed("it has none".to_owned()))
 }
 
-/// The spec in a copy of the first kind.
+/// Decodes the spec in a copy of the first form.
 fn unpacked(packed: &Value) -> Result<Value, ContentError> {
     let bytes = ByteString::deserialize(packed).map_err(malformed)?;
     serde_json::from_slice(&bytes.0).map_err(malformed)
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn content_is_of_the_kind_and_version_asked_for() {
+    fn content_must_have_the_requested_kind_and_version() {
         let object = |kind: &str, version: &str| {
             json!({"apiVersion": format!("instancetype.kubevirt.io/{version}"), "kind": kind,
                 "spec": {"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}}})
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_told_from_other_objects() {
+    fn copies_are_distinguished_from_other_objects() {
         let object = |guest: &str, annotations: Value| {
             json!({"apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachineInstancetype",
                 "spec": {"cpu": {"guest": 2}, "memory": {"guest": guest}, "annotations": annotations}})
@@ -234,7 +234,7 @@ mod tests {
         assert!(!is_copy_of(&class, &wish("sata"), Role::Preference));
     }
 
-    /// A copy as the first releases kept it.
+    /// Returns a copy in the form of the first releases.
     fn bare(version: &str, spec: &Value) -> Value {
         let mut copy = json!({"spec": ByteString(spec.to_string().into_bytes())});
         if !version.is_empty() {
@@ -260,13 +260,13 @@ mod tests {
         let v1alpha1 = "instancetype.kubevirt.io/v1alpha1";
         for version in [v1alpha1, ""] {
             let read = instancetype(&bare(version, &class)).unwrap();
-            assert_eq!(serde_json::to_value(read).unwrap(), class, "nothing of it is lost");
+            assert_eq!(serde_json::to_value(read).unwrap(), class, "nothing is lost");
             assert_eq!(serde_json::to_value(preference(&bare(version, &wish)).unwrap()).unwrap(), wish);
         }
         let whole = |kind: &str, spec: &Value| json!({"apiVersion": v1alpha1, "kind": kind, "spec": spec});
         let of_cluster = preference(&whole("VirtualMachineClusterPreference", &wish)).unwrap();
         assert_eq!(serde_json::to_value(of_cluster).unwrap(), wish);
-        // Neither is taken for the other.
+        // An instance type is not accepted as a preference, and vice versa.
         for (found, want) in [
             (preference(&bare("", &class)).map(|_| ()), "it holds a spec of an instance type, not a preference"),
             (instancetype(&bare("", &wish)).map(|_| ()), "it holds a spec of a preference, not an instance type"),

@@ -1,4 +1,4 @@
-//! Instance types: size classes of machines.
+//! Instance types: CPU, memory and other resources of a VMI.
 
 use std::{collections::BTreeMap, ops::Deref};
 
@@ -15,7 +15,7 @@ use crate::vmi::{
     security::LaunchSecurity,
 };
 
-/// What a size class demands of a machine. A machine that sets the same itself conflicts with the class.
+/// Resources of an instance type. A VM that sets the same field has a conflict.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "instancetype.kubevirt.io",
@@ -31,14 +31,14 @@ use crate::vmi::{
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A size class of machines, for the VMs of its namespace."
+    doc = "An instance type: CPU, memory and other resources of VMs in its namespace."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstancetypeSpec {
-    /// Annotations put on the machine.
+    /// Annotations added to the VMI.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Virtual CPUs.
+    /// vCPUs.
     pub cpu: CpuInstancetype,
     /// GPUs of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -49,15 +49,15 @@ pub struct VirtualMachineInstancetypeSpec {
     /// Pool of IO threads for disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_threads: Option<DiskIoThreads>,
-    /// How disks share IO threads (`shared`, `auto`, `supplementalPool`); none when unset.
+    /// How disks share IO threads (`shared`, `auto`, `supplementalPool`); default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_threads_policy: Option<String>,
-    /// Memory encryption of the guest. Deprecated: a preference is the place for it.
+    /// Memory encryption of the guest. Deprecated: set it in a preference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launch_security: Option<LaunchSecurity>,
     /// Guest memory.
     pub memory: MemoryInstancetype,
-    /// Labels a node must carry to run the machine.
+    /// Labels that the node must have.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
     /// Scheduler that places the launcher pod.
@@ -65,7 +65,7 @@ pub struct VirtualMachineInstancetypeSpec {
     pub scheduler_name: Option<String>,
 }
 
-/// What a size class for all namespaces demands of a machine.
+/// Resources of a cluster-wide instance type.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "instancetype.kubevirt.io",
@@ -79,7 +79,7 @@ pub struct VirtualMachineInstancetypeSpec {
     shortname = "vmcfs",
     derive = "Default",
     derive = "PartialEq",
-    doc = "A size class of machines, for the VMs of all namespaces."
+    doc = "An instance type: CPU, memory and other resources of VMs in all namespaces."
 )]
 #[serde(transparent)]
 pub struct VirtualMachineClusterInstancetypeSpec(pub VirtualMachineInstancetypeSpec);
@@ -92,45 +92,45 @@ impl Deref for VirtualMachineClusterInstancetypeSpec {
     }
 }
 
-/// Virtual CPUs of a size class.
+/// vCPUs of an instance type.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuInstancetype {
-    /// Pin each virtual CPU to a host CPU of its own; false when unset.
+    /// Pin each vCPU to a dedicated host CPU; default: false.
     #[serde(rename = "dedicatedCPUPlacement", skip_serializing_if = "Option::is_none")]
     pub dedicated_cpu_placement: Option<bool>,
-    /// Number of virtual CPUs. A preference says how they spread over sockets, cores and threads; sockets otherwise.
+    /// Number of vCPUs. The preference determines sockets, cores and threads; default: sockets.
     pub guest: u32,
-    /// Give the emulator thread a host CPU of its own; false when unset.
+    /// Run the emulator thread on a dedicated host CPU; default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolate_emulator_thread: Option<bool>,
-    /// Most sockets the machine can grow to while it runs.
+    /// Maximum number of sockets for CPU hotplug.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_sockets: Option<u32>,
-    /// CPU model: a libvirt model name, `host-model` or `host-passthrough`; the cluster's when unset.
+    /// CPU model: a libvirt model name, `host-model` or `host-passthrough`; default: that of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// NUMA topology shown to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa: Option<Numa>,
-    /// Real-time scheduling of the virtual CPUs.
+    /// Real-time scheduling of the vCPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub realtime: Option<Realtime>,
 }
 
-/// Guest memory of a size class.
+/// Guest memory of an instance type.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryInstancetype {
-    /// Memory the guest sees.
+    /// Guest memory.
     pub guest: Quantity,
     /// Back the guest by huge pages. Excludes `overcommitPercent`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepages: Option<Hugepages>,
-    /// Most memory the machine can grow to while it runs.
+    /// Maximum guest memory for memory hotplug.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_guest: Option<Quantity>,
-    /// Per cent of the guest's memory that the launcher pod does not request; 0 when unset.
+    /// Percentage of the guest memory that the launcher pod does not request; default: 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub overcommit_percent: i32,
 }

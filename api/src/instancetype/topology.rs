@@ -1,40 +1,40 @@
-//! How a size class's virtual CPUs spread over sockets, cores and threads.
+//! Distribution of an instance type's vCPUs over sockets, cores and threads.
 
 use super::{preference::VirtualMachinePreferenceSpec, spec::VirtualMachineInstancetypeSpec};
 
-/// Cores to a socket, or threads to a core, when nothing is said.
+/// Default number of cores per socket, or threads per core.
 const DEFAULT_RATIO: u32 = 2;
-/// Threads to a core where cores have threads at all.
+/// Threads per core for `SocketsCoresThreads`.
 const THREADS_PER_CORE: u32 = 2;
 
-/// What virtual CPUs become.
+/// Topology of vCPUs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Topology {
-    /// A socket each.
+    /// One socket per vCPU.
     Sockets,
     /// Cores of one socket.
     Cores,
     /// Threads of one core.
     Threads,
-    /// Spread over several kinds of parts.
+    /// Spread over several levels.
     Spread(Across, u32),
-    /// Whatever; sockets.
+    /// No preference; sockets.
     Any,
 }
 
-/// What virtual CPUs are spread over.
+/// Levels over which vCPUs are spread.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Across {
-    /// Sockets of several cores.
+    /// Sockets with several cores.
     SocketsCores,
-    /// Cores of several threads, in one socket.
+    /// Cores with several threads, in one socket.
     CoresThreads,
-    /// Sockets of several cores of two threads.
+    /// Sockets with several cores with two threads.
     SocketsCoresThreads,
 }
 
 impl Across {
-    /// The name in the API.
+    /// Returns the name in the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::SocketsCores => "SocketsCores",
@@ -43,7 +43,7 @@ impl Across {
         }
     }
 
-    /// The value of a name; nothing for others.
+    /// Parses a name; returns `None` for an unknown one.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::SocketsCores, Self::CoresThreads, Self::SocketsCoresThreads]
             .into_iter()
@@ -51,7 +51,7 @@ impl Across {
     }
 }
 
-/// The names of topologies: current one, old one.
+/// Names of topologies: current and old one.
 pub const NAMES: [(&str, &str); 5] = [
     ("sockets", "preferSockets"),
     ("cores", "preferCores"),
@@ -60,7 +60,7 @@ pub const NAMES: [(&str, &str); 5] = [
     ("any", "preferAny"),
 ];
 
-/// The preferred topology. Words that admission refuses count as unset.
+/// Returns the preferred topology. Invalid names, which admission rejects, count as unset.
 pub fn preferred(preference: Option<&VirtualMachinePreferenceSpec>) -> Topology {
     let cpu = preference.and_then(|preference| preference.cpu.as_ref());
     let given = cpu.and_then(|cpu| cpu.preferred_cpu_topology.as_deref()).unwrap_or_default();
@@ -82,7 +82,7 @@ pub fn preferred(preference: Option<&VirtualMachinePreferenceSpec>) -> Topology 
     }
 }
 
-/// Sockets, cores and threads of `cpus` virtual CPUs.
+/// Returns sockets, cores and threads for `cpus` vCPUs.
 pub fn parts(cpus: u32, topology: Topology) -> (u32, u32, u32) {
     if cpus <= 1 {
         return (1, 1, 1);
@@ -99,7 +99,7 @@ pub fn parts(cpus: u32, topology: Topology) -> (u32, u32, u32) {
     }
 }
 
-/// Why the virtual CPUs of an instance type cannot be spread as a preference asks; nothing when they can.
+/// Returns an error message if the vCPUs of an instance type cannot be spread as the preference requires.
 pub fn spread_error(
     instancetype: Option<&VirtualMachineInstancetypeSpec>,
     preference: Option<&VirtualMachinePreferenceSpec>,
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn topology_follows_the_preference() {
-        // preference, virtual CPUs, (sockets, cores, threads)
+        // preference, vCPUs, (sockets, cores, threads)
         for (spec, cpus, want) in [
             (json!({}), 4, (4, 1, 1)),
             (json!({"cpu": {"preferredCPUTopology": "preferSockets"}}), 4, (4, 1, 1)),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn indivisible_spread_is_told() {
+    fn indivisible_spread_is_an_error() {
         let instancetype = |guest| VirtualMachineInstancetypeSpec {
             cpu: super::super::spec::CpuInstancetype { guest, ..Default::default() },
             ..Default::default()

@@ -17,7 +17,7 @@ use crate::kubevirt::network::ResourceRequirementsWithoutClaims;
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeVirtConfiguration {
-    /// Factor on the memory overhead, a decimal number.
+    /// Factor for the memory overhead, a decimal number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub additional_guest_memory_overhead_ratio: Option<String>,
     /// Client settings of virt-api.
@@ -26,10 +26,10 @@ pub struct KubeVirtConfiguration {
     /// Settings by CPU architecture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub architecture_configuration: Option<ArchConfiguration>,
-    /// Namespaces whose machines get a CPU limit by themselves.
+    /// Namespaces whose VMIs get a CPU limit automatically.
     #[serde(rename = "autoCPULimitNamespaceLabelSelector", skip_serializing_if = "Option::is_none")]
     pub auto_cpu_limit_namespace_label_selector: Option<LabelSelector>,
-    /// Machines with changed-block tracking.
+    /// VMs with changed-block tracking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed_block_tracking_label_selectors: Option<ChangedBlockTrackingSelectors>,
     /// The set of common instance types.
@@ -41,10 +41,10 @@ pub struct KubeVirtConfiguration {
     /// Client settings of virt-controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller_configuration: Option<ReloadableComponentConfiguration>,
-    /// CPU model of machines that name none; `host-model` when unset.
+    /// Default CPU model; default: `host-model`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_model: Option<String>,
-    /// CPU request per virtual CPU of machines that ask for none; 100m when unset.
+    /// Default CPU request per vCPU; default: 100m.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_request: Option<Quantity>,
     /// Runtime class of launcher pods.
@@ -53,10 +53,10 @@ pub struct KubeVirtConfiguration {
     /// Switches for development and tests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub developer_configuration: Option<DeveloperConfiguration>,
-    /// Machine types allowed, as globs; replaces the per-architecture list.
+    /// Allowed machine types, as globs; replaces the per-architecture list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub emulated_machines: Vec<String>,
-    /// What a drain does to machines that say nothing; `None` when unset.
+    /// Default eviction strategy of VMIs; default: `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction_strategy: Option<EvictionStrategy>,
     /// Client settings of virt-handler.
@@ -65,7 +65,7 @@ pub struct KubeVirtConfiguration {
     /// Hypervisor in use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hypervisors: Vec<HypervisorConfiguration>,
-    /// Pull policy of launcher images; `IfNotPresent` when unset.
+    /// Pull policy of launcher images; default: `IfNotPresent`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<String>,
     /// Instance type settings.
@@ -74,34 +74,34 @@ pub struct KubeVirtConfiguration {
     /// Kernel same-page merging.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ksm_configuration: Option<KsmConfiguration>,
-    /// Bounds of hot-plug.
+    /// Limits of hotplug.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub live_update_configuration: Option<LiveUpdateConfiguration>,
-    /// Machine type of machines that name none; replaces the per-architecture one.
+    /// Default machine type; replaces the per-architecture one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
-    /// Mediated devices made on nodes.
+    /// Mediated devices created on nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mediated_devices_configuration: Option<MediatedDevicesConfiguration>,
-    /// Seconds between balloon statistics, 0 for none; 10 when unset.
+    /// Interval of balloon statistics in seconds; 0 disables them; default: 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem_balloon_stats_period: Option<u32>,
     /// Migration settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migrations: Option<MigrationConfiguration>,
-    /// Oldest CPU model considered; deprecated.
+    /// Oldest supported CPU model; deprecated.
     #[serde(rename = "minCPUModel", skip_serializing_if = "Option::is_none")]
     pub min_cpu_model: Option<String>,
     /// Network settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkConfiguration>,
-    /// CPU models never offered.
+    /// CPU models that are never offered.
     #[serde(rename = "obsoleteCPUModels", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub obsolete_cpu_models: BTreeMap<String, bool>,
     /// Directory of OVMF images.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ovmf_path: Option<String>,
-    /// Host devices machines may use.
+    /// Host devices VMIs may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permitted_host_devices: Option<PermittedHostDevices>,
     /// SCSI persistent reservations.
@@ -122,7 +122,7 @@ pub struct KubeVirtConfiguration {
     /// Resources of auxiliary containers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub support_container_resources: Vec<SupportContainerResources>,
-    /// Guest agent versions considered current, as patterns.
+    /// Supported guest agent versions, as patterns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub supported_guest_agent_versions: Vec<String>,
     /// Lowest TLS version and ciphers of servers.
@@ -131,13 +131,13 @@ pub struct KubeVirtConfiguration {
     /// The template service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_template_deployment: Option<VirtTemplateDeployment>,
-    /// Most machines on one node; 1000 when unset.
+    /// Maximum number of VMIs per node; default: 1000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_machine_instances_per_node: Option<i32>,
-    /// Defaults of all machines.
+    /// Defaults of all VMIs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_machine_options: Option<VirtualMachineOptions>,
-    /// `LiveUpdate` takes changes over while running, `Stage` at the next start; `LiveUpdate` when unset.
+    /// `LiveUpdate` applies changes while a VM runs, `Stage` at the next start; default: `LiveUpdate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm_rollout_strategy: Option<String>,
     /// Storage class of persistent TPM and EFI state.
@@ -161,12 +161,12 @@ pub struct ReloadableComponentConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RestClientConfiguration {
-    /// Bound on requests.
+    /// Rate limit of requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_limiter: Option<RateLimiter>,
 }
 
-/// Bound on requests.
+/// Rate limit of requests.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RateLimiter {
@@ -179,9 +179,9 @@ pub struct RateLimiter {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenBucketRateLimiter {
-    /// Requests allowed at once.
+    /// Maximum burst of requests.
     pub burst: i32,
-    /// Requests a second.
+    /// Requests per second.
     pub qps: f64,
 }
 
@@ -195,7 +195,7 @@ pub struct ArchConfiguration {
     /// For arm64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arm64: Option<ArchSpecificConfiguration>,
-    /// Architecture of machines that name none.
+    /// Default architecture.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_architecture: Option<String>,
     /// Ignored; no longer supported.
@@ -210,10 +210,10 @@ pub struct ArchConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ArchSpecificConfiguration {
-    /// Machine types allowed, as globs.
+    /// Allowed machine types, as globs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub emulated_machines: Vec<String>,
-    /// Machine type of machines that name none.
+    /// Default machine type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
     /// Directory of OVMF images.
@@ -221,14 +221,14 @@ pub struct ArchSpecificConfiguration {
     pub ovmf_path: Option<String>,
 }
 
-/// Machines with changed-block tracking.
+/// VMs with changed-block tracking.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ChangedBlockTrackingSelectors {
-    /// By namespace labels.
+    /// Selects by namespace labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace_label_selector: Option<LabelSelector>,
-    /// By VM labels.
+    /// Selects by VM labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_machine_label_selector: Option<LabelSelector>,
 }
@@ -237,7 +237,7 @@ pub struct ChangedBlockTrackingSelectors {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CommonInstancetypesDeployment {
-    /// Whether it is installed; true when unset.
+    /// Install the component; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
@@ -264,10 +264,10 @@ pub struct TdxConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TdxAttestationConfiguration {
-    /// Whether every guest must attest; false when unset.
+    /// Require attestation of every guest; default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enforced: Option<bool>,
-    /// Socket of the quote service on nodes.
+    /// Socket of the quote generation service on nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qgs_socket_path: Option<String>,
 }
@@ -285,7 +285,7 @@ pub struct HypervisorConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstancetypeConfiguration {
-    /// `reference`, `expand` or `expandAll`; `reference` when unset.
+    /// `reference`, `expand` or `expandAll`; default: `reference`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference_policy: Option<String>,
 }
@@ -294,34 +294,34 @@ pub struct InstancetypeConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KsmConfiguration {
-    /// Nodes it is turned on for.
+    /// Nodes with kernel same-page merging.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_label_selector: Option<LabelSelector>,
 }
 
-/// Bounds of hot-plug.
+/// Limits of hotplug.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LiveUpdateConfiguration {
-    /// Most sockets a machine can grow to.
+    /// Maximum number of sockets of a VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cpu_sockets: Option<u32>,
-    /// Most memory a machine can grow to.
+    /// Maximum memory of a VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_guest: Option<Quantity>,
-    /// Growth as a multiple of the start values; 4 when unset.
+    /// Default maxima as a multiple of the values at start; default: 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_hotplug_ratio: Option<u32>,
 }
 
-/// Mediated devices made on nodes.
+/// Mediated devices created on nodes.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MediatedDevicesConfiguration {
-    /// Whether nodes are configured; true when unset.
+    /// Configure mediated devices on nodes; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Types to make.
+    /// Types to create.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mediated_device_types: Vec<String>,
     /// Old name of `mediatedDeviceTypes`.
@@ -336,7 +336,7 @@ pub struct MediatedDevicesConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMediatedDeviceTypesConfig {
-    /// Types to make.
+    /// Types to create.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mediated_device_types: Vec<String>,
     /// Old name of `mediatedDeviceTypes`.
@@ -350,49 +350,49 @@ pub struct NodeMediatedDeviceTypesConfig {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MigrationConfiguration {
-    /// Slow the guest down so that copying catches up.
+    /// Throttle the guest so that the migration converges.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_auto_converge: Option<bool>,
-    /// Switch over before all memory is copied.
+    /// Switch to post-copy before all memory is copied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_post_copy: Option<bool>,
-    /// Pause or switch early when copying takes too long.
+    /// Pause the guest or switch to post-copy if the migration exceeds its time limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_workload_disruption: Option<bool>,
-    /// Bytes per second, 0 for no limit.
+    /// Bytes per second; 0 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth_per_migration: Option<Quantity>,
-    /// Seconds per GiB after which it is stopped.
+    /// Seconds per GiB after which the migration is aborted.
     #[serde(rename = "completionTimeoutPerGiB", skip_serializing_if = "Option::is_none")]
     pub completion_timeout_per_gib: Option<i64>,
-    /// Send memory in clear text.
+    /// Transfer memory without encryption.
     #[serde(rename = "disableTLS", skip_serializing_if = "Option::is_none")]
     pub disable_tls: Option<bool>,
-    /// Keep the source's SELinux level at the target.
+    /// Use the source's SELinux level on the target.
     #[serde(rename = "matchSELinuxLevelOnMigration", skip_serializing_if = "Option::is_none")]
     pub match_selinux_level_on_migration: Option<bool>,
-    /// Longest stop at switch-over in milliseconds.
+    /// Maximum downtime at switchover in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_downtime_ms: Option<u64>,
-    /// NetworkAttachmentDefinition migrations run over.
+    /// NetworkAttachmentDefinition of the migration network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// Taint that marks nodes being drained.
+    /// Taint of nodes that are being drained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_drain_taint_key: Option<String>,
-    /// Most migrations at once in the cluster.
+    /// Maximum number of concurrent migrations in the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_migrations_per_cluster: Option<u32>,
-    /// Most migrations at once leaving one node.
+    /// Maximum number of concurrent outbound migrations per node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_outbound_migrations_per_node: Option<u32>,
-    /// Seconds without progress after which it is stopped.
+    /// Seconds without progress after which the migration is aborted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress_timeout: Option<i64>,
-    /// Let libvirt migrate what it thinks unsafe.
+    /// Permit migrations that libvirt considers unsafe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unsafe_migration_override: Option<bool>,
-    /// Seconds utility volumes may take to detach.
+    /// Time limit in seconds for detaching utility volumes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utility_volumes_timeout: Option<i64>,
 }
@@ -401,7 +401,7 @@ pub struct MigrationConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PersistentReservationConfiguration {
-    /// Whether they are allowed.
+    /// Permit persistent reservations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
@@ -419,7 +419,7 @@ pub struct SeccompConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceProfile {
-    /// A profile other than the runtime's.
+    /// A profile other than that of the runtime.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom_profile: Option<CustomProfile>,
 }
@@ -431,7 +431,7 @@ pub struct CustomProfile {
     /// File below the kubelet's seccomp directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub localhost_profile: Option<String>,
-    /// The container runtime's default.
+    /// The default profile of the container runtime.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_default_profile: Option<bool>,
 }
@@ -440,13 +440,13 @@ pub struct CustomProfile {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SmbiosConfiguration {
-    /// Family; `KubeVirt` when unset.
+    /// Family; default: `KubeVirt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
-    /// Manufacturer; `KubeVirt` when unset.
+    /// Manufacturer; default: `KubeVirt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manufacturer: Option<String>,
-    /// Product; `None` when unset.
+    /// Product; default: `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub product: Option<String>,
     /// Stock keeping unit shown in SMBIOS.
@@ -483,27 +483,27 @@ pub struct TlsConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtTemplateDeployment {
-    /// Whether it is installed; true when unset.
+    /// Install the component; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
 
-/// Defaults of all machines.
+/// Defaults of all VMIs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineOptions {
-    /// Present: free page reporting is off.
+    /// Disables free page reporting if present.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disable_free_page_reporting: Option<DisableFreePageReporting>,
-    /// Present: serial consoles are not logged.
+    /// Disables logging of serial consoles if present.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disable_serial_console_log: Option<DisableSerialConsoleLog>,
 }
 
-/// Marker.
+/// Marker that disables free page reporting.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct DisableFreePageReporting {}
 
-/// Marker.
+/// Marker that disables logging of serial consoles.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct DisableSerialConsoleLog {}

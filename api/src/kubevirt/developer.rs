@@ -1,4 +1,4 @@
-//! Switches for development and tests.
+//! Settings for development and tests.
 
 use std::collections::BTreeMap;
 
@@ -6,57 +6,57 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Switches for development and tests.
+/// Settings for development and tests.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeveloperConfiguration {
-    /// Offer the profiler endpoints.
+    /// Enable the profiler endpoints.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub cluster_profiler: bool,
-    /// Virtual CPUs per requested host CPU; 10 when unset.
+    /// vCPUs per requested host CPU; default: 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_allocation_ratio: Option<i32>,
-    /// Feature gates turned off.
+    /// Disabled feature gates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disabled_feature_gates: Vec<String>,
-    /// Bounds of image checks.
+    /// Limits of image checks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_verification: Option<DiskVerification>,
-    /// Feature gates turned on.
+    /// Enabled feature gates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub feature_gates: Vec<String>,
     /// Verbosity by component.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_verbosity: Option<LogVerbosity>,
-    /// Guest memory per requested memory in percent; 100 when unset.
+    /// Guest memory per requested memory in percent; default: 100.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_overcommit: Option<i32>,
-    /// TSC frequency in Hz all nodes offer.
+    /// TSC frequency in Hz that all nodes support.
     #[serde(rename = "minimumClusterTSCFrequency", skip_serializing_if = "Option::is_none")]
     pub minimum_cluster_tsc_frequency: Option<i64>,
-    /// Bytes left free on a claim; 131072 when unset.
+    /// Bytes left free on a claim; default: 131072.
     #[serde(rename = "minimumReservePVCBytes", skip_serializing_if = "Option::is_none")]
     pub minimum_reserve_pvc_bytes: Option<u64>,
-    /// Node labels every machine asks for.
+    /// Node labels required by all VMIs.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selectors: BTreeMap<String, String>,
-    /// Percent of missing space accepted on a claim; 10 when unset.
+    /// Percentage by which a claim may be too small for its disk; default: 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pvc_tolerate_less_space_up_to_percent: Option<i32>,
-    /// Run machines without KVM.
+    /// Run VMIs without KVM.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub use_emulation: bool,
 }
 
-/// Bounds of image checks.
+/// Limits of image checks.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskVerification {
-    /// Memory the check may use.
+    /// Memory limit of the check.
     pub memory_limit: Quantity,
 }
 
-/// Verbosity by component, 0 to 9; 2 when unset.
+/// Verbosity by component, 0 to 9; default: 2.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LogVerbosity {
@@ -75,7 +75,7 @@ pub struct LogVerbosity {
     /// virt-launcher.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_launcher: Option<u64>,
-    /// There is no operator; without effect, and warned about.
+    /// No effect, since there is no operator; admission warns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_operator: Option<u64>,
     /// Synchronization service.

@@ -13,13 +13,13 @@ pub struct NetworkConfiguration {
     /// Registered binding plugins by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub binding: BTreeMap<String, InterfaceBindingPlugin>,
-    /// Binding of the interface that a machine gets without asking, `bridge` or `masquerade`; `bridge` when unset.
+    /// Binding of the default interface, `bridge` or `masquerade`; default: `bridge`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_network_interface: Option<String>,
-    /// Whether bridge binding on the pod network is allowed; true when unset.
+    /// Permit bridge binding on the pod network; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permit_bridge_interface_on_pod_network: Option<bool>,
-    /// No longer supported; refused.
+    /// No longer supported; rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permit_slirp_interface: Option<bool>,
 }
@@ -28,19 +28,19 @@ pub struct NetworkConfiguration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InterfaceBindingPlugin {
-    /// Resources it adds to the compute container.
+    /// Resources added to the compute container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute_resource_overhead: Option<ResourceRequirementsWithoutClaims>,
-    /// How the domain attaches: `tap`, `managedTap` or `macvtap`.
+    /// Attachment of the domain: `tap`, `managedTap` or `macvtap`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain_attachment_type: Option<String>,
-    /// Pod facts handed to the plugin.
+    /// Pod information passed to the plugin.
     #[serde(rename = "downwardAPI", skip_serializing_if = "Option::is_none")]
     pub downward_api: Option<String>,
-    /// How it takes part in migrations.
+    /// Behaviour during migrations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<InterfaceBindingMigration>,
-    /// Definition of its CNI plugin.
+    /// NetworkAttachmentDefinition of its CNI plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_attachment_definition: Option<String>,
     /// Image of its sidecar.
@@ -52,15 +52,15 @@ pub struct InterfaceBindingPlugin {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceRequirementsWithoutClaims {
-    /// Most the pod may use.
+    /// Limits of the pod.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, Quantity>,
-    /// What the scheduler sets aside.
+    /// Requests of the pod.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, Quantity>,
 }
 
-/// Part in migrations.
+/// Behaviour during migrations.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InterfaceBindingMigration {
@@ -69,7 +69,7 @@ pub struct InterfaceBindingMigration {
     pub method: Option<String>,
 }
 
-/// Host devices machines may use.
+/// Host devices that VMIs may use.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PermittedHostDevices {
@@ -88,7 +88,7 @@ pub struct PermittedHostDevices {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MediatedHostDevice {
-    /// Whether another device plugin serves it.
+    /// Provided by another device plugin.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub external_resource_provider: bool,
     /// Type name.
@@ -101,7 +101,7 @@ pub struct MediatedHostDevice {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PciHostDevice {
-    /// Whether another device plugin serves it.
+    /// Provided by another device plugin.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub external_resource_provider: bool,
     /// `vendor:product` in hexadecimal.
@@ -114,7 +114,7 @@ pub struct PciHostDevice {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UsbHostDevice {
-    /// Whether another device plugin serves it.
+    /// Provided by another device plugin.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub external_resource_provider: bool,
     /// Extended resource name.

@@ -1,4 +1,4 @@
-//! The installation.
+//! The KubeVirt object: the installation and its configuration.
 
 use std::collections::BTreeMap;
 
@@ -25,23 +25,23 @@ use crate::kubevirt::configuration::KubeVirtConfiguration;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "The installation and its configuration; one object a cluster.",
+    doc = "The installation and its configuration; one object per cluster.",
     status = "crate::kubevirt::status::KubeVirtStatus",
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct KubeVirtSpec {
-    /// Life of the certificates.
+    /// Rotation of certificates.
     #[serde(default)]
     pub certificate_rotate_strategy: KubeVirtCertificateRotateStrategy,
     /// Cluster configuration, followed live.
     #[serde(default)]
     pub configuration: KubeVirtConfiguration,
-    /// Changes to the installed components; the chart's values take its place.
+    /// Changes to the installed components; use the chart's values instead.
     #[serde(default)]
     pub customize_components: CustomizeComponents,
-    /// When component images are pulled; the chart's values take its place.
+    /// Pull policy of component images; use the chart's values instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<String>,
     /// Secrets for component images.
@@ -77,10 +77,10 @@ pub struct KubeVirtSpec {
     /// Port of the synchronization service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synchronization_port: Option<String>,
-    /// Whether removal is refused while machines exist.
+    /// Behaviour of an uninstallation while VMIs exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uninstall_strategy: Option<String>,
-    /// How running machines get a new launcher.
+    /// Updates of launchers of running VMIs.
     #[serde(default)]
     pub workload_update_strategy: KubeVirtWorkloadUpdateStrategy,
     /// Placement of virt-handler.
@@ -88,44 +88,44 @@ pub struct KubeVirtSpec {
     pub workloads: Option<ComponentConfig>,
 }
 
-/// Life of the certificates.
+/// Rotation of certificates.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeVirtCertificateRotateStrategy {
-    /// Certificates of the installation's own authority.
+    /// Certificates of the installation's own CA.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub self_signed: Option<KubeVirtSelfSignConfiguration>,
 }
 
-/// Certificates of the installation's own authority.
+/// Certificates of the installation's own CA.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeVirtSelfSignConfiguration {
-    /// The authority's certificate.
+    /// The CA certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<CertConfig>,
-    /// Old name: how long two authorities overlap.
+    /// Old name: overlap of the old and the new CA.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_overlap_interval: Option<String>,
-    /// Old name: life of the authority.
+    /// Old name: validity of the CA.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_rotate_interval: Option<String>,
-    /// Old name: life of the leaves.
+    /// Old name: validity of server and client certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_rotate_interval: Option<String>,
-    /// The leaves.
+    /// Server and client certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<CertConfig>,
 }
 
-/// Life of a certificate.
+/// Rotation of a certificate.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertConfig {
-    /// How long it is valid, such as `24h`.
+    /// Validity, such as `24h`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub duration: Option<String>,
-    /// How long before its end it is replaced.
+    /// Time before expiry at which it is renewed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renew_before: Option<String>,
 }
@@ -175,7 +175,7 @@ pub struct CustomizeComponentsPatch {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ComponentConfig {
-    /// Where its pods run.
+    /// Node placement of its pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_placement: Option<NodePlacement>,
     /// Number of pods.
@@ -183,32 +183,32 @@ pub struct ComponentConfig {
     pub replicas: Option<u8>,
 }
 
-/// Where pods run.
+/// Node placement of pods.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePlacement {
     /// Affinity of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
-    /// Labels a node must carry.
+    /// Labels that a node must have.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
-    /// Taints accepted.
+    /// Tolerated taints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
 }
 
-/// How running machines get a new launcher.
+/// Updates of launchers of running VMIs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeVirtWorkloadUpdateStrategy {
-    /// Time between batches; 1 minute when unset.
+    /// Time between batches; default: 1 minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_eviction_interval: Option<String>,
-    /// Machines evicted at once; 10 when unset.
+    /// Number of VMIs evicted in a batch; default: 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_eviction_size: Option<i32>,
-    /// `LiveMigrate`, `Evict`; none when empty.
+    /// `LiveMigrate` and `Evict`, in order of preference; none if empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workload_update_methods: Vec<String>,
 }

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::Condition;
 
-/// What is observed of the installation.
+/// Observed state of the installation.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeVirtStatus {
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
     /// Architecture of the control plane.
@@ -18,43 +18,43 @@ pub struct KubeVirtStatus {
     /// Generations of installed objects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub generations: Vec<GenerationStatus>,
-    /// Configuration installed, JSON.
+    /// Installed configuration, JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_deployment_config: Option<String>,
-    /// Identifier of what is installed.
+    /// Identifier of the installed configuration.
     #[serde(rename = "observedDeploymentID", skip_serializing_if = "Option::is_none")]
     pub observed_deployment_id: Option<String>,
-    /// Generation last acted on.
+    /// Last observed generation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Registry installed from.
+    /// Registry of the installed images.
     #[serde(rename = "observedKubeVirtRegistry", skip_serializing_if = "Option::is_none")]
     pub observed_kubevirt_registry: Option<String>,
-    /// Version installed.
+    /// Installed version.
     #[serde(rename = "observedKubeVirtVersion", skip_serializing_if = "Option::is_none")]
     pub observed_kubevirt_version: Option<String>,
     /// Version of the installer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub operator_version: Option<String>,
-    /// Machines with an old launcher.
+    /// Number of VMIs with an outdated launcher.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outdated_virtual_machine_instance_workloads: Option<i32>,
-    /// Place in the life of the installation.
+    /// Phase of the installation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// Addresses of the synchronization service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub synchronization_addresses: Vec<String>,
-    /// Configuration wanted, JSON.
+    /// Target configuration, JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_deployment_config: Option<String>,
-    /// Identifier of what is wanted.
+    /// Identifier of the target configuration.
     #[serde(rename = "targetDeploymentID", skip_serializing_if = "Option::is_none")]
     pub target_deployment_id: Option<String>,
-    /// Registry to install from.
+    /// Registry of the target images.
     #[serde(rename = "targetKubeVirtRegistry", skip_serializing_if = "Option::is_none")]
     pub target_kubevirt_registry: Option<String>,
-    /// Version to install.
+    /// Target version.
     #[serde(rename = "targetKubeVirtVersion", skip_serializing_if = "Option::is_none")]
     pub target_kubevirt_version: Option<String>,
 }
@@ -68,13 +68,13 @@ pub struct GenerationStatus {
     /// Hash of the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
-    /// Generation last written.
+    /// Last written generation.
     pub last_generation: i64,
     /// Name of the object.
     pub name: String,
     /// Namespace of the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Plural of the kind.
+    /// Plural resource name.
     pub resource: String,
 }

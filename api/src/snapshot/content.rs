@@ -1,4 +1,4 @@
-//! VirtualMachineSnapshotContent: what was kept of a VM. Made by the controller, never by users.
+//! VirtualMachineSnapshotContent: the content of a snapshot. Created only by the controller.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::SnapshotError;
 use crate::{VirtualMachineSpec, VirtualMachineStatus};
 
-/// What was kept of a VM.
+/// The content of a snapshot.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "snapshot.kubevirt.io",
@@ -23,7 +23,7 @@ use crate::{VirtualMachineSpec, VirtualMachineStatus};
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "What a snapshot kept of a VM: its spec, and a volume snapshot for each of its claims.",
+    doc = "The content of a snapshot: the spec of the VM, and a volume snapshot for each of its claims.",
     status = "VirtualMachineSnapshotContentStatus",
     printcolumn = r#"{"name":"ReadyToUse","type":"boolean","jsonPath":".status.readyToUse"}"#,
     printcolumn = r#"{"name":"CreationTime","type":"date","jsonPath":".status.creationTime"}"#,
@@ -31,33 +31,33 @@ use crate::{VirtualMachineSpec, VirtualMachineStatus};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineSnapshotContentSpec {
-    /// The object as it was.
+    /// The snapshotted object.
     pub source: SourceSpec,
-    /// Snapshot this belongs to.
+    /// Snapshot of this content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_machine_snapshot_name: Option<String>,
-    /// What was kept of each claim.
+    /// Backups of the claims.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_backups: Vec<VolumeBackup>,
 }
 
-/// The object a snapshot was taken of.
+/// The snapshotted object.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceSpec {
-    /// A VM, the only kind there is.
+    /// A VM, the only supported kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_machine: Option<SourceVirtualMachine>,
 }
 
-/// A VM as it was.
+/// A snapshotted VM.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceVirtualMachine {
     /// Its metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Its spec; of a running VM, the one it was started with.
+    /// Its spec; for a running VM the one with which it was started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spec: Option<VirtualMachineSpec>,
     /// Its status.
@@ -65,11 +65,11 @@ pub struct SourceVirtualMachine {
     pub status: Option<VirtualMachineStatus>,
 }
 
-/// What was kept of one claim.
+/// Backup of a claim.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeBackup {
-    /// The claim as it was.
+    /// The snapshotted claim.
     pub persistent_volume_claim: SourceClaim,
     /// Name of the volume in the VM.
     pub volume_name: String,
@@ -78,7 +78,7 @@ pub struct VolumeBackup {
     pub volume_snapshot_name: Option<String>,
 }
 
-/// A claim as it was.
+/// A snapshotted claim.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceClaim {
@@ -90,35 +90,35 @@ pub struct SourceClaim {
     pub spec: Option<PersistentVolumeClaimSpec>,
 }
 
-/// What is observed of kept content.
+/// Observed state of a snapshot content.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineSnapshotContentStatus {
-    /// When all volume snapshots were taken.
+    /// Time at which all volume snapshots were taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_time: Option<Time>,
-    /// Last thing that went wrong.
+    /// Last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<SnapshotError>,
-    /// Whether all volume snapshots can be restored from.
+    /// True if all volume snapshots can be restored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_to_use: Option<bool>,
-    /// The volume snapshots, one entry each.
+    /// State of the volume snapshots.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_snapshot_status: Vec<VolumeSnapshotStatus>,
 }
 
-/// What is observed of one volume snapshot.
+/// Observed state of a volume snapshot.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSnapshotStatus {
-    /// When it was taken.
+    /// Creation time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_time: Option<Time>,
-    /// Last thing that went wrong.
+    /// Last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<SnapshotError>,
-    /// Whether it can be restored from.
+    /// True if it can be restored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_to_use: Option<bool>,
     /// Name of the volume snapshot.

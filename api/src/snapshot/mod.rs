@@ -1,4 +1,4 @@
-//! VirtualMachineSnapshot: the state of a VM at a moment, and what is kept of it.
+//! VirtualMachineSnapshot: a snapshot of a VM and its volumes.
 
 pub mod content;
 pub mod restore;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Condition;
 
-/// A request to keep the state of a VM.
+/// A request to snapshot a VM.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "snapshot.kubevirt.io",
@@ -25,7 +25,7 @@ use crate::Condition;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A request to keep the state of a VM: its spec and the content of its volumes.",
+    doc = "A request to snapshot a VM: its spec and the content of its volumes.",
     status = "VirtualMachineSnapshotStatus",
     printcolumn = r#"{"name":"SourceKind","type":"string","jsonPath":".spec.source.kind"}"#,
     printcolumn = r#"{"name":"SourceName","type":"string","jsonPath":".spec.source.name"}"#,
@@ -36,66 +36,65 @@ use crate::Condition;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineSnapshotSpec {
-    /// What becomes of the content when the snapshot is deleted: `Delete` (the default) or `Retain`.
+    /// Treatment of the content when the snapshot is deleted: `Delete` (default) or `Retain`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_policy: Option<String>,
-    /// How long the snapshot may take before it counts as failed, such as `2m30s`; 5 minutes when unset, no limit
-    /// when 0.
+    /// Time after which an incomplete snapshot fails, such as `2m30s`; 0 means no limit; default: 5 minutes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_deadline: Option<String>,
-    /// The VM, in the snapshot's namespace.
+    /// The VM, in the namespace of the snapshot.
     pub source: TypedLocalObjectReference,
 }
 
-/// What is observed of a snapshot.
+/// Observed state of a snapshot.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineSnapshotStatus {
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// When all volumes were snapshotted.
+    /// Time at which all volume snapshots were taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_time: Option<Time>,
-    /// Last thing that went wrong.
+    /// Last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<SnapshotError>,
-    /// Old form of `sourceIndications`: the words alone.
+    /// Old form of `sourceIndications`: names only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub indications: Vec<String>,
     /// `InProgress`, `Succeeded`, `Failed`, `Deleting` or `Unknown`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Whether a restore may use it.
+    /// True if it can be restored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_to_use: Option<bool>,
-    /// Which volumes are in it and which are not.
+    /// Included and excluded volumes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_volumes: Option<SnapshotVolumesLists>,
-    /// How the VM was when the snapshot was taken.
+    /// State of the VM at the time of the snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_indications: Vec<SourceIndication>,
     /// UID of the VM.
     #[serde(rename = "sourceUID", skip_serializing_if = "Option::is_none")]
     pub source_uid: Option<String>,
-    /// Name of the object that holds what was kept.
+    /// Name of the snapshot content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_machine_snapshot_content_name: Option<String>,
 }
 
-/// Something that went wrong while a snapshot was taken.
+/// Error of a snapshot.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotError {
-    /// Sentence for people.
+    /// Human-readable message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// When it happened.
+    /// Time of the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
 }
 
-/// Names of the volumes a snapshot holds and of those it does not.
+/// Included and excluded volumes.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotVolumesLists {
@@ -107,12 +106,12 @@ pub struct SnapshotVolumesLists {
     pub included_volumes: Vec<String>,
 }
 
-/// How the VM was when the snapshot was taken.
+/// State of the VM at the time of the snapshot.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceIndication {
-    /// Word for programs, such as `Online`, `GuestAgent`, `NoGuestAgent`, `QuiesceFailed` or `Paused`.
+    /// CamelCase reason, such as `Online`, `GuestAgent`, `NoGuestAgent`, `QuiesceFailed` or `Paused`.
     pub indication: String,
-    /// Sentence for people.
+    /// Human-readable message.
     pub message: String,
 }

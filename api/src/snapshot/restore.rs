@@ -1,4 +1,4 @@
-//! VirtualMachineRestore: a VM is put back to a snapshot, or made anew from it.
+//! VirtualMachineRestore: restores a VM from a snapshot, or creates one from it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Condition;
 
-/// A request to put a VM back to a snapshot.
+/// A request to restore a VM from a snapshot.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "snapshot.kubevirt.io",
@@ -24,7 +24,7 @@ use crate::Condition;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A request to put a VM back to a snapshot, or to make one from it.",
+    doc = "A request to restore a VM from a snapshot, or to create one from it.",
     status = "VirtualMachineRestoreStatus",
     printcolumn = r#"{"name":"TargetKind","type":"string","jsonPath":".spec.target.kind"}"#,
     printcolumn = r#"{"name":"TargetName","type":"string","jsonPath":".spec.target.name"}"#,
@@ -33,38 +33,38 @@ use crate::Condition;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineRestoreSpec {
-    /// JSON patches, each one operation as text, applied to the VM that is made when the target does not exist, such as
+    /// JSON patches, each one operation as text, applied to the VM that is created if the target does not exist, such as
     /// `{"op": "replace", "path": "/spec/running", "value": false}`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<String>,
-    /// The VM to put back; it is made when it does not exist.
+    /// The VM to restore; it is created if it does not exist.
     pub target: TypedLocalObjectReference,
-    /// What is done when the VM runs: `StopTarget`, `WaitGracePeriod` (the default: wait 5 minutes for it to stop),
-    /// `FailImmediate` or `WaitEventually`.
+    /// Behaviour if the VM runs: `StopTarget`, `WaitGracePeriod` (default: wait 5 minutes until it stops), `FailImmediate` or
+    /// `WaitEventually`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_readiness_policy: Option<String>,
     /// Name of the snapshot.
     pub virtual_machine_snapshot_name: String,
-    /// Who owns the restored claims: `Vm` (the default) or `None`.
+    /// Owner of the restored claims: `Vm` (default) or `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_ownership_policy: Option<String>,
     /// Names, labels and annotations of restored claims, by volume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_restore_overrides: Vec<VolumeRestoreOverride>,
-    /// How restored claims are named: `RandomizeNames` (the default), `InPlace` (the names they had; the present ones
-    /// go) or `PrefixTargetName`.
+    /// Naming of restored claims: `RandomizeNames` (default), `InPlace` (the original names, replacing existing claims) or
+    /// `PrefixTargetName`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_restore_policy: Option<String>,
 }
 
-/// What one restored claim gets that the snapshotted one did not have.
+/// Changes to a restored claim.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeRestoreOverride {
-    /// Annotations added.
+    /// Annotations to add.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Labels added.
+    /// Labels to add.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Name of the restored claim.
@@ -75,38 +75,38 @@ pub struct VolumeRestoreOverride {
     pub volume_name: Option<String>,
 }
 
-/// What is observed of a restore.
+/// Observed state of a restore.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineRestoreStatus {
-    /// Whether the VM is as the snapshot says.
+    /// True if the restore is complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub complete: Option<bool>,
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// DataVolumes deleted because restored claims took their place.
+    /// DataVolumes deleted because restored claims replace theirs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deleted_data_volumes: Vec<String>,
-    /// When the restore was complete.
+    /// Time of completion.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore_time: Option<Time>,
-    /// What became of each volume.
+    /// Restored volumes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub restores: Vec<VolumeRestore>,
 }
 
-/// One restored volume.
+/// A restored volume.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeRestore {
-    /// DataVolume made for the claim.
+    /// DataVolume created for the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_volume_name: Option<String>,
     /// Name of the restored claim.
     pub persistent_volume_claim: String,
     /// Name of the volume in the VM.
     pub volume_name: String,
-    /// Volume snapshot it was restored from.
+    /// Source volume snapshot.
     pub volume_snapshot_name: String,
 }

@@ -1,28 +1,28 @@
-//! Options of backups of a running machine. They come from virt-controller, not from users.
+//! Options for backups of a running VMI. virt-controller sends them, not users.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What is to be done with a backup.
+/// Commands for a backup.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub enum BackupCommand {
-    /// Begin it.
+    /// Start it.
     #[default]
     Start,
-    /// Give it up.
+    /// Abort it.
     Abort,
-    /// Serve it to whoever pulls.
+    /// Serve it for download.
     Export,
 }
 
-/// Which way the bytes go.
+/// Transfer modes of a backup.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub enum BackupMode {
-    /// The node writes to a claim.
+    /// virt-launcher writes to a claim.
     #[default]
     Push,
-    /// A client reads from the node.
+    /// A client reads from virt-launcher.
     Pull,
 }
 
@@ -39,13 +39,13 @@ pub struct BackupOptions {
     /// Name of the backup object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_name: Option<String>,
-    /// When the backup object was begun; makes the checkpoint's name unique.
+    /// Start time of the backup object, which makes the checkpoint's name unique.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_start_time: Option<Time>,
-    /// Authority that clients of the export server are checked by, PEM.
+    /// CA certificate for clients of the export server, PEM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_cert: Option<String>,
-    /// What is to be done.
+    /// The command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cmd: Option<BackupCommand>,
     /// Address of the export server.
@@ -54,43 +54,43 @@ pub struct BackupOptions {
     /// Name in the export server's certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub export_server_name: Option<String>,
-    /// Checkpoint that the backup builds on; a full backup when unset.
+    /// Base checkpoint; default: a full backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub incremental: Option<String>,
-    /// Which way the bytes go.
+    /// Transfer mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<BackupMode>,
-    /// Whether guest file systems are left unfrozen.
+    /// Skip freezing the guest's file systems.
     #[serde(skip_serializing_if = "crate::is_false")]
     pub skip_quiesce: bool,
-    /// Directory in the launcher that a pushed backup is written to.
+    /// Directory in the launcher for a pushed backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_path: Option<String>,
 }
 
-/// Options of `redefine-checkpoint`: a checkpoint that libvirt is to know again.
+/// Options of `redefine-checkpoint`, which defines a checkpoint in libvirt again.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackupCheckpoint {
-    /// When it was made.
+    /// Creation time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_time: Option<Time>,
     /// Its name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Volumes that it covers.
+    /// Volumes of the checkpoint.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<BackupVolumeInfo>,
 }
 
-/// A volume that a checkpoint covers.
+/// A volume of a checkpoint.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackupVolumeInfo {
-    /// Address that the content can be pulled from.
+    /// URL of the content for a pull backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_endpoint: Option<String>,
-    /// Address that the map of changed blocks can be pulled from.
+    /// URL of the map of changed blocks for a pull backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub map_endpoint: Option<String>,
     /// Name of the volume.

@@ -1,4 +1,4 @@
-//! What the guest agent is asked and what it says.
+//! Requests to the guest agent and its reports.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use schemars::JsonSchema;
@@ -10,7 +10,7 @@ use crate::vmi::status::VirtualMachineInstanceGuestOsInfo;
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FreezeUnfreezeTimeout {
-    /// Time after which the guest is unfrozen if nobody has done it, such as `5m0s`; `0s`: never. Required.
+    /// Time after which the guest is unfrozen automatically, such as `5m0s`; `0s`: never. Required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unfreeze_timeout: Option<String>,
 }
@@ -22,17 +22,17 @@ pub struct GuestAgentInfo {
     /// `frozen` while guest file systems are frozen.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub fs_freeze_status: String,
-    /// Mounted file systems.
+    /// Version of the guest agent.
     pub fs_info: GuestFileSystemInfo,
     /// Version of the agent.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub guest_agent_version: String,
-    /// Host name of the guest, with its domain.
+    /// Host name of the guest, including its domain.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub hostname: String,
     /// The operating system.
     pub os: VirtualMachineInstanceGuestOsInfo,
-    /// Commands that the agent knows.
+    /// Commands that the guest agent supports.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub supported_commands: Vec<GuestAgentCommandInfo>,
     /// Time zone with its offset in seconds, such as `UTC, 0`.
@@ -43,11 +43,11 @@ pub struct GuestAgentInfo {
     pub user_list: Vec<GuestUser>,
 }
 
-/// A command that a guest agent knows.
+/// A command of the guest agent.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GuestAgentCommandInfo {
-    /// Whether the guest's owner lets it be used.
+    /// True if the command is enabled in the guest.
     #[serde(skip_serializing_if = "crate::is_false")]
     pub enabled: bool,
     /// Its name.
@@ -68,7 +68,7 @@ pub struct GuestFileSystemInfo {
 pub struct GuestUserList {
     /// Users logged in.
     pub items: Vec<GuestUser>,
-    /// Empty; there for clients that expect a list.
+    /// Empty; expected by clients of lists.
     pub metadata: ListMeta,
 }
 
@@ -79,7 +79,7 @@ pub struct GuestUser {
     /// Domain of the user, on Windows.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub domain: String,
-    /// Seconds since 1970 at the user's earliest login, with a fraction.
+    /// Time of the user's earliest login in seconds since 1970, with a fraction.
     #[serde(skip_serializing_if = "is_zero")]
     pub login_time: f64,
     /// Name of the user.
@@ -92,7 +92,7 @@ pub struct GuestUser {
 pub struct GuestFileSystemList {
     /// Mounted file systems.
     pub items: Vec<GuestFileSystem>,
-    /// Empty; there for clients that expect a list.
+    /// Empty; expected by clients of lists.
     pub metadata: ListMeta,
 }
 
@@ -100,22 +100,22 @@ pub struct GuestFileSystemList {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GuestFileSystem {
-    /// Disks that it lies on.
+    /// Disks of the file system.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disk: Vec<GuestFileSystemDisk>,
     /// Name of the block device, such as `vda1`.
     pub disk_name: String,
     /// Type, such as `ext4`.
     pub file_system_type: String,
-    /// Where it is mounted.
+    /// Mount point.
     pub mount_point: String,
     /// Size in bytes.
     pub total_bytes: i64,
-    /// Bytes in use.
+    /// Used bytes.
     pub used_bytes: i64,
 }
 
-/// A disk that a file system lies on.
+/// A disk of a file system.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GuestFileSystemDisk {

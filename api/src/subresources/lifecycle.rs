@@ -1,4 +1,4 @@
-//! Options of starting, stopping, pausing and moving machines.
+//! Options for starting, stopping, pausing and migrating.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StartOptions {
-    /// `All`: check, but change nothing.
+    /// `All`: validate without changing anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
-    /// Leave the guest paused at its first instruction; false when unset.
+    /// Leave the guest paused before its first instruction; default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
 }
@@ -21,10 +21,10 @@ pub struct StartOptions {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StopOptions {
-    /// `All`: check, but change nothing.
+    /// `All`: validate without changing anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
-    /// Seconds until the guest is forced to stop; the machine's own when unset.
+    /// Seconds until the guest is stopped by force; default: the grace period of the VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grace_period: Option<i64>,
 }
@@ -33,10 +33,10 @@ pub struct StopOptions {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RestartOptions {
-    /// `All`: check, but change nothing.
+    /// `All`: validate without changing anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
-    /// 0 forces the guest to stop at once; other values are refused.
+    /// 0 stops the guest by force at once; other values are rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grace_period_seconds: Option<i64>,
 }
@@ -45,7 +45,7 @@ pub struct RestartOptions {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PauseOptions {
-    /// `All`: check, but change nothing.
+    /// `All`: validate without changing anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
 }
@@ -54,10 +54,10 @@ pub struct PauseOptions {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigrateOptions {
-    /// Labels that the node to move to must carry besides those that the VM asks for.
+    /// Labels required of the target node in addition to the node selector of the VM.
     #[serde(deserialize_with = "super::or_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub added_node_selector: BTreeMap<String, String>,
-    /// `All`: check, but change nothing.
+    /// `All`: validate without changing anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
 }
@@ -66,10 +66,10 @@ pub struct MigrateOptions {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EvacuateCancelOptions {
-    /// `All`: check, but change nothing.
+    /// `All`: validate without changing anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
-    /// Node that the machine is believed to leave; the call fails when it is another one.
+    /// Expected node of the evacuation; the call fails if it is another one.
     #[serde(deserialize_with = "super::or_default")]
     pub evacuation_node_name: String,
 }

@@ -1,8 +1,8 @@
-//! Bodies of requests to `subresources.kubevirt.io` and of the answers to them.
+//! Bodies of requests to `subresources.kubevirt.io` and of their answers.
 //!
-//! Requests are read leniently: a body may be absent (all defaults), and unknown fields are ignored, since some clients
-//! send `kind` and `apiVersion` of any value along. A field that is null counts as absent. Fields that a request must have
-//! are optional here where their absence has an answer of its own.
+//! Requests are parsed leniently: a body may be absent (all defaults), and unknown fields are ignored, since some clients send
+//! `kind` and `apiVersion` with any value. A null field counts as absent. Required fields are optional here if their
+//! absence has a specific answer.
 
 pub mod backup;
 pub mod graph;
@@ -23,7 +23,7 @@ pub use lifecycle::{EvacuateCancelOptions, MigrateOptions, PauseOptions, Restart
 pub use sev::{SevMeasurementInfo, SevPlatformInfo, SevSecretOptions, SevSessionOptions};
 pub use volumes::{AddVolumeRequest, MemoryDumpOptions, RemoveVolumeRequest};
 
-/// For `deserialize_with`: clients that know all fields of an option, and fill in some, send null for the others.
+/// Maps null to the default, for `deserialize_with`. Some clients send null for unset fields.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_as_good_as_nothing() {
+    fn null_counts_as_absent() {
         let cancel = json!({"dryRun": null, "evacuationNodeName": null});
         assert_eq!(read::<EvacuateCancelOptions>(cancel), EvacuateCancelOptions::default());
         let migrate = json!({"addedNodeSelector": null, "dryRun": null});

@@ -19,7 +19,7 @@ pub struct SevSessionOptions {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SevSecretOptions {
-    /// Header that the secret is decrypted with, base64.
+    /// Header for decrypting the secret, base64.
     #[serde(deserialize_with = "super::or_default", skip_serializing_if = "String::is_empty")]
     pub header: String,
     /// The encrypted secret, base64.
@@ -27,7 +27,7 @@ pub struct SevSecretOptions {
     pub secret: String,
 }
 
-/// Answer of `sev/fetchcertchain`: what a guest owner checks the node's processor by.
+/// Answer of `sev/fetchcertchain`: data for verifying the node's processor.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SevPlatformInfo {
@@ -56,6 +56,6 @@ pub struct SevMeasurementInfo {
     /// Launch measurement, base64.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub measurement: String,
-    /// Guest policy in force.
+    /// Effective guest policy.
     pub policy: u32,
 }

@@ -1,4 +1,4 @@
-//! Options of hot-plugging volumes and of memory dumps.
+//! Options of volume hotplug and of memory dumps.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
@@ -7,33 +7,33 @@ use serde_json::Value;
 use crate::vm::status::HotplugVolumeSource;
 use crate::vmi::disks::Disk;
 
-/// Options of `addvolume`, as they come from a client. What is kept in a VM's status is
+/// Options of `addvolume` as sent by a client. The VM's status stores
 /// [`AddVolumeOptions`](crate::vm::status::AddVolumeOptions).
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AddVolumeRequest {
-    /// The disk; its own name does not count. Required.
+    /// The disk; its name is ignored. Required.
     #[serde(deserialize_with = "nameless", skip_serializing_if = "Option::is_none")]
     pub disk: Option<Disk>,
-    /// `All`: check, but change nothing.
+    /// `All`: validate without changing anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
     /// Name of disk and volume. Required.
     #[serde(deserialize_with = "super::or_default")]
     pub name: String,
-    /// The volume, a claim or a DataVolume. Required.
+    /// The volume source, a claim or a DataVolume. Required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_source: Option<HotplugVolumeSource>,
 }
 
-/// Options of `removevolume`, as they come from a client.
+/// Options of `removevolume` as sent by a client.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RemoveVolumeRequest {
-    /// `All`: check, but change nothing.
+    /// `All`: validate without changing anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<Vec<String>>,
-    /// Name of the volume, or of the claim or DataVolume behind it. Required.
+    /// Name of the volume, or of its claim or DataVolume. Required.
     #[serde(deserialize_with = "super::or_default")]
     pub name: String,
 }
@@ -42,12 +42,12 @@ pub struct RemoveVolumeRequest {
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MemoryDumpOptions {
-    /// Claim that receives the dump; the one of the last dump when empty.
+    /// Claim for the dump; default: that of the last dump.
     #[serde(deserialize_with = "super::or_default")]
     pub claim_name: String,
 }
 
-/// A disk that may lack its name: that of the request counts.
+/// Parses a disk without requiring its name, since the name of the request applies.
 fn nameless<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Disk>, D::Error> {
     let Some(mut disk) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
     if let Some(fields) = disk.as_object_mut() {

@@ -1,4 +1,4 @@
-//! DataVolumes made for a VM.
+//! DataVolumes created for a VM.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A DataVolume to make.
+/// A DataVolume to create.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeTemplateSpec {
@@ -22,7 +22,7 @@ pub struct DataVolumeTemplateSpec {
     /// Name, labels and annotations.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// What the DataVolume is made of.
+    /// Spec of the DataVolume.
     pub spec: DataVolumeSpec,
     /// Ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,7 +33,7 @@ pub struct DataVolumeTemplateSpec {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct DataVolumeTemplateDummyStatus {}
 
-/// What a DataVolume is made of.
+/// Spec of a DataVolume.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSpec {
@@ -43,25 +43,25 @@ pub struct DataVolumeSpec {
     /// `kubevirt` for a disk, `archive` for files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
-    /// Whether the last checkpoint ends the import.
+    /// True if the last checkpoint ends the import.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub final_checkpoint: Option<bool>,
-    /// Allocate all blocks ahead.
+    /// Allocate all blocks in advance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preallocation: Option<bool>,
     /// Priority class of the import pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
-    /// Claim made, verbatim.
+    /// Spec of the claim, verbatim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pvc: Option<PersistentVolumeClaimSpec>,
-    /// Where the content comes from.
+    /// Source of the content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<DataVolumeImportSource>,
-    /// Named source.
+    /// Reference to a source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_ref: Option<DataVolumeSourceRef>,
-    /// Claim made, filled in from the storage class.
+    /// Spec of the claim, completed from the storage class.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageSpec>,
 }
@@ -72,11 +72,11 @@ pub struct DataVolumeSpec {
 pub struct DataVolumeCheckpoint {
     /// Snapshot of this stage.
     pub current: String,
-    /// Snapshot before.
+    /// Snapshot of the previous stage.
     pub previous: String,
 }
 
-/// Where content comes from; one member is set.
+/// Source of the content; one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeImportSource {
@@ -131,7 +131,7 @@ pub struct DataVolumeSourceGcs {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSourceHttp {
-    /// ConfigMap with the authority's certificates.
+    /// ConfigMap with CA certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_config_map: Option<String>,
     /// Request headers.
@@ -151,12 +151,12 @@ pub struct DataVolumeSourceHttp {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSourceImageIo {
-    /// ConfigMap with the authority's certificates.
+    /// ConfigMap with CA certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_config_map: Option<String>,
     /// Disk identifier.
     pub disk_id: String,
-    /// Do not check the server's certificate.
+    /// Skip verification of the server's certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub insecure_skip_verify: Option<bool>,
     /// Secret with credentials.
@@ -180,13 +180,13 @@ pub struct DataVolumeSourcePvc {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSourceRegistry {
-    /// ConfigMap with the authority's certificates.
+    /// ConfigMap with CA certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_config_map: Option<String>,
     /// Image stream to import.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_stream: Option<String>,
-    /// Platform to pick.
+    /// Platform of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<PlatformOptions>,
     /// `pod` or `node`.
@@ -213,7 +213,7 @@ pub struct PlatformOptions {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSourceS3 {
-    /// ConfigMap with the authority's certificates.
+    /// ConfigMap with CA certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_config_map: Option<String>,
     /// Secret with credentials.
@@ -259,12 +259,12 @@ pub struct DataVolumeSourceVddk {
     /// Address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// UUID of the machine.
+    /// UUID of the VM in vSphere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
 }
 
-/// A named source.
+/// Reference to a source.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSourceRef {
@@ -277,23 +277,23 @@ pub struct DataVolumeSourceRef {
     pub namespace: Option<String>,
 }
 
-/// Claim filled in from the storage class.
+/// Spec of a claim, completed from the storage class.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageSpec {
     /// Access modes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub access_modes: Vec<String>,
-    /// Object the claim is filled from.
+    /// Object from which the claim is populated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_source: Option<TypedLocalObjectReference>,
-    /// Object the claim is filled from, across namespaces.
+    /// Object from which the claim is populated, in any namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_source_ref: Option<TypedObjectReference>,
     /// Size.
     #[serde(default)]
     pub resources: VolumeResourceRequirements,
-    /// Labels to select by.
+    /// Label selector for volumes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
     /// Storage class.

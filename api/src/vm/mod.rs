@@ -1,4 +1,4 @@
-//! VirtualMachine: a machine with its run strategy, whether it runs or not.
+//! VirtualMachine: a VM with its run strategy.
 
 pub mod data_volume;
 pub mod spec;
@@ -8,7 +8,7 @@ use self::spec::{VirtualMachine, VirtualMachineSpec};
 use crate::{Condition, RunStrategy};
 
 impl VirtualMachineSpec {
-    /// The run strategy in force: `running` stands for `Always` and `Halted`, nothing for `Halted`.
+    /// Returns the effective run strategy: `running` maps to `Always` and `Halted`; the default is `Halted`.
     pub fn effective_run_strategy(&self) -> RunStrategy {
         match (self.running, &self.run_strategy) {
             (Some(true), _) => RunStrategy::Always,
@@ -20,7 +20,7 @@ impl VirtualMachineSpec {
 }
 
 impl VirtualMachine {
-    /// The condition of a type, when there is one.
+    /// Returns the condition of a type, if present.
     pub fn condition(&self, type_: &str) -> Option<&Condition> {
         self.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == type_)
     }

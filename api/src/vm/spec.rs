@@ -8,7 +8,7 @@ use crate::enums::RunStrategy;
 use crate::vm::data_volume::DataVolumeTemplateSpec;
 use crate::vmi::spec::VirtualMachineInstanceTemplateSpec;
 
-/// A machine that may run or not, with the template it runs by.
+/// Run strategy and template of a VM.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "kubevirt.io",
@@ -22,7 +22,7 @@ use crate::vmi::spec::VirtualMachineInstanceTemplateSpec;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A virtual machine with its run strategy, whether it runs or not.",
+    doc = "A virtual machine and its run strategy.",
     status = "crate::vm::status::VirtualMachineStatus",
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Status","type":"string","description":"Human Readable Status","jsonPath":".status.printableStatus"}"#,
@@ -30,66 +30,66 @@ use crate::vmi::spec::VirtualMachineInstanceTemplateSpec;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineSpec {
-    /// DataVolumes made for the machine and deleted with it.
+    /// DataVolumes created for the VM and deleted with it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data_volume_templates: Vec<DataVolumeTemplateSpec>,
-    /// Size class that fills in CPU and memory.
+    /// Instance type with CPU and memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instancetype: Option<InstancetypeMatcher>,
-    /// Defaults the guest system works best with.
+    /// Preference with defaults for the guest operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceMatcher>,
-    /// When the machine runs: `Always`, `Halted`, `Manual`, `RerunOnFailure`, `Once` or `WaitAsReceiver`. Excludes `running`.
+    /// Run strategy: `Always`, `Halted`, `Manual`, `RerunOnFailure`, `Once` or `WaitAsReceiver`. Excludes `running`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_strategy: Option<RunStrategy>,
-    /// Old form: true is `Always`, false is `Halted`. Excludes `runStrategy`.
+    /// Old form: true stands for `Always`, false for `Halted`. Excludes `runStrategy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub running: Option<bool>,
-    /// Template of the machine.
+    /// Template of the VMI.
     pub template: VirtualMachineInstanceTemplateSpec,
-    /// How changed volumes are taken over: `Replacement` or `Migration`.
+    /// Application of changed volumes: `Replacement` or `Migration`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub update_volumes_strategy: Option<String>,
 }
 
-/// A size class.
+/// Reference to an instance type.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstancetypeMatcher {
-    /// Volume whose labels name it.
+    /// Volume whose labels contain the name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infer_from_volume: Option<String>,
-    /// `Reject` or `Ignore` when the volume names none.
+    /// `Reject` or `Ignore`, for a volume without these labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infer_from_volume_failure_policy: Option<String>,
-    /// Kind; the cluster-wide one when unset.
+    /// Kind; default: the cluster-wide one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Name of the size class.
+    /// Name of the instance type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// ControllerRevision that holds the copy in use.
+    /// ControllerRevision with the copy in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision_name: Option<String>,
 }
 
-/// A set of preferred defaults.
+/// Reference to a preference.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PreferenceMatcher {
-    /// Volume whose labels name it.
+    /// Volume whose labels contain the name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infer_from_volume: Option<String>,
-    /// `Reject` or `Ignore` when the volume names none.
+    /// `Reject` or `Ignore`, for a volume without these labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infer_from_volume_failure_policy: Option<String>,
-    /// Kind; the cluster-wide one when unset.
+    /// Kind; default: the cluster-wide one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// Name of the preference.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// ControllerRevision that holds the copy in use.
+    /// ControllerRevision with the copy in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision_name: Option<String>,
 }

@@ -16,59 +16,59 @@ use crate::vmi::status::StorageMigratedVolumeInfo;
 use crate::vmi::volumes::DataVolumeSource;
 use crate::vmi::volumes::PersistentVolumeClaimVolumeSource;
 
-/// What is observed of a VM.
+/// Observed state of a VM.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineStatus {
     /// State of changed-block tracking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed_block_tracking: Option<ChangedBlockTrackingStatus>,
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Whether its machine exists.
+    /// True if the VMI exists.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub created: bool,
     /// Generation of the VM's spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_generation: Option<i64>,
-    /// Size class in use.
+    /// Instance type in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instancetype_ref: Option<InstancetypeStatusRef>,
-    /// Memory dump asked for.
+    /// Requested memory dump.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_dump_request: Option<VirtualMachineMemoryDumpRequest>,
-    /// Generation the running machine was made from.
+    /// Generation from which the running VMI was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Preference in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference_ref: Option<InstancetypeStatusRef>,
-    /// State for people.
+    /// Human-readable status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub printable_status: Option<PrintableStatus>,
-    /// Whether the machine is ready.
+    /// True if the VMI is ready.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub ready: bool,
-    /// Restore that holds the VM.
+    /// Restore that locks the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore_in_progress: Option<String>,
-    /// Run strategy last acted on.
+    /// Last observed run strategy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_strategy: Option<RunStrategy>,
-    /// Snapshot that holds the VM.
+    /// Snapshot that locks the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_in_progress: Option<String>,
-    /// Failed starts and when the next is tried.
+    /// Failed starts and the time of the next attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_failure: Option<VirtualMachineStartFailure>,
-    /// Asked-for starts and stops, in order.
+    /// Requested starts and stops, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub state_change_requests: Vec<VirtualMachineStateChangeRequest>,
-    /// Asked-for hot-plugs, in order.
+    /// Requested volume hotplugs, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_requests: Vec<VirtualMachineVolumeRequest>,
-    /// Which volumes can be snapshotted.
+    /// Support of snapshots by volume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_snapshot_statuses: Vec<VolumeSnapshotStatus>,
     /// Volumes being updated.
@@ -80,13 +80,13 @@ pub struct VirtualMachineStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstancetypeStatusRef {
-    /// Revision that holds the copy.
+    /// ControllerRevision with the copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller_revision_ref: Option<ControllerRevisionRef>,
-    /// Volume whose labels name it.
+    /// Volume whose labels contain the name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infer_from_volume: Option<String>,
-    /// `Reject` or `Ignore` when the volume names none.
+    /// `Reject` or `Ignore`, for a volume without these labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infer_from_volume_failure_policy: Option<String>,
     /// Kind of the object.
@@ -106,27 +106,27 @@ pub struct ControllerRevisionRef {
     pub name: Option<String>,
 }
 
-/// A memory dump asked for.
+/// A requested memory dump.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineMemoryDumpRequest {
-    /// Name of the resource claim.
+    /// Name of the claim.
     pub claim_name: String,
-    /// When it ended.
+    /// End time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_timestamp: Option<Time>,
     /// File on the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_name: Option<String>,
-    /// Sentence for people.
+    /// Human-readable message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// How far it got.
+    /// Phase of the dump.
     pub phase: String,
-    /// Whether the claim is to be detached.
+    /// True if the claim is to be detached.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub remove: bool,
-    /// When it began.
+    /// Start time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_timestamp: Option<Time>,
 }
@@ -135,18 +135,18 @@ pub struct VirtualMachineMemoryDumpRequest {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineStartFailure {
-    /// Failures in a row.
+    /// Number of consecutive failures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub consecutive_fail_count: Option<i32>,
-    /// UID of the machine that failed last.
+    /// UID of the last VMI that failed.
     #[serde(rename = "lastFailedVMIUID", skip_serializing_if = "Option::is_none")]
     pub last_failed_vmi_uid: Option<String>,
-    /// When the next start is tried.
+    /// Time of the next attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_timestamp: Option<Time>,
 }
 
-/// An asked-for change of state.
+/// A requested change of state.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineStateChangeRequest {
@@ -155,12 +155,12 @@ pub struct VirtualMachineStateChangeRequest {
     /// Parameters, such as `paused`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub data: BTreeMap<String, String>,
-    /// UID of the machine it is for.
+    /// UID of the VMI that it applies to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
 
-/// An asked-for hot-plug; one member is set.
+/// A requested volume hotplug; one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineVolumeRequest {
@@ -178,7 +178,7 @@ pub struct VirtualMachineVolumeRequest {
 pub struct AddVolumeOptions {
     /// The disk.
     pub disk: Disk,
-    /// `All` to check only.
+    /// `All` to validate only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dry_run: Vec<String>,
     /// Name of disk and volume.
@@ -187,11 +187,11 @@ pub struct AddVolumeOptions {
     pub volume_source: HotplugVolumeSource,
 }
 
-/// Source of a hot-plugged volume; one member is set.
+/// Source of a hotplugged volume; one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HotplugVolumeSource {
-    /// Claim filled by a DataVolume.
+    /// Claim populated by a DataVolume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<DataVolumeSource>,
     /// Claim used as disk.
@@ -203,22 +203,22 @@ pub struct HotplugVolumeSource {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RemoveVolumeOptions {
-    /// `All` to check only.
+    /// `All` to validate only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dry_run: Vec<String>,
     /// Name of the volume.
     pub name: String,
 }
 
-/// Whether a volume can be snapshotted.
+/// Support of snapshots for a volume.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSnapshotStatus {
-    /// Whether it can.
+    /// True if snapshots are supported.
     pub enabled: bool,
     /// Name of the volume.
     pub name: String,
-    /// Word for programs.
+    /// CamelCase reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -227,16 +227,16 @@ pub struct VolumeSnapshotStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeUpdateState {
-    /// Volumes being moved.
+    /// Volumes being migrated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_migration_state: Option<VolumeMigrationState>,
 }
 
-/// Volumes being moved.
+/// Volumes being migrated.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeMigrationState {
-    /// Volumes being moved to other claims.
+    /// Volumes being migrated to other claims.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub migrated_volumes: Vec<StorageMigratedVolumeInfo>,
 }

@@ -1,31 +1,31 @@
-//! Credentials put into the guest.
+//! Access credentials for the guest.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// One credential to put into the guest; exactly one member is set.
+/// An access credential; exactly one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AccessCredential {
-    /// Public SSH keys of a secret.
+    /// Public SSH keys from a Secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh_public_key: Option<SshPublicKeyAccessCredential>,
-    /// Passwords of a secret.
+    /// Passwords from a Secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_password: Option<UserPasswordAccessCredential>,
 }
 
-/// SSH keys and the way they reach the guest.
+/// SSH keys and their propagation method.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SshPublicKeyAccessCredential {
-    /// How the credential reaches the guest.
+    /// Propagation method.
     pub propagation_method: SshPublicKeyAccessCredentialPropagationMethod,
-    /// Where the credential comes from.
+    /// Source of the credential.
     pub source: SshPublicKeyAccessCredentialSource,
 }
 
-/// Way for SSH keys; exactly one member is set.
+/// Propagation method of SSH keys; exactly one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SshPublicKeyAccessCredentialPropagationMethod {
@@ -40,19 +40,19 @@ pub struct SshPublicKeyAccessCredentialPropagationMethod {
     pub qemu_guest_agent: Option<QemuGuestAgentSshPublicKeyAccessCredentialPropagation>,
 }
 
-/// Marker for the ConfigDrive way.
+/// Marker for ConfigDrive.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct ConfigDriveSshPublicKeyAccessCredentialPropagation {}
 
-/// Marker for the NoCloud way.
+/// Marker for NoCloud.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct NoCloudSshPublicKeyAccessCredentialPropagation {}
 
-/// Guest users that get the keys.
+/// Guest users for SSH keys.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct QemuGuestAgentSshPublicKeyAccessCredentialPropagation {
-    /// Guest users whose authorized keys are kept equal to the secret.
+    /// Guest users whose authorized keys are synchronized with the Secret.
     pub users: Vec<String>,
 }
 
@@ -60,30 +60,30 @@ pub struct QemuGuestAgentSshPublicKeyAccessCredentialPropagation {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SshPublicKeyAccessCredentialSource {
-    /// Secret holding the data.
+    /// Secret with the data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<AccessCredentialSecretSource>,
 }
 
-/// A secret in the machine's namespace.
+/// A Secret in the VMI's namespace.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AccessCredentialSecretSource {
-    /// Name of the secret.
+    /// Name of the Secret.
     pub secret_name: String,
 }
 
-/// Guest passwords and the way they reach the guest.
+/// Guest passwords and their propagation method.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UserPasswordAccessCredential {
-    /// How the credential reaches the guest.
+    /// Propagation method.
     pub propagation_method: UserPasswordAccessCredentialPropagationMethod,
-    /// Where the credential comes from.
+    /// Source of the credential.
     pub source: UserPasswordAccessCredentialSource,
 }
 
-/// Way for passwords.
+/// Propagation method of passwords.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UserPasswordAccessCredentialPropagationMethod {
@@ -92,15 +92,15 @@ pub struct UserPasswordAccessCredentialPropagationMethod {
     pub qemu_guest_agent: Option<QemuGuestAgentUserPasswordAccessCredentialPropagation>,
 }
 
-/// Marker for the guest-agent way.
+/// Marker for the guest agent.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct QemuGuestAgentUserPasswordAccessCredentialPropagation {}
 
-/// Source of passwords; secret keys are user names.
+/// Source of passwords; keys of the Secret are user names.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UserPasswordAccessCredentialSource {
-    /// Secret holding the data.
+    /// Secret with the data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<AccessCredentialSecretSource>,
 }

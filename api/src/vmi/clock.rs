@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Clock {
-    /// Timers offered to the guest.
+    /// Timers of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timer: Option<Timer>,
-    /// Time zone name the clock follows; excludes `utc`.
+    /// Name of the time zone; excludes `utc`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timezone: Option<String>,
-    /// UTC base, optionally shifted; excludes `timezone`.
+    /// UTC base with an optional offset; excludes `timezone`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utc: Option<ClockOffsetUtc>,
 }
@@ -22,12 +22,12 @@ pub struct Clock {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClockOffsetUtc {
-    /// Shift against UTC in seconds; without it the guest's own changes are kept.
+    /// Offset from UTC in seconds. If unset, changes by the guest are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset_seconds: Option<i32>,
 }
 
-/// Timers offered to the guest.
+/// Timers of the guest.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Timer {
@@ -52,10 +52,10 @@ pub struct Timer {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HpetTimer {
-    /// Whether the timer exists; true when unset.
+    /// Enables the timer; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
-    /// What happens to ticks the guest missed (`delay`, `catchup`, `merge`, `discard`).
+    /// Treatment of ticks that the guest missed (`delay`, `catchup`, `merge`, `discard`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tick_policy: Option<String>,
 }
@@ -64,7 +64,7 @@ pub struct HpetTimer {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HypervTimer {
-    /// Whether the timer exists; true when unset.
+    /// Enables the timer; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
 }
@@ -73,7 +73,7 @@ pub struct HypervTimer {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KvmTimer {
-    /// Whether the timer exists; true when unset.
+    /// Enables the timer; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
 }
@@ -82,10 +82,10 @@ pub struct KvmTimer {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PitTimer {
-    /// Whether the timer exists; true when unset.
+    /// Enables the timer; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
-    /// What happens to ticks the guest missed (`delay`, `catchup`, `merge`, `discard`).
+    /// Treatment of ticks that the guest missed (`delay`, `catchup`, `merge`, `discard`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tick_policy: Option<String>,
 }
@@ -94,13 +94,13 @@ pub struct PitTimer {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RtcTimer {
-    /// Whether the timer exists; true when unset.
+    /// Enables the timer; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
-    /// What happens to ticks the guest missed (`delay`, `catchup`, `merge`, `discard`).
+    /// Treatment of ticks that the guest missed (`delay`, `catchup`, `merge`, `discard`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tick_policy: Option<String>,
-    /// Source the clock follows: `guest` or `wall`.
+    /// Time source: `guest` or `wall`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub track: Option<String>,
 }

@@ -1,25 +1,25 @@
-//! Virtual CPUs.
+//! vCPUs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Virtual CPU.
+/// vCPU model, topology and features.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cpu {
-    /// Cores per socket; 1 when unset.
+    /// Cores per socket; default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Pin each virtual CPU to a host CPU of its own.
+    /// Pin each vCPU to a dedicated host CPU.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub dedicated_cpu_placement: bool,
     /// Feature flags added to or removed from the model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub features: Vec<CpuFeature>,
-    /// Give the emulator thread a host CPU of its own.
+    /// Run the emulator thread on a dedicated host CPU.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub isolate_emulator_thread: bool,
-    /// Most sockets the machine can grow to while it runs.
+    /// Maximum number of sockets for CPU hotplug.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_sockets: Option<u32>,
     /// CPU model: a libvirt model name, `host-model` or `host-passthrough`.
@@ -28,13 +28,13 @@ pub struct Cpu {
     /// NUMA topology shown to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa: Option<Numa>,
-    /// Real-time scheduling of the virtual CPUs.
+    /// Real-time scheduling of the vCPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub realtime: Option<Realtime>,
-    /// Sockets; 1 when unset.
+    /// Sockets; default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sockets: Option<u32>,
-    /// Threads per core; 1 when unset.
+    /// Threads per core; default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
 }
@@ -43,7 +43,7 @@ pub struct Cpu {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuFeature {
-    /// Flag name as libvirt knows it.
+    /// Name of the feature in libvirt.
     pub name: String,
     /// `force`, `require` (default), `optional`, `disable` or `forbid`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,7 +54,7 @@ pub struct CpuFeature {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Numa {
-    /// Mirror the host nodes of the pinned CPUs and huge pages.
+    /// Mirror the host NUMA nodes of the pinned CPUs and huge pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_mapping_passthrough: Option<NumaGuestMappingPassthrough>,
 }
@@ -67,7 +67,7 @@ pub struct NumaGuestMappingPassthrough {}
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Realtime {
-    /// CPU range list with real-time priority; all when unset.
+    /// Range list of vCPUs with real-time priority; default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
 }

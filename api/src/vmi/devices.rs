@@ -7,35 +7,35 @@ use crate::vmi::disks::Disk;
 use crate::vmi::features::FeatureState;
 use crate::vmi::network::Interface;
 
-/// Devices of the machine.
+/// Devices of the VMI.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Devices {
-    /// Whether a VNC display with video is attached; true when unset.
+    /// Attach a VNC display with video; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_graphics_device: Option<bool>,
-    /// Whether a tablet is added when no input device is given; false when unset.
+    /// Add a tablet if there is no input device; default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_input_device: Option<bool>,
-    /// Whether a memory balloon is attached; true when unset.
+    /// Attach a memory balloon; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_mem_balloon: Option<bool>,
-    /// Whether the pod network is attached when no interface is given; true when unset.
+    /// Attach the pod network if there is no interface; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_pod_interface: Option<bool>,
-    /// Whether serial console ttyS0 is attached; true when unset.
+    /// Attach serial console ttyS0; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_serial_console: Option<bool>,
-    /// Whether a VSOCK device is attached; false when unset.
+    /// Attach a VSOCK device; default: false.
     #[serde(rename = "autoattachVSOCK", skip_serializing_if = "Option::is_none")]
     pub autoattach_vsock: Option<bool>,
-    /// One virtio-blk queue per virtual CPU; false when unset.
+    /// Use one virtio-blk queue per vCPU; default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_multi_queue: Option<bool>,
-    /// Slots for USB devices redirected from a client.
+    /// Slots for redirected USB devices of a client.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_passthrough: Option<ClientPassthroughDevices>,
-    /// Keep the machine free of controllers kept ready for hot-plug.
+    /// Omit the controllers for hotplug.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub disable_hotplug: bool,
     /// Disks, each backed by the volume of the same name.
@@ -59,10 +59,10 @@ pub struct Devices {
     /// Network interfaces, each on the network of the same name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<Interface>,
-    /// Copy the serial console to the pod's log; the cluster's setting when unset.
+    /// Copy the serial console to the pod's log; default: the cluster's setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_serial_console: Option<bool>,
-    /// One queue pair per virtual CPU on virtio interfaces; false when unset.
+    /// Use one queue pair per vCPU for virtio interfaces; default: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_interface_multiqueue: Option<bool>,
     /// Devices that report a guest kernel panic.
@@ -77,7 +77,7 @@ pub struct Devices {
     /// Emulated TPM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpm: Option<TpmDevice>,
-    /// Offer virtio devices in their transitional form for old guests.
+    /// Use transitional virtio devices for old guests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_virtio_transitional: Option<bool>,
     /// Video adapter.
@@ -102,7 +102,7 @@ pub struct DownwardMetrics {}
 pub struct Filesystem {
     /// Name of the volume, and mount tag in the guest.
     pub name: String,
-    /// Share by virtiofs.
+    /// Share with virtiofs.
     pub virtiofs: FilesystemVirtiofs,
 }
 
@@ -120,12 +120,12 @@ pub struct Gpu {
     /// Extended resource name of the device plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_name: Option<String>,
-    /// Name of the device, unique in the machine.
+    /// Name of the device, unique in the VMI.
     pub name: String,
     /// Request inside the resource claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_name: Option<String>,
-    /// Role of the device, handed to the guest in cloud-init metadata.
+    /// Role of the device, passed to the guest in cloud-init metadata.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
     /// Display settings of a virtual GPU.
@@ -146,10 +146,10 @@ pub struct VgpuOptions {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VgpuDisplayOptions {
-    /// Whether it is on; true when the object is given without it.
+    /// Enables the display; default: true if the object is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Frame buffer before the guest's driver is up.
+    /// Frame buffer until the guest's driver is loaded.
     #[serde(rename = "ramFB", skip_serializing_if = "Option::is_none")]
     pub ram_fb: Option<FeatureState>,
 }
@@ -164,12 +164,12 @@ pub struct HostDevice {
     /// Extended resource name of the device plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_name: Option<String>,
-    /// Name of the device, unique in the machine.
+    /// Name of the device, unique in the VMI.
     pub name: String,
     /// Request inside the resource claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_name: Option<String>,
-    /// Role of the device, handed to the guest in cloud-init metadata.
+    /// Role of the device, passed to the guest in cloud-init metadata.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
 }
@@ -215,10 +215,10 @@ pub struct SoundDevice {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TpmDevice {
-    /// Whether the TPM exists; true when the object is given without it.
+    /// Enables the TPM; default: true if the object is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Keep the TPM's state over restarts.
+    /// Keep the TPM's state across restarts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent: Option<bool>,
 }
@@ -250,7 +250,7 @@ pub struct Watchdog {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Diag288Watchdog {
-    /// What expiry does: `poweroff`, `reset` (default) or `shutdown`.
+    /// Action on expiry: `poweroff`, `reset` (default) or `shutdown`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action: Option<String>,
 }
@@ -259,7 +259,7 @@ pub struct Diag288Watchdog {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct I6300EsbWatchdog {
-    /// What expiry does: `poweroff`, `reset` (default) or `shutdown`.
+    /// Action on expiry: `poweroff`, `reset` (default) or `shutdown`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action: Option<String>,
 }

@@ -9,13 +9,13 @@ use crate::vmi::features::FeatureState;
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Disk {
-    /// Sector sizes shown to the guest.
+    /// Sector sizes of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_size: Option<BlockSize>,
-    /// Place in the boot order, from 1; unset devices come last.
+    /// Position in the boot order, counted from 1; devices without one come last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boot_order: Option<u64>,
-    /// Host cache mode: `none`, `writethrough` or `writeback`; chosen by what the volume supports when unset.
+    /// Host cache mode: `none`, `writethrough` or `writeback`; default: depends on the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
     /// Attach as CD-ROM.
@@ -24,19 +24,19 @@ pub struct Disk {
     /// Track changed blocks for incremental backups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed_block_tracking: Option<bool>,
-    /// Give the disk an IO thread of its own.
+    /// Use a dedicated IO thread for the disk.
     #[serde(rename = "dedicatedIOThread", skip_serializing_if = "Option::is_none")]
     pub dedicated_io_thread: Option<bool>,
-    /// Attach as hard disk (the default).
+    /// Attach as hard disk (default).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskTarget>,
-    /// What QEMU does on an IO error: `stop`, `ignore`, `report` or `enospace`.
+    /// Reaction of QEMU to an IO error: `stop`, `ignore`, `report` or `enospace`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_policy: Option<String>,
     /// Asynchronous IO mode: `native` or `threads`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io: Option<String>,
-    /// Attach as SCSI LUN, commands passed through.
+    /// Attach as SCSI LUN with command passthrough.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lun: Option<LunTarget>,
     /// Name of the volume behind the disk.
@@ -44,10 +44,10 @@ pub struct Disk {
     /// Serial number shown to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// Allow several machines to open the volume for writing; host cache off.
+    /// Permit several VMIs to write to the volume; disables the host cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shareable: Option<bool>,
-    /// Role of the device, handed to the guest in cloud-init metadata.
+    /// Role of the device, passed to the guest in cloud-init metadata.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
 }
@@ -59,7 +59,7 @@ pub struct BlockSize {
     /// Explicit sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom: Option<CustomBlockSize>,
-    /// Take the sizes of the block device behind the volume.
+    /// Use the sizes of the volume's block device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub match_volume: Option<FeatureState>,
 }
@@ -68,7 +68,7 @@ pub struct BlockSize {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CustomBlockSize {
-    /// Smallest discard in bytes.
+    /// Discard granularity in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discard_granularity: Option<u64>,
     /// Logical sector size in bytes.
@@ -86,7 +86,7 @@ pub struct CdromTarget {
     /// Bus of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bus: Option<String>,
-    /// Always true in effect; a CD-ROM cannot be written.
+    /// No effect: a CD-ROM is always read-only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub readonly: Option<bool>,
     /// Tray state at boot: `open` or `closed` (default).
@@ -104,7 +104,7 @@ pub struct DiskTarget {
     /// PCI address in the guest, `dddd:bb:ss.f`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_address: Option<String>,
-    /// Whether the guest is kept from writing.
+    /// Attach the disk read-only.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub readonly: bool,
 }
@@ -116,10 +116,10 @@ pub struct LunTarget {
     /// Bus of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bus: Option<String>,
-    /// Whether the guest is kept from writing.
+    /// Attach the LUN read-only.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub readonly: bool,
-    /// Let the guest use SCSI persistent reservations.
+    /// Permit SCSI persistent reservations by the guest.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub reservation: bool,
 }

@@ -1,4 +1,4 @@
-//! The virtual hardware apart from its parts with modules of their own.
+//! Virtual hardware without the parts that have their own modules.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::vmi::firmware::Firmware;
 use crate::vmi::memory::Memory;
 use crate::vmi::security::LaunchSecurity;
 
-/// Virtual hardware of one machine.
+/// Virtual hardware of a VMI.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DomainSpec {
@@ -24,12 +24,12 @@ pub struct DomainSpec {
     /// Clock base and timers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
-    /// Virtual CPU model, topology and features.
+    /// vCPU model, topology and features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Cpu>,
     /// Disks, interfaces and other devices.
     pub devices: Devices,
-    /// Hypervisor features shown to the guest.
+    /// Hypervisor features of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub features: Option<Features>,
     /// Boot firmware and its identifiers.
@@ -38,19 +38,19 @@ pub struct DomainSpec {
     /// Pool of IO threads for disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_threads: Option<DiskIoThreads>,
-    /// How disks share IO threads (`shared`, `auto`, `supplementalPool`); none when unset.
+    /// How disks share IO threads (`shared`, `auto`, `supplementalPool`); default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_threads_policy: Option<String>,
     /// Memory encryption of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launch_security: Option<LaunchSecurity>,
-    /// Emulated board.
+    /// Machine type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
     /// Guest memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
-    /// `Reboot` restarts the guest in place, `Terminate` ends the machine when the guest reboots.
+    /// `Reboot` restarts the guest in place, `Terminate` ends the VMI when the guest reboots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reboot_policy: Option<String>,
     /// Requests and limits of the launcher pod.
@@ -83,16 +83,16 @@ pub struct Chassis {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskIoThreads {
-    /// Threads of the pool with policy `supplementalPool`.
+    /// Number of threads for policy `supplementalPool`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub supplemental_pool_thread_count: Option<u32>,
 }
 
-/// Emulated board.
+/// Machine type.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
-    /// libvirt machine type; `q35` on amd64 when unset.
+    /// Machine type of libvirt; default on amd64: `q35`.
     #[serde(default)]
     pub type_: String,
 }
@@ -101,13 +101,13 @@ pub struct Machine {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceRequirements {
-    /// Most the pod may use.
+    /// Limits of the pod.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, Quantity>,
-    /// Leave the overhead out of the pod's memory request.
+    /// Omit the overhead from the pod's memory request.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub overcommit_guest_overhead: bool,
-    /// What the scheduler sets aside.
+    /// Requests of the pod.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, Quantity>,
 }

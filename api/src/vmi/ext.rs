@@ -1,4 +1,4 @@
-//! Questions many parts of the project ask of a machine.
+//! Derived properties of VMIs.
 
 use sha2::{Digest, Sha256};
 
@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{Condition, VmiPhase};
 
-/// Longest label of a name in DNS.
+/// Maximum length of a DNS label.
 const HOST_NAME_LIMIT: usize = 63;
 
 impl Cpu {
-    /// Virtual CPUs the guest starts with: sockets × cores × threads, each counted as 1 when unset or 0.
+    /// Returns the number of vCPUs at start: sockets × cores × threads, each counted as 1 if unset or 0.
     pub fn vcpus(&self) -> u32 {
         [self.sockets, self.cores, self.threads]
             .into_iter()
@@ -25,15 +25,15 @@ impl Cpu {
 }
 
 impl FeatureState {
-    /// Whether the feature is on; an object without `enabled` means on.
+    /// Returns true if the feature is on. An object without `enabled` means on.
     pub fn is_enabled(&self) -> bool {
         self.enabled.unwrap_or(true)
     }
 }
 
 impl Interface {
-    /// The MAC address that is asked for in the one spelling that libvirt reads and guests write, `02:00:00:00:00:01`.
-    /// Users may write it with hyphens, or in groups of four digits with dots as well. `None` when none is asked for.
+    /// Returns the requested MAC address in the form of libvirt and guests, `02:00:00:00:00:01`. Users may also write it with
+    /// hyphens, or as groups of four digits with dots. Returns `None` if it is unset or invalid.
     pub fn mac(&self) -> Option<String> {
         let text = self.mac_address.as_deref()?;
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).map(|c| c.to_ascii_lowercase()).collect();
@@ -44,53 +44,53 @@ impl Interface {
 }
 
 impl Network {
-    /// Whether it is the network that its pod is reached by: the pod's own, or the one that takes its place.
+    /// Returns true for the primary network of the pod: the pod network or its replacement.
     pub fn is_primary(&self) -> bool {
         self.pod.is_some() || self.multus.as_ref().is_some_and(|multus| multus.default_)
     }
 
-    /// The link of the machine's pod that leads to this network, unless the pod network's plugin names its link otherwise.
+    /// Returns the default name of the pod's link to this network. The plugin of the pod network may use another name.
     pub fn pod_link(&self) -> String {
         if self.is_primary() {
             return "eth0".to_owned();
         }
         let digest = Sha256::digest(self.name.as_bytes());
         let hash: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-        // 14 characters: a link's name has 15 at most, and others are made of this one.
+        // A link name has at most 15 characters, and one more is needed for derived names.
         format!("pod{}", hash.get(..11).unwrap_or(&hash))
     }
 }
 
 impl MultusNetwork {
-    /// Namespace and name of the definition, seen from a machine's namespace.
+    /// Returns namespace and name of the NetworkAttachmentDefinition for a VMI in `namespace`.
     pub fn definition<'a>(&'a self, namespace: &'a str) -> (&'a str, &'a str) {
         self.network_name.split_once('/').unwrap_or((namespace, &self.network_name))
     }
 }
 
 impl VirtualMachineInstance {
-    /// The phase, `Unset` before the first status.
+    /// Returns the phase, `Unset` before the first status.
     pub fn phase(&self) -> &VmiPhase {
         self.status.as_ref().and_then(|status| status.phase.as_ref()).unwrap_or(&VmiPhase::Unset)
     }
 
-    /// Whether the machine is over: `Succeeded` or `Failed`.
+    /// Returns true for phases `Succeeded` and `Failed`.
     pub fn is_final(&self) -> bool {
         self.phase().is_final()
     }
 
-    /// Whether deletion was asked for.
+    /// Returns true if the VMI is being deleted.
     pub fn is_deleting(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// The condition of a type, when there is one.
+    /// Returns the condition of a type, if present.
     pub fn condition(&self, type_: &str) -> Option<&Condition> {
         self.status.as_ref().and_then(|status| status.condition(type_))
     }
 
-    /// Host name of pod and guest: the one asked for, else the machine's name up to its first dot, as far as a label of DNS
-    /// can hold it.
+    /// Returns the host name of pod and guest: the requested one, else the name of the VMI up to its first dot,
+    /// truncated to the length of a DNS label.
     pub fn hostname(&self) -> String {
         if let Some(name) = self.spec.hostname.as_ref().filter(|name| !name.is_empty()) {
             return name.clone();
@@ -102,7 +102,7 @@ impl VirtualMachineInstance {
 }
 
 impl VirtualMachineInstanceStatus {
-    /// The condition of a type, when there is one.
+    /// Returns the condition of a type, if present.
     pub fn condition(&self, type_: &str) -> Option<&Condition> {
         self.conditions.iter().find(|condition| condition.type_ == type_)
     }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mac_addresses_are_spelt_in_one_way() {
+    fn mac_addresses_are_normalized() {
         for (written, read) in [
             (Some("BE-AF-00-00-DE-AD"), Some("be:af:00:00:de:ad")),
             (Some("beaf.0000.DEAD"), Some("be:af:00:00:de:ad")),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_networks_are_named_so_that_everybody_finds_them() {
+    fn pod_links_have_deterministic_names() {
         let network = |pod: bool, default_: Option<bool>| Network {
             name: "lan".into(),
             pod: pod.then(Default::default),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn definitions_are_in_the_machines_namespace_unless_another_is_named() {
+    fn network_definitions_default_to_the_namespace_of_the_vmi() {
         for (written, read) in [("lan", ("mine", "lan")), ("shop/lan", ("shop", "lan")), ("a/b/c", ("a", "b/c"))] {
             let multus = MultusNetwork { default_: false, network_name: written.into() };
             assert_eq!(multus.definition("mine"), read);

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Hypervisor features shown to the guest.
+/// Hypervisor features of the guest.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Features {
@@ -16,10 +16,10 @@ pub struct Features {
     /// Hyper-V enlightenments.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hyperv: Option<FeatureHyperv>,
-    /// All Hyper-V enlightenments the host supports.
+    /// All Hyper-V enlightenments that the host supports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hyperv_passthrough: Option<HypervPassthrough>,
-    /// What is told about KVM.
+    /// KVM features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kvm: Option<FeatureKvm>,
     /// Paravirtual spinlocks.
@@ -30,11 +30,11 @@ pub struct Features {
     pub smm: Option<FeatureState>,
 }
 
-/// A switch.
+/// A feature switch.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FeatureState {
-    /// Whether it is on; true when the object is given without it.
+    /// Enables the feature; default: true if the object is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
@@ -43,7 +43,7 @@ pub struct FeatureState {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FeatureApic {
-    /// Whether it is on; true when the object is given without it.
+    /// Enables the feature; default: true if the object is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// Paravirtual end-of-interrupt.
@@ -64,19 +64,19 @@ pub struct FeatureHyperv {
     /// Paravirtual inter-processor interrupts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ipi: Option<FeatureState>,
-    /// Notice of TSC changes after a migration.
+    /// Notification of TSC changes after a migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reenlightenment: Option<FeatureState>,
-    /// Tell the guest not to stop over late timer interrupts.
+    /// Tell the guest to tolerate late timer interrupts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relaxed: Option<FeatureState>,
     /// Reset register.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reset: Option<FeatureState>,
-    /// Virtual CPU run time register.
+    /// vCPU run time register.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime: Option<FeatureState>,
-    /// Retries before the guest yields a spinlock.
+    /// Number of retries before the guest yields a spinlock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spinlocks: Option<FeatureSpinlocks>,
     /// Synthetic interrupt controller.
@@ -103,10 +103,10 @@ pub struct FeatureHyperv {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FeatureSpinlocks {
-    /// Whether it is on; true when the object is given without it.
+    /// Enables the feature; default: true if the object is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Number of retries, at least 4096; 4096 when unset.
+    /// Number of retries, at least 4096; default: 4096.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spinlocks: Option<u32>,
 }
@@ -115,10 +115,10 @@ pub struct FeatureSpinlocks {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SynicTimer {
-    /// Deliver straight to the guest's handler.
+    /// Direct delivery to the guest's handler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direct: Option<FeatureState>,
-    /// Whether it is on; true when the object is given without it.
+    /// Enables the feature; default: true if the object is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
@@ -127,10 +127,10 @@ pub struct SynicTimer {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TlbFlush {
-    /// Deliver straight to the guest's handler.
+    /// Direct delivery to the guest's handler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direct: Option<FeatureState>,
-    /// Whether it is on; true when the object is given without it.
+    /// Enables the feature; default: true if the object is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// Extended hypercalls.
@@ -142,7 +142,7 @@ pub struct TlbFlush {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FeatureVendorId {
-    /// Whether it is on; true when the object is given without it.
+    /// Enables the feature; default: true if the object is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// Up to twelve characters.
@@ -154,12 +154,12 @@ pub struct FeatureVendorId {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HypervPassthrough {
-    /// Whether it is on; true when the object is given without it.
+    /// Enables the feature; default: true if the object is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
 
-/// What is told about KVM.
+/// KVM features.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FeatureKvm {

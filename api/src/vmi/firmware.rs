@@ -7,24 +7,24 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Firmware {
-    /// ACPI tables taken from secrets.
+    /// ACPI tables from Secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub acpi: Option<Acpi>,
-    /// BIOS or EFI; BIOS when unset.
+    /// BIOS or EFI; default: BIOS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootloader: Option<Bootloader>,
-    /// Boot a kernel from a container image, without boot loader.
+    /// Boot a kernel from a container image without boot loader.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel_boot: Option<KernelBoot>,
     /// System serial number shown in SMBIOS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// System UUID shown in SMBIOS; made up when unset.
+    /// System UUID shown in SMBIOS; default: a generated one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
 }
 
-/// ACPI tables taken from secret volumes.
+/// ACPI tables from Secret volumes.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Acpi {
@@ -61,10 +61,10 @@ pub struct BiOs {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Efi {
-    /// Keep the variable store over restarts.
+    /// Keep the variable store across restarts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent: Option<bool>,
-    /// Enforce secure boot; true when unset.
+    /// Enforce secure boot; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secure_boot: Option<bool>,
 }
@@ -73,7 +73,7 @@ pub struct Efi {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KernelBoot {
-    /// Image that carries kernel and initrd.
+    /// Image with kernel and initrd.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<KernelBootContainer>,
     /// Kernel command line.
@@ -87,7 +87,7 @@ pub struct KernelBoot {
 pub struct KernelBootContainer {
     /// Image reference.
     pub image: String,
-    /// When the image is pulled.
+    /// Pull policy of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<String>,
     /// Secret with the registry's credentials.

@@ -8,16 +8,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Memory {
-    /// Memory the guest sees; the memory request when unset.
+    /// Guest memory; default: the memory request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<Quantity>,
     /// Back the guest by huge pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugepages: Option<Hugepages>,
-    /// Most memory the machine can grow to while it runs.
+    /// Maximum guest memory for memory hotplug.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_guest: Option<Quantity>,
-    /// Memory reserved beyond the guest's.
+    /// Memory reserved in addition to the guest's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_overhead: Option<ReservedOverhead>,
 }
@@ -31,14 +31,14 @@ pub struct Hugepages {
     pub page_size: Option<String>,
 }
 
-/// Memory reserved beyond the guest's.
+/// Memory reserved in addition to the guest's.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReservedOverhead {
     /// Amount added to the pod's request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub added_overhead: Option<Quantity>,
-    /// Whether QEMU's memory must be locked: `Required` or `NotRequired`.
+    /// Locking of QEMU's memory: `Required` or `NotRequired`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mem_lock: Option<String>,
 }
@@ -47,16 +47,16 @@ pub struct ReservedOverhead {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryStatus {
-    /// At boot.
+    /// Memory at boot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_at_boot: Option<Quantity>,
-    /// Now.
+    /// Current memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_current: Option<Quantity>,
-    /// Asked for.
+    /// Requested memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_requested: Option<Quantity>,
-    /// Reserved beyond the guest's memory.
+    /// Memory reserved in addition to the guest's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_overhead: Option<Quantity>,
 }

@@ -11,31 +11,31 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceMigrationState {
-    /// Whether it is to be aborted.
+    /// True if an abort is requested.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub abort_requested: bool,
-    /// How far the abort got.
+    /// Status of the abort.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub abort_status: Option<String>,
-    /// Whether it is over.
+    /// True if the migration has ended.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub completed: bool,
-    /// When it ended.
+    /// End time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_timestamp: Option<Time>,
-    /// Whether it failed.
+    /// True if the migration failed.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub failed: bool,
-    /// Why it failed.
+    /// Reason of the failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_reason: Option<String>,
-    /// Settings in effect.
+    /// Effective settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_configuration: Option<MigrationConfigurationOptions>,
     /// `pod` or `migration`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_network_type: Option<String>,
-    /// Policy that matched.
+    /// Matching migration policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_policy_name: Option<String>,
     /// UID of the migration object.
@@ -44,129 +44,129 @@ pub struct VirtualMachineInstanceMigrationState {
     /// `PreCopy`, `PostCopy` or `Paused`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Node it leaves.
+    /// Source node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_node: Option<String>,
-    /// Claim with persistent state at the source.
+    /// Claim with persistent state on the source.
     #[serde(rename = "sourcePersistentStatePVCName", skip_serializing_if = "Option::is_none")]
     pub source_persistent_state_pvc_name: Option<String>,
-    /// Pod it leaves.
+    /// Source pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_pod: Option<String>,
-    /// What the source side says.
+    /// State of the source side.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_state: Option<VirtualMachineInstanceMigrationSourceState>,
-    /// When it began.
+    /// Start time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_timestamp: Option<Time>,
-    /// Pod that attaches hot-plugged volumes at the target.
+    /// Pod that attaches hotplugged volumes on the target.
     #[serde(rename = "targetAttachmentPodUID", skip_serializing_if = "Option::is_none")]
     pub target_attachment_pod_uid: Option<String>,
-    /// Host CPUs at the target for pinned machines.
+    /// Host CPUs on the target for VMIs with dedicated CPUs.
     #[serde(rename = "targetCPUSet", default, skip_serializing_if = "Vec::is_empty")]
     pub target_cpu_set: Vec<i32>,
-    /// Ports of the target by purpose.
+    /// Ports of the target and their purpose.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub target_direct_migration_node_ports: BTreeMap<String, i32>,
     /// Overhead of the target pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_memory_overhead: Option<Quantity>,
-    /// Node it moves to.
+    /// Target node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_node: Option<String>,
-    /// Address of the target's agent.
+    /// Address of virt-handler on the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_node_address: Option<String>,
-    /// Whether the domain was seen at the target.
+    /// True if the domain exists on the target.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub target_node_domain_detected: bool,
-    /// When it ran at the target.
+    /// Time at which the domain ran on the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_node_domain_ready_timestamp: Option<Time>,
     /// Host topology of the target, JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_node_topology: Option<String>,
-    /// Claim with persistent state at the target.
+    /// Claim with persistent state on the target.
     #[serde(rename = "targetPersistentStatePVCName", skip_serializing_if = "Option::is_none")]
     pub target_persistent_state_pvc_name: Option<String>,
-    /// Pod it moves to.
+    /// Target pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_pod: Option<String>,
-    /// What the target side says.
+    /// State of the target side.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_state: Option<VirtualMachineInstanceMigrationTargetState>,
 }
 
-/// Settings of one migration.
+/// Settings of a migration.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MigrationConfigurationOptions {
-    /// Slow the guest down so that copying catches up.
+    /// Throttle the guest so that the migration converges.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_auto_converge: Option<bool>,
-    /// Switch over before all memory is copied.
+    /// Switch to post-copy before all memory is copied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_post_copy: Option<bool>,
-    /// Pause or switch early when copying takes too long.
+    /// Pause the guest or switch to post-copy if the migration exceeds its time limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_workload_disruption: Option<bool>,
-    /// Bytes per second, 0 for no limit.
+    /// Bytes per second; 0 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth_per_migration: Option<Quantity>,
-    /// Seconds per GiB after which it is stopped.
+    /// Seconds per GiB after which the migration is aborted.
     #[serde(rename = "completionTimeoutPerGiB", skip_serializing_if = "Option::is_none")]
     pub completion_timeout_per_gib: Option<i64>,
-    /// Send memory in clear text.
+    /// Transfer memory without encryption.
     #[serde(rename = "disableTLS", skip_serializing_if = "Option::is_none")]
     pub disable_tls: Option<bool>,
-    /// Settings that may change.
+    /// Experimental settings, which may change or be removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experimental: Option<ExperimentalMigrationOptions>,
-    /// Keep the source's SELinux level at the target.
+    /// Use the source's SELinux level on the target.
     #[serde(rename = "matchSELinuxLevelOnMigration", skip_serializing_if = "Option::is_none")]
     pub match_selinux_level_on_migration: Option<bool>,
-    /// Longest stop at switch-over in milliseconds.
+    /// Maximum downtime at switchover in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_downtime_ms: Option<u64>,
-    /// NetworkAttachmentDefinition migrations run over.
+    /// NetworkAttachmentDefinition of the migration network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// Taint that marks nodes being drained.
+    /// Taint of nodes that are being drained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_drain_taint_key: Option<String>,
-    /// Most migrations at once in the cluster.
+    /// Maximum number of concurrent migrations in the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_migrations_per_cluster: Option<u32>,
-    /// Most migrations at once leaving one node.
+    /// Maximum number of concurrent outbound migrations per node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_outbound_migrations_per_node: Option<u32>,
-    /// Seconds without progress after which it is stopped.
+    /// Seconds without progress after which the migration is aborted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress_timeout: Option<i64>,
-    /// Let libvirt migrate what it thinks unsafe.
+    /// Permit migrations that libvirt considers unsafe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unsafe_migration_override: Option<bool>,
-    /// Seconds utility volumes may take to detach.
+    /// Time limit in seconds for detaching utility volumes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utility_volumes_timeout: Option<i64>,
 }
 
-/// Migration settings that may change.
+/// Experimental migration settings.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExperimentalMigrationOptions {
     /// `none` or `zstd`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compression: Option<String>,
-    /// Steps of the allowed stop.
+    /// Steps of the downtime limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub downtime_tuning: Option<DowntimeTuningOptions>,
-    /// When a migration counts as stalled.
+    /// Detection of stalled migrations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stall_detector: Option<StallDetectorOptions>,
 }
 
-/// Steps of the allowed stop.
+/// Steps of the downtime limit.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DowntimeTuningOptions {
@@ -176,7 +176,7 @@ pub struct DowntimeTuningOptions {
     /// First value in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initial_ms: Option<i64>,
-    /// Copy round after which it begins.
+    /// Copy iteration after which the steps begin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_after_iteration: Option<i64>,
     /// Number of steps.
@@ -184,32 +184,32 @@ pub struct DowntimeTuningOptions {
     pub steps: Option<i32>,
 }
 
-/// When a migration counts as stalled.
+/// Detection of stalled migrations.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StallDetectorOptions {
-    /// Factor on the completion timeout.
+    /// Factor for the completion timeout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_timeout_factor: Option<Quantity>,
-    /// Weight of the newest rate.
+    /// Weight of the latest transfer rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ewma_alpha: Option<Quantity>,
-    /// How fast patience shrinks.
+    /// Decay of the patience window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patience_window_decay_factor: Option<Quantity>,
-    /// Rate over dirtying that still counts as possible.
+    /// Ratio of transfer rate to dirty rate above which pre-copy is considered possible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precopy_possible_factor: Option<Quantity>,
-    /// Switch over at a local low of remaining data.
+    /// Switch over at a local minimum of remaining data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub search_local_minima: Option<bool>,
-    /// Percent of change that counts as progress.
+    /// Change in percent that counts as progress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stall_margin: Option<i64>,
     /// Seconds without progress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stall_progress_timeout: Option<i64>,
-    /// Seconds switch-over may take.
+    /// Time limit of the switchover in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub switchover_timeout: Option<i64>,
 }
@@ -221,7 +221,7 @@ pub struct VirtualMachineInstanceMigrationSourceState {
     /// Name of the domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain_name: Option<String>,
-    /// Namespace of the machine.
+    /// Namespace of the VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain_namespace: Option<String>,
     /// UID of the migration object.
@@ -230,7 +230,7 @@ pub struct VirtualMachineInstanceMigrationSourceState {
     /// Name of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Node labels the target must match.
+    /// Node labels that the target must match.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selectors: BTreeMap<String, String>,
     /// Claim with persistent state.
@@ -245,7 +245,7 @@ pub struct VirtualMachineInstanceMigrationSourceState {
     /// Address of the synchronization service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_address: Option<String>,
-    /// UID of the machine.
+    /// UID of the VMI.
     #[serde(rename = "virtualMachineInstanceUID", skip_serializing_if = "Option::is_none")]
     pub virtual_machine_instance_uid: Option<String>,
 }
@@ -254,25 +254,25 @@ pub struct VirtualMachineInstanceMigrationSourceState {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceMigrationTargetState {
-    /// Pod that attaches hot-plugged volumes.
+    /// Pod that attaches hotplugged volumes.
     #[serde(rename = "attachmentPodUID", skip_serializing_if = "Option::is_none")]
     pub attachment_pod_uid: Option<String>,
-    /// Host CPUs for pinned machines.
+    /// Host CPUs for VMIs with dedicated CPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cpu_set: Vec<i32>,
-    /// Ports by purpose.
+    /// Ports and their purpose.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub direct_migration_node_ports: BTreeMap<String, i32>,
-    /// Whether the domain was seen.
+    /// True if the domain exists.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub domain_detected: bool,
     /// Name of the domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain_name: Option<String>,
-    /// Namespace of the machine.
+    /// Namespace of the VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain_namespace: Option<String>,
-    /// When it ran.
+    /// Time at which the domain ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain_ready_timestamp: Option<Time>,
     /// UID of the migration object.
@@ -281,7 +281,7 @@ pub struct VirtualMachineInstanceMigrationTargetState {
     /// Name of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Address of the agent.
+    /// Address of virt-handler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_address: Option<String>,
     /// Host topology, JSON.
@@ -299,7 +299,7 @@ pub struct VirtualMachineInstanceMigrationTargetState {
     /// Address of the synchronization service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_address: Option<String>,
-    /// UID of the machine.
+    /// UID of the VMI.
     #[serde(rename = "virtualMachineInstanceUID", skip_serializing_if = "Option::is_none")]
     pub virtual_machine_instance_uid: Option<String>,
 }

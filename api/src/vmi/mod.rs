@@ -1,4 +1,4 @@
-//! VirtualMachineInstance: a machine that runs.
+//! VirtualMachineInstance: a running VM.
 
 pub mod access;
 pub mod clock;

@@ -13,54 +13,54 @@ pub struct Interface {
     /// Binding by a registered plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub binding: Option<PluginBinding>,
-    /// Place in the boot order, from 1; unset devices come last.
+    /// Position in the boot order, counted from 1; devices without one come last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boot_order: Option<u64>,
-    /// Bridge the guest to the pod's interface.
+    /// Bridge between the guest and the pod's interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bridge: Option<InterfaceBridge>,
-    /// Extra options the machine's DHCP answer carries.
+    /// Additional options in DHCP answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dhcp_options: Option<DhcpOptions>,
-    /// MAC address; made up when unset.
+    /// MAC address; default: a generated one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac_address: Option<String>,
-    /// No longer supported; refused.
+    /// No longer supported; rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub macvtap: Option<DeprecatedInterfaceMacvtap>,
-    /// Hide the guest behind the pod's address by NAT.
+    /// NAT between the guest and the pod's address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<InterfaceMasquerade>,
-    /// Emulated card: `virtio` (default), `e1000`, `e1000e`, `igb`, `rtl8139`, `ne2k_pci` or `pcnet`.
+    /// Model of the network card: `virtio` (default), `e1000`, `e1000e`, `igb`, `rtl8139`, `ne2k_pci` or `pcnet`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Name of the network it connects to.
+    /// Name of the network that it connects to.
     pub name: String,
-    /// No longer supported; refused.
+    /// No longer supported; rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub passt: Option<DeprecatedInterfacePasst>,
-    /// User-mode networking by passt.
+    /// User-mode networking with passt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub passt_binding: Option<InterfacePasstBinding>,
     /// PCI address in the guest, `dddd:bb:ss.f`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pci_address: Option<String>,
-    /// Ranges of ports forwarded to the guest.
+    /// Port ranges forwarded to the guest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub port_ranges: Vec<PortRange>,
-    /// Ports forwarded to the guest; all when empty.
+    /// Ports forwarded to the guest; default: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
-    /// No longer supported; refused.
+    /// No longer supported; rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slirp: Option<DeprecatedInterfaceSlirp>,
-    /// SR-IOV virtual function handed to the guest.
+    /// SR-IOV virtual function passed to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sriov: Option<InterfaceSriov>,
-    /// Link state: `up` (default), `down` or `absent` (to unplug).
+    /// Link state: `up` (default), `down` or `absent` (unplugs the interface).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Role of the device, handed to the guest in cloud-init metadata.
+    /// Role of the device, passed to the guest in cloud-init metadata.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
 }
@@ -89,32 +89,32 @@ pub struct InterfaceSriov {}
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct InterfacePasstBinding {}
 
-/// Marker of the removed macvtap binding.
+/// Marker for the removed macvtap binding.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct DeprecatedInterfaceMacvtap {}
 
-/// Marker of the removed passt plugin.
+/// Marker for the removed passt plugin.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct DeprecatedInterfacePasst {}
 
-/// Marker of the removed slirp binding.
+/// Marker for the removed slirp binding.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct DeprecatedInterfaceSlirp {}
 
-/// Extra DHCP options.
+/// Additional DHCP options.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DhcpOptions {
-    /// Option 67, file to boot from.
+    /// Option 67, name of the boot file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boot_file_name: Option<String>,
-    /// Option 42, addresses of time servers.
+    /// Option 42, addresses of NTP servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ntp_servers: Vec<String>,
     /// Options 224 to 254 with text values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub private_options: Vec<DhcpPrivateOptions>,
-    /// Option 66, server to boot from.
+    /// Option 66, name of the TFTP server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tftp_server_name: Option<String>,
 }
@@ -125,7 +125,7 @@ pub struct DhcpOptions {
 pub struct DhcpPrivateOptions {
     /// Number, 224 to 254.
     pub option: i32,
-    /// Text sent.
+    /// Text value.
     pub value: String,
 }
 
@@ -133,7 +133,7 @@ pub struct DhcpPrivateOptions {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
-    /// Name, unique among the interface's ports.
+    /// Name, unique among the ports of the interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Port number, 1 to 65535.
@@ -176,7 +176,7 @@ pub struct Network {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MultusNetwork {
-    /// Whether it takes the place of the pod network.
+    /// Replaces the pod network.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub default_: bool,
     /// Name of the definition, optionally `namespace/name`.
@@ -187,10 +187,10 @@ pub struct MultusNetwork {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodNetwork {
-    /// Range inside the masquerade bridge for IPv6; `fd10:0:2::/120` when unset.
+    /// IPv6 subnet of the masquerade bridge; default: `fd10:0:2::/120`.
     #[serde(rename = "vmIPv6NetworkCIDR", skip_serializing_if = "Option::is_none")]
     pub vm_ipv6_network_cidr: Option<String>,
-    /// Range inside the masquerade bridge; `10.0.2.0/24` when unset.
+    /// Subnet of the masquerade bridge; default: `10.0.2.0/24`.
     #[serde(rename = "vmNetworkCIDR", skip_serializing_if = "Option::is_none")]
     pub vm_network_cidr: Option<String>,
 }

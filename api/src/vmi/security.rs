@@ -28,7 +28,7 @@ pub struct Sev {
     /// Guest owner's Diffie-Hellman key, base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dh_cert: Option<String>,
-    /// Guest policy.
+    /// SEV policy of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<SevPolicy>,
     /// Launch session blob, base64.
@@ -44,7 +44,7 @@ pub struct SevAttestation {}
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SevPolicy {
-    /// Encrypt register state as well (SEV-ES).
+    /// Encrypt the register state, too (SEV-ES).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encrypted_state: Option<bool>,
 }

@@ -1,4 +1,4 @@
-//! The spec of a machine.
+//! The spec of a VMI.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::vmi::domain::DomainSpec;
 use crate::vmi::network::Network;
 use crate::vmi::volumes::Volume;
 
-/// What a running machine is made of: guest hardware, volumes, networks and where it may run.
+/// Spec of a VMI: guest hardware, volumes, networks and scheduling.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[kube(
     group = "kubevirt.io",
@@ -35,7 +35,7 @@ use crate::vmi::volumes::Volume;
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "A virtual machine that runs, one launcher pod each.",
+    doc = "A running virtual machine. Each one has a launcher pod.",
     status = "crate::vmi::status::VirtualMachineInstanceStatus",
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
@@ -47,69 +47,69 @@ use crate::vmi::volumes::Volume;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceSpec {
-    /// Credentials put into the guest by cloud-init or by its guest agent.
+    /// Credentials applied in the guest by cloud-init or by the guest agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub access_credentials: Vec<AccessCredential>,
-    /// Scheduling affinity of the launcher pod, taken over unchanged.
+    /// Affinity of the launcher pod, copied unchanged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
-    /// Guest CPU architecture (`amd64`, `arm64`, `s390x`); defaults to the cluster's.
+    /// CPU architecture of the guest (`amd64`, `arm64`, `s390x`); default: that of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
-    /// Resolver settings of the launcher pod; the guest gets them by DHCP.
+    /// DNS settings of the launcher pod; the guest gets them by DHCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns_config: Option<PodDNSConfig>,
-    /// DNS policy of the launcher pod; `ClusterFirst` when unset.
+    /// DNS policy of the launcher pod; default: `ClusterFirst`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns_policy: Option<String>,
     /// The virtual hardware.
     pub domain: DomainSpec,
-    /// What a drain does to the machine; the cluster's setting when unset.
+    /// Effect of a node drain on the VMI; default: the cluster's setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction_strategy: Option<EvictionStrategy>,
-    /// Host name of pod and guest; the object's name when unset.
+    /// Host name of pod and guest; default: the name of the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
     /// Probe whose failure ends the launcher pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub liveness_probe: Option<Probe>,
-    /// Networks that interfaces connect to, matched by name.
+    /// Networks for the interfaces, matched by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<Network>,
-    /// Labels a node must carry to run the machine.
+    /// Labels that the node must have.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
     /// Priority class of the launcher pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
-    /// Probe that decides the machine's `Ready` condition.
+    /// Probe that decides the VMI's `Ready` condition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub readiness_probe: Option<Probe>,
-    /// Dynamic resource claims handed to the launcher pod.
+    /// Dynamic resource claims of the launcher pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resource_claims: Vec<VirtualMachineInstanceResourceClaim>,
-    /// Scheduler that places the launcher pod; the cluster's default when unset.
+    /// Scheduler of the launcher pod; default: that of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
-    /// Service account of the launcher pod; its token is mounted for a disk with it only.
+    /// Service account of the launcher pod. Its token is only mounted for a serviceAccount volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account_name: Option<String>,
-    /// `Paused` leaves the guest stopped at its first instruction.
+    /// `Paused` leaves the guest paused before its first instruction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_strategy: Option<StartStrategy>,
     /// Subdomain of the pod's and guest's fully qualified name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subdomain: Option<String>,
-    /// Seconds between the ACPI shutdown request and the forced stop; 30 when unset.
+    /// Seconds between the ACPI shutdown request and the forced stop; default: 30.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub termination_grace_period_seconds: Option<i64>,
-    /// Node taints the launcher pod accepts.
+    /// Node taints that the launcher pod tolerates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    /// How machines of one group spread over the cluster.
+    /// Topology spread constraints of the launcher pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
-    /// Claims mounted into the launcher pod without becoming a disk.
+    /// Claims mounted into the launcher pod without a disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub utility_volumes: Vec<UtilityVolume>,
     /// Sources of the disks, matched by name.
@@ -117,14 +117,14 @@ pub struct VirtualMachineInstanceSpec {
     pub volumes: Vec<Volume>,
 }
 
-/// Template machines are made from.
+/// Template of VMIs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceTemplateSpec {
-    /// Labels and annotations put on the machine.
+    /// Labels and annotations of the VMI.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Spec of the machine.
+    /// Spec of the VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spec: Option<VirtualMachineInstanceSpec>,
 }
@@ -136,10 +136,10 @@ pub struct Probe {
     /// Command run in the guest by the guest agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exec: Option<ExecAction>,
-    /// Failures in a row that count; 3 when unset.
+    /// Consecutive failures before the check fails; default: 3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_threshold: Option<i32>,
-    /// Ask the guest agent for a sign of life.
+    /// Ping the guest agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_agent_ping: Option<GuestAgentPing>,
     /// HTTP request to the guest.
@@ -148,21 +148,21 @@ pub struct Probe {
     /// Seconds before the first check.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initial_delay_seconds: Option<i32>,
-    /// Seconds between checks; 10 when unset.
+    /// Seconds between checks; default: 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period_seconds: Option<i32>,
-    /// Successes in a row that count; 1 when unset.
+    /// Consecutive successes before the check succeeds; default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success_threshold: Option<i32>,
     /// TCP connection to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tcp_socket: Option<TCPSocketAction>,
-    /// Seconds a check may take; 1 when unset.
+    /// Time limit of a check in seconds; default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<i32>,
 }
 
-/// Marker for the agent check.
+/// Marker for the guest agent check.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct GuestAgentPing {}
 
@@ -175,20 +175,20 @@ pub struct VirtualMachineInstanceResourceClaim {
     /// Existing claim in the namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_claim_name: Option<String>,
-    /// Template a claim is made from.
+    /// Template from which a claim is created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_claim_template_name: Option<String>,
 }
 
-/// A claim mounted without becoming a disk.
+/// A claim mounted without a disk.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UtilityVolume {
-    /// Claim in the machine's namespace.
+    /// Claim in the VMI's namespace.
     pub claim_name: String,
     /// Name of the volume.
     pub name: String,
-    /// Mount without write access.
+    /// Mount read-only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
     /// Purpose of the volume.

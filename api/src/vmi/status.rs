@@ -1,4 +1,4 @@
-//! The observed state of a machine.
+//! The observed state of a VMI.
 
 use std::collections::BTreeMap;
 
@@ -14,35 +14,35 @@ use crate::vmi::domain::Machine;
 use crate::vmi::memory::MemoryStatus;
 use crate::vmi::migration::VirtualMachineInstanceMigrationState;
 
-/// What is observed of a machine.
+/// Observed state of a VMI.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceStatus {
     /// Context id of the VSOCK device.
     #[serde(rename = "VSOCKCID", skip_serializing_if = "Option::is_none")]
     pub vsock_cid: Option<u32>,
-    /// Launcher pods by UID with the node each runs on.
+    /// UIDs of launcher pods and their nodes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub active_pods: BTreeMap<String, String>,
     /// State of changed-block tracking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed_block_tracking: Option<ChangedBlockTrackingStatus>,
-    /// Conditions, one entry a type.
+    /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Topology the guest runs with now.
+    /// Current CPU topology.
     #[serde(rename = "currentCPUTopology", skip_serializing_if = "Option::is_none")]
     pub current_cpu_topology: Option<CpuTopology>,
-    /// Node the machine is to leave.
+    /// Node that the VMI must leave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation_node_name: Option<String>,
     /// `frozen` while guest file systems are frozen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fs_freeze_status: Option<String>,
-    /// What the guest agent says about the system.
+    /// Operating system, as reported by the guest agent.
     #[serde(rename = "guestOSInfo", default)]
     pub guest_os_info: VirtualMachineInstanceGuestOsInfo,
-    /// Interfaces as seen by hypervisor, pod and guest agent.
+    /// Interfaces, as reported by hypervisor, pod and guest agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<VirtualMachineInstanceNetworkInterface>,
     /// Checksums of kernel and initrd.
@@ -51,31 +51,31 @@ pub struct VirtualMachineInstanceStatus {
     /// Image of the launcher container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launcher_container_image_version: Option<String>,
-    /// Machine type the hypervisor resolved.
+    /// Resolved machine type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
-    /// Guest memory at boot, now and as asked for.
+    /// Guest memory at boot, current and requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryStatus>,
-    /// Volumes being moved to other claims.
+    /// Volumes being migrated to other claims.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub migrated_volumes: Vec<StorageMigratedVolumeInfo>,
-    /// `BlockMigration` when disks must be copied, else `LiveMigration`.
+    /// `BlockMigration` if disks must be copied, else `LiveMigration`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_method: Option<String>,
     /// State of the latest migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_state: Option<VirtualMachineInstanceMigrationState>,
-    /// `Unix` when migrations go through the agent's proxy.
+    /// `Unix` if migrations use virt-handler's proxy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_transport: Option<String>,
-    /// Node the machine runs on.
+    /// Node the VMI runs on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// Place in the life of the machine.
+    /// Lifecycle phase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<VmiPhase>,
-    /// When each phase was reached.
+    /// Start time of each phase.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phase_transition_timestamps: Vec<VirtualMachineInstancePhaseTransitionTimestamp>,
     /// Quality-of-service class of the pod.
@@ -84,16 +84,16 @@ pub struct VirtualMachineInstanceStatus {
     /// Short reason of a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// UID QEMU runs as; 0 is root.
+    /// UID of QEMU; 0 is root.
     #[serde(default)]
     pub runtime_user: u64,
     /// SELinux context of the launcher.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selinux_context: Option<String>,
-    /// Demands on the node's clock.
+    /// Requirements on the node's clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology_hints: Option<TopologyHints>,
-    /// Revision of the VM the machine was made from.
+    /// ControllerRevision of the VM from which the VMI was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_machine_revision_name: Option<String>,
     /// State of each volume.
@@ -105,14 +105,14 @@ pub struct VirtualMachineInstanceStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ChangedBlockTrackingStatus {
-    /// The running or latest backup.
+    /// The current or latest backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_status: Option<VirtualMachineInstanceBackupStatus>,
     /// `Enabled`, `Disabled`, `Initializing` or an intermediate state.
     pub state: String,
 }
 
-/// A backup of a running machine.
+/// A backup of a running VMI.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceBackupStatus {
@@ -122,22 +122,22 @@ pub struct VirtualMachineInstanceBackupStatus {
     /// Name of the backup object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_name: Option<String>,
-    /// Checkpoint the backup made.
+    /// Checkpoint created by the backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_name: Option<String>,
-    /// Whether it is over.
+    /// True if the backup has ended.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub completed: bool,
-    /// When it ended.
+    /// End time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_timestamp: Option<Time>,
-    /// Whether it failed.
+    /// True if the backup failed.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub failed: bool,
-    /// Whether guest file systems were frozen.
+    /// Result of freezing the guest's file systems.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quiesce_status: Option<String>,
-    /// When it began.
+    /// Start time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_timestamp: Option<Time>,
     /// Volumes in the backup.
@@ -153,7 +153,7 @@ pub struct VirtualMachineInstanceBackupVolumeInfo {
     pub volume_name: String,
 }
 
-/// Operating system as told by the guest agent.
+/// Operating system, as reported by the guest agent.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceGuestOsInfo {
@@ -172,7 +172,7 @@ pub struct VirtualMachineInstanceGuestOsInfo {
     /// Name of the system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Name and version for people.
+    /// Human-readable name and version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pretty_name: Option<String>,
     /// Version.
@@ -183,14 +183,14 @@ pub struct VirtualMachineInstanceGuestOsInfo {
     pub version_id: Option<String>,
 }
 
-/// One interface as observed.
+/// Observed state of an interface.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceNetworkInterface {
-    /// Where the facts come from: `domain`, `guest-agent`, `multus-status`, joined by commas.
+    /// Sources of the data: `domain`, `guest-agent`, `multus-status`, separated by commas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub info_source: Option<String>,
-    /// Name inside the guest.
+    /// Name in the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface_name: Option<String>,
     /// First address.
@@ -208,7 +208,7 @@ pub struct VirtualMachineInstanceNetworkInterface {
     /// Name of the network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Name inside the pod.
+    /// Name in the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_interface_name: Option<String>,
     /// Number of queue pairs.
@@ -246,23 +246,23 @@ pub struct KernelInfo {
     pub checksum: Option<u32>,
 }
 
-/// When a phase was reached.
+/// Start time of a phase.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstancePhaseTransitionTimestamp {
     /// The phase.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<VmiPhase>,
-    /// The moment.
+    /// Start time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase_transition_timestamp: Option<Time>,
 }
 
-/// Demands on the node's clock.
+/// Requirements on the node's clock.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopologyHints {
-    /// TSC frequency in Hz the node must offer.
+    /// Required TSC frequency in Hz.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tsc_frequency: Option<i64>,
 }
@@ -271,7 +271,7 @@ pub struct TopologyHints {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStatus {
-    /// Facts about a container disk.
+    /// State of a container disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_disk_volume: Option<ContainerDiskInfo>,
     /// Pod that attaches the volume.
@@ -280,18 +280,18 @@ pub struct VolumeStatus {
     /// State of a memory dump.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_dump_volume: Option<DomainMemoryDumpInfo>,
-    /// Sentence for people.
+    /// Human-readable message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// Name of the volume.
     pub name: String,
-    /// Facts about the claim.
+    /// State of the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim_info: Option<PersistentVolumeClaimInfo>,
-    /// Place in the life of the volume.
+    /// Phase of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Word for programs.
+    /// CamelCase reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Size in bytes.
@@ -301,7 +301,7 @@ pub struct VolumeStatus {
     pub target: String,
 }
 
-/// Facts about a container disk.
+/// State of a container disk.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerDiskInfo {
@@ -326,13 +326,13 @@ pub struct HotplugVolumeStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DomainMemoryDumpInfo {
-    /// Name of the resource claim.
+    /// Name of the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim_name: Option<String>,
-    /// When it ended.
+    /// End time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_timestamp: Option<Time>,
-    /// When it began.
+    /// Start time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_timestamp: Option<Time>,
     /// File on the claim.
@@ -340,40 +340,40 @@ pub struct DomainMemoryDumpInfo {
     pub target_file_name: Option<String>,
 }
 
-/// A volume moving between claims.
+/// A volume that is migrated between claims.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageMigratedVolumeInfo {
-    /// The claim it moves to.
+    /// The target claim.
     #[serde(rename = "destinationPVCInfo", skip_serializing_if = "Option::is_none")]
     pub destination_pvc_info: Option<PersistentVolumeClaimInfo>,
-    /// The claim it leaves.
+    /// The source claim.
     #[serde(rename = "sourcePVCInfo", skip_serializing_if = "Option::is_none")]
     pub source_pvc_info: Option<PersistentVolumeClaimInfo>,
     /// Name of the volume.
     pub volume_name: String,
 }
 
-/// Facts about a claim.
+/// State of a claim.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PersistentVolumeClaimInfo {
     /// Access modes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub access_modes: Vec<String>,
-    /// Size the volume has.
+    /// Actual size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub capacity: BTreeMap<String, Quantity>,
-    /// Name of the resource claim.
+    /// Name of the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim_name: Option<String>,
-    /// Share of the size lost to the file system, 0 to 1.
+    /// Fraction of the size used by the file system, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filesystem_overhead: Option<String>,
-    /// Whether blocks are allocated ahead.
+    /// True if all blocks are allocated in advance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preallocated: Option<bool>,
-    /// Size asked for.
+    /// Requested size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, Quantity>,
     /// `Block` or `Filesystem`.

@@ -1,4 +1,4 @@
-//! Volumes: where the content of disks comes from.
+//! Volumes: sources of disks.
 
 use k8s_openapi::api::core::v1::DownwardAPIVolumeFile;
 use k8s_openapi::api::core::v1::LocalObjectReference;
@@ -19,13 +19,13 @@ pub struct Volume {
     /// Files of a ConfigMap as image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_map: Option<ConfigMapVolumeSource>,
-    /// Disk image out of a container image.
+    /// Disk image in a container image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_disk: Option<ContainerDiskSource>,
-    /// Path of the launcher container shared with the guest.
+    /// Path of the launcher container, shared with the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_path: Option<ContainerPathVolumeSource>,
-    /// Claim filled by a DataVolume.
+    /// Claim populated by a DataVolume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<DataVolumeSource>,
     /// Fields of the pod as image.
@@ -34,16 +34,16 @@ pub struct Volume {
     /// Host metrics as a small disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub downward_metrics: Option<DownwardMetricsVolumeSource>,
-    /// Empty disk that lives as long as the machine.
+    /// Empty disk with the lifetime of the VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub empty_disk: Option<EmptyDiskSource>,
-    /// Copy-on-write layer over a claim, dropped at the end.
+    /// Copy-on-write overlay of a claim, deleted with the VMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ephemeral: Option<EphemeralVolumeSource>,
     /// Image file on the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_disk: Option<HostDisk>,
-    /// Claim that receives memory dumps.
+    /// Claim for memory dumps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_dump: Option<MemoryDumpVolumeSource>,
     /// Name that disks refer to.
@@ -51,13 +51,13 @@ pub struct Volume {
     /// Claim used as disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
-    /// Files of a secret as image.
+    /// Files of a Secret as image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<SecretVolumeSource>,
     /// Token of a service account as image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account: Option<ServiceAccountVolumeSource>,
-    /// Answer file for Windows set-up as CD-ROM.
+    /// Answer file for Windows Setup as CD-ROM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sysprep: Option<SysprepSource>,
 }
@@ -110,17 +110,17 @@ pub struct CloudInitNoCloudSource {
     pub user_data_base64: Option<String>,
 }
 
-/// A ConfigMap in the machine's namespace.
+/// A ConfigMap in the VMI's namespace.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigMapVolumeSource {
     /// Name of the ConfigMap.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Start also when it does not exist.
+    /// Start even if it does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optional: Option<bool>,
-    /// Label of the file system shown to the guest.
+    /// Label of the guest's file system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_label: Option<String>,
 }
@@ -131,13 +131,13 @@ pub struct ConfigMapVolumeSource {
 pub struct ContainerDiskSource {
     /// Image reference.
     pub image: String,
-    /// When the image is pulled.
+    /// Pull policy of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<String>,
     /// Secret with the registry's credentials.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_pull_secret: Option<String>,
-    /// Absolute path of the image file; the one file under `/disk` when unset.
+    /// Absolute path of the image file; default: the only file under `/disk`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
 }
@@ -148,16 +148,16 @@ pub struct ContainerDiskSource {
 pub struct ContainerPathVolumeSource {
     /// Absolute path.
     pub path: String,
-    /// Mount without write access.
+    /// Mount read-only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
 }
 
-/// Claim filled by a DataVolume.
+/// Claim populated by a DataVolume.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSource {
-    /// Whether the volume may be unplugged while the machine runs.
+    /// Permit unplugging the volume while the VMI runs.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub hotpluggable: bool,
     /// Name of the DataVolume and its claim.
@@ -168,10 +168,10 @@ pub struct DataVolumeSource {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DownwardApiVolumeSource {
-    /// Files to make.
+    /// Files to create.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fields: Vec<DownwardAPIVolumeFile>,
-    /// Label of the file system shown to the guest.
+    /// Label of the guest's file system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_label: Option<String>,
 }
@@ -188,7 +188,7 @@ pub struct EmptyDiskSource {
     pub capacity: Quantity,
 }
 
-/// Copy-on-write layer over a claim.
+/// Copy-on-write overlay of a claim.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EphemeralVolumeSource {
@@ -201,57 +201,57 @@ pub struct EphemeralVolumeSource {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostDisk {
-    /// Size when the file has to be made.
+    /// Size of a file that is created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Quantity>,
     /// Absolute path on the node.
     pub path: String,
-    /// Whether several machines use the file.
+    /// True if several VMIs use the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared: Option<bool>,
-    /// `Disk` for an existing file, `DiskOrCreate` to make it.
+    /// `Disk` for an existing file, `DiskOrCreate` to create it.
     pub type_: String,
 }
 
-/// Claim that receives memory dumps.
+/// Claim for memory dumps.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryDumpVolumeSource {
-    /// Name of the resource claim.
+    /// Name of the claim.
     pub claim_name: String,
-    /// Whether the volume may be unplugged while the machine runs.
+    /// Permit unplugging the volume while the VMI runs.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub hotpluggable: bool,
-    /// Mount without write access.
+    /// Mount read-only.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub read_only: bool,
 }
 
-/// A claim in the machine's namespace.
+/// A claim in the VMI's namespace.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PersistentVolumeClaimVolumeSource {
-    /// Name of the resource claim.
+    /// Name of the claim.
     pub claim_name: String,
-    /// Whether the volume may be unplugged while the machine runs.
+    /// Permit unplugging the volume while the VMI runs.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub hotpluggable: bool,
-    /// Mount without write access.
+    /// Mount read-only.
     #[serde(default, skip_serializing_if = "crate::is_false")]
     pub read_only: bool,
 }
 
-/// A secret in the machine's namespace.
+/// A Secret in the VMI's namespace.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretVolumeSource {
-    /// Start also when it does not exist.
+    /// Start even if it does not exist.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optional: Option<bool>,
-    /// Name of the secret.
+    /// Name of the Secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret_name: Option<String>,
-    /// Label of the file system shown to the guest.
+    /// Label of the guest's file system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_label: Option<String>,
 }
@@ -265,14 +265,14 @@ pub struct ServiceAccountVolumeSource {
     pub service_account_name: Option<String>,
 }
 
-/// Answer file for Windows set-up; one member is set.
+/// Answer file for Windows Setup; one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SysprepSource {
     /// ConfigMap with the answer file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_map: Option<LocalObjectReference>,
-    /// Secret holding the data.
+    /// Secret with the answer file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<LocalObjectReference>,
 }

@@ -1,4 +1,4 @@
-//! Forwarded connections between a local program and a server that the test plays.
+//! Forwards connections between a local program and a server, both simulated.
 
 use tokio::io::{DuplexStream, duplex};
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
@@ -13,7 +13,7 @@ struct Ends {
     copy: tokio::task::JoinHandle<Result<(), Error>>,
 }
 
-/// A forwarded connection between a local program and a server, both played by the test.
+/// Forwards a connection between a simulated local program and a simulated server.
 async fn forwarded() -> Ends {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let local = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -33,7 +33,7 @@ fn close(code: CloseCode, reason: &'static str) -> Message {
 }
 
 /// Reads messages up to one without bytes.
-async fn until_last_word(server: &mut WebSocketStream<DuplexStream>) -> Vec<u8> {
+async fn until_half_close(server: &mut WebSocketStream<DuplexStream>) -> Vec<u8> {
     let mut bytes = Vec::new();
     loop {
         match server.next().await.unwrap().unwrap() {
@@ -45,7 +45,7 @@ async fn until_last_word(server: &mut WebSocketStream<DuplexStream>) -> Vec<u8> 
 }
 
 #[tokio::test]
-async fn nothing_is_lost_when_the_machine_says_its_last_word_first() {
+async fn nothing_is_lost_when_the_guest_closes_its_half_first() {
     let Ends { mut local, mut server, copy } = forwarded().await;
     server.send(Message::Binary(Bytes::from_static(b"hello"))).await.unwrap();
     server.send(Message::Binary(Bytes::new())).await.unwrap();
@@ -59,18 +59,18 @@ async fn nothing_is_lost_when_the_machine_says_its_last_word_first() {
         local.shutdown().await.unwrap();
         local
     });
-    assert!(until_last_word(&mut server).await == expected);
+    assert!(until_half_close(&mut server).await == expected);
     server.send(close(CloseCode::Normal, "")).await.unwrap();
     assert!(server.next().await.unwrap().unwrap().is_close());
     copy.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn nothing_is_lost_when_the_local_program_says_its_last_word_first() {
+async fn nothing_is_lost_when_the_local_program_closes_its_half_first() {
     let Ends { mut local, mut server, copy } = forwarded().await;
     local.write_all(b"question").await.unwrap();
     local.shutdown().await.unwrap();
-    assert_eq!(until_last_word(&mut server).await, b"question");
+    assert_eq!(until_half_close(&mut server).await, b"question");
     let answer = pattern();
     let expected = answer.clone();
     let server = tokio::spawn(async move {
@@ -80,9 +80,9 @@ async fn nothing_is_lost_when_the_local_program_says_its_last_word_first() {
         server.send(close(CloseCode::Normal, "")).await.unwrap();
         server
     });
-    let mut heard = Vec::new();
-    local.read_to_end(&mut heard).await.unwrap();
-    assert!(heard == expected, "{} bytes", heard.len());
+    let mut received = Vec::new();
+    local.read_to_end(&mut received).await.unwrap();
+    assert!(received == expected, "{} bytes", received.len());
     copy.await.unwrap().unwrap();
     drop(server.await.unwrap());
 }
@@ -92,24 +92,24 @@ async fn stream_of_a_server_without_half_close_ends_with_its_close() {
     let Ends { mut local, mut server, copy } = forwarded().await;
     server.send(Message::Binary(Bytes::from_static(b"bye"))).await.unwrap();
     server.send(close(CloseCode::Normal, "")).await.unwrap();
-    let mut heard = Vec::new();
-    local.read_to_end(&mut heard).await.unwrap();
-    assert_eq!(heard, b"bye");
+    let mut received = Vec::new();
+    local.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received, b"bye");
     copy.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn reason_of_a_close_is_told_and_a_local_program_that_goes_is_no_failure() {
+async fn close_reason_is_reported_and_a_local_disconnect_is_no_failure() {
     let Ends { mut server, copy, local } = forwarded().await;
-    server.send(close(CloseCode::Away, "the machine has stopped")).await.unwrap();
+    server.send(close(CloseCode::Away, "the VMI has stopped")).await.unwrap();
     let error = copy.await.unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "the connection was closed: the machine has stopped");
+    assert_eq!(error.to_string(), "the connection was closed: the VMI has stopped");
     drop(local);
 
     let Ends { mut server, copy, local } = forwarded().await;
     drop(local);
-    assert_eq!(until_last_word(&mut server).await, b"");
-    // The first bytes are answered by a reset, the next find it.
+    assert_eq!(until_half_close(&mut server).await, b"");
+    // The first bytes cause a reset, which later writes report.
     while server.send(Message::Binary(Bytes::from_static(b"more"))).await.is_ok() && !copy.is_finished() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -1,4 +1,4 @@
-//! How long start, stop, restart, pause and unpause of a VM take, from the user's command to the state it asks for.
+//! Measures start, stop, restart, pause and unpause of a VM, from the user's command to the requested state.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::{Figures, median, start::out_of_phase};
 
-/// Longest that one action may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of an action.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 const VM: &str = "
 apiVersion: kubevirt.io/v1
@@ -27,7 +27,7 @@ spec:
       volumes: [{name: root, containerDisk: {image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}]
 ";
 
-/// Takes each action `rounds` times; the medians count.
+/// Measures each action `rounds` times and reports the medians.
 pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
     story.apply(VM).await?;
     let (mut start, mut pause, mut unpause) = (Vec::new(), Vec::new(), Vec::new());
@@ -41,9 +41,9 @@ pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Res
             act(story, &["restart", "actions"], "vmi", |vmi| vmi["metadata"]["uid"] != uid && running(vmi)).await?,
         );
         stop.push(act(story, &["stop", "actions"], "vm", |vm| vm["status"]["printableStatus"] == "Stopped").await?);
-        // Stopped is shown when the guest has ended; the next start is taken when the machine is gone, too.
+        // The status becomes Stopped when the guest has ended, but a start is accepted only after the VMI is deleted.
         story
-            .wait("vm", "actions", "be ready to start", PATIENCE, |vm| {
+            .wait("vm", "actions", "be ready to start", TIMEOUT, |vm| {
                 vm["status"]["created"] != true && vm["status"]["stateChangeRequests"].is_null()
             })
             .await?;
@@ -57,12 +57,12 @@ pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Res
     Ok(())
 }
 
-/// Runs the command and returns the seconds until the object is as `done` wants it.
+/// Runs the command and returns the seconds until the object satisfies `done`.
 async fn act(story: &Story, command: &[&str], kind: &str, done: impl Fn(&Value) -> bool) -> Result<f64> {
     out_of_phase().await;
     let began = Instant::now();
     story.virt(command).await?;
-    story.wait(kind, "actions", &format!("follow {command:?}"), PATIENCE, done).await?;
+    story.wait(kind, "actions", &format!("follow {command:?}"), TIMEOUT, done).await?;
     Ok(began.elapsed().as_secs_f64())
 }
 
@@ -70,7 +70,7 @@ fn running(vmi: &Value) -> bool {
     vmi["status"]["phase"] == "Running"
 }
 
-/// Whether a condition of the machine holds.
+/// Returns true if a condition of the VMI is true.
 pub fn is(vmi: &Value, condition: &str) -> bool {
     let all = vmi["status"]["conditions"].as_array();
     all.is_some_and(|all| all.iter().any(|c| c["type"] == condition && c["status"] == "True"))

@@ -1,18 +1,17 @@
-//! Consoles of many machines, all open at once.
+//! Measures many consoles that are open at once.
 //!
-//! Makes machines that take next to nothing: paused before their first instruction, with so little memory, and so little
-//! asked of the scheduler, that as many fit as kubelet takes pods (110 a node). Then, through the API server and as one
-//! user:
+//! Creates VMIs with minimal needs: paused before their first instruction, with little memory and small requests, so that a
+//! node takes as many as kubelet allows pods (110). Then, through the API server and as one user:
 //!
-//! 1. a console of each is opened at the same moment,
-//! 2. all are held for a minute, in which the time of other requests is measured: reading a machine, and a creation that is
-//!    reviewed by both webhooks but not stored,
-//! 3. each has to answer a ping, and virt-api has to count them all,
-//! 4. some of the machines are unpaused: what they print while they boot has to come through consoles that are open since long,
-//! 5. all are closed, virt-api and virt-handler have to count none any more, and the machines are deleted.
+//! 1. opens a console of each VMI at the same moment,
+//! 2. holds all consoles for a minute and measures other requests meanwhile: reading a VMI, and a dry-run creation that passes
+//!    both webhooks,
+//! 3. expects an answer to a ping on each console, and compares the number of streams that virt-api counts,
+//! 4. unpauses some VMIs and expects their boot messages on the consoles,
+//! 5. closes all consoles, waits until virt-api and virt-handler count none, and deletes the VMIs.
 //!
-//! Memory of the three processes is the largest of each, as they tell it themselves: before, with, and after the consoles.
-//! What fails is printed and counted (`failures`); the rest goes on.
+//! The memory figure of a program is the maximum over its pods, from their metrics: before, with and after the consoles.
+//! Failures are printed and counted (`failures`) and do not end the measurement.
 
 use std::{
     collections::BTreeMap,
@@ -27,30 +26,30 @@ use tokio::time::sleep;
 
 use crate::{Figures, actions::is, webhook::percentile};
 
-/// Machines that are started, or deleted, at a time.
+/// Concurrent starts or deletions of VMIs.
 const AT_ONCE: usize = 4;
-/// Machines that have something to boot.
+/// Number of VMIs with a kernel to boot.
 const BOOTING: usize = 5;
-/// Longest that one machine may take to start, and to go.
-const PATIENCE: Duration = Duration::from_secs(180);
-/// How long other requests are measured without consoles, and with them.
+/// Time limit for the start or deletion of a VMI.
+const TIMEOUT: Duration = Duration::from_secs(180);
+/// Duration of measuring other requests without consoles, and with them.
 const QUIET: Duration = Duration::from_secs(10);
 const HOLD: Duration = Duration::from_secs(60);
 /// Pause between two of these requests.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Longest that an answer to a ping may take.
-const SIGN: Duration = Duration::from_secs(30);
-/// Failures that are printed.
-const SHOWN: usize = 20;
+/// Time limit for the answer to a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(30);
+/// Limits printed failures.
+const MAX_PRINTED: usize = 20;
 
-struct Machine {
+struct Vmi {
     name: String,
     boots: bool,
 }
 
-impl Machine {
+impl Vmi {
     fn number(number: usize) -> Self {
-        Self { name: format!("machine-{number:03}"), boots: number < BOOTING }
+        Self { name: format!("vmi-{number:03}"), boots: number < BOOTING }
     }
 
     fn object(&self) -> String {
@@ -81,17 +80,17 @@ spec:
     async fn start(&self, story: &Story) -> Result<()> {
         story.apply(&self.manifest()).await?;
         let done = |vmi: &serde_json::Value| vmi["status"]["phase"] == "Running" && is(vmi, "Paused");
-        story.wait("vmi", &self.name, "be Running and paused", PATIENCE, done).await?;
+        story.wait("vmi", &self.name, "be Running and paused", TIMEOUT, done).await?;
         Ok(())
     }
 
     async fn boot(&self, story: &Story, console: &mut Socket) -> Result<()> {
         story.put(&self.object(), "unpause", &json!({})).await?;
-        console.expect("tiny: up", PATIENCE).await
+        console.expect("tiny: up", TIMEOUT).await
     }
 }
 
-/// Part of a machine's `domain`: it boots, and says so.
+/// Part of a VMI's `domain` that boots a kernel with console output.
 const KERNEL: &str = "    firmware:
       kernelBoot:
         kernelArgs: console=ttyS0 quiet
@@ -102,22 +101,22 @@ const KERNEL: &str = "    firmware:
           initrdPath: /boot/initrd
 ";
 
-/// Measures once.
+/// Runs the measurement once.
 pub async fn measure(story: &Story, count: usize, figures: &mut Figures) -> Result<()> {
     let mut failures = Vec::new();
     memory(story, "before", figures).await?;
-    let machines = make(story, count, figures, &mut failures).await?;
-    let first = machines.first().context("no machine runs")?.name.clone();
+    let vmis = make(story, count, figures, &mut failures).await?;
+    let first = vmis.first().context("no vmi runs")?.name.clone();
     latencies(story, &first, "before", QUIET, figures).await?;
 
-    let mut consoles = open(story, machines, figures, &mut failures).await?;
+    let mut consoles = open(story, vmis, figures, &mut failures).await?;
     latencies(story, &first, "with", HOLD, figures).await?;
-    let signs = consoles.iter_mut().map(|(machine, console)| async move {
-        let sign = console.ping(SIGN).await;
-        (machine.name.clone(), sign)
+    let pings = consoles.iter_mut().map(|(vmi, console)| async move {
+        let pong = console.ping(PING_TIMEOUT).await;
+        (vmi.name.clone(), pong)
     });
-    for (name, sign) in join_all(signs).await {
-        note(&mut failures, "after a minute, console of", &name, sign);
+    for (name, pong) in join_all(pings).await {
+        record_failure(&mut failures, "after a minute, console of", &name, pong);
     }
     let counted = story.open_streams().await?.api;
     figures.insert("consoles_counted".into(), counted as f64);
@@ -126,87 +125,87 @@ pub async fn measure(story: &Story, count: usize, figures: &mut Figures) -> Resu
     }
     memory(story, "with", figures).await?;
 
-    let began = Instant::now();
-    let booting = consoles.iter_mut().filter(|(machine, _)| machine.boots);
-    let boots = booting.map(|(machine, console)| async move {
-        let booted = machine.boot(story, console).await;
-        (machine.name.clone(), booted)
+    let started_at = Instant::now();
+    let booting = consoles.iter_mut().filter(|(vmi, _)| vmi.boots);
+    let boots = booting.map(|(vmi, console)| async move {
+        let booted = vmi.boot(story, console).await;
+        (vmi.name.clone(), booted)
     });
     for (name, booted) in join_all(boots).await {
-        note(&mut failures, "boot of", &name, booted);
+        record_failure(&mut failures, "boot of", &name, booted);
     }
-    figures.insert("boot_text_s".into(), began.elapsed().as_secs_f64());
+    figures.insert("boot_text_s".into(), started_at.elapsed().as_secs_f64());
 
     drop(consoles);
-    let began = Instant::now();
+    let started_at = Instant::now();
     let gone = story.no_streams_left(true).await;
-    note(&mut failures, "streams after", "closing", gone);
-    figures.insert("streams_gone_s".into(), began.elapsed().as_secs_f64());
+    record_failure(&mut failures, "streams after", "closing", gone);
+    figures.insert("streams_gone_s".into(), started_at.elapsed().as_secs_f64());
     memory(story, "after", figures).await?;
     delete(story, figures, &mut failures).await?;
 
     figures.insert("failures".into(), failures.len() as f64);
-    for failure in failures.iter().take(SHOWN) {
+    for failure in failures.iter().take(MAX_PRINTED) {
         println!("FAILED: {failure}");
     }
     Ok(())
 }
 
-/// Starts the machines, some at a time; returns those that run.
-async fn make(story: &Story, count: usize, figures: &mut Figures, failures: &mut Vec<String>) -> Result<Vec<Machine>> {
-    let began = Instant::now();
+/// Starts the VMIs, some at a time, and returns those that run.
+async fn make(story: &Story, count: usize, figures: &mut Figures, failures: &mut Vec<String>) -> Result<Vec<Vmi>> {
+    let started_at = Instant::now();
     let mut starts = stream::iter(0..count)
         .map(|number| async move {
-            let machine = Machine::number(number);
-            let started = machine.start(story).await;
-            (machine, started)
+            let vmi = Vmi::number(number);
+            let started = vmi.start(story).await;
+            (vmi, started)
         })
         .buffer_unordered(AT_ONCE);
-    let mut machines = Vec::new();
-    while let Some((machine, started)) = starts.next().await {
+    let mut vmis = Vec::new();
+    while let Some((vmi, started)) = starts.next().await {
         if started.is_ok() {
-            machines.push(machine);
+            vmis.push(vmi);
         } else {
-            note(failures, "start of", &machine.name, started);
+            record_failure(failures, "start of", &vmi.name, started);
         }
     }
-    figures.insert("machines_made_s".into(), began.elapsed().as_secs_f64());
-    figures.insert("machines".into(), machines.len() as f64);
+    figures.insert("machines_made_s".into(), started_at.elapsed().as_secs_f64());
+    figures.insert("machines".into(), vmis.len() as f64);
     let mut nodes = BTreeMap::<String, usize>::new();
     for vmi in story.list("vmi", "").await? {
         *nodes.entry(vmi["status"]["nodeName"].as_str().unwrap_or("no node").to_owned()).or_default() += 1;
     }
-    println!("machines: {nodes:?}");
-    Ok(machines)
+    println!("VMIs: {nodes:?}");
+    Ok(vmis)
 }
 
-/// Opens a console of each machine, all at the same moment; returns those that are open.
+/// Opens a console of each VMI at the same moment and returns the open ones.
 async fn open(
     story: &Story,
-    machines: Vec<Machine>,
+    vmis: Vec<Vmi>,
     figures: &mut Figures,
     failures: &mut Vec<String>,
-) -> Result<Vec<(Machine, Socket)>> {
+) -> Result<Vec<(Vmi, Socket)>> {
     let client = &connect_without_retries().await?;
-    let began = Instant::now();
-    let asked = join_all(machines.iter().map(|machine| async move {
-        let path = story.subresource("v1", &machine.object(), "console");
+    let started_at = Instant::now();
+    let asked = join_all(vmis.iter().map(|vmi| async move {
+        let path = story.subresource("v1", &vmi.object(), "console");
         let asked = Socket::open(client, &path, None).await;
-        (asked, began.elapsed().as_secs_f64() * 1000.0)
+        (asked, started_at.elapsed().as_secs_f64() * 1000.0)
     }))
     .await;
-    let took = began.elapsed().as_secs_f64();
+    let took = started_at.elapsed().as_secs_f64();
     let (mut consoles, mut times) = (Vec::new(), Vec::new());
-    for (machine, (asked, time)) in machines.into_iter().zip(asked) {
+    for (vmi, (asked, time)) in vmis.into_iter().zip(asked) {
         match asked {
             Ok(Ok(console)) => {
                 times.push(time);
-                consoles.push((machine, console));
+                consoles.push((vmi, console));
             }
             Ok(Err(answer)) => {
-                failures.push(format!("console of {}: {} {}", machine.name, answer.code, answer.said()));
+                failures.push(format!("console of {}: {} {}", vmi.name, answer.code, answer.said()));
             }
-            Err(error) => failures.push(format!("console of {}: {error:#}", machine.name)),
+            Err(error) => failures.push(format!("console of {}: {error:#}", vmi.name)),
         }
     }
     ensure!(!consoles.is_empty(), "no console was opened: {failures:?}");
@@ -217,12 +216,12 @@ async fn open(
     Ok(consoles)
 }
 
-/// Times of requests that have nothing to do with consoles.
+/// Measures requests unrelated to consoles.
 async fn latencies(story: &Story, name: &str, when: &str, during: Duration, figures: &mut Figures) -> Result<()> {
-    let new = Machine { name: "new".into(), boots: false }.manifest();
+    let new = Vmi { name: "new".into(), boots: false }.manifest();
     let (mut reads, mut reviews) = (Vec::new(), Vec::new());
-    let began = Instant::now();
-    while began.elapsed() < during {
+    let started_at = Instant::now();
+    while started_at.elapsed() < during {
         let asked = Instant::now();
         story.get("vmi", name).await?;
         reads.push(asked.elapsed().as_secs_f64() * 1000.0);
@@ -240,41 +239,41 @@ async fn latencies(story: &Story, name: &str, when: &str, during: Duration, figu
     Ok(())
 }
 
-/// Memory of the three processes.
+/// Reads the memory of the three programs.
 async fn memory(story: &Story, when: &str, figures: &mut Figures) -> Result<()> {
     for daemon in ["virt-api", "virt-controller", "virt-handler"] {
         let lines = story.metrics(daemon).await?;
         let sizes = lines.iter().filter_map(|line| line.strip_prefix("process_resident_memory_bytes "));
         let largest = sizes.filter_map(|size| size.trim().parse::<f64>().ok()).reduce(f64::max);
-        let mib = largest.with_context(|| format!("{daemon} does not tell its memory"))? / f64::from(1 << 20);
+        let mib = largest.with_context(|| format!("{daemon} does not report its memory"))? / f64::from(1 << 20);
         figures.insert(format!("{}_rss_mib_{when}", daemon.replace('-', "_")), mib);
     }
     Ok(())
 }
 
-/// Deletes all machines, some at a time, and waits until they are gone.
+/// Deletes all VMIs, some at a time, and waits until they are deleted.
 async fn delete(story: &Story, figures: &mut Figures, failures: &mut Vec<String>) -> Result<()> {
-    let began = Instant::now();
-    let machines = story.list("vmi", "").await?;
-    let names = machines.iter().filter_map(|vmi| vmi["metadata"]["name"].as_str());
+    let started_at = Instant::now();
+    let vmis = story.list("vmi", "").await?;
+    let names = vmis.iter().filter_map(|vmi| vmi["metadata"]["name"].as_str());
     let mut deletions = stream::iter(names)
         .map(|name| async move {
             let gone = async {
                 story.delete("vmi", name).await?;
-                story.wait_gone("vmi", name, PATIENCE).await
+                story.wait_gone("vmi", name, TIMEOUT).await
             };
             (name, gone.await)
         })
         .buffer_unordered(AT_ONCE);
     while let Some((name, gone)) = deletions.next().await {
-        note(failures, "deletion of", name, gone);
+        record_failure(failures, "deletion of", name, gone);
     }
-    figures.insert("machines_gone_s".into(), began.elapsed().as_secs_f64());
+    figures.insert("machines_gone_s".into(), started_at.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Notes what has failed.
-fn note(failures: &mut Vec<String>, what: &str, name: &str, outcome: Result<()>) {
+/// Records a failure.
+fn record_failure(failures: &mut Vec<String>, what: &str, name: &str, outcome: Result<()>) {
     if let Err(error) = outcome {
         failures.push(format!("{what} {name}: {error:#}"));
     }

@@ -1,35 +1,35 @@
-//! A connection under load.
+//! A minimal HTTP/1.1 client connection for load generation.
 //!
-//! The load generator has the server's CPUs, so that what it does itself is taken from the figures. A request is bytes that
-//! were made before and go out in one write, and of an answer the lane looks for the end: no client of HTTP with its tasks,
-//! queues and headers.
+//! The load generator shares the server's CPUs, so its own work distorts the figures. Requests are serialized in advance and
+//! sent in one write, and answers are only scanned for their end. A full HTTP client with tasks, queues and headers would
+//! cost more.
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use ferrovirt_e2e_tests::webhook::Answer;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Room for an answer of the usual size, so that it is not moved while it arrives.
-const ROOM: usize = 4 << 10;
-/// Largest answer read.
+/// Initial buffer, large enough for a usual answer.
+const INITIAL_BUFFER: usize = 4 << 10;
+/// Largest answer.
 const MAX_ANSWER: usize = 1 << 20;
 
-/// A connection on which one request at a time is asked.
+/// A connection that carries one request at a time.
 pub struct Lane<S> {
     stream: S,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
-    /// Speaks HTTP/1.1 on a stream that is open.
+    /// Wraps an open stream.
     pub fn new(stream: S) -> Self {
         Self { stream }
     }
 
-    /// Sends a whole request and reads the whole answer.
+    /// Sends a complete request and reads the complete answer.
     pub async fn exchange(&mut self, request: &[u8]) -> Result<Answer> {
         self.stream.write_all(request).await?;
         self.stream.flush().await?;
-        let mut received = Vec::with_capacity(ROOM);
+        let mut received = Vec::with_capacity(INITIAL_BUFFER);
         let head = loop {
             self.receive(&mut received).await?;
             if let Some(head) = Head::read(&received)? {
@@ -52,7 +52,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
     }
 }
 
-/// The head of an answer: its status, and where its body begins and ends.
+/// Head of an answer: status, start of the body and end of the body.
 #[derive(Debug, PartialEq)]
 struct Head {
     status: u16,
@@ -61,7 +61,7 @@ struct Head {
 }
 
 impl Head {
-    /// Reads the head; `None` while it is not all there. Answers of a server that does not tell their length are not read.
+    /// Parses the head; returns `None` if it is incomplete. Answers without a length are not supported.
     fn read(received: &[u8]) -> Result<Option<Self>> {
         let Some(at) = received.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(None) };
         let start = at + 4;
@@ -75,7 +75,7 @@ impl Head {
         Ok(Some(Self {
             status: status.context("the answer has no status")?,
             start,
-            end: start.saturating_add(length.context("the answer does not tell its length")?),
+            end: start.saturating_add(length.context("the answer has no content length")?),
         }))
     }
 }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_tell_where_the_body_ends() {
+    fn heads_contain_the_end_of_the_body() {
         let head = |text: &str| Head::read(text.as_bytes()).unwrap();
         assert_eq!(head("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n"), None);
         let whole = "HTTP/1.1 413 Payload Too Large\r\ndate: now\r\ncontent-length: 5\r\n\r\n";

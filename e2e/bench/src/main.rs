@@ -1,10 +1,10 @@
-//! Benchmarks on the real cluster: how long a machine takes to start next to a bare pod on the same node in the same
-//! run, what memory it costs outside QEMU, how many writes to the API server it takes, and how long an admission review
-//! takes (how it is measured, and what it is not, stands in `webhook.rs`).
+//! Benchmarks on the real cluster: start of a VMI compared with a bare pod on the same node in the same run, memory of a
+//! VMI outside of QEMU, writes to the API server per VMI, and latency of admission reviews (see `webhook.rs` for
+//! method and limits).
 //!
-//! Prints a table and writes `build/bench.json`, a flat object with one number a key and the unit in the key.
+//! Prints a table and writes `build/bench.json`, a flat object with one number per key. Keys contain the unit.
 //!
-//! What takes a cluster for itself is measured only when it is asked for: consoles of many machines (`consoles.rs`).
+//! `consoles.rs` runs only on request, because it needs a cluster of its own.
 
 mod actions;
 mod consoles;
@@ -27,18 +27,18 @@ type Figures = BTreeMap<String, f64>;
 /// Measure starts, memory and API calls on the cluster of KUBECONFIG, or on the test cluster
 #[derive(Parser)]
 struct Options {
-    /// Starts measured of each kind; the median counts
+    /// Number of starts of each kind; the median is reported
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Measure admission reviews only, at WEBHOOK_URL where that is set (see the example `webhooks` of the API server)
+    /// Measure only admission reviews, at WEBHOOK_URL if set (see the example `webhooks` of the API server)
     #[arg(long)]
     reviews: bool,
-    /// Measure only consoles, of so many machines at once; about a hundred machines fit on a node
+    /// Measure only consoles, of N VMIs at once; about a hundred VMIs fit on a node
     #[arg(long, value_name = "N", conflicts_with = "reviews", value_parser = clap::value_parser!(u16).range(1..=1000))]
     consoles: Option<u16>,
 }
 
-/// What a figure is to be, for the table.
+/// Targets of figures.
 const TARGETS: [(&str, f64); 7] = [
     ("vmi_running_over_pod", 1.5),
     ("outside_qemu_pss_mib", 60.0),
@@ -65,15 +65,15 @@ fn main() -> Result<()> {
     }
     story("bench", async |s| {
         start::measure(s, options.rounds, &mut figures).await?;
-        let machine = start::Machine::start(s, "memory").await?;
-        // The worker and libvirtd have settled when the guest has been up for a while.
+        let vmi = start::Machine::start(s, "memory").await?;
+        // The worker and libvirtd need some time to settle after the guest has booted.
         tokio::time::sleep(Duration::from_secs(10)).await;
-        memory::measure(s, &machine, &mut figures).await?;
-        writes::measure(s, &machine, &mut figures).await?;
-        machine.delete().await?;
+        memory::measure(s, &vmi, &mut figures).await?;
+        writes::measure(s, &vmi, &mut figures).await?;
+        vmi.delete().await?;
         actions::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
-        // What is left of machines goes meanwhile: taking a pod down costs more than the reviews.
+        // Remaining VMIs are deleted meanwhile: removing a pod costs more CPU time than the reviews.
         tokio::time::sleep(Duration::from_secs(10)).await;
         let endpoint = Endpoint::of_cluster(&s.client).await?;
         webhook::measure(&endpoint, &mut figures).await?;
@@ -87,7 +87,7 @@ fn main() -> Result<()> {
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Prints the figures with what they are to be.
+/// Prints the figures with their targets.
 fn print(figures: &Figures) {
     println!("\n{:<36} {:>10}  target", "figure", "value");
     for (name, value) in figures {
@@ -99,7 +99,7 @@ fn print(figures: &Figures) {
     }
 }
 
-/// The middle value; of an even number the lower of the two.
+/// Returns the median, or the lower of the two middle values.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied()

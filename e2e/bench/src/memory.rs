@@ -5,7 +5,7 @@ use ferrovirt_e2e_tests::Story;
 
 use crate::{Figures, start::Machine};
 
-/// One line a process: pod UID or "-", program, RSS and PSS in KiB.
+/// Prints one line per process: pod UID or "-", program, RSS and PSS in KiB.
 const LIST: &str = r#"
 for p in /proc/[0-9]*; do
   name=$(cat $p/comm 2>/dev/null) || continue
@@ -24,9 +24,9 @@ struct Process {
     pss: f64,
 }
 
-/// Reads the memory of the machine's processes and of the control processes on its node.
-pub async fn measure(story: &Story, machine: &Machine<'_>, figures: &mut Figures) -> Result<()> {
-    let pod = story.launcher_pod(&machine.name).await?;
+/// Reads the memory of the VMI's processes and of the control processes on its node.
+pub async fn measure(story: &Story, vmi: &Machine<'_>, figures: &mut Figures) -> Result<()> {
+    let pod = story.launcher_pod(&vmi.name).await?;
     let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;
     let listing = story.on_node(LIST).await?;
     let processes = parse(&listing)?;
@@ -51,11 +51,11 @@ pub async fn measure(story: &Story, machine: &Machine<'_>, figures: &mut Figures
         *figures.entry(format!("{role}_pss_mib")).or_default() += process.pss;
     }
     if outside == 0.0 || qemu == 0.0 {
-        bail!("the processes of pod {uid} were not found in:\n{listing}");
+        bail!("no processes of pod {uid} in:\n{listing}");
     }
     figures.insert("outside_qemu_pss_mib".into(), outside);
     for daemon in ["virt-api", "virt-controller", "virt-handler"] {
-        // Of several replicas the largest counts.
+        // The figure is the maximum over all replicas.
         let largest = processes.iter().filter(|p| p.program == daemon).map(|p| p.rss).reduce(f64::max);
         if let Some(rss) = largest {
             figures.insert(format!("{}_rss_mib", daemon.replace('-', "_")), rss);

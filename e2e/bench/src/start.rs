@@ -1,4 +1,4 @@
-//! Time from creation to Running and to a guest that is up, against a bare pod.
+//! Measures the time from creation to Running and to a booted guest, compared with a bare pod.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,25 +14,25 @@ use kube::{
 
 use crate::{Figures, median};
 
-/// Longest that one start may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of a start.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The line that the tiny guest prints when its user space is up begins so.
+/// Prefix of the line that the tiny guest prints when its user space is up.
 const UP: &str = "tiny: up";
 
-/// A machine that was started and timed.
+/// A started VMI with its times.
 pub struct Machine<'a> {
     story: &'a Story,
     /// Its name.
     pub name: String,
     /// Creation to phase Running, seconds.
     running: f64,
-    /// Creation to the guest's user space being up, seconds.
+    /// Seconds from creation until user space of the guest is up.
     guest_up: f64,
 }
 
 impl<'a> Machine<'a> {
-    /// Creates a machine from the tiny container disk and waits until its guest is up.
+    /// Creates a VMI from the tiny container disk and waits until its guest is up.
     pub async fn start(story: &'a Story, name: &str) -> Result<Self> {
         let manifest = format!(
             "
@@ -56,11 +56,11 @@ spec:
         let running = created.elapsed().as_secs_f64();
         let pod = story.launcher_pod(name).await?;
         let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
-        tokio::time::timeout(PATIENCE, guest_up(story, &pod)).await.context("guest was not up")??;
+        tokio::time::timeout(TIMEOUT, guest_up(story, &pod)).await.context("guest was not up")??;
         Ok(Self { story, name: name.to_owned(), running, guest_up: created.elapsed().as_secs_f64() })
     }
 
-    /// Deletes it and waits until it is gone; returns the seconds this took.
+    /// Deletes the VMI, waits until it is deleted and returns the seconds.
     pub async fn delete(self) -> Result<f64> {
         out_of_phase().await;
         let deleted = Instant::now();
@@ -70,7 +70,7 @@ spec:
     }
 }
 
-/// Measures `rounds` starts of each kind, one at a time and in turn, so that both see the same machine.
+/// Measures `rounds` starts of each kind, one at a time and alternating, so that both see the same load of the host.
 pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
     let (mut pods, mut running, mut up, mut deleted) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut without_volumes = Vec::new();
@@ -79,15 +79,15 @@ pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Res
         let pod = pod(story, &name, bare_pod(story, &name)).await?;
         let name = format!("empty-{round}");
         without_volumes.push(self::pod(story, &name, story.toolbox_without_wait(&name)).await?);
-        let machine = Machine::start(story, &format!("vmi-{round}")).await?;
+        let vmi = Machine::start(story, &format!("vmi-{round}")).await?;
         println!(
             "round {round}: pod Running {pod:.2} s, VMI Running {:.2} s, guest up {:.2} s",
-            machine.running, machine.guest_up
+            vmi.running, vmi.guest_up
         );
         pods.push(pod);
-        running.push(machine.running);
-        up.push(machine.guest_up);
-        deleted.push(machine.delete().await?);
+        running.push(vmi.running);
+        up.push(vmi.guest_up);
+        deleted.push(vmi.delete().await?);
     }
     let pod = median(pods).context("no round")?;
     let vmi = median(running).context("no round")?;
@@ -102,8 +102,8 @@ pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Res
     Ok(())
 }
 
-/// A pod as anybody makes it. It has the volume that each pod gets unless it says otherwise, the token of its service
-/// account; kubelet looks every 0.3 s whether the volumes of a pod are mounted, and not at all for a pod without any.
+/// Creates a usual pod. It has the default volume with the token of its service account. kubelet checks every 0.3 s if the
+/// volumes of a pod are mounted, and skips the check for a pod without volumes.
 async fn bare_pod(story: &Story, name: &str) -> Result<()> {
     story
         .apply(&format!(
@@ -125,7 +125,7 @@ spec:
         .await
 }
 
-/// Seconds until a pod of one container that does nothing is Running; `create` makes it.
+/// Returns the seconds until a pod with one idle container is Running. `create` creates the pod.
 async fn pod(story: &Story, name: &str, create: impl Future<Output = Result<()>>) -> Result<f64> {
     out_of_phase().await;
     let created = Instant::now();
@@ -143,11 +143,11 @@ fn gone() -> impl Condition<DynamicObject> {
 }
 
 async fn wait(api: Api<DynamicObject>, name: &str, condition: impl Condition<DynamicObject>) -> Result<()> {
-    tokio::time::timeout(PATIENCE, await_condition(api, name, condition)).await??;
+    tokio::time::timeout(TIMEOUT, await_condition(api, name, condition)).await??;
     Ok(())
 }
 
-/// Follows the pod's log, which holds the guest's serial output, to the line that tells of user space.
+/// Follows the log of the pod, which contains the guest's serial output, to the line for user space.
 async fn guest_up(story: &Story, pod: &str) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(story.client.clone(), &story.namespace);
     await_condition(pods.clone(), pod, conditions::is_pod_running()).await?;
@@ -161,11 +161,11 @@ async fn guest_up(story: &Story, pod: &str) -> Result<()> {
     bail!("the log of {pod} ended before the guest was up")
 }
 
-/// Waits a part of a second: kubelet publishes container states once a second, and starts at fixed intervals would all
-/// hit the same point of its period.
+/// Waits for a random part of a second. kubelet publishes container states once a second, and starts at fixed intervals would
+/// all hit the same point of its period.
 pub async fn out_of_phase() {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());
-    // Digits below the clock's period are as good as random here.
+    // Digits below the clock resolution are sufficiently random.
     let wait = u64::from(nanos / 100).wrapping_mul(6_364_136_223_846_793_005).rotate_left(17) % 1000;
     tokio::time::sleep(Duration::from_millis(wait)).await;
 }

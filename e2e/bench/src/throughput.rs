@@ -1,7 +1,7 @@
-//! What a forwarded port carries, next to `kubectl port-forward` to a pod that serves the same bytes.
+//! Measures the throughput of a forwarded port, compared with `kubectl port-forward` to a pod that serves the same bytes.
 //!
-//! The bytes come from a web server: in the guest behind its emulated network card, and in a pod. The ratio therefore
-//! shows the price of the whole way into the guest, emulation included.
+//! A web server sends the bytes: in the guest behind its emulated network card, and in a pod. The ratio therefore includes the
+//! cost of emulation.
 
 use std::{
     process::Stdio,
@@ -19,10 +19,10 @@ use tokio::{
 
 use crate::Figures;
 
-/// What is fetched.
+/// Size of the download.
 const MIB: usize = 32;
-/// Longest that a server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit for an answer of a server.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Measures both ways once.
 pub async fn measure(story: &Story, figures: &mut Figures) -> Result<()> {
@@ -78,7 +78,7 @@ async fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0)).await?.local_addr()?.port())
 }
 
-/// MiB a second through the forwarding of the local port that the command opens.
+/// Returns MiB per second through the local port that the command forwards.
 async fn fetch(mut command: Command, port: u16) -> Result<f64> {
     let mut forward = command
         .arg(format!("{port}:8080"))
@@ -87,7 +87,7 @@ async fn fetch(mut command: Command, port: u16) -> Result<f64> {
         .kill_on_drop(true)
         .spawn()
         .context("cannot start")?;
-    let result = timeout(PATIENCE, fetch_when_served(&mut forward, port)).await;
+    let result = timeout(TIMEOUT, fetch_when_served(&mut forward, port)).await;
     forward.kill().await.ok();
     result.context("no answer in time")?
 }
@@ -108,7 +108,7 @@ async fn fetch_once(port: u16) -> Result<f64> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream.write_all(b"GET /f HTTP/1.0\r\n\r\n").await?;
     let mut buffer = vec![0_u8; 64 * 1024];
-    // The clock starts with the first bytes: what comes before is the server's.
+    // The clock starts with the first bytes, which excludes the start of the server.
     let first = stream.read(&mut buffer).await?;
     ensure!(buffer.starts_with(b"HTTP/1.0 200") || buffer.starts_with(b"HTTP/1.1 200"), "the server has no such file");
     let (began, mut total) = (Instant::now(), first);

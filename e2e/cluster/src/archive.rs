@@ -1,4 +1,4 @@
-//! A writer of small tar archives (ustar), the same bytes for the same input.
+//! Writes small tar archives (ustar). The same input gives the same bytes.
 
 /// A tar archive being written.
 #[derive(Default)]
@@ -9,7 +9,7 @@ pub struct Archive {
 const BLOCK: usize = 512;
 
 impl Archive {
-    /// Adds a file owned by root, dated 1970. Names are limited to 100 bytes, as the format wants.
+    /// Adds a file owned by root, dated 1970. The format limits names to 100 bytes.
     pub fn file(&mut self, name: &str, mode: u32, content: &[u8]) {
         let mut header = [0_u8; BLOCK];
         let mut put = |offset: usize, text: &[u8]| {
@@ -35,7 +35,7 @@ impl Archive {
         self.bytes.resize(self.bytes.len().next_multiple_of(BLOCK), 0);
     }
 
-    /// The archive's bytes, with its end mark.
+    /// Returns the bytes of the archive with its end mark.
     #[must_use]
     pub fn finish(mut self) -> Vec<u8> {
         self.bytes.resize(self.bytes.len() + 2 * BLOCK, 0);

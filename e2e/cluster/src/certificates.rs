@@ -1,4 +1,4 @@
-//! The cluster's certificate authorities and every certificate signed by them.
+//! Certificate authorities of the cluster, and the certificates that they sign.
 
 use std::{
     fs,
@@ -19,12 +19,12 @@ use crate::{
     plan::{CLUSTER_DOMAIN, Node, Plan},
 };
 
-/// How long certificates are valid. A test cluster does not live longer.
+/// Validity of certificates. A test cluster is removed earlier.
 const VALIDITY: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Tolerated difference between clocks.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
-/// What a certificate says about its holder.
+/// Subject and purpose of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// The common name: the user name, for client certificates.
@@ -33,7 +33,7 @@ pub struct Subject {
     pub organization: Option<String>,
     /// DNS names and addresses, for server certificates.
     pub names: Vec<String>,
-    /// Whether it may be used by a client.
+    /// Allows use by a client.
     pub client: bool,
 }
 
@@ -52,16 +52,16 @@ impl Subject {
     }
 }
 
-/// The name of the API server's client certificate towards kubelets; bound to its role by the bootstrap manifest.
+/// Name in the API server's client certificate for kubelets. The bootstrap manifest binds it to a role.
 pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
-/// The name of the DNS server's user; bound to its role by the bootstrap manifest.
+/// User name of the DNS server. The bootstrap manifest binds it to a role.
 pub const DNS_USER: &str = "system:coredns";
-/// The name of the user that nodes connect pods to more networks as; bound to its role by the bootstrap manifest.
+/// User name of Multus on nodes. The bootstrap manifest binds it to a role.
 pub const NETWORKS_USER: &str = "multus";
-/// The one name that aggregated API servers accept from the front proxy.
+/// Name of the front proxy, the only one that aggregated API servers accept.
 pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 
-/// File name (without ending) and subject of each certificate of the control plane that the cluster CA signs.
+/// Returns file name (without extension) and subject of each control plane certificate that the cluster CA signs.
 #[must_use]
 pub fn control_plane_subjects(plan: &Plan) -> Vec<(&'static str, Subject)> {
     let api_names = vec![
@@ -86,7 +86,7 @@ pub fn control_plane_subjects(plan: &Plan) -> Vec<(&'static str, Subject)> {
     ]
 }
 
-/// File name (without ending) and subject of each certificate of a node.
+/// Returns file name (without extension) and subject of each certificate of a node.
 #[must_use]
 pub fn node_subjects(node: &Node) -> Vec<(&'static str, Subject)> {
     vec![
@@ -95,17 +95,17 @@ pub fn node_subjects(node: &Node) -> Vec<(&'static str, Subject)> {
     ]
 }
 
-/// A certificate authority, able to sign.
+/// A certificate authority that can sign.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     now: SystemTime,
 }
 
 impl Authority {
-    /// Makes a new authority; returns it with its certificate and key in PEM.
+    /// Creates an authority and returns it with its certificate and key in PEM.
     ///
     /// # Errors
-    /// When the key cannot be made.
+    /// Fails if the key cannot be generated.
     pub fn create(name: &str, now: SystemTime) -> Result<(Self, Pair)> {
         let wrap = |source| Error::Certificate { subject: name.to_owned(), source };
         let key = KeyPair::generate().map_err(wrap)?;
@@ -120,10 +120,10 @@ impl Authority {
         Ok((Self { issuer: Issuer::new(params, key), now }, pair))
     }
 
-    /// Reads an authority back from its PEM files.
+    /// Loads an authority from its PEM files.
     ///
     /// # Errors
-    /// When they cannot be read or understood.
+    /// Fails if the files cannot be read or parsed.
     pub fn load(folder: &Path, name: &str, now: SystemTime) -> Result<Self> {
         let wrap = |source| Error::Certificate { subject: name.to_owned(), source };
         let (certificate, key) = (folder.join(format!("{name}.crt")), folder.join(format!("{name}.key")));
@@ -133,10 +133,10 @@ impl Authority {
         Ok(Self { issuer, now })
     }
 
-    /// Makes a key and signs a certificate for it.
+    /// Generates a key and signs a certificate for it.
     ///
     /// # Errors
-    /// When a name is not one, or the key cannot be made.
+    /// Fails if a name is invalid or the key cannot be generated.
     pub fn sign(&self, subject: &Subject) -> Result<Pair> {
         let wrap = |source| Error::Certificate { subject: subject.common_name.clone(), source };
         let key = KeyPair::generate().map_err(wrap)?;
@@ -191,7 +191,7 @@ impl Pair {
     /// Writes `NAME.crt` and `NAME.key`.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// Fails if a file cannot be written.
     pub fn write(&self, folder: &Path, name: &str) -> Result<()> {
         let certificate = folder.join(format!("{name}.crt"));
         fs::write(&certificate, &self.certificate).at("write", certificate)?;
@@ -201,7 +201,7 @@ impl Pair {
     /// Reads `NAME.crt` and `NAME.key`.
     ///
     /// # Errors
-    /// When a file cannot be read.
+    /// Fails if a file cannot be read.
     pub fn read(folder: &Path, name: &str) -> Result<Self> {
         let read = |ending: &str| -> Result<String> {
             let path: PathBuf = folder.join(format!("{name}.{ending}"));
@@ -211,20 +211,20 @@ impl Pair {
     }
 }
 
-/// Writes a file that only its owner may read.
+/// Writes a file that only its owner can read.
 ///
 /// # Errors
-/// When it cannot be written.
+/// Fails if it cannot be written.
 pub fn write_private(path: &Path, content: &str) -> Result<()> {
     let mut file =
         fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).at("create", path)?;
     file.write_all(content.as_bytes()).at("write", path)
 }
 
-/// Makes everything the control plane needs, in the plan's folder.
+/// Creates all keys and certificates of the control plane in the plan's folder.
 ///
 /// # Errors
-/// When a key cannot be made or a file not written.
+/// Fails if a key cannot be generated or a file cannot be written.
 pub fn write_control_plane(plan: &Plan, now: SystemTime) -> Result<()> {
     let folder = plan.pki();
     fs::create_dir_all(&folder).at("create", &folder)?;
@@ -243,10 +243,10 @@ pub fn write_control_plane(plan: &Plan, now: SystemTime) -> Result<()> {
     fs::write(&public, key.public_key_pem()).at("write", public)
 }
 
-/// Makes the certificates of one node, in the node's folder.
+/// Creates the certificates of a node in its folder.
 ///
 /// # Errors
-/// When the authority cannot be read, a key not made, or a file not written.
+/// Fails if the authority cannot be read, a key cannot be generated or a file cannot be written.
 pub fn write_node(plan: &Plan, node: &Node, now: SystemTime) -> Result<()> {
     let authority = Authority::load(&plan.pki(), "ca", now)?;
     for (name, subject) in node_subjects(node) {

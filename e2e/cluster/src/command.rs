@@ -1,4 +1,4 @@
-//! Running programs: each failure names step, command line and last lines of output.
+//! Runs programs. Each error contains the step, the command line and the last lines of output.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -12,47 +12,47 @@ use std::{
 
 use crate::error::{Error, FileContext, Result};
 
-/// How many lines of output an error shows.
+/// Number of output lines in an error.
 const TAIL_LINES: usize = 15;
-/// How much of a log file is read to find its last lines.
+/// Bytes of a log file that are searched for its last lines.
 const TAIL_BYTES: u64 = 16 * 1024;
 
-/// A program with its arguments.
+/// Returns a command for a program with arguments.
 pub fn program<A: AsRef<OsStr>>(name: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(name);
     command.args(arguments).env("PATH", system_path());
     command
 }
 
-/// The PATH with the folders of system programs, which a plain `su` leaves out.
+/// Returns PATH with the folders of system programs, which a plain `su` leaves out.
 fn system_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/local/sbin:/usr/sbin:/sbin");
     path
 }
 
-/// Runs a program to its end and returns what it printed.
+/// Runs a program and returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or fails.
+/// Fails if it cannot be started or fails.
 pub fn run(step: &str, command: &mut Command) -> Result<String> {
     let output = output(step, command)?;
     check(step, command, &output)?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs a program to its end, whatever its end is.
+/// Runs a program and returns its output, also after a failure.
 ///
 /// # Errors
-/// When it cannot be started.
+/// Fails if it cannot be started.
 pub fn output(step: &str, command: &mut Command) -> Result<Output> {
     command.stdin(Stdio::null()).output().map_err(|source| start_error(step, command, source))
 }
 
-/// Runs a program with `input` as its standard input.
+/// Runs a program with `input` as standard input.
 ///
 /// # Errors
-/// When it cannot be started or fails.
+/// Fails if it cannot be started or fails.
 pub fn run_with_input(step: &str, command: &mut Command, input: &str) -> Result<String> {
     let mut child = command
         .stdin(Stdio::piped())
@@ -61,7 +61,7 @@ pub fn run_with_input(step: &str, command: &mut Command, input: &str) -> Result<
         .spawn()
         .map_err(|source| start_error(step, command, source))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that ends early says why by its exit status.
+        // A program that exits early reports the reason by its exit status.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(|source| start_error(step, command, source))?;
@@ -69,10 +69,10 @@ pub fn run_with_input(step: &str, command: &mut Command, input: &str) -> Result<
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs a program that prints to our own standard output and error.
+/// Runs a program that writes to our standard output and error.
 ///
 /// # Errors
-/// When it cannot be started or fails.
+/// Fails if it cannot be started or fails.
 pub fn run_visibly(step: &str, command: &mut Command) -> Result<()> {
     let status = command.stdin(Stdio::null()).status().map_err(|source| start_error(step, command, source))?;
     if status.success() {
@@ -86,7 +86,7 @@ pub fn run_visibly(step: &str, command: &mut Command) -> Result<()> {
     })
 }
 
-/// The error of a program that could not be started.
+/// Returns the error for a program that cannot be started.
 #[must_use]
 pub fn start_error(step: &str, command: &Command, source: std::io::Error) -> Error {
     Error::Start { step: step.to_owned(), command: line(command), source }
@@ -105,7 +105,7 @@ fn check(step: &str, command: &Command, output: &Output) -> Result<()> {
     })
 }
 
-/// The command as one would type it.
+/// Returns the command line as typed in a shell.
 #[must_use]
 pub fn line(command: &Command) -> String {
     std::iter::once(command.get_program())
@@ -115,14 +115,14 @@ pub fn line(command: &Command) -> String {
         .join(" ")
 }
 
-/// The last lines of a text, indented.
+/// Returns the last lines of a text, indented.
 #[must_use]
 pub fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines.iter().skip(lines.len().saturating_sub(TAIL_LINES)).map(|line| format!("    {line}\n")).collect()
 }
 
-/// The name of a log file and its last lines, for an error message.
+/// Returns the name of a log file and its last lines for an error message.
 #[must_use]
 pub fn log_tail(path: &Path) -> String {
     let read = || -> std::io::Result<String> {
@@ -139,10 +139,10 @@ pub fn log_tail(path: &Path) -> String {
     }
 }
 
-/// Waits until `done` says so.
+/// Waits until `done` returns true.
 ///
 /// # Errors
-/// When `limit` passes; `detail` then tells more. An error of `done` ends the wait at once.
+/// Fails after `limit`, with `detail` in the message, and with any error of `done`.
 pub fn wait(
     step: &str,
     limit: Duration,
@@ -165,7 +165,7 @@ pub fn wait(
 /// Opens a log file for appending.
 ///
 /// # Errors
-/// When it cannot be created.
+/// Fails if it cannot be created.
 pub fn open_log(path: &Path) -> Result<fs::File> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).at("create", folder)?;

@@ -1,7 +1,7 @@
-//! The cluster's programs, built from a Go module and cached by what they are built from.
+//! Builds the programs of the cluster from a Go module and caches them by the hash of their sources.
 //!
-//! One module for all: they stand on the same libraries, and what they share is compiled once. A module for each group
-//! took half as long again.
+//! All programs are in one module because they share libraries, which are then compiled once. One module per group took
+//! 50 % longer.
 
 use std::{
     fs,
@@ -19,32 +19,32 @@ use crate::{
     progress::Progress,
 };
 
-/// What the module is built to: all that its `tool` directives list, and programs of its own folders.
+/// Packages to build: the `tool` directives of the module, and the programs in its own folders.
 const PACKAGES: [&str; 3] = ["tool", "./coredns", "./etcd"];
 
-/// Without it, clients that compare versions misjudge the server.
+/// Version flags: clients compare the server's version.
 const LINK_FLAGS: &str = "-s -w \
     -X k8s.io/component-base/version.gitVersion=v1.36.3 \
     -X k8s.io/component-base/version.gitMajor=1 \
     -X k8s.io/component-base/version.gitMinor=36";
 
-/// The linker leaves debug information out, so the compiler need not make it: a seventh of its time. The Makefile's `ahead`
-/// compiles with the same flag, or nothing of it could be used.
+/// Skips debug information, which the linker leaves out anyway. This saves a seventh of the compile time. The Makefile's
+/// `ahead` target must use the same flag, or its results cannot be reused.
 const COMPILE_FLAGS: &str = "-gcflags=all=-dwarf=false";
 
-/// Between two signs of life of a long build.
+/// Interval of progress messages during a long build.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
-/// The folder with the module.
+/// Returns the folder of the module.
 #[must_use]
 pub fn sources(plan: &Plan) -> PathBuf {
     plan.workspace.join("e2e/cluster/components")
 }
 
-/// The folder where the programs built from these sources belong.
+/// Returns the folder for the programs built from these sources.
 ///
 /// # Errors
-/// When the sources cannot be read or there is no home folder.
+/// Fails if the sources cannot be read or HOME is not set.
 pub fn bin(plan: &Plan) -> Result<PathBuf> {
     Ok(cache()?.join(fingerprint(&sources(plan))?).join("bin"))
 }
@@ -53,10 +53,10 @@ fn cache() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     base.or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
         .map(|base| base.join("ferrovirt/components"))
-        .ok_or_else(|| Error::Refused("HOME is not set: no place for the built components".into()))
+        .ok_or_else(|| Error::Refused("HOME is not set: cannot find the cache for built components".into()))
 }
 
-/// A name for all that decides what the built programs are.
+/// Returns a hash of all inputs of the build.
 fn fingerprint(sources: &Path) -> Result<String> {
     let mut hash = Sha256::new();
     let mut add = |bytes: &[u8]| {
@@ -76,7 +76,7 @@ fn fingerprint(sources: &Path) -> Result<String> {
     Ok(name)
 }
 
-/// All files below a folder, in a fixed order.
+/// Returns all files below a folder in a fixed order.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -90,10 +90,10 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Builds what is not built yet and returns the folder of the programs.
+/// Builds the missing programs and returns their folder.
 ///
 /// # Errors
-/// When a build fails.
+/// Fails if the build fails.
 pub fn ensure(plan: &Plan, progress: &Progress) -> Result<PathBuf> {
     let bin = bin(plan)?;
     if bin.is_dir() {
@@ -117,7 +117,7 @@ fn build(plan: &Plan, into: &Path, progress: &Progress) -> Result<()> {
         .current_dir(sources(plan))
         .env("CGO_ENABLED", "0")
         .args(["build", "-trimpath", "-buildvcs=false", COMPILE_FLAGS, &format!("-ldflags={LINK_FLAGS}"), "-o"])
-        // A path that ends in a slash is a folder to go's build.
+        // go treats a path with a trailing slash as a folder.
         .arg(into.join(""))
         .args(PACKAGES)
         .stdin(Stdio::null())
@@ -126,15 +126,15 @@ fn build(plan: &Plan, into: &Path, progress: &Progress) -> Result<()> {
     let step = "building the cluster's components";
     let mut child = command.spawn().map_err(|source| start_error(step, &command, source))?;
     let started = Instant::now();
-    let mut told = started;
+    let mut reported = started;
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) => std::thread::sleep(Duration::from_millis(200)),
             Err(source) => return Err(start_error(step, &command, source)),
         }
-        if told.elapsed() > HEARTBEAT {
-            told = Instant::now();
+        if reported.elapsed() > HEARTBEAT {
+            reported = Instant::now();
             progress.step(format!("  still building ({} s)", started.elapsed().as_secs()));
         }
     };
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_module_is_in_the_tree() {
+    fn module_exists_in_the_working_tree() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("components/go.mod");
         assert!(path.is_file(), "{}", path.display());
     }

@@ -1,4 +1,4 @@
-//! A first machine, for somebody who sees Ferrovirt for the first time.
+//! Runs a first VM for new users.
 
 use std::{fs, time::Duration};
 
@@ -10,19 +10,19 @@ use crate::{
     target::Target,
 };
 
-/// The namespace of the machine.
+/// Namespace of the VM.
 const NAMESPACE: &str = "ferrovirt-demo";
-/// The name of the machine in `examples/vm-tiny.yaml`.
+/// Name of the VM in `examples/vm-tiny.yaml`.
 const NAME: &str = "tiny";
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Creates the example machine, waits until it runs, and tells how to reach it.
+/// Creates the example VM, waits until it runs and prints how to connect to it.
 ///
 /// # Errors
-/// When it does not run in time, with what its objects say.
+/// Fails if the VM does not run in time, with the status of its objects.
 pub fn demo(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> {
     let kubectl = &target.kubectl;
-    progress.step(format!("creating the machine {NAME} in namespace {NAMESPACE}"));
+    progress.step(format!("creating VM {NAME} in namespace {NAMESPACE}"));
     let namespace =
         format!("{{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {{\"name\": \"{NAMESPACE}\"}}}}");
     kubectl.apply("creating the namespace", &namespace)?;
@@ -34,7 +34,7 @@ pub fn demo(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> {
         manifest = manifest.replace("ferrovirt.io/guests/", &format!("{registry}/guests/"));
     }
     let apply = crate::command::run_with_input(
-        "creating the machine",
+        "creating the VM",
         &mut kubectl.command(&["apply", "-n", NAMESPACE, "-f", "-"]),
         &manifest,
     )?;
@@ -42,28 +42,28 @@ pub fn demo(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> {
     let get = ["get", "vmi", NAME, "-n", NAMESPACE, "-o", "jsonpath={.status.phase}"];
     let mut shown = String::new();
     wait(
-        "waiting until the machine runs",
+        "waiting until the VMI runs",
         LIMIT,
         Duration::from_millis(300),
         || {
-            let phase = kubectl.answer("looking at the machine", &get)?.unwrap_or_default();
+            let phase = kubectl.answer("reading the VMI", &get)?.unwrap_or_default();
             if phase != shown {
                 progress.step(format!("  phase {}", if phase.is_empty() { "(none yet)" } else { &phase }));
                 shown.clone_from(&phase);
             }
             if phase == "Failed" {
-                return Err(Error::Refused(format!("the machine failed{}", diagnosis(target))));
+                return Err(Error::Refused(format!("the VMI failed{}", diagnosis(target))));
             }
             Ok(phase == "Running")
         },
         || diagnosis(target),
     )?;
     println!("\n$ kubectl get vm,vmi,pods -n {NAMESPACE}");
-    print!("{}", kubectl.run("listing the machine", &["get", "vm,vmi,pods", "-n", NAMESPACE])?);
+    print!("{}", kubectl.run("listing the VM", &["get", "vm,vmi,pods", "-n", NAMESPACE])?);
     let bin = target.bin.as_ref().map_or(String::new(), |bin| format!("{}:", bin.display()));
     println!(
         "
-Use the cluster, and log in on the machine's console (user root, password ferrovirt; leave with Ctrl+]):
+Use the cluster, and log in on the VM's console (user root, password ferrovirt; leave with Ctrl+]):
 
   export KUBECONFIG={kubeconfig} PATH={ours}:{bin}$PATH
   kubectl virt console {NAME} -n {NAMESPACE}

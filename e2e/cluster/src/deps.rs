@@ -1,4 +1,4 @@
-//! What the host must have, in one list.
+//! List of everything that the host needs.
 
 use std::{
     fmt::Write as _,
@@ -13,14 +13,14 @@ use crate::{
     progress::Progress,
 };
 
-/// Something the host must have.
+/// A program or file that the host needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
-    /// A program to be found on the PATH, or an absolute path.
+    /// Name of a program on the PATH, or an absolute path.
     pub what: &'static str,
-    /// The Debian package that has it; none when Debian 12's is too old.
+    /// Debian package that contains it; `None` if the version in Debian 12 is too old.
     pub package: Option<&'static str>,
-    /// What it is for.
+    /// Purpose.
     pub why: &'static str,
 }
 
@@ -28,42 +28,42 @@ const fn need(what: &'static str, package: &'static str, why: &'static str) -> N
     Need { what, package: Some(package), why }
 }
 
-/// What running the cluster needs.
+/// Needs for running the cluster.
 pub const RUN: [Need; 9] = [
     need("runc", "runc", "runs the containers"),
-    need("ip", "iproute2", "makes network namespaces and cables"),
+    need("ip", "iproute2", "creates network namespaces and links"),
     need("nft", "nftables", "service and pod network rules"),
     need("iptables", "iptables", "host ports of pods"),
-    need("conntrack", "conntrack", "forgets connections of removed pods"),
+    need("conntrack", "conntrack", "removes connections of deleted pods"),
     need("nsenter", "util-linux", "enters a node"),
     need("setsid", "util-linux", "starts the nodes"),
-    need("mount", "mount", "the kubelet mounts volumes"),
+    need("mount", "mount", "mounts volumes for the kubelet"),
     need("/etc/ssl/certs/ca-certificates.crt", "ca-certificates", "downloads of modules"),
 ];
 
-/// What using a cluster that exists needs.
+/// Needs for using an existing cluster.
 pub const CLIENT: [Need; 2] = [
     Need { what: "kubectl", package: None, why: "talks to the cluster of KUBECONFIG" },
     Need { what: "helm", package: None, why: "installs the chart into the cluster of KUBECONFIG" },
 ];
 
-/// What building needs beyond that.
+/// Further needs for building.
 pub const BUILD: [Need; 6] = [
     Need { what: "go", package: None, why: "builds the cluster's components; Go 1.26 or later from https://go.dev/dl" },
     Need { what: "cargo", package: None, why: "builds Ferrovirt; Rust 1.95 or later from https://rustup.rs" },
     need("cc", "gcc", "links programs"),
     need("pkg-config", "pkg-config", "finds libvirt"),
-    need("/usr/include/libvirt/libvirt.h", "libvirt-dev", "the launcher's interface to libvirt"),
+    need("/usr/include/libvirt/libvirt.h", "libvirt-dev", "compiles the launcher against libvirt"),
     need("mmdebstrap", "mmdebstrap", "builds the images"),
 ];
 
-/// The needs that are not met.
+/// Returns the needs that are missing.
 #[must_use]
 pub fn missing<'a>(needs: impl IntoIterator<Item = &'a Need>, exists: impl Fn(&str) -> bool) -> Vec<&'a Need> {
     needs.into_iter().filter(|need| !exists(need.what)).collect()
 }
 
-/// Whether a program is on the PATH (or in a folder of system programs), or an absolute path is there.
+/// Returns true if a program is on the PATH (or in a folder of system programs) or an absolute path exists.
 #[must_use]
 pub fn exists(what: &str) -> bool {
     if what.starts_with('/') {
@@ -75,41 +75,41 @@ pub fn exists(what: &str) -> bool {
         .any(|folder| folder.join(what).is_file())
 }
 
-/// One line for each need, with its package.
+/// Lists needs with their packages, one per line.
 #[must_use]
 pub fn list(needs: &[&Need]) -> String {
     let mut text = String::new();
     for need in needs {
         let package = need.package.map_or(String::new(), |package| format!(" (Debian: {package})"));
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "  {}{package}: {}", need.what, need.why);
     }
     text
 }
 
-/// Checks that the cluster can run here.
+/// Checks that the cluster can run on this host.
 ///
 /// # Errors
-/// When it cannot, with the whole list of what is missing.
+/// Fails with the list of missing needs.
 pub fn check() -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {
-        return Err(Error::Refused(format!("the test cluster runs on x86_64, not on {}", std::env::consts::ARCH)));
+        return Err(Error::Refused(format!("the test cluster requires x86_64, not {}", std::env::consts::ARCH)));
     }
     if !Uid::effective().is_root() {
-        return Err(Error::Refused("the test cluster makes namespaces and mounts: run it as root".into()));
+        return Err(Error::Refused("the test cluster creates namespaces and mounts: run it as root".into()));
     }
     let missing = missing(&RUN, exists);
     if missing.is_empty() {
         return Ok(());
     }
-    Err(Error::Refused(format!("missing on this host (`cluster deps` installs it):\n{}", list(&missing))))
+    Err(Error::Refused(format!("missing on this host (run `cluster deps` to install):\n{}", list(&missing))))
 }
 
-/// Checks everything and installs what Debian has, where that is possible: for building, and for running a cluster or
-/// using one that exists.
+/// Checks all needs and installs the Debian packages for missing ones: for building, and for running a cluster or using an
+/// existing one.
 ///
 /// # Errors
-/// When something stays missing.
+/// Fails if a need is still missing.
 pub fn install(own_cluster: bool, progress: &Progress) -> Result<()> {
     let run: &[Need] = if own_cluster { &RUN } else { &CLIENT };
     let all = || run.iter().chain(&BUILD);
@@ -128,7 +128,7 @@ pub fn install(own_cluster: bool, progress: &Progress) -> Result<()> {
     }
     let absent = missing(all(), exists);
     if absent.is_empty() {
-        progress.step("everything that is needed is there");
+        progress.step("all dependencies are installed");
         return Ok(());
     }
     Err(Error::Refused(format!("missing on this host:\n{}", list(&absent))))

@@ -1,4 +1,4 @@
-//! Taking a cluster, or what a crash left of one, away.
+//! Removes a cluster, or the remains of one after a crash.
 
 use std::{fs, io::ErrorKind, path::Path};
 
@@ -10,10 +10,10 @@ use crate::{
     progress::Progress,
 };
 
-/// Removes everything the cluster made; logs and the audit log stay. Harmless when there is nothing.
+/// Removes everything that the cluster created, except logs and the audit log. Does nothing if there is no cluster.
 ///
 /// # Errors
-/// When something does not go away.
+/// Fails if something cannot be removed.
 pub fn down(plan: &Plan, progress: &Progress) -> Result<()> {
     host::check_owner(plan)?;
     let namespaces = host::namespaces(plan);
@@ -30,14 +30,14 @@ pub fn down(plan: &Plan, progress: &Progress) -> Result<()> {
     host::remove_cgroup(&plan.cgroup())?;
     host::release()?;
     remove_files(plan)?;
-    progress.step("the cluster is gone");
+    progress.step("the cluster is removed");
     Ok(())
 }
 
-/// Takes one node away, so that it can be started afresh.
+/// Removes one node so that it can be started again.
 ///
 /// # Errors
-/// When something does not go away.
+/// Fails if something cannot be removed.
 pub fn remove_node(node: &Node) -> Result<()> {
     let namespaces = [node.namespace.clone()].into();
     host::kill_all(&namespaces)?;

@@ -1,50 +1,50 @@
-//! What can go wrong, said so that the reader knows which step, which command and where to look.
+//! Errors of this crate. Messages name the step, the command and the log file.
 
 use std::path::PathBuf;
 
 /// A failed step of the test cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A program could not be started at all.
+    /// A program could not be started.
     #[error("{step}: cannot start `{command}`")]
     Start {
-        /// What was being done.
+        /// The step.
         step: String,
         /// The command line.
         command: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A program ran and failed.
+    /// A program failed.
     #[error("{step}: `{command}` ended with {status}\n{output}")]
     Command {
-        /// What was being done.
+        /// The step.
         step: String,
         /// The command line.
         command: String,
         /// Its exit status.
         status: String,
-        /// The last lines of what it printed.
+        /// The last lines of its output.
         output: String,
     },
-    /// Something did not become true in time.
+    /// A condition did not hold in time.
     #[error("{step}: not done after {seconds} s{detail}")]
     Timeout {
-        /// What was awaited.
+        /// The step.
         step: String,
-        /// The limit.
+        /// The time limit.
         seconds: u64,
-        /// Log file and its last lines, or the last answer.
+        /// Name and last lines of a log file, or the last answer.
         detail: String,
     },
     /// A file operation failed.
     #[error("cannot {action} {path}")]
     File {
-        /// The operation, as a verb.
+        /// The operation, starting with a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// A system call failed.
@@ -52,26 +52,26 @@ pub enum Error {
     System {
         /// The operation.
         action: String,
-        /// Why.
+        /// The cause.
         source: nix::Error,
     },
-    /// A certificate could not be made.
-    #[error("cannot make the certificate of {subject}")]
+    /// A certificate could not be created.
+    #[error("cannot create the certificate of {subject}")]
     Certificate {
-        /// Whose certificate.
+        /// Holder of the certificate.
         subject: String,
-        /// Why.
+        /// The cause.
         source: rcgen::Error,
     },
-    /// A stored or received document could not be understood.
-    #[error("cannot understand {what}")]
+    /// A stored or received document could not be parsed.
+    #[error("cannot parse {what}")]
     Document {
-        /// Which document.
+        /// Name of the document.
         what: String,
-        /// Why.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// The request makes no sense here; the text says what to do about it.
+    /// The request cannot be carried out; the message names a remedy.
     #[error("{0}")]
     Refused(String),
 }
@@ -79,9 +79,9 @@ pub enum Error {
 /// The result of a step.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Names file and operation of an `io::Error`.
+/// Adds file and operation to an `io::Error`.
 pub trait FileContext<T> {
-    /// Turns an `io::Error` into [`Error::File`].
+    /// Converts an `io::Error` into [`Error::File`].
     fn at(self, action: &'static str, path: impl Into<PathBuf>) -> Result<T>;
 }
 

@@ -1,4 +1,4 @@
-//! What the cluster makes on the host, and the way to find and remove it again.
+//! Changes of the cluster to the host, with the records for undoing them.
 
 use std::{
     collections::BTreeSet,
@@ -23,15 +23,15 @@ use crate::{
     plan::{Network, Plan, lock_of},
 };
 
-/// Where named network namespaces are.
+/// Folder of named network namespaces.
 pub const NAMESPACES: &str = "/run/netns";
-/// How long killed processes may take to be gone.
+/// Time limit for killed processes to exit.
 const KILL_LIMIT: Duration = Duration::from_secs(20);
 
-/// The record of what was changed on the host. One for all clusters, since they share what it names.
+/// File with the record of changes to the host. All clusters share it, since they share what it names.
 const RECORD: &str = "/run/ferrovirt-clusters.json";
 
-/// What was changed on the host and must be undone when the last cluster goes. Written before the change.
+/// Changes to the host that the last `down` undoes. The record is written before each change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
@@ -39,7 +39,7 @@ pub struct Record {
     pub folders: Vec<PathBuf>,
     /// Kernel settings: (path below /proc/sys, value before).
     pub sysctls: Vec<(String, String)>,
-    /// Whether the mount at `/run/netns` is ours.
+    /// True if we mounted `/run/netns`.
     pub namespaces_mounted: bool,
 }
 
@@ -61,7 +61,7 @@ impl Record {
         fs::rename(&partial, path).at("rename", partial)
     }
 
-    /// Adds folders and settings that are not in it yet: what was there first is what counts as before.
+    /// Adds folders and settings. Existing entries keep their first value, which is the original one.
     fn add(&mut self, folders: Vec<PathBuf>, sysctls: Vec<(String, String)>) {
         for folder in folders {
             if !self.folders.contains(&folder) {
@@ -76,18 +76,18 @@ impl Record {
     }
 }
 
-/// Keeps every other cluster's changes of the host away until dropped. The lock is on a folder that is always there,
-/// so that it leaves nothing behind.
+/// Locks changes to the host against other clusters until dropped. The lock is on a folder that always exists, so it leaves no
+/// file behind.
 fn lock_host() -> Result<Flock<fs::File>> {
     let folder = Path::new("/run");
     let file = fs::File::open(folder).at("open", folder)?;
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error.into()).at("lock", folder)
 }
 
-/// Remembers what nodes change on the host, then makes the folders and raises the limits that they need.
+/// Records the changes of nodes to the host, then creates folders and raises limits.
 ///
 /// # Errors
-/// When the host refuses.
+/// Fails if a folder, setting or the record cannot be written.
 pub fn prepare(folders: &[PathBuf]) -> Result<()> {
     let _lock = lock_host()?;
     let path = Path::new(RECORD);
@@ -115,10 +115,10 @@ pub fn prepare(folders: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Undoes what was changed on the host, unless another cluster still runs.
+/// Undoes the changes to the host, unless another cluster still runs.
 ///
 /// # Errors
-/// When the host refuses.
+/// Fails if a change cannot be undone.
 pub fn release() -> Result<()> {
     let _lock = lock_host()?;
     let path = Path::new(RECORD);
@@ -139,7 +139,7 @@ pub fn release() -> Result<()> {
     }
     let namespaces = Path::new(NAMESPACES);
     if record.namespaces_mounted && fs::read_dir(namespaces).is_ok_and(|mut entries| entries.next().is_none()) {
-        // `ip netns add` mounts the folder over itself once, and never undoes that.
+        // `ip netns add` bind-mounts this folder onto itself once and never unmounts it.
         if is_mount_point(NAMESPACES) {
             run("releasing the folder of network namespaces", &mut program("umount", [NAMESPACES]))?;
         }
@@ -148,7 +148,7 @@ pub fn release() -> Result<()> {
     fs::remove_file(path).at("remove", path)
 }
 
-/// Whether a control plane of any cluster has its network namespace.
+/// Returns true if the control plane of any cluster has a network namespace.
 fn any_cluster_runs() -> bool {
     fs::read_dir(NAMESPACES)
         .into_iter()
@@ -164,7 +164,7 @@ fn is_control_namespace(name: &str) -> bool {
         .is_some_and(|instance| instance.parse::<u8>().is_ok())
 }
 
-/// The kernel settings that a node's processes change, with the least value wanted now (none: only remembered).
+/// Kernel settings that processes of a node change, with the required minimum (`None`: only recorded).
 const SYSCTLS: [(&str, Option<u64>); 8] = [
     ("fs/inotify/max_user_instances", Some(1024)),
     ("fs/inotify/max_user_watches", Some(262_144)),
@@ -185,13 +185,13 @@ fn set_sysctl(name: &str, value: &str) -> Result<()> {
     fs::write(&path, value).at("write", path)
 }
 
-/// The path of a named network namespace.
+/// Returns the path of a named network namespace.
 #[must_use]
 pub fn namespace_path(name: &str) -> PathBuf {
     Path::new(NAMESPACES).join(name)
 }
 
-/// The names of this cluster's network namespaces that exist.
+/// Returns the names of this cluster's existing network namespaces.
 #[must_use]
 pub fn namespaces(plan: &Plan) -> BTreeSet<String> {
     let Ok(entries) = fs::read_dir(NAMESPACES) else { return BTreeSet::new() };
@@ -202,7 +202,7 @@ pub fn namespaces(plan: &Plan) -> BTreeSet<String> {
         .collect()
 }
 
-/// The processes inside a named network namespace.
+/// Returns the processes in a named network namespace.
 #[must_use]
 pub fn processes(namespace: &str) -> Vec<i32> {
     let Ok(wanted) = fs::metadata(namespace_path(namespace)) else { return Vec::new() };
@@ -217,8 +217,8 @@ pub fn processes(namespace: &str) -> Vec<i32> {
         .collect()
 }
 
-/// The first process of a node or of the control plane: the one in its network namespace that is process 1 of a PID
-/// namespace directly below ours.
+/// Returns the first process of a node or of the control plane: the process in its network namespace that is process 1 of a
+/// PID namespace directly below ours.
 #[must_use]
 pub fn init_process(namespace: &str) -> Option<i32> {
     processes(namespace)
@@ -233,10 +233,10 @@ fn is_init(status: &str) -> bool {
         .is_some_and(|pids| pids.split_whitespace().skip(1).eq(["1"]))
 }
 
-/// Kills every process in the named namespaces and waits until they are gone.
+/// Kills every process in the named namespaces and waits until all have exited.
 ///
 /// # Errors
-/// When some do not go.
+/// Fails if a process does not exit.
 pub fn kill_all(namespaces: &BTreeSet<String>) -> Result<()> {
     let found = || namespaces.iter().flat_map(|namespace| processes(namespace)).collect::<Vec<_>>();
     wait(
@@ -246,16 +246,16 @@ pub fn kill_all(namespaces: &BTreeSet<String>) -> Result<()> {
         || {
             let pids = found();
             for pid in &pids {
-                // It may have ended by itself meanwhile.
+                // The process may have exited meanwhile.
                 let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
             }
             Ok(pids.is_empty())
         },
-        || format!("; still there: {:?}", found()),
+        || format!("; still running: {:?}", found()),
     )
 }
 
-/// The roots of the mounted cgroup hierarchies, of both versions.
+/// Returns the roots of the mounted cgroup hierarchies, of both versions.
 #[must_use]
 pub fn cgroup_roots(mountinfo: &str) -> Vec<PathBuf> {
     mountinfo
@@ -264,7 +264,7 @@ pub fn cgroup_roots(mountinfo: &str) -> Vec<PathBuf> {
             let (before, after) = line.split_once(" - ")?;
             let kind = after.split_whitespace().next()?;
             let mut fields = before.split_whitespace().skip(3);
-            // A hierarchy of which only a part is mounted is somebody's view of it, not its root.
+            // A mount of a part of the hierarchy is not its root.
             let whole = fields.next()? == "/";
             let point = fields.next()?;
             (whole && matches!(kind, "cgroup" | "cgroup2")).then(|| PathBuf::from(point))
@@ -277,10 +277,10 @@ fn mounted_cgroup_roots() -> Result<Vec<PathBuf>> {
     Ok(cgroup_roots(&fs::read_to_string(path).at("read", path)?))
 }
 
-/// Makes a cgroup in every hierarchy.
+/// Creates a cgroup in every hierarchy.
 ///
 /// # Errors
-/// When a hierarchy refuses.
+/// Fails if a cgroup cannot be created.
 pub fn make_cgroup(name: &str) -> Result<()> {
     for root in mounted_cgroup_roots()? {
         let mut folder = root.clone();
@@ -290,7 +290,7 @@ pub fn make_cgroup(name: &str) -> Result<()> {
             if !folder.exists() {
                 fs::create_dir(&folder).at("create", &folder)?;
             }
-            // Version 1 starts a cpuset empty, and no process may enter an empty one.
+            // A cpuset of version 1 starts empty, and no process can enter an empty one.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 let (from, to) = (parent.join(file), folder.join(file));
                 if let (Ok(inherited), Ok(own)) = (fs::read_to_string(&from), fs::read_to_string(&to))
@@ -308,20 +308,20 @@ pub fn make_cgroup(name: &str) -> Result<()> {
 /// Moves the calling process to a cgroup in every hierarchy.
 ///
 /// # Errors
-/// When a hierarchy refuses.
+/// Fails if a cgroup cannot be entered.
 pub fn enter_cgroup(name: &str) -> Result<()> {
     for root in mounted_cgroup_roots()? {
         let file = root.join(name).join("cgroup.procs");
-        // Zero means the writer.
+        // 0 stands for the writing process.
         fs::write(&file, "0").at("write", file)?;
     }
     Ok(())
 }
 
-/// Removes a cgroup and all below it from every hierarchy; its processes must be gone.
+/// Removes a cgroup with all below it from every hierarchy. Its processes must have exited.
 ///
 /// # Errors
-/// When a hierarchy refuses for longer than the kernel needs to notice that the processes are gone.
+/// Fails if a cgroup stays busy longer than the kernel needs to notice that its processes have exited.
 pub fn remove_cgroup(name: &str) -> Result<()> {
     for root in mounted_cgroup_roots()? {
         let folder = root.join(name);
@@ -347,7 +347,7 @@ fn remove_cgroup_tree(folder: &Path) -> bool {
     empty && fs::remove_dir(folder).is_ok()
 }
 
-/// The networks that the host has routes to, from `ip -4 route show table all`; default routes aside.
+/// Returns the networks in the host's routes, from `ip -4 route show table all`, without default routes.
 #[must_use]
 pub fn routed_networks(routes: &str) -> Vec<(Network, String)> {
     routes
@@ -363,13 +363,13 @@ pub fn routed_networks(routes: &str) -> Vec<(Network, String)> {
         .collect()
 }
 
-/// Refuses when the host already uses one of the cluster's networks for something else.
+/// Fails if the host already routes one of the cluster's networks elsewhere.
 ///
 /// # Errors
-/// When it does, or its routes cannot be listed.
+/// Fails in that case, and if the routes cannot be listed.
 pub fn check_routes(plan: &Plan) -> Result<()> {
     let routes = run("listing the host's routes", &mut program("ip", ["-4", "route", "show", "table", "all"]))?;
-    let own = [plan.machines(), plan.pods(), plan.services()];
+    let own = [plan.node_network(), plan.pods(), plan.services()];
     for (network, line) in routed_networks(&routes) {
         if own.iter().any(|own| own.overlaps(&network)) && network.prefix > 8 {
             return Err(Error::Refused(format!(
@@ -380,18 +380,18 @@ pub fn check_routes(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Who uses this cluster's names on the host: the folder that the host's link names, if the link exists.
+/// Returns the owner of this cluster's names on the host: the folder recorded in the host's link, if the link exists.
 #[must_use]
 pub fn owner(plan: &Plan) -> Option<String> {
     let path = Path::new("/sys/class/net").join(plan.host_link()).join("ifalias");
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Refuses when another working tree's cluster lives under this cluster's names. One that died (with the machine, or
-/// killed with all else of who started it) does not count: its names are free to be cleaned up and taken over.
+/// Fails if a cluster of another working tree runs under this cluster's names. A cluster without processes does not count: its
+/// names can be cleaned up and reused.
 ///
 /// # Errors
-/// When one does.
+/// Fails in that case.
 pub fn check_owner(plan: &Plan) -> Result<()> {
     match owner(plan) {
         Some(owner) if Path::new(&owner) != plan.state() && (is_changing(&owner) || has_processes(plan)) => {
@@ -407,10 +407,10 @@ fn has_processes(plan: &Plan) -> bool {
     namespaces(plan).iter().any(|namespace| !processes(namespace).is_empty())
 }
 
-/// Whether a command of the cluster with this state folder is at work: it holds the cluster's lock.
+/// Returns true if a command holds the lock of the cluster with this state folder.
 fn is_changing(state: &str) -> bool {
     let Ok(file) = fs::File::open(lock_of(Path::new(state))) else { return false };
-    // Taken, it is let go at once, with the file.
+    // A lock taken here is released with the file.
     matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
 }
 

@@ -1,4 +1,4 @@
-//! Putting images into the nodes' containerd.
+//! Imports images into the containerd of each node.
 
 use std::{
     collections::BTreeMap,
@@ -19,11 +19,11 @@ use crate::{
 /// Imports OCI or Docker archives into every running node.
 ///
 /// # Errors
-/// When no node runs, or an import fails.
+/// Fails if no node runs or an import fails.
 pub fn load(plan: &Plan, bin: &Path, files: &[PathBuf], progress: &Progress) -> Result<()> {
     let nodes = running_nodes(plan);
     if nodes.is_empty() {
-        return Err(Error::Refused("no node is running: `cluster up` first".into()));
+        return Err(Error::Refused("no node is running: run `cluster up` first".into()));
     }
     for file in files {
         let file = fs::canonicalize(file).at("find", file)?;
@@ -35,7 +35,7 @@ pub fn load(plan: &Plan, bin: &Path, files: &[PathBuf], progress: &Progress) -> 
     Ok(())
 }
 
-/// The nodes that run, with the first process of each.
+/// Returns the running nodes, each with its first process.
 #[must_use]
 pub fn running_nodes(plan: &Plan) -> Vec<(Node, i32)> {
     host::namespaces(plan)
@@ -45,10 +45,10 @@ pub fn running_nodes(plan: &Plan) -> Vec<(Node, i32)> {
         .collect()
 }
 
-/// The digest of each image on the first running node, by name.
+/// Returns the digest of each image on the first running node, by image name.
 ///
 /// # Errors
-/// When containerd cannot be asked.
+/// Fails if containerd does not answer.
 pub fn digests(plan: &Plan, bin: &Path) -> Result<BTreeMap<String, String>> {
     let Some((_, pid)) = running_nodes(plan).into_iter().next() else { return Ok(BTreeMap::new()) };
     let mut command = enter(pid, ["--mount"]);
@@ -67,10 +67,10 @@ fn parse_digests(table: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Imports one archive into one node, given the node's first process.
+/// Imports one archive into one node, through the node's first process.
 ///
 /// # Errors
-/// When the import fails.
+/// Fails if the import fails.
 pub fn import(node: &Node, pid: i32, bin: &Path, file: &Path) -> Result<()> {
     let step = format!("importing {} into {}", file.display(), node.name);
     let mut command = enter(pid, ["--mount"]);
@@ -81,7 +81,7 @@ pub fn import(node: &Node, pid: i32, bin: &Path, file: &Path) -> Result<()> {
     run(&step, &mut command).map(drop)
 }
 
-/// A command inside some of the namespaces of a node's first process.
+/// Returns a command that runs in some of the namespaces of a node's first process.
 #[must_use]
 pub fn enter<'a>(pid: i32, namespaces: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = program("nsenter", ["--target", &pid.to_string()]);

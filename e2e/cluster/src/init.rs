@@ -1,8 +1,8 @@
 //! The first process of a node or of the control plane.
 //!
-//! It runs as process 1 of its own PID namespace, with mount and UTS namespaces of its own, prepares what the services
-//! see, keeps them running and buries orphans. Killing it makes the kernel kill everything below it, which is what
-//! makes `down` complete.
+//! It is process 1 of a separate PID namespace with separate mount and UTS namespaces. It prepares the namespaces, keeps
+//! the services running and reaps orphans. Killing it makes the kernel kill all processes below it, which makes `down`
+//! complete.
 //!
 //! ```text
 //! service:   waiting for its dependency ──▶ running ──▶ ended ──(1 s)──▶ waiting ...
@@ -36,18 +36,18 @@ use crate::{
     render::{After, Init, Service},
 };
 
-/// Between the end of a service and its restart.
+/// Delay between the end of a service and its restart.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
-/// Between two looks for a service's dependency.
+/// Interval of checks for a service's dependency.
 const DEPENDENCY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Who waits for the end of which process.
+/// Senders that wait for the exit of a process, by process.
 type Waiting = Mutex<HashMap<i32, Sender<WaitStatus>>>;
 
 /// Prepares the namespaces and runs the services until killed.
 ///
 /// # Errors
-/// When the preparation fails; once services run it does not return.
+/// Fails if the preparation fails. Does not return once services run.
 pub fn run(configuration: &Path) -> Result<()> {
     let text = fs::read_to_string(configuration).at("read", configuration)?;
     let init: Init = serde_json::from_str(&text)
@@ -61,7 +61,7 @@ pub fn run(configuration: &Path) -> Result<()> {
             let (waiting, path) = (&waiting, path.as_str());
             scope.spawn(move || keep_running(service, path, waiting));
         }
-        bury(&waiting);
+        reap(&waiting);
     });
     Ok(())
 }
@@ -69,9 +69,9 @@ pub fn run(configuration: &Path) -> Result<()> {
 fn prepare(init: &Init) -> Result<()> {
     let none: Option<&str> = None;
     let system = |action: String| move |source| Error::System { action, source };
-    // Out of the cgroup of whoever typed `up`, which may have limits and may be cleaned up with its session.
+    // The cgroup of the caller may have limits and may be removed with its session.
     host::enter_cgroup(&init.cgroup)?;
-    // A `/proc` of the own PID namespace: a pod in the host's PID namespace finds a process 1 that it may enter.
+    // `/proc` of this PID namespace: a pod in the host's PID namespace finds a process 1 that it may enter.
     mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).map_err(system("mount /proc".into()))?;
     let hostname = Path::new("/proc/sys/kernel/hostname");
     fs::write(hostname, &init.hostname).at("write", hostname)?;
@@ -88,12 +88,12 @@ fn prepare(init: &Init) -> Result<()> {
             seen.display()
         )))?;
     }
-    // Pods with bidirectional mounts need shared mounts; they are shared with nobody outside of this namespace. Only
-    // now: a folder laid over another before would share what is mounted in it with its place on the disk, twice.
+    // Pods with bidirectional mount propagation need shared mounts. Sharing stays inside this namespace. It comes last
+    // because a bind mount made from a shared one would receive later mounts twice.
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SHARED, none).map_err(system("share /".into()))?;
     for (name, value) in &init.sysctls {
         let path = Path::new("/proc/sys").join(name);
-        // A kernel without the feature has no file for it, and needs none.
+        // Kernels without the feature have no such file.
         if path.exists() {
             fs::write(&path, value).at("write", path)?;
         }
@@ -104,7 +104,7 @@ fn prepare(init: &Init) -> Result<()> {
 fn keep_running(service: &Service, path: &str, waiting: &Waiting) {
     loop {
         if let Some(after) = &service.after {
-            while !met(after, service, path, waiting) {
+            while !is_met(after, service, path, waiting) {
                 thread::sleep(DEPENDENCY_INTERVAL);
             }
         }
@@ -116,7 +116,7 @@ fn keep_running(service: &Service, path: &str, waiting: &Waiting) {
     }
 }
 
-fn met(after: &After, service: &Service, path: &str, waiting: &Waiting) -> bool {
+fn is_met(after: &After, service: &Service, path: &str, waiting: &Waiting) -> bool {
     match after {
         After::Tcp(address) => TcpStream::connect_timeout(address, Duration::from_secs(1)).is_ok(),
         After::Unix(path) => UnixStream::connect(path).is_ok(),
@@ -136,7 +136,7 @@ fn run_once(name: &str, command: &[String], log: &Path, path: &str, waiting: &Wa
     command.args(arguments).env("PATH", path).current_dir("/").stdin(Stdio::null()).stdout(output).stderr(error_output);
     let (sender, receiver) = channel();
     {
-        // Held over the start, so that an end cannot be seen before somebody waits for it.
+        // The lock is held across the start so that the exit cannot be reaped before it is registered.
         let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let child = command.spawn().map_err(|source| crate::command::start_error(name, &command, source))?;
         waiting.insert(child.id().cast_signed(), sender);
@@ -144,15 +144,15 @@ fn run_once(name: &str, command: &[String], log: &Path, path: &str, waiting: &Wa
     Ok(receiver.recv().ok())
 }
 
-/// Waits for every child and orphan, for ever.
-fn bury(waiting: &Waiting) {
+/// Reaps all children and orphans. Never returns.
+fn reap(waiting: &Waiting) {
     loop {
         match waitpid(None, None) {
             Ok(status) => {
                 let Some(pid) = status.pid() else { continue };
                 let waiter = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid.as_raw());
                 if let Some(waiter) = waiter {
-                    // The thread is always there: it does not end before it has received.
+                    // The receiver waits until it has received.
                     let _ = waiter.send(status);
                 }
             }

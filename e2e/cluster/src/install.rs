@@ -1,4 +1,4 @@
-//! Installing Ferrovirt from this working tree: images, chart, and waiting until it says that it is available.
+//! Installs Ferrovirt from this working tree: loads images, installs the chart and waits until it is available.
 
 use std::{env, fs, time::Duration};
 
@@ -12,17 +12,17 @@ use crate::{
     target::Target,
 };
 
-/// Where it is installed.
+/// Namespace of the installation.
 pub const NAMESPACE: &str = "kubevirt";
-/// Where the images of our own cluster claim to come from.
+/// Registry in the image names on our own cluster.
 const OWN_REGISTRY: &str = "ferrovirt.io";
-/// How long everything may take to be available.
+/// Time limit for everything to become available.
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// Installs or upgrades Ferrovirt.
 ///
 /// # Errors
-/// When a step fails.
+/// Fails if a step fails.
 pub fn install(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> {
     let registry = if target.own { OWN_REGISTRY.to_owned() } else { foreign_registry()? };
     let changed = target.own && load_images(plan, target, progress)?;
@@ -41,7 +41,7 @@ pub fn install(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> 
         .args(["--set", &format!("kubevirt.configuration.developerConfiguration.useEmulation={emulation}")]);
     run("installing the chart", &mut helm).map_err(|error| with_diagnosis(error, target))?;
     if changed {
-        // The names of images do not change with their content, so running pods would keep what they have.
+        // Image names do not change with the content, so running pods would keep the old images.
         let restart = ["rollout", "restart", "deployment,daemonset", "-n", NAMESPACE];
         target.kubectl.run("restarting on the new images", &restart)?;
     }
@@ -50,7 +50,7 @@ pub fn install(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> 
     Ok(())
 }
 
-/// The registry from which another cluster pulls the images that `make push` sent there.
+/// Returns the registry from which another cluster pulls the images that `make push` sent.
 fn foreign_registry() -> Result<String> {
     env::var("REGISTRY").ok().filter(|registry| !registry.is_empty()).ok_or_else(|| {
         Error::Refused(
@@ -61,7 +61,7 @@ fn foreign_registry() -> Result<String> {
     })
 }
 
-/// Loads all images; tells whether one that a process of the installation runs from is another one than before.
+/// Loads all images. Returns true if an image of a Ferrovirt process has changed.
 fn load_images(plan: &Plan, target: &Target, progress: &Progress) -> Result<bool> {
     let folder = plan.build().join("images");
     let mut archives: Vec<_> = fs::read_dir(&folder)
@@ -72,7 +72,7 @@ fn load_images(plan: &Plan, target: &Target, progress: &Progress) -> Result<bool
         .collect();
     archives.sort();
     if archives.is_empty() {
-        return Err(Error::Refused("no images in build/images: `make images guests` first".into()));
+        return Err(Error::Refused("no images in build/images: run `make images guests` first".into()));
     }
     let Some(bin) = &target.bin else { return Ok(false) };
     let before = images::digests(plan, bin)?;
@@ -93,12 +93,12 @@ fn wait_until_available(target: &Target, progress: &Progress) -> Result<()> {
         LIMIT,
         Duration::from_millis(500),
         || {
-            let now = kubectl.answer("looking at the pods", &pods)?.unwrap_or_default();
+            let now = kubectl.answer("reading the pods", &pods)?.unwrap_or_default();
             if now != shown {
                 progress.step(format!("  {}", summary(&now)));
                 shown = now;
             }
-            let available = kubectl.answer("looking at the KubeVirt object", &get)?;
+            let available = kubectl.answer("reading the KubeVirt object", &get)?;
             Ok(available.is_some_and(|text| text == "True"))
         },
         String::new,
@@ -112,7 +112,7 @@ fn wait_until_available(target: &Target, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// One line from the table of pods.
+/// Summarizes the table of pods in one line.
 fn summary(table: &str) -> String {
     let pods: Vec<String> = table
         .lines()
@@ -126,7 +126,7 @@ fn summary(table: &str) -> String {
     if pods.is_empty() { "no pods yet".into() } else { pods.join(", ") }
 }
 
-/// Adds what one would look at next to an error.
+/// Adds diagnostics to an error: pods, events and logs.
 #[must_use]
 pub fn with_diagnosis(error: Error, target: &Target) -> Error {
     let mut text = error.to_string();

@@ -1,4 +1,4 @@
-//! kubectl towards one cluster.
+//! Calls kubectl for one cluster.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use crate::{
     error::Result,
 };
 
-/// A kubectl with its kubeconfig.
+/// kubectl with a kubeconfig.
 #[derive(Clone, Debug)]
 pub struct Kubectl {
     program: PathBuf,
@@ -18,7 +18,7 @@ pub struct Kubectl {
 }
 
 impl Kubectl {
-    /// The kubectl in the folder `bin`; the one on the PATH if that is empty.
+    /// Returns the kubectl in folder `bin`, or the one on the PATH if `bin` is empty.
     #[must_use]
     pub fn new(bin: &Path, kubeconfig: PathBuf) -> Self {
         Self {
@@ -27,7 +27,7 @@ impl Kubectl {
         }
     }
 
-    /// A call with these arguments. Bounded: no call hangs on a server that does not answer.
+    /// Returns a command with these arguments and a request time limit.
     #[must_use]
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = program(&self.program, ["--request-timeout=30s"]);
@@ -35,26 +35,26 @@ impl Kubectl {
         command
     }
 
-    /// Runs a call and returns what it printed.
+    /// Runs kubectl and returns its standard output.
     ///
     /// # Errors
-    /// When it fails.
+    /// Fails if kubectl fails.
     pub fn run(&self, step: &str, arguments: &[&str]) -> Result<String> {
         run(step, &mut self.command(arguments))
     }
 
-    /// Runs a call, whatever its end.
+    /// Runs kubectl and returns its output, also after a failure.
     ///
     /// # Errors
-    /// When kubectl cannot be started.
+    /// Fails if kubectl cannot be started.
     pub fn output(&self, step: &str, arguments: &[&str]) -> Result<Output> {
         output(step, &mut self.command(arguments))
     }
 
-    /// What a call printed, or none when it failed.
+    /// Returns the standard output of kubectl, or `None` after a failure.
     ///
     /// # Errors
-    /// When kubectl cannot be started.
+    /// Fails if kubectl cannot be started.
     pub fn answer(&self, step: &str, arguments: &[&str]) -> Result<Option<String>> {
         let output = self.output(step, arguments)?;
         Ok(output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned()))
@@ -63,7 +63,7 @@ impl Kubectl {
     /// Applies a manifest.
     ///
     /// # Errors
-    /// When the server refuses it.
+    /// Fails if the API server rejects the manifest.
     pub fn apply(&self, step: &str, manifest: &str) -> Result<String> {
         run_with_input(step, &mut self.command(&["apply", "-f", "-"]), manifest)
     }

@@ -1,7 +1,7 @@
-//! Whether the nodes' KVM can run a guest: found out by running one.
+//! Checks if KVM on the nodes can run a guest.
 //!
-//! `/dev/kvm` being there says little: on some virtualized hosts machines can be created but no guest kernel gets
-//! anywhere. So a pod boots the tiny guest's kernel under KVM, and its first line of output is the proof.
+//! `/dev/kvm` alone proves little: on some virtualized hosts VMs can be created but no guest kernel makes progress. The check
+//! boots the tiny guest's kernel in a pod under KVM and waits for its first line of output.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -16,39 +16,39 @@ use crate::{
 };
 
 const NAMESPACE: &str = "ferrovirt-kvm-check";
-/// How long the kernel may take to its first line. It takes well under a second where KVM works.
+/// Time limit for the first line of the kernel. With working KVM it takes well under a second.
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// The names of the images used.
+/// Names of the images used by the check.
 #[derive(Clone, Copy, Debug)]
 pub struct Images<'a> {
-    /// Has QEMU.
+    /// Image with QEMU.
     pub launcher: &'a str,
-    /// Has a kernel.
+    /// Image with a kernel.
     pub kernel: &'a str,
 }
 
-/// Whether guests run under KVM there.
+/// Returns true if guests run under KVM.
 ///
 /// # Errors
-/// When the check itself cannot be done.
+/// Fails if the check cannot be carried out.
 pub fn usable(plan: &Plan, target: &Target, images: Images<'_>, progress: &Progress) -> Result<bool> {
     if target.own && !Path::new("/dev/kvm").exists() {
-        progress.step("no /dev/kvm: machines run under software emulation");
+        progress.step("no /dev/kvm: guests run under software emulation");
         return Ok(false);
     }
-    // The answer holds as long as the host is up.
+    // The result is valid until the host reboots.
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let memory = plan.build().join("kvm.json");
+    let cached = plan.build().join("kvm.json");
     if target.own
-        && let Some(known) = fs::read_to_string(&memory).ok().and_then(|text| recall(&text, boot.trim()))
+        && let Some(known) = fs::read_to_string(&cached).ok().and_then(|text| parse_cached(&text, boot.trim()))
     {
         progress.step(verdict(known));
         return Ok(known);
     }
-    progress.step("trying whether KVM can run a guest");
+    progress.step("checking that KVM can run a guest");
     let usable = try_guest(target, images);
-    // The rest of the namespace goes by itself, and nothing waits for it.
+    // The namespace is deleted in the background.
     target.kubectl.run(
         "removing the check",
         &["delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false", "--grace-period=1"],
@@ -56,17 +56,17 @@ pub fn usable(plan: &Plan, target: &Target, images: Images<'_>, progress: &Progr
     let usable = usable?;
     progress.step(verdict(usable));
     if target.own {
-        // Only a shortcut: without it the check is done again.
-        let _ = fs::write(memory, json!({"boot": boot.trim(), "usable": usable}).to_string());
+        // Without the cached result the check runs again.
+        let _ = fs::write(cached, json!({"boot": boot.trim(), "usable": usable}).to_string());
     }
     Ok(usable)
 }
 
 fn verdict(usable: bool) -> &'static str {
-    if usable { "KVM runs guests" } else { "KVM runs no guest here: machines run under software emulation" }
+    if usable { "KVM runs guests" } else { "KVM cannot run guests here: they run under software emulation" }
 }
 
-fn recall(text: &str, boot: &str) -> Option<bool> {
+fn parse_cached(text: &str, boot: &str) -> Option<bool> {
     let value: serde_json::Value = serde_json::from_str(text).ok()?;
     (value["boot"].as_str()? == boot).then(|| value["usable"].as_bool()).flatten()
 }
@@ -135,7 +135,7 @@ fn manifest(images: Images<'_>) -> String {
 
 fn try_guest(target: &Target, images: Images<'_>) -> Result<bool> {
     let kubectl = &target.kubectl;
-    // A namespace's service account is made a moment after it, and pods are refused until then.
+    // Pods are rejected until the controllers have created the service account of the new namespace.
     wait(
         "starting the KVM check",
         Duration::from_secs(60),
@@ -145,7 +145,7 @@ fn try_guest(target: &Target, images: Images<'_>) -> Result<bool> {
     )?;
     let phase = || {
         let get = ["get", "pod", "guest", "-n", NAMESPACE, "-o", "jsonpath={.status.phase}"];
-        kubectl.answer("looking at the KVM check", &get).map(Option::unwrap_or_default)
+        kubectl.answer("reading the pod of the KVM check", &get).map(Option::unwrap_or_default)
     };
     let started = wait(
         "starting the KVM check",
@@ -156,26 +156,26 @@ fn try_guest(target: &Target, images: Images<'_>) -> Result<bool> {
     );
     match started {
         Ok(()) => {}
-        // A node without /dev/kvm does not start it.
+        // The pod does not start on a node without /dev/kvm.
         Err(Error::Timeout { .. }) => return Ok(false),
         Err(error) => return Err(error),
     }
-    let mut spoke = false;
+    let mut booted = false;
     let ended = wait(
         "waiting for the guest's kernel",
         LIMIT,
         Duration::from_millis(300),
         || {
-            // In this order: what it says before it ends is seen.
+            // The phase is read before the log so that output just before the exit is seen.
             let ended = phase()? != "Running";
             let log = kubectl.answer("reading the guest's output", &["logs", "guest", "-n", NAMESPACE])?;
-            spoke = log.is_some_and(|log| log.contains("Linux version"));
-            Ok(spoke || ended)
+            booted = log.is_some_and(|log| log.contains("Linux version"));
+            Ok(booted || ended)
         },
         String::new,
     );
     match ended {
-        Ok(()) | Err(Error::Timeout { .. }) => Ok(spoke),
+        Ok(()) | Err(Error::Timeout { .. }) => Ok(booted),
         Err(error) => Err(error),
     }
 }
@@ -185,11 +185,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answer_is_remembered_for_the_same_boot_only() {
+    fn result_is_cached_for_the_same_boot_only() {
         let text = json!({"boot": "one", "usable": true}).to_string();
-        assert_eq!(recall(&text, "one"), Some(true));
-        assert_eq!(recall(&text, "two"), None);
-        assert_eq!(recall("not json", "one"), None);
+        assert_eq!(parse_cached(&text, "one"), Some(true));
+        assert_eq!(parse_cached(&text, "two"), None);
+        assert_eq!(parse_cached("not json", "one"), None);
     }
 
     #[test]

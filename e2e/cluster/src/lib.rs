@@ -1,9 +1,9 @@
-//! A real Kubernetes cluster on one machine, for tests and for newcomers.
+//! A real Kubernetes cluster on one host, for tests and new users.
 //!
-//! A node is a network namespace with its own containerd, kubelet and kube-proxy in PID and mount namespaces of their
-//! own; the control plane lives in one more. See the README for a picture.
+//! A node is a network namespace with its own containerd, kubelet and kube-proxy in separate PID and mount namespaces. The
+//! control plane has another one. The README shows a picture.
 //!
-//! [`plan`], [`render`], [`certificates`] and [`pause`] decide and render, without touching the machine;
+//! [`plan`], [`render`], [`certificates`] and [`pause`] decide and render without changing the host.
 //! [`up`], [`down`] and [`init`] act.
 
 pub mod archive;
@@ -41,16 +41,16 @@ use crate::{
     progress::Progress,
 };
 
-/// Bytes as hexadecimal digits.
+/// Formats bytes as hexadecimal digits.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Keeps every other change of this cluster away until dropped.
+/// Locks this cluster against changes by other commands until dropped.
 ///
 /// # Errors
-/// When the lock file cannot be made.
+/// Fails if the lock file cannot be created.
 pub fn lock(plan: &Plan, progress: &Progress) -> Result<Flock<File>> {
     let path = plan.lock();
     fs::create_dir_all(plan.build()).at("create", plan.build())?;

@@ -1,4 +1,4 @@
-//! `cluster`: the test cluster's command.
+//! `cluster`: the command line of the test cluster.
 
 use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf, process::ExitCode};
 
@@ -13,11 +13,11 @@ use ferrovirt_e2e_cluster::{
     uninstall, up,
 };
 
-/// A real Kubernetes cluster on this machine, for tests and for a first look.
+/// A real Kubernetes cluster on this host, for tests and new users.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Which of several clusters side by side (names, addresses and files follow from it)
+    /// Number of the cluster, if several run side by side (determines names, addresses and files)
     #[arg(long, global = true, default_value_t = 0, env = "FERROVIRT_INSTANCE")]
     instance: u8,
     #[command(subcommand)]
@@ -26,15 +26,15 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Brings the cluster up, or adds nodes to it; harmless when it is up
+    /// Brings the cluster up or adds nodes to it; does nothing if it is up
     Up {
-        /// How many nodes, at least
+        /// Minimum number of nodes
         #[arg(long, default_value_t = 1)]
         nodes: u8,
     },
-    /// Removes everything the cluster made; logs stay in build/cluster
+    /// Removes everything that the cluster created; logs stay in build/cluster
     Down,
-    /// Tells what runs; fails when the API server does not serve
+    /// Shows the status; fails if the API server is not ready
     Status,
     /// Imports OCI archives into every node
     LoadImage {
@@ -42,43 +42,43 @@ enum Action {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Checks what is missing on this host, and installs what Debian has
+    /// Checks the dependencies on this host and installs missing Debian packages
     Deps,
-    /// Builds the cluster's programs, unless they are in the cache
+    /// Builds the programs of the cluster, unless they are cached
     BuildComponents,
-    /// Installs Ferrovirt into the cluster (KUBECONFIG's, or the own one, which is brought up)
+    /// Installs Ferrovirt into the cluster of KUBECONFIG, or into the own one, which is brought up
     Install {
-        /// How many nodes the own cluster has, at least
+        /// Minimum number of nodes of the own cluster
         #[arg(long, default_value_t = 1)]
         nodes: u8,
     },
-    /// Uninstalls Ferrovirt, and fails when more than its definitions is left
+    /// Uninstalls Ferrovirt; fails if anything but CRDs is left
     Uninstall,
-    /// Installs Ferrovirt and runs the example machine
+    /// Installs Ferrovirt and runs the example VM
     Demo,
-    /// Installs Ferrovirt, runs a command against the cluster, and takes the cluster down if it was not up before
+    /// Installs Ferrovirt, runs a command against the cluster, and removes the cluster if it was not up before
     Run {
-        /// How many nodes the own cluster has, at least
+        /// Minimum number of nodes of the own cluster
         #[arg(long, default_value_t = 1)]
         nodes: u8,
         /// The command
         #[arg(required = true, trailing_var_arg = true)]
         command: Vec<OsString>,
     },
-    /// Prints what `eval` needs to use kubectl, helm and ctr of this cluster
+    /// Prints shell exports for kubectl, helm and ctr of this cluster
     Env,
     /// Runs a command on a node (node-1, ...) or beside the API server (control)
     Exec {
-        /// Where
+        /// Name of the node, or control
         node: String,
-        /// What
+        /// The command
         #[arg(required = true, trailing_var_arg = true)]
         command: Vec<OsString>,
     },
-    /// The first process of a namespace
+    /// Runs as the first process of a namespace
     #[command(hide = true)]
     Init {
-        /// What to run
+        /// File with the configuration
         configuration: PathBuf,
     },
 }

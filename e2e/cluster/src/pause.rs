@@ -1,7 +1,7 @@
 //! The sandbox image: one static program of 156 bytes that sleeps, as an OCI archive.
 //!
-//! A sandbox's process holds the pod's namespaces. With a shared process namespace it is also process 1 there, so
-//! children that nobody waits for must not pile up: it ignores SIGCHLD, and the kernel buries them.
+//! The process of a sandbox holds the pod's namespaces. With a shared process namespace it is also process 1. It ignores
+//! SIGCHLD so that the kernel reaps orphans.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::{
 /// The name of the image.
 pub const IMAGE: &str = "ferrovirt.io/pause:devel";
 
-/// x86-64 machine code and its one datum.
+/// x86-64 machine code and its data.
 #[rustfmt::skip]
 const CODE: [u8; 68] = [
     0xb8, 0x0d, 0x00, 0x00, 0x00,             //      mov  eax, 13        rt_sigaction
@@ -32,12 +32,12 @@ const CODE: [u8; 68] = [
     1, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,
 ];
 
-/// Where the program is loaded.
+/// Load address of the program.
 const LOAD: u64 = 0x40_0000;
 const ELF_HEADER: u16 = 64;
 const PROGRAM_HEADER: u16 = 56;
 
-/// The program, as an ELF file with a single segment.
+/// Returns the program as an ELF file with a single segment.
 #[must_use]
 pub fn program() -> Vec<u8> {
     let code = u64::from(ELF_HEADER + PROGRAM_HEADER);
@@ -64,7 +64,7 @@ pub fn program() -> Vec<u8> {
     elf
 }
 
-/// The image, as an OCI archive that containerd imports.
+/// Returns the image as an OCI archive that containerd can import.
 #[must_use]
 pub fn oci_archive() -> Vec<u8> {
     let mut layer = Archive::default();
@@ -111,7 +111,7 @@ pub fn oci_archive() -> Vec<u8> {
 /// Writes the archive to a file.
 ///
 /// # Errors
-/// When it cannot be written.
+/// Fails if the file cannot be written.
 pub fn write(path: &Path) -> Result<()> {
     std::fs::write(path, oci_archive()).at("write", path)
 }

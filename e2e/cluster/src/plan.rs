@@ -1,5 +1,5 @@
-//! The plan of a cluster: every name, address and path follows from the instance number and the folder of the
-//! workspace. Pure: nothing here touches the machine.
+//! Plan of a cluster: every name, address and path is derived from the instance number and the folder of the workspace.
+//! Pure: nothing here changes the host.
 
 use std::{
     net::Ipv4Addr,
@@ -8,9 +8,9 @@ use std::{
 
 use crate::error::{Error, Result};
 
-/// How many nodes a cluster may have.
+/// Maximum number of nodes of a cluster.
 pub const MAX_NODES: u8 = 20;
-/// How many clusters may run side by side on one machine.
+/// Highest instance number of a cluster on one host.
 pub const MAX_INSTANCE: u8 = 9;
 /// The port of the API server.
 pub const API_PORT: u16 = 6443;
@@ -27,13 +27,13 @@ pub struct Network {
 }
 
 impl Network {
-    /// The address at `offset` from the base.
+    /// Returns the address at `offset` from the base.
     #[must_use]
     pub fn address(&self, offset: u32) -> Ipv4Addr {
         Ipv4Addr::from(u32::from(self.base).wrapping_add(offset))
     }
 
-    /// Whether two networks share an address.
+    /// Returns true if two networks share an address.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let shorter = self.prefix.min(other.prefix);
@@ -61,7 +61,7 @@ impl std::str::FromStr for Network {
     }
 }
 
-/// The file that serializes changes to the cluster with this state folder.
+/// Returns the file that serializes changes to the cluster with this state folder.
 #[must_use]
 pub fn lock_of(state: &Path) -> PathBuf {
     state.with_extension("lock")
@@ -76,36 +76,36 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of the cluster number `instance` of a workspace.
+    /// Returns the plan of cluster number `instance` of a workspace.
     ///
     /// # Errors
-    /// When the instance number is too large.
+    /// Fails if the instance number is too large.
     pub fn new(workspace: PathBuf, instance: u8) -> Result<Self> {
         if instance > MAX_INSTANCE {
-            return Err(Error::Refused(format!("--instance goes from 0 to {MAX_INSTANCE}")));
+            return Err(Error::Refused(format!("--instance must be between 0 and {MAX_INSTANCE}")));
         }
         Ok(Self { instance, workspace })
     }
 
-    /// What every name on the machine starts with.
+    /// Returns the prefix of all names on the host.
     #[must_use]
     pub fn prefix(&self) -> String {
         format!("fv{}", self.instance)
     }
 
-    /// The network that the control plane, the nodes and the host's end share.
+    /// Returns the network of the control plane, the nodes and the host's end.
     #[must_use]
-    pub fn machines(&self) -> Network {
+    pub fn node_network(&self) -> Network {
         Network { base: Ipv4Addr::new(10, self.octet(), 0, 0), prefix: 24 }
     }
 
-    /// The network of all pods.
+    /// Returns the network of all pods.
     #[must_use]
     pub fn pods(&self) -> Network {
         Network { base: Ipv4Addr::new(10, self.octet() + 1, 0, 0), prefix: 16 }
     }
 
-    /// The network of service addresses.
+    /// Returns the network of service addresses.
     #[must_use]
     pub fn services(&self) -> Network {
         Network { base: Ipv4Addr::new(10, self.octet() + 2, 0, 0), prefix: 16 }
@@ -115,67 +115,67 @@ impl Plan {
         210 + 3 * self.instance
     }
 
-    /// The address of the control plane (API server and DNS server).
+    /// Returns the address of the control plane (API server and DNS server).
     #[must_use]
     pub fn control_address(&self) -> Ipv4Addr {
-        self.machines().address(1)
+        self.node_network().address(1)
     }
 
-    /// The address of the host's end of the cluster's network.
+    /// Returns the address of the host's end of the cluster's network.
     #[must_use]
     pub fn host_address(&self) -> Ipv4Addr {
-        self.machines().address(254)
+        self.node_network().address(254)
     }
 
-    /// The service address of the API server.
+    /// Returns the service address of the API server.
     #[must_use]
     pub fn api_service_address(&self) -> Ipv4Addr {
         self.services().address(1)
     }
 
-    /// The service address of the cluster's DNS.
+    /// Returns the service address of the cluster's DNS.
     #[must_use]
     pub fn dns_service_address(&self) -> Ipv4Addr {
         self.services().address(10)
     }
 
-    /// The URL of the API server, as nodes and host reach it.
+    /// Returns the URL of the API server, as nodes and host reach it.
     #[must_use]
     pub fn api_url(&self) -> String {
         format!("https://{}:{API_PORT}", self.control_address())
     }
 
-    /// The control plane's network namespace.
+    /// Returns the name of the control plane's network namespace.
     #[must_use]
     pub fn control_namespace(&self) -> String {
         format!("{}-control", self.prefix())
     }
 
-    /// The host's end of the cable to the cluster.
+    /// Returns the name of the host's end of the link to the cluster.
     #[must_use]
     pub fn host_link(&self) -> String {
         format!("{}-host", self.prefix())
     }
 
-    /// The folder with everything that belongs to this cluster.
+    /// Returns the folder for all files of this cluster.
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.build().join(self.suffixed("cluster"))
     }
 
-    /// The folder of build results.
+    /// Returns the folder of build results.
     #[must_use]
     pub fn build(&self) -> PathBuf {
         self.workspace.join("build")
     }
 
-    /// The administrator's kubeconfig.
+    /// Returns the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.build().join(self.suffixed("kubeconfig"))
     }
 
-    /// The file that serializes changes to this cluster.
+    /// Returns the file that serializes changes to this cluster.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
         lock_of(&self.state())
@@ -185,43 +185,43 @@ impl Plan {
         if self.instance == 0 { name.to_owned() } else { format!("{name}-{}", self.instance) }
     }
 
-    /// The folder of log files; survives `down`.
+    /// Returns the folder of log files, which `down` keeps.
     #[must_use]
     pub fn logs(&self) -> PathBuf {
         self.state().join("logs")
     }
 
-    /// The API server's audit log; survives `down`.
+    /// Returns the path of the API server's audit log, which `down` keeps.
     #[must_use]
     pub fn audit_log(&self) -> PathBuf {
         self.state().join("audit.log")
     }
 
-    /// The folder of certificates and keys.
+    /// Returns the folder of certificates and keys.
     #[must_use]
     pub fn pki(&self) -> PathBuf {
         self.state().join("pki")
     }
 
-    /// The folder of the control plane's configuration and data.
+    /// Returns the folder of the control plane's configuration and data.
     #[must_use]
     pub fn control(&self) -> PathBuf {
         self.state().join("control")
     }
 
-    /// The cgroup under which all pods of all nodes live, relative to each hierarchy's root.
+    /// Returns the cgroup above all pods of all nodes, relative to the root of each hierarchy.
     #[must_use]
     pub fn cgroup(&self) -> String {
         format!("ferrovirt-{}", self.prefix())
     }
 
-    /// The cgroup of the cluster's own processes, relative to each hierarchy's root.
+    /// Returns the cgroup of the cluster's own processes, relative to the root of each hierarchy.
     #[must_use]
     pub fn system_cgroup(&self) -> String {
         format!("{}/system", self.cgroup())
     }
 
-    /// The node with the given number, counted from 1.
+    /// Returns the node with this number, counted from 1.
     #[must_use]
     pub fn node(&self, number: u8) -> Node {
         let name = format!("node-{number}");
@@ -229,7 +229,7 @@ impl Plan {
             number,
             namespace: format!("{}-{name}", self.prefix()),
             link: format!("{}-n{number}", self.prefix()),
-            address: self.machines().address(10 + u32::from(number)),
+            address: self.node_network().address(10 + u32::from(number)),
             pods: Network { base: self.pods().address(u32::from(number) << 8), prefix: 24 },
             cgroup: format!("{}/{name}", self.cgroup()),
             folder: self.state().join(&name),
@@ -238,13 +238,13 @@ impl Plan {
         }
     }
 
-    /// All nodes up to a count.
+    /// Returns the first `count` nodes.
     #[must_use]
     pub fn nodes(&self, count: u8) -> Vec<Node> {
         (1..=count).map(|number| self.node(number)).collect()
     }
 
-    /// The node whose network namespace has this name, if it is one of this cluster.
+    /// Returns the node with this network namespace, if it belongs to this cluster.
     #[must_use]
     pub fn node_of_namespace(&self, namespace: &str) -> Option<Node> {
         let number = namespace.strip_prefix(&format!("{}-node-", self.prefix()))?.parse().ok()?;
@@ -261,7 +261,7 @@ pub struct Node {
     pub name: String,
     /// The network namespace.
     pub namespace: String,
-    /// The control plane's end of the cable to the node.
+    /// Name of the control plane's end of the link to the node.
     pub link: String,
     /// The node's address.
     pub address: Ipv4Addr,
@@ -276,8 +276,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Which of the node's folders lies over which path of the host inside the node's mount namespace, so that what
-    /// pods see by hostPath is the node's own.
+    /// Returns folders of the node and the host paths over which they are mounted in the node's mount namespace. They give pods
+    /// the node's own files in hostPath volumes.
     #[must_use]
     pub fn own_folders(&self) -> Vec<(PathBuf, PathBuf)> {
         [
@@ -294,10 +294,10 @@ impl Node {
     }
 }
 
-/// The folder of the workspace: the nearest one upwards of `start` that holds the test cluster's components.
+/// Returns the folder of the workspace: the nearest parent of `start` that contains the components of the test cluster.
 ///
 /// # Errors
-/// When there is none.
+/// Fails if there is none.
 pub fn find_workspace(start: &Path) -> Result<PathBuf> {
     start
         .ancestors()
@@ -319,7 +319,7 @@ mod tests {
         let all: Vec<Network> = (0..=MAX_INSTANCE)
             .flat_map(|instance| {
                 let plan = plan(instance);
-                [plan.machines(), plan.pods(), plan.services()]
+                [plan.node_network(), plan.pods(), plan.services()]
             })
             .collect();
         for (index, one) in all.iter().enumerate() {
@@ -335,7 +335,7 @@ mod tests {
         let mut seen = vec![plan.control_address(), plan.host_address()];
         for node in plan.nodes(MAX_NODES) {
             assert!(!seen.contains(&node.address));
-            assert!(plan.machines().overlaps(&Network { base: node.address, prefix: 32 }));
+            assert!(plan.node_network().overlaps(&Network { base: node.address, prefix: 32 }));
             assert!(plan.pods().overlaps(&node.pods));
             seen.push(node.address);
         }
@@ -358,12 +358,12 @@ mod tests {
     }
 
     #[test]
-    fn instance_out_of_range_is_refused() {
+    fn instance_out_of_range_is_rejected() {
         assert!(Plan::new(PathBuf::from("/src"), MAX_INSTANCE + 1).is_err());
     }
 
     #[test]
-    fn namespace_names_lead_back_to_their_node() {
+    fn nodes_are_found_by_their_namespace_names() {
         let plan = plan(1);
         assert_eq!(plan.node_of_namespace(&plan.node(2).namespace).map(|node| node.number), Some(2));
         assert!(plan.node_of_namespace("fv1-control").is_none());

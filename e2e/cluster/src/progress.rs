@@ -1,8 +1,8 @@
-//! Progress on standard output: what is being done, and when it was.
+//! Prints progress with timestamps to standard output.
 
 use std::time::Instant;
 
-/// Prints steps with the time since the start.
+/// Prints steps with the time since the start of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     started: Instant,
@@ -20,7 +20,7 @@ impl Progress {
         println!("[{:6.1}s] {text}", self.started.elapsed().as_secs_f64());
     }
 
-    /// Seconds since the start.
+    /// Returns the seconds since the start.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()

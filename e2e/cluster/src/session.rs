@@ -1,4 +1,4 @@
-//! One command against an installed Ferrovirt, from nothing to nothing: what `make test` is made of.
+//! Runs one command against an installed Ferrovirt and cleans up. `make test` consists of it.
 
 use std::{ffi::OsString, process::Command};
 
@@ -13,11 +13,11 @@ use crate::{
     uninstall,
 };
 
-/// Installs Ferrovirt, runs the command, and takes down what was not up before, also after a failure; after a success
-/// it uninstalls Ferrovirt first, which must leave nothing. Whether the command succeeded is the result.
+/// Installs Ferrovirt, runs the command, and removes everything that was not up before, also after a failure. After a success
+/// it also uninstalls Ferrovirt and checks that nothing is left. Returns true if the command succeeded.
 ///
 /// # Errors
-/// When a step fails.
+/// Fails if a step fails.
 pub fn run(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) -> Result<bool> {
     let own = foreign(plan, std::env::var_os("KUBECONFIG").map(Into::into)).is_none();
     let ours_to_remove = own && host::init_process(&plan.control_namespace()).is_none();
@@ -29,7 +29,7 @@ pub fn run(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) ->
     });
     if ours_to_remove {
         if !matches!(result, Ok(true)) {
-            progress.step(format!("failed; the cluster's logs stay in {}", plan.logs().display()));
+            progress.step(format!("failed; the logs of the cluster are in {}", plan.logs().display()));
         }
         let _lock = crate::lock(plan, progress)?;
         down::down(plan, progress)?;

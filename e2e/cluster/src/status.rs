@@ -1,25 +1,25 @@
-//! What runs.
+//! Status of the cluster.
 
 use std::{fmt::Write as _, fs};
 
 use crate::{components, error::Result, host, images::running_nodes, kubectl::Kubectl, plan::Plan};
 
-/// Describes the cluster; the second value tells whether it serves.
+/// Describes the cluster. The second value is true if its API server is ready.
 ///
 /// # Errors
-/// When kubectl cannot be started.
+/// Fails if kubectl cannot be started.
 pub fn status(plan: &Plan) -> Result<(String, bool)> {
     let mut text = String::new();
     let Some(control) = host::init_process(&plan.control_namespace()) else {
         return Ok(("no cluster is running\n".into(), false));
     };
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "control plane  {:<14} process {control}: {}", plan.control_address(), children(control));
     for (node, pid) in running_nodes(plan) {
         let _ = writeln!(text, "{:<14} {:<14} process {pid}: {}", node.name, node.address, children(pid));
     }
     let kubectl = Kubectl::new(&components::bin(plan)?, plan.kubeconfig());
-    let ready = kubectl.answer("asking the API server", &["get", "--raw=/readyz"])?.is_some_and(|text| text == "ok");
+    let ready = kubectl.answer("reading /readyz", &["get", "--raw=/readyz"])?.is_some_and(|text| text == "ok");
     let _ = writeln!(text, "API server     {} ({})", plan.api_url(), if ready { "ready" } else { "not ready" });
     if let Some(nodes) = kubectl.answer("listing the nodes", &["get", "nodes", "-o", "wide"])? {
         text.push_str(&nodes);
@@ -28,7 +28,7 @@ pub fn status(plan: &Plan) -> Result<(String, bool)> {
     Ok((text, ready))
 }
 
-/// The names of the services that an init runs.
+/// Returns the names of the services that an init runs.
 fn children(pid: i32) -> String {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut names: Vec<String> = tasks
@@ -36,7 +36,7 @@ fn children(pid: i32) -> String {
         .flat_map(|text| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
         .filter_map(|child| fs::read_to_string(format!("/proc/{child}/comm")).ok())
         .map(|name| name.trim().to_owned())
-        // Each pod has a shim, which belongs to no service.
+        // The shims belong to pods.
         .filter(|name| !name.starts_with("containerd-shim"))
         .collect();
     names.sort();

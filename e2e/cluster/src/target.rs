@@ -1,4 +1,4 @@
-//! Which cluster is meant: the one of this working tree, or the one the user's KUBECONFIG names.
+//! Selects the cluster: that of this working tree, or that of the user's KUBECONFIG.
 
 use std::{
     fs,
@@ -15,30 +15,30 @@ use crate::{
     up,
 };
 
-/// A cluster with the programs to use it.
+/// A cluster and the programs to use it.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// kubectl towards it.
+    /// kubectl for the cluster.
     pub kubectl: Kubectl,
     /// Its kubeconfig.
     pub kubeconfig: PathBuf,
-    /// Whether it is the cluster of this working tree: its nodes take images directly.
+    /// True for the cluster of this working tree, whose nodes import images directly.
     pub own: bool,
-    /// The folder of kubectl and helm; none when they are on the PATH.
+    /// Folder of kubectl and helm; `None` if they are on the PATH.
     pub bin: Option<PathBuf>,
 }
 
 impl Target {
-    /// The cluster that KUBECONFIG names, or this working tree's, which is brought up if it is not.
+    /// Returns the cluster of KUBECONFIG, or that of this working tree, which is brought up if needed.
     ///
     /// # Errors
-    /// When a program is missing or the cluster does not come up.
+    /// Fails if a program is missing or the cluster does not come up.
     pub fn ready(plan: &Plan, nodes: u8, progress: &Progress) -> Result<Self> {
         if let Some(kubeconfig) = foreign(plan, std::env::var_os("KUBECONFIG").map(PathBuf::from)) {
             progress.step(format!("using the cluster of KUBECONFIG={}", kubeconfig.display()));
             for tool in ["kubectl", "helm"] {
                 if !deps::exists(tool) {
-                    return Err(Error::Refused(format!("{tool} is not on the PATH; it is needed to use KUBECONFIG")));
+                    return Err(Error::Refused(format!("{tool} is not on the PATH; KUBECONFIG requires it")));
                 }
             }
             let kubectl = Kubectl::new(Path::new(""), kubeconfig.clone());
@@ -51,7 +51,7 @@ impl Target {
         Ok(Self { kubectl: Kubectl::new(&bin, kubeconfig.clone()), kubeconfig, own: true, bin: Some(bin) })
     }
 
-    /// A helm command towards the cluster.
+    /// Returns a helm command for the cluster.
     #[must_use]
     pub fn helm(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.bin.as_ref().map_or(PathBuf::from("helm"), |bin| bin.join("helm")));
@@ -59,7 +59,7 @@ impl Target {
         command
     }
 
-    /// The PATH for commands that use the cluster: kubectl of the server's version, and our plugin.
+    /// Returns the PATH for commands that use the cluster: kubectl of the server's version, and our plugin.
     #[must_use]
     pub fn path(&self, plan: &Plan) -> String {
         let inherited = std::env::var("PATH").unwrap_or_default();
@@ -69,8 +69,8 @@ impl Target {
     }
 }
 
-/// The kubeconfig of another cluster, if that is what KUBECONFIG names. The file of our own cluster, which `up` tells
-/// people to export, is not one, whether or not the cluster is up.
+/// Returns the kubeconfig of another cluster, if KUBECONFIG names one. The file of our own cluster does not count, even if the
+/// cluster is down, since `up` advises to export it.
 #[must_use]
 pub fn foreign(plan: &Plan, named: Option<PathBuf>) -> Option<PathBuf> {
     let named = named.filter(|path| !path.as_os_str().is_empty())?;

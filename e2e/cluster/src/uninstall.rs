@@ -1,4 +1,4 @@
-//! Uninstalling Ferrovirt, and looking at what it leaves.
+//! Uninstalls Ferrovirt and checks what is left.
 
 use crate::{
     command::run,
@@ -8,24 +8,24 @@ use crate::{
     target::Target,
 };
 
-/// Cluster-wide kinds in which an installation has objects.
+/// Cluster-scoped kinds of an installation.
 const CLUSTER_WIDE: &str = "apiservices,certificatesigningrequests,clusterrolebindings,clusterroles,\
     mutatingwebhookconfigurations,priorityclasses,validatingadmissionpolicies,validatingadmissionpolicybindings,\
     validatingwebhookconfigurations";
-/// Kinds in its namespace.
+/// Namespaced kinds of an installation.
 const NAMESPACED: &str = "all,configmaps,leases,networkpolicies,poddisruptionbudgets,rolebindings,roles,secrets,\
     serviceaccounts";
-/// What Kubernetes itself puts into each namespace.
-const OF_KUBERNETES: [&str; 2] = ["configmap/kube-root-ca.crt", "serviceaccount/default"];
-/// A label of nodes that another project set: it must stay.
+/// Objects that Kubernetes creates in each namespace.
+const CREATED_BY_KUBERNETES: [&str; 2] = ["configmap/kube-root-ca.crt", "serviceaccount/default"];
+/// A node label of another project, which must remain.
 const FOREIGN_LABEL: &str = "cdi.kubevirt.io/foreign";
-/// Made by this test cluster, not by the chart.
-const OF_THE_CLUSTER: &str = "ferrovirt:kubelet-api";
+/// Created by this test cluster, not by the chart.
+const CREATED_BY_THE_CLUSTER: &str = "ferrovirt:kubelet-api";
 
-/// Uninstalls Ferrovirt; only the definitions of its kinds may be left, and what is not its own.
+/// Uninstalls Ferrovirt. Only CRDs and objects of other projects may be left.
 ///
 /// # Errors
-/// When Helm refuses, something is left, or a label of somebody else is gone.
+/// Fails if Helm fails, objects are left, or a label of another project is removed.
 pub fn uninstall(target: &Target, progress: &Progress) -> Result<()> {
     let foreign = format!("{FOREIGN_LABEL}=stays");
     target.kubectl.run("labelling the nodes", &["label", "nodes", "--all", "--overwrite", &foreign])?;
@@ -37,10 +37,10 @@ pub fn uninstall(target: &Target, progress: &Progress) -> Result<()> {
     let cluster = kubectl.run("listing what is left", &["get", CLUSTER_WIDE, "-o", "name"])?;
     let namespace = kubectl.run("listing what is left", &["get", NAMESPACED, "-n", NAMESPACE, "-o", "name"])?;
     let keys = "jsonpath={range .items[*]}{.metadata.labels}{.metadata.annotations}{end}";
-    let nodes = kubectl.run("looking at the nodes", &["get", "nodes", "-o", keys])?;
+    let nodes = kubectl.run("reading the nodes", &["get", "nodes", "-o", keys])?;
     if !nodes.contains(FOREIGN_LABEL) {
         return Err(Error::Refused(format!(
-            "uninstalling removed the label {FOREIGN_LABEL} of nodes, which is not ours"
+            "uninstalling removed the label {FOREIGN_LABEL} of nodes, which belongs to another project"
         )));
     }
     target
@@ -48,26 +48,26 @@ pub fn uninstall(target: &Target, progress: &Progress) -> Result<()> {
         .run("removing the label of the nodes", &["label", "nodes", "--all", &format!("{FOREIGN_LABEL}-")])?;
     let left = left_over(&cluster, &namespace, &nodes);
     if left.is_empty() {
-        progress.step("nothing is left but the definitions");
+        progress.step("nothing is left but CRDs");
         return Ok(());
     }
     Err(Error::Refused(format!("uninstalling left {}", left.join(", "))))
 }
 
-/// The names of what an installation left, from the names in the cluster and in its namespace, and the labels and
-/// annotations of the nodes.
+/// Returns the names of remaining objects, from the names in the cluster and in the namespace, and the labels and annotations
+/// of the nodes.
 fn left_over(cluster: &str, namespace: &str, nodes: &str) -> Vec<String> {
     let ours =
-        |name: &&str| (name.contains("virt")) && !name.contains(OF_THE_CLUSTER) && !is_served_by_definitions(name);
+        |name: &&str| (name.contains("virt")) && !name.contains(CREATED_BY_THE_CLUSTER) && !is_served_by_crd(name);
     let cluster = cluster.lines().filter(ours);
-    // A pod that is on its way out is named until kubelet has seen to it.
-    let namespace = namespace.lines().filter(|name| !OF_KUBERNETES.contains(name) && !name.is_empty());
+    // A terminating pod is listed until kubelet has finished it.
+    let namespace = namespace.lines().filter(|name| !CREATED_BY_KUBERNETES.contains(name) && !name.is_empty());
     let nodes = nodes.replace(FOREIGN_LABEL, "").contains("kubevirt.io/").then_some("labels or annotations of nodes");
     cluster.chain(namespace).chain(nodes).map(str::to_owned).collect()
 }
 
-/// Whether the API server made this APIService for a definition, which stays.
-fn is_served_by_definitions(name: &str) -> bool {
+/// Returns true if the API server created this APIService for a CRD.
+fn is_served_by_crd(name: &str) -> bool {
     name.strip_prefix("apiservice.apiregistration.k8s.io/")
         .is_some_and(|service| service.ends_with("kubevirt.io") && !service.contains("subresources"))
 }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn definitions_and_what_kubernetes_makes_are_no_left_overs() {
+    fn crds_and_default_objects_of_kubernetes_are_no_left_overs() {
         let cluster = "apiservice.apiregistration.k8s.io/v1.kubevirt.io\n\
             clusterrolebinding.rbac.authorization.k8s.io/ferrovirt:kubelet-api\n\
             clusterrole.rbac.authorization.k8s.io/view\n";

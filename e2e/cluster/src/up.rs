@@ -1,4 +1,4 @@
-//! Bringing a cluster up, from nothing, from what is already there, or from what a crash left.
+//! Brings a cluster up from nothing, from a running cluster or from the remains of a crash.
 
 use std::{
     fs,
@@ -23,25 +23,25 @@ use crate::{
     render::{self, Init, kubeconfig::kubeconfig},
 };
 
-/// How long the API server may take to be ready.
+/// Time limit for the API server to become ready.
 const API_LIMIT: Duration = Duration::from_secs(90);
-/// How long a node may take to be ready.
+/// Time limit for a node to become ready.
 const NODE_LIMIT: Duration = Duration::from_secs(90);
-/// Between two looks.
+/// Polling interval.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Brings the cluster up with at least `count` nodes.
 ///
 /// # Errors
-/// When a step fails; the next `up` or `down` cleans up.
+/// Fails if a step fails. The next `up` or `down` cleans up.
 pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
     if !(1..=MAX_NODES).contains(&count) {
-        return Err(Error::Refused(format!("--nodes goes from 1 to {MAX_NODES}")));
+        return Err(Error::Refused(format!("--nodes must be between 1 and {MAX_NODES}")));
     }
     deps::check()?;
     host::check_owner(plan)?;
     if plan.state().starts_with("/run") {
-        return Err(Error::Refused("nodes have a /run of their own: the working tree cannot be below /run".into()));
+        return Err(Error::Refused("the working tree must not be below /run, which nodes replace".into()));
     }
     let bin = components::ensure(plan, progress)?;
     let kubectl = Kubectl::new(&bin, plan.kubeconfig());
@@ -49,7 +49,7 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
     let fresh = !serves(plan, &kubectl)?;
     if fresh {
         if has_leftovers(plan) {
-            progress.step("cleaning up what an interrupted start or a crash left");
+            progress.step("cleaning up after an interrupted start or a crash");
             down(plan, progress)?;
         }
         start_control_plane(plan, &bin, progress)?;
@@ -65,7 +65,7 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
         progress.step("control plane: API server ready");
     }
     kubectl.apply("creating the bootstrap objects", &render::manifests::bootstrap(plan))?;
-    // Also for nodes that ran already: the `up` that started them may have been interrupted.
+    // Includes nodes that already run: the `up` that started them may have been interrupted.
     for node in &nodes {
         finish_node(node, &bin, &kubectl)?;
         progress.step(format!("{}: ready", node.name));
@@ -75,12 +75,12 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
-/// Whether the control plane runs and answers, or does so before long.
+/// Returns true if the control plane runs and becomes ready in time.
 fn serves(plan: &Plan, kubectl: &Kubectl) -> Result<bool> {
     if host::init_process(&plan.control_namespace()).is_none() || !plan.kubeconfig().exists() {
         return Ok(false);
     }
-    // A busy machine or an interrupted start is no reason to throw away what runs.
+    // A busy host or an interrupted start must not discard a running cluster.
     match wait_for_api(plan, kubectl) {
         Ok(()) => Ok(true),
         Err(Error::Timeout { .. }) => Ok(false),
@@ -119,9 +119,9 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
     progress.step("control plane: network");
     let (host_link, peer) = (plan.host_link(), format!("{}p", plan.host_link()));
     let namespace = plan.control_namespace();
-    // The link comes first and carries our name: it tells whose all the rest is.
+    // The link is created first because it records the owner of all other names.
     ip(
-        "making the host's link",
+        "creating the host's link",
         None,
         &format!(
             "link add {host_link} type veth peer name {peer}
@@ -129,7 +129,7 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
             state = plan.state().display()
         ),
     )?;
-    run("making the control plane's namespace", &mut program("ip", ["netns", "add", &namespace]))?;
+    run("creating the control plane's namespace", &mut program("ip", ["netns", "add", &namespace]))?;
     ip(
         "connecting the host",
         None,
@@ -138,11 +138,11 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
              address add {address}/{prefix} dev {host_link}
              link set {host_link} up",
             address = plan.host_address(),
-            prefix = plan.machines().prefix,
+            prefix = plan.node_network().prefix,
         ),
     )?;
     ip(
-        "making the bridge",
+        "creating the bridge",
         Some(&namespace),
         &format!(
             "link set lo up
@@ -152,7 +152,7 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
              address add {address}/{prefix} dev br0
              link set br0 up",
             address = plan.control_address(),
-            prefix = plan.machines().prefix,
+            prefix = plan.node_network().prefix,
         ),
     )?;
     progress.step("control plane: etcd, API server, controllers, scheduler, DNS");
@@ -160,7 +160,7 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
     start_init(&namespace, &init, &plan.control(), &plan.logs().join("init.log"))
 }
 
-/// Makes what nodes need on the host, beyond their namespaces.
+/// Creates the needs of nodes on the host outside of their namespaces.
 fn prepare_host(node: &Node) -> Result<()> {
     let (own, seen): (Vec<_>, Vec<_>) = node.own_folders().into_iter().unzip();
     for folder in own {
@@ -168,7 +168,7 @@ fn prepare_host(node: &Node) -> Result<()> {
     }
     host::prepare(&seen)?;
     if !Path::new("/proc/sys/net/bridge").exists() && deps::exists("modprobe") {
-        // Without it pods reach all services but those served on their own node; the kernel may also have it built in.
+        // Without it pods cannot reach services with endpoints on their own node. The kernel may have it built in.
         output("loading br_netfilter", &mut program("modprobe", ["br_netfilter"]))?;
     }
     host::make_cgroup(&node.cgroup)
@@ -203,7 +203,7 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
     let image = node.folder.join("pause.tar");
     pause::write(&image)?;
 
-    run("making the node's namespace", &mut program("ip", ["netns", "add", &node.namespace]))?;
+    run("creating the node's namespace", &mut program("ip", ["netns", "add", &node.namespace]))?;
     ip(
         "connecting the node",
         Some(&control),
@@ -227,7 +227,7 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
              link set eth0 up
              route add default via {control}",
             address = node.address,
-            prefix = plan.machines().prefix,
+            prefix = plan.node_network().prefix,
             control = plan.control_address(),
         ),
     )?;
@@ -239,7 +239,7 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
     start_init(&node.namespace, &init, &node.folder, &node.logs.join("init.log"))
 }
 
-/// Whether containerd's preferred way of stacking layers works on the disk below a folder.
+/// Returns true if overlayfs works on the file system of a folder.
 fn overlay_works(folder: &Path) -> Result<bool> {
     let test = folder.join("overlay-test");
     for part in ["lower", "upper", "work", "merged"] {
@@ -248,7 +248,7 @@ fn overlay_works(folder: &Path) -> Result<bool> {
     }
     let at = |part: &str| test.join(part).display().to_string();
     let options = format!("lowerdir={},upperdir={},workdir={}", at("lower"), at("upper"), at("work"));
-    // In a mount namespace that ends with the command.
+    // The mount ends with the mount namespace of the command.
     let mut mount = program("unshare", ["--mount", "mount", "-t", "overlay", "overlay", "-o", &options]);
     mount.arg(test.join("merged"));
     let works = output("trying overlayfs", &mut mount)?.status.success();
@@ -256,7 +256,7 @@ fn overlay_works(folder: &Path) -> Result<bool> {
     Ok(works)
 }
 
-/// Starts the first process of a namespace, detached from us.
+/// Starts the first process of a namespace, detached from this process.
 fn start_init(namespace: &str, init: &Init, folder: &Path, log: &Path) -> Result<()> {
     let configuration = folder.join("init.json");
     let text = serde_json::to_string_pretty(init)
@@ -267,7 +267,7 @@ fn start_init(namespace: &str, init: &Init, folder: &Path, log: &Path) -> Result
     let mut command = Command::new("setsid");
     command
         .arg("nsenter")
-        // Not `ip netns exec`: its new /sys would hide the cgroups.
+        // `ip netns exec` would mount a new /sys, which hides the cgroups.
         .arg(format!("--net={}", host::namespace_path(namespace).display()))
         .args(["unshare", "--pid", "--fork", "--kill-child", "--uts", "--mount", "--propagation", "private"])
         .arg(own)
@@ -286,7 +286,7 @@ fn start_init(namespace: &str, init: &Init, folder: &Path, log: &Path) -> Result
         || {
             let ended = child.try_wait().map_err(|source| start_error(&step, &command, source))?;
             if ended.is_some() {
-                return Err(Error::Refused(format!("{step}: it ended at once{}", log_tail(log))));
+                return Err(Error::Refused(format!("{step}: it exited at once{}", log_tail(log))));
             }
             Ok(host::init_process(namespace).is_some())
         },
@@ -306,17 +306,17 @@ fn wait_for_api(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
             if TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err() {
                 return Ok(false);
             }
-            Ok(kubectl.answer("asking the API server", &["get", "--raw=/readyz"])?.is_some())
+            Ok(kubectl.answer("reading /readyz", &["get", "--raw=/readyz"])?.is_some())
         },
         || log_tail(&log) + &log_tail(&plan.logs().join("etcd.log")),
     )
 }
 
-/// Does what needs the running node and API server, and waits until the node is ready.
+/// Completes the set-up that needs the running node and API server, and waits until the node is ready.
 fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl) -> Result<()> {
     let name = node.name.as_str();
     let pid = host::init_process(&node.namespace)
-        .ok_or_else(|| Error::Refused(format!("{name} ended{}", log_tail(&node.logs.join("init.log")))))?;
+        .ok_or_else(|| Error::Refused(format!("{name} exited{}", log_tail(&node.logs.join("init.log")))))?;
     let containerd = node.logs.join("containerd.log");
     let socket = PathBuf::from(format!("/proc/{pid}/root{}", render::node::CONTAINERD_SOCKET));
     wait(
@@ -326,7 +326,7 @@ fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl) -> Result<()> {
         || Ok(socket.exists()),
         || log_tail(&containerd),
     )?;
-    // containerd makes its socket before it serves: the first attempts may be refused.
+    // containerd creates its socket before it serves, so the first attempts can fail.
     let image = node.folder.join("pause.tar");
     let mut refused = None;
     wait(
@@ -347,7 +347,7 @@ fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl) -> Result<()> {
         INTERVAL,
         || {
             let patch = ["patch", "node", name, "--patch", &range.to_string()];
-            Ok(kubectl.answer("giving the node its pod network", &patch)?.is_some())
+            Ok(kubectl.answer("setting the pod network of the node", &patch)?.is_some())
         },
         || log_tail(&kubelet),
     )?;
@@ -357,25 +357,25 @@ fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl) -> Result<()> {
         NODE_LIMIT,
         INTERVAL,
         || {
-            let ready = kubectl.answer("looking at the node", &["get", "node", name, "-o", path])?;
+            let ready = kubectl.answer("reading the node", &["get", "node", name, "-o", path])?;
             Ok(ready.is_some_and(|text| text == "True"))
         },
         || log_tail(&kubelet) + &log_tail(&containerd),
     )
 }
 
-/// A pod can be created once its namespace has its service account: the last thing the controllers do at start.
+/// Waits for the default service account. Pods cannot be created before, and the controllers create it last.
 fn wait_for_namespace(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
     wait(
         "waiting for the default service account",
         Duration::from_secs(60),
         INTERVAL,
-        || Ok(kubectl.answer("looking for it", &["get", "serviceaccount", "default", "-n", "default"])?.is_some()),
+        || Ok(kubectl.answer("reading it", &["get", "serviceaccount", "default", "-n", "default"])?.is_some()),
         || log_tail(&plan.logs().join("kube-controller-manager.log")),
     )
 }
 
-/// Runs lines of `ip` commands, in a named namespace or on the host.
+/// Runs lines of `ip` commands in a named namespace or on the host.
 fn ip(step: &str, namespace: Option<&str>, lines: &str) -> Result<()> {
     let mut command = program("ip", namespace.map_or(Vec::new(), |name| vec!["-n", name]));
     command.args(["-batch", "-"]);

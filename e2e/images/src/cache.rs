@@ -1,7 +1,7 @@
-//! Directories kept between runs, each named by the hash of what it was made from.
+//! Cache of directories, each named by the hash of its inputs.
 //!
-//! An entry is built beside its final place under a lock and then renamed, so that an interrupted run leaves nothing
-//! that a later run would take for complete, and two runs do not build the same thing twice.
+//! An entry is built under a lock beside its final path and then renamed. An interrupted run leaves no incomplete entry, and
+//! two runs do not build the same entry twice.
 
 use std::{
     env, fs,
@@ -13,14 +13,14 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{At, Result};
 
-/// The root of all cached entries.
+/// Root directory of the cache.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
 }
 
 impl Cache {
-    /// The user's cache: `$XDG_CACHE_HOME/ferrovirt` or `~/.cache/ferrovirt`.
+    /// Returns the user's cache: `$XDG_CACHE_HOME/ferrovirt` or `~/.cache/ferrovirt`.
     pub fn of_user() -> Self {
         let base = env::var_os("XDG_CACHE_HOME")
             .map(PathBuf::from)
@@ -30,12 +30,12 @@ impl Cache {
         Self::at(base.join("ferrovirt"))
     }
 
-    /// A cache in the given directory.
+    /// Returns a cache in this directory.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The directory of `key` among entries of this `kind`, made by `make` when it is not there yet.
+    /// Returns the directory of entry `key` of this `kind`, and builds it with `make` if it is missing.
     pub fn entry<F>(&self, kind: &str, key: &str, make: F) -> Result<PathBuf>
     where
         F: FnOnce(&Path) -> Result<()>,
@@ -68,12 +68,12 @@ impl Cache {
     }
 }
 
-/// Collects the inputs of an entry into its key.
+/// Hashes the inputs of an entry into its key.
 #[derive(Debug, Default)]
 pub struct Key(Sha256);
 
 impl Key {
-    /// Adds one input. Its length goes in as well, so that two inputs never run together.
+    /// Adds one input with its length, so that adjacent inputs stay distinct.
     #[must_use]
     pub fn with(mut self, input: impl AsRef<[u8]>) -> Self {
         self.add(input);
@@ -87,13 +87,13 @@ impl Key {
         self.0.update(input);
     }
 
-    /// The finished key: 128 bits are plenty to name directories.
+    /// Returns the key. 128 bits suffice for directory names.
     pub fn finish(self) -> String {
         hex(&self.0.finalize()[..16])
     }
 }
 
-/// Lower-case hexadecimal digits of `bytes`.
+/// Formats bytes as lower-case hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {

@@ -1,8 +1,8 @@
 //! Debian packages unpacked into directories.
 //!
-//! Images are not installed systems: for them packages are only unpacked (no maintainer scripts run), and files are then
-//! picked from the result. Roots are kept in the cache by the hash of the request; the versions inside are those
-//! that the mirror had at the time. Removing `roots/` from the cache gets newer ones.
+//! Packages for images are only unpacked, without maintainer scripts. Files are then selected from the result. Unpacked roots
+//! are cached by the hash of the request, with the package versions that the mirror had at that time. Removing `roots/` from
+//! the cache fetches newer versions.
 
 use std::{
     env, fs,
@@ -18,37 +18,37 @@ use crate::{
     tool,
 };
 
-/// The release all images are based on.
+/// Debian release of all images.
 pub const SUITE: &str = "trixie";
 
-/// How far mmdebstrap goes.
+/// Extent of the installation by mmdebstrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// Packages and their dependencies are unpacked, nothing runs.
+    /// Unpacks packages and their dependencies without running anything.
     Extract,
-    /// A bootable system: required packages and the given ones, installed and configured.
+    /// Installs and configures a bootable system with the required packages and the listed ones.
     Installed,
 }
 
-/// Packages to be turned into a directory.
+/// Packages to unpack or install into a directory.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
-    /// How they are treated.
+    /// Extent of the installation.
     pub variant: Variant,
-    /// Packages by name; dependencies come along, recommendations do not.
+    /// Names of packages. Dependencies are included, recommendations are not.
     pub packages: &'a [&'a str],
     /// Shell commands run at the end with the root as `$1`, see `--customize-hook` of mmdebstrap.
     pub hooks: &'a [String],
 }
 
-/// An unpacked root and what is known of its packages.
+/// An unpacked root and the metadata of its packages.
 #[derive(Debug, Clone)]
 pub struct Root {
     /// The root directory.
     pub path: PathBuf,
     /// One `NAME.control` and one `NAME.list` for each package, for roots of [`Variant::Extract`].
     pub packages: PathBuf,
-    /// Names this root in the keys of things made from it.
+    /// Identifies this root in the keys of entries built from it.
     pub key: String,
 }
 
@@ -66,7 +66,7 @@ fn sources() -> String {
     format!("deb {mirror} {SUITE} main\ndeb {mirror} {SUITE}-updates main\ndeb {security} {SUITE}-security main\n")
 }
 
-/// The root for `request`, from the cache or made now.
+/// Returns the root for `request`, from the cache or newly built.
 pub fn root(cache: &Cache, request: &Request<'_>) -> Result<Root> {
     let sources = sources();
     let mut key = Key::default().with(&sources).with(RECORD_PACKAGES).with(format!("{:?}", request.variant));
@@ -87,8 +87,8 @@ fn make(dir: &Path, sources: &str, request: &Request<'_>) -> Result<()> {
     fs::create_dir(&packages).at(&packages)?;
     let list = dir.join("sources.list");
     fs::write(&list, sources).at(&list)?;
-    // In a mount namespace of its own: what it mounts into the root is gone when it ends, however it ends, and no
-    // clean-up can ever reach the host's devices through a leftover mount.
+    // A separate mount namespace removes the mounts inside the root when the command ends, so that no later clean-up can reach
+    // the host's devices through a leftover mount.
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "--", "mmdebstrap"])
@@ -111,7 +111,7 @@ fn make(dir: &Path, sources: &str, request: &Request<'_>) -> Result<()> {
     }
     command.arg(SUITE).arg(dir.join("root")).arg(&list);
     tool::run(&mut command, "Debian packages util-linux and mmdebstrap")?;
-    // apt gives this folder to a user of its own where that user can get at it, which depends on where the cache is.
+    // apt assigns this folder to its own user only if that user can reach it, which depends on the path of the cache.
     let partial = dir.join("root/var/lib/apt/lists/partial");
     if partial.is_dir() { chown(&partial, Some(0), Some(0)).at(&partial) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong while an image is made.
+//! Errors of this crate.
 
 use std::{io, path::PathBuf};
 
@@ -15,33 +15,33 @@ pub enum Error {
     ToolMissing { tool: String, hint: String, source: io::Error },
     #[error("{tool} failed ({status}):\n{output}")]
     ToolFailed { tool: String, status: String, output: String },
-    #[error("no image named {name}; there are: {known}")]
+    #[error("unknown image {name}; known images: {known}")]
     UnknownImage { name: String, known: String },
     #[error("binary {name} is not in {}: build it first (cargo build --release)", dir.display())]
     BinaryMissing { name: String, dir: PathBuf },
     #[error("{pattern} matches nothing in {}", root.display())]
     NothingSelected { pattern: String, root: PathBuf },
-    #[error("{object} needs library {library}, which is not in the packages of the image")]
+    #[error("{object} needs library {library}, which no package of the image contains")]
     LibraryMissing { object: String, library: String },
     #[error(
-        "{object} needs version {version} of {library}, which the image's {library} does not have: built on a newer system than the image's base?"
+        "{object} needs version {version} of {library}, which the {library} of the image lacks: was it built on a newer system than the base of the image?"
     )]
     LibraryTooOld { object: String, library: String, version: String },
-    #[error("{object} is not a usable ELF file")]
+    #[error("cannot parse {object} as an ELF file")]
     Elf { object: String, source: elf::ParseError },
     #[error("{}: {detail}", path.display())]
     BadArchive { path: PathBuf, detail: String },
-    #[error("image {name} has {size} bytes unpacked, its limit is {limit}")]
+    #[error("image {name} has {size} bytes unpacked, which exceeds its limit of {limit}")]
     TooLarge { name: String, size: u64, limit: u64 },
-    #[error("the image's description cannot be written")]
+    #[error("cannot serialize the image metadata")]
     Json(#[from] serde_json::Error),
     #[error("{0} does not fit: {1}")]
     Layout(String, String),
 }
 
-/// Names the path an input or output error belongs to.
+/// Adds the path to an input or output error.
 pub trait At<T> {
-    /// Turns an [`io::Error`] into [`Error::Io`] at `path`.
+    /// Converts an [`io::Error`] into [`Error::Io`] with `path`.
     fn at(self, path: impl Into<PathBuf>) -> Result<T>;
 }
 

@@ -1,4 +1,4 @@
-//! Trees as layers: a tar with fixed times and order, compressed with zstd.
+//! Packs trees as layers: tar archives with fixed times and order, compressed with zstd.
 
 use std::{
     fs::{self, File},
@@ -16,10 +16,10 @@ use crate::{
     tree::{Content, Node, Source, Tree},
 };
 
-/// Compression that is quick to write and quicker to read.
+/// Compression level with fast writing and reading.
 const ZSTD_LEVEL: i32 = 6;
 
-/// What is known of a written layer.
+/// Digests and sizes of a layer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Facts {
     /// Digest of the compressed blob, `sha256:...`.
@@ -41,7 +41,7 @@ pub struct Layer {
     pub facts: Facts,
 }
 
-/// The layer of a tree, from the cache if the same files were packed before.
+/// Returns the layer of a tree, from the cache if the same files were packed before.
 pub fn layer(cache: &Cache, tree: &Tree) -> Result<Layer> {
     let key = tree.key()?.with(format!("{EPOCH} zstd {ZSTD_LEVEL}")).finish();
     let entry = cache.entry("layers", &key, |dir| {
@@ -108,7 +108,7 @@ fn append<W: Write>(archive: &mut tar::Builder<W>, name: &str, node: &Node) -> R
     }
 }
 
-/// A writer that hashes and counts what passes.
+/// A writer that hashes and counts its input.
 struct Hashing<W> {
     inner: W,
     hash: Sha256,

@@ -1,8 +1,8 @@
-//! Images without daemon and registry.
+//! Builds images without daemon and registry.
 //!
-//! Service images hold the binaries of this workspace and the Debian files they need; guest images hold virtual
-//! machines to test with. Each becomes an OCI archive that `ctr images import` takes, and the same input always gives
-//! the same digest.
+//! Service images contain binaries of this workspace and the Debian files that they need. Guest images contain test guests.
+//! Each image becomes an OCI archive that `ctr images import` accepts, and the same input always gives the same
+//! digest.
 //!
 //! ```text
 //! debian (unpacked packages, cached) -> select (files + libraries) -> tree -> layer (cached) -> oci (archive)
@@ -38,7 +38,7 @@ pub use error::{Error, Result};
 /// The time of every file in every image: the first second of 2025.
 pub const EPOCH: u64 = 1_735_689_600;
 
-/// All images, in the order in which they are built: name of the archive, and name of the image below its prefix.
+/// All images in build order: name of the archive, and name of the image below its prefix.
 pub const IMAGES: [(&str, &str); 8] = [
     ("virt-api", "virt-api"),
     ("virt-controller", "virt-controller"),
@@ -50,24 +50,24 @@ pub const IMAGES: [(&str, &str); 8] = [
     ("guest-debian", "guests/debian"),
 ];
 
-/// What a build needs to know.
+/// Options of a build.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Directory with the release binaries.
     pub bin_dir: PathBuf,
     /// Directory for the archives.
     pub out: PathBuf,
-    /// What the names of images start with.
+    /// Prefix of image names.
     pub prefix: String,
-    /// Their tag.
+    /// Image tag.
     pub tag: String,
-    /// Where intermediate results are kept.
+    /// Cache of intermediate results.
     pub cache: cache::Cache,
-    /// What virt-api tells of its build.
+    /// Build information for virt-api.
     pub source: Option<source::Source>,
 }
 
-/// The names asked for: `services`, `guests` and `all` stand for groups, nothing for all.
+/// Resolves names and the groups `services`, `guests` and `all`. No names mean all images.
 pub fn resolve(names: &[String]) -> Result<Vec<&'static str>> {
     let all = IMAGES.iter().map(|(name, _)| *name);
     if names.is_empty() {
@@ -90,11 +90,11 @@ pub fn resolve(names: &[String]) -> Result<Vec<&'static str>> {
         }
         chosen.extend(matching);
     }
-    // Each once, in the order of the list.
+    // Removes duplicates and keeps the order of the list.
     Ok(all.filter(|name| chosen.contains(name)).collect())
 }
 
-/// Builds one image and returns its facts.
+/// Builds one image and returns its summary.
 pub fn build(name: &str, options: &Options) -> Result<oci::Summary> {
     let path = IMAGES.iter().find(|(known, _)| *known == name).map(|(_, path)| *path).unwrap_or(name);
     let reference = format!("{}/{path}:{}", options.prefix, options.tag);
@@ -106,7 +106,7 @@ pub fn build(name: &str, options: &Options) -> Result<oci::Summary> {
     }
 }
 
-/// Where the archive of an image lies.
+/// Returns the path of an image's archive.
 pub fn archive_path(out: &Path, name: &str) -> PathBuf {
     out.join(format!("{name}.tar"))
 }

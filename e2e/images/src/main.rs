@@ -14,7 +14,7 @@ use images::{Options, archive_path, cache::Cache, oci, registry, resolve, source
 #[derive(Parser)]
 #[command(about = "Builds service and guest images as OCI archives, without daemon or registry")]
 struct Arguments {
-    /// Directory of the archives
+    /// Directory for the archives
     #[arg(long, global = true, default_value = "build/images")]
     out: PathBuf,
     #[command(subcommand)]
@@ -25,12 +25,12 @@ struct Arguments {
 enum Command {
     /// Build images; without names all of them
     Build {
-        /// Names, or the groups services, guests, all
+        /// Names of images, or the groups services, guests, all
         names: Vec<String>,
         /// Directory of the release binaries [default: release/ in CARGO_TARGET_DIR or target]
         #[arg(long)]
         bin_dir: Option<PathBuf>,
-        /// What the names of images start with
+        /// Prefix of image names
         #[arg(long, default_value = "ferrovirt.io")]
         prefix: String,
         /// Tag of the images
@@ -39,18 +39,18 @@ enum Command {
     },
     /// Show names, sizes and digests of the archives
     List,
-    /// Send archives to a registry
+    /// Push archives to a registry
     Push {
-        /// Host and path below which the images go, such as registry.example.org/ferrovirt
+        /// Registry host and path for the images, such as registry.example.org/ferrovirt
         #[arg(long, env = "REGISTRY")]
         registry: String,
         /// Tag in the registry
         #[arg(long, default_value = "devel")]
         tag: String,
-        /// The registry speaks plain HTTP or has a certificate that cannot be verified
+        /// Allow a registry that uses plain HTTP or has a certificate that cannot be verified
         #[arg(long)]
         insecure: bool,
-        /// Names or groups; without any, all archives that were built
+        /// Names of images or groups; default: all archives that exist
         names: Vec<String>,
     },
 }

@@ -1,15 +1,15 @@
-//! What a program or shared library asks of others: its libraries, their versions, where to look for them.
+//! Reads the dynamic linking information of programs and shared libraries.
 
 use elf::{ElfBytes, abi, endian::LittleEndian, gnu_symver, parse::ParseError, string_table::StringTable};
 
-/// The dynamic linking facts of one ELF file.
+/// Dynamic linking information of an ELF file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Object {
-    /// The dynamic loader, for programs.
+    /// Dynamic loader of a program.
     pub interpreter: Option<String>,
-    /// Names of the libraries it is linked with.
+    /// Names of needed libraries.
     pub needed: Vec<String>,
-    /// Directories to search first, as written (may begin with `$ORIGIN`).
+    /// Directories searched first, as written (may begin with `$ORIGIN`).
     pub search: Vec<String>,
     /// Symbol versions it needs: library and version. Weak ones are left out.
     pub needed_versions: Vec<(String, String)>,
@@ -17,12 +17,12 @@ pub struct Object {
     pub versions: Vec<String>,
 }
 
-/// Whether these bytes start like an ELF file.
+/// Returns true if the bytes start with the ELF magic number.
 pub fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// Reads the facts of an ELF file.
+/// Parses an ELF file.
 pub fn parse(bytes: &[u8]) -> Result<Object, ParseError> {
     let file = ElfBytes::<LittleEndian>::minimal_parse(bytes)?;
     let mut object = Object::default();
@@ -68,7 +68,7 @@ fn read_versions(file: &ElfBytes<'_, LittleEndian>, object: &mut Object) -> Resu
             }
         } else {
             for (_, mut aux) in gnu_symver::VerDefIterator::new(endian, class, count, 0, data) {
-                // The first name is the version, those that follow are its predecessors.
+                // The first name is the version, the others are its predecessors.
                 if let Some(version) = aux.next() {
                     object.versions.push(strings.get(version.vda_name as usize)?.to_owned());
                 }

@@ -1,4 +1,4 @@
-//! OCI image archives: written from layers, read for listing.
+//! Writes OCI image archives from layers and reads them for listing.
 
 use std::{
     collections::BTreeMap,
@@ -23,35 +23,35 @@ const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 
-/// Annotation with the bytes of a layer's files.
+/// Annotation with the unpacked size of a layer in bytes.
 const UNPACKED: &str = "io.ferrovirt.unpacked-bytes";
-/// Annotation by which containerd names an imported image.
+/// Annotation with the name of an imported image in containerd.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
-/// Annotation by which other tools name it.
+/// Annotation with its name in other tools.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// Bound on the JSON documents read from an archive.
+/// Limits the size of JSON documents in an archive.
 const MAX_JSON: u64 = 1 << 20;
 
-/// How the image runs.
+/// Runtime configuration of an image.
 #[derive(Debug, Clone, Default)]
 pub struct Run<'a> {
-    /// The command, if the image is one to run.
+    /// The command, if the image can be run.
     pub entrypoint: Option<&'a str>,
-    /// Numeric user; none means root.
+    /// Numeric user; `None` means root.
     pub user: Option<u32>,
-    /// What it is, for people.
+    /// Description for users.
     pub description: &'a str,
-    /// Variables, as `NAME=VALUE`.
+    /// Environment variables as `NAME=VALUE`.
     pub variables: Vec<String>,
 }
 
-/// Facts of an archive.
+/// Summary of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
     /// Full name with tag.
     pub reference: String,
-    /// Digest of the manifest, which is the digest of the image.
+    /// Digest of the manifest, which identifies the image.
     pub digest: String,
     /// Bytes to transfer.
     pub compressed: u64,
@@ -104,8 +104,8 @@ fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
     }
 }
 
-/// Writes the archive of an image to `path` and returns its facts. An archive that already holds this image stays
-/// untouched. The new one replaces the old one in one step.
+/// Writes the archive of an image to `path` and returns its summary. An archive of the same image stays untouched. Another one
+/// is replaced atomically.
 pub fn write(path: &Path, reference: &str, run: &Run<'_>, layers: &[Layer]) -> Result<Summary> {
     let config = config(run, layers)?;
     let manifest = Manifest {
@@ -144,7 +144,7 @@ pub fn write(path: &Path, reference: &str, run: &Run<'_>, layers: &[Layer]) -> R
 
     let new = path.with_extension("tar.new");
     let mut archive = tar::Builder::new(BufWriter::new(File::create(&new).at(&new)?));
-    // The descriptions come first, so that a reader that wants only those does not have to pass the layers.
+    // Metadata comes first so that a reader can skip the layers.
     put(&mut archive, "oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
     put(&mut archive, "index.json", &serde_json::to_vec(&index)?)?;
     put(&mut archive, &blob(&digest(&manifest)), &manifest)?;
@@ -191,7 +191,7 @@ fn config(run: &Run<'_>, layers: &[Layer]) -> Result<Vec<u8>> {
     }))?)
 }
 
-/// [`EPOCH`] as RFC 3339.
+/// Returns [`EPOCH`] as RFC 3339.
 fn created() -> &'static str {
     const { assert!(EPOCH == 1_735_689_600) };
     "2025-01-01T00:00:00Z"
@@ -214,7 +214,7 @@ fn put<W: Write>(archive: &mut tar::Builder<W>, name: &str, bytes: &[u8]) -> Res
     archive.append_data(&mut header, name, bytes).at(name)
 }
 
-/// Reads the facts of an archive written by [`write`].
+/// Reads the summary of an archive written by [`write`].
 pub fn read(path: &Path) -> Result<Summary> {
     let bad = |detail: &str| Error::BadArchive { path: path.to_owned(), detail: detail.to_owned() };
     let mut archive = tar::Archive::new(File::open(path).at(path)?);

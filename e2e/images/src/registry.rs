@@ -1,11 +1,11 @@
-//! Sending archives to a registry, with skopeo.
+//! Pushes archives to a registry with skopeo.
 
 use std::{path::Path, process::Command};
 
 use crate::{error::Result, tool};
 
-/// Copies one archive to `registry` (host and path) under the image's name and tag; the digest stays the same.
-/// Credentials are those skopeo finds (`skopeo login`, `REGISTRY_AUTH_FILE`).
+/// Copies one archive to `registry` (host and path) under the image's name and tag, with the same digest. skopeo provides the
+/// credentials (`skopeo login`, `REGISTRY_AUTH_FILE`).
 pub fn push(archive: &Path, registry: &str, image: &str, tag: &str, plain_http: bool) -> Result<String> {
     let target = format!("{}/{image}:{tag}", registry.trim_end_matches('/'));
     let mut command = Command::new("skopeo");

@@ -1,9 +1,8 @@
-//! Picks the files of an image from an unpacked Debian root.
+//! Selects the files of an image from an unpacked Debian root.
 //!
-//! An image holds what is listed for it and what that needs: libraries are found by following the dynamic section
-//! of each program, and a library or symbol version that the root does not have is an error now instead of a container that
-//! does not start later. For each package that contributes a file, its control data (where image scanners look for it)
-//! and its copyright come along.
+//! An image contains its listed files and the libraries in the dynamic sections of its programs. A library or symbol version
+//! that the root lacks fails the build; the container would otherwise fail to start. Each package that contributes a file
+//! also contributes its control data, for image scanners, and its copyright file.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,17 +17,17 @@ use crate::{
     tree::{Content, Source, Tree},
 };
 
-/// Where the loader looks without being told.
+/// Default library directories of the dynamic loader.
 const LIBRARY_DIRS: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "usr/lib"];
 
-/// Links at the top of a merged-`/usr` system; kept in every image.
+/// Top-level links of a merged-`/usr` system, present in every image.
 const TOP_LINKS: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
-/// Bound on links followed for one path.
+/// Limits links followed for one path.
 const MAX_LINKS: usize = 16;
 
-/// The entries of `root` named by `patterns` (a path, or one with `*` in its last part; directories with all below),
-/// without those that start with one of `except`, and the libraries needed by them and by the files of `programs`.
+/// Returns the entries of `root` that match `patterns` (a path, optionally with `*` in its last part; directories include all
+/// below), except those that start with one of `except`, and the libraries needed by them and by the files of `programs`.
 pub fn select(root: &Root, patterns: &[&str], except: &[&str], programs: &Tree) -> Result<Tree> {
     let mut picked = Picked { root: &root.path, except, tree: Tree::default() };
     for link in TOP_LINKS {
@@ -69,7 +68,7 @@ impl Picked<'_> {
         names.iter().try_for_each(|name| self.add(&format!("{dir}/{name}")))
     }
 
-    /// Adds an entry, what is below it, and what it links to.
+    /// Adds an entry, everything below it, and its link targets.
     fn add(&mut self, path: &str) -> Result<()> {
         if self.except.iter().any(|except| path.starts_with(except)) {
             return Ok(());
@@ -91,7 +90,7 @@ impl Picked<'_> {
         Err(Error::Layout(path, "too many links".to_owned()))
     }
 
-    /// Adds the libraries of all programs in the tree and in `programs`, and theirs in turn.
+    /// Adds the libraries of all programs in the tree and in `programs`, recursively.
     fn libraries(&mut self, programs: &Tree) -> Result<()> {
         let mut known: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut open = VecDeque::new();
@@ -110,7 +109,7 @@ impl Picked<'_> {
             }
             let name = path.rsplit('/').next().unwrap_or(&path).to_owned();
             if let Some(interpreter) = &object.interpreter {
-                // The kernel opens it under exactly this name.
+                // The kernel opens the interpreter under exactly this path.
                 self.add(&normalize(interpreter))?;
             }
             for library in &object.needed {
@@ -144,7 +143,7 @@ impl Picked<'_> {
             .ok_or_else(|| Error::LibraryMissing { object: path.to_owned(), library: library.to_owned() })
     }
 
-    /// The path behind the links of the last part.
+    /// Resolves links in the last part of a path.
     fn real(&self, path: &str) -> String {
         let mut path = path.to_owned();
         for _ in 0..MAX_LINKS {
@@ -175,7 +174,7 @@ fn read_object(path: &str, content: &Content) -> Result<Option<Object>> {
     object::parse(&bytes).map(Some).map_err(|source| Error::Elf { object: path.to_owned(), source })
 }
 
-/// A path without `.` and `..`, without leading slash, in merged-`/usr` form.
+/// Returns a path without `.` and `..`, without leading slash, in merged-`/usr` form.
 pub fn normalize(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {

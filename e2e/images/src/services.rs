@@ -1,8 +1,7 @@
-//! The images of the processes of this project, and the toolbox for tests.
+//! Images of the project's processes, and the toolbox for tests.
 //!
-//! Each is described by what it is made of: binaries of the workspace, and files of Debian packages. Libraries follow
-//! from both. The Debian part is one layer, the binaries another, so that a new build of a binary changes a few
-//! megabytes only.
+//! Each image is described by binaries of the workspace and files of Debian packages; libraries are added. The Debian part and
+//! the binaries are separate layers, so that a new build of a binary changes a few megabytes only.
 
 use std::{
     fs,
@@ -17,25 +16,25 @@ use crate::{
     tree::Tree,
 };
 
-/// User and group of the launcher and of QEMU: the numbers that volumes are prepared for.
+/// User and group of virt-launcher and QEMU, which own the files on volumes.
 pub const QEMU_USER: u32 = 107;
-/// User of the processes that need no rights on the node.
+/// User of processes without privileges on the node.
 const PLAIN_USER: u32 = 65532;
 
 const MEGABYTE: u64 = 1_000_000;
 
-/// What an image is made of.
+/// Contents of an image.
 struct Service {
     description: &'static str,
-    /// Binaries of the workspace, put into `/usr/bin`.
+    /// Binaries of the workspace, installed in `/usr/bin`.
     binaries: &'static [&'static str],
     entrypoint: Option<&'static str>,
     user: Option<u32>,
     packages: &'static [&'static str],
-    /// What is taken from the packages, besides libraries.
+    /// Files of the packages, without libraries.
     files: &'static [&'static str],
     except: &'static [&'static str],
-    /// Largest size allowed, so that nothing big slips in unseen.
+    /// Size limit, which detects unexpected growth.
     limit: u64,
 }
 
@@ -101,14 +100,14 @@ fn service(name: &str) -> Option<Service> {
 const LAUNCHER_FILES: &[&str] = &[
     "etc/os-release",
     "etc/debian_version",
-    // libvirt: daemon, the one driver, CPU models; virsh and killall for those who look into a pod.
+    // libvirt: daemon, QEMU driver, CPU models; virsh and killall for debugging in a pod.
     "usr/sbin/libvirtd",
     "usr/bin/virsh",
     "usr/bin/killall",
     "usr/lib/x86_64-linux-gnu/libvirt",
     "usr/share/libvirt/cpu_map",
     "usr/share/libvirt/schemas",
-    // QEMU for this architecture, its modules that do not need a desktop, and what it loads into a machine.
+    // QEMU for this architecture, its modules without desktop dependencies, and the firmware for guests.
     "usr/bin/qemu-system-x86_64",
     "usr/bin/qemu-img",
     "usr/lib/x86_64-linux-gnu/qemu/hw-display-virtio-*.so",
@@ -128,21 +127,21 @@ const LAUNCHER_FILES: &[&str] = &[
     "usr/share/qemu/qboot.rom",
     "usr/share/seabios",
     "usr/share/OVMF",
-    // For guests whose clock follows a time zone.
+    // Time zones for guest clocks.
     "usr/share/zoneinfo",
 ];
 
 const LAUNCHER_EXCEPT: &[&str] = &[
     "usr/share/OVMF/OVMF_CODE_4M.secboot.strictnx.fd",
     "usr/share/OVMF/OVMF_VARS_4M.snakeoil.fd",
-    // The same zones once more, with and without leap seconds.
+    // Copies of the same zones with and without leap seconds.
     "usr/share/zoneinfo/posix",
     "usr/share/zoneinfo/right",
-    // A link to the zone of this image, which has none.
+    // A link to the time zone of the image, which has none.
     "usr/share/zoneinfo/localtime",
 ];
 
-/// Builds one of these images.
+/// Builds a service image.
 pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> Result<oci::Summary> {
     let Some(service) = service(name) else {
         return Err(Error::UnknownImage { name: name.to_owned(), known: "see images list".to_owned() });
@@ -182,8 +181,8 @@ pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> 
     Ok(summary)
 }
 
-/// A binary without the names of its functions, which builds keep for who reads profiles. What the linker calls the build
-/// stays, so that names and addresses find each other.
+/// Strips the function names from a binary. Profiles can be symbolized with the unstripped binary, which has the same build
+/// ID.
 fn strip(from: &Path, options: &Options) -> Result<PathBuf> {
     let tools = guests::tools(&options.cache)?;
     let folder = options.out.join("stripped");
@@ -194,7 +193,7 @@ fn strip(from: &Path, options: &Options) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Accounts and the directories every process may expect.
+/// Adds accounts and the directories that every process expects.
 fn add_common(tree: &mut Tree, name: &str) {
     let (mut passwd, mut group) =
         (String::from("root:x:0:0:root:/root:/usr/sbin/nologin\n"), String::from("root:x:0:\ntty:x:5:\nkvm:x:36:\n"));
@@ -216,7 +215,7 @@ fn add_common(tree: &mut Tree, name: &str) {
     tree.link("var/run", "/run");
 }
 
-/// What libvirt and QEMU want to find or write below.
+/// Adds the directories and files that libvirt and QEMU expect.
 fn add_launcher(tree: &mut Tree) {
     for dir in [
         "run/libvirt",
@@ -236,12 +235,12 @@ fn add_launcher(tree: &mut Tree) {
         tree.dir(dir, 0o755, QEMU_USER);
     }
     tree.link("usr/bin/qemu-kvm", "qemu-system-x86_64");
-    // One program, which does what it is called for.
+    // One program that selects its function by its name.
     tree.link("usr/bin/virt-freezer", "virt-launcher");
     tree.link("usr/bin/virt-probe", "virt-launcher");
 }
 
-/// A link for each applet of busybox, and a shell for root.
+/// Adds a link for each busybox applet, and a shell for root.
 fn add_applets(tree: &mut Tree, root: &Root) -> Result<()> {
     for applet in applets(root)? {
         if applet != "busybox" {
@@ -249,12 +248,12 @@ fn add_applets(tree: &mut Tree, root: &Root) -> Result<()> {
         }
     }
     tree.file("etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\nnobody:x:65532:65532:nobody:/:/bin/sh\n");
-    // Commands are looked for where other images have them as well.
+    // Commands must be found under the paths of other images.
     tree.link("usr/sbin", "bin");
     Ok(())
 }
 
-/// Names of the applets of the busybox in a root.
+/// Returns the names of the busybox applets in a root.
 pub fn applets(root: &Root) -> Result<Vec<String>> {
     let mut command = std::process::Command::new(root.path.join("usr/bin/busybox"));
     command.arg("--list");

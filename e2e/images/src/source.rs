@@ -1,12 +1,12 @@
-//! What the images are made from, as virt-api tells it: put into the image as variables, so that nothing is compiled anew
-//! for another commit. The date is that of the commit, so that a commit always gives the same images.
+//! Commit of the sources. virt-api reads it from environment variables of the image, so that another commit recompiles
+//! nothing. The date is that of the commit, which keeps images reproducible.
 
 use std::{
     path::Path,
     process::{Command, Stdio},
 };
 
-/// A commit, and whether the sources are just that.
+/// A commit, and a flag for uncommitted changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     commit: String,
@@ -15,8 +15,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// Of the sources in a directory. Nothing for those that are not a git repository of their own, such as an unpacked
-    /// archive, which may lie in the repository of something else.
+    /// Reads the commit of a directory. Returns `None` if the directory is not the root of a git repository: an
+    /// unpacked archive may lie inside an unrelated one.
     pub fn of(directory: &Path) -> Option<Self> {
         let root = git(directory, &["rev-parse", "--show-toplevel"])?;
         if Path::new(&root).canonicalize().ok()? != directory.canonicalize().ok()? {
@@ -39,7 +39,7 @@ impl Source {
         })
     }
 
-    /// The variables that virt-api reads (see `apiserver/src/discovery.rs`).
+    /// Returns the variables that virt-api reads (see `apiserver/src/discovery.rs`).
     pub fn variables(&self) -> Vec<String> {
         let state = if self.clean { "clean" } else { "dirty" };
         vec![
@@ -50,7 +50,7 @@ impl Source {
     }
 }
 
-/// git in a directory, whatever repository a hook that calls this is for.
+/// Returns a git command for a directory, independent of the environment that git hooks set.
 fn command(directory: &Path) -> Command {
     let mut command = Command::new("git");
     command.arg("--no-optional-locks").arg("-C").arg(directory).env("TZ", "UTC").stdin(Stdio::null());
@@ -60,7 +60,7 @@ fn command(directory: &Path) -> Command {
     command
 }
 
-/// What git says about a directory; nothing if it is not there, or does not know it.
+/// Runs git and returns its output, or `None` if git is missing or fails.
 fn git(directory: &Path, arguments: &[&str]) -> Option<String> {
     let output = command(directory).args(arguments).stderr(Stdio::null()).output().ok()?;
     if !output.status.success() {
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_commit_is_told_with_its_own_date_and_sources_without_history_tell_nothing() {
+    fn commit_has_its_own_date_and_sources_without_history_have_none() {
         let dir = std::env::temp_dir().join(format!("ferrovirt-images-source-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(dir.join("sub")).unwrap();

@@ -1,6 +1,6 @@
-//! The files of an image or archive, in memory, before they are written out.
+//! Files of an image or archive in memory.
 //!
-//! Paths are relative to the root and sorted, so that the same files always come out in the same order.
+//! Paths are relative to the root and sorted, so that the same files always have the same order.
 
 use std::{
     collections::BTreeMap,
@@ -14,17 +14,17 @@ use crate::{
     error::{At, Error, Result},
 };
 
-/// Where the bytes of a file come from.
+/// Source of a file's bytes.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// A file on this host.
+    /// A file on the host.
     Disk(PathBuf),
-    /// These bytes.
+    /// Bytes in memory.
     Bytes(Vec<u8>),
 }
 
 impl Source {
-    /// The whole content.
+    /// Reads the whole content.
     pub fn read(&self) -> Result<Vec<u8>> {
         match self {
             Self::Disk(path) => fs::read(path).at(path),
@@ -33,25 +33,25 @@ impl Source {
     }
 }
 
-/// What an entry is.
+/// Type and content of an entry.
 #[derive(Debug, Clone)]
 pub enum Content {
     /// A directory.
     Dir,
     /// A regular file.
     File(Source),
-    /// A symbolic link to this target.
+    /// A symbolic link and its target.
     Link(String),
 }
 
-/// One entry.
+/// An entry.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// Permission bits.
     pub mode: u32,
-    /// Owner and group, the same number in all our images.
+    /// Owner and group, which are equal in all images.
     pub owner: u32,
-    /// What it is.
+    /// Type and content.
     pub content: Content,
 }
 
@@ -62,27 +62,27 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// All entries, parents before children.
+    /// Iterates over all entries, parents before children.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
         self.nodes.iter().map(|(path, node)| (path.as_str(), node))
     }
 
-    /// The entry at exactly this path.
+    /// Returns the entry at this path.
     pub fn get(&self, path: &str) -> Option<&Node> {
         self.nodes.get(path)
     }
 
-    /// Adds a directory (or changes its mode and owner) and the parents that are missing.
+    /// Adds a directory, or changes its mode and owner, and missing parents.
     pub fn dir(&mut self, path: &str, mode: u32, owner: u32) {
         self.put(path, Node { mode, owner, content: Content::Dir });
     }
 
-    /// Adds a file with the given bytes.
+    /// Adds a file with these bytes.
     pub fn file(&mut self, path: &str, mode: u32, bytes: impl Into<Vec<u8>>) {
         self.put(path, Node { mode, owner: 0, content: Content::File(Source::Bytes(bytes.into())) });
     }
 
-    /// Adds a file of this host.
+    /// Adds a file of the host.
     pub fn copy(&mut self, path: &str, mode: u32, owner: u32, from: impl Into<PathBuf>) {
         self.put(path, Node { mode, owner, content: Content::File(Source::Disk(from.into())) });
     }
@@ -92,7 +92,7 @@ impl Tree {
         self.put(path, Node { mode: 0o777, owner: 0, content: Content::Link(target.to_owned()) });
     }
 
-    /// Adds an entry and the parents that are missing.
+    /// Adds an entry and missing parents.
     pub fn put(&mut self, path: &str, node: Node) {
         let path = path.trim_matches('/');
         let mut at = 0;
@@ -104,11 +104,11 @@ impl Tree {
         self.nodes.insert(path.to_owned(), node);
     }
 
-    /// Adds one entry of a directory on this host with its mode; anything but directories, files and links is refused.
+    /// Adds an entry of a host directory with its mode. Fails unless it is a directory, file or link.
     pub fn take(&mut self, root: &Path, path: &str) -> Result<()> {
         let from = root.join(path);
         let meta = fs::symlink_metadata(&from).at(&from)?;
-        // The files of packages are owned by root; set-user-ID bits have no use in an image.
+        // Files of packages belong to root. Images need no set-user-ID bits.
         let mode = meta.mode() & 0o1777;
         if meta.is_dir() {
             self.dir(path, mode, 0);
@@ -118,19 +118,19 @@ impl Tree {
         } else if meta.is_file() {
             self.copy(path, mode, 0, from);
         } else {
-            return Err(Error::Layout(path.to_owned(), "neither directory nor file nor link".to_owned()));
+            return Err(Error::Layout(path.to_owned(), "is not a directory, file or link".to_owned()));
         }
         Ok(())
     }
 
-    /// Adds everything of `other`.
+    /// Adds all entries of `other`.
     pub fn extend(&mut self, other: Self) {
         for (path, node) in other.nodes {
             self.put(&path, node);
         }
     }
 
-    /// A key that changes with any entry. Files on disk count by size and time of change, not by content.
+    /// Returns a key of all entries. It includes size and modification time of files on disk, not their content.
     pub fn key(&self) -> Result<Key> {
         let mut key = Key::default();
         for (path, node) in self.iter() {
@@ -156,7 +156,7 @@ impl Tree {
         Ok(key)
     }
 
-    /// Bytes of all files together.
+    /// Returns the total size of all files in bytes.
     pub fn size(&self) -> Result<u64> {
         let mut size = 0;
         for (_, node) in self.iter() {

@@ -1,16 +1,16 @@
-//! Processors.
+//! CPUs.
 
 use api::{quantity, vmi::domain::DomainSpec};
 
 use super::{DomainError, xml::Element};
 
-/// Virtual processors of the machine.
+/// Returns the number of vCPUs.
 pub(super) fn vcpus(spec: &DomainSpec) -> u32 {
     let (sockets, cores, threads) = topology(spec);
     sockets.saturating_mul(cores).saturating_mul(threads).max(1)
 }
 
-/// Sockets, cores and threads. Without any of them the CPU limit or request gives the sockets.
+/// Returns sockets, cores and threads. Without any of them the CPU limit or request gives the sockets.
 fn topology(spec: &DomainSpec) -> (u32, u32, u32) {
     let part = |value: Option<u32>| value.unwrap_or(1).max(1);
     match &spec.cpu {
@@ -25,10 +25,10 @@ fn topology(spec: &DomainSpec) -> (u32, u32, u32) {
     }
 }
 
-/// The `<cpu>` element.
+/// Renders the `<cpu>` element.
 ///
-/// Software emulation has no host processor to copy: `host-model` and `host-passthrough` become the most that the emulator
-/// offers, and a named model is taken as it is, less what the emulator lacks.
+/// Software emulation cannot copy the host's CPU: `host-model` and `host-passthrough` become the emulator's maximum,
+/// and a named model is used without the features that the emulator lacks.
 pub(super) fn cpu(spec: &DomainSpec, kvm: bool) -> Result<Element, DomainError> {
     let model = spec.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
     let mut element = match (model, kvm) {
@@ -59,7 +59,7 @@ pub(super) fn cpu(spec: &DomainSpec, kvm: bool) -> Result<Element, DomainError> 
         has_mpx |= feature.name == "mpx";
         element = element.child(Element::new("feature").with("policy", policy).with("name", &feature.name));
     }
-    // Named models carry MPX on paper, which no processor or kernel has any more.
+    // Named models include MPX, which no current CPU or kernel supports.
     if !matches!(model, "" | "host-model" | "host-passthrough") && !has_mpx {
         element = element.child(Element::new("feature").with("policy", "disable").with("name", "mpx"));
     }

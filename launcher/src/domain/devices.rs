@@ -4,10 +4,10 @@ use api::{VirtualMachineInstance, constants::annotation, vsock};
 
 use super::{DomainError, Environment, alias, on_off, virtio_model, xml::Element};
 
-/// Video adapters that are known.
+/// Supported video adapters.
 const VIDEO: [&str; 5] = ["virtio", "vga", "bochs", "cirrus", "ramfb"];
 
-/// The elements of these devices.
+/// Renders these devices.
 pub(super) fn devices(
     vmi: &VirtualMachineInstance,
     env: &Environment<'_>,
@@ -91,7 +91,7 @@ pub(super) fn devices(
     }
     if vsock::is_attached(vmi) {
         let cid = vsock::cid(vmi).ok_or(DomainError::NoCid)?;
-        // Whatever form the other devices have: this one came with virtio 1 and has no older form.
+        // Independent of `useVirtioTransitional`: vsock exists since virtio 1 and has no older form.
         list.push(
             Element::new("vsock")
                 .with("model", "virtio-non-transitional")
@@ -137,7 +137,7 @@ fn display(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Vec<El
     if !VIDEO.contains(&kind) {
         return Err(DomainError::Unsupported { field: "spec.domain.devices.video.type", value: kind.to_owned() });
     }
-    // One that was asked for by name has it whatever its kind.
+    // An explicit adapter gets the memory whatever its type.
     let vram = (asked.is_some() || kind == "vga").then_some("16384");
     Ok(vec![
         Element::new("graphics")
@@ -168,7 +168,7 @@ fn inputs(vmi: &VirtualMachineInstance) -> Result<Vec<Element>, DomainError> {
                     value: input.type_.clone(),
                 });
             }
-            // Input devices have no transitional forms.
+            // Input devices have no transitional form.
             let model = (bus == "virtio").then_some("virtio");
             Ok(Element::new("input")
                 .with("type", "tablet")

@@ -8,9 +8,9 @@ use api::{
 };
 
 use super::{DomainError, Environment, alias, pci_address, virtio_model, xml::Element};
-use crate::disks::{Backend, DiskSource, Prepared};
+use crate::storage::{Backend, DiskSource, Prepared};
 
-/// Bus of a disk, whatever its kind.
+/// Returns the bus of a disk of any kind.
 pub(super) fn bus(disk: &Disk) -> &str {
     let bus = if let Some(cdrom) = &disk.cdrom {
         &cdrom.bus
@@ -24,7 +24,7 @@ pub(super) fn bus(disk: &Disk) -> &str {
     bus.as_deref().filter(|bus| !bus.is_empty()).unwrap_or("sata")
 }
 
-/// Threads for disk input and output, and how disks use them.
+/// I/O threads and their assignment to disks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct IoThreads {
     total: u32,
@@ -33,18 +33,18 @@ pub(super) struct IoThreads {
 }
 
 impl IoThreads {
-    /// The `<iothreads>` element, if there are any.
+    /// Renders the `<iothreads>` element, if there are any.
     pub(super) fn element(&self) -> Option<Element> {
         (self.total > 0).then(|| Element::new("iothreads").text(self.total.to_string()))
     }
 
-    /// The shared thread after this one, in turn.
+    /// Returns the next shared thread, round-robin.
     fn after(&self, thread: u32) -> u32 {
         thread % self.shared.max(1) + 1
     }
 }
 
-/// Counts the threads that a machine's policy asks for.
+/// Counts the threads of the VMI's policy.
 pub(super) fn io_threads(spec: &DomainSpec) -> IoThreads {
     let disks = u32::try_from(spec.devices.disks.len()).unwrap_or(u32::MAX);
     let dedicated = spec.devices.disks.iter().filter(|disk| disk.dedicated_io_thread == Some(true)).count();
@@ -69,17 +69,17 @@ pub(super) fn io_threads(spec: &DomainSpec) -> IoThreads {
     }
 }
 
-/// The disks of a machine.
+/// The disks of a domain.
 pub(super) struct Disks {
     /// The `<disk>` elements.
-    pub elements: Vec<Element>,
-    /// The device each disk has in the guest.
-    pub targets: Vec<protocol::DiskTarget>,
-    /// The thread for input and output of the SCSI controller, which its disks have in common.
-    pub scsi_thread: Option<u32>,
+    pub(crate) elements: Vec<Element>,
+    /// Target device of each disk.
+    pub(crate) targets: Vec<protocol::DiskTarget>,
+    /// I/O thread of the SCSI controller, shared by its disks.
+    pub(crate) scsi_thread: Option<u32>,
 }
 
-/// Turns the machine's disks into elements.
+/// Renders the VMI's disks.
 pub(super) fn disks(
     vmi: &VirtualMachineInstance,
     env: &Environment<'_>,
@@ -101,11 +101,7 @@ pub(super) fn disks(
     for disk in &devices.disks {
         let volume = vmi.spec.volumes.iter().find(|volume| volume.name == disk.name);
         let source = env.prepared.sources.get(&disk.name);
-        if volume.is_some() && source.is_none() {
-            // A second cloud-init volume: only the first is carried out.
-            continue;
-        }
-        if volume.is_none() && disk.cdrom.is_none() {
+        if source.is_none() && (volume.is_some() || disk.cdrom.is_none()) {
             return Err(DomainError::NoVolume(disk.name.clone()));
         }
         let prefix = if bus(disk) == "virtio" { "vd" } else { "sd" };
@@ -154,7 +150,7 @@ fn one(
     if !["virtio", "sata", "scsi", "usb"].contains(&bus) {
         return Err(DomainError::Unsupported { field: "spec.domain.devices.disks.bus", value: bus.to_owned() });
     }
-    // A drive without a medium is waiting for a device.
+    // An empty drive takes a block device later.
     let kind = match source.map(|source| &source.backend) {
         Some(Backend::Block { .. }) | None => "block",
         Some(Backend::File { .. }) => "file",
@@ -171,7 +167,7 @@ fn one(
         });
         if let Some((path, format)) = &source.backing {
             let (kind, attribute) = if path.starts_with("/dev") { ("block", "dev") } else { ("file", "file") };
-            // The chain ends here, whatever the image says: nothing further is ever opened.
+            // End the backing chain here, whatever the image's header says: QEMU opens nothing further.
             element = element.child(
                 Element::new("backingStore")
                     .with("type", kind)
@@ -218,7 +214,7 @@ fn one(
     Ok(element)
 }
 
-/// The sizes of a disk's blocks, if the machine says anything about them.
+/// Renders the block sizes of a disk, if specified.
 fn block_io(disk: &Disk, prepared: &Prepared) -> Option<Element> {
     let element = Element::new("blockio");
     if let Some(custom) = &disk.block_size.as_ref()?.custom {
@@ -239,8 +235,7 @@ fn block_io(disk: &Disk, prepared: &Prepared) -> Option<Element> {
     )
 }
 
-/// Whether the storage hears of blocks that the guest no longer needs. Not so a claim whose blocks were all allocated on
-/// purpose, and images of files in a drive, which nobody writes to.
+/// Enables discard, except for preallocated claims and for read-only images of files in a CD-ROM.
 fn discards(vmi: &VirtualMachineInstance, disk: &Disk, volume: Option<&Volume>) -> bool {
     let Some(volume) = volume else { return true };
     let mut claims = vmi
@@ -315,7 +310,7 @@ fn cache<'a>(disk: &'a Disk, source: &DiskSource) -> Result<&'a str, DomainError
         Backend::File { path, .. } | Backend::Block { path } => path,
     };
     let asked = match disk.cache.as_deref().unwrap_or_default() {
-        // What others write to the disk must not be hidden by this node's page cache.
+        // This node's page cache must not hide writes of other VMIs to the disk.
         "" if disk.shareable == Some(true) => "none",
         asked => asked,
     };
@@ -331,7 +326,7 @@ fn cache<'a>(disk: &'a Disk, source: &DiskSource) -> Result<&'a str, DomainError
     }
 }
 
-/// The first device name with this prefix that is not taken: a, b, ... z, aa, ab, ...
+/// Returns the first free device name with this prefix: a, b, ... z, aa, ab, ...
 fn first_free(prefix: &str, taken: &BTreeSet<String>) -> String {
     let mut index: u32 = 0;
     loop {
@@ -343,7 +338,7 @@ fn first_free(prefix: &str, taken: &BTreeSet<String>) -> String {
     }
 }
 
-/// The place of a device by its name: that of `sda` is 0.
+/// Returns the index of a device name: 0 for `sda`.
 fn position(target: &str) -> Option<u32> {
     let mut letters = target.get(2..)?.bytes();
     let place = letters.try_fold(0_u32, |place, letter| {

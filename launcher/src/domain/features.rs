@@ -13,7 +13,7 @@ fn is_on(enabled: Option<bool>) -> bool {
     enabled.unwrap_or(true)
 }
 
-/// The `<features>` element. A machine without features has none, ACPI included.
+/// Renders the `<features>` element. A VMI without features has none, not even ACPI.
 pub(super) fn features(vmi: &VirtualMachineInstance) -> Result<Element, DomainError> {
     let mut element = Element::new("features");
     let Some(features) = &vmi.spec.domain.features else { return Ok(element) };
@@ -90,7 +90,7 @@ fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {
     Ok(element.children(state("ipi", &hyperv.ipi)).children(state("evmcs", &hyperv.evmcs)))
 }
 
-/// The `<clock>` element, if the machine says anything about time, or depends on how fast a counter runs.
+/// Renders the `<clock>` element, if the VMI has a clock or a TSC frequency.
 pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option<Element>, DomainError> {
     let counter = tsc::frequency(vmi)
         .map(|frequency| Element::new("timer").with("name", "tsc").with("frequency", frequency.to_string()));
@@ -99,13 +99,13 @@ pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option
     };
     let mut element = Element::new("clock");
     if let Some(zone) = clock.timezone.as_deref().filter(|z| !z.is_empty()) {
-        // QEMU takes a zone that it does not find for UTC, without a word.
+        // QEMU silently uses UTC for an unknown zone.
         if !is_zone(zones, zone) {
             return Err(DomainError::Unsupported { field: "spec.domain.clock.timezone", value: zone.to_owned() });
         }
         element = element.with("offset", "timezone").with("timezone", zone);
     } else {
-        // Without an offset the guest's own changes to its clock do not survive a start.
+        // Without an offset the guest's changes to its clock are lost at the next start.
         let adjustment = clock.utc.as_ref().map(|utc| match utc.offset_seconds {
             Some(seconds) => seconds.to_string(),
             None => "reset".to_owned(),
@@ -134,7 +134,7 @@ pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option
     Ok(Some(element))
 }
 
-/// Whether a text names a time zone in a directory of them, and nothing outside of it.
+/// Accepts the name of a time zone in the directory, and no path outside of it.
 fn is_zone(zones: &Path, name: &str) -> bool {
     let plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     plain && zones.join(name).is_file()

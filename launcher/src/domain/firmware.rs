@@ -8,27 +8,27 @@ use super::{DomainError, Environment, xml::Element, yes_no};
 
 /// UEFI firmware: code and the template of its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Uefi {
+pub(crate) struct Uefi {
     /// Code.
-    pub code: PathBuf,
+    pub(crate) code: PathBuf,
     /// Template of the variables.
-    pub vars: PathBuf,
-    /// Whether it enforces secure boot.
-    pub secure: bool,
+    pub(crate) vars: PathBuf,
+    /// Enforces secure boot.
+    pub(crate) secure: bool,
 }
 
-/// File names of firmware with secure boot enforced, code and variables with enrolled keys; distributions differ.
+/// File names of code and variables with secure boot and enrolled keys; distributions differ.
 const SECURE: [(&str, &str); 2] =
     [("OVMF_CODE.secboot.fd", "OVMF_VARS.secboot.fd"), ("OVMF_CODE_4M.secboot.fd", "OVMF_VARS_4M.ms.fd")];
-/// Without secure boot.
+/// File names without secure boot.
 const PLAIN: [(&str, &str); 3] = [
     ("OVMF_CODE.secboot.fd", "OVMF_VARS.fd"),
     ("OVMF_CODE.fd", "OVMF_VARS.fd"),
     ("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"),
 ];
 
-/// Finds the firmware for a machine that boots by UEFI in one of some directories.
-pub fn select_uefi(directories: &[&Path], secure: bool, exists: impl Fn(&Path) -> bool) -> Option<Uefi> {
+/// Finds UEFI firmware in the first directory that has it.
+pub(crate) fn select_uefi(directories: &[&Path], secure: bool, exists: impl Fn(&Path) -> bool) -> Option<Uefi> {
     let candidates: &[(&str, &str)] = if secure { &SECURE } else { &PLAIN };
     directories
         .iter()
@@ -37,11 +37,12 @@ pub fn select_uefi(directories: &[&Path], secure: bool, exists: impl Fn(&Path) -
         .map(|(code, vars)| Uefi { code, vars, secure })
 }
 
-/// The `<os>` element.
+/// Renders the `<os>` element.
 pub(super) fn os(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Element, DomainError> {
-    let machine = vmi.spec.domain.machine.as_ref().map(|m| m.type_.as_str()).filter(|t| !t.is_empty()).unwrap_or("q35");
+    let machine_type =
+        vmi.spec.domain.machine.as_ref().map(|m| m.type_.as_str()).filter(|t| !t.is_empty()).unwrap_or("q35");
     let mut os =
-        Element::new("os").child(Element::new("type").with("arch", "x86_64").with("machine", machine).text("hvm"));
+        Element::new("os").child(Element::new("type").with("arch", "x86_64").with("machine", machine_type).text("hvm"));
     let firmware = vmi.spec.domain.firmware.as_ref();
     if let Some(efi) = firmware.and_then(|f| f.bootloader.as_ref()).and_then(|b| b.efi.as_ref()) {
         let secure = efi.secure_boot.unwrap_or(true);
@@ -90,7 +91,7 @@ pub(super) fn os(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<
     Ok(os)
 }
 
-/// The `<sysinfo>` element.
+/// Renders the `<sysinfo>` element.
 pub(super) fn sysinfo(vmi: &VirtualMachineInstance, options: &protocol::MachineOptions) -> Element {
     let entry = |name: &'static str, value: Option<&str>| {
         value.filter(|v| !v.is_empty()).map(|value| Element::new("entry").with("name", name).text(value))

@@ -1,7 +1,8 @@
-//! Devices of the host: what the pod was given, and which of it becomes which device of the machine.
+//! Assigns the host devices allocated to the pod to the VMI's devices.
 //!
-//! A device plugin says in the container's environment what it gave: the variable of a resource (see
-//! [`api::host_devices`]) holds addresses, separated by commas. Each address is used once, whatever variables it is in.
+//! A device plugin lists its allocations in the container's environment: the variable of a resource (see
+//! [`api::host_devices`]) holds addresses, separated by commas. Each address is used once, even if several variables
+//! hold it.
 
 use std::{collections::BTreeMap, ffi::OsString};
 
@@ -12,39 +13,39 @@ use api::{
 
 use super::{DomainError, alias, xml::Element};
 
-/// Most addresses of one resource.
+/// Limit of addresses of one resource.
 const MAX_ADDRESSES: usize = 256;
-/// Most devices of a slot and functions of a device on a PCI bus.
+/// Limits of slots of a PCI bus and of functions of a slot.
 const SLOTS: u8 = 32;
 const FUNCTIONS: u8 = 8;
 
-/// What the environment says about devices of the host.
+/// Allocated host devices by environment variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Given(BTreeMap<String, String>);
+pub(crate) struct AllocatedDevices(BTreeMap<String, String>);
 
-impl Given {
-    /// Keeps the variables that are about devices of the host.
-    pub fn new(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+impl AllocatedDevices {
+    /// Keeps the variables of host devices.
+    pub(crate) fn new(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let about = |(name, value): (OsString, OsString)| {
             let name = name.into_string().ok()?;
             let ours = name.starts_with(PCI_VARIABLE) || name.starts_with(USB_VARIABLE);
-            // What is not text does not become an address either, and is refused with the machine that needs it.
+            // Invalid UTF-8 is no address: it fails when the VMI needs the device.
             ours.then(|| (name, value.to_string_lossy().into_owned()))
         };
         Self(environment.into_iter().filter_map(about).collect())
     }
 
-    /// Whether there is a device behind the IOMMU, whose process has to lock the guest's memory.
-    pub fn has_pci(&self) -> bool {
+    /// Reports a VFIO device, for which QEMU locks the guest's memory.
+    pub(crate) fn has_pci(&self) -> bool {
         self.0.keys().any(|name| name.starts_with(PCI_VARIABLE))
     }
 
-    /// Whether there are USB devices of a resource.
-    pub fn has_usb(&self, resource: &str) -> bool {
+    /// Reports USB devices of a resource.
+    pub(crate) fn has_usb(&self, resource: &str) -> bool {
         self.0.contains_key(&variable(USB_VARIABLE, resource))
     }
 
-    /// The addresses that one kind of variable holds for a resource.
+    /// Parses the addresses in the variable of a resource.
     fn addresses<T>(
         &self,
         prefix: &str,
@@ -62,7 +63,7 @@ impl Given {
     }
 }
 
-/// Where a PCI device is on the host.
+/// PCI address on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PciAddress {
     domain: u32,
@@ -71,14 +72,14 @@ struct PciAddress {
     function: u8,
 }
 
-/// A number of so many hexadecimal digits.
+/// Parses a hexadecimal number with this many digits.
 fn hexadecimal(text: &str, digits: std::ops::RangeInclusive<usize>) -> Option<u32> {
     let plain = digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     plain.then(|| u32::from_str_radix(text, 16).ok()).flatten()
 }
 
 impl PciAddress {
-    /// Reads `dddd:bb:ss.f`; domains of some controllers have more digits.
+    /// Parses `dddd:bb:ss.f`; domains of some controllers have more digits.
     fn parse(text: &str) -> Option<Self> {
         let (domain, rest) = text.split_once(':')?;
         let (bus, rest) = rest.split_once(':')?;
@@ -100,7 +101,7 @@ impl PciAddress {
             .with("bus", format!("0x{bus:02x}"))
             .with("slot", format!("0x{slot:02x}"))
             .with("function", format!("0x{function:x}"));
-        // The node's administrator has bound it to vfio-pci: libvirt leaves drivers alone, for which it has no right.
+        // The node's administrator has bound the device to vfio-pci; libvirt has no right to change drivers.
         Element::new("hostdev")
             .with("mode", "subsystem")
             .with("type", "pci")
@@ -110,7 +111,7 @@ impl PciAddress {
     }
 }
 
-/// Where a USB device is on the host.
+/// USB address on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct UsbAddress {
     bus: u16,
@@ -118,7 +119,7 @@ struct UsbAddress {
 }
 
 impl UsbAddress {
-    /// Reads `bus:device`, both decimal.
+    /// Parses `bus:device`, both decimal.
     fn parse(text: &str) -> Option<Self> {
         let number = |text: &str| {
             let plain = (1..=3).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -138,7 +139,7 @@ impl UsbAddress {
     }
 }
 
-/// A device that the machine asks for by a resource.
+/// A requested device.
 struct Wanted<'a> {
     /// `HostDevice` or `GPU`.
     kind: &'static str,
@@ -146,7 +147,7 @@ struct Wanted<'a> {
     resource: &'a str,
 }
 
-/// The devices of a machine in their order, GPUs last.
+/// Returns the VMI's devices in order, GPUs last.
 fn wanted(vmi: &VirtualMachineInstance) -> Result<Vec<Wanted<'_>>, DomainError> {
     let devices = &vmi.spec.domain.devices;
     let hosts = devices.host_devices.iter().map(|device| ("HostDevice", &device.name, &device.device_name));
@@ -160,19 +161,19 @@ fn wanted(vmi: &VirtualMachineInstance) -> Result<Vec<Wanted<'_>>, DomainError> 
         .collect()
 }
 
-/// Addresses that are left, by resource.
+/// Unassigned addresses by resource.
 struct Pool<'a, T>(BTreeMap<&'a str, Vec<T>>);
 
 impl<'a, T: Copy + PartialEq> Pool<'a, T> {
     fn new(
-        given: &Given,
+        allocated: &AllocatedDevices,
         prefix: &str,
         wanted: &[Wanted<'a>],
         parse: fn(&str) -> Option<T>,
     ) -> Result<Self, DomainError> {
         let mut pool = BTreeMap::new();
         for Wanted { resource, .. } in wanted {
-            pool.insert(*resource, given.addresses(prefix, resource, parse)?);
+            pool.insert(*resource, allocated.addresses(prefix, resource, parse)?);
         }
         Ok(Self(pool))
     }
@@ -181,7 +182,7 @@ impl<'a, T: Copy + PartialEq> Pool<'a, T> {
         self.0.get(resource).map_or(0, Vec::len)
     }
 
-    /// Takes the next address of a resource, out of every resource that it is in.
+    /// Takes the next address of a resource and removes it from all resources.
     fn pop(&mut self, resource: &str) -> Option<T> {
         let address = *self.0.get(resource)?.first()?;
         for addresses in self.0.values_mut() {
@@ -191,11 +192,14 @@ impl<'a, T: Copy + PartialEq> Pool<'a, T> {
     }
 }
 
-/// The elements of the machine's host devices and GPUs.
-pub(super) fn host_devices(vmi: &VirtualMachineInstance, given: &Given) -> Result<Vec<Element>, DomainError> {
+/// Renders the VMI's host devices and GPUs.
+pub(super) fn host_devices(
+    vmi: &VirtualMachineInstance,
+    allocated: &AllocatedDevices,
+) -> Result<Vec<Element>, DomainError> {
     let wanted = wanted(vmi)?;
-    let mut pci = Pool::new(given, PCI_VARIABLE, &wanted, PciAddress::parse)?;
-    let mut usb = Pool::new(given, USB_VARIABLE, &wanted, UsbAddress::parse)?;
+    let mut pci = Pool::new(allocated, PCI_VARIABLE, &wanted, PciAddress::parse)?;
+    let mut usb = Pool::new(allocated, USB_VARIABLE, &wanted, UsbAddress::parse)?;
     let mut elements = Vec::new();
     for (index, Wanted { kind, name, resource }) in wanted.iter().enumerate() {
         if let Some(address) = pci.pop(resource) {
@@ -203,7 +207,7 @@ pub(super) fn host_devices(vmi: &VirtualMachineInstance, given: &Given) -> Resul
             elements.push(address.element(&format!("{prefix}-{name}")));
             continue;
         }
-        // A resource may stand for a set of USB devices: each that asks for it gets one set.
+        // A resource may be a set of USB devices: each request gets one set.
         let asking = wanted.iter().skip(index).filter(|other| other.resource == *resource).count();
         let size = if *kind == "GPU" { 0 } else { usb.left(resource).div_ceil(asking.max(1)) };
         let set: Vec<UsbAddress> = (0..size).filter_map(|_| usb.pop(resource)).collect();
@@ -224,8 +228,8 @@ mod tests {
 
     use super::*;
 
-    fn given(variables: &[(&str, &str)]) -> Given {
-        Given::new(variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
+    fn allocated(variables: &[(&str, &str)]) -> AllocatedDevices {
+        AllocatedDevices::new(variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
     }
 
     fn convert(devices: Value, variables: &[(&str, &str)]) -> Result<String, DomainError> {
@@ -234,7 +238,7 @@ mod tests {
             "spec": {"domain": {"devices": devices}},
         }))
         .unwrap();
-        let elements = host_devices(&vmi, &given(variables))?;
+        let elements = host_devices(&vmi, &allocated(variables))?;
         Ok(elements.iter().map(Element::to_xml).collect())
     }
 
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_of_usb_devices_comes_as_a_whole() {
+    fn a_set_of_usb_devices_is_assigned_together() {
         let keys = |names: &[&str]| {
             let devices: Vec<Value> =
                 names.iter().map(|name| json!({"name": name, "deviceName": "k.io/keys"})).collect();
@@ -313,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_its_device_does_not_start() {
+    fn a_vmi_without_its_device_does_not_start() {
         let device = |list: &str| json!({list: [{"name": "d", "deviceName": "v.org/x"}]});
         let missing = |kind| DomainError::NoHostDevice { kind, name: "d".into(), resource: "v.org/x".into() };
         for value in [None, Some(""), Some(",")] {
@@ -326,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn malformed_addresses_are_refused() {
         for bad in [
             "0000:00:00",
             "0:00:00.0",
@@ -351,15 +355,15 @@ mod tests {
             assert_eq!(error, DomainError::HostAddress("USB_RESOURCE_V_ORG_X".into()), "{bad}");
         }
         let many = vec!["0000:00:00.0"; MAX_ADDRESSES + 1].join(",");
-        assert!(given(&[("PCI_RESOURCE_X", &many)]).addresses(PCI_VARIABLE, "x", PciAddress::parse).is_err());
+        assert!(allocated(&[("PCI_RESOURCE_X", &many)]).addresses(PCI_VARIABLE, "x", PciAddress::parse).is_err());
     }
 
     #[test]
-    fn the_environment_tells_what_is_needed_besides() {
-        let pci = given(&[("PCI_RESOURCE_V_ORG_X", "")]);
-        let usb = given(&[("USB_RESOURCE_V_ORG_X", "1:2")]);
+    fn the_environment_shows_pci_and_usb_devices() {
+        let pci = allocated(&[("PCI_RESOURCE_V_ORG_X", "")]);
+        let usb = allocated(&[("USB_RESOURCE_V_ORG_X", "1:2")]);
         assert!(pci.has_pci() && !usb.has_pci());
         assert!(usb.has_usb("v.org/x") && !usb.has_usb("v.org/y") && !pci.has_usb("v.org/x"));
-        assert_eq!(given(&[("PATH", "/bin"), ("MDEV_PCI_RESOURCE_X", "u")]), Given::default());
+        assert_eq!(allocated(&[("PATH", "/bin"), ("MDEV_PCI_RESOURCE_X", "u")]), AllocatedDevices::default());
     }
 }

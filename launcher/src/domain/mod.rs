@@ -1,7 +1,8 @@
-//! From a VirtualMachineInstance to libvirt's domain XML.
+//! Renders a VirtualMachineInstance as libvirt's domain XML.
 //!
-//! Pure: everything that has to be looked up (devices of the pod, images, firmware files) is in [`Environment`]. What the
-//! XML cannot carry is an error, so that no setting is lost without a word; admission refuses it before.
+//! Pure: facts of the pod (devices, images, firmware files) are in [`Environment`]. A value that the XML cannot express
+//! is an error, so that no setting is lost silently; admission rejects it first. Fields that no component carries out
+//! are found by [`unsupported`].
 
 mod cpu;
 mod devices;
@@ -10,8 +11,9 @@ mod features;
 mod firmware;
 mod host_devices;
 mod network;
-mod roles;
-pub mod xml;
+mod tags;
+pub(crate) mod unsupported;
+pub(crate) mod xml;
 
 use std::path::{Path, PathBuf};
 
@@ -19,26 +21,26 @@ use api::{StartStrategy, VirtualMachineInstance, quantity};
 use thiserror::Error;
 
 use self::xml::Element;
-pub use self::{
+pub(crate) use self::{
     firmware::{Uefi, select_uefi},
-    host_devices::Given,
-    roles::tagged_interfaces,
+    host_devices::AllocatedDevices,
+    tags::tagged_interfaces,
 };
-use crate::disks::Prepared;
+use crate::storage::Prepared;
 
-/// Why a machine cannot be turned into a domain.
+/// Failure to render a VMI as a domain.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum DomainError {
+pub(crate) enum DomainError {
     /// The pod has no hardware virtualization and software emulation is off.
     #[error("kvm not present and emulation is not allowed")]
     NoKvm,
-    /// No memory size.
-    #[error("the machine has no memory size")]
+    /// The VMI has no memory size.
+    #[error("VMI has no memory size")]
     NoMemory,
-    /// A quantity is not valid.
+    /// A quantity is invalid.
     #[error("Memory size '{0}' must be greater than or equal to 0")]
     Memory(String),
-    /// An interface's network device was not set up.
+    /// virt-handler set up no network device for an interface.
     #[error("no network device was set up for interface {0}")]
     NoNic(String),
     /// A disk without a volume.
@@ -50,7 +52,7 @@ pub enum DomainError {
     /// Not a PCI address.
     #[error("{0:?} is not a PCI address")]
     PciAddress(String),
-    /// A word that is none of the known ones.
+    /// An unknown value.
     #[error("{field}: {value:?} is not supported")]
     Unsupported {
         /// Path of the field.
@@ -61,100 +63,100 @@ pub enum DomainError {
     /// A shared disk with another cache mode than `none`.
     #[error("a sharable disk requires cache = none got: {0}")]
     ShareableCache(String),
-    /// The storage cannot be used past the page cache.
+    /// The storage does not support direct I/O.
     #[error("Unable to use 'none' cache mode, file system where {0} is stored does not support direct I/O")]
     DirectIo(PathBuf),
-    /// There is no firmware for the way the machine boots. Encrypted guests are refused before.
+    /// No firmware image matches the bootloader. Encrypted guests are rejected earlier.
     #[error(
         "EFI OVMF roms missing for booting in EFI mode with SecureBoot={0}, SEV/SEV-ES=false, SEV-SNP=false, TDX=false"
     )]
     NoFirmware(bool),
-    /// A volume that should hold an ACPI table is none.
+    /// The volume of an ACPI table is missing or not a secret.
     #[error("firmware's volume for {0} was not found")]
     AcpiTable(&'static str),
-    /// The environment says something else about devices than where they are.
-    #[error("{0} does not hold addresses of devices")]
+    /// An environment variable does not hold device addresses.
+    #[error("variable {0} does not hold device addresses")]
     HostAddress(String),
-    /// The pod was not given a device that the machine has.
-    #[error("the pod was not given a device of resource {resource} for {kind} {name}")]
+    /// The pod has no device of a resource left for the VMI.
+    #[error("the pod has no device of resource {resource} left for {kind} {name}")]
     NoHostDevice {
         /// `HostDevice` or `GPU`.
         kind: &'static str,
-        /// The device's name in the machine.
+        /// The device's name in the VMI.
         name: String,
-        /// The resource it is one of.
+        /// The device's resource.
         resource: String,
     },
-    /// A VSOCK device without a context id that a guest can have.
-    #[error("the machine was given no VSOCK context id")]
+    /// A VSOCK device without a valid context ID.
+    #[error("VMI has no VSOCK context ID")]
     NoCid,
     /// A value holds a control character.
-    #[error("a value of the machine holds a control character")]
+    #[error("VMI has a value with a control character")]
     ControlCharacter,
 }
 
 impl DomainError {
-    /// Whether the machine is given up at once. As in the reference, only firmware that the launcher does not have ends it:
-    /// all else is shown, and tried again for some minutes.
-    pub const fn is_lasting(&self) -> bool {
+    /// Reports an error that fails the VMI at once. As in the reference, only missing firmware is permanent; other
+    /// errors are retried for some minutes.
+    pub(crate) const fn is_permanent(&self) -> bool {
         matches!(self, Self::NoFirmware(_))
     }
 }
 
-/// What the pod offers to the machine.
+/// Facts of the pod that a domain needs.
 #[derive(Clone, Debug)]
-pub struct Environment<'a> {
-    /// Whether /dev/kvm can be used.
-    pub kvm: bool,
-    /// Whether software emulation may be used without it.
-    pub allow_emulation: bool,
+pub(crate) struct Environment<'a> {
+    /// /dev/kvm is usable.
+    pub(crate) kvm: bool,
+    /// Software emulation is allowed.
+    pub(crate) allow_emulation: bool,
     /// Socket of the serial console.
-    pub serial: &'a Path,
+    pub(crate) serial: &'a Path,
     /// Socket of the display.
-    pub vnc: &'a Path,
+    pub(crate) vnc: &'a Path,
     /// Sockets of the channels for USB redirection.
-    pub usb_redirection: &'a [PathBuf],
+    pub(crate) usb_redirection: &'a [PathBuf],
     /// File of UEFI variables.
-    pub nvram: &'a Path,
+    pub(crate) nvram: &'a Path,
     /// Directory of mounted secrets.
-    pub secrets: &'a Path,
+    pub(crate) secrets: &'a Path,
     /// Images.
-    pub prepared: &'a Prepared,
-    /// Firmware for UEFI, if the machine boots so and it was found.
-    pub uefi: Option<&'a Uefi>,
-    /// Directory of time zones, which QEMU looks up.
-    pub zones: &'a Path,
-    /// Devices of the host that the pod was given.
-    pub host_devices: &'a Given,
-    /// What the agent knows.
-    pub options: &'a protocol::MachineOptions,
+    pub(crate) prepared: &'a Prepared,
+    /// UEFI firmware, if the VMI uses it and it was found.
+    pub(crate) uefi: Option<&'a Uefi>,
+    /// Directory of QEMU's time zones.
+    pub(crate) zones: &'a Path,
+    /// Host devices allocated to the pod.
+    pub(crate) host_devices: &'a AllocatedDevices,
+    /// Options from virt-handler.
+    pub(crate) options: &'a protocol::MachineOptions,
 }
 
-/// A machine, ready for libvirt.
+/// A rendered domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Domain {
+pub(crate) struct Domain {
     /// Name: namespace and name joined by `_`.
-    pub name: String,
+    pub(crate) name: String,
     /// XML.
-    pub xml: String,
+    pub(crate) xml: String,
     /// Target device of each disk.
-    pub disks: Vec<protocol::DiskTarget>,
+    pub(crate) disks: Vec<protocol::DiskTarget>,
     /// Start without running the guest.
-    pub start_paused: bool,
-    /// Whether the guest sees ACPI.
-    pub acpi: bool,
+    pub(crate) start_paused: bool,
+    /// The guest has ACPI.
+    pub(crate) acpi: bool,
 }
 
-/// Name of a machine's domain.
-pub fn domain_name(namespace: &str, name: &str) -> String {
+/// Returns the name of a VMI's domain.
+pub(crate) fn domain_name(namespace: &str, name: &str) -> String {
     format!("{namespace}_{name}")
 }
 
-/// Turns a machine into a domain.
+/// Renders a VMI as a domain.
 ///
 /// # Errors
-/// When the machine asks for what cannot be carried out.
-pub fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Domain, DomainError> {
+/// When the XML cannot express the VMI.
+pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Domain, DomainError> {
     if !env.kvm && !env.allow_emulation {
         return Err(DomainError::NoKvm);
     }
@@ -241,7 +243,7 @@ fn annotation<'a>(vmi: &'a VirtualMachineInstance, key: &str) -> Option<&'a str>
     vmi.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Model of virtio devices.
+/// Returns the model of virtio devices.
 fn virtio_model(vmi: &VirtualMachineInstance) -> &'static str {
     if vmi.spec.domain.devices.use_virtio_transitional == Some(true) {
         "virtio-transitional"
@@ -250,12 +252,12 @@ fn virtio_model(vmi: &VirtualMachineInstance) -> &'static str {
     }
 }
 
-/// Alias of a device that a user named.
+/// Renders the alias of a device with the user's name.
 fn alias(name: &str) -> Element {
     Element::new("alias").with("name", format!("ua-{name}"))
 }
 
-/// A device's address on the PCI bus, written `dddd:bb:ss.f`.
+/// Renders a PCI address of the form `dddd:bb:ss.f`.
 fn pci_address(text: &str) -> Result<Element, DomainError> {
     let invalid = || DomainError::PciAddress(text.to_owned());
     let (domain, rest) = text.split_once(':').ok_or_else(invalid)?;

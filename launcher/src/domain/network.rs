@@ -4,12 +4,12 @@ use api::{VirtualMachineInstance, vmi::network::Interface};
 
 use super::{DomainError, Environment, alias, pci_address, virtio_model, xml::Element};
 
-/// Most queues of an interface.
+/// Limit of an interface's queues.
 const QUEUE_LIMIT: u32 = 256;
-/// Models that are handed on as they are.
+/// Emulated models, passed to QEMU unchanged.
 const EMULATED: [&str; 6] = ["e1000", "e1000e", "igb", "ne2k_pci", "pcnet", "rtl8139"];
 
-/// The `<interface>` elements.
+/// Renders the `<interface>` elements.
 pub(super) fn interfaces(
     vmi: &VirtualMachineInstance,
     env: &Environment<'_>,
@@ -72,7 +72,7 @@ fn one(
     if let Some(order) = interface.boot_order {
         element = element.child(Element::new("boot").with("order", order.to_string()));
     } else {
-        // No boot from this interface: its option ROM would only cost time and memory.
+        // The guest does not boot from this interface: its option ROM would only cost time and memory.
         element = element.child(Element::new("rom").with("enabled", "no"));
     }
     element = element.child(alias(&interface.name));

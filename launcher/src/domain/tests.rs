@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::disks::{Backend, BlockSizes, DiskSource, ImageFormat};
+use crate::storage::{Backend, DiskSource, ImageFormat, image::BlockSizes};
 
 fn vmi(spec: Value) -> VirtualMachineInstance {
     serde_json::from_value(json!({
@@ -79,7 +79,7 @@ fn convert_for(
             prepared: &prepared(),
             uefi: Some(&uefi),
             zones: Path::new("/p/zoneinfo"),
-            host_devices: &Given::new([("USB_RESOURCE_V_ORG_STICK".into(), "1:4".into())]),
+            host_devices: &AllocatedDevices::new([("USB_RESOURCE_V_ORG_STICK".into(), "1:4".into())]),
             options,
         },
     )
@@ -154,7 +154,7 @@ fn full() -> Value {
 }
 
 #[test]
-fn machines_become_the_recorded_xml_and_libvirts_schema_accepts_it() {
+fn vmis_become_the_recorded_xml_and_libvirts_schema_accepts_it() {
     let plain = json!({"domain": {"memory": {"guest": "128Mi"}, "features": {"acpi": {}},
             "devices": {"interfaces": [{"name": "default", "masquerade": {}}],
                 "disks": [{"name": "root", "disk": {"bus": "virtio"}}, {"name": "ci", "disk": {"bus": "virtio"}}]}},
@@ -180,7 +180,7 @@ fn without_kvm_emulation_must_be_allowed() {
     let vmi = vmi(with_domain(json!({})));
     let prepared = Prepared::default();
     let options = protocol::MachineOptions::default();
-    let given = Given::default();
+    let allocated = AllocatedDevices::default();
     let environment = Environment {
         kvm: false,
         allow_emulation: false,
@@ -192,7 +192,7 @@ fn without_kvm_emulation_must_be_allowed() {
         prepared: &prepared,
         uefi: None,
         zones: Path::new(""),
-        host_devices: &given,
+        host_devices: &allocated,
         options: &options,
     };
     assert_eq!(convert(&vmi, &environment), Err(DomainError::NoKvm));
@@ -231,7 +231,7 @@ fn processors_come_from_the_topology_or_the_cpu_quantity() {
 }
 
 #[test]
-fn cache_follows_what_the_storage_can_do() {
+fn the_cache_mode_follows_the_storage() {
     for (disk, expected) in [
         (json!({"name": "root", "disk": {"bus": "virtio"}}), "cache='none'"),
         (json!({"name": "slow", "disk": {"bus": "virtio"}}), "cache='writethrough'"),
@@ -247,7 +247,7 @@ fn cache_follows_what_the_storage_can_do() {
 }
 
 #[test]
-fn what_cannot_be_carried_out_is_an_error() {
+fn unknown_values_are_errors() {
     for none in [json!({"cache": "none"}), json!({"shareable": true}), json!({"shareable": true, "cache": "none"})] {
         let mut disk = json!({"name": "slow", "disk": {"bus": "virtio"}});
         disk.as_object_mut().unwrap().extend(none.as_object().unwrap().clone());
@@ -295,7 +295,7 @@ fn a_value_cannot_add_elements() {
 }
 
 #[test]
-fn devices_keep_the_names_that_the_status_recorded() {
+fn disks_keep_the_targets_of_the_status() {
     let mut vmi = vmi(full());
     vmi.status = Some(serde_json::from_value(json!({"volumeStatus": [{"name": "ci", "target": "sdc"}]})).unwrap());
     let targets: Vec<(String, String)> =
@@ -305,7 +305,7 @@ fn devices_keep_the_names_that_the_status_recorded() {
 }
 
 #[test]
-fn features_left_out_mean_no_acpi_and_reboot_policy_is_heard() {
+fn without_features_there_is_no_acpi_and_the_reboot_policy_applies() {
     assert!(!xml(with_domain(json!({}))).contains("<acpi/>"));
     assert!(!convert_with(&vmi(with_domain(json!({}))), true).unwrap().acpi);
     let rebooting = xml(with_domain(json!({"rebootPolicy": "Reboot"})));
@@ -372,7 +372,7 @@ fn a_scsi_disk_with_a_thread_of_its_own_gives_one_to_the_controller() {
 }
 
 #[test]
-fn block_sizes_are_the_machines_or_those_of_the_volume() {
+fn block_sizes_are_the_disks_or_those_of_the_volume() {
     for (sizes, expected) in [
         (
             json!({"matchVolume": {}}),
@@ -389,7 +389,7 @@ fn block_sizes_are_the_machines_or_those_of_the_volume() {
 }
 
 #[test]
-fn storage_hears_of_blocks_that_are_no_longer_needed() {
+fn discard_depends_on_the_volume() {
     let convert = |disk: Value, preallocated: bool| {
         let mut vmi = vmi(with_disk(disk));
         let claim = json!({"claimName": "c", "preallocated": preallocated});
@@ -407,14 +407,14 @@ fn storage_hears_of_blocks_that_are_no_longer_needed() {
     ] {
         assert_eq!(convert(disk.clone(), preallocated).contains("discard='unmap'"), hears, "{disk} {preallocated}");
     }
-    // A drive with an image of files; the recorded XML has another.
+    // A CD-ROM with an image of files; the recorded XML has another.
     let mut spec = with_disk(json!({"name": "ci", "cdrom": {"bus": "sata"}}));
     spec["volumes"].as_array_mut().unwrap().push(json!({"name": "ci", "cloudInitNoCloud": {"userData": "x"}}));
     assert!(!xml(spec).contains("discard"));
 }
 
 #[test]
-fn an_adapter_that_is_asked_for_has_memory_of_its_own() {
+fn an_explicit_adapter_has_its_own_memory() {
     for (video, model) in [
         (json!({}), "<model type='vga' vram='16384' heads='1'/>"),
         (json!({"video": {"type": "virtio"}}), "<model type='virtio' vram='16384' heads='1'/>"),
@@ -437,7 +437,7 @@ fn usb_redirection_has_its_channels_and_a_controller() {
 }
 
 #[test]
-fn a_guest_that_depends_on_the_counter_is_told_its_frequency() {
+fn a_guest_with_a_tsc_frequency_gets_a_timer() {
     let invtsc = json!({"features": [{"name": "invtsc", "policy": "require"}]});
     for (part, hint, timer) in [
         (json!({"cpu": invtsc}), Some(2_000_000_000), true),
@@ -460,13 +460,13 @@ fn a_guest_that_depends_on_the_counter_is_told_its_frequency() {
 
 #[test]
 fn a_vsock_device_has_the_context_id_of_the_status() {
-    let mut machine = vmi(with_domain(json!({"devices": {"autoattachVSOCK": true, "useVirtioTransitional": true}})));
+    let mut object = vmi(with_domain(json!({"devices": {"autoattachVSOCK": true, "useVirtioTransitional": true}})));
     for cid in [None, Some(2), Some(u32::MAX)] {
-        machine.status.get_or_insert_default().vsock_cid = cid;
-        assert_eq!(convert_with(&machine, true).unwrap_err(), DomainError::NoCid, "{cid:?}");
+        object.status.get_or_insert_default().vsock_cid = cid;
+        assert_eq!(convert_with(&object, true).unwrap_err(), DomainError::NoCid, "{cid:?}");
     }
-    machine.status.get_or_insert_default().vsock_cid = Some(77);
-    let domain = convert_with(&machine, true).unwrap().xml;
+    object.status.get_or_insert_default().vsock_cid = Some(77);
+    let domain = convert_with(&object, true).unwrap().xml;
     let device = "<vsock model='virtio-non-transitional'>\n      <cid auto='no' address='77'/>\n    </vsock>";
     assert!(domain.contains(device), "{domain}");
     assert!(!xml(with_domain(json!({}))).contains("vsock"));
@@ -481,7 +481,7 @@ fn a_usb_device_of_the_host_has_a_controller() {
 }
 
 #[test]
-fn a_clock_follows_a_time_zone_that_there_is() {
+fn a_clock_needs_an_existing_time_zone() {
     let zones = std::env::temp_dir().join(format!("launcher-zones-{}", std::process::id()));
     std::fs::create_dir_all(zones.join("Europe")).unwrap();
     std::fs::write(zones.join("Europe/Berlin"), "TZif").unwrap();
@@ -524,14 +524,14 @@ fn the_cluster_and_annotations_choose_hardware() {
 }
 
 #[test]
-fn interfaces_stand_in_their_order_each_with_its_own_tap_device() {
+fn interfaces_keep_their_order_with_one_tap_device_each() {
     let nic = |name: &str, tap: &str, mac: &str| protocol::Nic {
         name: name.into(),
         tap: tap.into(),
         mac: mac.into(),
         ..Default::default()
     };
-    // The agent may tell of them in another order.
+    // virt-handler may list them in another order.
     let nics = vec![nic("lan", "tap094a367b026", "0a:58:00:00:00:07"), nic("default", "tap0", "02:00:00:00:00:01")];
     let options = protocol::MachineOptions { nics, ..options() };
     let mut spec = with_domain(json!({"devices": {"interfaces": [

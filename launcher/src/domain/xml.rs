@@ -1,11 +1,10 @@
-//! A small model of XML that is written, never read: names are the program's own, values may come from anywhere and are
-//! escaped.
+//! A minimal writer of XML. Element names are constants; values are untrusted and escaped.
 
 use std::fmt::Write;
 
 /// One element.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Element {
+pub(crate) struct Element {
     name: &'static str,
     attributes: Vec<(&'static str, String)>,
     children: Vec<Element>,
@@ -13,21 +12,21 @@ pub struct Element {
 }
 
 impl Element {
-    /// An empty element.
-    pub const fn new(name: &'static str) -> Self {
+    /// Creates an empty element.
+    pub(crate) const fn new(name: &'static str) -> Self {
         Self { name, attributes: Vec::new(), children: Vec::new(), text: None }
     }
 
     /// Adds an attribute.
     #[must_use]
-    pub fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.attributes.push((name, value.into()));
         self
     }
 
     /// Adds an attribute if there is a value for it.
     #[must_use]
-    pub fn with_some(self, name: &'static str, value: Option<impl Into<String>>) -> Self {
+    pub(crate) fn with_some(self, name: &'static str, value: Option<impl Into<String>>) -> Self {
         match value {
             Some(value) => self.with(name, value),
             None => self,
@@ -36,34 +35,34 @@ impl Element {
 
     /// Adds a child.
     #[must_use]
-    pub fn child(mut self, child: Element) -> Self {
+    pub(crate) fn child(mut self, child: Element) -> Self {
         self.children.push(child);
         self
     }
 
     /// Adds children.
     #[must_use]
-    pub fn children(mut self, children: impl IntoIterator<Item = Element>) -> Self {
+    pub(crate) fn children(mut self, children: impl IntoIterator<Item = Element>) -> Self {
         self.children.extend(children);
         self
     }
 
     /// Sets the text. An element has text or children.
     #[must_use]
-    pub fn text(mut self, text: impl Into<String>) -> Self {
+    pub(crate) fn text(mut self, text: impl Into<String>) -> Self {
         self.text = Some(text.into());
         self
     }
 
-    /// The document.
-    pub fn to_xml(&self) -> String {
+    /// Renders the document.
+    pub(crate) fn to_xml(&self) -> String {
         let mut out = String::with_capacity(4096);
         self.write(&mut out, 0);
         out
     }
 
-    /// Whether some value holds a character that no XML document can.
-    pub fn has_forbidden_character(&self) -> bool {
+    /// Reports a character that XML does not allow in any value.
+    pub(crate) fn has_forbidden_character(&self) -> bool {
         let forbidden = |text: &str| {
             text.chars()
                 .any(|c| (c.is_control() && !matches!(c, '\t' | '\n' | '\r')) || matches!(c, '\u{fffe}' | '\u{ffff}'))

@@ -1,16 +1,16 @@
-//! Profiles of the processor time of this process, for `pprof`.
+//! CPU profiles of this process in `pprof` format.
 //!
 //! ```text
 //!            start                       stop
 //!   idle ──────────────▶ sampling ────────────────▶ idle, with a profile for `dump`
 //!                         │    ▲                        │
-//!                         └────┘ start: begins anew     └─ start: it is thrown away
-//!                           no longer allowed by the configuration: idle, without a profile
+//!                         └────┘ start: restarts        └─ start: discards the profile
+//!                           disabled by the configuration: idle, without a profile
 //! ```
 //!
-//! The samples are taken by a process of its own, this program once more ([`sampler`]): nothing is walked in signal
-//! handlers, and with it goes all memory that profiling takes. Who may ask is who shows the client certificate of virt-api
-//! (which asks for all components), as long as the cluster's configuration allows profiles at all.
+//! A separate process, a second instance of this program, takes the samples ([`sampler`]). No signal handler walks stacks,
+//! and the memory of profiling is freed with that process. Requests require the client certificate of virt-api, which
+//! queries all components, and a configuration that allows profiles.
 
 pub mod pprof;
 #[cfg(target_arch = "x86_64")]
@@ -38,34 +38,34 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::ConfigHandle;
 
-/// The argument by which a program is told to sample its parent.
+/// Argument that makes a program sample its parent.
 const SAMPLE: &str = "sample-parent";
-/// Longest wait for sampling to begin.
+/// Time limit for the start of sampling.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest wait for a profile; who asks for all components waits five seconds.
+/// Time limit for a profile. virt-api waits five seconds for a component.
 const END_TIMEOUT: Duration = Duration::from_secs(4);
-/// Largest profile.
+/// Largest profile in bytes.
 const MAX_PROFILE: u64 = 6 << 20;
-/// Longest reason for not sampling.
+/// Longest error message of the sampling process in bytes.
 const MAX_REASON: u64 = 1024;
-/// The key of the profile in results.
+/// Key of the profile in results.
 pub const PROCESSOR_TIME: &str = "cpu";
 
-/// What is asked of a profiler.
+/// Requests to a profiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Begin.
+    /// Start sampling.
     Start,
-    /// End.
+    /// Stop sampling.
     Stop,
-    /// Results of all processes.
+    /// Return the results of all processes.
     DumpCluster,
-    /// Results of this process.
+    /// Return the results of this process.
     Dump,
 }
 
 impl Asked {
-    /// How an answer that is a refusal begins.
+    /// Returns the beginning of the error message.
     #[must_use]
     pub fn refusal(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ impl Asked {
         }
     }
 
-    /// The refusal where the cluster's configuration does not allow profiles.
+    /// Returns the error for a cluster whose configuration does not allow profiles.
     #[must_use]
     pub fn check(self, enabled: bool) -> Option<(StatusCode, String)> {
         let text = || format!("{} \"ClusterProfiler\" feature gate must be enabled", self.refusal());
@@ -84,19 +84,19 @@ impl Asked {
     }
 }
 
-/// Why there is no profile.
+/// Errors of the profiler.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfilerError {
-    /// The sampling process cannot be started or heard.
+    /// The sampling process cannot be started, or its pipe failed.
     #[error("the sampling process failed: {0}")]
     Process(#[from] io::Error),
-    /// It may not do its work.
+    /// The sampling process cannot sample.
     #[error("{0}")]
     Refused(String),
-    /// It does not answer.
+    /// The sampling process did not answer in time.
     #[error("the sampling process did not answer in time")]
     Timeout,
-    /// It has seen more than is passed on.
+    /// The profile exceeds the size limit.
     #[error("the profile is larger than {MAX_PROFILE} bytes")]
     TooLarge,
 }
@@ -104,19 +104,19 @@ pub enum ProfilerError {
 #[derive(Default)]
 struct State {
     sampler: Option<Child>,
-    /// Ends the sampling when it is no longer allowed.
+    /// Stops sampling when the configuration no longer allows it.
     watch: Option<AbortOnDropHandle<()>>,
     profile: Option<Vec<u8>>,
 }
 
-/// The profiler of this process. Cheap to clone; all clones are the same.
+/// Profiler of this process. Clones share their state.
 #[derive(Clone, Default)]
 pub struct Profiler {
     state: Arc<Mutex<State>>,
 }
 
 impl Profiler {
-    /// Does what is asked, as long as the configuration allows it.
+    /// Serves a request if the configuration allows it.
     pub async fn answer(&self, asked: Asked, config: &ConfigHandle) -> Response {
         if let Some(refusal) = asked.check(config.current().cluster_profiler) {
             return refusal.into_response();
@@ -150,7 +150,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// Harmless where nothing was started.
+    /// Stops sampling. Does nothing if it was not started.
     async fn stop(&self) -> Result<(), ProfilerError> {
         let mut state = self.state.lock().await;
         state.watch = None;
@@ -161,7 +161,7 @@ impl Profiler {
     }
 }
 
-/// Who may no longer profile can no longer stop it either.
+/// Stops sampling and discards the profile when the configuration no longer allows profiles: users can no longer stop it then.
 async fn end_with_permission(state: Arc<Mutex<State>>, mut config: ConfigHandle) {
     while config.current().cluster_profiler {
         config.changed().await;
@@ -171,7 +171,7 @@ async fn end_with_permission(state: Arc<Mutex<State>>, mut config: ConfigHandle)
     tracing::info!("no longer profiling");
 }
 
-/// Starts the sampling process, which is killed when it is dropped.
+/// Starts the sampling process, which is killed on drop.
 async fn begin() -> Result<Child, ProfilerError> {
     let mut sampler = Command::new("/proc/self/exe")
         .arg(SAMPLE)
@@ -180,7 +180,7 @@ async fn begin() -> Result<Child, ProfilerError> {
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
-    // Where a child may not trace its parent anyhow, it may now; elsewhere there is nothing to be permitted.
+    // Permits tracing under Yama, which otherwise forbids a child to trace its parent. Without Yama it fails harmlessly.
     if let Some(pid) = sampler.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) {
         let _ = set_ptracer(PTracer::ProcessID(pid));
     }
@@ -188,7 +188,7 @@ async fn begin() -> Result<Child, ProfilerError> {
         return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
     };
     input.write_all(&[0]).await?;
-    if output.read_u8().await? == BEGUN {
+    if output.read_u8().await? == STARTED {
         return Ok(sampler);
     }
     let mut reason = String::new();
@@ -209,13 +209,13 @@ async fn end(mut sampler: Child) -> Result<Vec<u8>, ProfilerError> {
     if status.success() { Ok(profile) } else { Err(io::Error::other(format!("it ended with {status}")).into()) }
 }
 
-/// The answer of the sampling process that it has begun; a reason for why not follows anything else.
-const BEGUN: u8 = b'+';
+/// First byte of the sampling process's answer after a successful start. Another byte precedes an error message.
+const STARTED: u8 = b'+';
 
-/// Samples the parent, if that is what this process was started for. To be asked before anything else is done.
+/// Samples the parent and returns the result if this process was started for it. Programs must call it first.
 ///
 /// # Errors
-/// When the parent cannot be heard or told.
+/// Fails if the pipes to the parent fail.
 pub fn sample_parent() -> Option<io::Result<()>> {
     std::env::args_os().nth(1).is_some_and(|argument| argument == SAMPLE).then(run_sampler)
 }
@@ -227,7 +227,7 @@ fn run_sampler() -> io::Result<()> {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn run_sampler() -> io::Result<()> {
-    io::Write::write_all(&mut io::stdout(), b"-stacks cannot be followed on this architecture")
+    io::Write::write_all(&mut io::stdout(), b"-profiling is not supported on this architecture")
 }
 
 #[cfg(test)]
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_profiles_hears_what_it_takes() {
+    fn error_names_the_feature_gate() {
         let (code, text) = Asked::DumpCluster.check(false).unwrap();
         assert_eq!(code, StatusCode::FORBIDDEN);
         assert_eq!(text, r#"Unable to dump profiler results. "ClusterProfiler" feature gate must be enabled"#);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_started_is_nothing_to_stop_or_to_get() {
+    async fn stop_and_dump_without_start_are_empty() {
         let profiler = Profiler::default();
         let allowed = config(true);
         assert_eq!(profiler.answer(Asked::Stop, &allowed).await.status(), StatusCode::OK);
@@ -261,8 +261,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sampling_process_that_cannot_begin_is_told_of() {
-        // This program takes the argument for the name of a test, runs none, and ends.
+    async fn error_of_the_sampling_process_is_returned() {
+        // The test program takes the argument as the name of a test, runs none and exits.
         let answer = Profiler::default().answer(Asked::Start, &config(true)).await;
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let body = axum::body::to_bytes(answer.into_body(), 4096).await.unwrap();

@@ -1,7 +1,7 @@
-//! Profiles in the form that `pprof` reads: its `profile.proto`, as far as it is used here, not compressed.
+//! Uncompressed profiles in the format of `pprof`: the used subset of its `profile.proto`.
 //!
-//! Addresses are those of the files, not of the process: they tell nothing about where it was loaded, and are the same
-//! in a build with symbols, which is where names come from (the programs carry none).
+//! Addresses are relative to the files, not to the process. They reveal no load addresses and match a build with symbols, which
+//! provides the function names (released programs are stripped).
 
 use std::collections::BTreeMap;
 
@@ -10,101 +10,101 @@ use prost::Message;
 /// The message `Profile`.
 #[derive(Clone, PartialEq, Message)]
 pub struct Profile {
-    /// What the values of a sample are, in their order.
+    /// Types of the values of a sample, in their order.
     #[prost(message, repeated, tag = "1")]
     pub sample_type: Vec<ValueType>,
-    /// What was seen.
+    /// The samples.
     #[prost(message, repeated, tag = "2")]
     pub sample: Vec<Sample>,
-    /// The files that code is in.
+    /// Mapped files with code.
     #[prost(message, repeated, tag = "3")]
     pub mapping: Vec<Mapping>,
-    /// The addresses that samples name.
+    /// Addresses in samples.
     #[prost(message, repeated, tag = "4")]
     pub location: Vec<Location>,
-    /// Every text; the first is empty.
+    /// String table; the first string is empty.
     #[prost(string, repeated, tag = "6")]
     pub string_table: Vec<String>,
-    /// The beginning, in nanoseconds of Unix time.
+    /// Start time in nanoseconds of Unix time.
     #[prost(int64, tag = "9")]
     pub time_nanos: i64,
-    /// How long it was looked.
+    /// Duration in nanoseconds.
     #[prost(int64, tag = "10")]
     pub duration_nanos: i64,
-    /// What lies between two looks.
+    /// Type of the sampling period.
     #[prost(message, optional, tag = "11")]
     pub period_type: Option<ValueType>,
-    /// How much of it.
+    /// Sampling period.
     #[prost(int64, tag = "12")]
     pub period: i64,
 }
 
-/// What a value is; both are indexes of texts.
+/// Type of a value; fields are indexes of strings.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct ValueType {
-    /// What is counted.
+    /// Counted quantity.
     #[prost(int64, tag = "1")]
     pub r#type: i64,
-    /// In what.
+    /// Unit.
     #[prost(int64, tag = "2")]
     pub unit: i64,
 }
 
-/// One stack of one kind of thread, and what was counted for it.
+/// A distinct stack of threads with the same name, and its counts.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Sample {
-    /// Locations; the function that ran comes first.
+    /// Locations, innermost function first.
     #[prost(uint64, repeated, tag = "1")]
     pub location_id: Vec<u64>,
-    /// A number for each of the profile's types.
+    /// A number for each type of the profile.
     #[prost(int64, repeated, tag = "2")]
     pub value: Vec<i64>,
-    /// What else is known.
+    /// Labels.
     #[prost(message, repeated, tag = "3")]
     pub label: Vec<Label>,
 }
 
-/// Something about a sample; both are indexes of texts.
+/// Label of a sample; fields are indexes of strings.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Label {
-    /// What.
+    /// Key.
     #[prost(int64, tag = "1")]
     pub key: i64,
-    /// Its value.
+    /// Value.
     #[prost(int64, tag = "2")]
     pub str: i64,
 }
 
-/// A part of a file with code in it.
+/// Mapped part of a file with code.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Mapping {
-    /// Names it; from 1.
+    /// ID, counted from 1.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// The first address.
+    /// First address.
     #[prost(uint64, tag = "2")]
     pub memory_start: u64,
-    /// The first address after it.
+    /// First address after the mapping.
     #[prost(uint64, tag = "3")]
     pub memory_limit: u64,
-    /// Where it begins in the file.
+    /// Offset in the file.
     #[prost(uint64, tag = "4")]
     pub file_offset: u64,
-    /// The file; index of a text.
+    /// File name; index of a string.
     #[prost(int64, tag = "5")]
     pub filename: i64,
-    /// What the linker calls this build of it; index of a text.
+    /// Build ID of the file; index of a string.
     #[prost(int64, tag = "6")]
     pub build_id: i64,
 }
 
-/// An address that code ran at.
+/// Address of code.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Location {
-    /// Names it; from 1.
+    /// ID, counted from 1.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// The mapping it is in; 0: none that is known.
+    /// ID of the mapping; 0 if unknown.
     #[prost(uint64, tag = "2")]
     pub mapping_id: u64,
     /// The address.
@@ -112,15 +112,15 @@ pub struct Location {
     pub address: u64,
 }
 
-/// The texts of a profile while it is made.
+/// String table of a profile under construction.
 #[derive(Debug)]
-pub struct Texts {
+pub struct StringTable {
     all: Vec<String>,
     known: BTreeMap<String, i64>,
 }
 
-impl Texts {
-    /// The empty text, which has to be the first.
+impl StringTable {
+    /// Creates a table with the empty string, which must be first.
     #[must_use]
     pub fn new() -> Self {
         let mut texts = Self { all: Vec::new(), known: BTreeMap::new() };
@@ -128,7 +128,7 @@ impl Texts {
         texts
     }
 
-    /// The index of a text, which is added if it is new.
+    /// Returns the index of a string and adds the string if it is new.
     pub fn index(&mut self, text: &str) -> i64 {
         if let Some(index) = self.known.get(text) {
             return *index;
@@ -139,14 +139,14 @@ impl Texts {
         index
     }
 
-    /// All, in the order of their indexes.
+    /// Returns all strings in the order of their indexes.
     #[must_use]
     pub fn into_all(self) -> Vec<String> {
         self.all
     }
 }
 
-impl Default for Texts {
+impl Default for StringTable {
     fn default() -> Self {
         Self::new()
     }
@@ -157,8 +157,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_kept_once_and_the_first_is_empty() {
-        let mut texts = Texts::new();
+    fn strings_are_unique_and_the_first_is_empty() {
+        let mut texts = StringTable::new();
         assert_eq!([texts.index("cpu"), texts.index(""), texts.index("cpu")], [1, 0, 1]);
         assert_eq!(texts.into_all(), ["", "cpu"]);
     }

@@ -1,4 +1,4 @@
-//! The code of a process as its files have it, and the way from a stack to the functions that are on it.
+//! Code mappings of a process, and unwinding of stacks with the unwind tables of its files.
 
 use std::{
     fs::File,
@@ -18,42 +18,42 @@ use framehop::{
     x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64},
 };
 
-/// Largest file of a process's maps.
+/// Limits the size of a process's maps.
 const MAX_MAPS: u64 = 4 << 20;
-/// Largest section that is read. The tables of our largest program have 2 MiB.
+/// Limits the size of a section. The tables of our largest program have 2 MiB.
 const MAX_SECTION: u64 = 64 << 20;
-/// Most frames of a stack that are followed. Futures in futures have some hundred.
+/// Limits the frames of a stack. Nested futures have some hundred.
 pub const MAX_FRAMES: usize = 256;
 
-/// A piece of code that is loaded.
+/// An executable mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Its file.
+pub struct CodeMapping {
+    /// File name.
     pub file: String,
-    /// What the linker calls this build of the file, hexadecimal.
+    /// Build ID of the file, hexadecimal.
     pub build_id: String,
-    /// Where it is in the process.
+    /// Addresses in the process.
     pub loaded: Range<u64>,
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// What the file's addresses are less than the process's.
+    /// Difference between addresses in the process and in the file.
     pub bias: u64,
 }
 
-/// The registers that tell where a thread is, and what is on its stack.
+/// Registers and stack of a stopped thread.
 #[derive(Clone, Debug)]
-pub struct Look {
-    /// The instruction that is next.
+pub struct ThreadSnapshot {
+    /// Instruction pointer.
     pub instruction: u64,
     /// The end of the stack that things are put on.
     pub stack_pointer: u64,
     /// The frame, in code that keeps one.
     pub frame_pointer: u64,
-    /// What is on the stack, from the pointer on.
+    /// Copy of the stack, starting at the stack pointer.
     pub stack: Vec<u8>,
 }
 
-impl Look {
+impl ThreadSnapshot {
     fn word(&self, address: u64) -> Result<u64, ()> {
         let start = usize::try_from(address.checked_sub(self.stack_pointer).ok_or(())?).map_err(|_| ())?;
         let bytes = self.stack.get(start..start.checked_add(8).ok_or(())?).ok_or(())?;
@@ -61,24 +61,24 @@ impl Look {
     }
 }
 
-/// What is loaded into a process.
+/// Executable mappings of a process with unwind tables.
 pub struct Program {
-    pieces: Vec<Piece>,
+    mappings: Vec<CodeMapping>,
     unwinder: UnwinderX86_64<Vec<u8>>,
     cache: CacheX86_64,
 }
 
 impl Program {
-    /// Reads what is loaded into the process now. Files that cannot be read have no name for frames and no way through.
+    /// Reads the mappings that the process has now. Frames in unreadable files have no build ID and cannot be unwound.
     ///
     /// # Errors
-    /// When the process cannot be looked at.
+    /// Fails if the maps of the process cannot be read.
     pub fn read(process: i32) -> io::Result<Self> {
         let mut maps = String::new();
         File::open(format!("/proc/{process}/maps"))?.take(MAX_MAPS).read_to_string(&mut maps)?;
-        let mut program = Self { pieces: Vec::new(), unwinder: UnwinderX86_64::new(), cache: CacheX86_64::new() };
+        let mut program = Self { mappings: Vec::new(), unwinder: UnwinderX86_64::new(), cache: CacheX86_64::new() };
         for (loaded, offset, file) in executable(&maps) {
-            // Read by way of the process, which may see other files under this name.
+            // The process may have another root file system.
             let path = format!("/proc/{process}/root{file}");
             let found = Object::read(Path::new(&path), offset).ok().flatten();
             let (build_id, bias) = match found {
@@ -90,28 +90,28 @@ impl Program {
                 }
                 None => (String::new(), loaded.start.wrapping_sub(offset)),
             };
-            program.pieces.push(Piece { file, build_id, loaded, offset, bias });
+            program.mappings.push(CodeMapping { file, build_id, loaded, offset, bias });
         }
         Ok(program)
     }
 
-    /// What is loaded.
+    /// Returns the mappings.
     #[must_use]
-    pub fn pieces(&self) -> &[Piece] {
-        &self.pieces
+    pub fn mappings(&self) -> &[CodeMapping] {
+        &self.mappings
     }
 
-    /// The index of the piece that an address is in.
+    /// Returns the index of the mapping with an address.
     #[must_use]
-    pub fn piece_of(&self, address: u64) -> Option<usize> {
-        self.pieces.iter().position(|piece| piece.loaded.contains(&address))
+    pub fn mapping_of(&self, address: u64) -> Option<usize> {
+        self.mappings.iter().position(|mapping| mapping.loaded.contains(&address))
     }
 
-    /// The addresses that are on a stack, the innermost first; those of callers are within the call.
-    pub fn frames(&mut self, look: &Look) -> Vec<u64> {
-        let registers = UnwindRegsX86_64::new(look.instruction, look.stack_pointer, look.frame_pointer);
-        let mut read = |address| look.word(address);
-        let mut frames = self.unwinder.iter_frames(look.instruction, registers, &mut self.cache, &mut read);
+    /// Returns the addresses on a stack, innermost first. Addresses of callers lie within the call instruction.
+    pub fn frames(&mut self, snapshot: &ThreadSnapshot) -> Vec<u64> {
+        let registers = UnwindRegsX86_64::new(snapshot.instruction, snapshot.stack_pointer, snapshot.frame_pointer);
+        let mut read = |address| snapshot.word(address);
+        let mut frames = self.unwinder.iter_frames(snapshot.instruction, registers, &mut self.cache, &mut read);
         let mut found = Vec::new();
         while let (Ok(Some(frame)), true) = (frames.next(), found.len() < MAX_FRAMES) {
             found.push(FrameAddress::address_for_lookup(frame));
@@ -120,7 +120,7 @@ impl Program {
     }
 }
 
-/// The mappings with code of files, from `/proc/<pid>/maps`.
+/// Parses the executable file mappings of `/proc/<pid>/maps`.
 fn executable(maps: &str) -> impl Iterator<Item = (Range<u64>, u64, String)> {
     maps.lines().filter_map(|line| {
         let mut words = line.splitn(6, ' ');
@@ -134,12 +134,12 @@ fn executable(maps: &str) -> impl Iterator<Item = (Range<u64>, u64, String)> {
     })
 }
 
-/// A section: where it is to be, and what is in it.
+/// Address range and content of a section.
 type Section = Option<(Range<u64>, Vec<u8>)>;
 
-/// What is read of an ELF file.
+/// Parsed parts of an ELF file.
 struct Object {
-    /// The file's address of the mapped part's beginning.
+    /// Address in the file at which the mapped part begins.
     address: u64,
     build_id: String,
     text: Section,
@@ -149,15 +149,15 @@ struct Object {
 }
 
 impl Object {
-    /// `offset`: where the mapped part begins in the file. `None` where the file says that no code is there.
+    /// Reads the file. `offset` is the file offset of the mapping. Returns `None` if it contains no code.
     fn read(path: &Path, offset: u64) -> Result<Option<Self>, elf::ParseError> {
         let mut file = ElfStream::<LittleEndian, _>::open_stream(File::open(path)?)?;
-        // Mappings begin at whole pages, segments anywhere in them.
+        // Mappings begin at page boundaries, segments anywhere in a page.
         let within = |start: u64, size: u64| start & !0xfff <= offset && offset < start.saturating_add(size);
         let segment = file
             .segments()
             .iter()
-            // One page may have the end of data and the beginning of code in it.
+            // A page can contain both the end of data and the beginning of code.
             .filter(|segment| segment.p_type == PT_LOAD && segment.p_flags & PF_X != 0)
             .find(|segment| within(segment.p_offset, segment.p_filesz))
             .map(|segment| (segment.p_vaddr, segment.p_offset));
@@ -209,7 +209,7 @@ fn build_id(file: &mut ElfStream<LittleEndian, File>) -> Result<String, elf::Par
     Ok(id.unwrap_or_default())
 }
 
-/// The function at an address of a file that has its symbols.
+/// Returns the function at an address of a file with symbols.
 #[cfg(test)]
 pub fn name_of(file: &str, address: u64) -> String {
     let mut file = ElfStream::<LittleEndian, _>::open_stream(File::open(file).unwrap()).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_tell_where_code_of_files_is() {
+    fn executable_mappings_are_parsed() {
         let maps = "\
 55a0-55b0 r--p 00000000 fe:00 12                         /usr/bin/a
 55b0-55f0 r-xp 00001000 fe:00 12                         /usr/bin/a
@@ -242,22 +242,23 @@ mod tests {
     }
 
     #[test]
-    fn words_are_taken_from_the_copy_of_the_stack_alone() {
-        let look = Look { instruction: 0, stack_pointer: 0x100, frame_pointer: 0, stack: (0..16).collect() };
-        assert_eq!(look.word(0x100), Ok(0x0706_0504_0302_0100));
-        assert_eq!(look.word(0x108), Ok(0x0f0e_0d0c_0b0a_0908));
+    fn words_are_read_only_from_the_copy_of_the_stack() {
+        let snapshot =
+            ThreadSnapshot { instruction: 0, stack_pointer: 0x100, frame_pointer: 0, stack: (0..16).collect() };
+        assert_eq!(snapshot.word(0x100), Ok(0x0706_0504_0302_0100));
+        assert_eq!(snapshot.word(0x108), Ok(0x0f0e_0d0c_0b0a_0908));
         for outside in [0xff, 0x109, 0x200, u64::MAX] {
-            assert_eq!(look.word(outside), Err(()), "{outside:x}");
+            assert_eq!(snapshot.word(outside), Err(()), "{outside:x}");
         }
     }
 
     #[test]
-    fn own_program_is_found_where_its_symbols_are() {
+    fn own_functions_are_found_by_their_symbols() {
         let program = Program::read(i32::try_from(std::process::id()).unwrap()).unwrap();
-        let here = own_program_is_found_where_its_symbols_are as fn() as usize as u64;
-        let piece = &program.pieces()[program.piece_of(here).unwrap()];
-        assert_eq!(Path::new(&piece.file), std::env::current_exe().unwrap());
-        let name = name_of(&piece.file, here - piece.bias);
-        assert!(name.contains("own_program_is_found_where_its_symbols_are"), "{name}: {piece:x?}");
+        let here = own_functions_are_found_by_their_symbols as fn() as usize as u64;
+        let mapping = &program.mappings()[program.mapping_of(here).unwrap()];
+        assert_eq!(Path::new(&mapping.file), std::env::current_exe().unwrap());
+        let name = name_of(&mapping.file, here - mapping.bias);
+        assert!(name.contains("own_functions_are_found_by_their_symbols"), "{name}: {mapping:x?}");
     }
 }

@@ -1,14 +1,14 @@
-//! The process that looks at another one's threads.
+//! The process that samples the threads of another process.
 //!
-//! A hundred times a second each thread that is running (or could, had it a processor) is stopped for as long as it
-//! takes to copy its registers and the end of its stack, some ten microseconds; what was called is found out after it
-//! runs again. Threads that wait are left alone. Nothing stays attached between two looks: a thread ends and takes
-//! signals as ever, and if this process is killed the kernel lets go of what it held.
+//! A hundred times a second it stops each thread that runs or is runnable, for some ten microseconds, to copy its registers and
+//! the top of its stack. It unwinds the stack after the thread has resumed. It skips waiting threads. It stays attached to no
+//! thread between samples: threads end and receive signals as usual, and if this process is killed the kernel detaches
+//! it.
 //!
 //! ```text
 //! parent             sampler
-//!   │ ── a byte ───────▶ │  it may be traced by us now
-//!   │ ◀─ `+` ─────────── │  it can be: sampling begins       (`-` and a text: it cannot, and why)
+//!   │ ── a byte ───────▶ │  the parent has permitted tracing
+//!   │ ◀─ `+` ─────────── │  sampling has started             (`-` and a text: error message)
 //!   │ ── end of input ─▶ │
 //!   │ ◀─ profile ─────── │
 //! ```
@@ -37,29 +37,29 @@ use nix::{
 use prost::Message;
 
 use super::{
-    BEGUN,
-    pprof::{Label, Location, Mapping, Profile, Sample, Texts, ValueType},
-    program::{Look, Program},
+    STARTED,
+    pprof::{Label, Location, Mapping, Profile, Sample, StringTable, ValueType},
+    program::{Program, ThreadSnapshot},
 };
 
-/// Between two looks.
+/// Sampling interval.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// Most time that one look stands for, after the machine stood still.
+/// Limits the time that a sample counts for, in case the host was suspended.
 const MAX_STEP: Duration = Duration::from_secs(1);
-/// How much of a stack is copied.
+/// Bytes copied of a stack.
 const MAX_STACK: usize = 128 << 10;
-/// Most different stacks that are kept apart; what comes after them is counted as one.
+/// Limits distinct stacks. Further stacks are counted as one.
 const MAX_STACKS: usize = 5_000;
-/// Most threads that are looked at.
+/// Limits sampled threads.
 const MAX_THREADS: usize = 1024;
 
-/// The answer that sampling cannot begin; a text follows.
-const REFUSED: u8 = b'-';
+/// First byte of the answer if sampling cannot start. An error message follows.
+const FAILED: u8 = b'-';
 
 /// Samples the parent until the input ends, then writes the profile to the output.
 ///
 /// # Errors
-/// When the parent cannot be heard or told.
+/// Fails if the pipes to the parent fail.
 pub fn run() -> io::Result<()> {
     let parent = getppid();
     let (mut input, mut output) = (io::stdin(), io::stdout());
@@ -67,55 +67,55 @@ pub fn run() -> io::Result<()> {
     let mut sampler = match Sampler::new(parent) {
         Ok(sampler) => sampler,
         Err(error) => {
-            output.write_all(&[REFUSED])?;
+            output.write_all(&[FAILED])?;
             output.write_all(error.to_string().as_bytes())?;
             return output.flush();
         }
     };
-    output.write_all(&[BEGUN])?;
+    output.write_all(&[STARTED])?;
     output.flush()?;
 
     let ended = Arc::new(AtomicBool::new(false));
     let (seen, sampling) = (ended.clone(), thread::current());
     thread::spawn(move || {
-        // Whatever comes, or whatever breaks, the end of it is the end.
+        // Sampling ends with the input, also after an error.
         let _ = io::copy(&mut input, &mut io::sink());
         seen.store(true, Ordering::Release);
         sampling.unpark();
     });
     while !ended.load(Ordering::Acquire) {
-        sampler.look();
+        sampler.sample();
         thread::park_timeout(INTERVAL);
     }
     output.write_all(&sampler.profile().encode_to_vec())?;
     output.flush()
 }
 
-/// Why a process cannot be sampled.
+/// Reasons why a process cannot be sampled.
 #[derive(Debug, thiserror::Error)]
 pub enum SamplerError {
-    /// What it has loaded is not to be seen.
-    #[error("cannot read what process {0} has loaded: {1}")]
+    /// Its mappings cannot be read.
+    #[error("cannot read the memory mappings of process {0}: {1}")]
     Program(Pid, #[source] io::Error),
-    /// Its stacks are not to be seen.
+    /// Its memory cannot be opened.
     #[error("cannot open the memory of process {0}: {1}")]
     Memory(Pid, #[source] io::Error),
-    /// Its threads are not to be stopped.
+    /// Its threads cannot be stopped.
     #[error("cannot trace process {0}: {1}")]
     Trace(Pid, #[source] Errno),
 }
 
-/// What was counted for a stack.
+/// Counts of a stack.
 #[derive(Clone, Copy, Default)]
 struct Count {
     looks: i64,
     nanoseconds: i64,
 }
 
-/// Name of a thread, and what it had called; the innermost first.
+/// Name of a thread and its call addresses, innermost first.
 type Stack = (String, Vec<u64>);
 
-/// What is known of a process so far.
+/// Samples of a process.
 pub struct Sampler {
     process: Pid,
     program: Program,
@@ -127,10 +127,10 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Begins. Its first thread is stopped once to see whether that is permitted.
+    /// Starts sampling. Stops the first thread once to check the permission.
     ///
     /// # Errors
-    /// When the process may not be looked at.
+    /// Fails if the process cannot be traced.
     pub fn new(process: Pid) -> Result<Self, SamplerError> {
         let program = Program::read(process.as_raw()).map_err(|error| SamplerError::Program(process, error))?;
         let memory =
@@ -148,14 +148,14 @@ impl Sampler {
         Ok(sampler)
     }
 
-    /// Looks at every thread that runs.
-    pub fn look(&mut self) {
+    /// Samples every thread that runs.
+    pub fn sample(&mut self) {
         let now = Instant::now();
         let step = now.duration_since(self.last).min(MAX_STEP);
         self.last = now;
         for (thread, name) in running(self.process) {
-            let Ok(Some(look)) = self.stop_and_copy(thread) else { continue };
-            let mut stack = (name, self.program.frames(&look));
+            let Ok(Some(snapshot)) = self.stop_and_copy(thread) else { continue };
+            let mut stack = (name, self.program.frames(&snapshot));
             if self.stacks.len() >= MAX_STACKS && !self.stacks.contains_key(&stack) {
                 stack = (stack.0, Vec::new());
             }
@@ -165,77 +165,84 @@ impl Sampler {
         }
     }
 
-    /// Stops a thread, copies what tells where it is, and lets it go. `None`: it is gone.
-    fn stop_and_copy(&self, thread: Pid) -> nix::Result<Option<Look>> {
+    /// Stops a thread, copies its registers and stack, and resumes it. Returns `None` if the thread has ended.
+    fn stop_and_copy(&self, thread: Pid) -> nix::Result<Option<ThreadSnapshot>> {
         match ptrace::seize(thread, ptrace::Options::empty()) {
             Ok(()) => {}
             Err(Errno::ESRCH) => return Ok(None),
             Err(error) => return Err(error),
         }
-        // A thread that is gone by now has let go of us itself.
+        // The kernel has detached a thread that has ended.
         if ptrace::interrupt(thread).is_err() {
             return Ok(None);
         }
         let signal = loop {
             match waitpid(thread, Some(WaitPidFlag::__WALL)) {
                 Ok(WaitStatus::PtraceEvent(..)) => break None,
-                // One that was on its way to the thread anyway; it is handed over at the end.
+                // A signal for the thread arrived first. It is delivered on resume.
                 Ok(WaitStatus::Stopped(_, signal)) => break Some(signal),
                 Err(Errno::EINTR) => {}
                 _ => return Ok(None),
             }
         };
-        let look = self.copy(thread);
+        let snapshot = self.copy(thread);
         match ptrace::detach(thread, signal) {
-            Ok(()) | Err(Errno::ESRCH) => Ok(look),
+            Ok(()) | Err(Errno::ESRCH) => Ok(snapshot),
             Err(error) => Err(error),
         }
     }
 
-    fn copy(&self, thread: Pid) -> Option<Look> {
+    fn copy(&self, thread: Pid) -> Option<ThreadSnapshot> {
         let registers = ptrace::getregs(thread).ok()?;
         let mut stack = vec![0; MAX_STACK];
         let mut read = 0;
-        // Less where the stack ends before.
+        // The copy is shorter if the stack ends earlier.
         while let Some(room) = stack.get_mut(read..).filter(|room| !room.is_empty())
             && let Ok(more @ 1..) = self.memory.read_at(room, registers.rsp.wrapping_add(read as u64))
         {
             read += more;
         }
         stack.truncate(read);
-        Some(Look { instruction: registers.rip, stack_pointer: registers.rsp, frame_pointer: registers.rbp, stack })
+        Some(ThreadSnapshot {
+            instruction: registers.rip,
+            stack_pointer: registers.rsp,
+            frame_pointer: registers.rbp,
+            stack,
+        })
     }
 
-    /// All that was seen.
+    /// Renders all samples as a profile.
     #[must_use]
     pub fn profile(&self) -> Profile {
-        let mut texts = Texts::new();
+        let mut texts = StringTable::new();
         let mut kind = |what, unit| ValueType { r#type: texts.index(what), unit: texts.index(unit) };
         let kinds = vec![kind("samples", "count"), kind("cpu", "nanoseconds")];
         let thread = texts.index("thread");
-        let pieces = self.program.pieces();
+        let mappings = self.program.mappings();
         let mapping = (1..)
-            .zip(pieces)
-            .map(|(id, piece)| Mapping {
+            .zip(mappings)
+            .map(|(id, mapping)| Mapping {
                 id,
-                memory_start: piece.loaded.start.wrapping_sub(piece.bias),
-                memory_limit: piece.loaded.end.wrapping_sub(piece.bias),
-                file_offset: piece.offset,
-                filename: texts.index(&piece.file),
-                build_id: texts.index(&piece.build_id),
+                memory_start: mapping.loaded.start.wrapping_sub(mapping.bias),
+                memory_limit: mapping.loaded.end.wrapping_sub(mapping.bias),
+                file_offset: mapping.offset,
+                filename: texts.index(&mapping.file),
+                build_id: texts.index(&mapping.build_id),
             })
             .collect();
         let mut location = Vec::new();
         let mut known = HashMap::new();
         let mut locate = |address: u64| {
             *known.entry(address).or_insert_with(|| {
-                let piece = self.program.piece_of(address);
+                let mapping = self.program.mapping_of(address);
                 let id = location.len() as u64 + 1;
                 location.push(Location {
                     id,
-                    mapping_id: piece.map_or(0, |piece| piece as u64 + 1),
-                    // Elsewhere it would tell where the process has its memory.
-                    address: piece.and_then(|piece| pieces.get(piece)).map_or(0, |piece| address - piece.bias),
+                    mapping_id: mapping.map_or(0, |mapping| mapping as u64 + 1),
+                    // An absolute address would reveal the memory layout of the process.
+                    address: mapping
+                        .and_then(|mapping| mappings.get(mapping))
+                        .map_or(0, |mapping| address - mapping.bias),
                 });
                 id
             })
@@ -268,7 +275,7 @@ fn nanoseconds(time: Duration) -> i64 {
     i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// The threads that run, with their names.
+/// Returns the running threads with their names.
 fn running(process: Pid) -> Vec<(Pid, String)> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
     threads
@@ -282,7 +289,7 @@ fn running(process: Pid) -> Vec<(Pid, String)> {
         .collect()
 }
 
-/// From `/proc/<pid>/task/<tid>/stat`. A name may hold anything, brackets too.
+/// Parses `/proc/<pid>/task/<tid>/stat`. The name can contain any character, including parentheses.
 fn name_and_state(stat: &str) -> Option<(String, char)> {
     let (before, after) = stat.rsplit_once(')')?;
     let (_, name) = before.split_once('(')?;
@@ -298,7 +305,7 @@ mod tests {
 
     use super::{super::program::name_of, *};
 
-    /// Set for what is sampled, which is this program.
+    /// Set for the sampled process, which is another instance of this program.
     const SAMPLED: &str = "FERROVIRT_TEST_SAMPLED";
     const NAME: &str = "profiler::sampler::tests::spins_where_it_is_sampled";
 
@@ -340,9 +347,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_does_is_seen_and_it_goes_on() {
+    fn running_functions_are_sampled_and_the_process_continues() {
         let busy = Busy::start();
-        // Once a thread has the name of the test, all that it is to do is loaded.
+        // A thread with the name of the test starts after all code has been loaded.
         let spinning = || running(busy.pid()).iter().any(|(_, name)| NAME.starts_with(name.as_str()));
         while !spinning() {
             thread::sleep(INTERVAL);
@@ -350,7 +357,7 @@ mod tests {
         let mut sampler = Sampler::new(busy.pid()).unwrap();
         while sampler.stacks.values().map(|count| count.looks).sum::<i64>() < 50 {
             thread::sleep(INTERVAL);
-            sampler.look();
+            sampler.sample();
         }
         let profile = sampler.profile();
         assert_eq!(Profile::decode(profile.encode_to_vec().as_slice()).unwrap(), profile);
@@ -368,19 +375,19 @@ mod tests {
             .iter()
             .map(|(file, address)| if own == Path::new(file) { name_of(file, *address) } else { (*file).to_owned() })
             .collect();
-        // From the function down to the thread's beginning, which is the C library's.
+        // The outermost function belongs to the C library.
         assert!(names.iter().take(3).any(|name| name.contains("spins_where_it_is_sampled")), "{names:?}");
         assert!(names.last().unwrap().contains("libc.so"), "{names:?}");
         assert!(names.iter().all(|name| !name.is_empty()), "{names:?}");
         assert!(NAME.starts_with(text(most.label[0].str)) && most.value[1] > 0, "{most:?}");
-        // Nothing holds it, and it runs.
+        // The process is no longer traced and runs.
         let status = std::fs::read_to_string(format!("/proc/{}/status", busy.pid())).unwrap();
         assert!(status.contains("TracerPid:\t0\n"), "{status}");
         assert!(spinning());
     }
 
     #[test]
-    fn who_waits_is_left_alone() {
+    fn waiting_threads_are_skipped() {
         let mut asleep = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_raw(i32::try_from(asleep.id()).unwrap());
         while running(pid).iter().any(|(thread, _)| *thread == pid) {
@@ -388,18 +395,18 @@ mod tests {
         }
         let mut sampler = Sampler::new(pid).unwrap();
         for _ in 0..5 {
-            sampler.look();
+            sampler.sample();
         }
         let profile = sampler.profile();
         assert!(profile.sample.iter().map(|sample| sample.value[0]).sum::<i64>() <= 1, "{profile:?}");
         asleep.kill().unwrap();
         asleep.wait().unwrap();
-        sampler.look();
+        sampler.sample();
         assert!(matches!(Sampler::new(pid), Err(SamplerError::Program(..))));
     }
 
     #[test]
-    fn names_of_threads_may_hold_anything() {
+    fn thread_names_may_contain_any_character() {
         assert_eq!(name_and_state("12 (a) b) R 1 2"), Some(("a) b".to_owned(), 'R')));
         assert_eq!(name_and_state("12 (tokio-rt-worker) S 1"), Some(("tokio-rt-worker".to_owned(), 'S')));
         assert_eq!(name_and_state(""), None);

@@ -1,11 +1,11 @@
-//! Kubeconfig files with everything inline, so that they can be copied away.
+//! Renders self-contained kubeconfig files, which can be copied.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::json;
 
 use crate::certificates::Pair;
 
-/// A kubeconfig with one cluster, one user and one context, named `name`.
+/// Renders a kubeconfig with one cluster, one user and one context, all called `name`.
 #[must_use]
 pub fn kubeconfig(name: &str, server: &str, authority: &str, user: &Pair) -> String {
     super::yaml(&json!({

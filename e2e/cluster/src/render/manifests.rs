@@ -1,4 +1,4 @@
-//! The objects a cluster starts with, beyond those the API server makes itself.
+//! Objects of a new cluster that the API server does not create itself.
 
 use serde_json::{Value, json};
 
@@ -7,10 +7,10 @@ use crate::{
     plan::Plan,
 };
 
-/// The bootstrap objects, as one `List`.
+/// Renders the bootstrap objects as a `List`.
 ///
-/// The DNS server runs beside the API server, not as a pod: it then answers before the first node is ready and needs no
-/// image. A Service without selector and its EndpointSlice give it the usual address.
+/// The DNS server runs beside the API server instead of in a pod, so it answers before the first node is ready and needs no
+/// image. A Service without selector and its EndpointSlice provide the usual address.
 #[must_use]
 pub fn bootstrap(plan: &Plan) -> String {
     let binding = |name: &str, role: &str, user: &str| -> Value {
@@ -89,7 +89,7 @@ pub fn bootstrap(plan: &Plan) -> String {
     list.to_string()
 }
 
-/// The definition of the kind by which networks beside the pods' own are described, as its specification has it.
+/// Returns the CRD of NetworkAttachmentDefinition, as in its specification.
 fn network_attachment_definitions() -> Value {
     let names = json!({
         "plural": "network-attachment-definitions",

@@ -1,4 +1,4 @@
-//! Pure renderers: command lines and configuration files of every process, from the plan alone.
+//! Pure renderers of command lines and configuration files for every process of a plan.
 
 pub mod control;
 pub mod kubeconfig;
@@ -12,18 +12,18 @@ use serde::{Deserialize, Serialize};
 /// A process that an init keeps running.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Service {
-    /// Its name in messages.
+    /// Name in messages.
     pub name: String,
-    /// Program and arguments.
+    /// Program with arguments.
     pub command: Vec<String>,
-    /// Where standard output and error go.
+    /// Log file for standard output and error.
     pub log: PathBuf,
-    /// It is started once this accepts connections.
+    /// Dependency that must be met before the start.
     #[serde(default)]
     pub after: Option<After>,
 }
 
-/// What a service needs to be there before it starts. Starting earlier would only cost its own retry delays.
+/// Dependency of a service. An earlier start would only add the retry delays of the service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum After {
@@ -35,21 +35,21 @@ pub enum After {
     Command(Vec<String>),
 }
 
-/// What the first process of a node or of the control plane does.
+/// Configuration of the first process of a node or of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Init {
-    /// The host name to set in the own UTS namespace.
+    /// Host name in the UTS namespace.
     pub hostname: String,
-    /// Whether `/run` gets a fresh, empty filesystem.
+    /// Mounts an empty filesystem over `/run` if true.
     pub own_run: bool,
-    /// Folders to lie over others: (own, seen at).
+    /// Folders to bind-mount: (source, target).
     pub binds: Vec<(PathBuf, PathBuf)>,
-    /// Network settings of the own network namespace: (path below /proc/sys, value).
+    /// Settings of the network namespace: (path below /proc/sys, value).
     pub sysctls: Vec<(String, String)>,
-    /// The cgroup to move to, relative to each hierarchy's root.
+    /// The cgroup to enter, relative to the root of each hierarchy.
     pub cgroup: String,
-    /// What is put before the inherited PATH.
+    /// Folder prepended to the inherited PATH.
     pub path: PathBuf,
     /// The processes to run.
     pub services: Vec<Service>,
@@ -64,6 +64,6 @@ fn text(path: &Path) -> String {
 }
 
 fn yaml(value: &serde_json::Value) -> String {
-    // A tree of strings, numbers and lists always has a YAML form.
+    // A tree of strings, numbers and lists can always be rendered.
     serde_yaml::to_string(value).unwrap_or_default()
 }

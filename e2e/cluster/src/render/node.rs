@@ -1,4 +1,4 @@
-//! A node: containerd, kubelet, kube-proxy and the pod network's configuration.
+//! A node: configuration of containerd, kubelet, kube-proxy and the pod network.
 
 use std::{
     net::SocketAddr,
@@ -13,10 +13,10 @@ use crate::{
     plan::{API_PORT, CLUSTER_DOMAIN, Node, Plan},
 };
 
-/// containerd's socket, as seen inside the node.
+/// Socket of containerd inside the node.
 pub const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 
-/// What the node's first process runs. `bin` is the folder of the components.
+/// Returns the configuration of the node's first process. `bin` is the folder of the components.
 #[must_use]
 pub fn init(plan: &Plan, node: &Node, bin: &Path) -> Init {
     let api = After::Tcp(SocketAddr::from((plan.control_address(), API_PORT)));
@@ -47,7 +47,7 @@ pub fn init(plan: &Plan, node: &Node, bin: &Path) -> Init {
         binds: node.own_folders(),
         sysctls: vec![
             ("net/ipv4/ip_forward".into(), "1".into()),
-            // Traffic between two pods of a node must pass the service rules too, or answers come from the wrong address.
+            // Traffic between two pods of a node must also pass the service rules, or answers come from the wrong address.
             ("net/bridge/bridge-nf-call-iptables".into(), "1".into()),
         ],
         cgroup: plan.system_cgroup(),
@@ -60,7 +60,7 @@ pub fn init(plan: &Plan, node: &Node, bin: &Path) -> Init {
     }
 }
 
-/// The kubelet's configuration.
+/// Renders the configuration of kubelet.
 #[must_use]
 pub fn kubelet(plan: &Plan, node: &Node) -> String {
     let folder = |name: &str| text(&node.folder.join(name));
@@ -79,26 +79,26 @@ pub fn kubelet(plan: &Plan, node: &Node) -> String {
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": format!("/{}", node.cgroup),
         "enforceNodeAllocatable": [],
-        // Many developers' machines and containers still mount version 1.
+        // Many developers' hosts and containers still mount cgroup version 1.
         "failCgroupV1": false,
         "failSwapOn": false,
         "clusterDNS": [plan.dns_service_address().to_string()],
         "clusterDomain": CLUSTER_DOMAIN,
         "resolvConf": folder("resolv.conf"),
-        // The disk is the developer's own: how full it is must not evict pods or images.
+        // The disk belongs to the developer: its fill level must not evict pods or images.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
-        // Lowering the score needs a capability that containers often lack.
+        // Lowering the score requires a capability that containers often lack.
         "oomScoreAdj": 0,
-        // How soon the devices of the node agent show on the node, on which each installation waits. What does not change
-        // is reported as rarely as ever.
+        // Devices of virt-handler appear on the node at this interval, and each installation waits for them. The interval for
+        // unchanged reports keeps its default.
         "nodeStatusUpdateFrequency": "2s",
         "nodeStatusReportFrequency": "5m",
         "enableProfilingHandler": false,
     }))
 }
 
-/// kube-proxy's configuration.
+/// Renders the configuration of kube-proxy.
 #[must_use]
 pub fn kube_proxy(plan: &Plan, node: &Node) -> String {
     super::yaml(&json!({
@@ -107,32 +107,32 @@ pub fn kube_proxy(plan: &Plan, node: &Node) -> String {
         "clientConnection": {"kubeconfig": text(&node.folder.join("kube-proxy.kubeconfig"))},
         "mode": "nftables",
         "clusterCIDR": plan.pods().to_string(),
-        // The limits of the connection table belong to the host, not to a network namespace.
+        // Limits of the connection table are settings of the host, not of a network namespace.
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "oomScoreAdj": 0,
     }))
 }
 
-/// Name of the plugin that connects pods to more networks than their own.
+/// Name of the CNI plugin that attaches pods to additional networks.
 pub const MORE_NETWORKS: &str = "more-networks";
 
-/// The folder of plugins that are the node's own.
+/// Returns the folder of CNI plugins that belong to the node.
 #[must_use]
 pub fn own_plugins(node: &Node) -> PathBuf {
     node.folder.join("cni/bin")
 }
 
-/// The file by which Multus reaches the API server.
+/// Returns the path of the kubeconfig for Multus.
 #[must_use]
 pub fn networks_kubeconfig(node: &Node) -> PathBuf {
     node.folder.join("multus.kubeconfig")
 }
 
-/// The plugin that runs Multus for the pods that ask for more networks. For each of the others Multus would start, read the
-/// pod from the API server and write to it, only to find that there is nothing to do.
+/// Renders the CNI plugin that runs Multus for pods with additional networks. For other pods Multus would read the pod from
+/// the API server and write to it without need.
 ///
-/// It is the first of the chain: Multus insists on making the pod's first link itself, and is given a plugin for it that
-/// makes none.
+/// It is the first plugin of the chain. Multus requires a delegate for the pod's first link, and gets one that creates
+/// none.
 #[must_use]
 pub fn more_networks(bin: &Path) -> String {
     format!(
@@ -158,8 +158,8 @@ esac
     )
 }
 
-/// The CNI configuration: a bridge a node, addresses from the node's part of the pod network, and more networks for those
-/// who ask.
+/// Renders the CNI configuration: a bridge per node, addresses from the node's part of the pod network, and additional
+/// networks on request.
 #[must_use]
 pub fn cni(node: &Node) -> String {
     format!(
@@ -188,7 +188,7 @@ pub fn cni(node: &Node) -> String {
     )
 }
 
-/// containerd's configuration. `snapshotter` is the one that works on the disk below.
+/// Renders the configuration of containerd. `snapshotter` must work on the node's file system.
 #[must_use]
 pub fn containerd(node: &Node, bin: &Path, snapshotter: &str) -> String {
     format!(
@@ -228,8 +228,8 @@ oom_score = 0
     )
 }
 
-/// Rules of the node's network namespace: what pods send to addresses outside of the pod network leaves with the
-/// node's address, since nobody there knows a way back to pods.
+/// Renders the NAT rules of the node's network namespace: traffic of pods to addresses outside of the pod network gets the
+/// node's address, because there is no route back to pods.
 #[must_use]
 pub fn nat(plan: &Plan, node: &Node) -> String {
     format!(
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pods_that_ask_for_networks_are_multus_business() {
+    fn multus_runs_only_for_pods_with_additional_networks() {
         let value: serde_json::Value = serde_json::from_str(&cni(&plan().node(1))).unwrap();
         assert_eq!(value["plugins"][0]["kubeconfig"], "/src/build/cluster/node-1/multus.kubeconfig");
         let folder = std::env::temp_dir().join(format!("ferrovirt-networks-{}", std::process::id()));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pods_mount_from_the_host_is_the_nodes_own() {
+    fn host_paths_of_pods_belong_to_the_node() {
         let init = init(&plan(), &plan().node(1), Path::new("/opt/bin"));
         assert!(init.own_run);
         for path in ["/var/lib/kubelet", "/etc/cni", "/var/log/pods"] {

@@ -1,10 +1,10 @@
 //! The supervisor: process 1 of the pod.
 //!
-//! It starts the worker, hands signals on to it, reaps whatever is left to process 1 (QEMU among it), and starts the worker
-//! again if it crashes: the new one takes over libvirt's daemon and the running guest. When the worker has ended for good,
-//! it makes sure that QEMU has too, and ends with the worker's code.
+//! It starts the worker, forwards signals, reaps the children of process 1 (QEMU among them) and restarts a crashed
+//! worker, which takes over libvirt's daemon and the running guest. After the worker's final exit it makes sure that
+//! QEMU has ended, and exits with the worker's code.
 //!
-//! It stays small: every pod pays for it. It links neither an async runtime nor libvirt.
+//! It stays small, since every pod pays for it: it links neither an async runtime nor libvirt.
 
 use std::{
     ffi::OsString,
@@ -22,25 +22,26 @@ use rustix::{
 
 /// The worker.
 const WORKER: &str = "/usr/bin/virt-launcher";
-/// Crashes after which the worker is given up, if they come within [`CRASH_WINDOW`].
+/// Number of crashes within [`CRASH_WINDOW`] after which the worker is not restarted.
 const CRASH_LIMIT: usize = 5;
 const CRASH_WINDOW: Duration = Duration::from_secs(300);
-/// How long processes may take to end after SIGTERM.
+/// Time that processes have to end after SIGTERM.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Argument for the supervisor alone: a pod that failed stays for a look, until it is deleted.
+/// Argument of the supervisor: keep a failed pod for inspection until it is deleted.
 const KEEP: &str = "--keep-after-failure";
 
-/// What to do when the worker has ended.
+/// Action after the worker has ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
-    /// It ended by itself, with this code.
+    /// The worker exited with this code.
     Exit(u8),
-    /// It crashed; start it again.
+    /// The worker crashed: restart it.
     Restart,
 }
 
-/// Judges a worker's end: an exit by itself is final, a crash is not, unless crashes pile up or the pod is being ended.
+/// Decides after a worker's end: an exit is final; a crash leads to a restart unless crashes accumulate or the pod is
+/// terminating.
 fn judge(status: ExitStatus, crashes: usize, terminating: bool) -> Next {
     match (status.code(), status.signal()) {
         // 101 is the exit code of a Rust program that panicked.
@@ -76,7 +77,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         match judge(status, crashes.len(), terminating) {
             Next::Exit(code) => break code,
             Next::Restart => {
-                eprintln!("virt-launcher-monitor: the worker ended with {status}, starting it again");
+                eprintln!("virt-launcher-monitor: the worker ended with {status}, restarting it");
                 crashes.push(Instant::now());
                 thread::sleep(Duration::from_millis(100));
             }
@@ -84,7 +85,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
     };
     let code = if end_all() { code } else { 1 };
     if code != 0 && !kept.is_empty() {
-        eprintln!("virt-launcher-monitor: the machine has failed, its pod is kept until it is deleted");
+        eprintln!("virt-launcher-monitor: the VMI has failed, keeping its pod until it is deleted");
         while !terminating {
             wait_for_signal(&signals);
             terminating = signals.take_end_request();
@@ -96,7 +97,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
 fn start(worker: &OsString, args: &[OsString]) -> std::io::Result<Child> {
     Command::new(worker)
         .args(args)
-        // libvirt's client must never start a daemon of its own: the worker does.
+        // libvirt's client must not start a daemon: the worker does.
         .env("LIBVIRT_AUTOSTART", "0")
         .env("MALLOC_ARENA_MAX", "1")
         // A terminal's signals reach the worker through the supervisor only.
@@ -104,11 +105,11 @@ fn start(worker: &OsString, args: &[OsString]) -> std::io::Result<Child> {
         .spawn()
 }
 
-/// Waits for the worker's end; hands signals on and reaps other children meanwhile.
+/// Waits for the worker's end, forwards signals and reaps other children meanwhile.
 fn watch(signals: &signals::Signals, child: &mut Child, terminating: &mut bool) -> ExitStatus {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     loop {
-        // Children are reaped each time anything happens; a missed wake-up costs at most the timeout.
+        // Children are reaped at each wake-up; a missed one costs at most the timeout.
         while let Ok(Some((reaped, status))) = wait(WaitOptions::NOHANG) {
             if Some(reaped) == pid {
                 return ExitStatus::from_raw(status.as_raw());
@@ -130,7 +131,7 @@ fn wait_for_signal(signals: &signals::Signals) {
     let _ = poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 }));
 }
 
-/// Ends what is left of the pod's processes; true if all are gone.
+/// Ends the remaining processes of the pod. Returns true if all have ended.
 fn end_all() -> bool {
     let started = Instant::now();
     let mut asked = false;
@@ -158,7 +159,7 @@ fn end_all() -> bool {
     }
 }
 
-/// Children that still run. All processes of the pod end up as children of process 1 when their parents are gone.
+/// Returns running children. Orphans of the pod become children of process 1.
 fn remaining() -> Vec<Pid> {
     let own = std::process::id();
     let path = format!("/proc/{own}/task/{own}/children");
@@ -207,7 +208,7 @@ mod signals {
             self.reader.as_fd()
         }
 
-        /// Whether the pod was asked to end since the last call.
+        /// Reports a request to terminate since the last call.
         pub(super) fn take_end_request(&self) -> bool {
             let mut buffer = [0; 64];
             while matches!((&self.reader).read(&mut buffer), Ok(n) if n > 0) {}

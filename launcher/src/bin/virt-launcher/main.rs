@@ -5,7 +5,8 @@ use std::{io::IsTerminal, path::Path, process::ExitCode};
 use anyhow::Context;
 use clap::Parser;
 use ferrovirt_launcher::{
-    capabilities, freezer,
+    freezer,
+    hypervisor::capabilities,
     options::{CommandLine, Task},
     paths::Paths,
     probe, worker,
@@ -14,7 +15,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 fn main() -> anyhow::Result<ExitCode> {
-    // The pod's log is the guest's serial console on standard output; the launcher's own words go to standard error.
+    // Standard output is the guest's serial console in the pod's log; the launcher logs to standard error.
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
@@ -30,7 +31,7 @@ fn main() -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(code));
     }
     let command = CommandLine::parse();
-    match (command.task, command.machine) {
+    match (command.task, command.vmi) {
         (Some(Task::NodeCapabilities { output }), _) => {
             capabilities::collect(&output).context("collecting the node's capabilities")?;
             Ok(ExitCode::SUCCESS)
@@ -39,14 +40,15 @@ fn main() -> anyhow::Result<ExitCode> {
             capabilities::probe(&scratch, kvm, verify).context("probing libvirt and QEMU")?;
             Ok(ExitCode::SUCCESS)
         }
-        (None, Some(machine)) => worker::run(machine, Paths::default()).context("running the machine"),
-        (None, None) => anyhow::bail!("no machine given; see --help"),
+        (None, Some(vmi)) => worker::run(vmi, Paths::default()).context("running the VMI"),
+        (None, None) => anyhow::bail!("missing arguments of the VMI; see --help"),
     }
 }
 
-/// What is logged at a verbosity, by the scale of the other processes. The virt-controller names it where it is not 2.
+/// Returns the log filter of a verbosity, with the levels of the other components. virt-controller passes the verbosity
+/// if it is not 2.
 ///
-/// Filters with patterns, as other programs have them, would cost half a megabyte of code in each pod.
+/// A filter with patterns, as in the other components, would cost half a megabyte of code in each pod.
 fn log_filter(verbosity: Option<&str>) -> Targets {
     let (own, libraries) = match verbosity.and_then(|text| text.trim().parse::<u32>().ok()).unwrap_or(2) {
         0 | 1 => (LevelFilter::WARN, LevelFilter::ERROR),
@@ -69,15 +71,15 @@ mod tests {
     use super::log_filter;
 
     #[test]
-    fn verbosity_shows_more_and_what_cannot_be_read_is_the_default() {
+    fn verbosity_raises_levels_and_an_invalid_one_is_the_default() {
         let shows = |verbosity, target, level| log_filter(verbosity).would_enable(target, &level);
         for default in [None, Some("2"), Some("x"), Some("")] {
             assert!(shows(default, "ferrovirt_launcher::worker", Level::INFO));
             assert!(!shows(default, "ferrovirt_launcher::worker", Level::DEBUG));
             assert!(!shows(default, "h2", Level::INFO));
         }
-        assert!(shows(Some("4"), "ferrovirt_launcher::machine::driver", Level::DEBUG));
-        assert!(!shows(Some("1"), "ferrovirt_launcher::machine::driver", Level::INFO));
+        assert!(shows(Some("4"), "ferrovirt_launcher::engine::driver", Level::DEBUG));
+        assert!(!shows(Some("1"), "ferrovirt_launcher::engine::driver", Level::INFO));
         assert!(shows(Some("9"), "h2", Level::TRACE));
     }
 }

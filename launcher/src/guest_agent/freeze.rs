@@ -1,0 +1,195 @@
+//! Freezes the guest's file systems and thaws them automatically.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, MutexGuard, PoisonError, Weak},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, sleep, timeout_at},
+};
+
+use super::{Answer, GuestAgent, GuestAgentError, Inner, Query};
+use crate::hypervisor::libvirt;
+
+/// Time limit of a freeze: the guest first writes out its dirty pages.
+const FREEZE_DEADLINE: Duration = Duration::from_secs(60);
+/// Time limit of a thaw.
+const THAW_DEADLINE: Duration = Duration::from_secs(20);
+/// Pause between attempts of an automatic thaw, and their number: the guest agent may be busy or the guest paused.
+const THAW_RETRY: Duration = Duration::from_secs(5);
+const THAW_ATTEMPTS: u32 = 720;
+
+/// The pending automatic thaw, if any.
+#[derive(Debug)]
+pub(super) struct Thaw {
+    file: PathBuf,
+    task: Option<AbortHandle>,
+}
+
+impl Thaw {
+    pub(super) fn new(file: PathBuf) -> Self {
+        Self { file, task: None }
+    }
+
+    /// Returns the time at which a thaw is due, in seconds since 1970.
+    fn due(&self) -> Option<u64> {
+        std::fs::read_to_string(&self.file).ok()?.trim().parse().ok()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.task.is_none()
+    }
+
+    fn disarm(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+        match std::fs::remove_file(&self.file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(%error, "cannot delete the time of the automatic thaw");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Thaw {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+impl GuestAgent {
+    /// Freezes all file systems, and thaws them after `thaw_after` seconds unless that is 0. Does nothing if they are
+    /// frozen. The work continues if the caller goes away, so that no freeze is left without its thaw.
+    ///
+    /// # Errors
+    /// When the guest agent fails or does not answer.
+    pub(crate) async fn freeze(&self, thaw_after: u32) -> Result<(), GuestAgentError> {
+        let agent = self.clone();
+        tokio::spawn(async move { agent.freeze_now(thaw_after).await }).await.map_err(|_| GuestAgentError::Busy)?
+    }
+
+    /// Thaws all file systems. Does nothing if they are thawed.
+    ///
+    /// # Errors
+    /// When the guest agent fails or does not answer.
+    pub(crate) async fn unfreeze(&self) -> Result<(), GuestAgentError> {
+        let agent = self.clone();
+        tokio::spawn(async move {
+            agent.inner.thaw_now().await?;
+            agent.thaw().disarm();
+            Ok(())
+        })
+        .await
+        .map_err(|_| GuestAgentError::Busy)?
+    }
+
+    async fn freeze_now(&self, thaw_after: u32) -> Result<(), GuestAgentError> {
+        const COMMAND: &str = "guest-fsfreeze-freeze";
+        let limit = Instant::now() + FREEZE_DEADLINE;
+        let _turn = timeout_at(limit, self.inner.turn.lock()).await.map_err(|_| GuestAgentError::Busy)?;
+        if self.inner.is_frozen(limit).await? {
+            return Ok(());
+        }
+        if self.inner.lacks(COMMAND) {
+            // A failure of a freeze by another program no longer counts.
+            self.inner.forget(Query::Agent);
+            self.inner.ask_in_turn(Query::Agent, limit).await?;
+        }
+        if self.inner.lacks(COMMAND) {
+            return Err(GuestAgentError::Unsupported(COMMAND));
+        }
+        // Schedule the thaw first: if the answer to the freeze is lost, the guest must not stay frozen.
+        if thaw_after > 0 {
+            self.arm(now() + u64::from(thaw_after));
+        }
+        match self.inner.command(COMMAND, limit).await {
+            Ok(_) => {
+                self.inner.learn(Query::Freeze, Answer::Freeze("frozen".into()));
+                tracing::info!(thaw_after, "the guest's file systems are frozen");
+                Ok(())
+            }
+            Err(error) => {
+                // Only an answer proves that nothing was frozen.
+                if matches!(error, GuestAgentError::Libvirt(libvirt::Error::GuestAgentRefused(_))) {
+                    self.thaw().disarm();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Schedules a thaw at that time.
+    fn arm(&self, due: u64) {
+        let mut thaw = self.thaw();
+        thaw.disarm();
+        if let Err(error) = std::fs::write(&thaw.file, due.to_string()) {
+            tracing::warn!(%error, "cannot store the time of the automatic thaw, it will not survive a restart");
+        }
+        let wait = Duration::from_secs(due.saturating_sub(now()));
+        thaw.task = Some(tokio::spawn(thaw_later(Arc::downgrade(&self.inner), wait)).abort_handle());
+    }
+
+    /// Resumes the pending thaw of a former worker.
+    pub(super) fn resume_thaw(&self) {
+        let thaw = self.thaw();
+        let due = if thaw.task.is_none() { thaw.due() } else { None };
+        drop(thaw);
+        if let Some(due) = due {
+            tracing::info!("file systems may be frozen, resuming the automatic thaw");
+            self.arm(due);
+        }
+    }
+
+    fn thaw(&self) -> MutexGuard<'_, Thaw> {
+        self.inner.thaw.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    async fn is_frozen(&self, limit: Instant) -> Result<bool, GuestAgentError> {
+        Ok(self.ask_in_turn(Query::Freeze, limit).await? == Answer::Freeze("frozen".into()))
+    }
+
+    async fn thaw_now(&self) -> Result<(), GuestAgentError> {
+        let limit = Instant::now() + THAW_DEADLINE;
+        let _turn = timeout_at(limit, self.turn.lock()).await.map_err(|_| GuestAgentError::Busy)?;
+        if !self.is_frozen(limit).await? {
+            return Ok(());
+        }
+        self.command("guest-fsfreeze-thaw", limit).await?;
+        self.learn(Query::Freeze, Answer::Freeze("thawed".into()));
+        tracing::info!("the guest's file systems are thawed");
+        Ok(())
+    }
+}
+
+async fn thaw_later(agent: Weak<Inner>, wait: Duration) {
+    sleep(wait).await;
+    for _ in 0..THAW_ATTEMPTS {
+        let Some(inner) = agent.upgrade() else { return };
+        match inner.thaw_now().await {
+            Ok(()) => {
+                // In a task of its own: this task must not end before the file is gone.
+                let mut thaw = inner.thaw.lock().unwrap_or_else(PoisonError::into_inner);
+                thaw.task = None;
+                thaw.disarm();
+                return;
+            }
+            Err(error) => tracing::warn!(%error, "cannot thaw the file systems"),
+        }
+        drop(inner);
+        sleep(THAW_RETRY).await;
+    }
+}

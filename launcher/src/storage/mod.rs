@@ -1,0 +1,141 @@
+//! Disk images and devices behind a VMI's volumes.
+//!
+//! [`prepare`] inspects each volume and creates missing images: a writable overlay over a container disk, an empty
+//! disk, an image with cloud-init's data. It returns one [`DiskSource`] a volume, which [`crate::domain`] renders as
+//! XML. Everything here blocks and runs on a blocking thread.
+
+pub(crate) mod cloud_init;
+mod grow;
+pub(crate) mod image;
+pub(crate) mod iso;
+mod prepare;
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+pub(crate) use self::{
+    grow::claim_sizes,
+    image::ImageFormat,
+    prepare::{Prepared, Tolerance, prepare, write_interface_tags},
+};
+use crate::files::FileError;
+
+/// Failure to prepare a VMI's disks. The start is retried: an image may appear, space may be freed.
+#[derive(Debug, Error)]
+pub(crate) enum DiskError {
+    /// A file of an image or a mounted volume cannot be opened.
+    #[error("volume {volume}: {source}")]
+    File {
+        /// The volume.
+        volume: String,
+        /// Cause.
+        source: FileError,
+    },
+    /// The container disk does not hold exactly one file.
+    #[error("volume {volume}: the image must hold exactly one file in /disk, it holds {count}")]
+    NotOneFile {
+        /// The volume.
+        volume: String,
+        /// Number of files.
+        count: usize,
+    },
+    /// An image cannot be used.
+    #[error("volume {volume}: {source}")]
+    Image {
+        /// The volume.
+        volume: String,
+        /// Cause.
+        source: image::ImageError,
+    },
+    /// The capacity of a volume is too small.
+    #[error("the size for volume {0} is too low, must be at least 1MiB")]
+    TooSmall(String),
+    /// A capacity is not a quantity.
+    #[error("volume {0}: capacity is not a quantity")]
+    Quantity(String),
+    /// There is not enough space for a disk image.
+    #[error(
+        "unable to create {path}, not enough space, demanded size {wanted} B is bigger than available space {free} B, also after taking {lack} % toleration into account"
+    )]
+    NoSpace {
+        /// The image.
+        path: PathBuf,
+        /// Its size.
+        wanted: u64,
+        /// Free space.
+        free: u64,
+        /// Tolerated lack, in percent.
+        lack: u64,
+    },
+    /// The volume's content is invalid.
+    #[error("volume {volume}: {message}")]
+    Content {
+        /// The volume.
+        volume: String,
+        /// Cause.
+        message: String,
+    },
+    /// The block sizes of a volume cannot be read.
+    #[error("volume {volume}: cannot read its block sizes: {source}")]
+    BlockSizes {
+        /// The volume.
+        volume: String,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// An ISO image cannot be created.
+    #[error("volume {volume}: {source}")]
+    Iso {
+        /// The volume.
+        volume: String,
+        /// Cause.
+        source: iso::IsoError,
+    },
+    /// A file of the launcher cannot be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// A volume has no supported source.
+    #[error("disk {0} references an unsupported source")]
+    Unsupported(String),
+    /// A name is not a plain path component.
+    #[error("{0:?} is not a valid name")]
+    Name(String),
+}
+
+/// Image or device behind a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DiskSource {
+    /// File or device.
+    pub(crate) backend: Backend,
+    /// Read-only backing image of an overlay.
+    pub(crate) backing: Option<(PathBuf, ImageFormat)>,
+    /// The storage supports direct I/O.
+    pub(crate) direct_io: bool,
+    /// All blocks of the image are allocated.
+    pub(crate) preallocated: bool,
+    /// Size in bytes of an image that the launcher created; 0 otherwise.
+    pub(crate) made_size: u64,
+}
+
+/// File or block device of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// An image file.
+    File {
+        /// Path.
+        path: PathBuf,
+        /// Format.
+        format: ImageFormat,
+    },
+    /// A block device, always raw.
+    Block {
+        /// Path.
+        path: PathBuf,
+    },
+}
