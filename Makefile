@@ -105,6 +105,10 @@ e2e: images guests ## End-to-end tests, on the own cluster or on that of KUBECON
 .PHONY: test
 test: deps lint unit e2e ## Everything: lint, unit tests, cluster up, end-to-end tests, cluster down
 
+.PHONY: test-long
+test-long: export FLOOD_SECONDS = 120
+test-long: test ## As test, with attacks that last as long as real ones
+
 .PHONY: bench
 bench: tiny ## Measures starts, memory and API calls; writes build/bench.json
 	$(CLUSTER) run -- $(RELEASE)/bench
