@@ -1,4 +1,4 @@
-//! What the threat model says is in the sources: the rights of the components in the chart, and the tests that it names.
+//! Compares the threat model with the sources: the rights of the components in the chart, and the tests that it names.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test ends here")]
 
@@ -68,7 +68,7 @@ fn rules() -> Vec<Rule> {
     rules
 }
 
-/// What templates put in for the lists among the helpers: that of the names of Secrets above all.
+/// Values of the lists among the template helpers, above all the names of Secrets.
 fn lists(helpers: &str) -> Vec<(String, &str)> {
     let defined = helpers.split("{{- define \"").skip(1);
     let lists = defined.filter_map(|text| {
@@ -122,7 +122,7 @@ fn cve_2020_1701_no_component_reads_secrets_but_the_installations_own() {
 
 #[test]
 fn cve_2024_33394_the_token_of_virt_handler_opens_no_pod_and_makes_no_other_token() {
-    // What gives away the rights of somebody else, whoever holds it.
+    // These verbs give their holder the rights of others.
     let others = [
         "pods/exec",
         "pods/attach",
@@ -207,7 +207,7 @@ fn ids(function: &str) -> Vec<String> {
     ids
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 fn quoted(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }

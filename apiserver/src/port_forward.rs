@@ -106,7 +106,7 @@ pub enum Holds {
 }
 
 impl Target {
-    /// Whether a pod, as it is now, still holds the address. While it is being deleted it does until its grace period is
+    /// Returns how long a pod, as it is now, holds the address. While it is being deleted it does until its grace period is
     /// over: its guest is being shut down, and may be saying its last words.
     #[must_use]
     pub fn holds(&self, pod: Option<&Pod>) -> Holds {

@@ -103,11 +103,11 @@ struct Webhooks {
 /// Memory for the bodies of reviews.
 struct MemoryBudget {
     all: Semaphore,
-    /// What addresses without a proof may take of it.
+    /// The part that addresses without a proof may take.
     others: Semaphore,
 }
 
-/// What reviews of one kind of address wait for.
+/// Limits that reviews of one kind of address share.
 struct Turns {
     large: Semaphore,
     readers: Semaphore,

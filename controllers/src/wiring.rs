@@ -608,7 +608,7 @@ fn webhook_paths_decision(
         secret: world.secrets.get(&Key::new(namespace, api::webhook_path::SECRET)).as_deref(),
         configurations: &webhooks(world),
         ready: api.as_ref().is_some_and(|api| api.ready > 0),
-        // What changed later was seen.
+        // Later changes were seen.
         missed: api.and_then(|api| api.availability_changed_at).filter(|at| *at <= since),
         now,
     })

@@ -52,7 +52,7 @@ pub(crate) fn is_granted(name: &str, outcome: Result<(), Error>) -> Result<bool,
     }
 }
 
-/// Whether a launcher has `/dev/kvm`, given its `/dev`. One that is mounted from the node counts.
+/// Returns true if a launcher has `/dev/kvm`, given its `/dev`. One that is mounted from the node counts.
 pub(crate) fn has_kvm(dev: &SafeDir) -> bool {
     is_there(dev, KVM) || matches!(dev.stat(KVM.node), Err(Error::Escape(_)))
 }

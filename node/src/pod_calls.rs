@@ -31,7 +31,7 @@ pub enum Error {
     /// It has not returned in time.
     #[error("cannot {what}: not done within {} s, a file system in the pod does not answer", limit.as_secs())]
     Hangs {
-        /// What was to be done.
+        /// The action that was attempted.
         what: &'static str,
         /// How long it was waited for.
         limit: Duration,
@@ -39,21 +39,21 @@ pub enum Error {
     /// An earlier call for the same pod has not returned yet.
     #[error("cannot {what}: an earlier call has not returned ({earlier}), a file system in the pod does not answer")]
     Busy {
-        /// What was to be done.
+        /// The action that was attempted.
         what: &'static str,
-        /// What is still under way.
+        /// The action that is still under way.
         earlier: &'static str,
     },
     /// The calls of others have taken all places.
     #[error("cannot {what}: too many calls into pods of this node have not returned")]
     Full {
-        /// What was to be done.
+        /// The action that was attempted.
         what: &'static str,
     },
     /// There is no thread for it.
     #[error("cannot {what}: no thread")]
     Thread {
-        /// What was to be done.
+        /// The action that was attempted.
         what: &'static str,
         /// Why not.
         source: io::Error,
@@ -61,7 +61,7 @@ pub enum Error {
     /// It panicked.
     #[error("cannot {what}: the call was aborted")]
     Aborted {
-        /// What was to be done.
+        /// The action that was attempted.
         what: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! Who may read `/metrics`: whoever shows a token of a user who may `get` that path, found out by TokenReview and
+//! Access to `/metrics`: a reader shows a token of a user who may `get` that path, checked by TokenReview and
 //! SubjectAccessReview as kube-rbac-proxy does.
 //!
 //! The port is open to every pod, so that what comes from strangers must not become load for the API server: a request
@@ -24,7 +24,7 @@ use k8s_openapi::api::{
 use kube::{Api, Client, api::PostParams};
 use sha2::{Digest, Sha256};
 
-/// What a reader has to be allowed to `get`.
+/// Path that a reader has to be allowed to `get`.
 const PATH: &str = "/metrics";
 /// How long a token is known to be accepted.
 const ALLOWED_TTL: Duration = Duration::from_secs(60);
@@ -81,7 +81,7 @@ impl IntoResponse for Refusal {
 type Verdict = Result<(), Refusal>;
 type Key = [u8; 32];
 
-/// What is known, and what was reviewed lately.
+/// Results of recent reviews.
 #[derive(Default)]
 struct State {
     /// Verdicts by hashes of tokens, and until when they hold.

@@ -328,7 +328,7 @@ impl<K: Cached> Cache<K> {
                     before = self.keys();
                 }
                 Ok(watcher::Event::InitApply(object)) => {
-                    // What is not kept counts as not listed: it may have been kept before.
+                    // An object that is not kept counts as not listed: it may have been kept before.
                     if let Some(object) = convert(object) {
                         listed.insert(Key::of(object.meta()));
                         self.apply(object, false);

@@ -89,7 +89,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let mut error = None;
     decision.effects.extend(restorations(observed));
     if !decision.effects.is_empty() {
-        // What comes of a search by UID alone wakes nobody.
+        // The result of a search by UID alone wakes nobody.
         decision.wake(AFTER_SEARCH);
         return Ok(decision);
     }

@@ -118,7 +118,7 @@ fn new_machine_gets_its_pod_and_nothing_else_is_written() {
     assert!(matches!(decision.effects.as_slice(), [Effect::Create { kind: Kind::Pod, .. }]), "{decision:?}");
 }
 
-/// What is decided about a VMI whose pods no watch shows.
+/// Returns the decision about a VMI whose pods no watch shows.
 fn decided_without(instance: &VirtualMachineInstance, missing: &[&str]) -> Decision {
     let missing: Vec<String> = missing.iter().map(|uid| (*uid).to_owned()).collect();
     decide(&Observed { missing: &missing, ..observed(instance) }).unwrap()

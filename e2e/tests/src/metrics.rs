@@ -1,4 +1,4 @@
-//! What processes tell of themselves: their metrics, as a reader with a token gets them.
+//! Reads the metrics of the processes as a reader with a token.
 
 use std::{
     collections::HashMap,

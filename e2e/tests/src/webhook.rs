@@ -176,7 +176,7 @@ impl Endpoint {
         Self { way: Way::Inside(Box::new(pods), pod.to_owned(), 443), ..self.bare() }
     }
 
-    /// What stands in front of the webhooks' own paths.
+    /// Returns the prefix of the webhooks' own paths.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix

@@ -20,7 +20,7 @@ use tokio::{
 /// Frames without bytes of a message that are read in the long run, a second. An upload of 60 MiB/s over a channel for USB
 /// makes a launcher send about so many.
 const PER_SECOND: u32 = 2000;
-/// So many may come at once.
+/// Frames that may come at once.
 const BURST: u32 = 10_000;
 const INTERVAL: Duration = Duration::from_micros(1_000_000 / PER_SECOND as u64);
 

@@ -73,7 +73,7 @@ pub trait Host: Send + Sync + 'static {
     /// Waits up to `within` for the launcher's socket of a pod, connects, and checks who answers.
     async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError>;
 
-    /// What SELinux calls the container of a VMI's checked launcher; `none` where there is no SELinux. Nothing if it cannot
+    /// SELinux label of the container of a VMI's checked launcher; `none` where there is no SELinux. Nothing if it cannot
     /// be told.
     async fn security_context(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Option<String>;
 
@@ -138,7 +138,7 @@ impl NodeHost {
     }
 }
 
-/// What a VMI needs of the node's devices.
+/// Devices of the node that a VMI needs.
 struct Needs {
     volumes: Vec<String>,
     /// Devices of the host beside those that every launcher opens, and the memory to be locked for them.

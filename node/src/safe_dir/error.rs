@@ -30,7 +30,7 @@ pub enum Error {
         path: PathBuf,
         /// The type of its file system.
         found: String,
-        /// What is used.
+        /// The types that are used.
         expected: &'static str,
     },
     /// The path cannot be used at all: absolute, empty or with `..`.

@@ -76,7 +76,7 @@ struct Connection<T> {
     end: T,
 }
 
-/// What a connection does, in the order of giving way.
+/// Activity of a connection, in the order of giving way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Silent,
@@ -91,7 +91,7 @@ struct Held {
     silent: usize,
 }
 
-/// What a new connection would exceed.
+/// Limit that a new connection would exceed.
 #[derive(Clone, Copy, Debug)]
 enum Exceeded {
     Share,
@@ -274,7 +274,7 @@ mod tests {
         Sender { address: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, number)), trusted, probes }
     }
 
-    /// What happens at a server, a tenth of a second after what happened before.
+    /// An event at a server, a tenth of a second after the one before.
     enum Step {
         /// A connection of this name is opened; those of these names give way.
         Open(&'static str, Sender, &'static [&'static str]),
@@ -285,7 +285,7 @@ mod tests {
         /// The request is answered; the address has a proof or not.
         Answered(&'static str, bool),
         Closed(&'static str),
-        /// So many seconds pass.
+        /// Seconds that pass.
         Pass(u64),
     }
 

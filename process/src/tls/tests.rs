@@ -230,7 +230,7 @@ impl Site {
     }
 }
 
-/// Whether the server has closed the connection by now, or soon does.
+/// Returns true if the server has closed the connection by now, or soon does.
 async fn is_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> bool {
     tokio::time::timeout(Duration::from_millis(300), stream.read_to_end(&mut Vec::new())).await.is_ok()
 }

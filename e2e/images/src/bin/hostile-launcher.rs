@@ -20,11 +20,11 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// What a client sends first.
+/// The first bytes that a client sends.
 const PREFACE: usize = 24;
 /// Largest frame that a peer takes unless it says otherwise.
 const FRAME: usize = 16 << 10;
-/// What both windows of a client are before it says otherwise.
+/// Initial size of both windows of a client.
 const WINDOW: i64 = 65_535;
 
 const DATA: u8 = 0;
@@ -72,7 +72,7 @@ fn hold(mut stream: UnixStream) -> Result<()> {
     Ok(())
 }
 
-/// What several threads know of a connection.
+/// State of a connection that its threads share.
 struct Shared {
     writer: Mutex<UnixStream>,
     windows: Mutex<Windows>,

@@ -24,7 +24,7 @@ use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Where the installation is.
+/// Namespace of the installation.
 const NAMESPACE: &str = "kubevirt";
 /// The account whose writes policies limit.
 const CONTROLLER: &str = "kubevirt-controller";

@@ -1,4 +1,4 @@
-//! What virt-controller's token is worth to somebody who stole it: its writes are limited to what its work takes.
+//! A stolen token of virt-controller: its writes are limited to those that its work takes.
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, story};

@@ -13,11 +13,11 @@ use ferrovirt_e2e_tests::{
 use http::Method;
 use serde_json::Value;
 
-/// What kube-apiserver says of a user who may do anything.
+/// Headers by which kube-apiserver describes a user who may do anything.
 const FORGED: [(&str, &str); 3] =
     [("X-Remote-User", "kubernetes-admin"), ("X-Remote-Group", "system:masters"), ("X-Remote-Uid", "0")];
 
-/// What is asked for. No such VM exists: whoever is believed hears that.
+/// Requests about a VM that does not exist: an authenticated user is answered so.
 const ASKED: [(Method, &str); 7] = [
     (Method::GET, "virtualmachineinstances/none/console"),
     (Method::GET, "virtualmachineinstances/none/vnc/screenshot"),

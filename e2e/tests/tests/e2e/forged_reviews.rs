@@ -44,7 +44,7 @@ fn review(resource: [&str; 3], kind: &str, namespace: &str, name: &str, operatio
     .to_string()
 }
 
-/// What a forger would send about another namespace: paths, and reviews that virt-api answers when an API server sends them.
+/// Forged requests about another namespace: paths, and reviews that virt-api answers when an API server sends them.
 fn forgeries(namespace: &str, pod: &str) -> [(&'static str, String); 3] {
     let eviction =
         json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}});

@@ -1,4 +1,4 @@
-//! What listens on the loopback address of a launcher pod is not for its guest.
+//! A guest does not reach listeners on the loopback address of its launcher pod.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn guest_does_not_reach_the_loopback_of_its_pod() {
     });
 }
 
-/// Whether the guest reaches the listener on all addresses, and while that listens the one on the loopback address.
+/// Returns if the guest reaches the listener on all addresses, and while that listens the one on the loopback address.
 async fn attempts(console: &mut Console) -> Result<(bool, bool)> {
     let mut answers = async |address: &str| {
         let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 2 {address}");

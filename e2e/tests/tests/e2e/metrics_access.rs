@@ -1,4 +1,4 @@
-//! Who reads the metrics of the processes.
+//! Access to the metrics of the processes.
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, story};

@@ -1,4 +1,4 @@
-//! Whose a pod is: only what virt-controller created is taken for a launcher, whatever users write into pods and templates.
+//! Ownership of pods: only pods of virt-controller are taken for launchers, whatever users write into pods and templates.
 
 use std::time::Duration;
 

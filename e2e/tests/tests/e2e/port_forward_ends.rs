@@ -49,7 +49,7 @@ fn forwarded_connection_ends_with_the_pod() {
     });
 }
 
-/// What the server says instead of forwarding a port.
+/// Returns the server's refusal to forward a port.
 async fn refused(s: &Story, object: &str, port: u16) -> Result<(u16, String)> {
     let path = s.subresource("v1", object, &format!("portforward/{port}"));
     match Socket::open(&connect_without_retries().await?, &path, None).await? {

@@ -1,4 +1,4 @@
-//! What somebody on the pod network, without any credentials, can do to the installation by connecting to it: nothing.
+//! Connections without credentials from the pod network do not disturb the installation.
 
 use std::{collections::BTreeMap, time::Duration};
 
