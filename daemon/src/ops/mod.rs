@@ -1,0 +1,255 @@
+//! The endpoints `/metrics`, `/healthz`, `/livez`, `/readyz`, and those of the profiler.
+//!
+//! [`Ops`] is their router, `access` authorizes readers of metrics, [`Readiness`] holds the conditions of `/readyz`.
+
+mod access;
+mod readiness;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Json, Router,
+    extract::{Extension, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get},
+};
+use futures::future::BoxFuture;
+use kube::Client;
+use profiler::{Profiler, ProfilerAction};
+use prometheus::{Encoder, IntGauge, Registry, TextEncoder};
+use serde_json::{Value, json};
+
+use self::access::MetricsAccess;
+use crate::{
+    client,
+    config::ConfigHandle,
+    tls::{Peer, Roots},
+};
+
+pub use readiness::Readiness;
+
+/// Time for which the version of the API server is reused, so that probes cause no load.
+const VERSION_TTL: Duration = Duration::from_secs(10);
+/// Longest wait for the API server while answering a health request.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The endpoints and the state that they report.
+#[derive(Clone)]
+pub struct Ops {
+    client: Client,
+    config: ConfigHandle,
+    readiness: Readiness,
+    registry: Registry,
+    roots: Roots,
+    profiler: Profiler,
+    resident: Option<IntGauge>,
+    version: Arc<tokio::sync::Mutex<Option<(Instant, Value)>>>,
+    access: Arc<MetricsAccess>,
+    refresh: Option<Refresh>,
+}
+
+/// Updates metrics before they are read.
+type Refresh = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
+
+impl Ops {
+    /// Creates endpoints over `registry`, to which it adds the memory of the process and its requests to the API server.
+    /// `roots` authenticate virt-api, the only client that may request profiles.
+    #[must_use]
+    pub fn new(client: Client, config: ConfigHandle, readiness: Readiness, registry: Registry, roots: Roots) -> Self {
+        client::metrics::register(&registry);
+        let resident = IntGauge::new("process_resident_memory_bytes", "Resident memory of the process")
+            .ok()
+            // A second server in one process finds the gauge registered.
+            .filter(|gauge| registry.register(Box::new(gauge.clone())).is_ok());
+        Self {
+            access: Arc::new(MetricsAccess::new(client.clone())),
+            refresh: None,
+            client,
+            config,
+            readiness,
+            registry,
+            roots,
+            profiler: Profiler::default(),
+            resident,
+            version: Arc::default(),
+        }
+    }
+
+    /// Sets a function that updates metrics each time before they are read.
+    #[must_use]
+    pub fn with_refresh(self, refresh: impl Fn() -> BoxFuture<'static, ()> + Send + Sync + 'static) -> Self {
+        Self { refresh: Some(Arc::new(refresh)), ..self }
+    }
+
+    /// Returns the router with the endpoints.
+    pub fn router(self) -> Router {
+        Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get(healthz))
+            .route("/livez", get(|| async { "ok" }))
+            .route("/readyz", get(readyz))
+            .route("/start-profiler", profiler(ProfilerAction::Start))
+            .route("/stop-profiler", profiler(ProfilerAction::Stop))
+            .route("/dump-profiler", profiler(ProfilerAction::Dump))
+            .with_state(self)
+    }
+
+    /// Returns status and body of `/healthz`: an error when the API server does not answer.
+    pub async fn health(&self) -> (StatusCode, Value) {
+        let resource_version = self.config.resource_version();
+        let mut cached = self.version.lock().await;
+        if let Some((at, version)) = cached.as_ref()
+            && at.elapsed() < VERSION_TTL
+        {
+            return (StatusCode::OK, healthy(version, &resource_version));
+        }
+        let answer = tokio::time::timeout(VERSION_TIMEOUT, self.client.apiserver_version()).await;
+        let failure = match answer {
+            Ok(Ok(info)) => {
+                let version = serde_json::to_value(&info).unwrap_or(Value::Null);
+                let body = healthy(&version, &resource_version);
+                *cached = Some((Instant::now(), version));
+                return (StatusCode::OK, body);
+            }
+            Ok(Err(error)) => crate::errors::chain(&error),
+            Err(_) => "no answer in time".to_owned(),
+        };
+        let body = json!({
+            "apiserver": {"connectivity": "failed", "error": failure},
+            "config-resource-version": resource_version,
+        });
+        (StatusCode::INTERNAL_SERVER_ERROR, body)
+    }
+}
+
+fn healthy(version: &Value, resource_version: &str) -> Value {
+    json!({
+        "apiserver": {"connectivity": "ok", "version": version},
+        "config-resource-version": resource_version,
+    })
+}
+
+/// Returns the metrics of the registry in the text format.
+///
+/// # Errors
+/// When a metric has no valid name.
+pub fn encode(registry: &Registry) -> Result<Vec<u8>, prometheus::Error> {
+    let mut text = Vec::new();
+    TextEncoder::new().encode(&registry.gather(), &mut text)?;
+    Ok(text)
+}
+
+async fn metrics(State(ops): State<Ops>, peer: Option<Extension<Peer>>, headers: HeaderMap) -> Response {
+    let address = peer.map(|Extension(peer)| peer.address.ip());
+    if let Err(refusal) = ops.access.check(&headers, address).await {
+        return refusal.into_response();
+    }
+    if let Some(refresh) = &ops.refresh {
+        refresh().await;
+    }
+    if let (Some(gauge), Some(bytes)) = (&ops.resident, resident_bytes()) {
+        gauge.set(bytes);
+    }
+    match encode(&ops.registry) {
+        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn healthz(State(ops): State<Ops>) -> Response {
+    let (status, body) = ops.health().await;
+    (status, Json(body)).into_response()
+}
+
+async fn readyz(State(ops): State<Ops>) -> Response {
+    let missing = ops.readiness.missing();
+    if missing.is_empty() {
+        "ok".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {}", missing.join(", "))).into_response()
+    }
+}
+
+fn profiler(action: ProfilerAction) -> MethodRouter<Ops> {
+    get(move |State(ops): State<Ops>, peer: Option<Extension<Peer>>| async move {
+        if let Some(refusal) = action.check(ops.config.current().cluster_profiler) {
+            return refusal.into_response();
+        }
+        // A profile shows the work of virt-handler, which is root on its node, and takes processor time.
+        if !peer.is_some_and(|Extension(peer)| ops.roots.vouch_for(&peer, api::tls::API_CLIENT_CN)) {
+            let text = format!("{} The client certificate of virt-api is required", action.refusal());
+            return (StatusCode::UNAUTHORIZED, text).into_response();
+        }
+        let allowed = ops.config.current().cluster_profiler;
+        ops.profiler.answer(action, allowed, profiles_forbidden(ops.config.clone())).await
+    })
+}
+
+/// Waits until the configuration does not allow profiles.
+async fn profiles_forbidden(mut config: ConfigHandle) {
+    while config.current().cluster_profiler {
+        config.changed().await;
+    }
+}
+
+fn resident_bytes() -> Option<i64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: i64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use api::config::ClusterConfig;
+    use axum::{body::Body, http::Request};
+    use tower::ServiceExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_virt_api_gets_profiles_when_the_configuration_allows_them() {
+        for (allowed, code) in [(false, StatusCode::FORBIDDEN), (true, StatusCode::UNAUTHORIZED)] {
+            let nobody = tower::service_fn(|_: Request<kube::client::Body>| async {
+                Err::<axum::http::Response<Body>, _>(std::io::Error::other("no request is expected"))
+            });
+            let config = ConfigHandle::fixed(ClusterConfig { cluster_profiler: allowed, ..ClusterConfig::default() });
+            let ops =
+                Ops::new(Client::new(nobody, "default"), config, Readiness::new(), Registry::new(), Roots::empty());
+            for path in ["/start-profiler", "/stop-profiler", "/dump-profiler"] {
+                let request = Request::get(path).body(Body::empty()).unwrap();
+                let response = ops.clone().router().oneshot(request).await.unwrap();
+                assert_eq!(response.status(), code, "{path}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn metrics_need_a_token_before_anything_is_done_and_health_needs_none() {
+        let nobody = tower::service_fn(|_: Request<kube::client::Body>| async {
+            Err::<axum::http::Response<Body>, _>(std::io::Error::other("no request is expected"))
+        });
+        let config = ConfigHandle::fixed(ClusterConfig::default());
+        let client = Client::new(nobody, "default");
+        let ops = Ops::new(client, config, Readiness::new(), Registry::new(), Roots::empty())
+            .with_refresh(|| panic!("refreshed for a stranger"));
+        for (path, code) in [
+            ("/metrics", StatusCode::UNAUTHORIZED),
+            ("/livez", StatusCode::OK),
+            ("/readyz", StatusCode::OK),
+            ("/healthz", StatusCode::INTERNAL_SERVER_ERROR),
+        ] {
+            let request = Request::get(path).body(Body::empty()).unwrap();
+            assert_eq!(ops.clone().router().oneshot(request).await.unwrap().status(), code, "{path}");
+        }
+    }
+
+    #[test]
+    fn own_memory_can_be_read() {
+        assert!(resident_bytes().is_some_and(|bytes| bytes > 0));
+    }
+}
