@@ -1,0 +1,194 @@
+//! Paths that documents name, and the parts of documents that are generated.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    Error,
+    folders::{Level, levels},
+    read,
+    source::Crate,
+};
+
+/// Markers of the generated part of `docs/architecture.md`.
+pub const MARKERS: (&str, &str) = ("<!-- folders: RENEW=1 cargo test -p ferrovirt-layout -->", "<!-- /folders -->");
+
+/// Returns all documents: `README.md` and what is below `docs`, decision records apart, which tell of their day.
+///
+/// # Errors
+/// When a folder cannot be read.
+pub fn documents(root: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mut found = vec![root.join("README.md")];
+    let mut waiting = vec![root.join("docs")];
+    while let Some(folder) = waiting.pop() {
+        let failed = |source| Error::File { path: folder.clone(), source };
+        for entry in std::fs::read_dir(&folder).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+            if name == "decisions" {
+                continue;
+            }
+            if path.is_dir() {
+                waiting.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Returns the paths that a document names and that do not exist.
+///
+/// # Errors
+/// When the document cannot be read.
+pub fn missing_paths(root: &Path, document: &Path) -> Result<Vec<String>, Error> {
+    let text = read(document)?;
+    let folder = document.parent().unwrap_or(root);
+    let links = links(&text).filter(|link| !folder.join(link).exists()).map(str::to_owned);
+    let spans = code_spans(&text).filter(|span| is_path(root, span) && !exists(root, span)).map(str::to_owned);
+    Ok(links.chain(spans).collect::<BTreeSet<_>>().into_iter().collect())
+}
+
+/// Returns the targets of links to files.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    targets.filter(|target| !target.is_empty() && !target.contains(':') && !target.contains(char::is_whitespace))
+}
+
+/// Returns the code spans, without those in blocks of code.
+fn code_spans(text: &str) -> impl Iterator<Item = &str> {
+    let prose = text.split("```").step_by(2);
+    prose.flat_map(|part| part.split('`').skip(1).step_by(2))
+}
+
+/// Returns true for a code span that names a file or folder of the workspace: its first part is a folder at the root.
+fn is_path(root: &Path, span: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/_-.".contains(c);
+    let Some((first, rest)) = span.split_once('/') else { return false };
+    span.chars().all(plain)
+        && !first.is_empty()
+        && !first.starts_with('.')
+        && (rest.is_empty() || !rest.starts_with('/'))
+        && {
+            // `kubevirt.io/vm` is a name, `api/` a folder.
+            !first.contains('.') && root.join(first).is_dir()
+        }
+}
+
+/// Returns true when a path exists, as it is or below the `src` of its crate.
+fn exists(root: &Path, span: &str) -> bool {
+    let span = span.trim_end_matches('/');
+    let in_source = || {
+        let (first, rest) = span.split_once('/')?;
+        Some(root.join(first).join("src").join(rest))
+    };
+    let there = |path: PathBuf| {
+        path.exists()
+            || path.with_extension("rs").exists()
+            || path.parent().is_some_and(|p| {
+                path.file_name().is_some_and(|name| p.join(format!("{}.rs", name.to_string_lossy())).exists())
+            })
+    };
+    there(root.join(span)) || in_source().is_some_and(there)
+}
+
+/// Returns the graph of the module folders of some crates as text: each with the folders that it imports, users first.
+///
+/// # Errors
+/// When a crate cannot be read.
+pub fn folder_graph(root: &Path, crates: &[&str]) -> Result<String, Error> {
+    let mut text = String::from("```\n");
+    for name in crates {
+        let source = Crate::read(&root.join(name).join("src"))?;
+        let level = levels(&source).remove(&Vec::new()).unwrap_or_default();
+        let modules: BTreeSet<String> =
+            source.modules().filter_map(|module| module.first()).filter(|module| *module != "bin").cloned().collect();
+        let _ = writeln!(text, "{name}");
+        for module in order(&level, &modules) {
+            let used: Vec<&str> =
+                level.imports.get(&module).into_iter().flat_map(|used| used.keys()).map(String::as_str).collect();
+            let arrow = if used.is_empty() { "" } else { " -> " };
+            let _ = writeln!(text, "  {module}{arrow}{}", used.join(", "));
+        }
+    }
+    text.push_str("```");
+    Ok(text)
+}
+
+/// Returns the modules with each user before what it uses, by name where that leaves a choice.
+fn order(level: &Level, modules: &BTreeSet<String>) -> Vec<String> {
+    let mut left = modules.clone();
+    let mut ordered = Vec::new();
+    while !left.is_empty() {
+        let used_by_others = |module: &String| {
+            left.iter()
+                .any(|user| user != module && level.imports.get(user).is_some_and(|used| used.contains_key(module)))
+        };
+        // In a cycle there is none that nobody uses.
+        let next = left.iter().find(|module| !used_by_others(module)).or_else(|| left.first()).cloned();
+        let Some(next) = next else { break };
+        left.remove(&next);
+        ordered.push(next);
+    }
+    ordered
+}
+
+/// Puts `generated` between the markers of a document, or returns whether it stands there when `renew` is false.
+///
+/// # Errors
+/// When the document cannot be read or written, or has no markers.
+pub fn renew(document: &Path, generated: &str, renew: bool) -> Result<bool, Error> {
+    let (begin, end) = MARKERS;
+    let text = read(document)?;
+    let missing = || Error::Markers { path: document.to_owned(), begin, end };
+    let (before, rest) = text.split_once(begin).ok_or_else(missing)?;
+    let (_, after) = rest.split_once(end).ok_or_else(missing)?;
+    let renewed = format!("{before}{begin}\n{generated}\n{end}{after}");
+    if renew && renewed != text {
+        std::fs::write(document, &renewed).map_err(|source| Error::File { path: document.to_owned(), source })?;
+    }
+    Ok(renew || renewed == text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_and_code_spans_are_found() {
+        let text = "see [a](b.md#part), [c](https://x.io/d) and `api/src`\n```\n`no/span`\n```\nand `node/server`.";
+        assert_eq!(links(text).collect::<Vec<_>>(), ["b.md"]);
+        assert_eq!(code_spans(text).collect::<Vec<_>>(), ["api/src", "node/server"]);
+    }
+
+    #[test]
+    fn paths_are_told_from_names() {
+        let root = crate::root();
+        for (span, path, there) in [
+            ("layout/src/lib.rs", true, true),
+            ("layout/documents.rs", true, true),
+            ("layout/documents", true, true),
+            ("layout/gone.rs", true, false),
+            ("layout/", true, true),
+            ("kubevirt.io/vm", false, false),
+            ("spec/domain", false, false),
+            ("cargo", false, false),
+        ] {
+            assert_eq!(is_path(&root, span), path, "{span}");
+            assert_eq!(path && exists(&root, span), there, "{span}");
+        }
+    }
+
+    #[test]
+    fn users_come_before_what_they_use() {
+        let source = Crate::parse(&[("a", ""), ("b", "use crate::c::X;"), ("c", "use crate::a::X;")]);
+        let level = levels(&source).remove(&Vec::new()).unwrap();
+        let modules = ["a", "b", "c"].map(str::to_owned).into();
+        assert_eq!(order(&level, &modules), ["b", "c", "a"]);
+    }
+}

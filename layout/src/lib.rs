@@ -1,0 +1,58 @@
+//! Checks of the structure of this workspace. `tests/workspace.rs` applies them; `RENEW=1` renews what documents show.
+//!
+//! - [`source`]: the modules of a crate and what each of them imports.
+//! - [`folders`]: imports between modules, level by level, and their cycles.
+//! - [`crates`]: the order of the crates.
+//! - [`documents`]: paths named in documents, and the graph of folders that `docs/architecture.md` shows.
+
+pub mod crates;
+pub mod documents;
+pub mod folders;
+pub mod source;
+
+use std::path::PathBuf;
+
+/// The reason why the workspace could not be examined.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file could not be read or written.
+    #[error("{path}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: std::io::Error,
+    },
+    /// A source file is not valid Rust.
+    #[error("{path}")]
+    Rust {
+        /// The file.
+        path: PathBuf,
+        /// The error of the parser.
+        source: syn::Error,
+    },
+    /// cargo did not describe the workspace.
+    #[error("cargo metadata failed: {0}")]
+    Metadata(String),
+    /// A document lacks the markers between which a generated part stands.
+    #[error("{path} has no part between {begin} and {end}")]
+    Markers {
+        /// The document.
+        path: PathBuf,
+        /// The first marker.
+        begin: &'static str,
+        /// The last marker.
+        end: &'static str,
+    },
+}
+
+/// Returns the root of the workspace.
+#[must_use]
+pub fn root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent().map_or(here.clone(), PathBuf::from)
+}
+
+fn read(path: &std::path::Path) -> Result<String, Error> {
+    std::fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })
+}

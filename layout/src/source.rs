@@ -1,0 +1,349 @@
+//! The modules of a crate and what each of them imports, without the code of tests.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::{
+    Attribute, Item, ItemMod, ItemUse, Macro, Path as RustPath, UseTree,
+    visit::{self, Visit},
+};
+
+use crate::{Error, read};
+
+/// The path of a module in its crate; the root's is empty.
+pub type ModulePath = Vec<String>;
+
+/// A module of a crate: one file.
+#[derive(Debug, Default)]
+pub struct Module {
+    /// Paths that the module names, absolute, as far as they can lie in the crate.
+    paths: BTreeSet<Vec<String>>,
+    /// Names that the module imports or exports under another path.
+    aliases: BTreeMap<String, Vec<String>>,
+    /// Paths of which the module imports everything.
+    globs: Vec<Vec<String>>,
+}
+
+/// The modules of a crate.
+#[derive(Debug, Default)]
+pub struct Crate(BTreeMap<ModulePath, Module>);
+
+impl Crate {
+    /// Reads the modules below `src`, a folder with `lib.rs`, `main.rs` or both.
+    ///
+    /// # Errors
+    /// When a file cannot be read or parsed.
+    pub fn read(src: &Path) -> Result<Self, Error> {
+        let mut files = Vec::new();
+        collect(src, &mut Vec::new(), &mut files)?;
+        let known: BTreeSet<ModulePath> = files.iter().map(|(module, _)| module.clone()).collect();
+        let mut modules: BTreeMap<ModulePath, Module> = BTreeMap::new();
+        for (module, path) in files {
+            let file = syn::parse_file(&read(&path)?).map_err(|source| Error::Rust { path, source })?;
+            let found = modules.entry(module.clone()).or_default();
+            let mut scan = Scan { known: &known, module: module.clone(), depth: 0, found };
+            scan.visit_file(&file);
+        }
+        Ok(Self(modules))
+    }
+
+    /// Returns the paths of all modules.
+    pub fn modules(&self) -> impl Iterator<Item = &ModulePath> {
+        self.0.keys()
+    }
+
+    /// Returns the imports between modules: user and used. Names that a module exports for another count for the other.
+    #[must_use]
+    pub fn imports(&self) -> BTreeSet<(ModulePath, ModulePath)> {
+        let mut imports = BTreeSet::new();
+        for (user, module) in &self.0 {
+            for path in &module.paths {
+                let used = self.resolve(path, 0);
+                if used != *user {
+                    imports.insert((user.clone(), used));
+                }
+            }
+        }
+        imports
+    }
+
+    /// Returns the module in which the item at `path` is defined.
+    fn resolve(&self, path: &[String], depth: usize) -> ModulePath {
+        const MOST: usize = 16;
+        let length = (0..=path.len()).rev().find(|length| self.0.contains_key(&path[..*length])).unwrap_or_default();
+        let (module, rest) = path.split_at(length);
+        let Some((name, rest)) = rest.split_first().filter(|_| depth < MOST) else { return module.to_vec() };
+        let Some(definition) = self.0.get(module) else { return module.to_vec() };
+        if let Some(target) = definition.aliases.get(name) {
+            return self.resolve(&[target, rest].concat(), depth + 1);
+        }
+        module.to_vec()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn parse(files: &[(&str, &str)]) -> Self {
+        let path = |name: &str| name.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();
+        let known: BTreeSet<ModulePath> = files.iter().map(|(name, _)| path(name)).collect();
+        let mut modules = BTreeMap::new();
+        for (name, text) in files {
+            let mut found = Module::default();
+            let mut scan = Scan { known: &known, module: path(name), depth: 0, found: &mut found };
+            scan.visit_file(&syn::parse_file(text).unwrap());
+            modules.insert(path(name), found);
+        }
+        Self(modules)
+    }
+}
+
+/// Collects the source files below a folder with the paths of their modules. Programs in `bin` are left out: they are crates
+/// of their own.
+fn collect(folder: &Path, module: &mut ModulePath, files: &mut Vec<(ModulePath, PathBuf)>) -> Result<(), Error> {
+    let failed = |source| Error::File { path: folder.to_owned(), source };
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        if path.is_dir() {
+            let tests = name == "tests" || module.is_empty() && name == "bin";
+            if !tests {
+                module.push(name);
+                collect(&path, module, files)?;
+                module.pop();
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") && name != "tests" {
+            let root = matches!(name.as_str(), "lib" | "main" | "mod");
+            let own = if root { Vec::new() } else { vec![name] };
+            files.push(([module.clone(), own].concat(), path));
+        }
+    }
+    Ok(())
+}
+
+/// Finds the paths in one file.
+struct Scan<'a> {
+    known: &'a BTreeSet<ModulePath>,
+    /// The module of the file.
+    module: ModulePath,
+    /// Modules written out in the file around the present place.
+    depth: usize,
+    found: &'a mut Module,
+}
+
+impl Scan<'_> {
+    /// Returns the absolute form of a path, or none when it leads out of the crate.
+    fn absolute(&self, path: &[String]) -> Option<Vec<String>> {
+        let (first, rest) = path.split_first()?;
+        match first.as_str() {
+            "crate" => Some(rest.to_vec()),
+            "self" if self.depth == 0 => Some([self.module.as_slice(), rest].concat()),
+            "super" if self.depth == 0 => {
+                let ups = path.iter().take_while(|part| *part == "super").count();
+                let base = self.module.get(..self.module.len().checked_sub(ups)?)?;
+                Some([base, &path[ups..]].concat())
+            }
+            // Paths in a module that is written out in the file: those that lead out of it count for the file.
+            "super" => {
+                let ups = path.iter().take_while(|part| *part == "super").count().checked_sub(self.depth)?;
+                let base = self.module.get(..self.module.len().checked_sub(ups)?)?;
+                Some([base, &path[ups + self.depth..]].concat())
+            }
+            _ => {
+                let child = [self.module.as_slice(), std::slice::from_ref(first)].concat();
+                (self.known.contains(&child) && path.len() > 1).then(|| [self.module.as_slice(), path].concat())
+            }
+        }
+    }
+
+    fn record(&mut self, path: &[String]) {
+        if let Some(path) = self.absolute(path) {
+            self.found.paths.insert(path);
+        }
+    }
+
+    fn tree(&mut self, prefix: &mut Vec<String>, tree: &UseTree) {
+        match tree {
+            UseTree::Path(path) => {
+                prefix.push(path.ident.to_string());
+                self.tree(prefix, &path.tree);
+                prefix.pop();
+            }
+            UseTree::Group(group) => group.items.iter().for_each(|item| self.tree(prefix, item)),
+            UseTree::Name(name) => self.import(prefix, &name.ident.to_string(), None),
+            UseTree::Rename(rename) => self.import(prefix, &rename.ident.to_string(), Some(rename.rename.to_string())),
+            UseTree::Glob(_) => {
+                self.record(prefix);
+                if let Some(path) = self.absolute(prefix) {
+                    self.found.globs.push(path);
+                }
+            }
+        }
+    }
+
+    fn import(&mut self, prefix: &[String], name: &str, rename: Option<String>) {
+        let path = if name == "self" { prefix.to_vec() } else { [prefix, &[name.to_owned()]].concat() };
+        self.record(&path);
+        let alias = rename.or_else(|| path.last().cloned());
+        if let (Some(alias), Some(path), 0) = (alias, self.absolute(&path), self.depth) {
+            self.found.aliases.insert(alias, path);
+        }
+    }
+
+    /// Finds paths in the tokens of a macro, which are not parsed.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let mut path: Vec<String> = Vec::new();
+        let mut colons = 0;
+        for token in tokens {
+            match token {
+                TokenTree::Ident(ident) if colons == 2 => path.push(ident.to_string()),
+                TokenTree::Punct(punct) if punct.as_char() == ':' && !path.is_empty() && colons < 2 => {
+                    colons += 1;
+                    continue;
+                }
+                other => {
+                    self.record_token_path(&path);
+                    path = match other {
+                        TokenTree::Ident(ident) => vec![ident.to_string()],
+                        TokenTree::Group(group) => {
+                            self.tokens(group.stream());
+                            Vec::new()
+                        }
+                        _ => Vec::new(),
+                    };
+                }
+            }
+            colons = 0;
+        }
+        self.record_token_path(&path);
+    }
+
+    fn record_token_path(&mut self, path: &[String]) {
+        if path.len() > 1 && matches!(path[0].as_str(), "crate" | "super" | "self") {
+            self.record(path);
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Scan<'_> {
+    fn visit_item(&mut self, item: &'ast Item) {
+        if !attributes(item).iter().any(is_test) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
+        self.depth += usize::from(module.content.is_some());
+        visit::visit_item_mod(self, module);
+        self.depth -= usize::from(module.content.is_some());
+    }
+
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        self.tree(&mut Vec::new(), &item.tree);
+    }
+
+    fn visit_path(&mut self, path: &'ast RustPath) {
+        let names: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        if path.leading_colon.is_none() && names.len() > 1 {
+            self.record(&names);
+        }
+        visit::visit_path(self, path);
+    }
+
+    // Visibility such as `pub(in crate::a)` is no import.
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+
+    fn visit_macro(&mut self, call: &'ast Macro) {
+        self.tokens(call.tokens.clone());
+    }
+}
+
+fn attributes(item: &Item) -> &[Attribute] {
+    match item {
+        Item::Const(item) => &item.attrs,
+        Item::Enum(item) => &item.attrs,
+        Item::Fn(item) => &item.attrs,
+        Item::Impl(item) => &item.attrs,
+        Item::Macro(item) => &item.attrs,
+        Item::Mod(item) => &item.attrs,
+        Item::Static(item) => &item.attrs,
+        Item::Struct(item) => &item.attrs,
+        Item::Trait(item) => &item.attrs,
+        Item::Type(item) => &item.attrs,
+        Item::Use(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
+/// Returns true for `#[cfg(test)]` and `#[cfg(any(test, ..))]`.
+fn is_test(attribute: &Attribute) -> bool {
+    let syn::Meta::List(list) = &attribute.meta else { return false };
+    attribute.path().is_ident("cfg") && contains_test(list.tokens.clone())
+}
+
+fn contains_test(tokens: TokenStream) -> bool {
+    let mut negated = false;
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Ident(ident) if ident == "not" => {
+            negated = true;
+            false
+        }
+        TokenTree::Ident(ident) => ident == "test",
+        TokenTree::Group(group) => !std::mem::take(&mut negated) && contains_test(group.stream()),
+        _ => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn imports(files: &[(&str, &str)]) -> Vec<(String, String)> {
+        let found = Crate::parse(files).imports();
+        found.into_iter().map(|(user, used)| (user.join("/"), used.join("/"))).collect()
+    }
+
+    #[test]
+    fn imports_are_found_in_uses_paths_and_macros() {
+        for text in [
+            "use crate::b::Item;",
+            "use crate::{b::{Item, Other}};",
+            "use super::b;",
+            "use super::b::*;",
+            "fn f() { crate::b::call() }",
+            "struct S(super::b::Item);",
+            "fn f() { println!(\"{}\", crate::b::CONST) }",
+            "impl crate::b::Trait for S {}",
+            "mod inner { use super::super::b::Item; }",
+        ] {
+            assert_eq!(imports(&[("", ""), ("a", text), ("b", "")])[..], [("a".into(), "b".into())], "{text}");
+        }
+    }
+
+    #[test]
+    fn tests_and_foreign_names_are_left_out() {
+        for text in [
+            "#[cfg(test)] mod tests { use crate::b::Item; }",
+            "#[cfg(test)] use crate::b::Item;",
+            "use serde::b::Item;",
+            "pub(in crate::b) struct S;",
+            "mod inner { use super::b::Item; }",
+        ] {
+            let found = imports(&[("", ""), ("a", text), ("b", "")]);
+            assert!(found.iter().all(|(_, used)| used != "b"), "{text}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn names_exported_for_another_module_count_for_that_one() {
+        let files = [
+            ("", "pub use self::a::Item; mod a; mod b;"),
+            ("a", "pub(crate) use inner::Item;"),
+            ("a/inner", "pub(crate) struct Item;"),
+            ("b", "use crate::{Item, a::Item as Second};"),
+        ];
+        let found = imports(&files);
+        assert!(found.contains(&("b".into(), "a/inner".into())), "{found:?}");
+        assert!(!found.contains(&("b".into(), "a".into())), "{found:?}");
+    }
+}

@@ -1,0 +1,60 @@
+//! The structure of the workspace as it is.
+
+use layout::{
+    crates, documents,
+    folders::{Cycle, cycles},
+    root,
+    source::Crate,
+};
+
+/// Crates whose folders `docs/architecture.md` shows.
+const SHOWN: &[&str] = &["api", "daemon", "admission", "controllers", "apiserver", "node", "launcher", "cli"];
+
+/// Crates whose cycles are still to be removed.
+const KNOWN: &[&str] = &[];
+
+fn describe(cycle: &Cycle) -> String {
+    let parent = if cycle.parent.is_empty() { "src".to_owned() } else { cycle.parent.join("/") };
+    format!("in {parent}: {}\n    {}", cycle.members.join(", "), cycle.examples.join("\n    "))
+}
+
+#[test]
+fn module_folders_of_a_crate_import_each_other_one_way() {
+    let mut found = Vec::new();
+    for name in crates::dependencies(&root()).unwrap().keys() {
+        let source = Crate::read(&root().join(name).join("src")).unwrap();
+        let cycles: Vec<String> = cycles(&source).iter().map(|cycle| format!("{name} {}", describe(cycle))).collect();
+        if KNOWN.contains(&name.as_str()) {
+            println!("known: {}", cycles.join("\n"));
+        } else {
+            found.extend(cycles);
+        }
+    }
+    assert!(found.is_empty(), "cycles of imports:\n{}", found.join("\n"));
+}
+
+#[test]
+fn crates_depend_on_those_below_them() {
+    let violations = crates::violations(&crates::dependencies(&root()).unwrap());
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
+}
+
+#[test]
+fn paths_that_documents_name_exist() {
+    let root = root();
+    let mut missing = Vec::new();
+    for document in documents::documents(&root).unwrap() {
+        let paths = documents::missing_paths(&root, &document).unwrap();
+        missing.extend(paths.into_iter().map(|path| format!("{}: {path}", document.display())));
+    }
+    assert!(missing.is_empty(), "paths that do not exist:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn graph_of_folders_is_current() {
+    let root = root();
+    let graph = documents::folder_graph(&root, SHOWN).unwrap();
+    let renew = std::env::var_os("RENEW").is_some();
+    let current = documents::renew(&root.join("docs/architecture.md"), &graph, renew).unwrap();
+    assert!(current, "docs/architecture.md is stale: RENEW=1 cargo test -p ferrovirt-layout");
+}
