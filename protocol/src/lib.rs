@@ -2,6 +2,8 @@
 #![allow(missing_docs, reason = "generated from the proto file, which holds the documentation")]
 #![allow(clippy::doc_markdown, clippy::all, reason = "generated code")]
 
+pub mod features;
+
 tonic::include_proto!("ferrovirt.launcher.v1");
 
 /// Largest message that either side accepts, in bytes. etcd limits a VirtualMachineInstance to 1.5 MiB. The capabilities cache
@@ -60,7 +62,7 @@ mod tests {
         let proto = include_str!("../proto/launcher.proto");
         let messages = messages(proto);
         let sent = sent(proto, &messages);
-        for known in ["HelloReply", "MachineState", "GuestReportReply", "StatsReply", "GuestDisk", "Chunk", "Done"] {
+        for known in ["HelloReply", "LauncherState", "GuestReportReply", "StatsReply", "GuestDisk", "Chunk", "Done"] {
             assert!(sent.contains(known), "{known} was not found: {sent:?}");
         }
         assert!(!sent.contains("HelloRequest"), "{sent:?}");

@@ -1,0 +1,55 @@
+//! Optional features, exchanged in both Hellos, so that releases of virt-handler and virt-launcher can work together.
+
+use std::collections::BTreeSet;
+
+/// Most names that are read of a Hello. Later names are ignored.
+const MAX_FEATURES: usize = 64;
+
+/// An optional feature of the protocol. A feature that every supported release has is removed from this list.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Feature {
+    /// `LauncherState.items`: the result of the last Sync for each part of the domain.
+    ItemResults,
+}
+
+impl Feature {
+    /// All features of this release.
+    pub const ALL: [Self; 1] = [Self::ItemResults];
+
+    /// Returns the name in a Hello.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ItemResults => "item-results",
+        }
+    }
+}
+
+/// Returns the names of all features of this release, for a Hello.
+pub fn own() -> Vec<String> {
+    Feature::ALL.iter().map(|feature| feature.name().to_owned()).collect()
+}
+
+/// Returns the features that the other side has in common with this release. Unknown names are features of a later release.
+pub fn common(names: &[String]) -> BTreeSet<Feature> {
+    let names = &names[..names.len().min(MAX_FEATURES)];
+    Feature::ALL.into_iter().filter(|feature| names.iter().any(|name| name == feature.name())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_of_other_releases_are_ignored() {
+        assert_eq!(common(&own()), Feature::ALL.into_iter().collect());
+        assert_eq!(common(&["of-tomorrow".into(), "item-results".into()]), [Feature::ItemResults].into());
+        assert_eq!(common(&[]), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        let mut names: Vec<String> = (0..MAX_FEATURES).map(|n| format!("feature-{n}")).collect();
+        names.push("item-results".into());
+        assert_eq!(common(&names), BTreeSet::new());
+    }
+}
