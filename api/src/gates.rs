@@ -1,5 +1,7 @@
 //! Feature gates: names, states and evaluation.
 
+use std::fmt;
+
 /// State of a feature.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum State {
@@ -15,178 +17,209 @@ pub enum State {
     Discontinued,
 }
 
-const GA: &[&str] = &[
-    "LiveMigration",
-    "SRIOVLiveMigration",
-    "NonRoot",
-    "PSA",
-    "CPUNodeDiscovery",
-    "NUMA",
-    "CommonInstancetypesDeploymentGate",
-    "GPU",
-    "HotplugNICs",
-    "BochsDisplayForEFIGuests",
-    "VMLiveUpdateFeatures",
-    "NetworkBindingPlugins",
-    "DynamicPodInterfaceNaming",
-    "VolumesUpdateStrategy",
-    "VolumeMigration",
-    "DisableCustomSELinuxPolicy",
-    "AutoResourceLimitsGate",
-    "ClusterProfiler",
-    "VMPersistentState",
-    "VMExport",
-    PERSISTENT_RESERVATION,
-    "InstancetypeReferencePolicy",
-    "EnableVirtioFsConfigVolumes",
-    "ExpandDisks",
-    "PanicDevices",
-    "LiveUpdateNADRef",
-    "VideoConfig",
-    "SecureExecution",
-    "MigrationPriorityQueue",
-];
+/// Defines the gates with their names, by state.
+macro_rules! feature_gates {
+    ($($state:ident: $($gate:ident = $name:literal),*;)*) => {
+        /// A feature gate of the reference.
+        #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+        pub enum FeatureGate {
+            $($(#[doc = concat!("`", $name, "`")] $gate,)*)*
+        }
 
-const BETA: &[&str] = &[
-    "Snapshot",
-    "WorkloadEncryptionSEV",
-    "KubevirtSeccompProfile",
-    "NodeRestriction",
-    "ImageVolume",
-    "LibvirtHooksServerAndClient",
-    "GPUsWithDRA",
-    "HostDevicesWithDRA",
-    "DeclarativeHotplugVolumes",
-    "PasstBinding",
-    "PodSecondaryInterfaceNamingUpgrade",
-    "ExternalNetResourceInjection",
-    REBOOT_POLICY,
-    "Template",
-    "VmiMemoryOverheadReport",
-    "OptOutRoleAggregation",
-];
+        impl FeatureGate {
+            /// All gates.
+            pub const ALL: &[Self] = &[$($(Self::$gate,)*)*];
 
-const ALPHA: &[&str] = &[
-    "CPUManager",
-    "ExperimentalIgnitionSupport",
-    HYPERV_STRICT_CHECK,
-    "Sidecar",
-    "HostDevices",
-    "HostDisk",
-    "DownwardMetrics",
-    ROOT,
-    "WorkloadEncryptionTDX",
-    VSOCK,
-    "AlignCPUs",
-    "EnableVirtioFsStorageVolumes",
-    "PCINUMAAwareTopology",
-    "NetworkDevicesWithDRA",
-    "DecentralizedLiveMigration",
-    "ObjectGraph",
-    "UtilityVolumes",
-    "ConfigurableHypervisor",
-    "IncrementalBackup",
-    "ContainerPathVolumes",
-    "ReservedOverheadMemlock",
-    "VGPULiveMigration",
-    "VMStatsCollector",
-    "OCIExport",
-    "Plugins",
-    "GraceIOVirtualization",
-    "IOMMUFD",
-    "FirmwareAutoSelection",
-    "MigrationStallDetection",
-    "MigrationDowntimeTuning",
-    "CrossArchitectureVirtualization",
-    "PortRangesSpec",
-];
+            /// Returns the name in the configuration.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($(Self::$gate => $name,)*)*
+                }
+            }
 
-const DEPRECATED: &[(&str, &str)] = &[
-    ("DockerSELinuxMCSWorkaround", "DockerSELinuxMCSWorkaround has been deprecated since v1.4."),
-    ("MultiArchitecture", "MultiArchitecture has been deprecated since v1.8.0"),
-    (DISABLE_MDEV_CONFIGURATION, "DisableMDEVConfiguration has been deprecated since v1.8.0"),
-    (
-        "HotplugVolumes",
-        "HotplugVolumes has been deprecated since v1.9.0 and has been replaced by DeclarativeHotplugVolumes",
-    ),
-];
+            /// Returns the state of the feature.
+            #[must_use]
+            pub const fn state(self) -> State {
+                match self {
+                    $($(Self::$gate => State::$state,)*)*
+                }
+            }
+        }
+    };
+}
 
-const DISCONTINUED: &[(&str, &str)] = &[
-    (
-        "ExperimentalVirtiofsSupport",
-        "Virtiofs ExperimentalVirtiofsSupport feature gate is discontinued since v1.7. Please use EnableVirtioFsConfigVolumes or EnableVirtioFsPVC feature gates instead",
-    ),
-    (PASST, "Passt network binding is discontinued since v1.3. Please refer to Kubevirt user guide for alternatives."),
-    (
-        MACVTAP,
-        "Macvtap network binding is discontinued since v1.3. Please refer to Kubevirt user guide for alternatives.",
-    ),
-    (
-        "PasstIPStackMigration",
-        "Seamless migration with passt network binding plugin is no longer supported since KubeVirt v1.8. Please use the passt core binding instead.",
-    ),
-];
+feature_gates! {
+    Ga:
+        LiveMigration = "LiveMigration",
+        SRIOVLiveMigration = "SRIOVLiveMigration",
+        NonRoot = "NonRoot",
+        Psa = "PSA",
+        CPUNodeDiscovery = "CPUNodeDiscovery",
+        Numa = "NUMA",
+        CommonInstancetypesDeploymentGate = "CommonInstancetypesDeploymentGate",
+        Gpu = "GPU",
+        HotplugNICs = "HotplugNICs",
+        BochsDisplayForEFIGuests = "BochsDisplayForEFIGuests",
+        VMLiveUpdateFeatures = "VMLiveUpdateFeatures",
+        NetworkBindingPlugins = "NetworkBindingPlugins",
+        DynamicPodInterfaceNaming = "DynamicPodInterfaceNaming",
+        VolumesUpdateStrategy = "VolumesUpdateStrategy",
+        VolumeMigration = "VolumeMigration",
+        DisableCustomSELinuxPolicy = "DisableCustomSELinuxPolicy",
+        AutoResourceLimitsGate = "AutoResourceLimitsGate",
+        ClusterProfiler = "ClusterProfiler",
+        VMPersistentState = "VMPersistentState",
+        VMExport = "VMExport",
+        PersistentReservation = "PersistentReservation",
+        InstancetypeReferencePolicy = "InstancetypeReferencePolicy",
+        EnableVirtioFsConfigVolumes = "EnableVirtioFsConfigVolumes",
+        ExpandDisks = "ExpandDisks",
+        PanicDevices = "PanicDevices",
+        LiveUpdateNADRef = "LiveUpdateNADRef",
+        VideoConfig = "VideoConfig",
+        SecureExecution = "SecureExecution",
+        MigrationPriorityQueue = "MigrationPriorityQueue";
+    Beta:
+        Snapshot = "Snapshot",
+        WorkloadEncryptionSEV = "WorkloadEncryptionSEV",
+        KubevirtSeccompProfile = "KubevirtSeccompProfile",
+        NodeRestriction = "NodeRestriction",
+        ImageVolume = "ImageVolume",
+        LibvirtHooksServerAndClient = "LibvirtHooksServerAndClient",
+        GPUsWithDRA = "GPUsWithDRA",
+        HostDevicesWithDRA = "HostDevicesWithDRA",
+        DeclarativeHotplugVolumes = "DeclarativeHotplugVolumes",
+        PasstBinding = "PasstBinding",
+        PodSecondaryInterfaceNamingUpgrade = "PodSecondaryInterfaceNamingUpgrade",
+        ExternalNetResourceInjection = "ExternalNetResourceInjection",
+        RebootPolicy = "RebootPolicy",
+        Template = "Template",
+        VmiMemoryOverheadReport = "VmiMemoryOverheadReport",
+        OptOutRoleAggregation = "OptOutRoleAggregation";
+    Alpha:
+        CPUManager = "CPUManager",
+        ExperimentalIgnitionSupport = "ExperimentalIgnitionSupport",
+        HypervStrictCheck = "HypervStrictCheck",
+        Sidecar = "Sidecar",
+        HostDevices = "HostDevices",
+        HostDisk = "HostDisk",
+        DownwardMetrics = "DownwardMetrics",
+        Root = "Root",
+        WorkloadEncryptionTDX = "WorkloadEncryptionTDX",
+        Vsock = "VSOCK",
+        AlignCPUs = "AlignCPUs",
+        EnableVirtioFsStorageVolumes = "EnableVirtioFsStorageVolumes",
+        PCINUMAAwareTopology = "PCINUMAAwareTopology",
+        NetworkDevicesWithDRA = "NetworkDevicesWithDRA",
+        DecentralizedLiveMigration = "DecentralizedLiveMigration",
+        ObjectGraph = "ObjectGraph",
+        UtilityVolumes = "UtilityVolumes",
+        ConfigurableHypervisor = "ConfigurableHypervisor",
+        IncrementalBackup = "IncrementalBackup",
+        ContainerPathVolumes = "ContainerPathVolumes",
+        ReservedOverheadMemlock = "ReservedOverheadMemlock",
+        VGPULiveMigration = "VGPULiveMigration",
+        VMStatsCollector = "VMStatsCollector",
+        OCIExport = "OCIExport",
+        Plugins = "Plugins",
+        GraceIOVirtualization = "GraceIOVirtualization",
+        Iommufd = "IOMMUFD",
+        FirmwareAutoSelection = "FirmwareAutoSelection",
+        MigrationStallDetection = "MigrationStallDetection",
+        MigrationDowntimeTuning = "MigrationDowntimeTuning",
+        CrossArchitectureVirtualization = "CrossArchitectureVirtualization",
+        PortRangesSpec = "PortRangesSpec";
+    Deprecated:
+        DockerSELinuxMCSWorkaround = "DockerSELinuxMCSWorkaround",
+        MultiArchitecture = "MultiArchitecture",
+        DisableMDEVConfiguration = "DisableMDEVConfiguration",
+        HotplugVolumes = "HotplugVolumes";
+    Discontinued:
+        ExperimentalVirtiofsSupport = "ExperimentalVirtiofsSupport",
+        Passt = "Passt",
+        Macvtap = "Macvtap",
+        PasstIPStackMigration = "PasstIPStackMigration";
+}
 
-/// Lets launchers run as root.
-pub const ROOT: &str = "Root";
-/// Permits `rebootPolicy`.
-pub const REBOOT_POLICY: &str = "RebootPolicy";
-/// SCSI persistent reservations; the configuration field takes precedence.
-pub const PERSISTENT_RESERVATION: &str = "PersistentReservation";
-/// Disables the creation of mediated devices on nodes; the configuration field takes precedence.
-pub const DISABLE_MDEV_CONFIGURATION: &str = "DisableMDEVConfiguration";
-/// Requires nodes to support the requested Hyper-V features.
-pub const HYPERV_STRICT_CHECK: &str = "HypervStrictCheck";
-/// Permits VSOCK devices.
-pub const VSOCK: &str = "VSOCK";
-/// The removed passt plugin.
-pub const PASST: &str = "Passt";
-/// The removed macvtap binding.
-pub const MACVTAP: &str = "Macvtap";
-
-/// Returns the state of a feature gate, or `None` for an unknown name.
-pub fn state(gate: &str) -> Option<State> {
-    if GA.contains(&gate) {
-        Some(State::Ga)
-    } else if BETA.contains(&gate) {
-        Some(State::Beta)
-    } else if ALPHA.contains(&gate) {
-        Some(State::Alpha)
-    } else if DEPRECATED.iter().any(|(name, _)| *name == gate) {
-        Some(State::Deprecated)
-    } else if DISCONTINUED.iter().any(|(name, _)| *name == gate) {
-        Some(State::Discontinued)
-    } else {
-        None
+impl fmt::Display for FeatureGate {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
     }
 }
 
-/// Returns the message for users of a deprecated or discontinued gate.
-pub fn message(gate: &str) -> Option<&'static str> {
-    DEPRECATED.iter().chain(DISCONTINUED).find(|(name, _)| *name == gate).map(|(_, message)| *message)
-}
+impl FeatureGate {
+    /// Returns the gate of this name, or `None` for an unknown name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|gate| gate.name() == name)
+    }
 
-/// Returns the warning for a gate listed in the configuration: its message, or that it has no effect. The warning is empty
-/// for a gate that has an effect. Returns `None` for an unknown name.
-pub fn warning(gate: &str) -> Option<String> {
-    let text = match state(gate)? {
-        State::Alpha | State::Beta => String::new(),
-        State::Ga => format!(
-            "feature gate {gate} is deprecated (feature state is \"General Availability\"), therefore it can be safely removed and is redundant. For more info, please look at: https://github.com/kubevirt/kubevirt/blob/main/docs/deprecation.md"
-        ),
-        State::Deprecated | State::Discontinued => message(gate).unwrap_or_default().to_owned(),
-    };
-    Some(text)
-}
+    /// Returns true for a gate that is on without an entry in the configuration.
+    #[must_use]
+    pub const fn default_on(self) -> bool {
+        matches!(self.state(), State::Ga | State::Beta)
+    }
 
-/// Returns true if a gate is enabled by these lists of the configuration.
-pub fn enabled(gate: &str, listed: &[String], disabled: &[String]) -> bool {
-    match state(gate) {
-        None => false,
-        Some(State::Ga) => true,
-        Some(_) if listed.iter().any(|name| name == gate) => true,
-        Some(_) if disabled.iter().any(|name| name == gate) => false,
-        Some(state) => state == State::Beta,
+    /// Returns true for a gate whose feature still exists.
+    #[must_use]
+    pub const fn is_supported(self) -> bool {
+        !matches!(self.state(), State::Discontinued)
+    }
+
+    /// Returns true if these lists of the configuration enable the gate.
+    #[must_use]
+    pub fn enabled(self, listed: &[String], disabled: &[String]) -> bool {
+        match self.state() {
+            State::Ga => true,
+            _ if self.is_in(listed) => true,
+            _ if self.is_in(disabled) => false,
+            _ => self.default_on(),
+        }
+    }
+
+    /// Returns true if a list of names contains the gate.
+    #[must_use]
+    pub fn is_in(self, names: &[String]) -> bool {
+        names.iter().any(|name| name == self.name())
+    }
+
+    /// Returns the message for users of a deprecated or discontinued gate.
+    #[must_use]
+    pub const fn message(self) -> Option<&'static str> {
+        Some(match self {
+            Self::DockerSELinuxMCSWorkaround => "DockerSELinuxMCSWorkaround has been deprecated since v1.4.",
+            Self::MultiArchitecture => "MultiArchitecture has been deprecated since v1.8.0",
+            Self::DisableMDEVConfiguration => "DisableMDEVConfiguration has been deprecated since v1.8.0",
+            Self::HotplugVolumes => {
+                "HotplugVolumes has been deprecated since v1.9.0 and has been replaced by DeclarativeHotplugVolumes"
+            }
+            Self::ExperimentalVirtiofsSupport => {
+                "Virtiofs ExperimentalVirtiofsSupport feature gate is discontinued since v1.7. Please use EnableVirtioFsConfigVolumes or EnableVirtioFsPVC feature gates instead"
+            }
+            Self::Passt => {
+                "Passt network binding is discontinued since v1.3. Please refer to Kubevirt user guide for alternatives."
+            }
+            Self::Macvtap => {
+                "Macvtap network binding is discontinued since v1.3. Please refer to Kubevirt user guide for alternatives."
+            }
+            Self::PasstIPStackMigration => {
+                "Seamless migration with passt network binding plugin is no longer supported since KubeVirt v1.8. Please use the passt core binding instead."
+            }
+            _ => return None,
+        })
+    }
+
+    /// Returns the warning for a gate that the configuration lists without effect.
+    #[must_use]
+    pub fn warning(self) -> Option<String> {
+        match self.state() {
+            State::Alpha | State::Beta => None,
+            State::Ga => Some(format!(
+                "feature gate {self} is deprecated (feature state is \"General Availability\"), therefore it can be safely removed and is redundant. For more info, please look at: https://github.com/kubevirt/kubevirt/blob/main/docs/deprecation.md"
+            )),
+            State::Deprecated | State::Discontinued => self.message().map(str::to_owned),
+        }
     }
 }
 
@@ -196,34 +229,39 @@ mod tests {
 
     #[test]
     fn gates_follow_state_then_lists() {
-        let gates = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
-        let none: Vec<String> = vec![];
-        assert!(!enabled("NoSuchGate", &gates(&["NoSuchGate"]), &none));
-        assert!(enabled("LiveMigration", &none, &gates(&["LiveMigration"])));
-        assert!(enabled("Snapshot", &none, &none));
-        assert!(!enabled("Snapshot", &none, &gates(&["Snapshot"])));
-        assert!(enabled("Snapshot", &gates(&["Snapshot"]), &gates(&["Snapshot"])));
-        assert!(!enabled("HostDisk", &none, &none));
-        assert!(enabled("HostDisk", &gates(&["HostDisk"]), &none));
-        assert!(enabled("Macvtap", &gates(&["Macvtap"]), &none));
-        assert!(!enabled("Macvtap", &none, &none));
+        for (gate, listed, disabled, expected) in [
+            (FeatureGate::LiveMigration, false, true, true),
+            (FeatureGate::Snapshot, false, false, true),
+            (FeatureGate::Snapshot, false, true, false),
+            (FeatureGate::Snapshot, true, true, true),
+            (FeatureGate::HostDisk, false, false, false),
+            (FeatureGate::HostDisk, true, false, true),
+            (FeatureGate::Macvtap, true, false, true),
+            (FeatureGate::Macvtap, false, false, false),
+        ] {
+            let list = |is_in: bool| if is_in { vec![gate.name().to_owned()] } else { Vec::new() };
+            assert_eq!(gate.enabled(&list(listed), &list(disabled)), expected, "{gate} {listed} {disabled}");
+        }
     }
 
     #[test]
     fn listed_gates_without_effect_give_a_warning() {
-        assert_eq!(warning("NoSuchGate"), None);
-        assert_eq!(warning("Snapshot").as_deref(), Some(""));
-        assert!(warning("GPU").is_some_and(|text| text.contains("\"General Availability\"")));
-        assert!(warning("Passt").is_some_and(|text| text.contains("discontinued since v1.3")));
+        assert_eq!(FeatureGate::Snapshot.warning(), None);
+        assert!(FeatureGate::Gpu.warning().is_some_and(|text| text.contains("gate GPU is deprecated (feature state is \"General Availability\")")));
+        assert!(FeatureGate::Passt.warning().is_some_and(|text| text.contains("discontinued since v1.3")));
+        assert!(!FeatureGate::Passt.is_supported());
+        for gate in FeatureGate::ALL {
+            let has_message = matches!(gate.state(), State::Deprecated | State::Discontinued);
+            assert_eq!(gate.message().is_some(), has_message, "{gate}");
+        }
     }
 
     #[test]
-    fn no_gate_is_listed_twice() {
-        let mut all: Vec<&str> = GA.iter().chain(BETA).chain(ALPHA).copied().collect();
-        all.extend(DEPRECATED.iter().chain(DISCONTINUED).map(|(name, _)| *name));
-        let count = all.len();
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), count);
+    fn names_are_unique_and_parsed() {
+        for gate in FeatureGate::ALL {
+            assert_eq!(FeatureGate::parse(gate.name()), Some(*gate));
+        }
+        assert_eq!(FeatureGate::parse("NoSuchGate"), None);
+        assert_eq!(FeatureGate::parse("VSOCK"), Some(FeatureGate::Vsock));
     }
 }

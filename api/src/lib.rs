@@ -38,6 +38,7 @@ pub use condition::Condition;
 pub use enums::{
     EvictionStrategy, MigrationPhase, PrintableStatus, RunStrategy, StartStrategy, StateChangeAction, VmiPhase,
 };
+pub use gates::FeatureGate;
 pub use kubevirt::spec::KubeVirt;
 pub use migration::VirtualMachineInstanceMigration;
 pub use policy::MigrationPolicy;

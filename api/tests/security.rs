@@ -82,7 +82,7 @@ fn lists(helpers: &str) -> Vec<(String, &str)> {
 /// A document without what the template puts into it.
 fn filled(document: &str) -> Value {
     let plain: String = document.lines().filter(|line| !line.trim_start().starts_with("{{")).map(plain).collect();
-    serde_yaml::from_str(&plain).unwrap_or_else(|error| panic!("{error}: {plain}"))
+    serde_saphyr::from_str(&plain).unwrap_or_else(|error| panic!("{error}: {plain}"))
 }
 
 /// A line without what the template puts into it.

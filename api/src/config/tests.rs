@@ -53,7 +53,7 @@ fn values_of_the_object_override_defaults() {
         "virtualMachineOptions": {"disableSerialConsoleLog": {}},
     }))
     .unwrap();
-    assert!(config.use_emulation && config.enabled("HostDisk"));
+    assert!(config.use_emulation && config.enabled(FeatureGate::HostDisk));
     assert_eq!(config.arch("amd64").machine_type, "pc-q35-8.2");
     assert!(config.arch("amd64").allows_machine("pc-i440fx-9.0"));
     assert!(!config.arch("amd64").allows_machine("q35"));

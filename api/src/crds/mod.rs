@@ -34,7 +34,7 @@ pub enum CrdError {
     Convert(#[from] serde_json::Error),
     /// The CRD cannot be written as YAML.
     #[error("cannot write a definition")]
-    Write(#[from] serde_yaml::Error),
+    Write(#[from] serde_saphyr::SerializeError),
 }
 
 const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
@@ -115,7 +115,7 @@ pub fn file_name(crd: &CustomResourceDefinition) -> String {
 
 /// Renders a CRD as YAML for the chart.
 pub fn yaml(crd: &CustomResourceDefinition) -> Result<String, CrdError> {
-    Ok(serde_yaml::to_string(&serde_json::to_value(crd)?)?)
+    Ok(serde_saphyr::to_string(&serde_json::to_value(crd)?)?)
 }
 
 /// A CRD that is converted from the derived form to the installed one.

@@ -10,30 +10,30 @@ pub const TEMPLATE: &str = "spec.template.spec";
 
 /// Reasons why a VM cannot be expanded.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
-pub enum ExpandError {
+pub enum ExpandError<E> {
     /// The VM sets fields of its instance type.
     #[error("VM field(s) {0} conflicts with selected instance type")]
     Conflicts(apply::Conflicts),
     /// The defaults of the cluster cannot be applied.
     #[error("{0}")]
-    Defaults(String),
+    Defaults(E),
 }
 
 /// A function that applies defaults to a VMI spec.
-pub type SetDefaults<'a> = &'a dyn Fn(&mut VirtualMachineInstanceSpec) -> Result<(), String>;
+pub type SetDefaults<'a, E> = &'a dyn Fn(&mut VirtualMachineInstanceSpec) -> Result<(), E>;
 
 /// Returns the VM with its instance type and preference written into its template and without references to them. A VM
 /// without references is returned unchanged.
 ///
 /// `attach` adds default disks and the default network, so that preferences apply to them. `complete` applies the other
 /// defaults afterwards.
-pub fn expand(
+pub fn expand<E>(
     vm: &VirtualMachine,
     instancetype: Option<&VirtualMachineInstancetypeSpec>,
     preference: Option<&VirtualMachinePreferenceSpec>,
-    attach: SetDefaults<'_>,
-    complete: SetDefaults<'_>,
-) -> Result<VirtualMachine, ExpandError> {
+    attach: SetDefaults<'_, E>,
+    complete: SetDefaults<'_, E>,
+) -> Result<VirtualMachine, ExpandError<E>> {
     let mut expanded = vm.clone();
     if vm.spec.instancetype.is_none() && vm.spec.preference.is_none() {
         return Ok(expanded);
@@ -62,6 +62,8 @@ pub fn prepare(preference: Option<&VirtualMachinePreferenceSpec>, spec: &mut Vir
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -75,12 +77,12 @@ mod tests {
         .unwrap()
     }
 
-    fn attach(spec: &mut VirtualMachineInstanceSpec) -> Result<(), String> {
+    fn attach(spec: &mut VirtualMachineInstanceSpec) -> Result<(), fmt::Error> {
         spec.domain.devices.disks.push(Disk { name: "root".to_owned(), ..Disk::default() });
         Ok(())
     }
 
-    fn complete(spec: &mut VirtualMachineInstanceSpec) -> Result<(), String> {
+    fn complete(spec: &mut VirtualMachineInstanceSpec) -> Result<(), fmt::Error> {
         spec.domain.memory.get_or_insert_with(Memory::default);
         spec.architecture.get_or_insert_with(|| "amd64".to_owned());
         Ok(())

@@ -9,9 +9,9 @@ use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::La
 use thiserror::Error;
 
 use crate::{
+    FeatureGate,
     constants::{annotation::SKIP_BACKUP_HOOKS, component},
     enums::EvictionStrategy,
-    gates,
     kubevirt::{
         configuration::{
             ArchSpecificConfiguration, KubeVirtConfiguration, SmbiosConfiguration, TlsConfiguration,
@@ -308,8 +308,8 @@ impl ClusterConfig {
     }
 
     /// Returns true if a feature gate is enabled.
-    pub fn enabled(&self, gate: &str) -> bool {
-        gates::enabled(gate, &self.feature_gates, &self.disabled_feature_gates)
+    pub fn enabled(&self, gate: FeatureGate) -> bool {
+        gate.enabled(&self.feature_gates, &self.disabled_feature_gates)
     }
 
     /// Returns the settings of an architecture, or those of the default one if the name is unknown.
@@ -447,7 +447,7 @@ impl ClusterConfig {
             .persistent_reservation_configuration
             .as_ref()
             .and_then(|reservation| reservation.enabled)
-            .unwrap_or_else(|| self.feature_gates.iter().any(|gate| gate == gates::PERSISTENT_RESERVATION));
+            .unwrap_or_else(|| FeatureGate::PersistentReservation.is_in(&self.feature_gates));
         self.selinux_launcher_type = text(from.selinux_launcher_type.as_ref());
         self.seccomp_localhost_profile = from
             .seccomp_configuration
