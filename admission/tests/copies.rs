@@ -1,13 +1,13 @@
-//! Snapshots, restores, exports, backups, clones and plugins: what the tables of rules do not say.
+//! Snapshots, restores, exports, backups, clones and plugins: cases that the tables of rules do not cover.
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
-use admission::{AdmissionReview, handle, neighbours::Neighbours};
+use admission::{AdmissionReview, Lookups, handle};
 use api::config::ClusterConfig;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-/// The answer of the webhook at `path`, all gates on, to a change of an object (to its creation when there is no old
+/// Returns the response of the webhook at `path`, with all feature gates on, to a changed object (a new one without old
 /// spec).
 fn review(path: &str, resource: &str, old: Option<Value>, spec: Value) -> AdmissionReview {
     let (group, plural) = resource.split_once('/').unwrap();
@@ -29,7 +29,7 @@ fn review(path: &str, resource: &str, old: Option<Value>, spec: Value) -> Admiss
     }});
     let gates = ["IncrementalBackup", "OCIExport", "Plugins"];
     let config = ClusterConfig { feature_gates: gates.map(str::to_owned).to_vec(), ..ClusterConfig::default() };
-    handle(path, body.to_string().as_bytes(), &config, "kubevirt", &Neighbours::new()).unwrap()
+    handle(path, body.to_string().as_bytes(), &config, "kubevirt", &Lookups::new()).unwrap().review
 }
 
 fn vm(name: &str) -> Value {
@@ -63,7 +63,7 @@ fn other_groups_are_refused() {
 }
 
 #[test]
-fn changed_backups_and_trackers_are_let_through() {
+fn changed_backups_and_trackers_are_allowed() {
     for plural in ["virtualmachinebackups", "virtualmachinebackuptrackers"] {
         let path = format!("/{plural}-validate");
         let (old, new) = (json!({"source": vm("a")}), json!({"source": vm("b")}));
@@ -88,7 +88,7 @@ fn changed_plugin_without_hooks_warns() {
 }
 
 #[test]
-fn plugins_are_refused_in_the_words_of_the_first_cause() {
+fn denial_of_a_plugin_has_the_first_message() {
     let review = plugin(None, json!({"failureStrategy": "a", "domainHooks": [{}]}));
     let status = serde_json::to_value(&review).unwrap()["response"]["status"].clone();
     assert_eq!(status["message"], "failureStrategy must be either 'Fail' or 'Ignore'");
@@ -97,8 +97,8 @@ fn plugins_are_refused_in_the_words_of_the_first_cause() {
     assert_eq!(status.get("code"), None);
 }
 
-/// Patch of a new clone by its mutating webhook.
-fn named(spec: Value) -> Vec<Value> {
+/// Returns the patch of a new clone by its mutating webhook.
+fn clone_patch(spec: Value) -> Vec<Value> {
     let review = review("/vm-clone-mutate-create", "clone.kubevirt.io/virtualmachineclones", None, spec);
     assert!(review.response.allowed, "{:?}", review.response.status);
     match review.response.patch {
@@ -108,21 +108,21 @@ fn named(spec: Value) -> Vec<Value> {
 }
 
 #[test]
-fn clones_without_a_name_get_one() {
+fn clone_targets_without_a_name_get_one() {
     let is_generated = |name: &Value| {
         let suffix = name.as_str().unwrap().strip_prefix("clone-web-").unwrap();
         suffix.len() == 5 && suffix.bytes().all(|byte| b"bcdfghjklmnpqrstvwxz2456789".contains(&byte))
     };
-    let patch = named(json!({"source": vm("web")}));
+    let patch = clone_patch(json!({"source": vm("web")}));
     assert_eq!((&patch[0]["op"], &patch[0]["path"]), (&json!("add"), &json!("/spec/target")));
     assert_eq!(patch[0]["value"]["kind"], "VirtualMachine");
     assert_eq!(patch[0]["value"]["apiGroup"], "kubevirt.io");
     assert!(is_generated(&patch[0]["value"]["name"]), "{patch:?}");
 
-    let patch = named(json!({"source": vm("web"), "target": {"kind": "VirtualMachine", "name": ""}}));
+    let patch = clone_patch(json!({"source": vm("web"), "target": {"kind": "VirtualMachine", "name": ""}}));
     assert_eq!((&patch[0]["op"], &patch[0]["path"]), (&json!("replace"), &json!("/spec/target/name")));
     assert!(is_generated(&patch[0]["value"]), "{patch:?}");
 
-    assert!(named(json!({"source": vm("web"), "target": vm("copy")})).is_empty());
-    assert!(named(json!({"target": {"kind": "VirtualMachine", "name": ""}})).is_empty());
+    assert!(clone_patch(json!({"source": vm("web"), "target": vm("copy")})).is_empty());
+    assert!(clone_patch(json!({"target": {"kind": "VirtualMachine", "name": ""}})).is_empty());
 }

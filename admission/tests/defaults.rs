@@ -8,12 +8,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, error::Error, fs, path::Path};
 
-use admission::{
-    handle,
-    neighbours::{Neighbours, Outcome},
-};
+use admission::{LookupResult, Lookups, handle};
 use api::config::ClusterConfig;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
@@ -34,8 +31,8 @@ struct Table {
 }
 
 impl Table {
-    /// The object as the webhook leaves it.
-    fn patched(&self, object: &Value, user: &str, config: &ClusterConfig) -> Result<Value, String> {
+    /// Returns the object after the patch of the webhook.
+    fn patched(&self, object: &Value, user: &str, config: &ClusterConfig) -> Result<Value, Box<dyn Error>> {
         let body = json!({"request": {
             "uid": "u",
             "resource": {"group": "kubevirt.io", "version": "v1", "resource": self.plural},
@@ -46,25 +43,25 @@ impl Table {
             "oldObject": object,
         }})
         .to_string();
-        let mut known = Neighbours::new();
+        let mut known = Lookups::new();
         let review = loop {
             match handle(&self.webhook, body.as_bytes(), config, "kubevirt", &known) {
-                Ok(review) => break review,
-                Err(wanted) => wanted.into_iter().for_each(|wanted| known.insert(wanted, Outcome::Object(None))),
+                Ok(evaluation) => break evaluation.review,
+                Err(queries) => queries.into_iter().for_each(|query| known.insert(query, LookupResult::Object(None))),
             }
         };
         if !review.response.allowed {
-            return Err(format!("{:?}", review.response.status));
+            return Err(format!("{:?}", review.response.status).into());
         }
         let mut object = object.clone();
         if let Some(patch) = &review.response.patch {
             let patch: json_patch::Patch = serde_json::from_slice(&STANDARD.decode(patch).unwrap()).unwrap();
-            json_patch::patch(&mut object, &patch).map_err(|error| error.to_string())?;
+            json_patch::patch(&mut object, &patch)?;
         }
         Ok(object)
     }
 
-    fn check(&self, change: &Value, expected: &Map<String, Value>) -> Result<(), String> {
+    fn check(&self, change: &Value, expected: &Map<String, Value>) -> Result<(), Box<dyn Error>> {
         let config = configuration(change);
         let mut object = self.base.clone();
         merge(&mut object, change);
@@ -74,11 +71,11 @@ impl Table {
             // A text in angle brackets stands for any text: random identifiers.
             let any = value == "<any>" && found.as_str().is_some_and(|text| !text.is_empty());
             if found != value && !any {
-                return Err(format!("{pointer} should be {value}, is {found}"));
+                return Err(format!("{pointer} should be {value}, is {found}").into());
             }
         }
         let twice = self.patched(&once, "system:serviceaccount:kubevirt:kubevirt-controller", &config)?;
-        if twice == once { Ok(()) } else { Err(format!("a second pass changes it\n    {once}\n    {twice}")) }
+        if twice == once { Ok(()) } else { Err(format!("a second pass changes it\n    {once}\n    {twice}").into()) }
     }
 }
 

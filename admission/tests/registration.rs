@@ -1,5 +1,5 @@
-//! The chart registers what is served, and nothing else: a webhook that nobody asks for checks nothing, and one that
-//! nobody serves refuses everything.
+//! The chart registers exactly the webhooks that are served: an unregistered one checks nothing, and a registered one that is
+//! not served fails every request.
 
 #![allow(clippy::unwrap_used, reason = "a test ends here")]
 
@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use admission::WEBHOOKS;
 
 #[test]
-fn chart_registers_what_is_served() {
+fn chart_registers_all_webhooks() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/ferrovirt/templates/webhooks.yaml");
     let text = fs::read_to_string(file).unwrap();
     let registered: BTreeSet<&str> =

@@ -1,23 +1,23 @@
-//! One row for each rule of the reference tables: a case that is accepted and one that is refused, with the type,
-//! field and text of the cause.
+//! One row for each rule of the reference tables: a case that is accepted and one that is refused, with type, field and
+//! message of the error.
 //!
-//! The rules are listed in `tests/rules/index.txt`, by the sections of the reference; a rule without a row fails, and so
-//! does a row without a rule. The rows are in the other files of `tests/rules/`; whoever adds a kind adds a file. A file
-//! names the webhook that is asked, an object that breaks no rule (`base`), and the rows:
+//! `tests/rules/index.txt` lists the rules by the sections of the reference. A rule without a row fails the test, and so
+//! does a row without a rule. The other files of `tests/rules/` hold the rows; a new kind gets a new file. A file names the
+//! webhook, an object without errors (`base`), and the rows:
 //!
 //! ```text
-//! [id, type, field, message, accepted, refused]      type "": a schema error; "E400": a refusal with that code and
-//!                                                    without causes; "W": a warning, where "refused" is let through
-//! [id, "never", why]                                 a rule that cannot be broken here
+//! [id, type, field, message, accepted, refused]      type "": a schema error; "E400": a failure with that code and
+//!                                                    without field errors; "W": a warning, where "refused" is allowed
+//! [id, "never", reason]                              a rule that cannot be broken here
 //! ```
 //!
 //! `accepted` and `refused` are merged into the base (null removes). Keys that begin with `$` are not part of the object:
 //! `$config` (`spec.configuration` of the KubeVirt object), `$old` (merged into the base to make the old object),
 //! `$user`, `$node` (of the user's token), `$group`, `$version`, `$plural` and `$name` (of the request), `$operation`,
-//! `$neighbours` (objects by plural or by plural and name, the answers to patches by plural and `patch`;
-//! `{"$failed": TEXT}` where the API server fails). In fields and messages the words of `words` are replaced.
+//! `$lookups` (objects by plural or by plural and name, the results of patches by plural and `patch`; `{"$failed": TEXT}` if
+//! the API server fails). In fields and messages the words of `words` are replaced.
 //!
-//! What is valid but not carried out yet counts as accepted: the rule let it pass.
+//! Objects that are valid but not supported yet count as accepted.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends here")]
 
@@ -27,10 +27,7 @@ use std::{
     path::Path,
 };
 
-use admission::{
-    handle,
-    neighbours::{Ask, Neighbours, Outcome, Wanted},
-};
+use admission::{Evaluation, LookupResult, Lookups, ObjectQuery, Review, Selection, context::lookups::MAX_ROUNDS};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -53,21 +50,26 @@ struct Table {
     rows: Vec<Vec<Value>>,
 }
 
-fn known(case: &Value, wanted: &Wanted) -> Outcome {
-    let plural = wanted.plural.as_str();
-    let named = match &wanted.ask {
-        Ask::Get { name } => format!("{plural}/{name}"),
-        Ask::Patch { .. } => format!("{plural}/patch"),
-        Ask::List { .. } | Ask::DryRunCreate { .. } => plural.to_owned(),
+fn object<'a>(case: &'a Value, name: &str) -> Option<&'a Value> {
+    case.get("$lookups")?.get(name)
+}
+
+fn failure(object: &Value) -> Option<&str> {
+    object.get("$failed")?.as_str()
+}
+
+fn result(case: &Value, query: &ObjectQuery) -> LookupResult {
+    let plural = query.plural.as_str();
+    let found = match &query.selection {
+        Selection::Get { name } => object(case, &format!("{plural}/{name}")).or_else(|| object(case, plural)),
+        Selection::List { .. } => object(case, plural),
     };
-    let all = case.get("$neighbours");
-    let found = all.and_then(|all| all.get(&named).or_else(|| all.get(plural)));
-    if let Some(message) = found.and_then(|found| found.get("$failed")?.as_str()) {
-        return Outcome::Failed { code: 500, message: message.to_owned() };
+    if let Some(message) = found.and_then(failure) {
+        return LookupResult::Failed { code: 500, message: message.to_owned() };
     }
-    match (&wanted.ask, found) {
-        (Ask::List { .. }, Some(items)) => Outcome::List(items.as_array().unwrap().clone()),
-        (_, found) => Outcome::Object(found.filter(|found| !found.is_null()).cloned()),
+    match (&query.selection, found) {
+        (Selection::List { .. }, Some(items)) => LookupResult::List(items.as_array().unwrap().clone()),
+        (_, found) => LookupResult::Object(found.filter(|found| !found.is_null()).cloned()),
     }
 }
 
@@ -104,22 +106,33 @@ impl Table {
         }})
     }
 
-    fn ask(&self, case: &Value) -> Value {
+    fn respond(&self, case: &Value) -> Value {
         let body = self.request(case).to_string();
         let config = configuration(case);
-        let mut neighbours = Neighbours::new();
-        for _ in 0..=admission::neighbours::MAX_ROUNDS {
-            match handle(&self.webhook, body.as_bytes(), &config, "kubevirt", &neighbours) {
-                Ok(review) => return serde_json::to_value(review).unwrap()["response"].clone(),
-                Err(wanted) => {
-                    for wanted in wanted {
-                        let outcome = known(case, &wanted);
-                        neighbours.insert(wanted, outcome);
+        let response = |review| serde_json::to_value(review).unwrap()["response"].clone();
+        let request = match Review::parse(&self.webhook, body.as_bytes()) {
+            Ok(request) => request,
+            Err(review) => return response(*review),
+        };
+        let mut lookups = Lookups::new();
+        for _ in 0..=MAX_ROUNDS {
+            match request.evaluate(&config, "kubevirt", &lookups) {
+                Ok(Evaluation { review, effects }) => {
+                    let failed = effects.iter().find_map(|effect| {
+                        let error = failure(object(case, &format!("{}/patch", effect.plural))?)?;
+                        Some(request.effect_failed(effect, error))
+                    });
+                    return response(failed.unwrap_or(review));
+                }
+                Err(queries) => {
+                    for query in queries {
+                        let result = result(case, &query);
+                        lookups.insert(query, result);
                     }
                 }
             }
         }
-        panic!("{case}: too many rounds");
+        panic!("{case}: too many rounds of lookups");
     }
 
     fn words(&self, text: &Value) -> String {
@@ -131,7 +144,7 @@ impl Table {
     }
 }
 
-fn is_passed(response: &Value) -> bool {
+fn is_accepted(response: &Value) -> bool {
     let causes = response.pointer("/status/details/causes").and_then(Value::as_array);
     response["allowed"] == true
         || causes.is_some_and(|causes| {
@@ -146,22 +159,22 @@ fn check(table: &Table, row: &[Value], wrong: &mut Vec<String>) {
         }
         return;
     };
-    let response = table.ask(accepted);
-    if !is_passed(&response) {
-        wrong.push(format!("{id}: should be accepted: {accepted}\n    {response}"));
+    let response = table.respond(accepted);
+    if !is_accepted(&response) {
+        wrong.push(format!("{id}: expected to be accepted: {accepted}\n    {response}"));
     }
     let warned = |response: &Value, message: &str| {
         response["warnings"].as_array().is_some_and(|warnings| warnings.iter().any(|warning| warning == message))
     };
     let (field, message) = (table.words(field), table.words(message));
     if type_ == "W" {
-        let answer = table.ask(refused);
-        if warned(&response, &message) || !is_passed(&answer) || !warned(&answer, &message) {
-            wrong.push(format!("{id}: wanted the warning {message}\n    for {refused}\n    got {answer}"));
+        let allowed = table.respond(refused);
+        if warned(&response, &message) || !is_accepted(&allowed) || !warned(&allowed, &message) {
+            wrong.push(format!("{id}: expected the warning {message}\n    for {refused}\n    got {allowed}"));
         }
         return;
     }
-    let response = table.ask(refused);
+    let response = table.respond(refused);
     let code = type_.as_str().and_then(|type_| type_.strip_prefix('E')?.parse::<u16>().ok());
     let found = if let Some(code) = code {
         response["status"]["code"] == code && response["status"]["message"] == message
@@ -173,18 +186,18 @@ fn check(table: &Table, row: &[Value], wrong: &mut Vec<String>) {
         })
     };
     if response["allowed"] != false || !found {
-        wrong.push(format!("{id}: wanted {type_} {field}: {message}\n    for {refused}\n    got {response}"));
+        wrong.push(format!("{id}: expected {type_} {field}: {message}\n    for {refused}\n    got {response}"));
     }
 }
 
-/// The rules of the reference, by section, in its order.
+/// Returns the rules of the reference in its order.
 fn rules(directory: &Path) -> Vec<String> {
     let index = fs::read_to_string(directory.join("index.txt")).unwrap();
     let lines = index.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.map(str::to_owned).collect()
 }
 
-/// The rules of each section.
+/// Returns the number of rules of each section.
 fn by_section<'a>(ids: impl IntoIterator<Item = &'a String>) -> BTreeMap<&'a str, usize> {
     let mut sections = BTreeMap::new();
     for id in ids {

@@ -1,5 +1,4 @@
-//! Defaults of hypervisor features: a switch that is given without a word is on, and what an enlightenment rests on
-//! is turned on with it.
+//! Defaults of hypervisor features: a feature without `enabled` is on, and enlightenments enable the ones they require.
 
 use api::vmi::{
     clock::Timer,
@@ -7,10 +6,10 @@ use api::vmi::{
     features::{FeatureHyperv, FeatureState, Features},
 };
 
-/// Spinlock retries of a guest that asks for the enlightenment alone.
+/// Spinlock retries if the enlightenment is on without a number.
 const SPINLOCK_RETRIES: u32 = 4096;
 
-/// Sets the defaults of features; whether all that they rest on is on now.
+/// Sets the defaults of features. Returns true if all required features are on now.
 pub(super) fn set(features: &mut Features, acpi: bool) -> bool {
     features.acpi.enabled.get_or_insert(acpi);
     if let Some(apic) = &mut features.apic {
@@ -22,7 +21,7 @@ pub(super) fn set(features: &mut Features, acpi: bool) -> bool {
     features.hyperv.as_mut().is_none_or(enlightenments)
 }
 
-/// Timers that are given without a word are present.
+/// Sets timers without `present` to present.
 pub(super) fn timers(timer: &mut Timer) {
     let present = [
         timer.hpet.as_mut().map(|timer| &mut timer.present),
@@ -36,7 +35,7 @@ pub(super) fn timers(timer: &mut Timer) {
     }
 }
 
-/// The enlightened VMCS needs the guest to see VMX.
+/// Requires VMX, which the enlightened VMCS needs.
 pub(super) fn require_vmx(cpu: &mut Cpu, features: Option<&Features>) {
     let evmcs = features.and_then(|features| features.hyperv.as_ref()).and_then(|hyperv| hyperv.evmcs.as_ref());
     if !evmcs.is_some_and(FeatureState::is_enabled) {
@@ -89,7 +88,7 @@ fn enlightenments(hyperv: &mut FeatureHyperv) -> bool {
         vendor.enabled.get_or_insert(true);
     }
 
-    // Each needs the next; the first explicit no is left for the rules to complain about, and all that comes after it.
+    // Each requires the next. The first one that is explicitly off ends the chain; the rules report it.
     let enabled = |state: &Option<FeatureState>| state.as_ref().is_some_and(FeatureState::is_enabled);
     let timer = hyperv.synictimer.as_ref().is_some_and(|timer| timer.enabled.unwrap_or(true));
     let flush = hyperv.tlbflush.as_ref().is_some_and(|flush| flush.enabled.unwrap_or(true));
@@ -113,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn enlightenments_bring_what_they_need() {
+    fn enlightenments_enable_their_dependencies() {
         let mut features: Features = serde_json::from_value(json!({
             "hyperv": {"synictimer": {"direct": {}}, "spinlocks": {}, "evmcs": {}}
         }))
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn explicit_no_is_kept() {
+    fn disabled_features_stay_disabled() {
         let mut features: Features =
             serde_json::from_value(json!({"hyperv": {"synic": {}, "vpindex": {"enabled": false}}})).unwrap();
         set(&mut features, true);

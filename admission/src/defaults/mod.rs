@@ -1,10 +1,10 @@
-//! Defaults of a machine's spec.
+//! Defaults of VMI specs.
 //!
-//! [`spec`] sets what can be told without knowing that the machine is about to run; it is also applied to a copy of a
-//! VM's template before the template is checked. [`machine`] sets the rest on a machine as it is made.
+//! [`spec`] sets the defaults that VM templates and VMIs share; it is also applied to a copy of a VM's template before the
+//! template is validated. [`vmi`] sets the others when a VMI is created.
 
 mod features;
-pub mod machine;
+pub mod vmi;
 
 use api::{
     VirtualMachineInstanceSpec,
@@ -19,31 +19,28 @@ use api::{
         network::{Interface, InterfaceBridge, InterfaceMasquerade, Network, PodNetwork},
     },
 };
-use k8s_openapi::apimachinery::pkg::{
-    api::resource::Quantity,
-    apis::meta::v1::{ObjectMeta, Time},
-};
+use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta};
 
-use crate::addresses;
+use crate::context::addresses;
 
-/// Name of the network and interface a machine gets when it asks for none.
+/// Name of the default network and interface.
 const DEFAULT_NETWORK: &str = "default";
-/// CPU request, in thousandths, that is the same as asking for none.
+/// CPU request in thousandths that is not written into specs, because it is the default of the cluster.
 const PLAIN_CPU_REQUEST: i64 = 100;
 
-/// What is made up for one request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Fresh {
-    /// The moment.
-    pub now: Time,
-    /// A random UUID.
-    pub uuid: String,
-    /// Another random UUID.
-    pub serial: String,
+/// A default network of the cluster that is not allowed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum DefaultNetworkError {
+    /// Bridges on the pod network are forbidden.
+    #[error("bridge interface is not enabled in kubevirt-config")]
+    BridgeNotEnabled,
+    /// Slirp was removed.
+    #[error("slirp interface is deprecated as of v1.3")]
+    SlirpDeprecated,
 }
 
-/// Sets the defaults a template and a machine share. Fails when the cluster's own default network is not allowed.
-pub fn spec(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), String> {
+/// Sets the defaults that templates and VMIs share. Fails if the cluster's default network is not allowed.
+pub fn spec(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), DefaultNetworkError> {
     addresses::normalize(spec);
     platform(spec, config);
     resources(spec, config);
@@ -57,7 +54,7 @@ pub fn spec(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Re
     Ok(())
 }
 
-/// Notes the version of the API that an object is made in, for whoever moves objects from one version to another.
+/// Records the API version of a new object in annotations, for migrations between API versions.
 pub fn observed_version(metadata: &mut ObjectMeta) {
     let annotations = metadata.annotations.get_or_insert_default();
     for key in [annotation::LATEST_OBSERVED_API_VERSION, annotation::STORAGE_OBSERVED_API_VERSION] {
@@ -65,27 +62,26 @@ pub fn observed_version(metadata: &mut ObjectMeta) {
     }
 }
 
-/// Adds the disks and the network that a machine gets without asking. Fails when the cluster's own default network is not
-/// allowed.
-pub fn attach(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), String> {
+/// Adds default disks and the default network. Fails if the cluster's default network is not allowed.
+pub fn attach(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), DefaultNetworkError> {
     disks(spec);
     network(spec, config)
 }
 
-/// Architecture and board.
+/// Sets architecture and machine type.
 pub(crate) fn platform(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
     if is_empty(spec.architecture.as_ref()) {
         spec.architecture = Some(config.default_architecture.clone());
     }
-    let board = &config.arch(spec.architecture.as_deref().unwrap_or_default()).machine_type;
+    let default = &config.arch(spec.architecture.as_deref().unwrap_or_default()).machine_type;
     let machine = spec.domain.machine.get_or_insert_with(Machine::default);
     if machine.type_.is_empty() {
-        machine.type_.clone_from(board);
+        machine.type_.clone_from(default);
     }
 }
 
-/// Requests follow limits; guest memory follows what is requested. What is no amount is left where the user wrote it, so that
-/// it is refused there and nowhere else.
+/// Sets requests from limits, and guest memory from requests, limits or the page size. A malformed amount is not copied, so
+/// that it is rejected only where the user wrote it.
 fn resources(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
     let domain = &mut spec.domain;
     let dedicated = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
@@ -102,15 +98,15 @@ fn resources(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
     let memory = domain.memory.get_or_insert_with(Memory::default);
     if memory.guest.is_none() {
         let page = memory.hugepages.as_ref().and_then(|pages| pages.page_size.clone()).map(Quantity);
-        let given = |amounts: &std::collections::BTreeMap<String, Quantity>| {
+        let nonzero = |amounts: &std::collections::BTreeMap<String, Quantity>| {
             amounts.get("memory").filter(|amount| !is_zero(amount)).cloned()
         };
-        let first = given(&resources.requests).or_else(|| given(&resources.limits)).or(page);
+        let first = nonzero(&resources.requests).or_else(|| nonzero(&resources.limits)).or(page);
         memory.guest = first.filter(is_amount);
     }
 }
 
-/// Sockets, when nothing is said about the topology.
+/// Sets the CPU topology if it is not set at all.
 fn topology(spec: &mut VirtualMachineInstanceSpec) {
     let resources = &spec.domain.resources;
     let cpus = |amount: Option<&Quantity>| {
@@ -137,13 +133,13 @@ fn pull_policies(spec: &mut VirtualMachineInstanceSpec) {
     }
 }
 
-/// An image without tag or with tag `latest` may change under its name.
+/// Returns the pull policy of an image. An image without tag or with tag `latest` can change.
 fn pull_policy(image: &str) -> &'static str {
     let moving = image.ends_with(":latest") || !image.contains([':', '@']);
     if moving { "Always" } else { "IfNotPresent" }
 }
 
-fn network(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), String> {
+fn network(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Result<(), DefaultNetworkError> {
     let devices = &mut spec.domain.devices;
     if devices.autoattach_pod_interface == Some(false) || !spec.networks.is_empty() || !devices.interfaces.is_empty() {
         return Ok(());
@@ -151,10 +147,10 @@ fn network(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Res
     let mut interface = Interface { name: DEFAULT_NETWORK.to_owned(), ..Interface::default() };
     match config.default_network_interface.as_str() {
         "bridge" if !config.permit_bridge_interface_on_pod_network => {
-            return Err("bridge interface is not enabled in kubevirt-config".to_owned());
+            return Err(DefaultNetworkError::BridgeNotEnabled);
         }
         "bridge" => interface.bridge = Some(InterfaceBridge::default()),
-        "slirp" => return Err("slirp interface is deprecated as of v1.3".to_owned()),
+        "slirp" => return Err(DefaultNetworkError::SlirpDeprecated),
         _ => interface.masquerade = Some(InterfaceMasquerade::default()),
     }
     devices.interfaces.push(interface);
@@ -166,7 +162,7 @@ fn network(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Res
     Ok(())
 }
 
-/// Adds a disk for each volume that nothing uses.
+/// Adds a disk for each volume without disk or filesystem.
 pub fn disks(spec: &mut VirtualMachineInstanceSpec) {
     let devices = &mut spec.domain.devices;
     for volume in &spec.volumes {
@@ -178,17 +174,24 @@ pub fn disks(spec: &mut VirtualMachineInstanceSpec) {
     }
 }
 
-/// Whether a text is missing or empty.
+/// Returns true if the machine type has PCI Express slots for hotplug.
+pub(crate) fn has_pcie_hotplug(spec: &VirtualMachineInstanceSpec) -> bool {
+    let arch = matches!(spec.architecture.as_deref(), None | Some("" | "amd64" | "arm64"));
+    let machine_type = spec.domain.machine.as_ref().map(|machine| machine.type_.as_str());
+    arch && machine_type.is_none_or(|type_| type_.contains("q35") || type_.starts_with("virt"))
+}
+
+/// Returns true if a text is missing or empty.
 pub(crate) fn is_empty(text: Option<&String>) -> bool {
     text.is_none_or(String::is_empty)
 }
 
-/// Whether an amount is none.
+/// Returns true if an amount is zero.
 pub(crate) fn is_zero(amount: &Quantity) -> bool {
     quantity::milli(amount) == Ok(0)
 }
 
-/// Whether a text is an amount at all, however large.
+/// Returns true if a text is a well-formed amount of any size.
 pub(crate) fn is_amount(amount: &Quantity) -> bool {
     !matches!(quantity::units(amount), Err(QuantityError::Malformed(_)))
 }
@@ -199,14 +202,14 @@ mod tests {
 
     use super::*;
 
-    fn defaulted(given: Value, config: &ClusterConfig) -> Value {
-        let mut machine: VirtualMachineInstanceSpec = serde_json::from_value(given).unwrap();
-        spec(&mut machine, config).unwrap();
-        serde_json::to_value(&machine).unwrap()
+    fn defaulted(object: Value, config: &ClusterConfig) -> Value {
+        let mut vmi_spec: VirtualMachineInstanceSpec = serde_json::from_value(object).unwrap();
+        spec(&mut vmi_spec, config).unwrap();
+        serde_json::to_value(&vmi_spec).unwrap()
     }
 
     #[test]
-    fn smallest_machine_gets_platform_topology_and_network() {
+    fn smallest_vmi_gets_platform_topology_and_network() {
         let spec = defaulted(
             json!({"domain": {"devices": {}, "memory": {"guest": "128Mi"}}, "volumes": [{"name": "cd", "containerDisk": {"image": "a:b"}}]}),
             &ClusterConfig::default(),
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_is_not_copied() {
+    fn malformed_amounts_are_not_copied() {
         for domain in [
             json!({"devices": {}, "resources": {"requests": {"memory": "much"}, "limits": {"cpu": "all"}}}),
             json!({"devices": {}, "resources": {"limits": {"memory": "much"}}}),
@@ -294,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_without_pod_interface_gets_none() {
+    fn vmi_without_pod_interface_gets_no_network() {
         let spec =
             defaulted(json!({"domain": {"devices": {"autoattachPodInterface": false}}}), &ClusterConfig::default());
         assert_eq!(spec.get("networks"), None);

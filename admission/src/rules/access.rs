@@ -1,11 +1,11 @@
-//! Credentials put into the guest.
+//! Access credentials of guests.
 
 use api::VirtualMachineInstanceSpec;
 
-use crate::causes::Causes;
+use crate::context::FieldErrors;
 
-/// What is wrong with the credentials.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates the access credentials.
+pub(super) fn validate(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let no_cloud = spec.volumes.iter().any(|volume| volume.cloud_init_no_cloud.is_some());
     let config_drive = spec.volumes.iter().any(|volume| volume.cloud_init_config_drive.is_some());
     for (index, credential) in spec.access_credentials.iter().enumerate() {
@@ -18,7 +18,7 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
                 ("configDrive", method.config_drive.is_some(), config_drive),
             ] {
                 if used && !there {
-                    causes.invalid(
+                    errors.invalid(
                         format!("{field}.propagationMethod"),
                         format!(
                             "{path} requires a {name} volume to exist when the {name} propagationMethod is in use."
@@ -27,33 +27,39 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
                 }
             }
             if method.qemu_guest_agent.as_ref().is_some_and(|agent| agent.users.is_empty()) {
-                causes.invalid(
+                errors.invalid(
                     format!("{field}.propagationMethod.qemuGuestAgent.users"),
                     format!("{path} requires at least one user to be present in the users list"),
                 );
             }
             let methods = [method.no_cloud.is_some(), method.config_drive.is_some(), method.qemu_guest_agent.is_some()];
             let methods = methods.iter().filter(|set| **set).count();
-            one_each(&path, &field, key.source.secret.is_some(), methods == 1, causes);
+            validate_one_of_each(&path, &field, key.source.secret.is_some(), methods == 1, errors);
         }
         if let Some(password) = &credential.user_password {
             let by_agent = password.propagation_method.qemu_guest_agent.is_some();
-            one_each(&path, &format!("{path}.userPassword"), password.source.secret.is_some(), by_agent, causes);
+            validate_one_of_each(
+                &path,
+                &format!("{path}.userPassword"),
+                password.source.secret.is_some(),
+                by_agent,
+                errors,
+            );
         }
         if credential.ssh_public_key.is_some() == credential.user_password.is_some() {
-            causes.invalid(path.clone(), format!("{path} must have exactly one access credential type set"));
+            errors.invalid(path.clone(), format!("{path} must have exactly one access credential type set"));
         }
     }
 }
 
-/// A credential comes from one place and gets into the guest in one way.
-fn one_each(path: &str, field: &str, source: bool, method: bool, causes: &mut Causes) {
+/// Validates that a credential has one source and one propagation method.
+fn validate_one_of_each(path: &str, field: &str, source: bool, method: bool, errors: &mut FieldErrors) {
     if !source {
-        causes.invalid(format!("{field}.source"), format!("{path} must have exactly one source set"));
+        errors.invalid(format!("{field}.source"), format!("{path} must have exactly one source set"));
     }
     if !method {
         let message = format!("{path} must have exactly one propagationMethod set");
-        causes.invalid(format!("{field}.propagationMethod"), message);
+        errors.invalid(format!("{field}.propagationMethod"), message);
     }
 }
 

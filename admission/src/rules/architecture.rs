@@ -1,54 +1,54 @@
-//! What each CPU architecture has and has not.
+//! Features of CPU architectures.
 
 use api::VirtualMachineInstanceSpec;
 
-use crate::causes::Causes;
+use crate::context::FieldErrors;
 
 const ROOT: &str = "spec.domain";
 
-/// What a machine asks for that its architecture does not have.
-pub fn causes(spec: &VirtualMachineInstanceSpec) -> Causes {
-    let mut causes = Causes::new();
+/// Returns errors for fields that the VMI's architecture does not have.
+pub(crate) fn validate(spec: &VirtualMachineInstanceSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
     match spec.architecture.as_deref().unwrap_or_default() {
-        "amd64" => amd64(spec, &mut causes),
-        "arm64" => arm64(spec, &mut causes),
-        "s390x" => s390x(spec, &mut causes),
-        other => causes.invalid("spec.architecture", format!("unsupported architecture: {other}")),
+        "amd64" => validate_amd64(spec, &mut errors),
+        "arm64" => validate_arm64(spec, &mut errors),
+        "s390x" => validate_s390x(spec, &mut errors),
+        other => errors.invalid("spec.architecture", format!("unsupported architecture: {other}")),
     }
-    causes
+    errors
 }
 
-fn video(spec: &VirtualMachineInstanceSpec, architecture: &str, known: &[&str], causes: &mut Causes) {
+fn validate_video(spec: &VirtualMachineInstanceSpec, architecture: &str, known: &[&str], errors: &mut FieldErrors) {
     let type_ = spec.domain.devices.video.as_ref().and_then(|video| video.type_.as_deref()).unwrap_or_default();
     if !type_.is_empty() && !known.contains(&type_) {
-        causes.not_supported(
+        errors.not_supported(
             format!("{ROOT}.devices.video.type"),
             format!("video model '{type_}' is not supported on {architecture} architecture"),
         );
     }
 }
 
-fn amd64(spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+fn validate_amd64(spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     if let Some(watchdog) = &spec.domain.devices.watchdog
         && (watchdog.i6300esb.is_none() || watchdog.diag288.is_some())
     {
-        causes.not_supported(format!("{ROOT}.devices.watchdog"), "amd64 only supports I6300ESB watchdog device");
+        errors.not_supported(format!("{ROOT}.devices.watchdog"), "amd64 only supports I6300ESB watchdog device");
     }
-    video(spec, "amd64", &["vga", "cirrus", "virtio", "ramfb", "bochs"], causes);
+    validate_video(spec, "amd64", &["vga", "cirrus", "virtio", "ramfb", "bochs"], errors);
 }
 
-fn arm64(spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+fn validate_arm64(spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let domain = &spec.domain;
     let bootloader = domain.firmware.as_ref().and_then(|firmware| firmware.bootloader.as_ref());
     if bootloader.is_some_and(|bootloader| bootloader.bios.is_some()) {
-        causes.not_supported(
+        errors.not_supported(
             format!("{ROOT}.firmware.bootloader.bios"),
             "Arm64 does not support bios boot, please change to uefi boot",
         );
     }
     let model = domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
     if !["", "host-passthrough"].contains(&model) {
-        causes.not_supported(
+        errors.not_supported(
             format!("{ROOT}.cpu.model"),
             "currently, host-passthrough is the only model supported on Arm64",
         );
@@ -60,7 +60,7 @@ fn arm64(spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
             ("lun", disk.lun.as_ref().and_then(|lun| lun.bus.as_deref())),
         ] {
             if !["", "virtio", "scsi"].contains(&bus.unwrap_or_default()) {
-                causes.not_supported(
+                errors.not_supported(
                     format!("{ROOT}.devices.disks[{index}].{target}.bus"),
                     "Arm64 not support this disk bus type, please use virtio or scsi",
                 );
@@ -68,21 +68,21 @@ fn arm64(spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
         }
     }
     if domain.devices.watchdog.is_some() {
-        causes.not_supported(format!("{ROOT}.devices.watchdog"), "Arm64 not support Watchdog device");
+        errors.not_supported(format!("{ROOT}.devices.watchdog"), "Arm64 not support Watchdog device");
     }
     if domain.devices.sound.is_some() {
-        causes.not_supported(format!("{ROOT}.devices.sound"), "Arm64 not support sound device");
+        errors.not_supported(format!("{ROOT}.devices.sound"), "Arm64 not support sound device");
     }
-    video(spec, "arm64", &["virtio", "ramfb"], causes);
+    validate_video(spec, "arm64", &["virtio", "ramfb"], errors);
 }
 
-fn s390x(spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+fn validate_s390x(spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     if let Some(watchdog) = &spec.domain.devices.watchdog
         && (watchdog.diag288.is_none() || watchdog.i6300esb.is_some())
     {
-        causes.not_supported(format!("{ROOT}.devices.watchdog"), "s390x only supports Diag288 watchdog device");
+        errors.not_supported(format!("{ROOT}.devices.watchdog"), "s390x only supports Diag288 watchdog device");
     }
-    video(spec, "s390x", &["virtio"], causes);
+    validate_video(spec, "s390x", &["virtio"], errors);
 }
 
 #[cfg(test)]
@@ -90,11 +90,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::rules::testing::machine;
+    use crate::rules::testing::vmi_spec;
 
     fn fields(change: Value) -> Vec<String> {
-        let causes = causes(&machine(change));
-        causes.as_slice().iter().map(|cause| cause.field.clone()).collect()
+        let errors = validate(&vmi_spec(change));
+        errors.as_slice().iter().map(|error| error.field.clone()).collect()
     }
 
     #[test]

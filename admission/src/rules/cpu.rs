@@ -1,40 +1,45 @@
 //! Virtual CPUs.
 
-use api::{VirtualMachineInstanceSpec, config::ClusterConfig, quantity, vmi::cpu::Cpu};
+use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig, quantity, vmi::cpu::Cpu};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::causes::Causes;
+use crate::context::FieldErrors;
 
-/// Most virtual CPUs that can be counted. What no node can hold is for the scheduler to tell.
+/// Most virtual CPUs whose number is computed. The scheduler rejects what no node can run.
 const VCPUS_MAX: u32 = u32::MAX - 1;
 
-/// What is wrong with the CPU.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+/// Validates the CPU.
+pub(super) fn validate(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let Some(cpu) = &spec.domain.cpu else { return };
     let path = |field: &str| format!("{root}.domain.cpu.{field}");
     if cpu.dedicated_cpu_placement {
-        dedicated(root, spec, cpu, config, causes);
+        validate_dedicated(root, spec, cpu, config, errors);
     }
     if is_mapped(cpu) {
         let field = path("numa.guestMappingPassthrough");
-        if !config.enabled("NUMA") {
+        if !config.enabled(FeatureGate::Numa) {
             let message = format!("NUMA feature gate is not enabled in kubevirt-config, invalid entry {field}");
-            causes.invalid(field.clone(), message);
+            errors.invalid(field.clone(), message);
         }
         if !cpu.dedicated_cpu_placement {
             let needed = path("dedicatedCpuPlacement");
             let message = format!("{needed} must be set to true when NUMA topology strategy is set in {field}");
-            causes.invalid(field.clone(), message);
+            errors.invalid(field.clone(), message);
         }
         if spec.domain.memory.as_ref().is_none_or(|memory| memory.hugepages.is_none()) {
             let message = format!(
                 "{root}.domain.memory.hugepages must be requested when NUMA topology strategy is set in {field}"
             );
-            causes.invalid(field, message);
+            errors.invalid(field, message);
         }
     }
     if cpu.isolate_emulator_thread && !cpu.dedicated_cpu_placement {
-        causes.invalid(
+        errors.invalid(
             path("isolateEmulatorThread"),
             "IsolateEmulatorThread should be only set in combination with DedicatedCPUPlacement",
         );
@@ -42,68 +47,71 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
     for (index, feature) in cpu.features.iter().enumerate() {
         let policy = feature.policy.as_deref().unwrap_or_default();
         if !["", "force", "require", "optional", "disable", "forbid"].contains(&policy) {
-            causes.not_supported(
+            errors.not_supported(
                 path(&format!("features[{index}].policy")),
                 format!("CPU feature {} uses policy {policy} that is not supported.", feature.name),
             );
         }
-        if !is_word(&feature.name) {
-            causes.invalid(
+        if !is_model_name(&feature.name) {
+            errors.invalid(
                 path(&format!("features[{index}].name")),
                 format!("CPU feature name '{}' can only contain letters, digits, '-', '_' and '.'", feature.name),
             );
         }
     }
-    if let Some(model) = cpu.model.as_deref().filter(|model| !model.is_empty() && !is_word(model)) {
-        causes
+    if let Some(model) = cpu.model.as_deref().filter(|model| !model.is_empty() && !is_model_name(model)) {
+        errors
             .invalid(path("model"), format!("CPU model '{model}' can only contain letters, digits, '-', '_' and '.'"));
     }
     let sockets = cpu.sockets.unwrap_or(0);
-    if cpu.max_sockets.is_some_and(|most| most != 0 && sockets > most) {
-        causes
+    if cpu.max_sockets.is_some_and(|max| max != 0 && sockets > max) {
+        errors
             .invalid(path("sockets"), "Number of sockets in CPU topology is greater than the maximum sockets allowed");
     }
     if cpu.vcpus() > VCPUS_MAX {
-        causes.invalid(
+        errors.invalid(
             format!("{root}.domain.cpu"),
-            format!(
-                "{root}.domain.cpu asks for {} virtual CPUs, more than the {VCPUS_MAX} that can be counted",
-                cpu.vcpus()
-            ),
+            format!("{root}.domain.cpu requests {} virtual CPUs, but at most {VCPUS_MAX} are supported", cpu.vcpus()),
         );
     }
 }
 
-/// Whether the guest sees the NUMA topology of its host.
+/// Returns true if the guest sees the NUMA topology of its host.
 fn is_mapped(cpu: &Cpu) -> bool {
     cpu.numa.as_ref().is_some_and(|numa| numa.guest_mapping_passthrough.is_some())
 }
 
-/// What a guest with real-time needs lacks.
-pub(super) fn realtime(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates the requirements of real-time guests.
+pub(super) fn validate_realtime(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let Some(cpu) = spec.domain.cpu.as_ref().filter(|cpu| cpu.realtime.is_some()) else { return };
     let path = |field: &str| format!("{root}.domain.cpu.{field}");
     if !cpu.dedicated_cpu_placement {
         let field = path("dedicatedCpuPlacement");
         let message = format!("{field} must be set to true when {} is used", path("realtime"));
-        causes.required(field, message);
+        errors.required(field, message);
     }
     if !is_mapped(cpu) {
         let field = path("numa.guestMappingPassthrough");
         let message = format!("{field} must be defined when {} is used", path("realtime"));
-        causes.required(field, message);
+        errors.required(field, message);
     }
 }
 
-/// CPUs of its own: whole ones, the same number wherever it is said, and memory that is all there.
-fn dedicated(root: &str, spec: &VirtualMachineInstanceSpec, cpu: &Cpu, config: &ClusterConfig, causes: &mut Causes) {
+/// Validates dedicated CPUs: whole ones, the same number in all fields, and memory without overcommitment.
+fn validate_dedicated(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    cpu: &Cpu,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let resources = &spec.domain.resources;
     let memory = spec.domain.memory.as_ref();
-    let path = |which: &str, what: &str| format!("{root}.domain.resources.{which}.{what}");
+    let path = |list: &str, name: &str| format!("{root}.domain.resources.{list}.{name}");
     let whole = |amount: Option<&Quantity>| amount.and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
-    let (wanted, limit) = (whole(resources.requests.get("memory")), whole(resources.limits.get("memory")));
-    if wanted == 0 && limit == 0 && memory.is_none_or(|memory| memory.hugepages.is_none() && memory.guest.is_none()) {
-        causes.invalid(
+    let (request, limit) = (whole(resources.requests.get("memory")), whole(resources.limits.get("memory")));
+    if request == 0 && limit == 0 && memory.is_none_or(|memory| memory.hugepages.is_none() && memory.guest.is_none()) {
+        errors.invalid(
             path("limits", "memory"),
             format!(
                 "{}, {}, {root}.domain.memory.hugepages or {root}.domain.memory.guest should be provided",
@@ -112,17 +120,17 @@ fn dedicated(root: &str, spec: &VirtualMachineInstanceSpec, cpu: &Cpu, config: &
             ),
         );
     }
-    // A part of a CPU counts as a whole one from here on.
+    // A fraction of a CPU counts as a whole one from here on.
     let (request_cpu, limit_cpu) = (whole(resources.requests.get("cpu")), whole(resources.limits.get("cpu")));
     for (which, amounts) in [("requests", &resources.requests), ("limits", &resources.limits)] {
         let milli = amounts.get("cpu").and_then(|amount| quantity::milli(amount).ok()).unwrap_or(0);
         if milli > 0 && milli % 1000 != 0 {
-            causes.invalid(path(which, "cpu"), format!("provided resources CPU {which} must be an interger"));
+            errors.invalid(path(which, "cpu"), format!("provided resources CPU {which} must be an interger"));
         }
     }
-    if wanted > 0 && limit > 0 && wanted != limit {
+    if request > 0 && limit > 0 && request != limit {
         let message = format!("{} must be equal to {}", path("requests", "memory"), path("limits", "memory"));
-        causes.invalid(path("requests", "memory"), message);
+        errors.invalid(path("requests", "memory"), message);
     }
 
     let field = format!("{root}.domain.cpu.dedicatedCpuPlacement");
@@ -135,7 +143,7 @@ fn dedicated(root: &str, spec: &VirtualMachineInstanceSpec, cpu: &Cpu, config: &
         parts.iter().fold(1_i64, |product, part| product.saturating_mul((*part).max(1)))
     };
     if request_cpu == 0 && limit_cpu == 0 && vcpus == 0 {
-        causes.invalid(
+        errors.invalid(
             field.clone(),
             format!(
                 "either {request_path} or {limit_path} or {cores} must be provided when DedicatedCPUPlacement is true "
@@ -143,13 +151,13 @@ fn dedicated(root: &str, spec: &VirtualMachineInstanceSpec, cpu: &Cpu, config: &
         );
     }
     if request_cpu > 0 && limit_cpu > 0 && request_cpu != limit_cpu {
-        causes.invalid(
+        errors.invalid(
             field.clone(),
             format!("{request_path} or {limit_path} must be equal when DedicatedCPUPlacement is true "),
         );
     }
     if (request_cpu > 0 || limit_cpu > 0) && vcpus > 0 && request_cpu != vcpus && limit_cpu != vcpus {
-        causes.invalid(
+        errors.invalid(
             field.clone(),
             format!("{request_path} or {limit_path} must not be provided at the same time with {cores} when DedicatedCPUPlacement is true "),
         );
@@ -158,21 +166,21 @@ fn dedicated(root: &str, spec: &VirtualMachineInstanceSpec, cpu: &Cpu, config: &
     let architecture =
         spec.architecture.as_deref().filter(|name| !name.is_empty()).unwrap_or(config.default_architecture.as_str());
     if architecture == "arm64" && threads > 1 {
-        causes.invalid(
+        errors.invalid(
             format!("{root}.architecture"),
             format!("threads must not be greater than 1 at {root}.domain.cpu.threads (got {threads}) when {root}.architecture is arm64"),
         );
     }
     if threads > 2 {
-        causes.invalid(
+        errors.invalid(
             field,
             format!("Not more than two threads must be provided at {root}.domain.cpu.threads (got {threads}) when DedicatedCPUPlacement is true"),
         );
     }
 }
 
-/// Names that go to the hypervisor are words.
-fn is_word(text: &str) -> bool {
+/// Validates a name that is passed to the hypervisor.
+fn is_model_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 64 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
 }
 
@@ -198,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn model_is_a_word() {
+    fn model_is_well_formed() {
         accepts(cpu(json!({"model": "Skylake-Client-noTSX-IBRS"})));
         refuses(cpu(json!({"model": "<x/>"})), "spec.domain.cpu.model", "can only contain");
     }
@@ -206,7 +214,7 @@ mod tests {
     #[test]
     fn topology_is_possible() {
         accepts(cpu(json!({"sockets": 2, "cores": 4, "threads": 2})));
-        refuses(cpu(json!({"sockets": 4_000_000, "cores": 4000})), "spec.domain.cpu", "more than the 4294967294");
+        refuses(cpu(json!({"sockets": 4_000_000, "cores": 4000})), "spec.domain.cpu", "at most 4294967294");
         refuses(cpu(json!({"sockets": 4, "maxSockets": 2})), "spec.domain.cpu.sockets", "greater than the maximum");
     }
 
@@ -220,14 +228,14 @@ mod tests {
     }
 
     #[test]
-    fn part_of_a_cpu_counts_as_a_whole_one() {
-        let machine = json!({"domain": {
+    fn fraction_of_a_cpu_counts_as_a_whole_one() {
+        let vmi = json!({"domain": {
             "cpu": {"dedicatedCpuPlacement": true, "cores": 2},
             "resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": "2"}},
         }});
-        let said = messages(machine);
-        assert!(said.contains(&"provided resources CPU requests must be an interger".to_owned()), "{said:?}");
-        assert!(!said.iter().any(|text| text.ends_with("DedicatedCPUPlacement is true ")), "{said:?}");
+        let found = messages(vmi);
+        assert!(found.contains(&"provided resources CPU requests must be an interger".to_owned()), "{found:?}");
+        assert!(!found.iter().any(|text| text.ends_with("DedicatedCPUPlacement is true ")), "{found:?}");
     }
 
     #[test]

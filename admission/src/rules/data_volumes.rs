@@ -1,4 +1,4 @@
-//! DataVolumes made for a VM.
+//! DataVolume templates of a VM.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,11 @@ use api::{
     vm::data_volume::{DataVolumeImportSource, DataVolumeTemplateSpec},
 };
 
-use crate::causes::Causes;
+use crate::context::FieldErrors;
 
-/// What is wrong with the templates of DataVolumes in the VM spec at `root`; of each template the first thing.
-pub fn causes(root: &str, spec: &VirtualMachineSpec) -> Causes {
-    let mut causes = Causes::new();
+/// Returns the errors of the DataVolume templates in the VM spec at `root`: the first one of each template.
+pub(crate) fn validate(root: &str, spec: &VirtualMachineSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
     let volumes = spec.template.spec.as_ref().map(|spec| spec.volumes.as_slice()).unwrap_or_default();
     let used: BTreeSet<&str> = volumes
         .iter()
@@ -21,24 +21,24 @@ pub fn causes(root: &str, spec: &VirtualMachineSpec) -> Causes {
         })
         .collect();
     for (index, template) in spec.data_volume_templates.iter().enumerate() {
-        one(&format!("{root}.dataVolumeTemplate[{index}]"), template, &used, &mut causes);
+        validate_template(&format!("{root}.dataVolumeTemplate[{index}]"), template, &used, &mut errors);
     }
-    causes
+    errors
 }
 
-fn one(path: &str, template: &DataVolumeTemplateSpec, used: &BTreeSet<&str>, causes: &mut Causes) {
+fn validate_template(path: &str, template: &DataVolumeTemplateSpec, used: &BTreeSet<&str>, errors: &mut FieldErrors) {
     let name = template.metadata.name.as_deref().unwrap_or_default();
     let spec = &template.spec;
     if name.is_empty() {
         let message = format!("'name' field must not be empty for DataVolumeTemplate entry {path}.name.");
-        causes.required(format!("{path}.name"), message);
+        errors.required(format!("{path}.name"), message);
         return;
     }
     let target = format!("{path}.PVC.Storage");
     match (&spec.pvc, &spec.storage) {
-        (None, None) => return causes.invalid(target, "Missing Data volume PVC or Storage"),
+        (None, None) => return errors.invalid(target, "Missing Data volume PVC or Storage"),
         (Some(_), Some(_)) => {
-            return causes.invalid(target, "Duplicate storage definition, both target storage and target pvc defined");
+            return errors.invalid(target, "Duplicate storage definition, both target storage and target pvc defined");
         }
         _ => {}
     }
@@ -50,21 +50,21 @@ fn one(path: &str, template: &DataVolumeTemplateSpec, used: &BTreeSet<&str>, cau
     let sourced = spec.source.is_some() || spec.source_ref.is_some();
     if populated && sourced {
         let message = "External population is incompatible with Source and SourceRef";
-        return causes.invalid(format!("{path}.source"), message);
+        return errors.invalid(format!("{path}.source"), message);
     }
     if !populated && !sourced {
         let message = "Data volume should have either Source, SourceRef, or be externally populated";
-        return causes.invalid(format!("{path}.source.sourceRef"), message);
+        return errors.invalid(format!("{path}.source.sourceRef"), message);
     }
     match spec.source.as_ref().map(members) {
-        Some(0) => return causes.invalid(format!("{path}.source"), "Missing dataVolume valid source"),
-        Some(2..) => return causes.invalid(format!("{path}.source"), "Multiple dataVolume sources"),
+        Some(0) => return errors.invalid(format!("{path}.source"), "Missing dataVolume valid source"),
+        Some(2..) => return errors.invalid(format!("{path}.source"), "Multiple dataVolume sources"),
         _ => {}
     }
     if !used.contains(name) {
         let message =
             format!("DataVolumeTemplate entry {path} must be referenced in the VMI template's 'volumes' list");
-        causes.required(path, message);
+        errors.required(path, message);
     }
 }
 
@@ -86,17 +86,17 @@ fn members(source: &DataVolumeImportSource) -> usize {
     .count()
 }
 
-/// DataVolumes live where their VM lives.
-pub fn namespaces(spec: &VirtualMachineSpec, namespace: &str) -> Causes {
-    let mut causes = Causes::new();
+/// Rejects DataVolume templates with another namespace than their VM.
+pub(crate) fn validate_namespaces(spec: &VirtualMachineSpec, namespace: &str) -> FieldErrors {
+    let mut errors = FieldErrors::new();
     for (index, template) in spec.data_volume_templates.iter().enumerate() {
         let other = template.metadata.namespace.as_deref().unwrap_or_default();
         if !other.is_empty() && other != namespace {
-            causes.invalid(
+            errors.invalid(
                 format!("spec.dataVolumeTemplates[{index}]"),
                 format!("Embedded DataVolume namespace {other} differs from VM namespace {namespace}"),
             );
         }
     }
-    causes
+    errors
 }

@@ -1,45 +1,50 @@
 //! Devices other than disks and interfaces.
 
-use api::{VirtualMachineInstanceSpec, config::ClusterConfig, gates};
+use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig};
 
 use super::launch_security;
-use crate::causes::Causes;
+use crate::context::FieldErrors;
 
-/// What is wrong with input devices.
-pub(super) fn inputs(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates input devices.
+pub(super) fn validate_inputs(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     for (index, input) in spec.domain.devices.inputs.iter().enumerate() {
         let path = format!("{root}.domain.devices.inputs[{index}]");
         if !["", "virtio", "usb"].contains(&input.bus.as_deref().unwrap_or_default()) {
-            causes.invalid(format!("{path}.bus"), "Input device can have only virtio or usb bus.");
+            errors.invalid(format!("{path}.bus"), "Input device can have only virtio or usb bus.");
         }
         if input.type_ != "tablet" {
-            causes.invalid(format!("{path}.type"), "Input device can have only tablet type.");
+            errors.invalid(format!("{path}.type"), "Input device can have only tablet type.");
         }
     }
 }
 
-/// What is wrong with IO threads.
-pub(super) fn io_threads(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates IO threads.
+pub(super) fn validate_io_threads(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let Some(policy) = spec.domain.io_threads_policy.as_deref() else { return };
     match policy {
         "shared" | "auto" => {}
         "supplementalPool" => {
             let threads = spec.domain.io_threads.as_ref().and_then(|pool| pool.supplemental_pool_thread_count);
             if threads.unwrap_or(0) < 1 {
-                causes.invalid(
+                errors.invalid(
                     format!("{root}.domain.ioThreads.count"),
                     "the number of iothreads needs to be set and positive for the dedicated policy",
                 );
             }
         }
         other => {
-            causes.invalid(format!("{root}.domain.ioThreadsPolicy"), format!("Invalid IOThreadsPolicy ({other})"));
+            errors.invalid(format!("{root}.domain.ioThreadsPolicy"), format!("Invalid IOThreadsPolicy ({other})"));
         }
     }
 }
 
-/// What is wrong with GPUs and host devices.
-pub(super) fn displays(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+/// Validates GPUs and host devices.
+pub(super) fn validate_displays(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let devices = &spec.domain.devices;
     let displays = devices
         .gpus
@@ -49,55 +54,60 @@ pub(super) fn displays(root: &str, spec: &VirtualMachineInstanceSpec, config: &C
         .filter(|display| display.ram_fb.as_ref().is_none_or(|ram_fb| ram_fb.enabled == Some(true)))
         .count();
     if displays > 1 {
-        causes.invalid(format!("{root}.GPUs"), "configuring multiple displays with ramfb is not valid ");
+        errors.invalid(format!("{root}.GPUs"), "configuring multiple displays with ramfb is not valid ");
     }
-    if !devices.host_devices.is_empty() && !config.enabled("HostDevices") {
-        causes.invalid(format!("{root}.HostDevices"), "Host Devices feature gate is not enabled in kubevirt-config");
+    if !devices.host_devices.is_empty() && !config.enabled(FeatureGate::HostDevices) {
+        errors.invalid(format!("{root}.HostDevices"), "Host Devices feature gate is not enabled in kubevirt-config");
     }
 }
 
-/// Devices of resources that the configuration does not permit. The reference tells so when it makes the pod.
-pub fn not_permitted(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> Causes {
-    let mut causes = Causes::new();
-    let Some(permitted) = &config.permitted_host_devices else { return causes };
+/// Rejects devices that the configuration does not permit. The reference reports them when it creates the pod.
+pub(crate) fn validate_permitted(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    let Some(permitted) = &config.permitted_host_devices else { return errors };
     let devices = &spec.domain.devices;
     let gpus = devices.gpus.iter().map(|gpu| &gpu.device_name).enumerate();
     let hosts = devices.host_devices.iter().map(|device| &device.device_name).enumerate();
     let gpus = gpus.map(|(index, name)| ("GPU", "gpus", index, name));
     let hosts = hosts.map(|(index, name)| ("HostDevice", "hostDevices", index, name));
-    for (what, list, index, name) in gpus.chain(hosts) {
+    for (type_, list, index, name) in gpus.chain(hosts) {
         let Some(name) = name.as_deref().filter(|name| !name.is_empty() && !permitted.permits(name)) else { continue };
-        causes.invalid(
+        errors.invalid(
             format!("{root}.domain.devices.{list}[{index}].deviceName"),
-            format!("{what} {name} is not permitted in permittedHostDevices configuration"),
+            format!("{type_} {name} is not permitted in permittedHostDevices configuration"),
         );
     }
-    causes
+    errors
 }
 
-/// What is wrong with the other devices.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+/// Validates the other devices.
+pub(super) fn validate(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let domain = &spec.domain;
     let devices = &domain.devices;
     let path = |field: &str| format!("{root}.domain.devices.{field}");
     if let Some(sound) = &devices.sound {
         if !["", "ich9", "ac97"].contains(&sound.model.as_deref().unwrap_or_default()) {
-            causes.invalid(format!("{root}.Sound"), "Sound device type is not supported. Options: 'ich9' or 'ac97'");
+            errors.invalid(format!("{root}.Sound"), "Sound device type is not supported. Options: 'ich9' or 'ac97'");
         }
         if sound.name.is_empty() {
-            causes.invalid(format!("{root}.Sound"), "Sound device requires a name field.");
+            errors.invalid(format!("{root}.Sound"), "Sound device requires a name field.");
         }
     }
-    launch_security::causes(root, spec, config, causes);
-    if devices.autoattach_vsock == Some(true) && !config.enabled(gates::VSOCK) {
-        causes.invalid(path("autoattachVSOCK"), "VSOCK feature gate is not enabled in kubevirt-config");
+    launch_security::validate(root, spec, config, errors);
+    if devices.autoattach_vsock == Some(true) && !config.enabled(FeatureGate::Vsock) {
+        errors.invalid(path("autoattachVSOCK"), "VSOCK feature gate is not enabled in kubevirt-config");
     }
     let reservation = devices.disks.iter().any(|disk| disk.lun.as_ref().is_some_and(|lun| lun.reservation));
     if reservation && !config.persistent_reservation {
-        causes.invalid(path("disks.luns.reservation"), "persistent reservation is not enabled in kubevirt config");
+        errors.invalid(path("disks.luns.reservation"), "persistent reservation is not enabled in kubevirt config");
     }
-    if devices.downward_metrics.is_some() && !config.enabled("DownwardMetrics") {
-        causes.invalid(
+    if devices.downward_metrics.is_some() && !config.enabled(FeatureGate::DownwardMetrics) {
+        errors.invalid(
             path("downwardMetrics"),
             "downwardMetrics virtio serial is not allowed: DownwardMetrics feature gate is not enabled",
         );
@@ -106,23 +116,23 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
         let claim = spec.volumes.iter().any(|volume| {
             volume.name == filesystem.name && (volume.persistent_volume_claim.is_some() || volume.data_volume.is_some())
         });
-        if claim && !config.enabled("EnableVirtioFsStorageVolumes") {
-            causes
+        if claim && !config.enabled(FeatureGate::EnableVirtioFsStorageVolumes) {
+            errors
                 .invalid(path("filesystems"), "virtiofs is not allowed: virtiofs feature gate is not enabled for PVC");
         }
     }
     if devices.video.is_some() && devices.autoattach_graphics_device == Some(false) {
-        causes.invalid(
+        errors.invalid(
             format!("{root}.video"),
             "Video configuration is not allowed when autoattachGraphicsDevice is set to false",
         );
     }
     if !devices.panic_devices.is_empty() && spec.architecture.as_deref() == Some("s390x") {
-        causes.invalid(path("panicDevices"), "custom panic devices are not supported on s390x architecture");
+        errors.invalid(path("panicDevices"), "custom panic devices are not supported on s390x architecture");
     }
     for (index, panic) in devices.panic_devices.iter().enumerate() {
         if let Some(model) = panic.model.as_deref().filter(|model| !["hyperv", "isa", "pvpanic"].contains(model)) {
-            causes.invalid(path(&format!("panicDevices[{index}].model")), format!("invalid PanicDeviceModel({model})"));
+            errors.invalid(path(&format!("panicDevices[{index}].model")), format!("invalid PanicDeviceModel({model})"));
         }
     }
     if let Some(watchdog) = &devices.watchdog {
@@ -135,43 +145,43 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
             if !["", "poweroff", "reset", "shutdown"].contains(&action) {
                 let field = path(&format!("watchdog.{chip}.action"));
                 let message = format!("{field} has invalid value {action}, must be one of: [poweroff reset shutdown]");
-                causes.not_supported(field, message);
+                errors.not_supported(field, message);
             }
         }
     }
-    if domain.reboot_policy.is_some() && !config.enabled(gates::REBOOT_POLICY) {
-        causes.invalid(
+    if domain.reboot_policy.is_some() && !config.enabled(FeatureGate::RebootPolicy) {
+        errors.invalid(
             format!("{root}.domain.rebootPolicy"),
             "RebootPolicy is specified but the RebootPolicy feature gate is not enabled",
         );
     }
     let reserved = domain.memory.as_ref().is_some_and(|memory| memory.reserved_overhead.is_some());
-    if reserved && !config.enabled("ReservedOverheadMemlock") {
-        causes.invalid(
+    if reserved && !config.enabled(FeatureGate::ReservedOverheadMemlock) {
+        errors.invalid(
             format!("{root}.domain.memory.reservedOverhead"),
             "Reserved overhead memlock feature gate is not enabled in kubevirt-config",
         );
     }
-    clock(root, spec, causes);
-    vendor_id(root, spec, causes);
+    validate_clock(root, spec, errors);
+    validate_vendor_id(root, spec, errors);
     if spec.termination_grace_period_seconds.is_some_and(|seconds| seconds < 0) {
         let field = format!("{root}.terminationGracePeriodSeconds");
         let message = format!("{field} must be greater than or equal to 0");
-        causes.invalid(field, message);
+        errors.invalid(field, message);
     }
 }
 
-fn clock(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+fn validate_clock(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let Some(clock) = &spec.domain.clock else { return };
     let path = format!("{root}.domain.clock");
     if clock.utc.is_some() && clock.timezone.as_deref().is_some_and(|zone| !zone.is_empty()) {
-        causes.invalid(path.clone(), format!("{path} must have only one of utc and timezone set"));
+        errors.invalid(path.clone(), format!("{path} must have only one of utc and timezone set"));
     }
     if let Some(zone) = clock.timezone.as_deref().filter(|zone| !zone.is_empty()) {
         let valid =
             zone.len() <= 64 && zone.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/_+-".contains(&byte));
         if !valid {
-            causes.invalid(format!("{path}.timezone"), format!("{path}.timezone '{zone}' is not a time zone name"));
+            errors.invalid(format!("{path}.timezone"), format!("{path}.timezone '{zone}' is not a time zone name"));
         }
     }
     let Some(timer) = &clock.timer else { return };
@@ -196,19 +206,19 @@ fn clock(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
         if let Some(policy) = policy.filter(|policy| !policy.is_empty() && !known.contains(policy)) {
             let field = format!("{path}.timer.{name}.tickPolicy");
             let message = format!("{field} has invalid value {policy}, must be one of: [{}]", known.join(" "));
-            causes.not_supported(field, message);
+            errors.not_supported(field, message);
         }
     }
     let track = timer.rtc.as_ref().and_then(|timer| timer.track.as_deref()).unwrap_or_default();
     if !["", "guest", "wall"].contains(&track) {
         let field = format!("{path}.timer.rtc.track");
         let message = format!("{field} has invalid value {track}, must be one of: [guest wall]");
-        causes.not_supported(field, message);
+        errors.not_supported(field, message);
     }
 }
 
-/// QEMU takes twelve characters and splits its own command line at commas.
-fn vendor_id(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates the vendor ID: QEMU takes twelve characters and splits its command line at commas.
+fn validate_vendor_id(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let vendor = spec
         .domain
         .features
@@ -221,7 +231,7 @@ fn vendor_id(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes)
         if id.is_empty() || id.len() > 12 || !id.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',') {
             let field = format!("{root}.domain.features.hyperv.vendorid.vendorid");
             let message = format!("{field} must be 1 to 12 printable characters without commas");
-            causes.invalid(field, message);
+            errors.invalid(field, message);
         }
     }
 }
@@ -283,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_and_watchdog_words_are_known() {
+    fn panic_and_watchdog_values_are_known() {
         accepts(devices(
             json!({"panicDevices": [{"model": "isa"}], "watchdog": {"name": "w", "i6300esb": {"action": "poweroff"}}}),
         ));
@@ -371,13 +381,13 @@ mod tests {
         let card =
             json!([{"pciVendorSelector": "1:2", "resourceName": "v.org/card", "externalResourceProvider": true}]);
         for (permitted, refused) in [
-            // Nothing is said about devices.
+            // The configuration lists no devices.
             (Value::Null, vec![]),
             (json!({}), vec!["gpus[0]", "hostDevices[0]", "hostDevices[1]"]),
             (json!({"usb": stick, "pciHostDevices": card}), vec!["gpus[0]"]),
         ] {
-            let causes = super::not_permitted("spec", &machine(asked.clone()), &config(permitted.clone()));
-            let fields: Vec<&str> = causes.as_slice().iter().map(|cause| cause.field.as_str()).collect();
+            let errors = super::validate_permitted("spec", &vmi_spec(asked.clone()), &config(permitted.clone()));
+            let fields: Vec<&str> = errors.as_slice().iter().map(|error| error.field.as_str()).collect();
             let refused: Vec<String> =
                 refused.iter().map(|device| format!("spec.domain.devices.{device}.deviceName")).collect();
             assert_eq!(fields, refused, "{permitted}");

@@ -3,33 +3,35 @@
 use std::collections::BTreeSet;
 
 use api::{
-    VirtualMachineInstanceSpec,
+    FeatureGate, VirtualMachineInstanceSpec,
     config::ClusterConfig,
     vmi::disks::{BlockSize, Disk},
 };
 
 use super::network::is_pci_address;
-use crate::{
-    causes::{Causes, Path},
-    names,
-};
+use crate::context::{FieldErrors, PathText, names};
 
 const BUSES: [&str; 4] = ["virtio", "scsi", "sata", "usb"];
 const SERIAL_MAX: usize = 256;
 const SECTOR_MIN: u64 = 512;
 const SECTOR_MAX: u64 = 2 << 20;
 
-/// What is wrong between disks and volumes, and with the boot order.
-pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+/// Validates the mapping of disks to volumes, and the boot order.
+pub(super) fn validate_mapping(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let devices = &spec.domain.devices;
     let mut orders = BTreeSet::new();
     for (index, disk) in devices.disks.iter().enumerate() {
         let path = format_args!("{root}.domain.devices.disks[{index}]");
         let volume = spec.volumes.iter().find(|volume| volume.name == disk.name);
         if volume.is_none() && disk.cdrom.is_none() {
-            causes.invalid(format!("{path}.name"), format!("{path}.Name '{}' not found.", disk.name));
-        } else if volume.is_none() && !config.enabled("DeclarativeHotplugVolumes") {
-            causes.invalid(
+            errors.invalid(format!("{path}.name"), format!("{path}.Name '{}' not found.", disk.name));
+        } else if volume.is_none() && !config.enabled(FeatureGate::DeclarativeHotplugVolumes) {
+            errors.invalid(
                 format!("{path}.name"),
                 "DeclarativeHotplugVolumes feature gate not enabled, cannot define an empty CD-ROM disk",
             );
@@ -37,44 +39,44 @@ pub(super) fn mapping(root: &str, spec: &VirtualMachineInstanceSpec, config: &Cl
         let claim =
             volume.is_some_and(|volume| volume.persistent_volume_claim.is_some() || volume.data_volume.is_some());
         if disk.lun.is_some() && volume.is_some() && !claim {
-            causes.invalid(
+            errors.invalid(
                 format!("{path}.lun"),
                 format!("{path}.lun can only be mapped to a DataVolume or PersistentVolumeClaim volume."),
             );
         }
         if volume.is_some_and(|volume| volume.downward_metrics.is_some()) {
-            metrics(path, disk, causes);
+            validate_metrics(path, disk, errors);
         }
         if disk.boot_order.is_some_and(|order| !orders.insert(order)) {
-            already_set(path, causes);
+            reject_second_target(path, errors);
         }
     }
     for (index, interface) in devices.interfaces.iter().enumerate() {
         let Some(order) = interface.boot_order else { continue };
         if order < 1 {
-            causes.invalid(
+            errors.invalid(
                 format!("{root}[{index}].bootOrder"),
                 format!("{root}[{index}] must have a boot order > 0, if supplied"),
             );
         } else if !orders.insert(order) {
-            already_set(format_args!("{root}.domain.devices.interfaces[{index}]"), causes);
+            reject_second_target(format_args!("{root}.domain.devices.interfaces[{index}]"), errors);
         }
     }
 }
 
-fn already_set(device: Path<'_>, causes: &mut Causes) {
+fn reject_second_target(device: PathText<'_>, errors: &mut FieldErrors) {
     let field = format!("{device}.bootOrder");
     let message = format!("Boot order for {field} already set for a different device.");
-    causes.invalid(field, message);
+    errors.invalid(field, message);
 }
 
-/// Metrics of the host are read from a disk like any other, on one bus.
-fn metrics(path: Path<'_>, disk: &Disk, causes: &mut Causes) {
+/// Validates the disk of host metrics, which needs a certain bus.
+fn validate_metrics(path: PathText<'_>, disk: &Disk, errors: &mut FieldErrors) {
     let field = format!("{path}.disk");
     match &disk.disk {
         None => {
             let message = format!("DownwardMetrics volume must be mapped to a disk, but disk is not set on {field}.");
-            causes.required(field, message);
+            errors.required(field, message);
         }
         Some(target) => {
             let bus = target.bus.as_deref().unwrap_or_default();
@@ -82,29 +84,29 @@ fn metrics(path: Path<'_>, disk: &Disk, causes: &mut Causes) {
                 let field = format!("{field}.bus");
                 let message =
                     format!("DownwardMetrics volume must be mapped to virtio bus, but {field} is set to {bus}");
-                causes.invalid(field, message);
+                errors.invalid(field, message);
             }
         }
     }
 }
 
-/// What is wrong with the disks themselves, of a machine or a preset.
-pub(crate) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates the disks of a VMI or a preset.
+pub(crate) fn validate(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let list = format_args!("{root}.domain.devices.disks");
     let disks = &spec.domain.devices.disks;
     for (index, disk) in disks.iter().enumerate() {
         for (other, _) in disks.iter().enumerate().take(index).filter(|(_, other)| other.name == disk.name) {
-            causes.invalid(
+            errors.invalid(
                 format!("{list}[{index}].name"),
                 format!("{list}[{index}] and {list}[{other}] must not have the same Name."),
             );
         }
-        one(list, index, disk, causes);
+        validate_disk(list, index, disk, errors);
     }
 }
 
-fn one(list: Path<'_>, index: usize, disk: &Disk, causes: &mut Causes) {
-    // Tools know a few of these fields by a path that names the list twice.
+fn validate_disk(list: PathText<'_>, index: usize, disk: &Disk, errors: &mut FieldErrors) {
+    // The reference reports a few of these fields with a path that contains the list twice.
     let doubled = format_args!("{list}.domain.devices.disks");
     let path = format_args!("{list}[{index}]");
     let targets = [
@@ -113,7 +115,7 @@ fn one(list: Path<'_>, index: usize, disk: &Disk, causes: &mut Causes) {
         ("cdrom", disk.cdrom.as_ref().map(|target| target.bus.as_deref())),
     ];
     if targets.iter().filter(|(_, bus)| bus.is_some()).count() > 1 {
-        causes.invalid(path, format!("{path} can only have a single target type defined"));
+        errors.invalid(path, format!("{path} can only have a single target type defined"));
     }
     let address = disk.disk.as_ref().and_then(|target| target.pci_address.as_deref()).unwrap_or_default();
     let bus_of_disk = disk.disk.as_ref().and_then(|target| target.bus.as_deref()).unwrap_or_default();
@@ -121,64 +123,64 @@ fn one(list: Path<'_>, index: usize, disk: &Disk, causes: &mut Causes) {
         let name = format!("{doubled}.disk[{index}].name");
         let field = format!("{doubled}.disk[{index}].pciAddress");
         if bus_of_disk != "virtio" {
-            causes.invalid(
+            errors.invalid(
                 field.clone(),
                 format!("disk {name} - setting a PCI address is only possible with bus type virtio."),
             );
         }
         if !is_pci_address(address) {
-            causes.invalid(field, format!("disk {name} has malformed PCI address ({address})."));
+            errors.invalid(field, format!("disk {name} has malformed PCI address ({address})."));
         }
     }
     if disk.boot_order.is_some_and(|order| order < 1) {
-        causes.invalid(format!("{path}.bootOrder"), format!("{path} must have a boot order > 0, if supplied"));
+        errors.invalid(format!("{path}.bootOrder"), format!("{path} must have a boot order > 0, if supplied"));
     }
-    // Of a disk with several targets, which is refused above, only the first is looked at.
+    // A disk with several targets is rejected above; only the first target is validated.
     let (target, bus) = targets.into_iter().find_map(|(name, bus)| Some((name, bus?))).unwrap_or_default();
     if let Some(bus) = bus.filter(|bus| !bus.is_empty()) {
         let field = format_args!("{path}.{target}.bus");
         if bus == "ide" {
-            causes.invalid(field, "IDE bus is not supported");
+            errors.invalid(field, "IDE bus is not supported");
         } else if !BUSES.contains(&bus) {
-            causes.invalid(
+            errors.invalid(
                 field,
                 format!("{path} is set with an unrecognized bus {bus}, must be one of: [{}]", BUSES.join(" ")),
             );
         }
         if target == "cdrom" && bus == "virtio" {
-            causes.invalid(field, "Bus type virtio is invalid for CD-ROM device");
+            errors.invalid(field, "Bus type virtio is invalid for CD-ROM device");
         }
         if target == "disk" && bus == "sata" && disk.disk.as_ref().is_some_and(|disk| disk.readonly) {
-            causes.invalid(field, "sata hard-disks do not support read-only.");
+            errors.invalid(field, "sata hard-disks do not support read-only.");
         }
         if disk.dedicated_io_thread == Some(true) && bus != "virtio" {
-            causes.not_supported(
+            errors.not_supported(
                 format!("{doubled}[{index}]"),
                 format!("IOThreads are not supported for disks on a {bus} bus"),
             );
         }
     }
-    words(list, index, disk, causes);
+    validate_enumerated_values(list, index, disk, errors);
     for error in names::label_errors(&disk.name) {
-        causes.invalid(format!("{doubled}[{index}].name"), error);
+        errors.invalid(format!("{doubled}[{index}].name"), error);
     }
     if let Some(size) = &disk.block_size {
-        block_size(path, size, bus == Some("sata"), causes);
+        validate_block_size(path, size, bus == Some("sata"), errors);
     }
 }
 
-fn words(list: Path<'_>, index: usize, disk: &Disk, causes: &mut Causes) {
+fn validate_enumerated_values(list: PathText<'_>, index: usize, disk: &Disk, errors: &mut FieldErrors) {
     let path = format_args!("{list}[{index}]");
     let text = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     if let Some(serial) = text(&disk.serial) {
         if !serial.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.+-".contains(&byte)) {
-            causes.invalid(
+            errors.invalid(
                 format!("{path}.serial"),
                 format!("{path} must be made up of the following characters [A-Za-z0-9_.+-], if specified"),
             );
         }
         if serial.chars().count() > SERIAL_MAX {
-            causes.invalid(
+            errors.invalid(
                 format!("{path}.serial"),
                 format!("{path} must be less than or equal to {SERIAL_MAX} in length, if specified"),
             );
@@ -187,13 +189,13 @@ fn words(list: Path<'_>, index: usize, disk: &Disk, causes: &mut Causes) {
     if let Some(cache) =
         text(&disk.cache).filter(|cache| !["none", "writethrough", "writeback"].contains(&cache.as_str()))
     {
-        causes.invalid(format!("{path}.cache"), format!("{path}.cache has invalid value {cache}"));
+        errors.invalid(format!("{path}.cache"), format!("{path}.cache has invalid value {cache}"));
     }
     if disk.shareable == Some(true) && text(&disk.cache).is_some_and(|cache| cache != "none") {
-        causes.invalid(format!("{path}.cache"), format!("{path}.cache must be none for a shareable disk"));
+        errors.invalid(format!("{path}.cache"), format!("{path}.cache must be none for a shareable disk"));
     }
     if text(&disk.io).is_some_and(|io| !["native", "threads"].contains(&io.as_str())) {
-        causes.not_supported(
+        errors.not_supported(
             format!("{list}.domain.devices.disks[{index}].io"),
             format!("Disk IO mode for {list} is not supported. Supported modes are: native, threads."),
         );
@@ -201,18 +203,18 @@ fn words(list: Path<'_>, index: usize, disk: &Disk, causes: &mut Causes) {
     if let Some(policy) =
         disk.error_policy.clone().filter(|policy| !["stop", "ignore", "report", "enospace"].contains(&policy.as_str()))
     {
-        causes.invalid(format!("{path}.errorPolicy"), format!("{path}.errorPolicy has invalid value \"{policy}\""));
+        errors.invalid(format!("{path}.errorPolicy"), format!("{path}.errorPolicy has invalid value \"{policy}\""));
     }
     let tray = disk.cdrom.as_ref().and_then(|cdrom| cdrom.tray.as_deref()).unwrap_or_default();
     if !["", "open", "closed"].contains(&tray) {
-        causes.invalid(format!("{path}.cdrom.tray"), format!("{path}.cdrom.tray has invalid value {tray}"));
+        errors.invalid(format!("{path}.cdrom.tray"), format!("{path}.cdrom.tray has invalid value {tray}"));
     }
 }
 
-fn block_size(path: Path<'_>, size: &BlockSize, sata: bool, causes: &mut Causes) {
+fn validate_block_size(path: PathText<'_>, size: &BlockSize, sata: bool, errors: &mut FieldErrors) {
     let Some(custom) = &size.custom else { return };
     if size.match_volume.as_ref().is_some_and(|matching| matching.is_enabled()) {
-        causes
+        errors
             .invalid(format!("{path}.blockSize"), "Block size matching can't be enabled together with a custom value");
         return;
     }
@@ -221,14 +223,14 @@ fn block_size(path: Path<'_>, size: &BlockSize, sata: bool, causes: &mut Causes)
     let discard = custom.discard_granularity.unwrap_or(0);
     if logical > physical {
         let message = format!("Logical size {logical} must be the same or less than the physical size of {physical}");
-        return causes.invalid(field("logical"), message);
+        return errors.invalid(field("logical"), message);
     }
     if sata && logical != SECTOR_MIN {
-        return causes.invalid(field("logical"), format!("Logical size {logical} must be 512 for SATA devices"));
+        return errors.invalid(field("logical"), format!("Logical size {logical} must be 512 for SATA devices"));
     }
     if logical != 0 && discard % logical != 0 {
         let message = format!("Discard granularity {discard} must be multiples of logical size {logical}");
-        return causes.invalid(field("discardGranularity"), message);
+        return errors.invalid(field("discardGranularity"), message);
     }
     for (name, value) in [("logical", logical), ("physical", physical)] {
         let problem = if value < SECTOR_MIN {
@@ -240,7 +242,7 @@ fn block_size(path: Path<'_>, size: &BlockSize, sata: bool, causes: &mut Causes)
         } else {
             continue;
         };
-        causes.invalid(field(name), format!("Provided size of {value} {problem}"));
+        errors.invalid(field(name), format!("Provided size of {value} {problem}"));
     }
 }
 
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_known() {
+    fn enumerated_values_are_known() {
         accepts(disk(json!({"serial": "CVLY-62.3_+", "cache": "none", "io": "native", "errorPolicy": "report"})));
         refuses(disk(json!({"serial": "a b"})), &format!("{DISK}.serial"), "following characters");
         refuses(disk(json!({"serial": "x".repeat(257)})), &format!("{DISK}.serial"), "256 in length");

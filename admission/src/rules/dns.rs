@@ -1,62 +1,62 @@
-//! DNS settings of the launcher pod, by the rules Kubernetes has for pods.
+//! DNS settings of the launcher pod: the rules of Kubernetes for pods.
 
 use api::VirtualMachineInstanceSpec;
 
-use crate::{addresses, causes::Causes, names};
+use crate::context::{FieldErrors, addresses, names};
 
 const POLICIES: [&str; 5] = ["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None", ""];
 const NAMESERVERS_MAX: usize = 3;
 const SEARCHES_MAX: usize = 6;
 const SEARCH_CHARS_MAX: usize = 256;
 
-/// What is wrong with the DNS settings.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates the DNS settings.
+pub(super) fn validate(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let policy = spec.dns_policy.as_deref().unwrap_or_default();
     if !POLICIES.contains(&policy) {
-        causes.not_supported(
+        errors.not_supported(
             format!("{root}.dnsPolicy"),
             format!("DNSPolicy: {policy} is not supported, valid values: [{}]", POLICIES.join(" ")),
         );
     }
     let Some(config) = &spec.dns_config else {
         if policy == "None" {
-            causes.required(format!("{root}.dnsConfig"), "must provide `dnsConfig` when `dnsPolicy` is None");
+            errors.required(format!("{root}.dnsConfig"), "must provide `dnsConfig` when `dnsPolicy` is None");
         }
         return;
     };
     let nameservers = config.nameservers.as_deref().unwrap_or_default();
     if policy == "None" && nameservers.is_empty() {
-        causes.required("nameservers", "must provide at least one DNS nameserver when `dnsPolicy` is None");
+        errors.required("nameservers", "must provide at least one DNS nameserver when `dnsPolicy` is None");
         return;
     }
     if nameservers.len() > NAMESERVERS_MAX {
-        causes.invalid(
+        errors.invalid(
             "nameservers",
             format!("must not have more than {NAMESERVERS_MAX} nameservers: [{}]", nameservers.join(" ")),
         );
     }
     for server in nameservers.iter().filter(|server| addresses::address(server).is_none()) {
-        causes.invalid("nameservers", format!("must be valid IP address: {server}"));
+        errors.invalid("nameservers", format!("must be valid IP address: {server}"));
     }
     let searches = config.searches.as_deref().unwrap_or_default();
     if searches.len() > SEARCHES_MAX {
-        causes.invalid("searchDomains", format!("must not have more than {SEARCHES_MAX} search paths"));
+        errors.invalid("searchDomains", format!("must not have more than {SEARCHES_MAX} search paths"));
     }
     if searches.join(" ").chars().count() > SEARCH_CHARS_MAX {
-        causes.invalid(
+        errors.invalid(
             "searchDomains",
             format!("must not have more than {SEARCH_CHARS_MAX} characters (including spaces) in the search list"),
         );
     }
     for search in searches {
-        // A final dot marks the name as complete.
+        // A final dot marks an absolute name.
         for error in names::subdomain_errors(search.strip_suffix('.').unwrap_or(search)) {
-            causes.invalid("searchDomains", error);
+            errors.invalid("searchDomains", error);
         }
     }
     for option in config.options.iter().flatten() {
         if option.name.as_deref().unwrap_or_default().is_empty() {
-            causes.invalid("options", "Option.Name must not be empty");
+            errors.invalid("options", "Option.Name must not be empty");
         }
     }
 }

@@ -1,17 +1,22 @@
-//! Devices and networks that are claimed dynamically (`resource.k8s.io`).
+//! Resource claims for devices and networks (`resource.k8s.io`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::{VirtualMachineInstanceSpec, config::ClusterConfig};
+use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig};
 
-use crate::{causes::Causes, names};
+use crate::context::{FieldErrors, names};
 
 fn text(value: Option<&String>) -> &str {
     value.map(String::as_str).unwrap_or_default()
 }
 
-/// What is wrong with networks that are claimed.
-pub(super) fn networks(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+/// Validates networks with resource claims.
+pub(super) fn validate_networks(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let claimed = || {
         spec.networks
             .iter()
@@ -22,22 +27,22 @@ pub(super) fn networks(root: &str, spec: &VirtualMachineInstanceSpec, config: &C
         return;
     }
     let list = format!("{root}.networks");
-    if !config.enabled("NetworkDevicesWithDRA") {
-        causes.invalid(
+    if !config.enabled(FeatureGate::NetworkDevicesWithDRA) {
+        errors.invalid(
             list,
             "vmi.spec.networks contains DRA networks but NetworkDevicesWithDRA feature gate is not enabled",
         );
         return;
     }
     if spec.networks.iter().any(|network| network.multus.is_some()) {
-        causes.invalid(list, "mixing Multus and DRA resourceClaim networks in the same VMI is not supported");
+        errors.invalid(list, "mixing Multus and DRA resourceClaim networks in the same VMI is not supported");
         return;
     }
     let mut seen = BTreeSet::new();
     for (index, network, claim) in claimed() {
         let interface = spec.domain.devices.interfaces.iter().find(|interface| interface.name == network.name);
         if interface.is_some_and(|interface| interface.sriov.is_none() && interface.binding.is_none()) {
-            causes.invalid(
+            errors.invalid(
                 format!("{root}.domain.devices.interfaces"),
                 format!("DRA network \"{}\" requires an SR-IOV or binding plugin interface", network.name),
             );
@@ -45,32 +50,37 @@ pub(super) fn networks(root: &str, spec: &VirtualMachineInstanceSpec, config: &C
         let path = format!("{list}[{index}]");
         let (name, request) = (text(claim.claim_name.as_ref()), text(claim.request_name.as_ref()));
         if name.is_empty() {
-            causes.required(format!("{path}.resourceClaim.claimName"), "claimName is required for DRA network");
+            errors.required(format!("{path}.resourceClaim.claimName"), "claimName is required for DRA network");
         }
         if request.is_empty() {
-            causes.required(format!("{path}.resourceClaim.requestName"), "requestName is required for DRA network");
+            errors.required(format!("{path}.resourceClaim.requestName"), "requestName is required for DRA network");
         }
         if !name.is_empty() && !spec.resource_claims.iter().any(|known| known.name == name) {
-            causes.not_found(
+            errors.not_found(
                 format!("{path}.resourceClaim.claimName"),
                 format!("network references resourceClaim \"{name}\" which is not defined in spec.resourceClaims"),
             );
         }
         if !name.is_empty() && !request.is_empty() && !seen.insert((name, request)) {
-            causes.duplicate(path, format!("duplicate claimName/requestName combination \"{name}/{request}\""));
+            errors.duplicate(path, format!("duplicate claimName/requestName combination \"{name}/{request}\""));
         }
     }
 }
 
-/// What is wrong with claims, and with GPUs and host devices that use them.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
-    claims(root, spec, causes);
+/// Validates resource claims, and GPUs and host devices that use them.
+pub(super) fn validate(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
+    validate_claims(root, spec, errors);
     let kinds = [
         Kind {
             list: "gpus",
-            word: "GPU",
+            label: "GPU",
             plural: "GPUs",
-            gate: "GPUsWithDRA",
+            gate: FeatureGate::GPUsWithDRA,
             devices: spec
                 .domain
                 .devices
@@ -81,9 +91,9 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
         },
         Kind {
             list: "hostDevices",
-            word: "HostDevice",
+            label: "HostDevice",
             plural: "HostDevices",
-            gate: "HostDevicesWithDRA",
+            gate: FeatureGate::HostDevicesWithDRA,
             devices: spec
                 .domain
                 .devices
@@ -94,47 +104,47 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
         },
     ];
     for kind in &kinds {
-        kind.check(root, config, causes);
+        kind.check(root, config, errors);
     }
-    between_kinds(root, spec, &kinds, causes);
+    validate_shared_requests(root, spec, &kinds, errors);
     let known = |claim: &str| spec.resource_claims.iter().any(|known| known.name == claim);
     let unknown = kinds
         .iter()
         .flat_map(|kind| kind.devices.iter())
         .any(|device| device.is_claimed() && !device.claim.is_empty() && !known(device.claim));
     if unknown {
-        causes.invalid(
+        errors.invalid(
             format!("{root}.resourceClaims"),
             "vmi.spec.resourceClaims must specify all claims used in vmi.spec.domain.devices.gpus and vmi.spec.domain.devices.hostDevices",
         );
     }
 }
 
-fn claims(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+fn validate_claims(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let mut seen = BTreeSet::new();
     for (index, claim) in spec.resource_claims.iter().enumerate() {
         let path = format!("{root}.resourceClaims[{index}]");
         let name = format!("{path}.name");
         if claim.name.is_empty() {
-            causes.required(name.clone(), format!("{name} is a required field"));
+            errors.required(name.clone(), format!("{name} is a required field"));
         } else {
             if !seen.insert(&claim.name) {
-                causes.duplicate(name.clone(), format!("duplicate resourceClaims name \"{}\"", claim.name));
+                errors.duplicate(name.clone(), format!("duplicate resourceClaims name \"{}\"", claim.name));
             }
-            let errors = names::label_errors(&claim.name);
-            if !errors.is_empty() {
+            let problems = names::label_errors(&claim.name);
+            if !problems.is_empty() {
                 let message =
-                    format!("{name} does not conform to the kubernetes DNS_LABEL rules: {}", errors.join(", "));
-                causes.invalid(name, message);
+                    format!("{name} does not conform to the kubernetes DNS_LABEL rules: {}", problems.join(", "));
+                errors.invalid(name, message);
             }
         }
         match (&claim.resource_claim_name, &claim.resource_claim_template_name) {
-            (Some(_), Some(_)) => causes.invalid(
+            (Some(_), Some(_)) => errors.invalid(
                 path.clone(),
                 "at most one of resourceClaimName or resourceClaimTemplateName may be specified",
             ),
             (None, None) => {
-                causes.invalid(path.clone(), "must specify one of: resourceClaimName, resourceClaimTemplateName");
+                errors.invalid(path.clone(), "must specify one of: resourceClaimName, resourceClaimTemplateName");
             }
             _ => {}
         }
@@ -143,18 +153,18 @@ fn claims(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
             ("resourceClaimTemplateName", &claim.resource_claim_template_name),
         ] {
             for error in value.iter().flat_map(|value| names::subdomain_errors(value)) {
-                causes.invalid(format!("{path}.{field}"), error);
+                errors.invalid(format!("{path}.{field}"), error);
             }
         }
     }
 }
 
-/// A GPU or host device, as far as claims go.
+/// The fields of a GPU or host device that concern claims.
 struct Device<'a> {
     name: &'a str,
     claim: &'a str,
     request: &'a str,
-    asks: bool,
+    has_claim: bool,
 }
 
 impl<'a> Device<'a> {
@@ -163,49 +173,49 @@ impl<'a> Device<'a> {
             name: text(name.as_ref()),
             claim: text(claim.as_ref()),
             request: text(request.as_ref()),
-            asks: claim.is_some() || request.is_some(),
+            has_claim: claim.is_some() || request.is_some(),
         }
     }
 
     fn is_claimed(&self) -> bool {
-        self.name.is_empty() && self.asks
+        self.name.is_empty() && self.has_claim
     }
 }
 
 struct Kind<'a> {
     list: &'static str,
-    word: &'static str,
+    label: &'static str,
     plural: &'static str,
-    gate: &'static str,
+    gate: FeatureGate,
     devices: Vec<Device<'a>>,
 }
 
 impl Kind<'_> {
-    fn check(&self, root: &str, config: &ClusterConfig, causes: &mut Causes) {
-        let Self { list, word, plural, gate, devices } = self;
+    fn check(&self, root: &str, config: &ClusterConfig, errors: &mut FieldErrors) {
+        let Self { list, label, plural, gate, devices } = self;
         let field = format_args!("{root}.domain.devices.{list}");
         let claimed = devices.iter().filter(|device| device.is_claimed()).count();
         if *list == "gpus" && claimed > 0 && claimed < devices.len() {
-            causes.invalid(
+            errors.invalid(
                 field,
                 "vmi.spec.domain.devices.gpus contains both DRA and non-DRA GPUs; each GPU must be either DRA or non-DRA",
             );
             return;
         }
-        for _ in devices.iter().filter(|device| device.name.is_empty() && !device.asks) {
-            causes.required(
+        for _ in devices.iter().filter(|device| device.name.is_empty() && !device.has_claim) {
+            errors.required(
                 field,
-                format!("vmi.spec.domain.devices.{list} contains {plural} without deviceName or claimRequest; each {word} must specify either a deviceName or a claimRequest"),
+                format!("vmi.spec.domain.devices.{list} contains {plural} without deviceName or claimRequest; each {label} must specify either a deviceName or a claimRequest"),
             );
         }
-        for _ in devices.iter().filter(|device| !device.name.is_empty() && device.asks) {
-            causes.invalid(
+        for _ in devices.iter().filter(|device| !device.name.is_empty() && device.has_claim) {
+            errors.invalid(
                 field,
                 format!("vmi.spec.domain.devices.{list} contains {plural} with both deviceName and claimRequest"),
             );
         }
-        if claimed > 0 && !config.enabled(gate) {
-            causes.invalid(
+        if claimed > 0 && !config.enabled(*gate) {
+            errors.invalid(
                 field,
                 format!("vmi.spec.domain.devices.{list} contains DRA enabled {plural} but feature gate is not enabled"),
             );
@@ -215,21 +225,26 @@ impl Kind<'_> {
         for (index, device) in devices.iter().enumerate().filter(|(_, device)| device.is_claimed()) {
             let path = format!("{field}[{index}]");
             if device.claim.is_empty() {
-                causes.required(format!("{path}.claimName"), format!("claimName is required for DRA {word}"));
+                errors.required(format!("{path}.claimName"), format!("claimName is required for DRA {label}"));
             }
             if device.request.is_empty() {
-                causes.required(format!("{path}.requestName"), format!("requestName is required for DRA {word}"));
+                errors.required(format!("{path}.requestName"), format!("requestName is required for DRA {label}"));
             }
             let pair = (device.claim, device.request);
             if !pair.0.is_empty() && !pair.1.is_empty() && !seen.insert(pair) {
-                causes.duplicate(path, format!("duplicate claimName/requestName pair \"{}/{}\"", pair.0, pair.1));
+                errors.duplicate(path, format!("duplicate claimName/requestName pair \"{}/{}\"", pair.0, pair.1));
             }
         }
     }
 }
 
-/// No request of a claim is used by two kinds of devices.
-fn between_kinds(root: &str, spec: &VirtualMachineInstanceSpec, kinds: &[Kind<'_>], causes: &mut Causes) {
+/// Rejects a request of a claim that two types of devices use.
+fn validate_shared_requests(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    kinds: &[Kind<'_>],
+    errors: &mut FieldErrors,
+) {
     let mut users: BTreeMap<(&str, &str), (&str, usize)> = BTreeMap::new();
     let devices = kinds.iter().flat_map(|kind| {
         kind.devices.iter().enumerate().filter(|(_, device)| device.is_claimed()).map(move |(index, device)| {
@@ -247,7 +262,7 @@ fn between_kinds(root: &str, spec: &VirtualMachineInstanceSpec, kinds: &[Kind<'_
             continue;
         }
         match users.get(&(claim, request)) {
-            Some((other, at)) if *other != kind => causes.duplicate(
+            Some((other, at)) if *other != kind => errors.duplicate(
                 path,
                 format!("duplicate claimName/requestName pair \"{claim}/{request}\" between {other}[{at}] and {kind}[{index}]"),
             ),

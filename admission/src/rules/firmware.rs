@@ -1,39 +1,39 @@
-//! Boot firmware, direct kernel boot, and paths inside images.
+//! Boot firmware and direct kernel boot.
 
 use api::{VirtualMachineInstanceSpec, vmi::firmware::Firmware};
 
-use super::volumes::pull_policy;
-use crate::causes::Causes;
+use super::images::{validate_path, validate_pull_policy};
+use crate::context::FieldErrors;
 
-/// What is wrong with the ACPI tables.
-pub(super) fn acpi(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates the ACPI tables.
+pub(super) fn validate_acpi(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let Some(acpi) = spec.domain.firmware.as_ref().and_then(|firmware| firmware.acpi.as_ref()) else { return };
     let field = format!("{root}.acpi");
-    let given = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
-    let references = [("slicNameRef", given(&acpi.slic_name_ref)), ("msdmNameRef", given(&acpi.msdm_name_ref))];
+    let nonempty = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
+    let references = [("slicNameRef", nonempty(&acpi.slic_name_ref)), ("msdmNameRef", nonempty(&acpi.msdm_name_ref))];
     if references.iter().all(|(_, name)| name.is_none()) {
-        causes.invalid(field, "ACPI was set but no SLIC nor MSDM volume reference was set");
+        errors.invalid(field, "ACPI was set but no SLIC nor MSDM volume reference was set");
         return;
     }
     for (which, name) in references {
         let Some(name) = name else { continue };
         match spec.volumes.iter().find(|volume| volume.name == name) {
-            None => causes.invalid(format!("{field}.{which}"), format!("{field} does not have a matching Volume.")),
+            None => errors.invalid(format!("{field}.{which}"), format!("{field} does not have a matching Volume.")),
             Some(volume) if volume.secret.is_none() => {
-                causes.invalid(format!("{field}.{which}"), format!("{field} refers to Volume of unsupported type."));
+                errors.invalid(format!("{field}.{which}"), format!("{field} refers to Volume of unsupported type."));
             }
             Some(_) => {}
         }
     }
 }
 
-/// What is wrong with boot loader and kernel of the firmware at `path`, of a machine or a preset.
-pub(crate) fn boot(path: &str, firmware: &Firmware, causes: &mut Causes) {
+/// Validates boot loader and kernel of the firmware at `path`, of a VMI or a preset.
+pub(crate) fn validate_boot(path: &str, firmware: &Firmware, errors: &mut FieldErrors) {
     if let Some(bootloader) = &firmware.bootloader {
         let field = format!("{path}.bootloader");
         if bootloader.efi.is_some() && bootloader.bios.is_some() {
             let message = format!("{field} has both EFI and BIOS configured, but they are mutually exclusive.");
-            causes.invalid(field, message);
+            errors.invalid(field, message);
         }
     }
     if let Some(boot) = &firmware.kernel_boot {
@@ -42,7 +42,7 @@ pub(crate) fn boot(path: &str, firmware: &Firmware, causes: &mut Causes) {
         match &boot.container {
             None => {
                 if !arguments.is_empty() {
-                    causes.invalid(
+                    errors.invalid(
                         format!("{field}.kernelArgs"),
                         "kernel arguments cannot be provided without an external kernel",
                     );
@@ -51,12 +51,12 @@ pub(crate) fn boot(path: &str, firmware: &Firmware, causes: &mut Causes) {
             Some(container) => {
                 let field = format!("{field}.container");
                 if container.image.trim().is_empty() {
-                    causes.required(format!("{field}.image"), format!("{field} must be defined with an image"));
+                    errors.required(format!("{field}.image"), format!("{field} must be defined with an image"));
                 }
-                pull_policy(format_args!("{field}"), container.image_pull_policy.as_deref(), causes);
+                validate_pull_policy(format_args!("{field}"), container.image_pull_policy.as_deref(), errors);
                 let files = [("kernelPath", &container.kernel_path), ("initrdPath", &container.initrd_path)];
                 if files.iter().all(|(_, file)| file.as_deref().unwrap_or_default().is_empty()) {
-                    causes.required(
+                    errors.required(
                         field.clone(),
                         format!("{field} must be defined with at least one of the following: kernelPath, initrdPath"),
                     );
@@ -64,7 +64,7 @@ pub(crate) fn boot(path: &str, firmware: &Firmware, causes: &mut Causes) {
                 for (name, file) in files {
                     if let Some(file) = file.as_deref().filter(|file| !file.is_empty()) {
                         let label = format!("{field}.{name}");
-                        image_path(&label, &label, file, causes);
+                        validate_path(&label, &label, file, errors);
                     }
                 }
             }
@@ -72,17 +72,17 @@ pub(crate) fn boot(path: &str, firmware: &Firmware, causes: &mut Causes) {
     }
 }
 
-/// What is wrong with the firmware.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates the firmware.
+pub(super) fn validate(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let domain = &spec.domain;
     let Some(firmware) = &domain.firmware else { return };
     let path = format!("{root}.domain.firmware");
-    boot(&path, firmware, causes);
+    validate_boot(&path, firmware, errors);
     let efi = firmware.bootloader.as_ref().and_then(|bootloader| bootloader.efi.as_ref());
     let smm = domain.features.as_ref().and_then(|features| features.smm.as_ref()).is_some_and(|smm| smm.is_enabled());
     let tdx = domain.launch_security.as_ref().is_some_and(|security| security.tdx.is_some());
     if efi.is_some_and(|efi| efi.secure_boot.unwrap_or(true)) && !smm && !tdx {
-        causes.invalid(
+        errors.invalid(
             format!("{root}.domain"),
             format!("{root}.domain has EFI SecureBoot enabled. SecureBoot requires SMM, which is currently disabled."),
         );
@@ -90,30 +90,15 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
     if let Some(uuid) = firmware.uuid.as_deref().filter(|uuid| !uuid.is_empty())
         && !is_uuid(uuid)
     {
-        causes.invalid(format!("{path}.uuid"), format!("{path}.uuid '{uuid}' is not a UUID"));
+        errors.invalid(format!("{path}.uuid"), format!("{path}.uuid '{uuid}' is not a UUID"));
     }
     if firmware.serial.as_deref().is_some_and(|serial| serial.chars().any(char::is_control)) {
-        causes.invalid(format!("{path}.serial"), format!("{path}.serial must not hold control characters"));
+        errors.invalid(format!("{path}.serial"), format!("{path}.serial must not hold control characters"));
     }
 }
 
 fn is_uuid(text: &str) -> bool {
     uuid::Uuid::try_parse(text).is_ok()
-}
-
-/// Paths inside images are absolute and clean, so that nobody has to wonder where they lead.
-pub(super) fn image_path(field: &str, label: &str, path: &str, causes: &mut Causes) {
-    if path == "/" {
-        causes.invalid(field, format!("{label} must not point to root"));
-        return;
-    }
-    let clean = path.strip_suffix('/').unwrap_or(path);
-    let parts = clean.strip_prefix('/');
-    let valid = parts.is_some_and(|parts| parts.split('/').all(|part| !["", ".", ".."].contains(&part)))
-        && !path.contains('\0');
-    if !valid {
-        causes.invalid(field, format!("{label} must be an absolute path to a file without relative components"));
-    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
-//! Pass-through of NVIDIA Grace GPUs, which needs a board and a placement of its own.
+//! Pass-through of NVIDIA Grace GPUs, which needs a special machine type and topology.
 
-use api::{VirtualMachineInstanceSpec, config::ClusterConfig, constants::annotation};
+use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig, constants::annotation};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::causes::Causes;
+use crate::context::FieldErrors;
 
-const GATE: &str = "GraceIOVirtualization";
+const GATE: FeatureGate = FeatureGate::GraceIOVirtualization;
 const VENDOR: &str = "10DE";
 const DEVICES: [&str; 3] = ["2342", "2348", "2941"];
 
-/// What a selector of the cluster's configuration means.
+/// Meaning of a device selector of the cluster's configuration.
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum Selector {
     Grace,
@@ -30,7 +30,7 @@ fn selector(text: &str) -> Selector {
     }
 }
 
-/// Devices by path, resource and what the configuration says about the resource.
+/// Devices with path, resource, and their entry in the configuration.
 fn devices(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> Vec<(String, String, Selector)> {
     let devices = &spec.domain.devices;
     let gpus = devices.gpus.iter().enumerate().map(|(index, gpu)| ("gpus", index, gpu.device_name.as_deref()));
@@ -50,19 +50,24 @@ fn devices(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig
         .collect()
 }
 
-/// What is wrong with the machine of such a device.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+/// Validates the spec of a VMI with such a device.
+pub(super) fn validate(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let devices = devices(root, spec, config);
     let on = config.enabled(GATE);
     for (path, name, _) in devices.iter().filter(|(_, _, selector)| on && *selector == Selector::Ambiguous) {
-        causes.invalid(
+        errors.invalid(
             path.clone(),
             format!("{GATE} requires an exact pciVendorSelector for NVIDIA PCI host device resource \"{name}\""),
         );
     }
     let Some((path, name, _)) = devices.iter().find(|(_, _, selector)| *selector == Selector::Grace) else { return };
     if !on {
-        causes.invalid(
+        errors.invalid(
             path.clone(),
             format!("{GATE} feature gate must be enabled for NVIDIA Grace GPU passthrough resource \"{name}\""),
         );
@@ -71,37 +76,42 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
     let architecture =
         spec.architecture.as_deref().filter(|name| !name.is_empty()).unwrap_or(config.default_architecture.as_str());
     if architecture != "arm64" {
-        causes.invalid(format!("{root}.architecture"), format!("{GATE} requires arm64 architecture"));
+        errors.invalid(format!("{root}.architecture"), format!("{GATE} requires arm64 architecture"));
     }
-    let board = spec.domain.machine.as_ref().map(|machine| machine.type_.as_str()).filter(|board| !board.is_empty());
-    if !board.unwrap_or(config.arch(architecture).machine_type.as_str()).starts_with("virt") {
-        causes.invalid(format!("{root}.domain.machine.type"), format!("{GATE} requires \"virt\" machine type"));
+    let machine_type = spec
+        .domain
+        .machine
+        .as_ref()
+        .map(|machine| machine.type_.as_str())
+        .filter(|machine_type| !machine_type.is_empty());
+    if !machine_type.unwrap_or(config.arch(architecture).machine_type.as_str()).starts_with("virt") {
+        errors.invalid(format!("{root}.domain.machine.type"), format!("{GATE} requires \"virt\" machine type"));
     }
     if !spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement) {
-        causes.required(
+        errors.required(
             format!("{root}.domain.cpu.dedicatedCpuPlacement"),
             format!("{GATE} requires dedicated CPU placement"),
         );
     }
-    for gate in ["PCINUMAAwareTopology", "IOMMUFD"] {
+    for gate in [FeatureGate::PCINUMAAwareTopology, FeatureGate::Iommufd] {
         if !config.enabled(gate) {
             let message = format!("{gate} feature gate must be enabled when {GATE} is used");
-            causes.invalid(format!("{root}.domain.devices"), message);
+            errors.invalid(format!("{root}.domain.devices"), message);
         }
     }
 }
 
-/// What is wrong with the annotations at `metadata` of a machine with such a device.
-pub fn annotations(
+/// Returns the errors of the annotations at `metadata` of a VMI with such a device.
+pub(crate) fn validate_annotations(
     path: &str,
     metadata: &ObjectMeta,
     spec: &VirtualMachineInstanceSpec,
     config: &ClusterConfig,
-) -> Causes {
-    let mut causes = Causes::new();
+) -> FieldErrors {
+    let mut errors = FieldErrors::new();
     let used = devices("", spec, config).iter().any(|(_, _, selector)| *selector == Selector::Grace);
     if !used || !config.enabled(GATE) {
-        return causes;
+        return errors;
     }
     for (key, message) in [
         (
@@ -111,8 +121,8 @@ pub fn annotations(
         (annotation::DISABLE_PCI_HOLE64, "GraceIOVirtualization requires the 64-bit PCI hole"),
     ] {
         if metadata.annotations.as_ref().and_then(|all| all.get(key)).is_some_and(|value| value == "true") {
-            causes.invalid(format!("{path}.annotations[{key}]"), message);
+            errors.invalid(format!("{path}.annotations[{key}]"), message);
         }
     }
-    causes
+    errors
 }

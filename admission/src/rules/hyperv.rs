@@ -1,34 +1,34 @@
-//! Hyper-V enlightenments that need each other.
+//! Dependencies of Hyper-V enlightenments.
 
 use api::{
     VirtualMachineInstanceSpec,
     vmi::features::{FeatureHyperv, FeatureState},
 };
 
-use crate::causes::Causes;
+use crate::context::FieldErrors;
 
-/// Path of the enlightenments in messages; tools know it in this form.
+/// Path of the enlightenments in messages of the reference.
 const PATH: &str = "spec.domain.features.hyperv.domain.features.hyperv";
 
-/// What is wrong with a machine's enlightenments.
-pub fn causes(spec: &VirtualMachineInstanceSpec) -> Causes {
-    let mut causes = Causes::new();
-    let Some(features) = &spec.domain.features else { return causes };
-    let Some(hyperv) = &features.hyperv else { return causes };
+/// Returns the errors of a VMI's enlightenments.
+pub(crate) fn validate(spec: &VirtualMachineInstanceSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    let Some(features) = &spec.domain.features else { return errors };
+    let Some(hyperv) = &features.hyperv else { return errors };
     for (name, needed, set, there) in dependencies(hyperv) {
         if set && !there {
             let field = format!("{PATH}.{name}");
-            causes.invalid(field.clone(), format!("'{field}' requires '{PATH}.{needed}', which was disabled."));
+            errors.invalid(field.clone(), format!("'{field}' requires '{PATH}.{needed}', which was disabled."));
         }
     }
     if hyperv.evmcs.as_ref().is_some_and(FeatureState::is_enabled) {
         let cpu_features = spec.domain.cpu.as_ref().map(|cpu| cpu.features.as_slice()).unwrap_or_default();
         if cpu_features.is_empty() {
-            causes.required("spec.domain.cpu.features", "vmx cpu feature is required when evmcs is set");
+            errors.required("spec.domain.cpu.features", "vmx cpu feature is required when evmcs is set");
         }
         for (index, feature) in cpu_features.iter().enumerate().filter(|(_, feature)| feature.name == "vmx") {
             if feature.policy.as_deref() != Some("require") {
-                causes.invalid(
+                errors.invalid(
                     format!("spec.domain.cpu.features[{index}].policy"),
                     "vmx cpu feature has to be set to require policy",
                 );
@@ -36,17 +36,17 @@ pub fn causes(spec: &VirtualMachineInstanceSpec) -> Causes {
         }
     }
     if features.hyperv_passthrough.as_ref().is_some_and(|passthrough| passthrough.enabled.unwrap_or(true)) {
-        causes.invalid(
+        errors.invalid(
             "spec.domain.features.hyperv",
             "Cannot explicitly set hyperV features if HypervPassthrough is being used. Please use either HyperV or HypervPassthrough.",
         );
     }
-    causes
+    errors
 }
 
 type Dependency = (&'static str, &'static str, bool, bool);
 
-/// What needs what: nothing but what is turned on in so many words counts, as all is once defaults are set.
+/// Dependencies of enlightenments. Only explicit values count: with defaults set, all are explicit.
 fn dependencies(hyperv: &FeatureHyperv) -> [Dependency; 5] {
     let on = |state: &Option<FeatureState>| state.as_ref().is_some_and(|state| state.enabled == Some(true));
     let timer = hyperv.synictimer.as_ref().is_some_and(|timer| timer.enabled == Some(true));
@@ -66,11 +66,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::rules::testing::machine;
+    use crate::rules::testing::vmi_spec;
 
     fn check(domain: Value) -> Vec<String> {
-        let causes = causes(&machine(json!({"domain": domain})));
-        causes.as_slice().iter().map(|cause| cause.message.clone()).collect()
+        let errors = validate(&vmi_spec(json!({"domain": domain})));
+        errors.as_slice().iter().map(|error| error.message.clone()).collect()
     }
 
     #[test]

@@ -1,17 +1,22 @@
-//! Guests whose memory the host cannot read.
+//! Confidential guests.
 
-use api::{StartStrategy, VirtualMachineInstanceSpec, config::ClusterConfig};
+use api::{FeatureGate, StartStrategy, VirtualMachineInstanceSpec, config::ClusterConfig};
 
-use crate::causes::Causes;
+use crate::context::FieldErrors;
 
-/// What is wrong with the protection asked for.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+/// Validates the launch security.
+pub(super) fn validate(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let Some(security) = &spec.domain.launch_security else { return };
     match spec.architecture.as_deref().unwrap_or_default() {
         "amd64" => {}
         "s390x" => return,
         other => {
-            causes.invalid(
+            errors.invalid(
                 format!("{root}.architecture"),
                 format!("No launchSecurity support for architecture: {other}"),
             );
@@ -20,22 +25,22 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
     }
     let field = format!("{root}.launchSecurity");
     let (name, gate) = match (security.sev.is_some(), security.snp.is_some(), security.tdx.is_some()) {
-        (true, false, false) => ("SEV", "WorkloadEncryptionSEV"),
-        (false, true, false) => ("SNP", "WorkloadEncryptionSEV"),
-        (false, false, true) => ("TDX", "WorkloadEncryptionTDX"),
+        (true, false, false) => ("SEV", FeatureGate::WorkloadEncryptionSEV),
+        (false, true, false) => ("SNP", FeatureGate::WorkloadEncryptionSEV),
+        (false, false, true) => ("TDX", FeatureGate::WorkloadEncryptionTDX),
         _ => {
-            causes.forbidden(field, "One and only one launchSecurity type can be set");
+            errors.forbidden(field, "One and only one launchSecurity type can be set");
             return;
         }
     };
     if !config.enabled(gate) {
-        causes.invalid(field, format!("{gate} feature gate is not enabled in kubevirt-config"));
+        errors.invalid(field, format!("{gate} feature gate is not enabled in kubevirt-config"));
         return;
     }
     let domain = &spec.domain;
     let smm = domain.features.as_ref().and_then(|features| features.smm.as_ref()).is_some_and(|smm| smm.is_enabled());
     if name == "TDX" && smm {
-        causes.invalid(field.clone(), "TDX does not work along with SMM");
+        errors.invalid(field.clone(), "TDX does not work along with SMM");
     }
     let efi = domain
         .firmware
@@ -43,21 +48,21 @@ pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
         .and_then(|firmware| firmware.bootloader.as_ref())
         .and_then(|bootloader| bootloader.efi.as_ref());
     match efi {
-        None => causes.invalid(field.clone(), format!("{name} requires OVMF (UEFI)")),
+        None => errors.invalid(field.clone(), format!("{name} requires OVMF (UEFI)")),
         Some(efi) => {
             if name != "TDX" && efi.secure_boot.unwrap_or(true) {
-                causes.invalid(field.clone(), format!("{name} does not work along with SecureBoot"));
+                errors.invalid(field.clone(), format!("{name} does not work along with SecureBoot"));
             }
             if name != "SEV" && efi.persistent == Some(true) {
-                causes.invalid(field.clone(), format!("{name} does not work along with Persistent EFI variables"));
+                errors.invalid(field.clone(), format!("{name} does not work along with Persistent EFI variables"));
             }
         }
     }
     let attested = security.sev.as_ref().is_some_and(|sev| sev.attestation.is_some());
     if attested && spec.start_strategy != Some(StartStrategy::Paused) {
-        causes.invalid(field.clone(), "SEV attestation requires VMI StartStrategy 'Paused'");
+        errors.invalid(field.clone(), "SEV attestation requires VMI StartStrategy 'Paused'");
     }
     for interface in domain.devices.interfaces.iter().filter(|interface| interface.boot_order.is_some()) {
-        causes.invalid(field.clone(), format!("{name} does not work with bootable NICs: {}", interface.name));
+        errors.invalid(field.clone(), format!("{name} does not work with bootable NICs: {}", interface.name));
     }
 }

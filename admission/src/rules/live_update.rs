@@ -1,71 +1,93 @@
-//! Changing a machine while it runs: what it must have been started with.
+//! Live updates: requirements of a VMI that can grow while it runs.
 
 use api::{VirtualMachineInstanceSpec, quantity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::causes::Causes;
+use crate::context::FieldErrors;
 
 const GUEST_MIN: i64 = 1 << 30;
 
-/// What is wrong with a template at `root` under rollout strategy LiveUpdate.
-pub fn causes(root: &str, spec: &VirtualMachineInstanceSpec) -> Causes {
-    let mut causes = Causes::new();
+/// Returns the errors of a template at `root` under rollout strategy LiveUpdate.
+pub(crate) fn validate(root: &str, spec: &VirtualMachineInstanceSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
     if let Some(cpu) = &spec.domain.cpu
-        && let (Some(sockets), Some(most)) = (cpu.sockets, cpu.max_sockets)
-        && most != 0
-        && sockets > most
+        && let (Some(sockets), Some(max)) = (cpu.sockets, cpu.max_sockets)
+        && max != 0
+        && sockets > max
     {
-        causes.invalid(
+        errors.invalid(
             format!("{root}.domain.cpu.sockets"),
             "Number of sockets in CPU topology is greater than the maximum sockets allowed",
         );
     }
     if spec.domain.memory.as_ref().is_some_and(|memory| memory.max_guest.is_some())
-        && let Err(message) = memory(spec)
+        && let Err(error) = memory_hotplug(spec)
     {
-        causes.invalid(format!("{root}.domain.memory.guest"), message);
+        errors.invalid(format!("{root}.domain.memory.guest"), error.to_string());
     }
-    causes
+    errors
 }
 
-/// Whether memory can be added to a machine; the first reason why not.
-pub fn memory(spec: &VirtualMachineInstanceSpec) -> Result<(), String> {
-    let refuse = |message: &str| Err(message.to_owned());
+/// Reason why memory cannot be added to a running VMI.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+enum MemoryHotplugError {
+    #[error("Memory hotplug is not compatible with realtime VMs")]
+    Realtime,
+    #[error("Memory hotplug is not compatible with guest mapping passthrough")]
+    GuestMappingPassthrough,
+    #[error("Memory hotplug is not compatible with encrypted VMs")]
+    Encrypted,
+    #[error("Guest memory must be configured when memory hotplug is enabled")]
+    NoGuestMemory,
+    #[error("Max guest memory must be configured when memory hotplug is enabled")]
+    NoMaxGuest,
+    #[error("Guest memory is greater than the configured maxGuest memory")]
+    AboveMaxGuest,
+    #[error("Guest memory must be {0} aligned")]
+    GuestNotAligned(&'static str),
+    #[error("MaxGuest must be {0} aligned")]
+    MaxGuestNotAligned(&'static str),
+    #[error("Memory hotplug is only available for x86_64 VMs")]
+    Architecture,
+    #[error("Memory hotplug is only available for VMs with at least 1Gi of guest memory")]
+    TooSmall,
+}
+
+/// Checks that memory can be added to a running VMI; fails with the first reason why not.
+fn memory_hotplug(spec: &VirtualMachineInstanceSpec) -> Result<(), MemoryHotplugError> {
     let domain = &spec.domain;
     let cpu = domain.cpu.as_ref();
     if cpu.is_some_and(|cpu| cpu.realtime.is_some()) {
-        return refuse("Memory hotplug is not compatible with realtime VMs");
+        return Err(MemoryHotplugError::Realtime);
     }
     if cpu.and_then(|cpu| cpu.numa.as_ref()).is_some_and(|numa| numa.guest_mapping_passthrough.is_some()) {
-        return refuse("Memory hotplug is not compatible with guest mapping passthrough");
+        return Err(MemoryHotplugError::GuestMappingPassthrough);
     }
     if domain.launch_security.is_some() {
-        return refuse("Memory hotplug is not compatible with encrypted VMs");
+        return Err(MemoryHotplugError::Encrypted);
     }
     let memory = domain.memory.as_ref();
     let bytes = |amount: &Quantity| quantity::units(amount).unwrap_or(0);
-    let Some(guest) = memory.and_then(|memory| memory.guest.as_ref()).map(bytes) else {
-        return refuse("Guest memory must be configured when memory hotplug is enabled");
-    };
-    let Some(most) = memory.and_then(|memory| memory.max_guest.as_ref()).map(bytes) else {
-        return refuse("Max guest memory must be configured when memory hotplug is enabled");
-    };
-    if guest > most {
-        return refuse("Guest memory is greater than the configured maxGuest memory");
+    let guest = memory.and_then(|memory| memory.guest.as_ref()).map(bytes);
+    let guest = guest.ok_or(MemoryHotplugError::NoGuestMemory)?;
+    let max_guest = memory.and_then(|memory| memory.max_guest.as_ref()).map(bytes);
+    let max_guest = max_guest.ok_or(MemoryHotplugError::NoMaxGuest)?;
+    if guest > max_guest {
+        return Err(MemoryHotplugError::AboveMaxGuest);
     }
     let page = memory.and_then(|memory| memory.hugepages.as_ref()).and_then(|pages| pages.page_size.as_deref());
     let (block, name) = if page == Some("1Gi") { (1_i64 << 30, "1Gi") } else { (2_i64 << 20, "2Mi") };
     if guest % block != 0 {
-        return Err(format!("Guest memory must be {name} aligned"));
+        return Err(MemoryHotplugError::GuestNotAligned(name));
     }
-    if most % block != 0 {
-        return Err(format!("MaxGuest must be {name} aligned"));
+    if max_guest % block != 0 {
+        return Err(MemoryHotplugError::MaxGuestNotAligned(name));
     }
     if spec.architecture.as_deref() != Some("amd64") {
-        return refuse("Memory hotplug is only available for x86_64 VMs");
+        return Err(MemoryHotplugError::Architecture);
     }
     if guest < GUEST_MIN {
-        return refuse("Memory hotplug is only available for VMs with at least 1Gi of guest memory");
+        return Err(MemoryHotplugError::TooSmall);
     }
     Ok(())
 }

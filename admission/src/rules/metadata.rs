@@ -1,37 +1,38 @@
-//! Labels and annotations of a machine.
+//! Labels and annotations of VMIs.
 
 use api::{
+    FeatureGate,
     config::ClusterConfig,
     constants::{annotation, label},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::{causes::Causes, names};
+use crate::context::{FieldErrors, names};
 
-/// Annotations that take a gate: key, gate, and what is said where it is off.
-const GATED: [(&str, &str, &str); 2] = [
+/// Annotations that need a feature gate: key, gate, and the message if it is off.
+const GATED: [(&str, FeatureGate, &str); 2] = [
     (
         annotation::IGNITION_DATA,
-        "ExperimentalIgnitionSupport",
+        FeatureGate::ExperimentalIgnitionSupport,
         "ExperimentalIgnitionSupport feature gate is not enabled in kubevirt-config",
     ),
-    (annotation::HOOK_SIDECARS, "Sidecar", "sidecar feature gate is not enabled in kubevirt-config"),
+    (annotation::HOOK_SIDECARS, FeatureGate::Sidecar, "sidecar feature gate is not enabled in kubevirt-config"),
 ];
 
-/// What is wrong with the metadata at `root`.
-pub fn causes(root: &str, metadata: &ObjectMeta, config: &ClusterConfig, is_component: bool) -> Causes {
-    let mut causes = Causes::new();
+/// Returns the errors of the metadata at `root`.
+pub(crate) fn validate(root: &str, metadata: &ObjectMeta, config: &ClusterConfig, is_component: bool) -> FieldErrors {
+    let mut errors = FieldErrors::new();
     let labels = metadata.labels.iter().flatten();
     for (key, value) in labels.clone() {
         for error in names::qualified_name_errors(key) {
-            causes.invalid(format!("{root}.labels"), format!("{root}.labels '{key}': {error}"));
+            errors.invalid(format!("{root}.labels"), format!("{root}.labels '{key}': {error}"));
         }
         for error in names::label_value_errors(value) {
-            causes.invalid(format!("{root}.labels"), format!("{root}.labels '{key}: {value}': {error}"));
+            errors.invalid(format!("{root}.labels"), format!("{root}.labels '{key}: {value}': {error}"));
         }
     }
     if !is_component && labels.clone().any(|(key, _)| label::RESERVED_ON_VMI.contains(&key.as_str())) {
-        causes.not_supported(
+        errors.not_supported(
             format!("{root}.labels"),
             "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
         );
@@ -40,20 +41,20 @@ pub fn causes(root: &str, metadata: &ObjectMeta, config: &ClusterConfig, is_comp
         if !annotation_of(metadata, key).is_empty() && !config.enabled(gate) {
             let field = format!("{root}.annotations");
             let message = format!("{message}, invalid entry {field}.{key}");
-            causes.invalid(field, message);
+            errors.invalid(field, message);
         }
     }
-    causes
+    errors
 }
 
-/// Annotations in the metadata at `root` that nothing carries out yet.
-pub fn unsupported(root: &str, metadata: &ObjectMeta, causes: &mut Causes) {
+/// Adds errors for unsupported annotations in the metadata at `root`.
+pub(crate) fn validate_supported(root: &str, metadata: &ObjectMeta, errors: &mut FieldErrors) {
     let gated = GATED.iter().map(|(key, ..)| *key).filter(|key| !annotation_of(metadata, key).is_empty());
     let placed = [annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX].into_iter();
     for key in gated.chain(placed.filter(|key| annotation_of(metadata, key) == "true")) {
         let field = format!("{root}.annotations");
         let message = format!("{field}.{key} is not supported yet");
-        causes.not_supported(field, message);
+        errors.not_supported(field, message);
     }
 }
 
@@ -69,8 +70,8 @@ mod tests {
 
     fn check(metadata: Value, is_component: bool) -> Vec<String> {
         let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap();
-        let causes = causes("metadata", &metadata, &ClusterConfig::default(), is_component);
-        causes.as_slice().iter().map(|cause| cause.message.clone()).collect()
+        let errors = validate("metadata", &metadata, &ClusterConfig::default(), is_component);
+        errors.as_slice().iter().map(|error| error.message.clone()).collect()
     }
 
     #[test]
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn placement_of_devices_that_is_not_carried_out_is_refused() {
+    fn unsupported_placement_of_devices_is_refused() {
         let key = "kubevirt.io/placePCIDevicesOnRootComplex";
         for (key, value, refused) in [
             (key, "true", 1),
@@ -104,9 +105,9 @@ mod tests {
             ("hooks.kubevirt.io/hookSidecars", "", 0),
         ] {
             let metadata = serde_json::from_value(json!({"annotations": {key: value}})).unwrap();
-            let mut causes = Causes::new();
-            unsupported("metadata", &metadata, &mut causes);
-            assert_eq!(causes.as_slice().len(), refused, "{key} {value:?}");
+            let mut errors = FieldErrors::new();
+            validate_supported("metadata", &metadata, &mut errors);
+            assert_eq!(errors.as_slice().len(), refused, "{key} {value:?}");
         }
     }
 

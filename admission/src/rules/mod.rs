@@ -1,86 +1,89 @@
-//! Rules on a machine's spec, alone or in a template.
+//! Rules of VMI specs, shared by VMs, VMIs, replica sets, pools and presets.
 //!
-//! Each function takes the path the spec stands at, so that messages name the field as the user wrote it. The order
-//! of the causes is the order of the calls here.
+//! One module an area. Each adds to [`FieldErrors`]; `root` is the path of the spec, so that messages name the field as the
+//! user wrote it. The order of errors is the order of the calls in [`spec`]. Unsupported fields are in [`unsupported`].
 
-pub mod access;
-pub mod architecture;
-pub mod cpu;
-pub mod data_volumes;
-pub mod devices;
-pub mod disks;
-pub mod dns;
-pub mod dra;
-pub mod firmware;
-pub mod grace;
-pub mod hotplug;
-pub mod hyperv;
-pub mod launch_security;
-pub mod live_update;
-pub mod metadata;
-pub mod network;
-pub mod probes;
-pub mod resources;
-pub mod scheduling;
-pub mod volumes;
+pub(crate) mod access;
+pub(crate) mod architecture;
+pub(crate) mod cpu;
+pub(crate) mod data_volumes;
+pub(crate) mod devices;
+pub(crate) mod disks;
+pub(crate) mod dns;
+pub(crate) mod dra;
+pub(crate) mod firmware;
+pub(crate) mod grace;
+pub(crate) mod hotplug;
+pub(crate) mod hyperv;
+mod images;
+pub(crate) mod label_selector;
+pub(crate) mod launch_security;
+pub(crate) mod live_update;
+pub(crate) mod metadata;
+pub(crate) mod network;
+mod pod_errors;
+pub(crate) mod probes;
+pub(crate) mod resources;
+pub(crate) mod scheduling;
+pub mod unsupported;
+pub(crate) mod volumes;
 
-use api::{EvictionStrategy, StartStrategy, VirtualMachineInstanceSpec, config::ClusterConfig, gates};
+use api::{EvictionStrategy, FeatureGate, StartStrategy, VirtualMachineInstanceSpec, config::ClusterConfig};
 
-use crate::{causes::Causes, names};
+use crate::context::{FieldErrors, names};
 
-/// What is wrong with a spec.
-pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> Causes {
-    let mut causes = Causes::new();
-    host_names(root, spec, &mut causes);
-    resources::memory(root, spec, &mut causes);
-    machine_type(root, spec, config, &mut causes);
-    firmware::acpi(root, spec, &mut causes);
-    resources::cpu(root, spec, &mut causes);
-    cpu::causes(root, spec, config, &mut causes);
-    start_strategy(root, spec, &mut causes);
-    cpu::realtime(root, spec, &mut causes);
-    scheduling::affinity(root, spec.affinity.as_ref(), &mut causes);
-    scheduling::topology_spread(root, &spec.topology_spread_constraints, &mut causes);
-    scheduling::tolerations(root, &spec.tolerations, &mut causes);
-    scheduling::node_selector(root, &spec.node_selector, &mut causes);
-    network::causes(root, spec, config, &mut causes);
-    dra::causes(root, spec, config, &mut causes);
-    disks::mapping(root, spec, config, &mut causes);
-    devices::inputs(root, spec, &mut causes);
-    devices::io_threads(root, spec, &mut causes);
-    probes::causes(root, spec, &mut causes);
-    disks::causes(root, spec, &mut causes);
-    firmware::causes(root, spec, &mut causes);
-    volumes::causes(root, spec, config, &mut causes);
-    access::causes(root, spec, &mut causes);
-    dns::causes(root, spec, &mut causes);
-    eviction_strategy(root, spec, config, &mut causes);
-    devices::displays(root, spec, config, &mut causes);
-    grace::causes(root, spec, config, &mut causes);
-    devices::causes(root, spec, config, &mut causes);
-    service_account(root, spec, &mut causes);
-    causes
+/// Returns the errors of a spec.
+pub fn validate_spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    validate_host_names(root, spec, &mut errors);
+    resources::validate_memory(root, spec, &mut errors);
+    validate_machine_type(root, spec, config, &mut errors);
+    firmware::validate_acpi(root, spec, &mut errors);
+    resources::validate_cpu(root, spec, &mut errors);
+    cpu::validate(root, spec, config, &mut errors);
+    validate_start_strategy(root, spec, &mut errors);
+    cpu::validate_realtime(root, spec, &mut errors);
+    scheduling::validate_affinity(root, spec.affinity.as_ref(), &mut errors);
+    scheduling::validate_topology_spread(root, &spec.topology_spread_constraints, &mut errors);
+    scheduling::validate_tolerations(root, &spec.tolerations, &mut errors);
+    scheduling::validate_node_selector(root, &spec.node_selector, &mut errors);
+    network::validate(root, spec, config, &mut errors);
+    dra::validate(root, spec, config, &mut errors);
+    disks::validate_mapping(root, spec, config, &mut errors);
+    devices::validate_inputs(root, spec, &mut errors);
+    devices::validate_io_threads(root, spec, &mut errors);
+    probes::validate(root, spec, &mut errors);
+    disks::validate(root, spec, &mut errors);
+    firmware::validate(root, spec, &mut errors);
+    volumes::validate(root, spec, config, &mut errors);
+    access::validate(root, spec, &mut errors);
+    dns::validate(root, spec, &mut errors);
+    validate_eviction_strategy(root, spec, config, &mut errors);
+    devices::validate_displays(root, spec, config, &mut errors);
+    grace::validate(root, spec, config, &mut errors);
+    devices::validate(root, spec, config, &mut errors);
+    validate_service_account(root, spec, &mut errors);
+    errors
 }
 
-/// Features that are gone for good but still named by the cluster's configuration. Only new objects are refused.
-pub fn discontinued_gates(spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> Causes {
-    let mut causes = Causes::new();
+/// Returns errors for removed features whose feature gate is still listed. Applies to new objects only.
+pub fn discontinued_gates(spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> FieldErrors {
+    let mut errors = FieldErrors::new();
     let interfaces = &spec.domain.devices.interfaces;
-    let listed = |gate: &str| config.feature_gates.iter().any(|name| name == gate);
     for (gate, used) in [
-        (gates::PASST, interfaces.iter().any(|interface| interface.passt.is_some())),
-        (gates::MACVTAP, interfaces.iter().any(|interface| interface.macvtap.is_some())),
+        (FeatureGate::Passt, interfaces.iter().any(|interface| interface.passt.is_some())),
+        (FeatureGate::Macvtap, interfaces.iter().any(|interface| interface.macvtap.is_some())),
     ] {
-        if used && listed(gate) {
-            causes.not_supported("", gates::message(gate).unwrap_or(gate));
+        if used && gate.is_in(&config.feature_gates) {
+            errors.not_supported("", gate.message().unwrap_or(gate.name()));
         }
     }
-    causes
+    errors
 }
 
-/// The former, and bindings that are gone for good.
-pub fn discontinued(spec: &VirtualMachineInstanceSpec, root: &str, config: &ClusterConfig) -> Causes {
-    let mut causes = discontinued_gates(spec, config);
+/// Returns the same errors, and those of removed bindings.
+pub fn discontinued(spec: &VirtualMachineInstanceSpec, root: &str, config: &ClusterConfig) -> FieldErrors {
+    let mut errors = discontinued_gates(spec, config);
     for (index, interface) in spec.domain.devices.interfaces.iter().enumerate() {
         for (binding, used, message) in [
             ("slirp", interface.slirp.is_some(), "Slirp interface support has been discontinued since v1.3"),
@@ -88,29 +91,34 @@ pub fn discontinued(spec: &VirtualMachineInstanceSpec, root: &str, config: &Clus
             ("macvtap", interface.macvtap.is_some(), "Macvtap network binding has been discontinued since v1.3"),
         ] {
             if used {
-                causes.invalid(format!("{root}.domain.devices.interfaces[{index}].{binding}"), message);
+                errors.invalid(format!("{root}.domain.devices.interfaces[{index}].{binding}"), message);
             }
         }
     }
-    causes
+    errors
 }
 
-fn host_names(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+fn validate_host_names(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     for (field, value, rules, check) in [
         ("hostname", &spec.hostname, "DNS_LABEL", names::label_errors as fn(&str) -> Vec<String>),
         ("subdomain", &spec.subdomain, "DNS_SUBDOMAIN", names::subdomain_errors),
     ] {
         let Some(value) = value.as_deref().filter(|value| !value.is_empty()) else { continue };
-        let errors = check(value);
-        if !errors.is_empty() {
+        let problems = check(value);
+        if !problems.is_empty() {
             let path = format!("{root}.{field}");
-            let message = format!("{path} does not conform to the kubernetes {rules} rules : {}", errors.join(", "));
-            causes.invalid(path, message);
+            let message = format!("{path} does not conform to the kubernetes {rules} rules : {}", problems.join(", "));
+            errors.invalid(path, message);
         }
     }
 }
 
-fn machine_type(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+fn validate_machine_type(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let Some(type_) = spec.domain.machine.as_ref().map(|machine| &machine.type_).filter(|type_| !type_.is_empty())
     else {
         return;
@@ -120,43 +128,48 @@ fn machine_type(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterC
         let path = format!("{root}.domain.machine.type");
         let message =
             format!("{path} is not supported: {type_} (allowed values: [{}])", arch.emulated_machines.join(" "));
-        causes.invalid(path, message);
+        errors.invalid(path, message);
     }
 }
 
-fn start_strategy(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+fn validate_start_strategy(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let path = format_args!("{root}.startStrategy");
     match &spec.start_strategy {
         None => {}
-        Some(StartStrategy::Other(word)) => {
-            let message = format!("{path} is set with an unrecognized option: {word}");
-            causes.invalid(path, message);
+        Some(StartStrategy::Other(name)) => {
+            let message = format!("{path} is set with an unrecognized option: {name}");
+            errors.invalid(path, message);
         }
         Some(StartStrategy::Paused) if spec.liveness_probe.is_some() => {
             let message = format!(
                 "either {path} or {root}.livenessProbe should be provided.Pausing VMI with LivenessProbe is not supported"
             );
-            causes.invalid(path, message);
+            errors.invalid(path, message);
         }
         Some(StartStrategy::Paused) => {}
     }
 }
 
-fn eviction_strategy(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
-    if let EvictionStrategy::Other(word) = spec.eviction_strategy.as_ref().unwrap_or(&config.eviction_strategy) {
+fn validate_eviction_strategy(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
+    if let EvictionStrategy::Other(name) = spec.eviction_strategy.as_ref().unwrap_or(&config.eviction_strategy) {
         let path = format!("{root}.evictionStrategy");
-        let message = format!("{path} is set with an unrecognized option: {word}");
-        causes.invalid(path, message);
+        let message = format!("{path} is set with an unrecognized option: {name}");
+        errors.invalid(path, message);
     }
 }
 
-fn service_account(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+fn validate_service_account(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let Some(name) = spec.service_account_name.as_deref().filter(|name| !name.is_empty()) else { return };
     let path = format!("{root}.serviceAccountName");
-    let errors = names::subdomain_errors(name);
-    if !errors.is_empty() {
-        let message = format!("{path} is not a valid service account name: {}", errors.join("; "));
-        causes.invalid(path.clone(), message);
+    let problems = names::subdomain_errors(name);
+    if !problems.is_empty() {
+        let message = format!("{path} is not a valid service account name: {}", problems.join("; "));
+        errors.invalid(path.clone(), message);
     }
     let other = spec
         .volumes
@@ -164,7 +177,7 @@ fn service_account(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut C
         .filter_map(|volume| volume.service_account.as_ref()?.service_account_name.as_deref())
         .find(|other| *other != name);
     if let Some(other) = other {
-        causes.invalid(
+        errors.invalid(
             path,
             format!(
                 "spec.serviceAccountName \"{name}\" and serviceAccount volume \"{other}\" must reference the same service account"
@@ -175,14 +188,14 @@ fn service_account(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut C
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! One accepted and one rejected case for a rule, as one line each.
+    //! Helpers for tests: one accepted and one rejected case of a rule, in one line each.
 
     use serde_json::{Value, json};
 
     use super::*;
 
-    /// A machine that breaks no rule, with `change` merged into it.
-    pub(crate) fn machine(change: Value) -> VirtualMachineInstanceSpec {
+    /// Returns a valid VMI spec with `change` merged into it.
+    pub(crate) fn vmi_spec(change: Value) -> VirtualMachineInstanceSpec {
         let mut spec = json!({
             "architecture": "amd64",
             "domain": {
@@ -216,15 +229,15 @@ pub(crate) mod testing {
         }
     }
 
-    /// Messages about a machine with a change.
+    /// Returns the messages for a VMI with a change.
     pub(crate) fn messages(change: Value) -> Vec<String> {
         messages_with(change, &ClusterConfig::default())
     }
 
-    /// Messages about a machine with a change under a configuration.
+    /// Returns the messages for a VMI with a change under a configuration.
     pub(crate) fn messages_with(change: Value, config: &ClusterConfig) -> Vec<String> {
-        let causes = spec("spec", &machine(change), config);
-        causes.as_slice().iter().map(|cause| cause.message.clone()).collect()
+        let errors = validate_spec("spec", &vmi_spec(change), config);
+        errors.as_slice().iter().map(|error| error.message.clone()).collect()
     }
 
     /// Asserts that a change is accepted.
@@ -234,9 +247,9 @@ pub(crate) mod testing {
 
     /// Asserts that a change is refused with a message, at a field.
     pub(crate) fn refuses(change: Value, field: &str, message: &str) {
-        let causes = spec("spec", &machine(change.clone()), &ClusterConfig::default());
-        let found = causes.as_slice().iter().any(|cause| cause.field == field && cause.message.contains(message));
-        assert!(found, "{change}\n wanted {field}: {message}\n got {:#?}", causes.as_slice());
+        let errors = validate_spec("spec", &vmi_spec(change.clone()), &ClusterConfig::default());
+        let found = errors.as_slice().iter().any(|error| error.field == field && error.message.contains(message));
+        assert!(found, "{change}\n expected {field}: {message}\n got {:#?}", errors.as_slice());
     }
 }
 
@@ -247,7 +260,7 @@ mod tests {
     use super::testing::*;
 
     #[test]
-    fn plain_machine_is_accepted() {
+    fn plain_vmi_is_accepted() {
         accepts(json!({}));
     }
 
@@ -280,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn eviction_strategy_is_a_known_word() {
+    fn eviction_strategy_is_known() {
         accepts(json!({"evictionStrategy": "None"}));
         refuses(json!({"evictionStrategy": "Kick"}), "spec.evictionStrategy", "unrecognized option: Kick");
     }
@@ -296,9 +309,9 @@ mod tests {
     }
 
     #[test]
-    fn removed_bindings_say_so() {
-        let spec = machine(json!({"domain": {"devices": {"interfaces": [{"name": "default", "slirp": {}}]}}}));
-        let causes = super::discontinued(&spec, "spec", &Default::default());
-        assert_eq!(causes.as_slice()[0].field, "spec.domain.devices.interfaces[0].slirp");
+    fn removed_bindings_are_refused() {
+        let spec = vmi_spec(json!({"domain": {"devices": {"interfaces": [{"name": "default", "slirp": {}}]}}}));
+        let errors = super::discontinued(&spec, "spec", &Default::default());
+        assert_eq!(errors.as_slice()[0].field, "spec.domain.devices.interfaces[0].slirp");
     }
 }

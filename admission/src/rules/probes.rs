@@ -3,47 +3,44 @@
 use api::{VirtualMachineInstanceSpec, vmi::spec::Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::{
-    causes::{Causes, Path},
-    names,
-};
+use crate::context::{FieldErrors, PathText, names};
 
-/// What is wrong with the probes.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates the probes.
+pub(super) fn validate(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let pod_network = spec.networks.iter().any(|network| network.pod.is_some());
     let probes = [("readinessProbe", &spec.readiness_probe), ("livenessProbe", &spec.liveness_probe)];
     let probes = probes.into_iter().filter_map(|(name, probe)| Some((name, probe.as_ref()?)));
     for (name, probe) in probes.clone() {
-        handler(format_args!("{root}.{name}"), probe, causes);
+        validate_handler(format_args!("{root}.{name}"), probe, errors);
     }
     for (name, probe) in probes.clone().filter(|_| !pod_network) {
         for (handler, set) in [("httpGet", probe.http_get.is_some()), ("tcpSocket", probe.tcp_socket.is_some())] {
             if set {
                 let field = format!("{root}.{name}.{handler}");
                 let message = format!("{field} is only allowed if the Pod Network is attached");
-                causes.invalid(field, message);
+                errors.invalid(field, message);
             }
         }
     }
     for (name, probe) in probes {
-        values(format_args!("{root}.{name}"), probe, causes);
+        validate_values(format_args!("{root}.{name}"), probe, errors);
     }
 }
 
-fn handler(path: Path<'_>, probe: &Probe, causes: &mut Causes) {
+fn validate_handler(path: PathText<'_>, probe: &Probe, errors: &mut FieldErrors) {
     let handlers =
         [probe.http_get.is_some(), probe.tcp_socket.is_some(), probe.exec.is_some(), probe.guest_agent_ping.is_some()];
     match handlers.iter().filter(|set| **set).count() {
-        0 => causes.required(
+        0 => errors.required(
             path,
             format!("either {path}.tcpSocket, {path}.exec or {path}.httpGet must be set if a {path} is specified"),
         ),
         1 => {}
-        _ => causes.invalid(path, format!("{path} must have exactly one probe type set")),
+        _ => errors.invalid(path, format!("{path} must have exactly one probe type set")),
     }
 }
 
-fn values(path: Path<'_>, probe: &Probe, causes: &mut Causes) {
+fn validate_values(path: PathText<'_>, probe: &Probe, errors: &mut FieldErrors) {
     let ports = [
         ("httpGet", probe.http_get.as_ref().map(|get| &get.port)),
         ("tcpSocket", probe.tcp_socket.as_ref().map(|socket| &socket.port)),
@@ -55,11 +52,11 @@ fn values(path: Path<'_>, probe: &Probe, causes: &mut Causes) {
             Some(IntOrString::String(name)) => names::is_port_name(name),
         };
         if !valid {
-            causes.invalid(format!("{path}.{handler}.port"), "Port field must be in range 0 < x < 65536.");
+            errors.invalid(format!("{path}.{handler}.port"), "Port field must be in range 0 < x < 65536.");
         }
     }
     if probe.exec.as_ref().is_some_and(|exec| exec.command.as_ref().is_none_or(Vec::is_empty)) {
-        causes.required(format!("{path}.exec.command"), format!("{path}.exec.command must not be empty"));
+        errors.required(format!("{path}.exec.command"), format!("{path}.exec.command must not be empty"));
     }
     for (field, value) in [
         ("initialDelaySeconds", probe.initial_delay_seconds),
@@ -71,7 +68,7 @@ fn values(path: Path<'_>, probe: &Probe, causes: &mut Causes) {
         if value.is_some_and(|value| value < 0) {
             let field = format!("{path}.{field}");
             let message = format!("{field} must be greater than or equal to 0");
-            causes.invalid(field, message);
+            errors.invalid(field, message);
         }
     }
 }

@@ -1,107 +1,106 @@
-//! Memory and CPU amounts.
+//! Amounts of memory and CPU.
 
 use api::{VirtualMachineInstanceSpec, quantity, quantity::QuantityError};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::causes::{Causes, Path};
+use crate::context::{FieldErrors, PathText};
 
-/// Smallest memory anything could run in.
+/// Smallest guest memory.
 const MEMORY_MIN: i64 = 1_000_000;
-/// Largest guest memory: with all that is added to it a sum stays within 64 bits. What no node can hold is for the scheduler
-/// to tell.
+/// Largest guest memory: sums with overhead stay within 64 bits. The scheduler rejects what no node can run.
 const MEMORY_MAX: i64 = 4 << 60;
 
 const MALFORMED: &str = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 
-/// An amount that is read.
+/// A parsed amount.
 struct Amount<'a> {
-    path: Path<'a>,
+    path: PathText<'a>,
     quantity: &'a Quantity,
     value: i64,
 }
 
 impl<'a> Amount<'a> {
     fn read(
-        path: Path<'a>,
+        path: PathText<'a>,
         quantity: Option<&'a Quantity>,
         read: fn(&Quantity) -> Result<i64, QuantityError>,
-        causes: &mut Causes,
+        errors: &mut FieldErrors,
     ) -> Option<Self> {
         let quantity = quantity?;
         match read(quantity) {
             Ok(value) => Some(Self { path, quantity, value }),
             Err(QuantityError::Malformed(_)) => {
                 let message = format!("{path} '{}': {MALFORMED}", quantity.0);
-                causes.invalid(path, message);
+                errors.invalid(path, message);
                 None
             }
             Err(QuantityError::OutOfRange(_)) => {
                 let message = format!("{path} '{}': is out of range", quantity.0);
-                causes.invalid(path, message);
+                errors.invalid(path, message);
                 None
             }
         }
     }
 
-    /// Its text for messages.
+    /// Returns its text for messages.
     fn text(&self) -> String {
         quantity::canonical(self.quantity)
     }
 
-    fn not_negative(&self, causes: &mut Causes) {
+    fn not_negative(&self, errors: &mut FieldErrors) {
         if self.value < 0 {
             let message = format!("{} '{}': must be greater than or equal to 0.", self.path, self.text());
-            causes.invalid(self.path, message);
+            errors.invalid(self.path, message);
         }
     }
 
-    fn at_least(&self, least: i64, text: &str, causes: &mut Causes) {
+    fn at_least(&self, least: i64, text: &str, errors: &mut FieldErrors) {
         if self.value < least {
             let message = format!("{} '{}': must be greater than or equal to {text}.", self.path, self.text());
-            causes.invalid(self.path, message);
+            errors.invalid(self.path, message);
         }
     }
 }
 
-/// What is wrong with amounts of memory.
-pub(super) fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates amounts of memory.
+pub(super) fn validate_memory(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let resources = &spec.domain.resources;
     let path = format_args!("{root}.domain.resources.requests.memory");
-    let request = Amount::read(path, resources.requests.get("memory"), quantity::units, causes);
+    let request = Amount::read(path, resources.requests.get("memory"), quantity::units, errors);
     let path = format_args!("{root}.domain.resources.limits.memory");
-    let limit = Amount::read(path, resources.limits.get("memory"), quantity::units, causes);
+    let limit = Amount::read(path, resources.limits.get("memory"), quantity::units, errors);
     if let Some(request) = &request {
-        request.not_negative(causes);
+        request.not_negative(errors);
         if request.value > 0 {
-            request.at_least(MEMORY_MIN, "1M", causes);
+            request.at_least(MEMORY_MIN, "1M", errors);
         }
     }
     if let Some(limit) = &limit {
-        limit.not_negative(causes);
+        limit.not_negative(errors);
         if let Some(request) = request.as_ref().filter(|request| limit.value > 0 && request.value > limit.value) {
             let message =
                 format!("{} '{}' is greater than {} '{}'", request.path, request.text(), limit.path, limit.text());
-            causes.invalid(request.path, message);
+            errors.invalid(request.path, message);
         }
     }
 
-    let given = spec.domain.memory.as_ref();
-    huge_pages(root, spec, causes);
+    let memory = spec.domain.memory.as_ref();
+    validate_huge_pages(root, spec, errors);
     let path = format_args!("{root}.domain.memory.guest");
-    let Some(guest) = Amount::read(path, given.and_then(|memory| memory.guest.as_ref()), quantity::units, causes)
+    let Some(guest) = Amount::read(path, memory.and_then(|memory| memory.guest.as_ref()), quantity::units, errors)
     else {
         return;
     };
-    // Guest memory that nobody gave is what is requested, or the limit: what is wrong with that has been told.
+    // Guest memory that was copied from request or limit by defaults has no errors of its own.
     let is = |amount: &Option<Amount>| amount.as_ref().is_some_and(|amount| amount.value == guest.value);
     let (requested, limited) = (is(&request), is(&limit));
-    let told = (requested && guest.value != 0) || (limited && guest.value < 0);
-    if !told {
-        guest.at_least(MEMORY_MIN, "1M", causes);
+    let reported = (requested && guest.value != 0) || (limited && guest.value < 0);
+    if !reported {
+        guest.at_least(MEMORY_MIN, "1M", errors);
     }
     if guest.value > MEMORY_MAX {
         let message = format!("{} '{}': must be less than or equal to 4Ei.", guest.path, guest.text());
-        causes.invalid(guest.path, message);
+        errors.invalid(guest.path, message);
     }
     if let Some(limit) = limit.filter(|limit| !requested && limit.value > 0 && guest.value > limit.value) {
         let message = format!(
@@ -111,12 +110,12 @@ pub(super) fn memory(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut
             limit.path,
             limit.text()
         );
-        causes.invalid(guest.path, message);
+        errors.invalid(guest.path, message);
     }
 }
 
-/// Memory in huge pages is a whole number of them.
-fn huge_pages(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates that guest memory is a multiple of the huge page size.
+fn validate_huge_pages(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let Some(memory) = spec.domain.memory.as_ref() else { return };
     let Some(pages) = memory.hugepages.as_ref() else { return };
     let text = pages.page_size.clone().unwrap_or_default();
@@ -125,7 +124,7 @@ fn huge_pages(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes
         Ok(page) if page > 0 => page,
         _ => {
             let message = format!("{path} '{text}': {MALFORMED}");
-            causes.invalid(path, message);
+            errors.invalid(path, message);
             return;
         }
     };
@@ -140,25 +139,25 @@ fn huge_pages(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes
     let shown = resources.requests.get("memory").map_or_else(|| "0".to_owned(), quantity::canonical);
     if memory != 0 && memory < page {
         let message = format!("{field} '{shown}' must be equal to or larger than page size {path} '{text}'");
-        causes.invalid(field, message);
+        errors.invalid(field, message);
     } else if memory % page != 0 {
         let message = format!("{field} '{shown}' is not a multiple of the page size {path} '{text}'");
-        causes.invalid(field, message);
+        errors.invalid(field, message);
     }
 }
 
-/// What is wrong with amounts of CPU.
-pub(super) fn cpu(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Causes) {
+/// Validates amounts of CPU.
+pub(super) fn validate_cpu(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let resources = &spec.domain.resources;
     let path = format_args!("{root}.domain.resources.requests.cpu");
-    let request = Amount::read(path, resources.requests.get("cpu"), quantity::milli, causes);
+    let request = Amount::read(path, resources.requests.get("cpu"), quantity::milli, errors);
     let path = format_args!("{root}.domain.resources.limits.cpu");
-    let limit = Amount::read(path, resources.limits.get("cpu"), quantity::milli, causes);
+    let limit = Amount::read(path, resources.limits.get("cpu"), quantity::milli, errors);
     if let Some(request) = &request {
-        request.not_negative(causes);
+        request.not_negative(errors);
     }
     if let Some(limit) = &limit {
-        limit.not_negative(causes);
+        limit.not_negative(errors);
     }
     if let (Some(request), Some(limit)) = (request, limit)
         && limit.value > 0
@@ -166,23 +165,23 @@ pub(super) fn cpu(root: &str, spec: &VirtualMachineInstanceSpec, causes: &mut Ca
     {
         let message =
             format!("{} '{}' is greater than {} '{}'", request.path, request.text(), limit.path, limit.text());
-        causes.invalid(request.path, message);
+        errors.invalid(request.path, message);
     }
 }
 
-/// A machine needs memory from somewhere.
-pub fn mandatory_memory(spec: &VirtualMachineInstanceSpec) -> Causes {
-    let mut causes = Causes::new();
+/// Returns an error if a VMI has no memory.
+pub(crate) fn validate_mandatory_memory(spec: &VirtualMachineInstanceSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
     let memory = spec.domain.memory.as_ref();
     let requested = spec.domain.resources.requests.get("memory").is_some_and(|amount| quantity::units(amount) != Ok(0));
-    let given = memory.is_some_and(|memory| memory.guest.is_some() || memory.hugepages.is_some());
-    if !requested && !given {
-        causes.required(
+    let has_guest_memory = memory.is_some_and(|memory| memory.guest.is_some() || memory.hugepages.is_some());
+    if !requested && !has_guest_memory {
+        errors.required(
             "",
             "no memory requested, at least one of 'spec.domain.memory.guest', 'spec.domain.memory.hugepages.pageSize' or 'spec.domain.resources.requests.memory' must be set",
         );
     }
-    causes
+    errors
 }
 
 #[cfg(test)]
@@ -234,12 +233,12 @@ mod tests {
     }
 
     #[test]
-    fn guest_memory_that_follows_a_wrong_amount_is_not_told_again() {
+    fn guest_memory_copied_from_an_invalid_amount_is_reported_once() {
         let same = |amount: &str, resources: Value| {
-            let machine = machine(json!({"domain": {"memory": {"guest": amount}, "resources": resources}}));
-            let mut causes = Causes::new();
-            memory("spec", &machine, &mut causes);
-            causes.as_slice().iter().map(|cause| cause.field.clone()).collect::<Vec<_>>()
+            let vmi = vmi_spec(json!({"domain": {"memory": {"guest": amount}, "resources": resources}}));
+            let mut errors = FieldErrors::new();
+            validate_memory("spec", &vmi, &mut errors);
+            errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()
         };
         let request = "spec.domain.resources.requests.memory";
         assert_eq!(same("-64Mi", json!({"requests": {"memory": "-64Mi"}})), [request]);
@@ -277,8 +276,8 @@ mod tests {
     }
 
     #[test]
-    fn machine_without_memory_is_refused() {
-        assert!(mandatory_memory(&machine(json!({}))).is_empty());
-        assert!(!mandatory_memory(&VirtualMachineInstanceSpec::default()).is_empty());
+    fn vmi_without_memory_is_refused() {
+        assert!(validate_mandatory_memory(&vmi_spec(json!({}))).is_empty());
+        assert!(!validate_mandatory_memory(&VirtualMachineInstanceSpec::default()).is_empty());
     }
 }

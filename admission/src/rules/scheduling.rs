@@ -1,94 +1,83 @@
-//! Where a machine may run: the rules Kubernetes has for pods, so that a machine fails here and not as its pod.
+//! Scheduling constraints: the rules of Kubernetes for pods, so that a VMI is rejected instead of its pod.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::{
-    api::core::v1::{
-        Affinity, NodeSelectorRequirement, NodeSelectorTerm, PodAffinityTerm, Toleration, TopologySpreadConstraint,
-        WeightedPodAffinityTerm,
-    },
-    apimachinery::pkg::apis::meta::v1::LabelSelector,
+use k8s_openapi::api::core::v1::{
+    Affinity, NodeSelectorRequirement, NodeSelectorTerm, PodAffinityTerm, Toleration, TopologySpreadConstraint,
+    WeightedPodAffinityTerm,
 };
 
-use crate::{causes::Causes, names};
+use super::{
+    label_selector,
+    pod_errors::{forbidden, invalid, required, unsupported},
+};
+use crate::context::{FieldErrors, names};
 
 const WEIGHT: &str = "must be in the range 1-100";
 
-fn invalid(path: &str, value: &str, detail: &str, causes: &mut Causes) {
-    causes.invalid(path, format!("{path}: Invalid value: {value:?}: {detail}"));
-}
-
-fn required(path: &str, detail: &str, causes: &mut Causes) {
-    causes.invalid(path, format!("{path}: Required value: {detail}"));
-}
-
-fn forbidden(path: &str, detail: &str, causes: &mut Causes) {
-    causes.invalid(path, format!("{path}: Forbidden: {detail}"));
-}
-
-/// What is wrong with where a workload may run, for the pod spec at `root`.
-pub(crate) fn placement(
+/// Returns the errors of the scheduling constraints of a workload with the pod spec at `root`.
+pub(crate) fn validate_placement(
     root: &str,
     affinity: Option<&Affinity>,
     selector: &BTreeMap<String, String>,
     tolerations: &[Toleration],
-) -> Causes {
-    let mut causes = Causes::new();
-    self::affinity(&format!("{root}.affinity"), affinity, &mut causes);
-    node_selector(root, selector, &mut causes);
-    self::tolerations(root, tolerations, &mut causes);
-    causes
+) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    validate_affinity(&format!("{root}.affinity"), affinity, &mut errors);
+    validate_node_selector(root, selector, &mut errors);
+    validate_tolerations(root, tolerations, &mut errors);
+    errors
 }
 
-/// What is wrong with the affinity.
-pub(super) fn affinity(root: &str, affinity: Option<&Affinity>, causes: &mut Causes) {
+/// Validates the affinity.
+pub(super) fn validate_affinity(root: &str, affinity: Option<&Affinity>, errors: &mut FieldErrors) {
     let Some(affinity) = affinity else { return };
     if let Some(node) = &affinity.node_affinity {
         let path = format!("{root}.nodeAffinity");
         if let Some(selector) = &node.required_during_scheduling_ignored_during_execution {
             let path = format!("{path}.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms");
             if selector.node_selector_terms.is_empty() {
-                required(&path, "must have at least one node selector term", causes);
+                required(&path, "must have at least one node selector term", errors);
             }
             for (index, term) in selector.node_selector_terms.iter().enumerate() {
-                node_term(&format!("{path}[{index}]"), term, causes);
+                validate_node_term(&format!("{path}[{index}]"), term, errors);
             }
         }
         for (index, preferred) in node.preferred_during_scheduling_ignored_during_execution.iter().flatten().enumerate()
         {
             let path = format!("{path}.preferredDuringSchedulingIgnoredDuringExecution[{index}]");
-            weight(&path, preferred.weight, causes);
-            node_term(&format!("{path}.preference"), &preferred.preference, causes);
+            validate_weight(&path, preferred.weight, errors);
+            validate_node_term(&format!("{path}.preference"), &preferred.preference, errors);
         }
     }
     if let Some(pod) = &affinity.pod_affinity {
-        pod_terms(
+        validate_pod_terms(
             &format!("{root}.podAffinity"),
             pod.required_during_scheduling_ignored_during_execution.as_deref(),
             pod.preferred_during_scheduling_ignored_during_execution.as_deref(),
-            causes,
+            errors,
         );
     }
     if let Some(pod) = &affinity.pod_anti_affinity {
-        pod_terms(
+        validate_pod_terms(
             &format!("{root}.podAntiAffinity"),
             pod.required_during_scheduling_ignored_during_execution.as_deref(),
             pod.preferred_during_scheduling_ignored_during_execution.as_deref(),
-            causes,
+            errors,
         );
     }
 }
 
-fn weight(path: &str, weight: i32, causes: &mut Causes) {
+fn validate_weight(path: &str, weight: i32, errors: &mut FieldErrors) {
     if !(1..=100).contains(&weight) {
         let path = format!("{path}.weight");
-        causes.invalid(path.clone(), format!("{path}: Invalid value: {weight}: {WEIGHT}"));
+        errors.invalid(path.clone(), format!("{path}: Invalid value: {weight}: {WEIGHT}"));
     }
 }
 
-fn node_term(path: &str, term: &NodeSelectorTerm, causes: &mut Causes) {
+fn validate_node_term(path: &str, term: &NodeSelectorTerm, errors: &mut FieldErrors) {
     for (index, requirement) in term.match_expressions.iter().flatten().enumerate() {
-        node_requirement(&format!("{path}.matchExpressions[{index}]"), requirement, causes);
+        validate_node_requirement(&format!("{path}.matchExpressions[{index}]"), requirement, errors);
     }
     for (index, requirement) in term.match_fields.iter().flatten().enumerate() {
         let path = format!("{path}.matchFields[{index}]");
@@ -97,156 +86,156 @@ fn node_term(path: &str, term: &NodeSelectorTerm, causes: &mut Causes) {
             "In" | "NotIn" if values.len() != 1 => required(
                 &format!("{path}.values"),
                 "must be only one value when `operator` is 'In' or 'NotIn' for node field selector",
-                causes,
+                errors,
             ),
             "In" | "NotIn" => {}
-            other => invalid(&format!("{path}.operator"), other, "not a valid selector operator", causes),
+            other => invalid(&format!("{path}.operator"), other, "not a valid selector operator", errors),
         }
         if requirement.key == "metadata.name" {
             for (index, value) in values.iter().enumerate() {
                 for error in names::subdomain_errors(value) {
-                    invalid(&format!("{path}.values[{index}]"), value, &error, causes);
+                    invalid(&format!("{path}.values[{index}]"), value, &error, errors);
                 }
             }
         } else {
-            invalid(&format!("{path}.key"), &requirement.key, "not a valid field selector key", causes);
+            invalid(&format!("{path}.key"), &requirement.key, "not a valid field selector key", errors);
         }
     }
 }
 
-fn node_requirement(path: &str, requirement: &NodeSelectorRequirement, causes: &mut Causes) {
+fn validate_node_requirement(path: &str, requirement: &NodeSelectorRequirement, errors: &mut FieldErrors) {
     let values = requirement.values.as_ref().map_or(0, Vec::len);
     let field = format!("{path}.values");
     match requirement.operator.as_str() {
         "In" | "NotIn" if values == 0 => {
-            required(&field, "must be specified when `operator` is 'In' or 'NotIn'", causes);
+            required(&field, "must be specified when `operator` is 'In' or 'NotIn'", errors);
         }
         "Exists" | "DoesNotExist" if values > 0 => {
-            forbidden(&field, "may not be specified when `operator` is 'Exists' or 'DoesNotExist'", causes);
+            forbidden(&field, "may not be specified when `operator` is 'Exists' or 'DoesNotExist'", errors);
         }
         "Gt" | "Lt" if values != 1 => {
-            required(&field, "must be specified single value when `operator` is 'Lt' or 'Gt'", causes);
+            required(&field, "must be specified single value when `operator` is 'Lt' or 'Gt'", errors);
         }
         "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
-        other => invalid(&format!("{path}.operator"), other, "not a valid selector operator", causes),
+        other => invalid(&format!("{path}.operator"), other, "not a valid selector operator", errors),
     }
     for error in names::qualified_name_errors(&requirement.key) {
-        invalid(&format!("{path}.key"), &requirement.key, &error, causes);
+        invalid(&format!("{path}.key"), &requirement.key, &error, errors);
     }
 }
 
-fn pod_terms(
+fn validate_pod_terms(
     path: &str,
-    must: Option<&[PodAffinityTerm]>,
-    should: Option<&[WeightedPodAffinityTerm]>,
-    causes: &mut Causes,
+    required: Option<&[PodAffinityTerm]>,
+    preferred: Option<&[WeightedPodAffinityTerm]>,
+    errors: &mut FieldErrors,
 ) {
-    for (index, term) in must.unwrap_or_default().iter().enumerate() {
-        pod_term(&format!("{path}.requiredDuringSchedulingIgnoredDuringExecution[{index}]"), term, causes);
+    for (index, term) in required.unwrap_or_default().iter().enumerate() {
+        validate_pod_term(&format!("{path}.requiredDuringSchedulingIgnoredDuringExecution[{index}]"), term, errors);
     }
-    for (index, preferred) in should.unwrap_or_default().iter().enumerate() {
+    for (index, preferred) in preferred.unwrap_or_default().iter().enumerate() {
         let path = format!("{path}.preferredDuringSchedulingIgnoredDuringExecution[{index}]");
-        weight(&path, preferred.weight, causes);
-        pod_term(&format!("{path}.podAffinityTerm"), &preferred.pod_affinity_term, causes);
+        validate_weight(&path, preferred.weight, errors);
+        validate_pod_term(&format!("{path}.podAffinityTerm"), &preferred.pod_affinity_term, errors);
     }
 }
 
-fn pod_term(path: &str, term: &PodAffinityTerm, causes: &mut Causes) {
+fn validate_pod_term(path: &str, term: &PodAffinityTerm, errors: &mut FieldErrors) {
     for (name, selector) in [("labelSelector", &term.label_selector), ("namespaceSelector", &term.namespace_selector)] {
         if let Some(selector) = selector {
-            label_selector(&format!("{path}.{name}"), selector, causes);
+            label_selector::validate(&format!("{path}.{name}"), selector, errors);
         }
     }
     for namespace in term.namespaces.iter().flatten() {
         for error in names::label_errors(namespace) {
-            invalid(&format!("{path}.namespace"), namespace, &error, causes);
+            invalid(&format!("{path}.namespace"), namespace, &error, errors);
         }
     }
-    topology_key(path, &term.topology_key, causes);
+    validate_topology_key(path, &term.topology_key, errors);
     if term.topology_key.is_empty() {
-        // It is told as a name as well: clients know how many causes there are.
+        // An empty key is also reported as an invalid name, as Kubernetes does: clients count the errors.
         for error in names::qualified_name_errors("") {
-            invalid(&format!("{path}.topologyKey"), "", &error, causes);
+            invalid(&format!("{path}.topologyKey"), "", &error, errors);
         }
     }
 }
 
-fn topology_key(path: &str, key: &str, causes: &mut Causes) {
+fn validate_topology_key(path: &str, key: &str, errors: &mut FieldErrors) {
     let path = format!("{path}.topologyKey");
     if key.is_empty() {
-        required(&path, "can not be empty", causes);
+        required(&path, "can not be empty", errors);
         return;
     }
     for error in names::qualified_name_errors(key) {
-        invalid(&path, key, &error, causes);
+        invalid(&path, key, &error, errors);
     }
 }
 
-/// What a constraint says only once.
-fn kind(constraint: &TopologySpreadConstraint) -> (&str, &str) {
+/// Returns the fields that must be unique among the constraints.
+fn unique_key(constraint: &TopologySpreadConstraint) -> (&str, &str) {
     (constraint.topology_key.as_str(), constraint.when_unsatisfiable.as_str())
 }
 
-/// What is wrong with the spreading.
-pub(super) fn topology_spread(root: &str, constraints: &[TopologySpreadConstraint], causes: &mut Causes) {
-    // Of those that say the same, all but the last are told of.
+/// Validates the topology spread constraints.
+pub(super) fn validate_topology_spread(root: &str, constraints: &[TopologySpreadConstraint], errors: &mut FieldErrors) {
+    // All duplicates but the last are reported.
     let last: BTreeMap<(&str, &str), usize> =
-        constraints.iter().enumerate().map(|(index, constraint)| (kind(constraint), index)).collect();
+        constraints.iter().enumerate().map(|(index, constraint)| (unique_key(constraint), index)).collect();
     for (index, constraint) in constraints.iter().enumerate() {
         let path = format!("{root}.topologySpreadConstraints[{index}]");
         if constraint.max_skew <= 0 {
             let path = format!("{path}.maxSkew");
             let message = format!("{path}: Invalid value: {}: must be greater than zero", constraint.max_skew);
-            causes.invalid(path, message);
+            errors.invalid(path, message);
         }
-        topology_key(&path, &constraint.topology_key, causes);
+        validate_topology_key(&path, &constraint.topology_key, errors);
         let action = constraint.when_unsatisfiable.as_str();
         if !["DoNotSchedule", "ScheduleAnyway"].contains(&action) {
             let path = format!("{path}.whenUnsatisfiable");
             let message = format!(
                 "{path}: Unsupported value: \"{action}\": supported values: \"DoNotSchedule\", \"ScheduleAnyway\""
             );
-            causes.invalid(path, message);
+            errors.invalid(path, message);
         }
         if let Some(selector) = &constraint.label_selector {
-            label_selector(&format!("{root}.topologySpreadConstraints.labelSelector"), selector, causes);
+            label_selector::validate(&format!("{root}.topologySpreadConstraints.labelSelector"), selector, errors);
         }
-        if last.get(&kind(constraint)) != Some(&index) {
+        if last.get(&unique_key(constraint)) != Some(&index) {
             let path = format!("{path}.{{topologyKey, whenUnsatisfiable}}");
             let message = format!("{path}: Duplicate value: \"{{{}, {action}}}\"", constraint.topology_key);
-            causes.invalid(path, message);
+            errors.invalid(path, message);
         }
     }
 }
 
-/// What is wrong with the tolerations.
-pub(super) fn tolerations(root: &str, tolerations: &[Toleration], causes: &mut Causes) {
+/// Validates the tolerations.
+pub(super) fn validate_tolerations(root: &str, tolerations: &[Toleration], errors: &mut FieldErrors) {
     for (index, toleration) in tolerations.iter().enumerate() {
         let path = format!("{root}.tolerations[{index}]");
         let key = toleration.key.as_deref().unwrap_or_default();
         let value = toleration.value.as_deref().unwrap_or_default();
         if !key.is_empty() {
             for error in names::qualified_name_errors(key) {
-                invalid(&format!("{path}.key"), key, &error, causes);
+                invalid(&format!("{path}.key"), key, &error, errors);
             }
         }
         match toleration.operator.as_deref().unwrap_or_default() {
             "Exists" if !value.is_empty() => {
-                invalid(&format!("{path}.operator"), value, "value must be empty when `operator` is 'Exists'", causes);
+                invalid(&format!("{path}.operator"), value, "value must be empty when `operator` is 'Exists'", errors);
             }
             "Exists" => {}
             "" | "Equal" if key.is_empty() => invalid(
                 &format!("{path}.operator"),
                 toleration.operator.as_deref().unwrap_or_default(),
                 "operator must be Exists when `key` is empty, which means \"match all values and all keys\"",
-                causes,
+                errors,
             ),
             "" | "Equal" => {
                 for error in names::label_value_errors(value) {
-                    invalid(&format!("{path}.operator"), value, &error, causes);
+                    invalid(&format!("{path}.operator"), value, &error, errors);
                 }
             }
-            other => unsupported(&format!("{path}.operator"), other, "\"Equal\", \"Exists\"", causes),
+            other => unsupported(&format!("{path}.operator"), other, "\"Equal\", \"Exists\"", errors),
         }
         let effect = toleration.effect.as_deref().unwrap_or_default();
         if !["", "NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect) {
@@ -254,7 +243,7 @@ pub(super) fn tolerations(root: &str, tolerations: &[Toleration], causes: &mut C
                 &format!("{path}.effect"),
                 effect,
                 "\"NoSchedule\", \"PreferNoSchedule\", \"NoExecute\"",
-                causes,
+                errors,
             );
         }
         if toleration.toleration_seconds.is_some() && effect != "NoExecute" {
@@ -262,90 +251,29 @@ pub(super) fn tolerations(root: &str, tolerations: &[Toleration], causes: &mut C
                 &format!("{path}.effect"),
                 effect,
                 "effect must be 'NoExecute' when `tolerationSeconds` is set",
-                causes,
+                errors,
             );
         }
     }
 }
 
-fn unsupported(path: &str, value: &str, known: &str, causes: &mut Causes) {
-    causes.not_supported(path, format!("{path}: Unsupported value: \"{value}\": supported values: {known}"));
-}
-
-/// What is wrong with the node selector.
-pub(super) fn node_selector(root: &str, selector: &BTreeMap<String, String>, causes: &mut Causes) {
+/// Validates the node selector.
+pub(super) fn validate_node_selector(root: &str, selector: &BTreeMap<String, String>, errors: &mut FieldErrors) {
     let path = || format!("{root}.nodeSelector");
     for (key, value) in selector {
         for error in names::qualified_name_errors(key) {
-            invalid(&path(), key, &error, causes);
+            invalid(&path(), key, &error, errors);
         }
         for error in names::label_value_errors(value) {
-            invalid(&path(), value, &error, causes);
+            invalid(&path(), value, &error, errors);
         }
     }
-}
-
-fn label_selector(path: &str, selector: &LabelSelector, causes: &mut Causes) {
-    for (key, value) in selector.match_labels.iter().flatten() {
-        for error in names::qualified_name_errors(key) {
-            invalid(&format!("{path}.matchLabels"), key, &error, causes);
-        }
-        for error in names::label_value_errors(value) {
-            invalid(&format!("{path}.matchLabels"), value, &error, causes);
-        }
-    }
-    for (index, requirement) in selector.match_expressions.iter().flatten().enumerate() {
-        let path = format!("{path}.matchExpressions[{index}]");
-        let values = requirement.values.as_ref().map_or(0, Vec::len);
-        match requirement.operator.as_str() {
-            "In" | "NotIn" if values == 0 => {
-                required(&format!("{path}.values"), "must be specified when `operator` is 'In' or 'NotIn'", causes)
-            }
-            "Exists" | "DoesNotExist" if values > 0 => forbidden(
-                &format!("{path}.values"),
-                "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
-                causes,
-            ),
-            "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
-            other => invalid(&format!("{path}.operator"), other, "not a valid selector operator", causes),
-        }
-        for error in names::qualified_name_errors(&requirement.key) {
-            invalid(&format!("{path}.key"), &requirement.key, &error, causes);
-        }
-        for (index, value) in requirement.values.iter().flatten().enumerate() {
-            for error in names::label_value_errors(value) {
-                invalid(&format!("{path}.values[{index}]"), value, &error, causes);
-            }
-        }
-    }
-}
-
-/// Whether a selector takes in some labels; an error when it cannot be read.
-pub(crate) fn selector_matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> Result<bool, String> {
-    let mut causes = Causes::new();
-    label_selector("spec.selector", selector, &mut causes);
-    if let Some(cause) = causes.as_slice().first() {
-        return Err(cause.message.clone());
-    }
-    let by_label = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
-    let by_expression = selector.match_expressions.iter().flatten().all(|requirement| {
-        let value = labels.get(&requirement.key);
-        let listed = value.is_some_and(|value| requirement.values.iter().flatten().any(|one| one == value));
-        match requirement.operator.as_str() {
-            "In" => listed,
-            "NotIn" => !listed,
-            "Exists" => value.is_some(),
-            _ => value.is_none(),
-        }
-    });
-    Ok(by_label && by_expression)
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
-    use super::*;
     use crate::rules::testing::*;
 
     #[test]
@@ -399,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn spreading_is_possible_and_said_once() {
+    fn topology_spread_constraints_are_valid_and_unique() {
         let spread =
             |skew: i32, action: &str| json!({"maxSkew": skew, "topologyKey": "zone", "whenUnsatisfiable": action});
         let path = "spec.topologySpreadConstraints[0]";
@@ -439,21 +367,5 @@ mod tests {
             "Unsupported value",
         );
         refuses(json!({"nodeSelector": {"a b": "c"}}), "spec.nodeSelector", "Invalid value: \"a b\"");
-    }
-
-    #[test]
-    fn selectors_match_labels() {
-        let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
-        for (selector, want) in [
-            (json!({"matchLabels": {"app": "web"}}), Ok(true)),
-            (json!({"matchLabels": {"app": "db"}}), Ok(false)),
-            (json!({"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", "db"]}]}), Ok(true)),
-            (json!({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}), Ok(false)),
-            (json!({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["x"]}]}), Ok(true)),
-        ] {
-            assert_eq!(selector_matches(&serde_json::from_value(selector).unwrap(), &labels), want);
-        }
-        let broken = serde_json::from_value(json!({"matchExpressions": [{"key": "app", "operator": "Like"}]})).unwrap();
-        assert!(selector_matches(&broken, &labels).is_err());
     }
 }

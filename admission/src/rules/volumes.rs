@@ -1,7 +1,7 @@
 //! Volumes.
 
 use api::{
-    VirtualMachineInstanceSpec,
+    FeatureGate, VirtualMachineInstanceSpec,
     config::ClusterConfig,
     quantity,
     vmi::volumes::{ContainerDiskSource, HostDisk, Volume},
@@ -9,48 +9,49 @@ use api::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::LocalObjectReference;
 
-use super::firmware::image_path;
-use crate::{
-    causes::{Causes, Path},
-    names,
-};
+use super::images::{validate_path, validate_pull_policy};
+use crate::context::{FieldErrors, PathText, names};
 
 /// Most bytes of inline cloud-init data.
 const CLOUD_INIT_MAX: usize = 2048;
-const PULL_POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
-/// What is wrong with the volumes.
-pub(super) fn causes(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, causes: &mut Causes) {
+/// Validates the volumes.
+pub(super) fn validate(
+    root: &str,
+    spec: &VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    errors: &mut FieldErrors,
+) {
     let list = format_args!("{root}.volumes");
     for (index, volume) in spec.volumes.iter().enumerate() {
         let path = format_args!("{list}[{index}]");
         if let Some(other) = spec.volumes.iter().take(index).position(|other| other.name == volume.name) {
-            causes.invalid(format!("{path}.name"), format!("{path} and {list}[{other}] must not have the same Name."));
+            errors.invalid(format!("{path}.name"), format!("{path} and {list}[{other}] must not have the same Name."));
         }
-        // Of a volume with a disk the disk's name, which is the same, is told.
+        // The name of a volume with a disk is reported with the disk.
         if spec.domain.devices.disks.iter().all(|disk| disk.name != volume.name) {
             for error in names::label_errors(&volume.name) {
-                causes.invalid(format!("{path}.name"), error);
+                errors.invalid(format!("{path}.name"), error);
             }
         }
-        one(path, volume, config, causes);
+        validate_volume(path, volume, config, errors);
     }
-    for (what, count) in [
+    for (name, count) in [
         ("serviceAccount volume", spec.volumes.iter().filter(|volume| volume.service_account.is_some()).count()),
         ("downwardMetric volume", spec.volumes.iter().filter(|volume| volume.downward_metrics.is_some()).count()),
         ("memory dump volume", spec.volumes.iter().filter(|volume| volume.memory_dump.is_some()).count()),
     ] {
         if count > 1 {
-            causes.invalid(list, format!("{list} must have max one {what} set"));
+            errors.invalid(list, format!("{list} must have max one {name} set"));
         }
     }
     for (index, volume) in spec.volumes.iter().enumerate() {
         if let Some(disk) = &volume.container_disk {
-            container_disk(format_args!("{list}[{index}].containerDisk"), disk, causes);
+            validate_container_disk(format_args!("{list}[{index}].containerDisk"), disk, errors);
         }
     }
     if !spec.utility_volumes.is_empty() {
-        causes.invalid(
+        errors.invalid(
             format!("{root}.utilityVolumes"),
             "cannot create VMI with utility volumes in spec, utility volumes can only be added via hotplug",
         );
@@ -81,12 +82,12 @@ fn sources(volume: &Volume) -> usize {
     .count()
 }
 
-fn one(path: Path<'_>, volume: &Volume, config: &ClusterConfig, causes: &mut Causes) {
+fn validate_volume(path: PathText<'_>, volume: &Volume, config: &ClusterConfig, errors: &mut FieldErrors) {
     if volume.data_volume.as_ref().is_some_and(|source| source.name.is_empty()) {
-        causes.required(format!("{path}.name"), "DataVolume 'name' must be set");
+        errors.required(format!("{path}.name"), "DataVolume 'name' must be set");
     }
     if sources(volume) != 1 {
-        causes.invalid(path, format!("{path} must have exactly one source type set"));
+        errors.invalid(path, format!("{path} must have exactly one source type set"));
     }
     if let Some(source) = &volume.cloud_init_no_cloud {
         CloudInit {
@@ -94,7 +95,7 @@ fn one(path: Path<'_>, volume: &Volume, config: &ClusterConfig, causes: &mut Cau
             user: (&source.user_data, &source.user_data_base64, &source.secret_ref),
             network: (&source.network_data, &source.network_data_base64, &source.network_data_secret_ref),
         }
-        .check(path, causes);
+        .check(path, errors);
     }
     if let Some(source) = &volume.cloud_init_config_drive {
         CloudInit {
@@ -102,13 +103,13 @@ fn one(path: Path<'_>, volume: &Volume, config: &ClusterConfig, causes: &mut Cau
             user: (&source.user_data, &source.user_data_base64, &source.secret_ref),
             network: (&source.network_data, &source.network_data_base64, &source.network_data_secret_ref),
         }
-        .check(path, causes);
+        .check(path, errors);
     }
-    if volume.downward_metrics.is_some() && !config.enabled("DownwardMetrics") {
-        causes.invalid(path, "downwardMetrics disks are not allowed: DownwardMetrics feature gate is not enabled.");
+    if volume.downward_metrics.is_some() && !config.enabled(FeatureGate::DownwardMetrics) {
+        errors.invalid(path, "downwardMetrics disks are not allowed: DownwardMetrics feature gate is not enabled.");
     }
     if let Some(disk) = &volume.host_disk {
-        host_disk(path, disk, config, causes);
+        validate_host_disk(path, disk, config, errors);
     }
     let named = [
         ("configMap.name", volume.config_map.as_ref().map(|source| source.name.as_str())),
@@ -122,7 +123,7 @@ fn one(path: Path<'_>, volume: &Volume, config: &ClusterConfig, causes: &mut Cau
         if name == Some("") {
             let field = format!("{path}.{field}");
             let message = format!("{field} is a required field");
-            causes.invalid(field, message);
+            errors.invalid(field, message);
         }
     }
     let claims = [
@@ -140,7 +141,7 @@ fn one(path: Path<'_>, volume: &Volume, config: &ClusterConfig, causes: &mut Cau
         if name == Some("") {
             let field = format!("{path}.{field}.claimName");
             let message = format!("{field} is a required field");
-            causes.invalid(field, message);
+            errors.invalid(field, message);
         }
     }
     if let Some(disk) = &volume.empty_disk
@@ -148,63 +149,52 @@ fn one(path: Path<'_>, volume: &Volume, config: &ClusterConfig, causes: &mut Cau
     {
         let field = format!("{path}.emptyDisk.capacity");
         let message = format!("{field} '{}': must be greater than 0", disk.capacity.0);
-        causes.invalid(field, message);
+        errors.invalid(field, message);
     }
     if let Some(source) = &volume.sysprep
         && source.config_map.is_some() == source.secret.is_some()
     {
-        causes.invalid(
+        errors.invalid(
             format!("{path}.sysprep"),
             format!("{path}.sysprep must have exactly one of configMap and secret set"),
         );
     }
 }
 
-fn container_disk(path: Path<'_>, disk: &ContainerDiskSource, causes: &mut Causes) {
+fn validate_container_disk(path: PathText<'_>, disk: &ContainerDiskSource, errors: &mut FieldErrors) {
     if disk.image.trim().is_empty() {
-        causes.required(format!("{path}.image"), format!("{path}.image must not be empty"));
+        errors.required(format!("{path}.image"), format!("{path}.image must not be empty"));
     }
-    pull_policy(path, disk.image_pull_policy.as_deref(), causes);
+    validate_pull_policy(path, disk.image_pull_policy.as_deref(), errors);
     if let Some(file) = disk.path.as_deref().filter(|file| !file.is_empty()) {
         let path = path.to_string();
-        image_path(&path, &path, file, causes);
+        validate_path(&path, &path, file, errors);
     }
 }
 
-/// Pull policies are those of Kubernetes.
-pub(super) fn pull_policy(path: Path<'_>, policy: Option<&str>, causes: &mut Causes) {
-    let policy = policy.unwrap_or_default();
-    if !PULL_POLICIES.contains(&policy) {
-        causes.not_supported(
-            format!("{path}.imagePullPolicy"),
-            format!("{path}.imagePullPolicy: Unsupported value: \"{policy}\": supported values: \"Always\", \"IfNotPresent\", \"Never\""),
-        );
-    }
-}
-
-fn host_disk(path: Path<'_>, disk: &HostDisk, config: &ClusterConfig, causes: &mut Causes) {
-    if !config.enabled("HostDisk") {
-        causes.invalid(path, "HostDisk feature gate is not enabled");
+fn validate_host_disk(path: PathText<'_>, disk: &HostDisk, config: &ClusterConfig, errors: &mut FieldErrors) {
+    if !config.enabled(FeatureGate::HostDisk) {
+        errors.invalid(path, "HostDisk feature gate is not enabled");
     }
     let field = |name: &str| format!("{path}.hostDisk.{name}");
     if disk.path.is_empty() {
-        causes.not_found(field("path"), format!("{} is required for hostDisk volume", field("path")));
+        errors.not_found(field("path"), format!("{} is required for hostDisk volume", field("path")));
     }
     if !["Disk", "DiskOrCreate"].contains(&disk.type_.as_str()) {
-        causes.invalid(
+        errors.invalid(
             field("type"),
             format!("{} has invalid value '{}', allowed are 'Disk' or 'DiskOrCreate'", field("type"), disk.type_),
         );
     }
     if disk.type_ == "Disk" && disk.capacity.as_ref().is_some_and(|capacity| quantity::units(capacity) != Ok(0)) {
-        causes.invalid(
+        errors.invalid(
             field("capacity"),
             format!("{} is allowed to pass only with {} equal to 'DiskOrCreate'", field("capacity"), field("type")),
         );
     }
 }
 
-/// Inline text, encoded text, secret.
+/// Sources of cloud-init data: inline text, encoded text, secret.
 type Data<'a> = (&'a Option<String>, &'a Option<String>, &'a Option<LocalObjectReference>);
 
 struct CloudInit<'a> {
@@ -214,10 +204,10 @@ struct CloudInit<'a> {
 }
 
 impl CloudInit<'_> {
-    fn check(&self, volume: Path<'_>, causes: &mut Causes) {
+    fn check(&self, volume: PathText<'_>, errors: &mut FieldErrors) {
         let path = format_args!("{volume}.{}", self.kind);
         let user =
-            self.data(path, self.user, "userdata", "userDataBase64", "UserDataSecretRef", "userdatasource", causes);
+            self.data(path, self.user, "userdata", "userDataBase64", "UserDataSecretRef", "userdatasource", errors);
         let network = self.data(
             path,
             self.network,
@@ -225,34 +215,34 @@ impl CloudInit<'_> {
             "networkDataBase64",
             "NetworkDataSecretRef",
             "networkdata source",
-            causes,
+            errors,
         );
         if user == 0 && network == 0 {
-            causes.invalid(path, format!("{path} must have at least one userdatasource or one networkdatasource set."));
+            errors.invalid(path, format!("{path} must have at least one userdatasource or one networkdatasource set."));
         }
     }
 
-    /// Checks one kind of data; says how many sources it has.
-    #[expect(clippy::too_many_arguments, reason = "the words differ between the two kinds in no regular way")]
+    /// Validates one type of data and returns the number of its sources.
+    #[expect(clippy::too_many_arguments, reason = "the messages of the two types have no common pattern")]
     fn data(
         &self,
-        path: Path<'_>,
+        path: PathText<'_>,
         (text, encoded, secret): Data<'_>,
-        what: &str,
+        name: &str,
         encoded_field: &str,
         secret_field: &str,
         source: &str,
-        causes: &mut Causes,
+        errors: &mut FieldErrors,
     ) -> usize {
         let text = text.as_deref().filter(|text| !text.is_empty());
         let encoded = encoded.as_deref().filter(|encoded| !encoded.is_empty());
         let secret = secret.as_ref().is_some_and(|secret| !secret.name.is_empty());
         let mut length = text.map_or(0, str::len);
         if let Some(encoded) = encoded {
-            // Lines may be broken, as encoders do.
+            // Encoders can wrap lines.
             match STANDARD.decode(encoded.trim().replace(['\r', '\n'], "")) {
                 Ok(decoded) => length = decoded.len(),
-                Err(_) => causes.invalid(
+                Err(_) => errors.invalid(
                     format!("{path}.{encoded_field}"),
                     format!("{path}.{encoded_field}.{}.{encoded_field} is not a valid base64 value.", self.kind),
                 ),
@@ -260,13 +250,13 @@ impl CloudInit<'_> {
         }
         let count = usize::from(text.is_some()) + usize::from(encoded.is_some()) + usize::from(secret);
         if count > 1 {
-            causes.invalid(path, format!("{path} must have only one {source} set."));
+            errors.invalid(path, format!("{path} must have only one {source} set."));
         }
         if length > CLOUD_INIT_MAX {
-            causes.invalid(
+            errors.invalid(
                 path,
                 format!(
-                    "{path} {what} exceeds {CLOUD_INIT_MAX} byte limit. Should use {secret_field} for larger data."
+                    "{path} {name} exceeds {CLOUD_INIT_MAX} byte limit. Should use {secret_field} for larger data."
                 ),
             );
         }
@@ -274,9 +264,9 @@ impl CloudInit<'_> {
     }
 }
 
-/// Volumes of a machine that nothing uses.
-pub fn mapped(spec: &VirtualMachineInstanceSpec) -> Causes {
-    let mut causes = Causes::new();
+/// Returns errors for volumes of a VMI without disk or filesystem.
+pub(crate) fn validate_mapping(spec: &VirtualMachineInstanceSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
     let devices = &spec.domain.devices;
     for (index, volume) in spec.volumes.iter().enumerate() {
         let disk = devices.disks.iter().any(|disk| disk.name == volume.name);
@@ -284,27 +274,27 @@ pub fn mapped(spec: &VirtualMachineInstanceSpec) -> Causes {
         if volume.memory_dump.is_none() && !disk && !filesystem {
             let field = format!("spec.domain.volumes[{index}].name");
             let message = format!("{field} '{}' not found.", volume.name);
-            causes.invalid(field, message);
+            errors.invalid(field, message);
         }
         let Some(source) = &volume.container_path else { continue };
         let (field, name) = (format!("spec.domain.volumes[{index}]"), &volume.name);
         if disk {
             let message = format!("ContainerPath volume '{name}' must be mapped to a filesystem, not a disk");
-            causes.invalid(field.clone(), message);
+            errors.invalid(field.clone(), message);
         }
         if !filesystem {
             let message = format!(
                 "ContainerPath volume '{name}' must have a matching filesystem defined in spec.domain.devices.filesystems"
             );
-            causes.invalid(field.clone(), message);
+            errors.invalid(field.clone(), message);
         }
         let reserved = ["/var/run/kubevirt", "/var/run/libvirt"];
         if let Some(prefix) = reserved.into_iter().find(|prefix| source.path.starts_with(prefix)) {
             let message = format!("ContainerPath volume '{name}' uses reserved path prefix '{prefix}'");
-            causes.invalid(format!("{field}.containerPath.path"), message);
+            errors.invalid(format!("{field}.containerPath.path"), message);
         }
     }
-    causes
+    errors
 }
 
 #[cfg(test)]
@@ -441,10 +431,10 @@ mod tests {
     }
 
     #[test]
-    fn every_volume_of_a_machine_is_used() {
-        let mut spec = machine(json!({}));
-        assert!(mapped(&spec).is_empty());
+    fn every_volume_of_a_vmi_is_used() {
+        let mut spec = vmi_spec(json!({}));
+        assert!(validate_mapping(&spec).is_empty());
         spec.domain.devices.disks.clear();
-        assert_eq!(mapped(&spec).as_slice()[0].message, "spec.domain.volumes[0].name 'root' not found.");
+        assert_eq!(validate_mapping(&spec).as_slice()[0].message, "spec.domain.volumes[0].name 'root' not found.");
     }
 }

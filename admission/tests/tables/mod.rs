@@ -1,10 +1,10 @@
-//! What the tables of rules and of defaults have in common.
+//! Helpers for the tables of rules and defaults.
 
 use api::{KubeVirt, config::ClusterConfig};
 use serde_json::{Value, json};
 
 /// Merges a change into an object (RFC 7386); keys of the change that begin with `$` are not part of it.
-pub fn merge(into: &mut Value, change: &Value) {
+pub(crate) fn merge(into: &mut Value, change: &Value) {
     let Value::Object(change) = change else {
         *into = change.clone();
         return;
@@ -23,7 +23,7 @@ pub fn merge(into: &mut Value, change: &Value) {
 }
 
 /// The configuration that a change is about: its `$config`, or the defaults.
-pub fn configuration(change: &Value) -> ClusterConfig {
+pub(crate) fn configuration(change: &Value) -> ClusterConfig {
     let object = json!({
         "apiVersion": "kubevirt.io/v1",
         "kind": "KubeVirt",

@@ -1,0 +1,259 @@
+//! Lookups of other objects in the cluster.
+//!
+//! Rules are pure and do not read. A rule that needs another object looks its [`ObjectQuery`] up in [`Lookups`]. If the
+//! result is not there yet, evaluation ends with [`LookupError::Missing`]; virt-api reads everything that is missing and
+//! evaluates again from the start. A review has few rounds, so a rule requires all its queries at once
+//! ([`Lookups::require`]).
+//!
+//! ```
+//! use admission::{LookupError, Lookups, ObjectQuery};
+//!
+//! fn storage_class_exists(lookups: &Lookups, name: &str) -> Result<bool, LookupError> {
+//!     let query = ObjectQuery::get("storage.k8s.io", "v1", "storageclasses", None, name);
+//!     Ok(lookups.get(&query)?.is_some()) // `get_as::<StorageClass>` decodes it
+//! }
+//! ```
+//!
+//! An error of the API server fails the review with code 500; a rule with another message for it uses
+//! [`Lookups::result`]. A query for a new kind needs the right in `charts/ferrovirt/templates/rbac-api.yaml`.
+//!
+//! ```text
+//! evaluate ─▶ review
+//!    ▲ └────▶ LookupError::Missing(queries) ─▶ virt-api reads ─▶ Lookups ─┐
+//!    └────────────────────────────────────────────────────────────────────┘   at most [`MAX_ROUNDS`] times
+//! ```
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{decode, resource_path::collection_path};
+
+/// Most rounds of lookups for a review.
+pub const MAX_ROUNDS: usize = 6;
+/// Most queries of a review.
+pub const MAX_QUERIES: usize = 256;
+/// Most objects of a list. A longer list fails, unless the query has a limit.
+pub const MAX_LIST: u32 = 1000;
+
+/// One read request to the API server.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct ObjectQuery {
+    /// API group; empty for the core group.
+    pub group: String,
+    /// Version.
+    pub version: String,
+    /// Plural, as in paths.
+    pub plural: String,
+    /// Namespace; `None` for cluster-scoped kinds, and for a list over all namespaces.
+    pub namespace: Option<String>,
+    /// Selected objects.
+    pub selection: Selection,
+}
+
+/// Objects of a kind that a query selects.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Selection {
+    /// One object.
+    Get {
+        /// Its name.
+        name: String,
+    },
+    /// A list of objects.
+    List {
+        /// Label selector; empty for all.
+        labels: String,
+        /// Number of objects to read; `None`: all of them, which fails if there are more than [`MAX_LIST`].
+        limit: Option<u32>,
+    },
+}
+
+impl ObjectQuery {
+    fn new(group: &str, version: &str, plural: &str, namespace: Option<&str>, selection: Selection) -> Self {
+        Self {
+            group: group.to_owned(),
+            version: version.to_owned(),
+            plural: plural.to_owned(),
+            namespace: namespace.map(str::to_owned),
+            selection,
+        }
+    }
+
+    /// Selects one object by name.
+    pub fn get(group: &str, version: &str, plural: &str, namespace: Option<&str>, name: &str) -> Self {
+        Self::new(group, version, plural, namespace, Selection::Get { name: name.to_owned() })
+    }
+
+    /// Selects all objects with the labels in a namespace (or in all namespaces).
+    pub fn list(group: &str, version: &str, plural: &str, namespace: Option<&str>, labels: &str) -> Self {
+        Self::new(group, version, plural, namespace, Selection::List { labels: labels.to_owned(), limit: None })
+    }
+
+    /// Selects the first few objects, to see if there are any.
+    pub fn first(group: &str, version: &str, plural: &str, namespace: Option<&str>, count: u32) -> Self {
+        Self::new(group, version, plural, namespace, Selection::List { labels: String::new(), limit: Some(count) })
+    }
+
+    /// Returns the path of the collection; `None` if a name is not a path segment, so that no such object exists.
+    pub fn collection(&self) -> Option<String> {
+        let name = match &self.selection {
+            Selection::Get { name } => Some(name.as_str()),
+            Selection::List { .. } => None,
+        };
+        collection_path(&self.group, &self.version, &self.plural, self.namespace.as_deref(), name)
+    }
+}
+
+impl fmt::Display for ObjectQuery {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) };
+        match (&self.selection, &self.namespace) {
+            (Selection::Get { name }, None) => write!(out, "get {kind} \"{name}\""),
+            (Selection::Get { name }, Some(namespace)) => write!(out, "get {kind} \"{namespace}/{name}\""),
+            (Selection::List { .. }, None) => write!(out, "list {kind}"),
+            (Selection::List { .. }, Some(namespace)) => write!(out, "list {kind} in namespace \"{namespace}\""),
+        }
+    }
+}
+
+/// Response of the API server to a query.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LookupResult {
+    /// The object, or `None` if it does not exist.
+    Object(Option<Value>),
+    /// The objects.
+    List(Vec<Value>),
+    /// The API server refused or failed.
+    Failed {
+        /// HTTP status; 0 without a response.
+        code: u16,
+        /// Its message.
+        message: String,
+    },
+}
+
+/// Reason why a rule cannot be evaluated.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum LookupError {
+    /// These queries have no result yet.
+    #[error("{} lookups are missing", .0.len())]
+    Missing(Vec<ObjectQuery>),
+    /// A read failed; a message for the user.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl LookupError {
+    fn failed(query: &ObjectQuery, message: &str) -> Self {
+        Self::Failed(format!("cannot {query}: {message}"))
+    }
+}
+
+/// Results of the queries of one review.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Lookups(BTreeMap<ObjectQuery, LookupResult>);
+
+impl Lookups {
+    /// Returns an empty set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a result.
+    pub fn insert(&mut self, query: ObjectQuery, result: LookupResult) {
+        self.0.insert(query, result);
+    }
+
+    /// Returns the number of results.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns true if there are no results.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Fails with all queries that have no result yet.
+    pub fn require<'a>(&self, queries: impl IntoIterator<Item = &'a ObjectQuery>) -> Result<(), LookupError> {
+        let missing: Vec<_> = queries.into_iter().filter(|query| !self.0.contains_key(*query)).cloned().collect();
+        if missing.is_empty() { Ok(()) } else { Err(LookupError::Missing(missing)) }
+    }
+
+    /// Returns the result of a query.
+    pub fn result(&self, query: &ObjectQuery) -> Result<&LookupResult, LookupError> {
+        self.0.get(query).ok_or_else(|| LookupError::Missing(vec![query.clone()]))
+    }
+
+    /// Returns an object; `None` if it does not exist.
+    pub fn get(&self, query: &ObjectQuery) -> Result<Option<&Value>, LookupError> {
+        match self.result(query)? {
+            LookupResult::Object(object) => Ok(object.as_ref()),
+            LookupResult::List(_) => Err(LookupError::failed(query, "a list was read")),
+            LookupResult::Failed { message, .. } => Err(LookupError::failed(query, message)),
+        }
+    }
+
+    /// Decodes an object.
+    pub fn get_as<T: DeserializeOwned>(&self, query: &ObjectQuery) -> Result<Option<T>, LookupError> {
+        self.get(query)?.map(|object| Self::decode(query, object)).transpose()
+    }
+
+    /// Returns the objects of a list. An unknown kind (its CRD is not installed) has none.
+    pub fn list(&self, query: &ObjectQuery) -> Result<&[Value], LookupError> {
+        match self.result(query)? {
+            LookupResult::List(items) => Ok(items),
+            LookupResult::Object(None) => Ok(&[]),
+            LookupResult::Object(Some(_)) => Err(LookupError::failed(query, "an object was read")),
+            LookupResult::Failed { message, .. } => Err(LookupError::failed(query, message)),
+        }
+    }
+
+    /// Decodes the objects of a list.
+    pub fn list_as<T: DeserializeOwned>(&self, query: &ObjectQuery) -> Result<Vec<T>, LookupError> {
+        self.list(query)?.iter().map(|object| Self::decode(query, object)).collect()
+    }
+
+    fn decode<T: DeserializeOwned>(query: &ObjectQuery, object: &Value) -> Result<T, LookupError> {
+        decode::stored(object).map_err(|error| LookupError::failed(query, &error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pvc(name: &str) -> ObjectQuery {
+        ObjectQuery::get("", "v1", "persistentvolumeclaims", Some("ns"), name)
+    }
+
+    #[test]
+    fn queries_without_a_result_are_missing() {
+        let mut lookups = Lookups::new();
+        let (a, b) = (pvc("a"), pvc("b"));
+        assert_eq!(lookups.require([&a, &b]), Err(LookupError::Missing(vec![a.clone(), b.clone()])));
+        lookups.insert(a.clone(), LookupResult::Object(None));
+        assert_eq!(lookups.get(&a), Ok(None));
+        assert_eq!(lookups.get(&b), Err(LookupError::Missing(vec![b.clone()])));
+        let failure = LookupResult::Failed { code: 403, message: "no".into() };
+        lookups.insert(b.clone(), failure.clone());
+        let message = "cannot get persistentvolumeclaims \"ns/b\": no";
+        assert_eq!(lookups.get(&b), Err(LookupError::Failed(message.into())));
+        assert_eq!(lookups.result(&b), Ok(&failure));
+    }
+
+    #[test]
+    fn objects_are_decoded() {
+        let mut lookups = Lookups::new();
+        lookups.insert(pvc("a"), LookupResult::Object(Some(json!({"x": 1}))));
+        assert_eq!(lookups.get_as(&pvc("a")), Ok(Some(BTreeMap::from([("x".to_owned(), 1)]))));
+        assert!(matches!(lookups.get_as::<Vec<u8>>(&pvc("a")), Err(LookupError::Failed(_))));
+        let list = ObjectQuery::list("a.b", "v1", "things", None, "x=y");
+        lookups.insert(list.clone(), LookupResult::List(vec![json!(1), json!(2)]));
+        assert_eq!(lookups.list_as::<u8>(&list), Ok(vec![1, 2]));
+        assert!(lookups.get(&list).is_err());
+    }
+}

@@ -1,0 +1,404 @@
+//! The KubeVirt object: there is only one, its configuration is valid and supported, and its uninstall strategy can block its
+//! deletion.
+
+mod certificates;
+mod host_devices;
+mod unsupported;
+
+use api::{
+    FeatureGate, KubeVirt,
+    config::ClusterConfig,
+    constants::{GROUP, VERSION},
+    duration,
+    kubevirt::{
+        configuration::{KubeVirtConfiguration, SeccompConfiguration, TlsConfiguration},
+        spec::{ComponentConfig, KubeVirtSpec, KubeVirtWorkloadUpdateStrategy},
+    },
+};
+
+use super::policy;
+use crate::{
+    context::{Context, Decision, DenialForm, FieldErrors, Interrupt, ObjectQuery, request},
+    rules::scheduling,
+};
+
+const PLURAL: &str = "kubevirts";
+const CONFIGURATION: &str = "spec.configuration";
+
+/// Names of cipher suites in Go, up to TLS 1.2 and of TLS 1.3.
+const CIPHERS: [&str; 25] = [
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_RSA_WITH_RC4_128_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+];
+
+fn resource(context: &Context<'_>) -> Result<(), Interrupt> {
+    let resource = &context.request.resource;
+    if resource.group == GROUP && resource.resource == PLURAL && request::is_served(resource) {
+        return Ok(());
+    }
+    Err(Interrupt::failed(400, format!("expect resource to be '{GROUP}/{VERSION}, Resource={PLURAL}'")))
+}
+
+/// Serves `/kubevirt-validate-create`.
+pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interrupt> {
+    resource(context)?;
+    let new: KubeVirt = context.object()?;
+    let known = ObjectQuery::first(GROUP, VERSION, PLURAL, None, 1);
+    if !context.lookups.list(&known)?.is_empty() {
+        return Err(Interrupt::failed(400, "Kubevirt is already created"));
+    }
+    Ok(context.decide(configuration_errors(&new), vec![]))
+}
+
+/// Serves `/kubevirt-validate-update`.
+pub(crate) fn validate_update(context: &Context<'_>) -> Result<Decision, Interrupt> {
+    resource(context)?;
+    let new: KubeVirt = context.object()?;
+    let old: KubeVirt = context.old_object()?.unwrap_or_else(|| KubeVirt::new("", KubeVirtSpec::default()));
+    let mut errors = FieldErrors::new();
+    // Creation has fewer rules. A stored invalid spec must not block labels, finalizers and upgrades.
+    if new.spec != old.spec {
+        errors = update_errors(&new.spec, &old.spec);
+        if errors.is_empty() {
+            errors = configuration_errors(&new);
+        }
+    }
+    Ok(Decision::from_errors_as(DenialForm::Full, errors, warnings(&new.spec, &old.spec)))
+}
+
+/// Serves `/kubevirt-validate-delete`.
+pub(crate) fn validate_delete(context: &Context<'_>) -> Result<Decision, Interrupt> {
+    resource(context)?;
+    let Some(object) = context.old_object::<KubeVirt>()? else { return Ok(context.allowed()) };
+    let strategy = object.spec.uninstall_strategy.as_deref().unwrap_or_default();
+    let deployed = object.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Deployed");
+    if ["", "RemoveWorkloads"].contains(&strategy) || !deployed {
+        return Ok(context.allowed());
+    }
+    let workloads = [
+        ("virtualmachineinstances", "Virtual Machine Instances"),
+        ("virtualmachines", "Virtual Machines"),
+        ("virtualmachineinstancereplicasets", "Virtual Machine Instance Replica Sets"),
+    ]
+    .map(|(plural, name)| (ObjectQuery::first(GROUP, VERSION, plural, None, 1), name));
+    context.lookups.require(workloads.iter().map(|(query, _)| query))?;
+    for (query, name) in &workloads {
+        if !context.lookups.list(query)?.is_empty() {
+            return Err(Interrupt::failed(
+                400,
+                format!(
+                    "Rejecting the uninstall request, since there are still {name} present. Either delete all KubeVirt related workloads or change the uninstall strategy before uninstalling KubeVirt."
+                ),
+            ));
+        }
+    }
+    Ok(context.allowed())
+}
+
+/// Returns the errors of a configuration: fields that are invalid or not supported.
+pub fn configuration_errors(object: &KubeVirt) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    if let Err(error) = ClusterConfig::from_kubevirt(object) {
+        errors.invalid(CONFIGURATION, format!("{CONFIGURATION}: {error}"));
+    }
+    unsupported::field_errors(&object.spec, &mut errors);
+    if let Some(permitted) = &object.spec.configuration.permitted_host_devices {
+        host_devices::field_errors(permitted, &mut errors);
+    }
+    validate_workload_updates(&object.spec.workload_update_strategy, &mut errors);
+    certificates::validate_lifetimes(&object.spec.certificate_rotate_strategy, &mut errors);
+    errors
+}
+
+/// Methods to move VMIs to a new launcher. `LiveMigrate` is for migratable VMIs, of which there are none yet.
+const UPDATE_METHODS: [&str; 2] = ["LiveMigrate", "Evict"];
+
+/// Validates the workload update strategy.
+fn validate_workload_updates(strategy: &KubeVirtWorkloadUpdateStrategy, errors: &mut FieldErrors) {
+    let methods = strategy.workload_update_methods.iter().enumerate();
+    for (index, method) in methods.filter(|(_, method)| !UPDATE_METHODS.contains(&method.as_str())) {
+        let field = format!("spec.workloadUpdateStrategy.workloadUpdateMethods[{index}]");
+        errors.not_supported(
+            field.clone(),
+            format!("{field}: unsupported method {method}, must be one of {}", UPDATE_METHODS.join(", ")),
+        );
+    }
+    if let Some(Err(error)) = strategy.batch_eviction_interval.as_deref().map(duration::parse) {
+        let field = "spec.workloadUpdateStrategy.batchEvictionInterval";
+        errors.invalid(field, format!("{field}: {error}"));
+    }
+}
+
+/// Returns the errors of a changed spec.
+pub fn update_errors(new: &KubeVirtSpec, old: &KubeVirtSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    for patch in &new.customize_components.patches {
+        if serde_json::from_str::<serde_json::Value>(&patch.patch).is_err() {
+            errors.not_supported("", format!("patch \"{}\" is not valid JSON", patch.patch));
+        }
+    }
+    certificates::validate_relations(&new.certificate_rotate_strategy, &mut errors);
+    let configuration = &new.configuration;
+    validate_overhead_ratio(configuration, &mut errors);
+    validate_gated_fields(configuration, &old.configuration, &mut errors);
+    if configuration.tls_configuration != old.configuration.tls_configuration
+        && let Some(tls) = &configuration.tls_configuration
+    {
+        validate_ciphers(tls, &mut errors);
+    }
+    for (workload, new, old) in [("Deployment", &new.infra, &old.infra), ("DaemonSet", &new.workloads, &old.workloads)]
+    {
+        if new != old {
+            validate_placement(workload, new.as_ref(), &mut errors);
+        }
+    }
+    if configuration.seccomp_configuration != old.configuration.seccomp_configuration
+        && let Some(seccomp) = &configuration.seccomp_configuration
+    {
+        validate_seccomp_profile(seccomp, &mut errors);
+    }
+    if new.infra.as_ref().is_some_and(|infra| infra.replicas == Some(0)) {
+        errors.invalid("", "infra replica count can't be 0");
+    }
+    let (listed, disabled) = gate_lists(configuration);
+    if (listed, disabled) != gate_lists(&old.configuration) {
+        for gate in listed.iter().filter(|gate| disabled.contains(gate)) {
+            errors.forbidden(
+                format!("{CONFIGURATION}.developerConfiguration.featureGates"),
+                format!("feature gate \"{gate}\" exists on both \"FeatureGates\" and \"DisabledFeatureGates\""),
+            );
+        }
+    }
+    errors
+}
+
+fn gate_lists(configuration: &KubeVirtConfiguration) -> (&[String], &[String]) {
+    configuration
+        .developer_configuration
+        .as_ref()
+        .map(|developer| (developer.feature_gates.as_slice(), developer.disabled_feature_gates.as_slice()))
+        .unwrap_or_default()
+}
+
+fn validate_overhead_ratio(configuration: &KubeVirtConfiguration, errors: &mut FieldErrors) {
+    let Some(ratio) = configuration.additional_guest_memory_overhead_ratio.as_deref() else { return };
+    match ratio.parse::<f64>() {
+        Err(_) => errors.not_supported(
+            "",
+            format!("ratio provided, {ratio}, cannot be parsed into float: strconv.ParseFloat: parsing \"{ratio}\": invalid syntax"),
+        ),
+        Ok(number) if number >= 1.0 => {}
+        Ok(_) => errors.not_supported("", format!("ratio provided, {ratio}, cannot be smaller than 1.0")),
+    }
+}
+
+/// Validates fields that need a feature gate, which can be enabled in the same change.
+fn validate_gated_fields(new: &KubeVirtConfiguration, old: &KubeVirtConfiguration, errors: &mut FieldErrors) {
+    let (listed, disabled) = gate_lists(new);
+    let on = |gate: FeatureGate| gate.enabled(listed, disabled);
+    let templates = new.virt_template_deployment.as_ref().is_some_and(|deployment| deployment.enabled == Some(true));
+    if templates && !on(FeatureGate::Template) {
+        errors.invalid(
+            format!("{CONFIGURATION}.virtTemplateDeployment.enabled"),
+            "VirtTemplateDeployment cannot be enabled without enabling the Template feature gate",
+        );
+    }
+    let roles = new.role_aggregation_strategy.as_deref().unwrap_or_default();
+    if !["", "AggregateToDefault"].contains(&roles) && !on(FeatureGate::OptOutRoleAggregation) {
+        errors.invalid(
+            format!("{CONFIGURATION}.roleAggregationStrategy"),
+            "RoleAggregationStrategy cannot be set to Manual without enabling the OptOutRoleAggregation feature gate",
+        );
+    }
+    let downtime =
+        |from: &KubeVirtConfiguration| from.migrations.as_ref().and_then(|migrations| migrations.max_downtime_ms);
+    let tunable = on(FeatureGate::MigrationStallDetection) || on(FeatureGate::MigrationDowntimeTuning);
+    if downtime(new).is_some() && downtime(new) != downtime(old) && !tunable {
+        errors
+            .invalid(format!("{CONFIGURATION}.migrationConfiguration.maxDowntimeMs"), policy::downtime_without_gate());
+    }
+}
+
+fn validate_ciphers(tls: &TlsConfiguration, errors: &mut FieldErrors) {
+    let field = format!("{CONFIGURATION}.tlsConfiguration.ciphers");
+    let version = tls.min_tls_version.as_deref().unwrap_or_default();
+    if !tls.ciphers.is_empty() && ["", "VersionTLS13"].contains(&version) {
+        let message = format!(
+            "You cannot specify ciphers when {CONFIGURATION}.tlsConfiguration.minTLSVersion is empty or VersionTLS13"
+        );
+        errors.not_supported(&field, message);
+    }
+    for (index, cipher) in tls.ciphers.iter().enumerate().filter(|(_, cipher)| !CIPHERS.contains(&cipher.as_str())) {
+        errors.not_supported(format!("{field}#{index}"), format!("{cipher} is not a valid cipher"));
+    }
+}
+
+/// Applies the rules of Kubernetes for pods, with its messages. (The reference sends a dry run of a workload to the API server;
+/// virt-api has no right to create workloads.)
+fn validate_placement(workload: &str, component: Option<&ComponentConfig>, errors: &mut FieldErrors) {
+    let Some(placement) = component.and_then(|component| component.node_placement.as_ref()) else { return };
+    let found = scheduling::validate_placement(
+        "spec.template.spec",
+        placement.affinity.as_ref(),
+        &placement.node_selector,
+        &placement.tolerations,
+    );
+    let messages: Vec<&str> = found.as_slice().iter().map(|error| error.message.as_str()).collect();
+    let text = match messages.as_slice() {
+        [] => return,
+        [one] => (*one).to_owned(),
+        more => format!("[{}]", more.join(", ")),
+    };
+    errors.invalid("", format!("{workload}.apps \"placement-validation-webhook\" is invalid: {text}"));
+}
+
+fn validate_seccomp_profile(seccomp: &SeccompConfiguration, errors: &mut FieldErrors) {
+    let Some(profile) = &seccomp.virtual_machine_instance_profile else { return };
+    let path = format!("{CONFIGURATION}.seccompConfiguration.virtualMachineInstanceProfile.customProfile");
+    let Some(custom) = &profile.custom_profile else {
+        errors.invalid(path.clone(), format!("{path} needs to be set"));
+        return;
+    };
+    if custom.localhost_profile.is_some() && custom.runtime_default_profile == Some(true) {
+        let (local, default) = (format!("{path}.localhostProfile"), format!("{path}.runtimeDefaultProfile"));
+        errors.invalid(local.clone(), format!("{local} cannot be set when {default} is set"));
+        errors.invalid(default.clone(), format!("{default} cannot be set when {local} is set"));
+    }
+}
+
+fn operator_verbosity(spec: &KubeVirtSpec) -> Option<u64> {
+    spec.configuration.developer_configuration.as_ref()?.log_verbosity.as_ref()?.virt_operator
+}
+
+/// Returns warnings about fields without effect.
+pub fn warnings(new: &KubeVirtSpec, old: &KubeVirtSpec) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let lists = gate_lists(&new.configuration);
+    if lists != gate_lists(&old.configuration) {
+        let listed = lists.0.iter().chain(lists.1);
+        warnings.extend(listed.filter_map(|name| FeatureGate::parse(name)?.warning()));
+    }
+    // The chart writes the policy of the components here, and manifests of the reference have it.
+    if new.image_pull_policy != old.image_pull_policy {
+        warnings.push("spec.imagePullPolicy has no effect: the chart's value image.pullPolicy has.".to_owned());
+    }
+    // `virtctl adm log-verbosity --all` sets the levels of all processes of the reference.
+    if operator_verbosity(new).is_some() && operator_verbosity(new) != operator_verbosity(old) {
+        let path = format!("{CONFIGURATION}.developerConfiguration.logVerbosity.virtOperator");
+        warnings.push(format!("{path} has no effect: there is no such process."));
+    }
+    if let Some(devices) = &new.configuration.mediated_devices_configuration {
+        let path = "spec.configuration.mediatedDevicesConfiguration";
+        if !devices.mediated_devices_types.is_empty() {
+            warnings.push(format!("{path}.mediatedDevicesTypes is deprecated, use mediatedDeviceTypes"));
+        }
+        for (index, node) in devices.node_mediated_device_types.iter().enumerate() {
+            if !node.mediated_devices_types.is_empty() {
+                warnings.push(format!(
+                    "{path}.nodeMediatedDeviceTypes[{index}].mediatedDevicesTypes is deprecated, use mediatedDeviceTypes"
+                ));
+            }
+        }
+    }
+    if new.configuration.architecture_configuration.as_ref().is_some_and(|arch| arch.ppc64le.is_some()) {
+        warnings.push(
+            "spec.configuration.architectureConfiguration.ppc64le is deprecated and no longer supported.".to_owned(),
+        );
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn unsupported_configuration_is_refused_by_field() {
+        for (configuration, refused) in [
+            (json!({}), vec![]),
+            (json!({"ksmConfiguration": {"nodeLabelSelector": {}}}), vec!["spec.configuration.ksmConfiguration"]),
+            (
+                json!({"mediatedDevicesConfiguration": {}, "permittedHostDevices": {"usb": [{"resourceName": "stick"}]}}),
+                vec![
+                    "spec.configuration.mediatedDevicesConfiguration",
+                    "spec.configuration.permittedHostDevices.usb[0].resourceName",
+                    "spec.configuration.permittedHostDevices.usb[0].selectors",
+                ],
+            ),
+        ] {
+            let spec = serde_json::from_value(json!({"configuration": configuration})).unwrap();
+            let errors = configuration_errors(&KubeVirt::new("kubevirt", spec));
+            let fields: Vec<&str> = errors.as_slice().iter().map(|error| error.field.as_str()).collect();
+            assert_eq!(fields, refused);
+        }
+    }
+
+    #[test]
+    fn pull_policy_without_effect_gets_a_warning() {
+        let spec = |policy: Option<&str>| KubeVirtSpec {
+            image_pull_policy: policy.map(str::to_owned),
+            ..KubeVirtSpec::default()
+        };
+        assert_eq!(warnings(&spec(Some("Always")), &spec(Some("IfNotPresent"))).len(), 1);
+        assert!(warnings(&spec(Some("Always")), &spec(Some("Always"))).is_empty());
+    }
+
+    #[test]
+    fn verbosity_of_an_operator_gets_a_warning() {
+        let spec = |levels: Value| -> KubeVirtSpec {
+            serde_json::from_value(json!({"configuration": {"developerConfiguration": {"logVerbosity": levels}}}))
+                .unwrap()
+        };
+        // Written by `virtctl adm log-verbosity --all=3`.
+        let all = json!({"virtAPI": 3, "virtController": 3, "virtHandler": 3, "virtLauncher": 3, "virtOperator": 3});
+        assert!(configuration_errors(&KubeVirt::new("kubevirt", spec(all.clone()))).as_slice().is_empty());
+        let path = "spec.configuration.developerConfiguration.logVerbosity.virtOperator";
+        let warning = format!("{path} has no effect: there is no such process.");
+        assert_eq!(warnings(&spec(all.clone()), &spec(json!({"virtAPI": 3}))), [warning]);
+        assert!(warnings(&spec(all.clone()), &spec(all.clone())).is_empty());
+        assert!(warnings(&spec(json!({})), &spec(all)).is_empty());
+    }
+
+    #[test]
+    fn workload_update_methods_are_known() {
+        let (methods, interval) =
+            ("spec.workloadUpdateStrategy.workloadUpdateMethods", "spec.workloadUpdateStrategy.batchEvictionInterval");
+        for (strategy, refused) in [
+            (json!({}), vec![]),
+            (json!({"workloadUpdateMethods": ["Evict"], "batchEvictionInterval": "1m0s"}), vec![]),
+            (json!({"workloadUpdateMethods": ["LiveMigrate", "Evict"]}), vec![]),
+            (json!({"workloadUpdateMethods": ["Evict", "Restart"]}), vec![format!("{methods}[1]")]),
+            (json!({"batchEvictionInterval": "soon"}), vec![interval.to_owned()]),
+        ] {
+            let spec = serde_json::from_value(json!({"workloadUpdateStrategy": strategy})).unwrap();
+            let errors = configuration_errors(&KubeVirt::new("kubevirt", spec));
+            let fields: Vec<&str> = errors.as_slice().iter().map(|error| error.field.as_str()).collect();
+            assert_eq!(fields, refused);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Replica sets of VMIs: rules.
+
+use api::{VirtualMachineInstanceReplicaSet, config::ClusterConfig};
+
+use crate::{
+    context::{Context, Decision, FieldErrors, Interrupt, semantic},
+    rules::{self, unsupported},
+};
+
+/// Serves `/virtualmachinereplicaset-validate`.
+pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
+    let set: VirtualMachineInstanceReplicaSet = context.object()?;
+    let old: Option<VirtualMachineInstanceReplicaSet> = context.old_object()?;
+    Ok(context.decide(field_errors(&set, old.as_ref(), context.config, context.is_component()), vec![]))
+}
+
+/// Returns the errors of a new or changed replica set.
+pub fn field_errors(
+    set: &VirtualMachineInstanceReplicaSet,
+    old: Option<&VirtualMachineInstanceReplicaSet>,
+    config: &ClusterConfig,
+    is_component: bool,
+) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    let root = "spec.template.spec";
+    let Some(spec) = &set.spec.template.spec else {
+        errors.required("spec.template", "missing virtual machine template.");
+        return errors;
+    };
+    let metadata = &set.spec.template.metadata;
+    // A replica set with a stored invalid template can still be scaled down or deleted.
+    if old.is_none_or(|old| old.spec.template.metadata != *metadata) {
+        errors.extend(rules::metadata::validate("spec.template.metadata", metadata, config, is_component));
+    }
+    errors.extend(rules::grace::validate_annotations("spec.template.metadata", metadata, spec, config));
+    errors.extend(rules::validate_spec(root, spec, config));
+    let labels = set.spec.template.metadata.labels.clone().unwrap_or_default();
+    match rules::label_selector::matches(&set.spec.selector, &labels) {
+        Ok(true) => {}
+        Ok(false) => errors.invalid("spec.selector", "selector does not match labels."),
+        Err(error) => errors.invalid("spec.selector", error.to_string()),
+    }
+    if set.spec.replicas.is_some_and(|replicas| replicas < 0) {
+        errors.invalid("spec.replicas", "spec.replicas must be greater than or equal to 0.");
+    }
+    if old.is_none() {
+        errors.extend(rules::discontinued_gates(spec, config));
+    }
+    errors.or_else(|errors| {
+        let mut missing = FieldErrors::new();
+        unsupported::spec(root, spec, &mut missing);
+        rules::metadata::validate_supported("spec.template.metadata", metadata, &mut missing);
+        if !missing.is_empty() && old.is_none_or(|old| changes_template_or_grows(set, old)) {
+            errors.extend(missing);
+        }
+    })
+}
+
+/// Returns true if a change modifies the template or adds replicas. A replica set with stored unsupported fields can still be
+/// scaled down, labelled or deleted.
+fn changes_template_or_grows(set: &VirtualMachineInstanceReplicaSet, old: &VirtualMachineInstanceReplicaSet) -> bool {
+    let replicas = |set: &VirtualMachineInstanceReplicaSet| set.spec.replicas.unwrap_or(1);
+    replicas(set) > replicas(old) || !semantic::equal(&set.spec.template, &old.spec.template)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use api::constants::label;
+
+    use super::*;
+    use crate::rules::testing::vmi_spec;
+
+    fn set(replicas: u32, change: Value) -> VirtualMachineInstanceReplicaSet {
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "metadata": {"name": "r"},
+            "spec": {
+                "replicas": replicas,
+                "selector": {"matchLabels": {"app": "web"}},
+                "template": {"metadata": {"labels": {"app": "web"}}, "spec": vmi_spec(change)},
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn template_of_a_replica_set_has_no_reserved_labels() {
+        let with = |key: &str, replicas: u32| {
+            let mut set = set(replicas, json!({}));
+            set.spec.template.metadata.labels.get_or_insert_default().insert(key.to_owned(), "n1".to_owned());
+            set
+        };
+        let refused = |set: &VirtualMachineInstanceReplicaSet, old: Option<&VirtualMachineInstanceReplicaSet>| {
+            let errors = field_errors(set, old, &ClusterConfig::default(), false);
+            errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()
+        };
+        let field = "spec.template.metadata.labels";
+        for key in label::RESERVED_ON_VMI {
+            let reserved = with(key, 3);
+            assert_eq!(refused(&reserved, None), [field], "{key}");
+            assert_eq!(refused(&reserved, Some(&set(3, json!({})))), [field], "{key}");
+            // A stored one.
+            assert_eq!(refused(&with(key, 1), Some(&reserved)), Vec::<String>::new(), "{key}");
+            assert!(field_errors(&reserved, None, &ClusterConfig::default(), true).is_empty(), "{key}");
+        }
+        assert_eq!(refused(&with("team", 3), None), Vec::<String>::new());
+        let mut annotated = set(1, json!({}));
+        let placed = "kubevirt.io/placePCIDevicesOnRootComplex".to_owned();
+        annotated.spec.template.metadata.annotations = Some([(placed, "true".to_owned())].into());
+        assert_eq!(refused(&annotated, None), ["spec.template.metadata.annotations"]);
+    }
+
+    #[test]
+    fn stored_replica_set_with_unsupported_fields_can_be_scaled_down_and_labelled() {
+        let refused = |set: &VirtualMachineInstanceReplicaSet, old: Option<&VirtualMachineInstanceReplicaSet>| {
+            let errors = field_errors(set, old, &ClusterConfig::default(), false);
+            errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()
+        };
+        let tpm = || json!({"domain": {"devices": {"tpm": {}}}});
+        let field = "spec.template.spec.domain.devices.tpm";
+        let old = set(3, tpm());
+        let mut labelled = old.clone();
+        labelled.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+        assert_eq!(refused(&old, None), [field]);
+        assert_eq!(refused(&labelled, Some(&old)), Vec::<String>::new());
+        assert_eq!(refused(&set(1, tpm()), Some(&old)), Vec::<String>::new());
+        assert_eq!(refused(&set(4, tpm()), Some(&old)), [field]);
+        assert_eq!(refused(&set(3, tpm()), Some(&set(3, json!({})))), [field]);
+    }
+}

@@ -1,0 +1,171 @@
+//! Restores of VMs: rules.
+
+use api::{
+    VirtualMachine, VirtualMachineInstanceSpec,
+    snapshot::{
+        VirtualMachineSnapshot,
+        content::VirtualMachineSnapshotContent,
+        restore::{VirtualMachineRestore, VirtualMachineRestoreSpec},
+    },
+};
+
+use crate::{
+    context::{Context, Decision, FieldErrors, Interrupt, LookupError, Lookups, ObjectQuery, Operation},
+    kinds::{
+        checks,
+        snapshot::{self, GROUP},
+    },
+};
+
+const VERSION: &str = "v1beta1";
+const PATCHES: &str = "spec.patches";
+
+/// Paths that a patch may change, as JSON strings.
+const PATCHED: [&str; 3] = ["\"/spec/", "\"/metadata/labels/", "\"/metadata/annotations/"];
+
+/// Serves `/virtualmachinerestores-validate`.
+pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
+    let request = context.request;
+    checks::expect_resource(request, GROUP, "virtualmachinerestores")?;
+    let errors = match request.operation {
+        Operation::Create => {
+            if !context.config.enabled(snapshot::GATE) {
+                return Err(Interrupt::failed(400, "Snapshot/Restore feature gate not enabled"));
+            }
+            let restore: VirtualMachineRestore = context.object()?;
+            let namespace = request.namespace.as_deref().unwrap_or_default();
+            let errors = field_errors(&restore.spec, namespace, context.lookups)?;
+            checks::or_unsupported("VirtualMachineRestore", errors)
+        }
+        Operation::Update => checks::validate_immutable(context, |restore: &VirtualMachineRestore| &restore.spec)?,
+        _ => return Err(checks::unexpected_operation(request)),
+    };
+    Ok(context.decide(errors, vec![]))
+}
+
+/// Returns the errors of a new restore.
+pub(crate) fn field_errors(
+    spec: &VirtualMachineRestoreSpec,
+    namespace: &str,
+    lookups: &Lookups,
+) -> Result<FieldErrors, Interrupt> {
+    let mut errors = FieldErrors::new();
+    snapshot::validate_vm_reference("spec.target", &spec.target, &mut errors);
+    let names_a_vm = errors.is_empty();
+    validate_patches(&spec.patches, &mut errors);
+    if names_a_vm {
+        validate_target(spec, namespace, lookups, &mut errors)?;
+    }
+    validate_overrides(spec, &mut errors);
+    validate_policies(spec, &mut errors);
+    validate_in_progress(spec, namespace, lookups, &mut errors)?;
+    Ok(errors)
+}
+
+/// Validates patches as text, as the reference does: `{"op": "add", "path": "/spec/x", "value": "y"}`, one colon a member.
+fn validate_patches(patches: &[String], errors: &mut FieldErrors) {
+    for fragment in patches.iter().flat_map(|patch| patch.trim_matches(['{', '}']).split(',')) {
+        let parts: Vec<&str> = fragment.split(':').map(str::trim).collect();
+        let [key, value] = parts[..] else {
+            let message = "patch format is not valid - one \":\" expected in a single key-value json patch";
+            errors.invalid(PATCHES, format!("{message}: {fragment}"));
+            continue;
+        };
+        if key == "\"path\"" && !PATCHED.iter().any(|prefix| value.starts_with(prefix)) {
+            errors.invalid(PATCHES, format!("patching is valid only for elements under /spec/ only: {fragment}"));
+        }
+    }
+}
+
+/// Rejects to restore a VM with backend storage to another VM.
+fn validate_target(
+    spec: &VirtualMachineRestoreSpec,
+    namespace: &str,
+    lookups: &Lookups,
+    errors: &mut FieldErrors,
+) -> Result<(), Interrupt> {
+    let named = &spec.virtual_machine_snapshot_name;
+    let snapshot = ObjectQuery::get(GROUP, VERSION, "virtualmachinesnapshots", Some(namespace), named);
+    let vm = ObjectQuery::get(api::constants::GROUP, "v1", "virtualmachines", Some(namespace), &spec.target.name);
+    lookups.require([&snapshot, &vm, &restores(namespace)])?;
+    // A restore waits for a snapshot that does not exist yet.
+    let Some(snapshot) = lookups.get_as::<VirtualMachineSnapshot>(&snapshot)? else { return Ok(()) };
+    let status = snapshot.status.unwrap_or_default();
+    let vm = lookups.get_as::<VirtualMachine>(&vm)?;
+    if vm.is_some_and(|vm| vm.metadata.uid.is_some() && vm.metadata.uid == status.source_uid) {
+        return Ok(());
+    }
+    let Some(name) = status.virtual_machine_snapshot_content_name else {
+        return Err(Interrupt::failed(400, "snapshot content name is nil in vmSnapshot status"));
+    };
+    let plural = "virtualmachinesnapshotcontents";
+    let content = ObjectQuery::get(GROUP, VERSION, plural, Some(namespace), &name);
+    let Some(content) = lookups.get_as::<VirtualMachineSnapshotContent>(&content)? else {
+        return Err(Interrupt::failed(400, format!("{plural}.{GROUP} \"{name}\" not found")));
+    };
+    let Some(source) = content.spec.source.virtual_machine else {
+        return Err(Interrupt::failed(400, "unexpected snapshot source"));
+    };
+    if source.spec.and_then(|spec| spec.template.spec).is_some_and(|spec| has_state(&spec)) {
+        errors.invalid(
+            "spec",
+            "Restore to a different VM is not supported when snapshotted VM has backend storage (persistent TPM or EFI)",
+        );
+    }
+    Ok(())
+}
+
+/// Returns true if a VMI has state outside its volumes.
+fn has_state(spec: &VirtualMachineInstanceSpec) -> bool {
+    let tpm = spec.domain.devices.tpm.as_ref();
+    let efi = spec.domain.firmware.as_ref().and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
+    tpm.is_some_and(|tpm| tpm.enabled.unwrap_or(true) && tpm.persistent == Some(true))
+        || efi.is_some_and(|efi| efi.persistent == Some(true))
+}
+
+fn validate_overrides(spec: &VirtualMachineRestoreSpec, errors: &mut FieldErrors) {
+    for (index, change) in spec.volume_restore_overrides.iter().enumerate() {
+        let path = format!("spec.volumeRestoreOverrides[{index}]");
+        let is_set = |text: Option<&String>| text.is_some_and(|text| !text.is_empty());
+        if !is_set(change.volume_name.as_ref()) {
+            errors.required(format!("{path}.volumeName"), "must provide a volume name");
+        }
+        if !is_set(change.restore_name.as_ref()) && change.labels.is_empty() && change.annotations.is_empty() {
+            errors.required(path, "must provide at least one overriden field");
+        }
+    }
+}
+
+fn validate_policies(spec: &VirtualMachineRestoreSpec, errors: &mut FieldErrors) {
+    if let Some(policy) = &spec.volume_restore_policy
+        && !["InPlace", "RandomizeNames", "PrefixTargetName"].contains(&policy.as_str())
+    {
+        errors.invalid("spec.volumeRestorePolicy", format!("volume restore policy \"{policy}\" doesn't exist"));
+    }
+    if let Some(policy) = &spec.volume_ownership_policy
+        && !["Vm", "None"].contains(&policy.as_str())
+    {
+        errors.invalid("spec.volumeOwnershipPolicy", format!("volume ownership policy \"{policy}\" doesn't exist"));
+    }
+}
+
+fn restores(namespace: &str) -> ObjectQuery {
+    ObjectQuery::list(GROUP, VERSION, "virtualmachinerestores", Some(namespace), "")
+}
+
+/// Rejects a second restore of the same VM.
+fn validate_in_progress(
+    spec: &VirtualMachineRestoreSpec,
+    namespace: &str,
+    lookups: &Lookups,
+    errors: &mut FieldErrors,
+) -> Result<(), LookupError> {
+    for other in lookups.list_as::<VirtualMachineRestore>(&restores(namespace))? {
+        let complete = other.status.is_some_and(|status| status.complete == Some(true));
+        if other.spec.target == spec.target && !complete {
+            let name = other.metadata.name.unwrap_or_default();
+            errors.invalid("spec.target", format!("VirtualMachineRestore \"{name}\" in progress"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! VMIs: defaults on creation, protection of the fields that components write, rules.
+
+use api::{
+    FeatureGate, VirtualMachineInstance, VmiPhase,
+    config::ClusterConfig,
+    constants::{self, annotation, finalizer, label},
+    vmi::{
+        cpu::CpuTopology,
+        memory::MemoryStatus,
+        status::{VirtualMachineInstancePhaseTransitionTimestamp, VirtualMachineInstanceStatus},
+    },
+};
+use json_patch::{Patch, jsonptr::PointerBuf};
+use k8s_openapi::api::authentication::v1::UserInfo;
+
+use super::preset;
+use crate::{
+    context::{
+        AdmissionRequest, Context, Decision, FieldErrors, Generated, Interrupt, Outcome, TrustedUsers, decode, patch,
+        semantic,
+    },
+    defaults::{self, DefaultNetworkError, has_pcie_hotplug},
+    rules::{self, unsupported},
+};
+
+/// Key in the user's extra fields with the node that the token is bound to.
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+
+/// Serves `/virtualmachineinstances-mutate`: sets defaults on creation and keeps the status on changes.
+pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
+    let is_component = context.is_component();
+    if context.is_create() {
+        return context.patched::<VirtualMachineInstance>(|vmi| {
+            let presets = preset::in_namespace(context, vmi)?;
+            let warnings = preset::apply(vmi, &presets).map_err(|error| Interrupt::failed(422, error.to_string()))?;
+            set_defaults(vmi, context.config, is_component, context.generated())
+                .map_err(|error| Interrupt::failed(400, error.to_string()))?;
+            Ok(warnings)
+        });
+    }
+    // Only an object can be patched.
+    decode::members(&context.request.object)?;
+    let patch = keep_status(context.request, is_component);
+    Ok(Outcome::Allowed { patch, warnings: vec![] }.into())
+}
+
+/// Serves `/virtualmachineinstances-validate-create`.
+pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interrupt> {
+    let vmi: VirtualMachineInstance = context.object()?;
+    Ok(context.decide(create_errors(&vmi, context.config, context.is_component()), vec![]))
+}
+
+/// Serves `/virtualmachineinstances-validate-update`.
+pub(crate) fn validate_update(context: &Context<'_>) -> Result<Decision, Interrupt> {
+    let vmi: VirtualMachineInstance = context.object()?;
+    let Some(old) = context.old_object::<VirtualMachineInstance>()? else { return Ok(context.allowed()) };
+    let errors = update_errors(&vmi, &old, context.config, context.trusted, &context.request.user_info);
+    Ok(context.decide(errors, vec![]))
+}
+
+/// Sets the defaults of a new VMI. Removes a status that a user sent.
+pub(crate) fn set_defaults(
+    vmi: &mut VirtualMachineInstance,
+    config: &ClusterConfig,
+    is_component: bool,
+    generated: &Generated,
+) -> Result<(), DefaultNetworkError> {
+    defaults::spec(&mut vmi.spec, config)?;
+    defaults::vmi::set(&mut vmi.spec, config, generated);
+
+    let metadata = &mut vmi.metadata;
+    defaults::observed_version(metadata);
+    if has_pcie_hotplug(&vmi.spec) {
+        metadata
+            .annotations
+            .get_or_insert_default()
+            .entry(annotation::PCI_TOPOLOGY_VERSION.to_owned())
+            .or_insert_with(|| annotation::PCI_TOPOLOGY_V3.to_owned());
+    }
+    let finalizers = metadata.finalizers.get_or_insert_default();
+    if !finalizers.iter().any(|name| name == finalizer::VMI) {
+        finalizers.push(finalizer::VMI.to_owned());
+    }
+
+    let sent = vmi.status.take().filter(|_| is_component);
+    vmi.status = Some(first_status(&vmi.spec, sent.unwrap_or_default(), config, generated));
+    Ok(())
+}
+
+fn first_status(
+    spec: &api::VirtualMachineInstanceSpec,
+    mut status: VirtualMachineInstanceStatus,
+    config: &ClusterConfig,
+    generated: &Generated,
+) -> VirtualMachineInstanceStatus {
+    let guest = spec.domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
+    // A malformed amount is rejected where the user wrote it; copies in the status would be rejected, too.
+    if let Some(guest) = guest.filter(|guest| defaults::is_amount(guest)) {
+        let memory = status.memory.get_or_insert_with(MemoryStatus::default);
+        memory.guest_at_boot = Some(guest.clone());
+        memory.guest_current = Some(guest.clone());
+        memory.guest_requested = Some(guest.clone());
+    }
+    if let Some(cpu) = &spec.domain.cpu {
+        status.current_cpu_topology.get_or_insert(CpuTopology {
+            sockets: cpu.sockets,
+            cores: cpu.cores,
+            threads: cpu.threads,
+        });
+    }
+    if !config.enabled(FeatureGate::Root) {
+        status.runtime_user = constants::NON_ROOT_UID;
+    }
+    if status.phase.as_ref() != Some(&VmiPhase::Pending) {
+        status.phase = Some(VmiPhase::Pending);
+        status.phase_transition_timestamps.push(VirtualMachineInstancePhaseTransitionTimestamp {
+            phase: Some(VmiPhase::Pending),
+            phase_transition_timestamp: Some(generated.now.clone()),
+        });
+    }
+    status
+}
+
+/// Returns the patch that restores the status if a user changed it. The kind has no status subresource that would protect
+/// the status.
+fn keep_status(request: &AdmissionRequest, is_component: bool) -> Patch {
+    let new = request.object.get("status").filter(|status| !status.is_null());
+    let old = request.old_object.get("status").filter(|status| !status.is_null());
+    if is_component || new == old {
+        return Patch::default();
+    }
+    let path = PointerBuf::from_tokens(["status"]);
+    Patch(match (new, old) {
+        (Some(_), Some(old)) => vec![patch::replace(path, old.clone())],
+        (None, Some(old)) => vec![patch::add(path, old.clone())],
+        (Some(_), None) => vec![patch::remove(path)],
+        (None, None) => vec![],
+    })
+}
+
+/// Returns the errors of a new VMI.
+pub fn create_errors(vmi: &VirtualMachineInstance, config: &ClusterConfig, is_component: bool) -> FieldErrors {
+    let mut errors = rules::discontinued(&vmi.spec, "spec", config);
+    errors.extend(rules::validate_spec("spec", &vmi.spec, config));
+    errors.extend(rules::devices::validate_permitted("spec", &vmi.spec, config));
+    errors.extend(rules::volumes::validate_mapping(&vmi.spec));
+    errors.extend(rules::resources::validate_mandatory_memory(&vmi.spec));
+    errors.extend(rules::metadata::validate("metadata", &vmi.metadata, config, is_component));
+    errors.extend(rules::grace::validate_annotations("metadata", &vmi.metadata, &vmi.spec, config));
+    errors.extend(rules::hyperv::validate(&vmi.spec));
+    errors.extend(rules::architecture::validate(&vmi.spec));
+    errors.or_else(|errors| {
+        unsupported::spec("spec", &vmi.spec, errors);
+        rules::metadata::validate_supported("metadata", &vmi.metadata, errors);
+    })
+}
+
+/// Returns the errors of a changed VMI: those of the first group of rules that finds any.
+fn update_errors(
+    vmi: &VirtualMachineInstance,
+    old: &VirtualMachineInstance,
+    config: &ClusterConfig,
+    trusted: &TrustedUsers,
+    user: &UserInfo,
+) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    if trusted.is_handler(user) && config.enabled(FeatureGate::NodeRestriction) {
+        validate_node_restriction(vmi, old, user, &mut errors);
+        if !errors.is_empty() {
+            return errors;
+        }
+    }
+    let is_component = trusted.contains(user);
+    if !semantic::equal(&vmi.spec, &old.spec) {
+        if is_component {
+            errors.extend(rules::hotplug::validate(vmi, old, config));
+        } else {
+            errors.not_supported("", "update of VMI object is restricted");
+        }
+        if !errors.is_empty() {
+            return errors;
+        }
+    }
+    if !is_component {
+        let reserved = |vmi: &VirtualMachineInstance| {
+            let labels = vmi.metadata.labels.clone().unwrap_or_default();
+            label::RESERVED_ON_VMI.map(|name| labels.get(name).cloned())
+        };
+        if reserved(vmi) != reserved(old) {
+            errors.not_supported(
+                "",
+                "modification of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
+            );
+        }
+    }
+    errors
+}
+
+/// Rejects writes of a virt-handler to VMIs of other nodes.
+fn validate_node_restriction(
+    vmi: &VirtualMachineInstance,
+    old: &VirtualMachineInstance,
+    user: &UserInfo,
+    errors: &mut FieldErrors,
+) {
+    let Some(node) =
+        user.extra.as_ref().and_then(|extra| extra.get(NODE_NAME)?.first()).filter(|node| !node.is_empty())
+    else {
+        errors.invalid("", "Node restriction failed, virt-handler service account is missing node name");
+        return;
+    };
+    let of = |vmi: &VirtualMachineInstance| vmi.status.clone().unwrap_or_default();
+    let target = |status: &VirtualMachineInstanceStatus| {
+        status.migration_state.as_ref().and_then(|state| state.target_node.clone()).filter(|node| !node.is_empty())
+    };
+    let (old_status, new_status) = (of(old), of(vmi));
+    let old_target = target(&old_status);
+    if old_status.node_name.as_ref() != Some(node) && old_target.as_ref() != Some(node) {
+        errors.invalid("", "Node restriction, virt-handler is only allowed to modify VMIs it owns");
+    } else if old_target.is_none() && target(&new_status).is_some() {
+        errors.invalid("", "Node restriction, virt-handler is not allowed to set target node");
+    }
+}

@@ -1,0 +1,296 @@
+//! The roof of the crate: the table of webhooks, and the evaluation of a review.
+//!
+//! A webhook is one line in [`WEBHOOKS`]: its path, its resource, its operations, and a function of the
+//! [`Context`] in the module of its kind.
+
+use std::sync::OnceLock;
+
+use api::config::ClusterConfig;
+
+use crate::{
+    context::{
+        AdmissionRequest, AdmissionReview, Context, Decision, DenialForm, Effect, Failure, Generated, Interrupt,
+        LookupError, Lookups, ObjectQuery, Operation, Outcome, TrustedUsers, request,
+    },
+    kinds::{
+        backup, clone, eviction, export, instancetype, kubevirt, migration, plugin, policy, pool, preset, replica_set,
+        restore, snapshot, status, vm, vmi,
+    },
+};
+
+/// A webhook.
+pub struct Webhook {
+    /// Path.
+    pub path: &'static str,
+    /// Group and plural of its resource; a request for another fails. `None`: the webhook checks the resource itself,
+    /// because its message differs or it has many resources.
+    pub resource: Option<(&'static str, &'static str)>,
+    /// Operations that it checks; others are allowed.
+    operations: &'static [Operation],
+    /// The rules.
+    evaluate: fn(&Context<'_>) -> Result<Decision, Interrupt>,
+}
+
+/// For webhooks that reject operations they are not registered for.
+const ANY: &[Operation] = &[Operation::Create, Operation::Update, Operation::Delete, Operation::Connect];
+const WRITES: &[Operation] = &[Operation::Create, Operation::Update];
+const CREATES: &[Operation] = &[Operation::Create];
+const UPDATES: &[Operation] = &[Operation::Update];
+const DELETES: &[Operation] = &[Operation::Delete];
+
+const VMS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachines"));
+const VMIS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachineinstances"));
+const MIGRATIONS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachineinstancemigrations"));
+const PRESETS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachineinstancepresets"));
+const INSTANCETYPES: Option<(&str, &str)> = Some((api::instancetype::GROUP, "virtualmachineinstancetypes"));
+const CLUSTER_INSTANCETYPES: Option<(&str, &str)> =
+    Some((api::instancetype::GROUP, "virtualmachineclusterinstancetypes"));
+const PREFERENCES: Option<(&str, &str)> = Some((api::instancetype::GROUP, "virtualmachinepreferences"));
+const CLUSTER_PREFERENCES: Option<(&str, &str)> = Some((api::instancetype::GROUP, "virtualmachineclusterpreferences"));
+const CLONES: Option<(&str, &str)> = Some((clone::GROUP, clone::PLURAL));
+const REPLICA_SETS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachineinstancereplicasets"));
+
+/// All webhooks. The webhook configurations in the chart register them.
+pub const WEBHOOKS: &[Webhook] = &[
+    Webhook { path: "/virtualmachines-mutate", resource: VMS, operations: WRITES, evaluate: vm::mutate },
+    Webhook { path: "/virtualmachines-validate", resource: VMS, operations: WRITES, evaluate: vm::validate },
+    Webhook { path: "/virtualmachineinstances-mutate", resource: VMIS, operations: WRITES, evaluate: vmi::mutate },
+    Webhook {
+        path: "/virtualmachineinstances-validate-create",
+        resource: VMIS,
+        operations: CREATES,
+        evaluate: vmi::validate_create,
+    },
+    Webhook {
+        path: "/virtualmachineinstances-validate-update",
+        resource: VMIS,
+        operations: UPDATES,
+        evaluate: vmi::validate_update,
+    },
+    Webhook {
+        path: "/virtualmachinereplicaset-validate",
+        resource: REPLICA_SETS,
+        operations: WRITES,
+        evaluate: replica_set::validate,
+    },
+    Webhook {
+        path: "/virtualmachineinstancetypes-validate",
+        resource: INSTANCETYPES,
+        operations: WRITES,
+        evaluate: instancetype::validate_instancetype,
+    },
+    Webhook {
+        path: "/virtualmachineclusterinstancetypes-validate",
+        resource: CLUSTER_INSTANCETYPES,
+        operations: WRITES,
+        evaluate: instancetype::validate_instancetype,
+    },
+    Webhook {
+        path: "/virtualmachinepreferences-validate",
+        resource: PREFERENCES,
+        operations: WRITES,
+        evaluate: instancetype::validate_preference,
+    },
+    Webhook {
+        path: "/virtualmachineclusterpreferences-validate",
+        resource: CLUSTER_PREFERENCES,
+        operations: WRITES,
+        evaluate: instancetype::validate_preference,
+    },
+    Webhook { path: "/vmipreset-validate", resource: PRESETS, operations: WRITES, evaluate: preset::validate },
+    Webhook { path: "/virtualmachinepool-validate", resource: None, operations: WRITES, evaluate: pool::validate },
+    Webhook {
+        path: "/migration-mutate-create",
+        resource: MIGRATIONS,
+        operations: CREATES,
+        evaluate: migration::mutate,
+    },
+    Webhook {
+        path: "/migration-validate-create",
+        resource: None,
+        operations: CREATES,
+        evaluate: migration::validate_create,
+    },
+    Webhook {
+        path: "/migration-validate-update",
+        resource: None,
+        operations: UPDATES,
+        evaluate: migration::validate_update,
+    },
+    Webhook {
+        path: "/migration-policy-validate-create",
+        resource: None,
+        operations: WRITES,
+        evaluate: policy::validate,
+    },
+    Webhook { path: "/pod-eviction-validate", resource: None, operations: CREATES, evaluate: eviction::validate },
+    Webhook {
+        path: "/virtualmachinesnapshots-validate",
+        resource: None,
+        operations: ANY,
+        evaluate: snapshot::validate,
+    },
+    Webhook { path: "/virtualmachinerestores-validate", resource: None, operations: ANY, evaluate: restore::validate },
+    Webhook { path: "/virtualmachineexports-validate", resource: None, operations: ANY, evaluate: export::validate },
+    Webhook { path: "/virtualmachinebackups-validate", resource: None, operations: ANY, evaluate: backup::validate },
+    Webhook {
+        path: "/virtualmachinebackuptrackers-validate",
+        resource: None,
+        operations: ANY,
+        evaluate: backup::validate_tracker,
+    },
+    Webhook { path: "/vm-clone-mutate-create", resource: CLONES, operations: CREATES, evaluate: clone::mutate },
+    Webhook { path: "/vm-clone-validate-create", resource: None, operations: WRITES, evaluate: clone::validate },
+    Webhook { path: "/plugin-validate", resource: None, operations: WRITES, evaluate: plugin::validate },
+    Webhook { path: "/status-validate", resource: None, operations: WRITES, evaluate: status::validate },
+    Webhook {
+        path: "/kubevirt-validate-create",
+        resource: None,
+        operations: CREATES,
+        evaluate: kubevirt::validate_create,
+    },
+    Webhook {
+        path: "/kubevirt-validate-update",
+        resource: None,
+        operations: UPDATES,
+        evaluate: kubevirt::validate_update,
+    },
+    Webhook {
+        path: "/kubevirt-validate-delete",
+        resource: None,
+        operations: DELETES,
+        evaluate: kubevirt::validate_delete,
+    },
+];
+
+impl Webhook {
+    /// Returns the webhook at a path.
+    pub fn at(path: &str) -> Option<&'static Self> {
+        WEBHOOKS.iter().find(|webhook| webhook.path == path)
+    }
+
+    fn decide(&self, context: &Context<'_>) -> Result<Decision, Interrupt> {
+        let AdmissionRequest { resource, operation, .. } = context.request;
+        if let Some((group, plural)) = self.resource
+            && !(resource.group == group && resource.resource == plural && request::is_served(resource))
+        {
+            return Err(Interrupt::failed(400, format!("expect resource to be '{plural}'")));
+        }
+        if self.operations.contains(operation) { (self.evaluate)(context) } else { Ok(context.allowed()) }
+    }
+}
+
+/// The response to a review, and the writes to carry out before it is sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// The response.
+    pub review: AdmissionReview,
+    /// The writes.
+    pub effects: Vec<Effect>,
+}
+
+/// A parsed review for a webhook.
+pub struct Review {
+    webhook: &'static Webhook,
+    request: AdmissionRequest,
+    generated: OnceLock<Generated>,
+}
+
+impl Review {
+    /// Parses a review sent to `path`. The error is the response to a body that cannot be parsed.
+    pub fn parse(path: &str, body: &[u8]) -> Result<Self, Box<AdmissionReview>> {
+        let request = request::parse(body).map_err(|error| {
+            AdmissionReview::failed(&request::uid(body), 400, format!("cannot read the admission review: {error}"))
+        })?;
+        match Webhook::at(path) {
+            Some(webhook) => Ok(Self { webhook, request, generated: OnceLock::new() }),
+            None => {
+                let message = format!("there is no webhook at {path}");
+                Err(Box::new(AdmissionReview::failed(&request.uid, 404, message)))
+            }
+        }
+    }
+
+    /// Evaluates the review for an installation in `namespace`. The error lists queries whose results are missing. The same
+    /// lookups give the same result.
+    pub fn evaluate(
+        &self,
+        config: &ClusterConfig,
+        namespace: &str,
+        lookups: &Lookups,
+    ) -> Result<Evaluation, Vec<ObjectQuery>> {
+        let decision = self.webhook.decide(&Context {
+            request: &self.request,
+            config,
+            trusted: &TrustedUsers::new(namespace),
+            generated: &self.generated,
+            lookups,
+        });
+        let Decision { outcome, effects } = match decision {
+            Ok(decision) => decision,
+            Err(Interrupt::Denied(errors)) => {
+                Outcome::Denied { errors, warnings: vec![], form: DenialForm::Abbreviated }.into()
+            }
+            Err(Interrupt::Failed(failure)) => Outcome::Failed(failure).into(),
+            Err(Interrupt::Lookup(LookupError::Failed(message))) => {
+                Outcome::Failed(Failure { code: 500, message }).into()
+            }
+            Err(Interrupt::Lookup(LookupError::Missing(queries))) => return Err(queries),
+        };
+        Ok(Evaluation { review: AdmissionReview::new(&self.request.uid, outcome), effects })
+    }
+
+    /// Returns the response after an internal error of the server.
+    pub fn failed(&self, message: impl Into<String>) -> AdmissionReview {
+        AdmissionReview::failed(&self.request.uid, 500, message)
+    }
+
+    /// Returns the response after a write of [`Evaluation::effects`] failed.
+    pub fn effect_failed(&self, effect: &Effect, error: &str) -> AdmissionReview {
+        AdmissionReview::new(&self.request.uid, Outcome::Failed(effect.failure(error)))
+    }
+}
+
+/// Evaluates the body of a review sent to `path` of an installation in `namespace`. The error lists queries whose results
+/// are missing. Every body gets a well-formed response.
+pub fn handle(
+    path: &str,
+    body: &[u8],
+    config: &ClusterConfig,
+    namespace: &str,
+    lookups: &Lookups,
+) -> Result<Evaluation, Vec<ObjectQuery>> {
+    match Review::parse(path, body) {
+        Ok(review) => review.evaluate(config, namespace, lookups),
+        Err(review) => Ok(Evaluation { review: *review, effects: vec![] }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unparsed(body: &[u8]) -> AdmissionReview {
+        *Review::parse("/virtualmachines-validate", body).err().unwrap()
+    }
+
+    #[test]
+    fn unreadable_review_is_refused_with_its_uid() {
+        let review = unparsed(br#"{"request": {"uid": "u1", "operation": "DANCE"}}"#);
+        assert_eq!(review.response.uid, "u1");
+        assert!(!review.response.allowed);
+        assert_eq!(review.response.status.as_ref().unwrap().code, 400);
+        let request = r#""request": {"uid": "u", "operation": "CREATE", "resource": {"group": "", "version": "", "resource": ""}}"#;
+        for (field, message) in [
+            (r#""apiVersion": "admission.k8s.io/v1beta1""#, "v1beta1"),
+            (r#""kind": "Pod""#, "Pod is no AdmissionReview"),
+        ] {
+            let response = unparsed(format!("{{{field}, {request}}}").as_bytes()).response;
+            assert_eq!(response.uid, "u");
+            assert!(response.status.unwrap().message.contains(message));
+        }
+        for body in [&b""[..], b"{", b"[]", b"\xff\xfe", b"null", br#"{"request": null}"#] {
+            assert!(!unparsed(body).response.allowed);
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Fields of the API that Ferrovirt does not support yet.
+//!
+//! One table, so that no field is accepted and then ignored: each entry finds the uses of a field and has a reason. The
+//! change that adds support for a field removes its entry. Unsupported fields are reported only if no rule is broken, because
+//! clients count the errors of a rule.
+
+use api::{VirtualMachineInstanceSpec, VirtualMachineSpec, quantity};
+
+use crate::context::FieldErrors;
+
+type Spec = VirtualMachineInstanceSpec;
+
+/// Finds the uses of a field: paths below the spec.
+type Uses = fn(&Spec) -> Vec<String>;
+
+struct Entry {
+    reason: &'static str,
+    uses: Uses,
+}
+
+/// Returns the path if the field is used.
+fn when(used: bool, path: &str) -> Vec<String> {
+    if used { vec![path.to_owned()] } else { vec![] }
+}
+
+/// Returns the paths of the list items that use a field.
+fn each<T>(list: &[T], path: &str, field: &str, used: impl Fn(&T) -> bool) -> Vec<String> {
+    list.iter()
+        .enumerate()
+        .filter(|(_, item)| used(item))
+        .map(|(index, _)| match field {
+            "" => format!("{path}[{index}]"),
+            _ => format!("{path}[{index}].{field}"),
+        })
+        .collect()
+}
+
+fn is_set(text: Option<&String>) -> bool {
+    text.is_some_and(|text| !text.is_empty())
+}
+
+const INTERFACES: &str = "domain.devices.interfaces";
+const DISKS: &str = "domain.devices.disks";
+const VOLUMES: &str = "volumes";
+const GPUS: &str = "domain.devices.gpus";
+const HOST_DEVICES: &str = "domain.devices.hostDevices";
+
+const HOTPLUG: &str = "hot-plug";
+const CLAIMED: &str = "devices by resource claims";
+const ROLES: &str = "device roles";
+const PINNING: &str = "pinned CPUs";
+const ENCRYPTION: &str = "encrypted guests";
+
+const SPEC: &[Entry] = &[
+    Entry {
+        reason: "CPU architectures other than amd64",
+        uses: |spec| {
+            when(is_set(spec.architecture.as_ref()) && spec.architecture.as_deref() != Some("amd64"), "architecture")
+        },
+    },
+    // CPU.
+    Entry {
+        reason: PINNING,
+        uses: |spec| {
+            when(
+                spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement),
+                "domain.cpu.dedicatedCpuPlacement",
+            )
+        },
+    },
+    Entry {
+        reason: PINNING,
+        uses: |spec| {
+            when(
+                spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.isolate_emulator_thread),
+                "domain.cpu.isolateEmulatorThread",
+            )
+        },
+    },
+    Entry {
+        reason: PINNING,
+        uses: |spec| when(spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.realtime.is_some()), "domain.cpu.realtime"),
+    },
+    Entry {
+        reason: "NUMA topology",
+        uses: |spec| when(spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.numa.is_some()), "domain.cpu.numa"),
+    },
+    Entry {
+        reason: HOTPLUG,
+        uses: |spec| {
+            let grows = spec.domain.cpu.as_ref().is_some_and(|cpu| {
+                let max = cpu.max_sockets.unwrap_or(0);
+                max > cpu.sockets.unwrap_or(1).max(1)
+            });
+            when(grows, "domain.cpu.maxSockets")
+        },
+    },
+    // Memory.
+    Entry {
+        reason: HOTPLUG,
+        uses: |spec| {
+            let grows = spec.domain.memory.as_ref().is_some_and(|memory| match (&memory.max_guest, &memory.guest) {
+                (Some(max), Some(guest)) => quantity::units(max) != quantity::units(guest),
+                (max, _) => max.is_some(),
+            });
+            when(grows, "domain.memory.maxGuest")
+        },
+    },
+    Entry {
+        reason: "huge pages",
+        uses: |spec| {
+            when(
+                spec.domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some()),
+                "domain.memory.hugepages",
+            )
+        },
+    },
+    Entry {
+        reason: "locked memory",
+        uses: |spec| {
+            let overhead = spec.domain.memory.as_ref().and_then(|memory| memory.reserved_overhead.as_ref());
+            when(
+                overhead.is_some_and(|overhead| overhead.mem_lock.as_deref() == Some("Required")),
+                "domain.memory.reservedOverhead.memLock",
+            )
+        },
+    },
+    // Firmware.
+    Entry {
+        reason: "persistent state of a VM",
+        uses: |spec| {
+            let efi = spec.domain.firmware.as_ref().and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
+            when(efi.is_some_and(|efi| efi.persistent == Some(true)), "domain.firmware.bootloader.efi.persistent")
+        },
+    },
+    Entry { reason: ENCRYPTION, uses: |spec| when(spec.domain.launch_security.is_some(), "domain.launchSecurity") },
+    // Devices.
+    Entry {
+        reason: "an emulated TPM",
+        uses: |spec| {
+            let tpm = spec.domain.devices.tpm.as_ref();
+            when(tpm.is_some_and(|tpm| tpm.enabled.unwrap_or(true)), "domain.devices.tpm")
+        },
+    },
+    Entry {
+        reason: CLAIMED,
+        uses: |spec| {
+            each(&spec.domain.devices.gpus, GPUS, "claimName", |gpu| {
+                is_set(gpu.claim_name.as_ref()) || is_set(gpu.request_name.as_ref())
+            })
+        },
+    },
+    Entry {
+        reason: CLAIMED,
+        uses: |spec| {
+            each(&spec.domain.devices.host_devices, HOST_DEVICES, "claimName", |device| {
+                is_set(device.claim_name.as_ref()) || is_set(device.request_name.as_ref())
+            })
+        },
+    },
+    Entry { reason: CLAIMED, uses: |spec| each(&spec.resource_claims, "resourceClaims", "", |_| true) },
+    Entry {
+        reason: "displays of virtual GPUs",
+        uses: |spec| {
+            each(&spec.domain.devices.gpus, GPUS, "virtualGPUOptions.display", |gpu| {
+                let display = gpu.virtual_gpu_options.as_ref().and_then(|options| options.display.as_ref());
+                display.is_some_and(|display| display.enabled != Some(false))
+            })
+        },
+    },
+    Entry { reason: ROLES, uses: |spec| each(&spec.domain.devices.gpus, GPUS, "tag", |gpu| is_set(gpu.tag.as_ref())) },
+    Entry {
+        reason: ROLES,
+        uses: |spec| each(&spec.domain.devices.host_devices, HOST_DEVICES, "tag", |device| is_set(device.tag.as_ref())),
+    },
+    Entry {
+        reason: "virtiofs",
+        uses: |spec| each(&spec.domain.devices.filesystems, "domain.devices.filesystems", "", |_| true),
+    },
+    Entry {
+        reason: "host metrics",
+        uses: |spec| when(spec.domain.devices.downward_metrics.is_some(), "domain.devices.downwardMetrics"),
+    },
+    // Disks.
+    Entry {
+        reason: "SCSI persistent reservations",
+        uses: |spec| {
+            each(&spec.domain.devices.disks, DISKS, "lun.reservation", |disk| {
+                disk.lun.as_ref().is_some_and(|lun| lun.reservation)
+            })
+        },
+    },
+    Entry {
+        reason: "incremental backup",
+        uses: |spec| {
+            each(&spec.domain.devices.disks, DISKS, "changedBlockTracking", |disk| {
+                disk.changed_block_tracking == Some(true)
+            })
+        },
+    },
+    Entry {
+        reason: ROLES,
+        uses: |spec| each(&spec.domain.devices.disks, DISKS, "tag", |disk| is_set(disk.tag.as_ref())),
+    },
+    // Networks.
+    Entry {
+        reason: "SR-IOV",
+        uses: |spec| each(&spec.domain.devices.interfaces, INTERFACES, "sriov", |interface| interface.sriov.is_some()),
+    },
+    Entry {
+        reason: "passt",
+        uses: |spec| {
+            each(&spec.domain.devices.interfaces, INTERFACES, "passtBinding", |interface| {
+                interface.passt_binding.is_some()
+            })
+        },
+    },
+    Entry {
+        reason: "binding plugins",
+        uses: |spec| {
+            each(&spec.domain.devices.interfaces, INTERFACES, "binding", |interface| interface.binding.is_some())
+        },
+    },
+    Entry {
+        reason: CLAIMED,
+        uses: |spec| each(&spec.networks, "networks", "resourceClaim", |network| network.resource_claim.is_some()),
+    },
+    // Volumes.
+    Entry {
+        reason: "DataVolumes",
+        uses: |spec| each(&spec.volumes, VOLUMES, "dataVolume", |volume| volume.data_volume.is_some()),
+    },
+    Entry {
+        reason: "host disks",
+        uses: |spec| each(&spec.volumes, VOLUMES, "hostDisk", |volume| volume.host_disk.is_some()),
+    },
+    Entry {
+        reason: "host metrics",
+        uses: |spec| each(&spec.volumes, VOLUMES, "downwardMetrics", |volume| volume.downward_metrics.is_some()),
+    },
+    Entry {
+        reason: "memory dumps",
+        uses: |spec| each(&spec.volumes, VOLUMES, "memoryDump", |volume| volume.memory_dump.is_some()),
+    },
+    Entry {
+        reason: "virtiofs",
+        uses: |spec| each(&spec.volumes, VOLUMES, "containerPath", |volume| volume.container_path.is_some()),
+    },
+    Entry {
+        reason: HOTPLUG,
+        uses: |spec| {
+            each(&spec.volumes, VOLUMES, "persistentVolumeClaim.hotpluggable", |volume| {
+                volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
+            })
+        },
+    },
+    Entry {
+        reason: "more than one cloud-init volume: the guest reads only one",
+        uses: |spec| {
+            let mut seen = false;
+            spec.volumes
+                .iter()
+                .enumerate()
+                .filter(|(_, volume)| {
+                    let data = volume.cloud_init_no_cloud.is_some() || volume.cloud_init_config_drive.is_some();
+                    data && std::mem::replace(&mut seen, true)
+                })
+                .map(|(index, _)| format!("{VOLUMES}[{index}]"))
+                .collect()
+        },
+    },
+];
+
+fn add_error(path: String, reason: &str, errors: &mut FieldErrors) {
+    let message = format!("{path} is not supported yet: {reason}");
+    errors.not_supported(path, message);
+}
+
+/// Adds an error for each unsupported field of the VMI spec at `root`.
+pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
+    for entry in SPEC {
+        for path in (entry.uses)(spec) {
+            add_error(format!("{root}.{path}"), entry.reason, errors);
+        }
+    }
+}
+
+/// Returns an error for each unsupported field of the VM spec at `root` outside its template.
+pub fn vm(root: &str, spec: &VirtualMachineSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    for (used, path, reason) in [
+        (!spec.data_volume_templates.is_empty(), "dataVolumeTemplates", "DataVolumes"),
+        (
+            spec.update_volumes_strategy.as_deref().is_some_and(|strategy| !["", "Replacement"].contains(&strategy)),
+            "updateVolumesStrategy",
+            "volume migration",
+        ),
+    ] {
+        if used {
+            add_error(format!("{root}.{path}"), reason, &mut errors);
+        }
+    }
+    errors
+}
+
+/// Unsupported kinds and their features.
+const KINDS: &[(&str, &str)] = &[
+    ("VirtualMachineInstanceMigration", "live migration"),
+    ("VirtualMachinePool", "pools of virtual machines"),
+    ("MigrationPolicy", "live migration"),
+    ("VirtualMachineSnapshot", "snapshots"),
+    ("VirtualMachineRestore", "snapshots"),
+    ("VirtualMachineExport", "export of volumes"),
+    ("VirtualMachineClone", "clones"),
+    ("VirtualMachineBackup", "backup"),
+    ("VirtualMachineBackupTracker", "backup"),
+    ("Plugin", "plugins"),
+];
+
+/// Returns an error for a new object of an unsupported kind.
+pub fn kind(kind: &str) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    if let Some((kind, feature)) = KINDS.iter().find(|(name, _)| *name == kind) {
+        errors.not_supported("kind", format!("{kind} is not supported yet: {feature}"));
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests;

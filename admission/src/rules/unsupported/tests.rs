@@ -1,0 +1,136 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{context::ErrorType, rules::testing::vmi_spec};
+
+fn refused(change: Value) -> Vec<String> {
+    let mut errors = FieldErrors::new();
+    spec("spec", &vmi_spec(change), &mut errors);
+    assert!(errors.as_slice().iter().all(|error| error.type_ == Some(ErrorType::FieldValueNotSupported)));
+    errors.as_slice().iter().map(|error| error.field.clone()).collect()
+}
+
+#[test]
+fn supported_fields_are_accepted() {
+    for change in [
+        json!({}),
+        json!({"evictionStrategy": "LiveMigrate"}),
+        json!({"evictionStrategy": "LiveMigrateIfPossible"}),
+        json!({"evictionStrategy": "External"}),
+        json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 2}}}),
+        json!({"domain": {"memory": {"guest": "1Gi", "maxGuest": "1024Mi"}}}),
+        json!({"domain": {"devices": {"tpm": {"enabled": false}}}}),
+        json!({"domain": {"devices": {"clientPassthrough": {}}}}),
+        json!({"domain": {"devices": {"hostDevices": [{"name": "h", "deviceName": "v/h"}]}}}),
+        json!({"domain": {"devices": {"gpus": [
+            {"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {"enabled": false}}},
+        ]}}}),
+        json!({"domain": {"devices": {"interfaces": [{"name": "default", "bridge": {}}]}}}),
+        json!({"networks": [{"name": "default", "multus": {"networkName": "n", "default": true}}]}),
+        json!({"domain": {"firmware": {"bootloader": {"efi": {"secureBoot": false}}}}}),
+        json!({"volumes": [
+            {"name": "a", "cloudInitConfigDrive": {"userData": "x"}},
+            {"name": "b", "ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}},
+            {"name": "c", "sysprep": {"secret": {"name": "s"}}},
+            {"name": "d", "downwardAPI": {}},
+        ]}),
+    ] {
+        assert_eq!(refused(change.clone()), Vec::<String>::new(), "{change}");
+    }
+}
+
+#[test]
+fn each_entry_names_its_field() {
+    let devices = |devices: Value| json!({"domain": {"devices": devices}});
+    let disk = |disk: Value| json!({"domain": {"devices": {"disks": [disk]}}});
+    let interface = |interface: Value| json!({"domain": {"devices": {"interfaces": [interface]}}});
+    let volume = |source: Value| json!({"volumes": [source]});
+    for (change, field) in [
+        (json!({"architecture": "arm64"}), "architecture"),
+        (json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}), "domain.cpu.dedicatedCpuPlacement"),
+        (json!({"domain": {"cpu": {"isolateEmulatorThread": true}}}), "domain.cpu.isolateEmulatorThread"),
+        (json!({"domain": {"cpu": {"realtime": {}}}}), "domain.cpu.realtime"),
+        (json!({"domain": {"cpu": {"numa": {}}}}), "domain.cpu.numa"),
+        (json!({"domain": {"cpu": {"maxSockets": 4}}}), "domain.cpu.maxSockets"),
+        (json!({"domain": {"memory": {"maxGuest": "1Gi"}}}), "domain.memory.maxGuest"),
+        (json!({"domain": {"memory": {"hugepages": {"pageSize": "2Mi"}}}}), "domain.memory.hugepages"),
+        (
+            json!({"domain": {"memory": {"reservedOverhead": {"memLock": "Required"}}}}),
+            "domain.memory.reservedOverhead.memLock",
+        ),
+        (
+            json!({"domain": {"firmware": {"bootloader": {"efi": {"persistent": true}}}}}),
+            "domain.firmware.bootloader.efi.persistent",
+        ),
+        (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
+        (devices(json!({"tpm": {}})), "domain.devices.tpm"),
+        (devices(json!({"gpus": [{"name": "g", "claimName": "c"}]})), "domain.devices.gpus[0].claimName"),
+        (
+            devices(json!({"hostDevices": [{"name": "h", "requestName": "r"}]})),
+            "domain.devices.hostDevices[0].claimName",
+        ),
+        (
+            devices(json!({"gpus": [{"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {}}}]})),
+            "domain.devices.gpus[0].virtualGPUOptions.display",
+        ),
+        (devices(json!({"gpus": [{"name": "g", "deviceName": "v/g", "tag": "t"}]})), "domain.devices.gpus[0].tag"),
+        (
+            devices(json!({"hostDevices": [{"name": "h", "deviceName": "v/h", "tag": "t"}]})),
+            "domain.devices.hostDevices[0].tag",
+        ),
+        (json!({"resourceClaims": [{"name": "r"}]}), "resourceClaims[0]"),
+        (devices(json!({"filesystems": [{"name": "f", "virtiofs": {}}]})), "domain.devices.filesystems[0]"),
+        (devices(json!({"downwardMetrics": {}})), "domain.devices.downwardMetrics"),
+        (disk(json!({"name": "root", "lun": {"reservation": true}})), "domain.devices.disks[0].lun.reservation"),
+        (disk(json!({"name": "root", "changedBlockTracking": true})), "domain.devices.disks[0].changedBlockTracking"),
+        (disk(json!({"name": "root", "tag": "boot"})), "domain.devices.disks[0].tag"),
+        (interface(json!({"name": "default", "sriov": {}})), "domain.devices.interfaces[0].sriov"),
+        (interface(json!({"name": "default", "passtBinding": {}})), "domain.devices.interfaces[0].passtBinding"),
+        (interface(json!({"name": "default", "binding": {"name": "b"}})), "domain.devices.interfaces[0].binding"),
+        (json!({"networks": [{"name": "default", "resourceClaim": {}}]}), "networks[0].resourceClaim"),
+        (volume(json!({"name": "root", "dataVolume": {"name": "d"}})), "volumes[0].dataVolume"),
+        (volume(json!({"name": "root", "hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),
+        (volume(json!({"name": "root", "downwardMetrics": {}})), "volumes[0].downwardMetrics"),
+        (volume(json!({"name": "root", "memoryDump": {"claimName": "c"}})), "volumes[0].memoryDump"),
+        (volume(json!({"name": "root", "containerPath": {"path": "/p"}})), "volumes[0].containerPath"),
+        (
+            volume(json!({"name": "root", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}})),
+            "volumes[0].persistentVolumeClaim.hotpluggable",
+        ),
+        (
+            json!({"volumes": [{"name": "a", "cloudInitNoCloud": {}}, {"name": "b", "cloudInitConfigDrive": {}}]}),
+            "volumes[1]",
+        ),
+    ] {
+        assert_eq!(refused(change.clone()), [format!("spec.{field}")], "{change}");
+    }
+}
+
+/// A guest gets no metrics of its node, for any user and with any feature gates: channel and volume are refused.
+#[test]
+fn cve_2024_31419_cve_2024_31420_no_guest_gets_metrics_of_its_node() {
+    let device = json!({"domain": {"devices": {"downwardMetrics": {}}}});
+    assert_eq!(refused(device), ["spec.domain.devices.downwardMetrics"]);
+    let volume = json!({"volumes": [{"name": "root", "downwardMetrics": {}}]});
+    assert_eq!(refused(volume), ["spec.volumes[0].downwardMetrics"]);
+}
+
+#[test]
+fn reasons_are_not_field_names() {
+    for entry in SPEC {
+        assert!(!entry.reason.contains("domain."), "{}", entry.reason);
+    }
+}
+
+#[test]
+fn unsupported_fields_of_a_vm_are_refused() {
+    let refused = |spec: Value| super::vm("spec", &serde_json::from_value(spec).unwrap());
+    assert!(refused(json!({"template": {}, "updateVolumesStrategy": "Replacement"})).is_empty());
+    for (spec, field) in [
+        (json!({"template": {}, "dataVolumeTemplates": [{"spec": {}}]}), "spec.dataVolumeTemplates"),
+        (json!({"template": {}, "updateVolumesStrategy": "Migration"}), "spec.updateVolumesStrategy"),
+        (json!({"template": {}, "updateVolumesStrategy": "Copy"}), "spec.updateVolumesStrategy"),
+    ] {
+        assert_eq!(refused(spec).as_slice()[0].field, field);
+    }
+}
