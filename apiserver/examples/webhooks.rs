@@ -1,8 +1,7 @@
-//! The admission webhooks alone, without a cluster, for whoever works on them.
+//! The admission webhooks without a cluster, for their development.
 //!
-//! Serves on a local port with a certificate made up for the occasion and the default configuration. Rules that read the
-//! cluster find that there is nothing in it. The URL that is printed holds the path segment without which nothing is
-//! answered; here it is a constant.
+//! Serves on a local port with a generated certificate and the default configuration. Rules that read the cluster find no
+//! objects. The printed URL contains the path segment that webhooks require; here it is a constant.
 //!
 //! ```console
 //! $ cargo run -p ferrovirt-apiserver --example webhooks &
@@ -17,16 +16,18 @@ use std::{future::IntoFuture, net::Ipv4Addr};
 use anyhow::Context;
 use api::webhook_path::{SEGMENT_BYTES, join, segment};
 use apiserver::{
-    MAX_CONNECTIONS, allow_open_files, metrics::Metrics, presets::Presets, webhook_path::Segments, webhooks,
+    MAX_CONNECTIONS, allow_open_files,
+    metrics::Metrics,
+    webhooks::{self, Presets, Segments},
 };
 use axum::{Json, Router};
 use clap::Parser;
-use http::StatusCode;
-use process::{
+use daemon::{
     CancellationToken,
     config::ConfigHandle,
     tls::{Callers, ClientPolicy, Identity, Limits, install_provider, listen, serve, server_config},
 };
+use http::StatusCode;
 use prometheus::Registry;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -42,11 +43,11 @@ struct Arguments {
 /// Time after which the proof of this host's address is renewed.
 const RENEWAL: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// The API server of a cluster without objects.
+/// Answers as the API server of a cluster without objects.
 async fn nothing() -> (StatusCode, Json<Value>) {
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": "NotFound", "code": 404,
-        "message": "there is nothing here",
+        "message": "there are no objects",
     });
     (StatusCode::NOT_FOUND, Json(status))
 }
@@ -59,12 +60,12 @@ async fn main() -> anyhow::Result<()> {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
     let identity = Identity::empty();
     identity.set_pem(made.cert.pem().as_bytes(), made.signing_key.serialize_pem().as_bytes())?;
-    let empty = TcpListener::bind("127.0.0.1:0").await.context("cannot listen for the rules")?;
+    let empty = TcpListener::bind("127.0.0.1:0").await.context("cannot listen for lookups")?;
     let client = kube::Client::try_from(kube::Config::new(format!("http://{}", empty.local_addr()?).parse()?))?;
     tokio::spawn(axum::serve(empty, Router::new().fallback(nothing)).into_future());
-    let metrics = Metrics::register(&Registry::new())?;
+    let metrics = Metrics::register(&Registry::new(), &[])?;
     let config = ConfigHandle::fixed(api::config::ClusterConfig::default());
-    // The API server is whoever works on them.
+    // This host acts as the API server.
     let callers = Callers::default();
     let trusted = callers.trusted.clone();
     tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! What virt-api counts.
+//! Metrics of virt-api.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -6,61 +6,30 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use process::shares::Full;
+use daemon::quota::Exceeded;
 use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
-/// Most machines whose last connection is remembered.
+/// Most VMIs with a time of their last connection.
 const MAX_LAST_CONNECTIONS: usize = 1024;
 
-/// Kinds of streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StreamKind {
-    /// Serial console.
-    Console,
-    /// Graphical console.
-    Vnc,
-    /// USB device of the client.
-    UsbRedir,
-    /// VSOCK port.
-    Vsock,
-    /// Port of the guest.
-    PortForward,
+/// A kind of streams.
+#[derive(Debug)]
+pub struct StreamKind {
+    /// Label in metrics and logs.
+    pub label: &'static str,
+    /// Name of the gauge of open streams, as in the reference.
+    pub gauge: &'static str,
+    /// Help of the gauge.
+    pub help: &'static str,
 }
 
-impl StreamKind {
-    const ALL: [Self; 5] = [Self::Console, Self::Vnc, Self::UsbRedir, Self::Vsock, Self::PortForward];
+type Key = (&'static str, String, String);
 
-    /// A label for metrics and logs.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Console => "console",
-            Self::Vnc => "vnc",
-            Self::UsbRedir => "usbredir",
-            Self::Vsock => "vsock",
-            Self::PortForward => "portforward",
-        }
-    }
-
-    /// Name and help of the gauge of streams open now. Names are the reference system's.
-    const fn gauge(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Console => ("kubevirt_console_active_connections", "Console connections open now"),
-            Self::Vnc => ("kubevirt_vnc_active_connections", "VNC connections open now"),
-            Self::UsbRedir => ("kubevirt_usbredir_active_connections", "USB redirections open now"),
-            Self::Vsock => ("kubevirt_vsock_active_connections", "VSOCK connections open now"),
-            Self::PortForward => ("kubevirt_portforward_active_tunnels", "Forwarded connections open now"),
-        }
-    }
-}
-
-type Key = (StreamKind, String, String);
-
-/// Streams open now, and which machine was last connected to when.
+/// Open streams, and the VMIs with a time of their last connection.
 #[derive(Default)]
 struct Streams {
     open: HashMap<Key, i64>,
-    /// Machines with a time of last connection, the one that goes first at the front.
+    /// VMIs with a time of their last connection, the oldest first.
     recent: VecDeque<(String, String)>,
 }
 
@@ -75,25 +44,24 @@ pub struct Metrics {
     pub reviews: IntCounterVec,
     /// Time of webhook calls by path.
     pub review_seconds: HistogramVec,
-    /// Whether the process takes requests.
+    /// 1 while the process accepts requests.
     pub ready: IntGauge,
     open_streams: IntGauge,
     ended_streams: IntCounterVec,
     refused_streams: IntCounterVec,
-    active: HashMap<StreamKind, IntGaugeVec>,
+    active: HashMap<&'static str, IntGaugeVec>,
     last_connection: GaugeVec,
     streams: Arc<Mutex<Streams>>,
 }
 
 impl Metrics {
-    /// Registers all of them.
-    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+    /// Registers all metrics. `streams`: the kinds of streams.
+    pub fn register(registry: &Registry, streams: &[&'static StreamKind]) -> Result<Self, prometheus::Error> {
         let buckets = || vec![0.001, 0.005, 0.02, 0.1, 0.5, 2.0];
-        let machine = ["namespace", "vmi"];
+        let vmi = ["namespace", "vmi"];
         let mut active = HashMap::new();
-        for kind in StreamKind::ALL {
-            let (name, help) = kind.gauge();
-            active.insert(kind, IntGaugeVec::new(Opts::new(name, help), &machine)?);
+        for kind in streams {
+            active.insert(kind.label, IntGaugeVec::new(Opts::new(kind.gauge, kind.help), &vmi)?);
         }
         let metrics = Self {
             requests: IntCounterVec::new(
@@ -120,19 +88,16 @@ impl Metrics {
                 &["kind", "end"],
             )?,
             refused_streams: IntCounterVec::new(
-                Opts::new(
-                    "kubevirt_api_refused_streams_total",
-                    "Streams for which there was no place, by what was full",
-                ),
+                Opts::new("kubevirt_api_refused_streams_total", "Streams that exceeded a quota, by the quota"),
                 &["kind", "full"],
             )?,
             active,
             last_connection: GaugeVec::new(
                 Opts::new(
                     "kubevirt_vmi_last_api_connection_timestamp_seconds",
-                    "When a stream to the machine was last opened",
+                    "When a stream to the VMI was last opened",
                 ),
-                &machine,
+                &vmi,
             )?,
             streams: Arc::default(),
         };
@@ -153,38 +118,38 @@ impl Metrics {
 
     /// Counts a stream that has been opened, until the returned value is dropped.
     #[must_use]
-    pub fn opened(&self, kind: StreamKind, namespace: &str, name: &str) -> OpenStream {
-        let key = (kind, namespace.to_owned(), name.to_owned());
+    pub fn opened(&self, kind: &'static StreamKind, namespace: &str, name: &str) -> OpenStream {
+        let key = (kind.label, namespace.to_owned(), name.to_owned());
         self.open_streams.inc();
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let count = streams.open.entry(key.clone()).or_default();
         *count += 1;
-        if let Some(gauge) = self.active.get(&kind) {
+        if let Some(gauge) = self.active.get(kind.label) {
             gauge.with_label_values(&[namespace, name]).set(*count);
         }
-        let machine = (key.1.clone(), key.2.clone());
-        streams.recent.retain(|known| *known != machine);
+        let vmi = (key.1.clone(), key.2.clone());
+        streams.recent.retain(|known| *known != vmi);
         if streams.recent.len() >= MAX_LAST_CONNECTIONS
             && let Some((namespace, name)) = streams.recent.pop_front()
         {
             let _ = self.last_connection.remove_label_values(&[&namespace, &name]);
         }
-        streams.recent.push_back(machine);
+        streams.recent.push_back(vmi);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_connection.with_label_values(&[namespace, name]).set(now.as_secs_f64().floor());
         drop(streams);
         OpenStream { metrics: self.clone(), key, end: "aborted" }
     }
 
-    /// There was no place for a stream.
-    pub fn refused(&self, kind: StreamKind, full: Full) {
-        self.refused_streams.with_label_values(&[kind.label(), full.label()]).inc();
+    /// Counts a stream that exceeded a quota.
+    pub fn refused(&self, kind: &StreamKind, exceeded: Exceeded) {
+        self.refused_streams.with_label_values(&[kind.label, exceeded.label()]).inc();
     }
 
     fn closed(&self, key: &Key, end: &str) {
         let (kind, namespace, name) = key;
         self.open_streams.dec();
-        self.ended_streams.with_label_values(&[kind.label(), end]).inc();
+        self.ended_streams.with_label_values(&[kind, end]).inc();
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let left = streams.open.get_mut(key).map_or(0, |count| {
             *count -= 1;
@@ -194,7 +159,7 @@ impl Metrics {
         if left > 0 {
             gauge.with_label_values(&[namespace, name]).set(left);
         } else {
-            // Machines come and go; a label that nobody uses is not kept.
+            // VMIs are short-lived; labels of closed streams are removed.
             streams.open.remove(key);
             let _ = gauge.remove_label_values(&[namespace, name]);
         }
@@ -209,7 +174,7 @@ pub struct OpenStream {
 }
 
 impl OpenStream {
-    /// Says how it ended, and drops it.
+    /// Drops it, with the way in which it ended.
     pub fn ended(mut self, end: &'static str) {
         self.end = end;
     }
@@ -225,17 +190,21 @@ impl Drop for OpenStream {
 mod tests {
     use super::*;
 
+    static VNC: StreamKind = StreamKind { label: "vnc", gauge: "kubevirt_vnc_active_connections", help: "h" };
+    static PORT_FORWARD: StreamKind =
+        StreamKind { label: "portforward", gauge: "kubevirt_portforward_active_tunnels", help: "h" };
+
     fn text(registry: &Registry) -> String {
-        String::from_utf8(process::ops::encode(registry).unwrap()).unwrap()
+        String::from_utf8(daemon::ops::encode(registry).unwrap()).unwrap()
     }
 
     #[test]
-    fn streams_are_counted_by_machine_while_they_are_open() {
+    fn open_streams_are_counted_by_vmi() {
         let registry = Registry::new();
-        let metrics = Metrics::register(&registry).unwrap();
-        let first = metrics.opened(StreamKind::Vnc, "ns", "vmi");
-        let second = metrics.opened(StreamKind::Vnc, "ns", "vmi");
-        let tunnel = metrics.opened(StreamKind::PortForward, "ns", "vmi");
+        let metrics = Metrics::register(&registry, &[&VNC, &PORT_FORWARD]).unwrap();
+        let first = metrics.opened(&VNC, "ns", "vmi");
+        let second = metrics.opened(&VNC, "ns", "vmi");
+        let tunnel = metrics.opened(&PORT_FORWARD, "ns", "vmi");
         let open = text(&registry);
         assert!(open.contains(r#"kubevirt_vnc_active_connections{namespace="ns",vmi="vmi"} 2"#), "{open}");
         assert!(open.contains(r#"kubevirt_portforward_active_tunnels{namespace="ns",vmi="vmi"} 1"#));
@@ -245,7 +214,7 @@ mod tests {
         first.ended("client_closed");
         drop(second);
         tunnel.ended("guest_closed");
-        metrics.refused(StreamKind::Vnc, Full::Share);
+        metrics.refused(&VNC, Exceeded::Holder);
         let closed = text(&registry);
         assert!(!closed.contains("kubevirt_vnc_active_connections{"), "{closed}");
         assert!(closed.contains("kubevirt_api_open_streams 0"));
@@ -255,10 +224,10 @@ mod tests {
     }
 
     #[test]
-    fn machines_of_last_connections_are_bounded() {
-        let metrics = Metrics::register(&Registry::new()).unwrap();
+    fn vmis_with_a_last_connection_are_bounded() {
+        let metrics = Metrics::register(&Registry::new(), &[&VNC]).unwrap();
         for index in 0..MAX_LAST_CONNECTIONS + 10 {
-            drop(metrics.opened(StreamKind::Console, "ns", &index.to_string()));
+            drop(metrics.opened(&VNC, "ns", &index.to_string()));
         }
         let streams = metrics.streams.lock().unwrap();
         assert_eq!((streams.recent.len(), streams.open.len()), (MAX_LAST_CONNECTIONS, 0));

@@ -1,0 +1,126 @@
+//! VMs, VMIs and pods of the API server.
+
+use api::{VirtualMachine, VirtualMachineInstance, constants::label};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, api::ListParams};
+
+use super::address;
+use crate::requests::error::{ApiError, Kind};
+
+/// Pods on a page of those with the label of a VMI. Usually there is one.
+const PODS_ON_PAGE: u32 = 16;
+/// Most pages of them. Only pods of one namespace that a node has admitted count, so there are not as many.
+const POD_PAGES: usize = 64;
+
+/// Reads objects of the API server.
+#[derive(Clone)]
+pub(crate) struct Objects {
+    /// Client for the API server.
+    pub client: Client,
+}
+
+impl Objects {
+    /// Returns the VMs of a namespace.
+    pub(crate) fn vms(&self, namespace: &str) -> Api<VirtualMachine> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Returns the VMIs of a namespace.
+    pub(crate) fn vmis(&self, namespace: &str) -> Api<VirtualMachineInstance> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Reads a VM that may be missing.
+    pub(crate) async fn vm_opt(&self, namespace: &str, name: &str) -> Result<Option<VirtualMachine>, ApiError> {
+        self.vms(namespace)
+            .get_opt(name)
+            .await
+            .map_err(|error| ApiError::Internal(format!("unable to retrieve vm [{name}]: {}", message(&error))))
+    }
+
+    /// Reads a VM.
+    pub(crate) async fn vm(&self, namespace: &str, name: &str) -> Result<VirtualMachine, ApiError> {
+        self.vm_opt(namespace, name).await?.ok_or_else(|| ApiError::not_found(Kind::VirtualMachine, name))
+    }
+
+    /// Reads a VMI that may be missing.
+    pub(crate) async fn vmi_opt(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<VirtualMachineInstance>, ApiError> {
+        self.vmis(namespace)
+            .get_opt(name)
+            .await
+            .map_err(|error| ApiError::Internal(format!("unable to retrieve vmi [{name}]: {}", message(&error))))
+    }
+
+    /// Reads a VMI.
+    pub(crate) async fn vmi(&self, namespace: &str, name: &str) -> Result<VirtualMachineInstance, ApiError> {
+        self.vmi_opt(namespace, name).await?.ok_or_else(|| ApiError::not_found(Kind::VirtualMachineInstance, name))
+    }
+
+    /// Reads the page of pods with the launcher pod of a VMI.
+    pub(crate) async fn launcher_pods(&self, vmi: &VirtualMachineInstance) -> Result<Vec<Pod>, ApiError> {
+        let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let Some(selector) = pod_selector(vmi) else { return Ok(Vec::new()) };
+        let mut selector = selector.limit(PODS_ON_PAGE);
+        for _ in 0..POD_PAGES {
+            let page = pods.list(&selector).await;
+            let page = page.map_err(|error| ApiError::Internal(format!("unable to list pods: {}", message(&error))))?;
+            if address::launcher(vmi, &page.items).is_some() {
+                return Ok(page.items);
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => selector = selector.continue_token(&token),
+                None => return Ok(Vec::new()),
+            }
+        }
+        Err(ApiError::Internal("unable to find the launcher among pods with its label".to_owned()))
+    }
+
+    /// Reads a pod that may be missing.
+    pub(crate) async fn pod_opt(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ApiError> {
+        let pod = Api::<Pod>::namespaced(self.client.clone(), namespace).get_opt(name).await;
+        pod.map_err(|error| ApiError::Internal(format!("unable to retrieve pod [{name}]: {}", message(&error))))
+    }
+}
+
+/// Returns the message of a failed request to the API server.
+pub(crate) fn message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Selects the pods that may be the launcher of a VMI: those with its label, on its node, that have not ended. Users can give
+/// pods the label, but a node admits a limited number. `None`: the VMI has no node.
+fn pod_selector(vmi: &VirtualMachineInstance) -> Option<ListParams> {
+    let uid = vmi.metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
+    let node = vmi.status.as_ref()?.node_name.as_deref().filter(|node| !node.is_empty())?;
+    let fields = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+    Some(ListParams::default().labels(&format!("{}={uid}", label::CREATED_BY)).fields(&fields))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launcher_is_selected_on_the_node_of_its_vmi() {
+        let selected = |uid: &str, node: &str| {
+            let vmi = serde_json::json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "m", "uid": uid},
+                "spec": {"domain": {"devices": {}}}, "status": {"nodeName": node},
+            });
+            let selector = pod_selector(&serde_json::from_value(vmi).unwrap())?;
+            selector.label_selector.zip(selector.field_selector)
+        };
+        let fields = "spec.nodeName=n1,status.phase!=Succeeded,status.phase!=Failed";
+        assert_eq!(selected("u", "n1"), Some(("kubevirt.io/created-by=u".to_owned(), fields.to_owned())));
+        assert_eq!(selected("u", ""), None);
+        assert_eq!(selected("", "n1"), None);
+    }
+}

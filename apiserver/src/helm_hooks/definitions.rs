@@ -1,0 +1,90 @@
+//! `apply-definitions`: the custom resource definitions.
+
+use api::{KubeVirt, constants::KUBEVIRT_NAME, kubevirt::spec::KubeVirtSpec};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, ResourceExt,
+    api::{Patch, PatchParams},
+};
+
+use super::{HookError, call};
+
+/// Field manager of the definitions.
+const MANAGER: &str = "ferrovirt";
+
+/// Validates a configuration as JSON like the webhook. Malformed JSON is left to the API server.
+///
+/// # Errors
+/// If the configuration is invalid or not supported.
+pub fn check_configuration(text: &str) -> Result<(), HookError> {
+    let Ok(configuration) = serde_json::from_str(text) else { return Ok(()) };
+    let object = KubeVirt::new(KUBEVIRT_NAME, KubeVirtSpec { configuration, ..KubeVirtSpec::default() });
+    let errors = admission::kinds::kubevirt::configuration_errors(&object);
+    if errors.is_empty() {
+        return Ok(());
+    }
+    let messages: Vec<&str> = errors.as_slice().iter().map(|error| error.message.as_str()).collect();
+    Err(HookError::Configuration(messages.join("; ")))
+}
+
+/// Updates the definitions. A current one, as after a first installation, is not written: the API server takes seconds to
+/// process it.
+pub async fn apply_definitions() -> Result<(), HookError> {
+    let api = Api::<CustomResourceDefinition>::all(daemon::client::connect().await?);
+    let definitions = api::crds::all().map_err(|error| HookError::Definitions(error.to_string()))?;
+    for definition in definitions {
+        let name = definition.name_any();
+        let live = api.get_opt(&name).await.map_err(call(format!("cannot read the definition {name}")))?;
+        if live.is_some_and(|live| is_current(&live, &definition)) {
+            tracing::info!(name, "definition is up to date");
+            continue;
+        }
+        api.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&definition))
+            .await
+            .map_err(call(format!("cannot apply the definition {name}")))?;
+        tracing::info!(name, "definition was updated");
+    }
+    Ok(())
+}
+
+/// Returns true if a definition in the cluster is current. The schemas must be equal; in other fields the API server sets
+/// defaults.
+fn is_current(live: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
+    let (live_names, names) = (&live.spec.names, &wanted.spec.names);
+    live.spec.versions == wanted.spec.versions
+        && live.spec.scope == wanted.spec.scope
+        && live_names.short_names == names.short_names
+        && live_names.categories == names.categories
+        && wanted.labels().iter().all(|(key, value)| live.labels().get(key) == Some(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configuration_is_validated_like_by_the_webhook() {
+        for text in ["{}", r#"{"memBalloonStatsPeriod": 0}"#, "no JSON", r#"{"memBalloonStatsPeriod": "often"}"#] {
+            assert!(check_configuration(text).is_ok(), "{text}");
+        }
+        let refusal = check_configuration(r#"{"imagePullPolicy": "Never ever", "ksmConfiguration": {}}"#).unwrap_err();
+        let refusal = refusal.to_string();
+        assert!(refusal.contains("imagePullPolicy \"Never ever\" is none of"), "{refusal}");
+        assert!(refusal.contains("; spec.configuration.ksmConfiguration is not supported yet"), "{refusal}");
+    }
+
+    #[test]
+    fn definition_is_current_when_only_defaults_of_the_server_differ() {
+        let wanted = api::crds::all().unwrap().remove(0);
+        let mut live = wanted.clone();
+        live.metadata.uid = Some("u1".into());
+        live.metadata.labels.get_or_insert_default().insert("a".into(), "b".into());
+        live.spec.names.list_kind = Some("List".into());
+        assert!(is_current(&live, &wanted));
+        let mut older = live.clone();
+        older.spec.versions.truncate(1);
+        assert!(!is_current(&older, &wanted));
+        live.metadata.labels = None;
+        assert!(!is_current(&live, &wanted));
+    }
+}

@@ -1,0 +1,105 @@
+//! The state of a VMI. Clients match the messages.
+
+use api::{VirtualMachine, VirtualMachineInstance, enums::VmiPhase, owner};
+
+use crate::requests::error::{ApiError, Kind};
+
+/// Returns the phase.
+pub(crate) fn phase(vmi: &VirtualMachineInstance) -> VmiPhase {
+    vmi.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default()
+}
+
+/// Returns 409 for a VMI.
+pub(crate) fn conflict(vmi: &VirtualMachineInstance, message: impl Into<String>) -> ApiError {
+    ApiError::conflict(Kind::VirtualMachineInstance, vmi.metadata.name.as_deref().unwrap_or_default(), message)
+}
+
+/// Rejects a VMI that is not running with 409 and a message.
+pub(crate) fn check_running(vmi: &VirtualMachineInstance, message: &str) -> Result<(), ApiError> {
+    if phase(vmi) == VmiPhase::Running { Ok(()) } else { Err(conflict(vmi, message)) }
+}
+
+/// Returns true if a condition is true.
+pub(crate) fn has_condition(vmi: &VirtualMachineInstance, name: &str) -> bool {
+    let conditions = vmi.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == name && condition.is_true())
+}
+
+/// Returns the node of a scheduled or running VMI.
+pub(crate) fn node(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
+    match phase(vmi) {
+        VmiPhase::Running | VmiPhase::Scheduled => {}
+        other => {
+            return Err(ApiError::BadRequest(format!(
+                "Unable to connect to VirtualMachineInstance because phase is {other} instead of Running or Scheduled"
+            )));
+        }
+    }
+    let node = vmi.status.as_ref().and_then(|status| status.node_name.as_deref()).unwrap_or_default();
+    if node.is_empty() {
+        return Err(ApiError::BadRequest(format!("No virt-handler on node {node} found")));
+    }
+    Ok(node)
+}
+
+/// Rejects a VMI that the VM of its name does not own.
+pub(crate) fn check_owner(vm: &VirtualMachine, vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    if owner::is_controlled_by(&vmi.metadata, vm) {
+        return Ok(());
+    }
+    let name = vm.metadata.name.as_deref().unwrap_or_default();
+    Err(ApiError::Internal(format!("VMI {name} is not owned by the VM of its name")))
+}
+
+/// Rejects a VM without a VMI.
+pub(crate) fn check_created(vm: &VirtualMachine) -> Result<(), ApiError> {
+    if vm.status.as_ref().is_some_and(|status| status.created) {
+        return Ok(());
+    }
+    let name = vm.metadata.name.as_deref().unwrap_or_default();
+    Err(ApiError::conflict(Kind::VirtualMachine, name, "VMI is not started"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::testing::{bad, in_phase, vmi},
+        *,
+    };
+
+    #[test]
+    fn node_is_known_from_scheduled_to_running() {
+        assert_eq!(node(&in_phase("Running")), Ok("node1"));
+        assert_eq!(node(&in_phase("Scheduled")), Ok("node1"));
+        for phase in ["Pending", "Scheduling", "Succeeded", "Failed"] {
+            let message = format!(
+                "Unable to connect to VirtualMachineInstance because phase is {phase} instead of Running or Scheduled"
+            );
+            assert_eq!(node(&in_phase(phase)), bad(&message));
+        }
+        let lost = vmi(json!({"domain": {"devices": {}}}), json!({"phase": "Running", "nodeName": ""}));
+        assert_eq!(node(&lost), bad("No virt-handler on node  found"));
+    }
+
+    #[test]
+    fn vmi_of_a_vm_is_owned_by_it() {
+        let vm: VirtualMachine = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+            "metadata": {"name": "vmi", "namespace": "ns", "uid": "v1"},
+            "spec": {"template": {}}, "status": {"created": true},
+        }))
+        .unwrap();
+        let mut owned = in_phase("Running");
+        assert!(check_owner(&vm, &owned).is_err());
+        owned.metadata.owner_references = serde_json::from_value(json!([
+            {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "vmi", "uid": "v1", "controller": true}
+        ]))
+        .unwrap();
+        assert_eq!(check_owner(&vm, &owned), Ok(()));
+        assert_eq!(check_created(&vm), Ok(()));
+        let halted = VirtualMachine { status: None, ..vm };
+        assert_eq!(check_created(&halted), Err(ApiError::conflict(Kind::VirtualMachine, "vmi", "VMI is not started")));
+    }
+}

@@ -1,0 +1,226 @@
+//! `virtualmachines/memorydump`: writes the guest's memory to a claim.
+//!
+//! The claim must have room for the memory that the VMI requests, another 100 MiB, and the overhead of the file system: the
+//! fraction in CDI's configuration, or 5.5 % without CDI.
+
+use api::{VirtualMachine, VirtualMachineInstance, subresources::MemoryDumpOptions};
+use axum::{body::Body, response::Response};
+use http::Request;
+use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::api::resource::Quantity};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject},
+};
+use serde_json::Value;
+
+use super::common::{
+    call::Call,
+    memory_dump::{NOT_AVAILABLE, conflict, request as dump_request},
+    schema,
+    specification::{Answer, Specification, VMS},
+    vmi_checks::check_running,
+    volumes::check_gates,
+};
+use crate::{
+    clients::objects::message,
+    requests::error::{ApiError, Kind},
+};
+
+pub(super) static SPECIFICATION: Specification = Specification {
+    options: Some(schema::options::<MemoryDumpOptions>),
+    listed: false,
+    operation: "MemoryDump",
+    description: "Write the guest's memory to a claim",
+    ..Specification::put(VMS, "memorydump", Answer::Accepted, |call, request| Box::pin(serve(call, request)))
+};
+
+/// Bytes of a dump in addition to the memory.
+const DUMP_OVERHEAD: i64 = 100 << 20;
+/// Fraction of a claim that the file system uses without CDI's configuration.
+const DEFAULT_FILE_SYSTEM_OVERHEAD: f64 = 0.055;
+
+/// Returns the claim of the dump.
+fn claim(vm: &VirtualMachine, options: &MemoryDumpOptions) -> Result<String, ApiError> {
+    let named = options.claim_name.as_str();
+    match dump_request(vm).map(|request| request.claim_name.as_str()) {
+        None if named.is_empty() => Err(ApiError::BadRequest("Memory dump requires claim name to be set".to_owned())),
+        None => Ok(named.to_owned()),
+        Some(associated) if named.is_empty() || named == associated => Ok(associated.to_owned()),
+        Some(associated) => Err(conflict(
+            vm,
+            format!(
+                "can't request memory dump for pvc [{named}] while pvc [{associated}] is still associated as the memory dump pvc"
+            ),
+        )),
+    }
+}
+
+/// Rejects a claim that has no room for the dump. `cdi`: CDI's configuration, if there is one.
+fn decide(vmi: &VirtualMachineInstance, claim: &PersistentVolumeClaim, cdi: Option<&Value>) -> Result<(), ApiError> {
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    let clash = |message: String| ApiError::conflict(Kind::PersistentVolumeClaim, name, message);
+    let spec = claim.spec.clone().unwrap_or_default();
+    if spec.volume_mode.as_deref() == Some("Block") {
+        return Err(clash("pvc should be filesystem pvc".to_owned()));
+    }
+    let modes = spec.access_modes.unwrap_or_default();
+    if !modes.is_empty() && modes.iter().all(|mode| mode == "ReadOnlyMany") {
+        return Err(clash("pvc access mode can't be read only".to_owned()));
+    }
+    let bytes = |quantity: &Quantity| {
+        api::quantity::units(quantity).map_err(|error| ApiError::Internal(format!("size of pvc {name}: {error}")))
+    };
+    let requests = spec.resources.and_then(|resources| resources.requests).unwrap_or_default();
+    let size = requests.get("storage").map(bytes).transpose()?.unwrap_or(0);
+    let memory = vmi.spec.domain.resources.requests.get("memory").map(bytes).transpose()?.unwrap_or(0);
+    let needed = inflated(memory.saturating_add(DUMP_OVERHEAD), overhead(cdi, spec.storage_class_name.as_deref()));
+    if size < needed {
+        let (size, needed) = (api::quantity::bytes(size).0, api::quantity::bytes(needed).0);
+        return Err(clash(format!("pvc size [{size}] should be bigger then [{needed}]")));
+    }
+    Ok(())
+}
+
+/// Returns the fraction of a claim of a storage class that its file system uses, 0 to 1.
+fn overhead(cdi: Option<&Value>, class: Option<&str>) -> f64 {
+    let Some(overheads) = cdi.map(|cdi| &cdi["status"]["filesystemOverhead"]) else {
+        return DEFAULT_FILE_SYSTEM_OVERHEAD;
+    };
+    let read = |value: &Value| value.as_str().and_then(|text| text.parse::<f64>().ok());
+    class
+        .and_then(|class| read(&overheads["storageClass"][class]))
+        .or_else(|| read(&overheads["global"]))
+        .filter(|fraction| (0.0..1.0).contains(fraction))
+        .unwrap_or(DEFAULT_FILE_SYSTEM_OVERHEAD)
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "sizes of claims are far below 2^53")]
+fn inflated(bytes: i64, overhead: f64) -> i64 {
+    (bytes as f64 / (1.0 - overhead)).ceil() as i64
+}
+
+/// Rejects a VM with another dump under way.
+fn check_request(vm: &VirtualMachine) -> Result<(), ApiError> {
+    let Some(request) = dump_request(vm) else { return Ok(()) };
+    let claim = &request.claim_name;
+    match request.phase.as_str() {
+        "Dissociating" => Err(conflict(
+            vm,
+            format!("can't dump memory for pvc [{claim}] a remove memory dump request is in progress"),
+        )),
+        "Completed" | "Failed" => Ok(()),
+        _ => Err(conflict(vm, format!("memory dump request for pvc [{claim}] already in progress"))),
+    }
+}
+
+async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
+    check_gates(&call.context.config.current())?;
+    let options: MemoryDumpOptions = call.options(request).await?;
+    let vm = call.vm().await?;
+    let name = claim(&vm, &options)?;
+    let vmi = call.vmi().await?;
+    check_running(&vmi, "VMI is not running")?;
+    let claim = Api::<PersistentVolumeClaim>::namespaced(call.context.objects.client.clone(), &call.object.namespace)
+        .get_opt(&name)
+        .await
+        .map_err(|error| ApiError::Internal(format!("unable to retrieve pvc [{name}]: {}", message(&error))))?
+        .ok_or_else(|| ApiError::not_found(Kind::PersistentVolumeClaim, &name))?;
+    decide(&vmi, &claim, cdi_config(call).await?.as_ref())?;
+    check_request(&vm)?;
+    Err(NOT_AVAILABLE)
+}
+
+/// Reads the configuration of CDI, if it is installed.
+async fn cdi_config(call: Call<'_>) -> Result<Option<Value>, ApiError> {
+    let resource = ApiResource {
+        group: "cdi.kubevirt.io".to_owned(),
+        version: "v1beta1".to_owned(),
+        api_version: "cdi.kubevirt.io/v1beta1".to_owned(),
+        kind: "CDIConfig".to_owned(),
+        plural: "cdiconfigs".to_owned(),
+    };
+    let object = Api::<DynamicObject>::all_with(call.context.objects.client.clone(), &resource)
+        .get_opt("config")
+        .await
+        .map_err(|error| ApiError::Internal(format!("unable to retrieve CDIConfig: {}", message(&error))))?;
+    Ok(object.map(|object| object.data))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn vm(request: Value) -> VirtualMachine {
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "vm"},
+            "spec": {"template": {}}, "status": {"memoryDumpRequest": request},
+        }))
+        .unwrap()
+    }
+
+    fn message<T: std::fmt::Debug>(result: Result<T, ApiError>) -> String {
+        match result {
+            Err(ApiError::Conflict { message, .. } | ApiError::BadRequest(message)) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn options(claim: &str) -> MemoryDumpOptions {
+        MemoryDumpOptions { claim_name: claim.into() }
+    }
+
+    #[test]
+    fn claim_is_the_associated_one_until_it_is_detached() {
+        assert_eq!(message(claim(&vm(Value::Null), &options(""))), "Memory dump requires claim name to be set");
+        assert_eq!(claim(&vm(Value::Null), &options("a")), Ok("a".into()));
+        let associated = vm(json!({"claimName": "a", "phase": "Completed"}));
+        assert_eq!(claim(&associated, &options("")), Ok("a".into()));
+        assert_eq!(
+            message(claim(&associated, &options("b"))),
+            "can't request memory dump for pvc [b] while pvc [a] is still associated as the memory dump pvc"
+        );
+    }
+
+    #[test]
+    fn one_dump_at_a_time() {
+        let at = |phase: &str| vm(json!({"claimName": "a", "phase": phase}));
+        assert_eq!(check_request(&at("Completed")), Ok(()));
+        assert_eq!(check_request(&at("Failed")), Ok(()));
+        assert_eq!(check_request(&vm(Value::Null)), Ok(()));
+        assert_eq!(message(check_request(&at("Associating"))), "memory dump request for pvc [a] already in progress");
+        assert!(message(check_request(&at("Dissociating"))).contains("remove memory dump request is in progress"));
+    }
+
+    #[test]
+    fn claim_has_room_for_memory_overhead_and_file_system() {
+        let vmi: VirtualMachineInstance = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "vmi"},
+            "spec": {"domain": {"devices": {}, "resources": {"requests": {"memory": "900Mi"}}}},
+        }))
+        .unwrap();
+        let claim = |spec: Value| -> PersistentVolumeClaim {
+            serde_json::from_value(json!({"metadata": {"name": "c"}, "spec": spec})).unwrap()
+        };
+        let sized = |size: &str| {
+            claim(
+                json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "fast", "resources": {"requests": {"storage": size}}}),
+            )
+        };
+        assert_eq!(decide(&vmi, &sized("1100Mi"), None), Ok(()));
+        assert!(message(decide(&vmi, &sized("1000Mi"), None)).starts_with("pvc size [1000Mi] should be bigger then ["));
+        let cdi = json!({"status": {"filesystemOverhead": {"global": "0.5", "storageClass": {"fast": "0"}}}});
+        assert_eq!(decide(&vmi, &sized("1000Mi"), Some(&cdi)), Ok(()));
+        let cdi = json!({"status": {"filesystemOverhead": {"global": "0.5"}}});
+        assert_eq!(
+            message(decide(&vmi, &sized("1100Mi"), Some(&cdi))),
+            "pvc size [1100Mi] should be bigger then [2000Mi]"
+        );
+        assert_eq!(message(decide(&vmi, &claim(json!({"volumeMode": "Block"})), None)), "pvc should be filesystem pvc");
+        assert_eq!(
+            message(decide(&vmi, &claim(json!({"accessModes": ["ReadOnlyMany"]})), None)),
+            "pvc access mode can't be read only"
+        );
+    }
+}

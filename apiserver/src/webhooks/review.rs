@@ -1,0 +1,107 @@
+//! A review: rules are evaluated until all their queries are answered, then their effects are carried out.
+
+use std::time::{Duration, Instant};
+
+use admission::{
+    AdmissionReview, Evaluation, Lookups, Review,
+    context::lookups::{MAX_QUERIES, MAX_ROUNDS},
+};
+use axum::{body::Body, response::Response};
+use http::{StatusCode, header, request::Parts};
+use tokio::time::timeout;
+
+use super::{ReviewLimits, Webhooks, answer, lookups, refusal};
+use crate::limits::Reservation;
+
+/// Longest time for the queries of a review.
+const READ_DEADLINE: Duration = Duration::from_secs(3);
+
+impl Webhooks {
+    /// Reads and answers a review.
+    pub(super) async fn review(&self, path: &str, head: &Parts, body: &mut Body, trusted: bool) -> Response {
+        let json = head.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+        if !json {
+            return refusal(StatusCode::BAD_REQUEST, "a review has the content type application/json");
+        }
+        let limits = if trusted { &self.trusted } else { &self.others };
+        let mut body = match self.memory.receive(body, trusted, &limits.large).await {
+            Ok(body) => body,
+            Err(refusal) => return refusal,
+        };
+        let bytes = std::mem::take(&mut body.bytes);
+        match Review::parse(path, &bytes) {
+            Ok(review) => {
+                drop(bytes);
+                answer(StatusCode::OK, &self.answer(&review, limits).await)
+            }
+            // With a uid kube-apiserver shows the answer; without one it cannot match it.
+            Err(refusal) if refusal.response.uid.is_empty() => answer(StatusCode::BAD_REQUEST, &refusal),
+            Err(refusal) => answer(StatusCode::OK, &refusal),
+        }
+    }
+
+    /// Evaluates the rules until no lookups are missing, then carries out their effects.
+    async fn answer(&self, review: &Review, limits: &ReviewLimits) -> AdmissionReview {
+        // All rounds have the same configuration.
+        let config = self.config.current();
+        let started = Instant::now();
+        let mut known = Lookups::new();
+        // Held until the answer is made.
+        let mut memory = Reservation::default();
+        for _ in 0..=MAX_ROUNDS {
+            let queries = match review.evaluate(&config, &self.namespace, &known) {
+                Ok(evaluation) => return self.apply(review, evaluation, limits, started).await,
+                Err(queries) => queries,
+            };
+            if known.len() + queries.len() > MAX_QUERIES {
+                return review.failed("the object refers to too many other objects");
+            }
+            let mut unknown = Vec::with_capacity(queries.len());
+            for query in queries {
+                match self.presets.answer(&query) {
+                    Some(result) => known.insert(query, result),
+                    None => unknown.push(query),
+                }
+            }
+            if unknown.is_empty() {
+                continue;
+            }
+            let rest = READ_DEADLINE.saturating_sub(started.elapsed());
+            let Ok(Ok(_reader)) = timeout(rest, limits.readers.acquire()).await else {
+                return review.failed("too many admission reviews wait for the API server, try again");
+            };
+            let rest = READ_DEADLINE.saturating_sub(started.elapsed());
+            let pending = unknown.iter().map(ToString::to_string).take(3).collect::<Vec<_>>().join(", ");
+            let reading = lookups::read(&self.client, unknown, &mut known, &limits.answers, &mut memory);
+            if timeout(rest, reading).await.is_err() {
+                return review.failed(format!("the API server did not answer in time: {pending}"));
+            }
+        }
+        review.failed("the rules ask for more and more objects")
+    }
+
+    /// Carries out the effects of an evaluation and returns its response, or the failure of an effect.
+    async fn apply(
+        &self,
+        review: &Review,
+        evaluation: Evaluation,
+        limits: &ReviewLimits,
+        started: Instant,
+    ) -> AdmissionReview {
+        for effect in &evaluation.effects {
+            let rest = READ_DEADLINE.saturating_sub(started.elapsed());
+            let Ok(Ok(_reader)) = timeout(rest, limits.readers.acquire()).await else {
+                return review.failed("too many admission reviews wait for the API server, try again");
+            };
+            let rest = READ_DEADLINE.saturating_sub(started.elapsed());
+            match timeout(rest, lookups::apply(&self.client, effect, &limits.answers)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return review.effect_failed(effect, &error.to_string()),
+                Err(_) => {
+                    return review.failed(format!("the API server did not answer in time: {effect}"));
+                }
+            }
+        }
+        evaluation.review
+    }
+}
