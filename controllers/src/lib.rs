@@ -1,108 +1,130 @@
 //! virt-controller: the cluster-wide controllers.
 //!
-//! Each controller is a pure function from what is observed to a decision (`vm`, `vmi`, `replicaset`, `node`,
-//! `certificates`, `webhook_path`, `kubevirt`, `workloads`); `runtime` carries decisions out; `wiring` says which change
-//! wakes which controller; `inventory` tells dashboards which machines there are.
+//! `registry.rs` lists the controllers; each has a folder with its watches, observations and decisions. `resources/` caches
+//! the cluster, `runtime/` runs the controllers and carries their decisions out, `inventory/` exports metrics of VMs and VMIs.
 
-pub mod certificates;
-pub mod inventory;
-pub mod kubevirt;
-pub mod launcher_pod;
-pub mod node;
+mod cache;
+mod certificates;
+mod inventory;
+mod kubevirt;
+mod launcher_pod;
+mod lead;
+mod node;
 pub mod options;
-mod owned;
-pub mod replicaset;
-pub mod runtime;
-pub mod server;
-pub mod tsc;
-pub mod views;
-pub mod vm;
-pub mod vmi;
-pub mod vsock;
-mod watched_pod;
-pub mod webhook_path;
-pub mod wiring;
-pub mod workloads;
-pub mod world;
+mod owned_vmis;
+mod registry;
+mod replicaset;
+mod resources;
+mod runtime;
+#[cfg(test)]
+mod scripted;
+mod server;
+mod setup;
+mod tsc;
+mod vm;
+mod vmi;
+mod webhook_path;
+mod workload_update;
 
 use std::sync::Arc;
 
 use api::tls;
-use process::{
+use daemon::{
     config::ConfigHandle,
     logging::Verbosity,
     ops::{Ops, Readiness},
+    tasks::{TaskEnded, Tasks},
     tls::{Identity, Roots},
 };
+use kube::Client;
 use prometheus::Registry;
 
 use crate::{
     inventory::Inventory,
     options::Options,
-    runtime::{
-        executor::Executor,
-        lease::{Election, Times},
-        metrics::Metrics,
-        recorder::Recorder,
-    },
-    wiring::Controllers,
-    world::World,
+    resources::{Caches, networks::EXTERNAL_RESOURCES},
+    runtime::{Election, Executor, Metrics, Recorder, Times},
+    setup::Setup,
 };
 
 /// Name of the Lease.
 const LEASE: &str = "virt-controller";
 
-/// Why the process ends before it was asked to.
+/// The error that ends the process.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// There is no client.
+    /// The client cannot be created.
     #[error("the API server cannot be used")]
-    Client(#[source] process::client::ClientError),
-    /// A counter could not be registered.
+    Client(#[source] daemon::client::ClientError),
+    /// A metric cannot be registered.
     #[error("metrics cannot be registered")]
     Metrics(#[source] prometheus::Error),
-    /// The server could not be started.
+    /// The server cannot be started.
     #[error("the server for metrics and health cannot be started")]
     Server(#[source] server::ServerError),
+    /// A task that lives as long as the process ended.
+    #[error("a task ended")]
+    Task(#[source] TaskEnded),
     /// Another replica leads.
     #[error("leadership was lost")]
     LeadershipLost,
 }
 
-/// Runs until asked to stop, or until leadership is lost.
+/// Runs until it is stopped or leadership is lost.
 pub async fn run(options: Options) -> Result<(), RunError> {
-    let verbosity = process::logging::init("virt-controller", options.verbosity);
-    let stop = process::signals::stop_token();
-    let client = process::client::connect().await.map_err(RunError::Client)?;
+    let verbosity = daemon::logging::init("virt-controller", options.verbosity);
+    let stop = daemon::signals::stop_token();
+    let mut tasks = Tasks::stopped_by(stop.clone());
+    let spawner = tasks.spawner();
+    let client = daemon::client::connect().await.map_err(RunError::Client)?;
     let registry = Registry::new();
     let metrics = Metrics::new(&registry).map_err(RunError::Metrics)?;
-    let config = process::config::follow(client.clone(), &options.namespace);
+    let config = daemon::config::follow(client.clone(), &options.namespace, &spawner);
     let readiness = Readiness::new();
-    let identity = Identity::follow(client.clone(), &options.namespace, tls::CONTROLLER_SECRET);
-    let roots = Roots::follow(client.clone(), &options.namespace, tls::CA_CONFIG_MAP, tls::CA_BUNDLE_KEY);
-    follow_verbosity(config.clone(), verbosity);
-    watch_readiness(identity.clone(), config.clone(), readiness.clone(), metrics.clone());
+    let identity = Identity::follow(client.clone(), &options.namespace, tls::CONTROLLER_SECRET, &spawner);
+    let roots = Roots::follow(client.clone(), &options.namespace, tls::CA_CONFIG_MAP, tls::CA_BUNDLE_KEY, &spawner);
+    spawner.spawn("verbosity", follow_verbosity(config.clone(), verbosity));
+    readiness.set("certificate", false);
+    readiness.set("configuration", false);
+    spawner
+        .spawn_once("readiness", watch_readiness(identity.clone(), config.clone(), readiness.clone(), metrics.clone()));
     let ops = Ops::new(client.clone(), config.clone(), readiness, registry.clone(), roots);
-    server::start(options.listen, ops, metrics.clone(), &identity, config.clone(), stop.clone())
+    server::start(options.listen, ops, metrics.clone(), &identity, config.clone(), stop.clone(), &spawner)
         .map_err(RunError::Server)?;
+
+    // Every replica keeps its caches up to date, so that a new leader need not fill them.
+    let caches = Arc::new(Caches::default());
+    let inventory = Inventory::new(caches.clone(), config.clone(), metrics.clone());
+    registry.register(Box::new(inventory)).map_err(RunError::Metrics)?;
+    let setup =
+        Setup { caches: caches.clone(), config: config.clone(), metrics: metrics.clone(), options: options.clone() };
+    let controllers = registry::controllers(&setup);
+    controllers.iter().for_each(|controller| controller.watch());
+    let sources = resources::sources(&caches, &client, &options.namespace);
+    for source in sources.all() {
+        spawner.spawn("watch", source.run());
+    }
+    spawner.spawn("network definitions", follow_networks(caches.clone(), config.clone(), client.clone()));
 
     let name = options.identity.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let mut election = Election::new(client.clone(), &options.namespace, LEASE, name, Times::default());
-    if !election.win(&stop).await {
+    let won = tokio::select! {
+        won = election.win(&stop) => won,
+        ended = tasks.ended() => return Err(RunError::Task(ended)),
+    };
+    if !won {
         return Ok(());
     }
     tracing::info!("leading");
     metrics.set_leading(true);
-    let world = Arc::new(World::default());
-    registry.register(Box::new(Inventory::new(world.clone(), config.clone()))).map_err(RunError::Metrics)?;
-    let recorder = Recorder::start(client.clone(), metrics.clone());
-    let executor = Executor::new(client.clone(), election.leadership(), recorder, metrics.clone(), world.clone());
-    let controllers = Controllers::new(world, executor, config, metrics.clone(), &options);
-    // Caches are filled only now: what they list is newer than anything the former leader wrote.
-    let started = tokio::spawn(controllers.start(client));
-    let kept = election.keep(&stop).await;
+    let recorder = Recorder::start(client.clone(), metrics.clone(), &spawner);
+    let executor = Executor::new(client, election.leadership(), recorder, metrics.clone(), caches.clone());
+    spawner.spawn("leader", lead::lead(controllers, sources, caches, executor, config, spawner.clone()));
+    let kept = tokio::select! {
+        kept = election.keep(&stop) => kept,
+        ended = tasks.ended() => return Err(RunError::Task(ended)),
+    };
     metrics.set_leading(false);
-    started.abort();
     if kept {
         election.release().await;
         Ok(())
@@ -111,24 +133,27 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     }
 }
 
-fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity) {
-    tokio::spawn(async move {
-        loop {
-            config.changed().await;
-            let level = config.current().verbosity(api::constants::component::VIRT_CONTROLLER, None);
-            verbosity.set(u32::try_from(level).unwrap_or(u32::MAX));
-        }
-    });
+/// Watches the definitions of networks from the time on at which launcher pods depend on them.
+async fn follow_networks(caches: Arc<Caches>, mut config: ConfigHandle, client: Client) {
+    config.read_once().await;
+    while config.current().enabled(EXTERNAL_RESOURCES) {
+        config.changed().await;
+    }
+    resources::network_definitions(&caches, &client).run().await;
 }
 
-fn watch_readiness(identity: Identity, mut config: ConfigHandle, readiness: Readiness, metrics: Metrics) {
-    readiness.set("certificate", false);
-    readiness.set("configuration", false);
-    tokio::spawn(async move {
-        config.read_once().await;
-        readiness.set("configuration", true);
-        identity.ready().await;
-        readiness.set("certificate", true);
-        metrics.set_ready(true);
-    });
+async fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity) {
+    loop {
+        config.changed().await;
+        let level = config.current().verbosity(api::constants::component::VIRT_CONTROLLER, None);
+        verbosity.set(u32::try_from(level).unwrap_or(u32::MAX));
+    }
+}
+
+async fn watch_readiness(identity: Identity, mut config: ConfigHandle, readiness: Readiness, metrics: Metrics) {
+    config.read_once().await;
+    readiness.set("configuration", true);
+    identity.ready().await;
+    readiness.set("certificate", true);
+    metrics.set_ready(true);
 }

@@ -5,7 +5,7 @@ use clap::Parser;
 use controllers::options::Options;
 
 fn main() -> anyhow::Result<()> {
-    if let Some(sampled) = process::profiler::sample_parent() {
+    if let Some(sampled) = daemon::profiler::sample_parent() {
         return Ok(sampled?);
     }
     control()

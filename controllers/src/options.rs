@@ -9,7 +9,7 @@ pub struct Options {
     /// Image of the launcher.
     #[arg(long, env = "LAUNCHER_IMAGE")]
     pub launcher_image: String,
-    /// Image that tools start to look into disks; by default they take `libguestfs-tools` beside the launcher's.
+    /// Image with which tools inspect disks; by default they use `libguestfs-tools` beside the launcher image.
     #[arg(long, env = "GUESTFS_IMAGE", default_value = "")]
     pub guestfs_image: String,
     /// Carries out `roleAggregationStrategy`. The API server lets virt-controller change the labels of the cluster roles only
@@ -26,6 +26,6 @@ pub struct Options {
     #[arg(long, default_value = "[::]:8443")]
     pub listen: std::net::SocketAddr,
     /// Verbosity: 2 is normal; the configuration of the cluster overrides it.
-    #[arg(short = 'v', long, default_value_t = process::logging::DEFAULT_VERBOSITY)]
+    #[arg(short = 'v', long, default_value_t = daemon::logging::DEFAULT_VERBOSITY)]
     pub verbosity: u32,
 }

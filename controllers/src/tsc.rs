@@ -1,83 +1,80 @@
-//! Frequencies of time stamp counters: which one a machine gets, and which nodes can offer it.
+//! Frequencies of time stamp counters (TSC): selection for VMIs, labels of nodes.
 //!
-//! The agent labels its node with the frequency of its counter, and whether guests may see a lower one. A machine that
-//! depends on the counter gets the frequency that most nodes can offer: what the configuration says, else the lowest of
-//! all nodes. Nodes are labelled with the frequencies that they can offer among those that somebody needs.
+//! virt-handler labels its node with the frequency of its TSC and whether guests can have a lower one. A VMI that depends on
+//! the TSC gets the frequency that most nodes offer: the configured one, else the lowest of all nodes. Nodes are labelled
+//! with those frequencies in use that they offer.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use api::constants::label;
+use api::{config::ClusterConfig, constants::label};
 use serde_json::json;
 
 use crate::{
+    resources::{
+        Caches,
+        nodes::{CachedNode, NodeIndex, Tsc},
+        vmis::VmiIndex,
+    },
     runtime::{Effect, Kind},
-    views::NodeView,
 };
 
-/// Label of a node with the frequency of its counter, in Hz.
-pub const OWN_FREQUENCY: &str = "cpu-timer.node.kubevirt.io/tsc-frequency";
-/// Label of a node whose guests may see a lower frequency.
-pub const SCALABLE: &str = "cpu-timer.node.kubevirt.io/tsc-scalable";
-/// Millionths by which a frequency may differ from what a guest was told.
+/// Difference between a frequency and that of the host, in millionths, which guests tolerate.
 const TOLERANCE: u64 = 250;
-/// Most frequencies that are offered: a cluster has a few kinds of nodes.
+/// Frequencies that a node offers at most. A cluster has a few types of nodes.
 const MAX_OFFERED: usize = 64;
 
-/// The counter of a node: its frequency, and whether guests may see a lower one.
+/// Returns true if a TSC can show the guest this frequency.
+fn offers(tsc: Tsc, wanted: u64) -> bool {
+    let own = tsc.frequency;
+    let is_close = u128::from(own.abs_diff(wanted)) * 1_000_000 <= u128::from(own) * u128::from(TOLERANCE);
+    is_close || (tsc.is_scalable && wanted < own)
+}
+
+/// Returns the frequency for a VMI that needs one: the configured one, else the lowest of the nodes that accept VMIs or run
+/// some.
 #[must_use]
-pub fn counter(node: &NodeView) -> Option<(u64, bool)> {
-    let labels = node.metadata.labels.as_ref()?;
-    let frequency = labels.get(OWN_FREQUENCY)?.parse::<u64>().ok().filter(|frequency| *frequency > 0)?;
-    Some((frequency, labels.get(SCALABLE).is_some_and(|value| value == "true")))
-}
-
-/// What machines that need a frequency look at: the counter of a node, and whether the node takes machines.
-#[must_use]
-pub fn standing(node: &NodeView) -> Option<((u64, bool), bool)> {
-    Some((counter(node)?, takes_machines(node)))
-}
-
-fn takes_machines(node: &NodeView) -> bool {
-    let labels = node.metadata.labels.as_ref();
-    labels.and_then(|labels| labels.get(label::SCHEDULABLE)).is_some_and(|value| value == "true")
-}
-
-/// Whether a counter can show the guest this frequency.
-fn offers((own, scalable): (u64, bool), wanted: u64) -> bool {
-    let close = u128::from(own.abs_diff(wanted)) * 1_000_000 <= u128::from(own) * u128::from(TOLERANCE);
-    close || (scalable && wanted < own)
-}
-
-/// The frequency for a machine that needs one. `occupied` tells whether machines are on a node.
-#[must_use]
-pub fn chosen(nodes: &[Arc<NodeView>], minimum: Option<i64>, occupied: impl Fn(&str) -> bool) -> Option<i64> {
-    if let Some(minimum) = minimum.filter(|minimum| *minimum > 0) {
+pub(crate) fn frequency(caches: &Caches, config: &ClusterConfig) -> Option<i64> {
+    if let Some(minimum) = config.minimum_cluster_tsc_frequency.filter(|minimum| *minimum > 0) {
         return Some(minimum);
     }
-    let takes = |node: &NodeView| takes_machines(node) || node.metadata.name.as_deref().is_some_and(&occupied);
-    let counters = nodes.iter().map(Arc::as_ref).filter(|node| takes(node)).filter_map(counter);
-    counters.map(|(frequency, _)| frequency).min().and_then(|lowest| i64::try_from(lowest).ok())
+    let schedulable = match caches.nodes.first_entry(NodeIndex::SchedulableTsc(0)..=NodeIndex::SchedulableTsc(u64::MAX))
+    {
+        Some(NodeIndex::SchedulableTsc(frequency)) => Some(frequency),
+        _ => None,
+    };
+    let lower = NodeIndex::UnschedulableTsc(0)..=NodeIndex::UnschedulableTsc(schedulable.unwrap_or(u64::MAX));
+    let runs_vmis = |name: &String| caches.vmis.count_by(&VmiIndex::Node(name.clone())) > 0;
+    let occupied = caches.nodes.entries(lower).into_iter().find_map(|index| {
+        let nodes = caches.nodes.by(&index);
+        let runs = nodes.iter().any(|node| node.metadata.name.as_ref().is_some_and(runs_vmis));
+        match index {
+            NodeIndex::UnschedulableTsc(frequency) if runs => Some(frequency),
+            _ => None,
+        }
+    });
+    schedulable.into_iter().chain(occupied).min().and_then(|lowest| i64::try_from(lowest).ok())
 }
 
-/// True when a node says something of its counter, or was said to offer a frequency.
+/// Returns all frequencies with which nodes that offer them are labelled.
 #[must_use]
-pub fn concerns(node: &NodeView) -> bool {
-    let mut labels = node.metadata.labels.iter().flatten().map(|(key, _)| key.as_str());
-    labels.any(|key| key == OWN_FREQUENCY || key.starts_with(label::TSC_FREQUENCY_PREFIX))
+pub(crate) fn needed(caches: &Caches, config: &ClusterConfig) -> BTreeSet<u64> {
+    let used = caches.vmis.entries(VmiIndex::TscFrequency(i64::MIN)..=VmiIndex::TscFrequency(i64::MAX));
+    let used = used.into_iter().filter_map(|index| match index {
+        VmiIndex::TscFrequency(frequency) => Some(frequency),
+        _ => None,
+    });
+    used.chain(frequency(caches, config)).filter_map(|frequency| u64::try_from(frequency).ok()).collect()
 }
 
-/// Puts the labels of a node right: those frequencies of `needed`, and its own, that it can offer.
+/// Returns the change of a node's labels: its own frequency and those of `needed` that it offers.
 #[must_use]
-pub fn relabel(node: &NodeView, needed: &BTreeSet<u64>) -> Option<Effect> {
-    let counter = counter(node);
-    let own = counter.map(|(frequency, _)| frequency);
-    let offered: BTreeSet<String> = own
+pub(crate) fn relabel(node: &CachedNode, needed: &BTreeSet<u64>) -> Option<Effect> {
+    let tsc = node.tsc();
+    let offered: BTreeSet<String> = tsc
+        .map(|tsc| tsc.frequency)
         .into_iter()
         .chain(needed.iter().copied())
-        .filter(|frequency| counter.is_some_and(|counter| offers(counter, *frequency)))
+        .filter(|frequency| tsc.is_some_and(|tsc| offers(tsc, *frequency)))
         .take(MAX_OFFERED)
         .map(|frequency| format!("{}{frequency}", label::TSC_FREQUENCY_PREFIX))
         .collect();
@@ -99,46 +96,56 @@ pub fn relabel(node: &NodeView, needed: &BTreeSet<u64>) -> Option<Effect> {
 
 #[cfg(test)]
 mod tests {
+    use api::VirtualMachineInstance;
     use serde_json::Value;
 
     use super::*;
+    use crate::resources::nodes::{TSC_FREQUENCY, TSC_SCALABLE};
 
-    fn node(name: &str, labels: &[(&str, &str)]) -> Arc<NodeView> {
+    fn node(name: &str, labels: &[(&str, &str)]) -> CachedNode {
         let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
         let metadata = json!({"name": name, "resourceVersion": "1", "labels": labels});
-        Arc::new(NodeView { metadata: serde_json::from_value(metadata).unwrap() })
+        CachedNode { metadata: serde_json::from_value(metadata).unwrap() }
     }
 
     #[test]
-    fn machines_get_the_lowest_frequency_of_nodes_that_take_them_or_have_some() {
+    fn vmis_get_the_lowest_frequency_of_nodes_that_accept_vmis_or_run_some() {
+        let vmi = |node: &str| {
+            serde_json::from_value::<VirtualMachineInstance>(json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "metadata": {"name": "m", "namespace": "n", "uid": "u", "resourceVersion": "1"},
+                "spec": {"domain": {"devices": {}}}, "status": {"phase": "Running", "nodeName": node},
+            }))
+            .unwrap()
+        };
         let nodes = [
-            node("a", &[(OWN_FREQUENCY, "3000"), (label::SCHEDULABLE, "true")]),
-            node("b", &[(OWN_FREQUENCY, "2000"), (label::SCHEDULABLE, "false")]),
-            node("c", &[(OWN_FREQUENCY, "1000")]),
-            node("d", &[(OWN_FREQUENCY, "none"), (label::SCHEDULABLE, "true")]),
+            node("a", &[(TSC_FREQUENCY, "3000"), (label::SCHEDULABLE, "true")]),
+            node("b", &[(TSC_FREQUENCY, "2000"), (label::SCHEDULABLE, "false")]),
+            node("c", &[(TSC_FREQUENCY, "1000")]),
+            node("d", &[(TSC_FREQUENCY, "none"), (label::SCHEDULABLE, "true")]),
         ];
-        assert_eq!(chosen(&nodes, None, |_| false), Some(3000));
-        assert_eq!(chosen(&nodes, None, |name| name == "b"), Some(2000));
-        assert_eq!(chosen(&nodes, Some(7), |_| false), Some(7));
-        assert_eq!(chosen(&nodes, Some(0), |_| false), Some(3000));
-        assert_eq!(chosen(&nodes[3..], None, |_| true), None);
+        for (minimum, occupied, expected) in [
+            (None, None, Some(3000)),
+            (None, Some("b"), Some(2000)),
+            (None, Some("elsewhere"), Some(3000)),
+            (Some(7), None, Some(7)),
+            (Some(0), None, Some(3000)),
+        ] {
+            let caches = Caches::default();
+            nodes.iter().for_each(|node| caches.nodes.observe(node.clone()));
+            occupied.into_iter().for_each(|name| caches.vmis.observe(vmi(name)));
+            let config = ClusterConfig { minimum_cluster_tsc_frequency: minimum, ..ClusterConfig::default() };
+            assert_eq!(frequency(&caches, &config), expected, "{minimum:?} {occupied:?}");
+        }
+        assert_eq!(frequency(&Caches::default(), &ClusterConfig::default()), None);
     }
 
     #[test]
-    fn node_that_comes_to_take_machines_is_news_if_it_has_a_counter() {
-        let of = |labels: &[(&str, &str)]| standing(&node("a", labels));
-        let (counter, takes) = ((OWN_FREQUENCY, "3000"), (label::SCHEDULABLE, "true"));
-        assert_ne!(of(&[counter]), of(&[counter, takes]));
-        assert_ne!(of(&[counter, takes]), of(&[counter, takes, (SCALABLE, "true")]));
-        assert_eq!(of(&[]), of(&[takes]));
-    }
-
-    #[test]
-    fn nodes_are_labelled_with_what_they_can_offer_of_what_is_needed() {
+    fn nodes_are_labelled_with_the_needed_frequencies_that_they_offer() {
         let key = |frequency: u64| format!("scheduling.node.kubevirt.io/tsc-frequency-{frequency}");
         let needed = BTreeSet::from([1_000_000, 2_000_400, 2_000_600, 3_000_000]);
-        let (fixed, scalable) = ([(OWN_FREQUENCY, "2000000")], [(OWN_FREQUENCY, "2000000"), (SCALABLE, "true")]);
-        let labelled = |node: &NodeView| match relabel(node, &needed) {
+        let (fixed, scalable) = ([(TSC_FREQUENCY, "2000000")], [(TSC_FREQUENCY, "2000000"), (TSC_SCALABLE, "true")]);
+        let labelled = |node: &CachedNode| match relabel(node, &needed) {
             Some(Effect::Patch { kind: Kind::Node, patch, .. }) => patch["metadata"]["labels"].clone(),
             None => Value::Null,
             other => panic!("{other:?}"),
@@ -148,13 +155,14 @@ mod tests {
         };
         assert_eq!(labelled(&node("a", &fixed)), set(&[2_000_000, 2_000_400]));
         assert_eq!(labelled(&node("a", &scalable)), set(&[1_000_000, 2_000_000, 2_000_400]));
-        // What is nobody's need any more goes, and a node that has lost its counter offers nothing.
+        // Frequencies that are not needed any more are removed, and a node without a TSC offers none.
         let (own, close, stale) = (key(2_000_000), key(2_000_400), key(5));
         let settled = [fixed[0], (own.as_str(), "true"), (close.as_str(), "true")];
         assert_eq!(labelled(&node("a", &settled)), Value::Null);
         let more: Vec<_> = settled.into_iter().chain([(stale.as_str(), "true")]).collect();
         assert_eq!(labelled(&node("a", &more)), json!({&stale: null}));
         assert_eq!(labelled(&node("a", &[(own.as_str(), "true")])), json!({&own: null}));
-        assert!(concerns(&node("a", &[(own.as_str(), "true")])) && !concerns(&node("a", &[(SCALABLE, "true")])));
+        assert!(node("a", &[(own.as_str(), "true")]).has_tsc_labels());
+        assert!(!node("a", &[(TSC_SCALABLE, "true")]).has_tsc_labels());
     }
 }

@@ -1,4 +1,4 @@
-//! A certificate authority: making one, reading one, facts about certificates.
+//! Certificate authorities: creation, parsing, facts about certificates.
 
 use std::fmt::Write as _;
 
@@ -13,13 +13,13 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::CertificateError;
 
-/// Clocks of other machines may be behind by this much.
+/// Tolerated difference of other hosts' clocks.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
 
-/// What is read of a certificate.
+/// Facts read from a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CertificateFacts {
-    /// The certificate, PEM, in the one form that is put into bundles.
+    /// The certificate as PEM, in the form in which bundles contain it.
     pub(crate) pem: String,
     /// Hash of the certificate.
     pub(crate) fingerprint: String,
@@ -29,12 +29,12 @@ pub(crate) struct CertificateFacts {
     pub(crate) common_name: Option<String>,
 }
 
-/// Facts about the first certificate of a PEM text.
+/// Returns facts about the first certificate of a PEM text.
 pub(crate) fn facts(pem: &[u8]) -> Option<CertificateFacts> {
     facts_of(&CertificateDer::from_pem_slice(pem).ok()?)
 }
 
-/// Facts about a certificate.
+/// Returns facts about a certificate.
 pub(crate) fn facts_of(der: &CertificateDer<'_>) -> Option<CertificateFacts> {
     let (_, parsed) = X509Certificate::from_der(der).ok()?;
     let names = parsed.subject_alternative_name().ok().flatten();
@@ -59,11 +59,11 @@ pub(crate) fn facts_of(der: &CertificateDer<'_>) -> Option<CertificateFacts> {
         not_after: Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()?,
         is_authority: parsed.is_ca(),
         dns_names,
-        common_name: process::tls::common_name(der),
+        common_name: daemon::tls::common_name(der),
     })
 }
 
-/// One certificate as PEM.
+/// Returns a certificate as PEM.
 fn to_pem(der: &CertificateDer<'_>) -> String {
     use base64::Engine as _;
     let text = base64::engine::general_purpose::STANDARD.encode(der.as_ref());
@@ -77,14 +77,14 @@ fn to_pem(der: &CertificateDer<'_>) -> String {
 }
 
 /// An authority that can sign.
-pub struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     facts: CertificateFacts,
 }
 
 impl Authority {
-    /// A new authority.
-    pub fn make(now: Timestamp, life: SignedDuration) -> Result<Self, CertificateError> {
+    /// Creates an authority.
+    pub(crate) fn make(now: Timestamp, life: SignedDuration) -> Result<Self, CertificateError> {
         let key = KeyPair::generate().map_err(CertificateError::Make)?;
         let mut params = CertificateParams::default();
         params.not_before = date(now, -CLOCK_SKEW)?;
@@ -92,7 +92,7 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.distinguished_name = DistinguishedName::new();
-        // A name of its own for each, so that verifiers find the right one at once.
+        // Each has its own name, so that verifiers find the right one at once.
         let name = format!("{}@{}", tls::CA_CN, now.as_second());
         params.distinguished_name.push(DnType::CommonName, name);
         let certificate = params.self_signed(&key).map_err(CertificateError::Make)?;
@@ -100,9 +100,9 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), facts })
     }
 
-    /// The authority in the authority's Secret.
+    /// Reads the authority from its Secret.
     #[must_use]
-    pub fn from_secret(secret: &Secret) -> Option<Self> {
+    pub(crate) fn from_secret(secret: &Secret) -> Option<Self> {
         let data = secret.data.as_ref()?;
         let facts = facts(&data.get(tls::CERT_KEY)?.0)?;
         let key = KeyPair::from_pem(std::str::from_utf8(&data.get(tls::KEY_KEY)?.0).ok()?).ok()?;
@@ -114,21 +114,21 @@ impl Authority {
         &self.issuer
     }
 
-    /// Fingerprint of the authority's certificate.
+    /// Returns the fingerprint of the certificate.
     #[must_use]
-    pub fn fingerprint(&self) -> &str {
+    pub(crate) fn fingerprint(&self) -> &str {
         &self.facts.fingerprint
     }
 
-    /// The authority's certificate, as it stands in bundles.
+    /// Returns the certificate as bundles contain it.
     #[must_use]
-    pub fn pem(&self) -> &str {
+    pub(crate) fn pem(&self) -> &str {
         &self.facts.pem
     }
 
-    /// End of the authority.
+    /// Returns the end of its life.
     #[must_use]
-    pub fn not_after(&self) -> Timestamp {
+    pub(crate) fn not_after(&self) -> Timestamp {
         self.facts.not_after
     }
 
@@ -141,7 +141,7 @@ impl Authority {
     }
 }
 
-/// True when a Secret has a key that belongs to its certificate.
+/// Returns true if the Secret has a key that belongs to its certificate.
 pub(super) fn has_key(secret: &Secret, certificate: &str, key: &str) -> bool {
     let read = || {
         let data = secret.data.as_ref()?;
@@ -153,7 +153,7 @@ pub(super) fn has_key(secret: &Secret, certificate: &str, key: &str) -> bool {
     read().unwrap_or(false)
 }
 
-/// The life of a leaf that starts now and ends no later than its authority.
+/// Returns start and end of a leaf that ends no later than its authority.
 pub(super) fn leaf_dates(
     params: &mut CertificateParams,
     authority: &Authority,

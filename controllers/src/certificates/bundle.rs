@@ -14,16 +14,16 @@ use super::{
     authority::{CertificateFacts, facts_of},
 };
 use crate::{
-    runtime::{Effect, Kind, effect::Notes},
-    views::CaBundleView,
+    resources::installation::BundleCarrier,
+    runtime::{Effect, Kind, WriteOptions},
 };
 
-/// The bundle that is published.
+/// Returns the published bundle.
 pub(super) fn text(map: Option<&ConfigMap>) -> Option<&str> {
     map?.data.as_ref()?.get(tls::CA_BUNDLE_KEY).map(String::as_str)
 }
 
-/// The bundle that should be published: the authorities given, then those published before that have not ended.
+/// Returns the bundle to be published: these authorities, then published ones that have not ended.
 pub(super) fn wanted(
     published: Option<&str>,
     authorities: [Option<&CertificateFacts>; 2],
@@ -63,13 +63,13 @@ pub(super) fn write(namespace: &str, former: Option<&ConfigMap>, text: &str) -> 
         subresource: None,
         strategic: false,
         patch: json!({"data": data}),
-        notes: Notes::default(),
+        options: WriteOptions::default(),
     })
 }
 
-/// Puts the bundle into an object that carries it, where it differs.
+/// Returns the change of an object whose bundle differs.
 #[must_use]
-pub fn inject(kind: Kind, object: &CaBundleView, bundle: &str) -> Option<Effect> {
+pub(crate) fn inject(kind: Kind, object: &BundleCarrier, bundle: &str) -> Option<Effect> {
     let stale: Vec<&String> =
         object.bundles.iter().filter(|(_, known)| known != bundle.as_bytes()).map(|(name, _)| name).collect();
     if stale.is_empty() {
@@ -79,7 +79,7 @@ pub fn inject(kind: Kind, object: &CaBundleView, bundle: &str) -> Option<Effect>
     let (strategic, patch) = match kind {
         Kind::ApiService => (false, json!({"spec": {"caBundle": encoded}})),
         _ => {
-            // Merged by the webhooks' names, whatever their order.
+            // Merged by the names of the webhooks, in any order.
             let webhooks: Vec<_> =
                 stale.iter().map(|name| json!({"name": name, "clientConfig": {"caBundle": encoded}})).collect();
             (true, json!({"webhooks": webhooks}))
@@ -93,6 +93,6 @@ pub fn inject(kind: Kind, object: &CaBundleView, bundle: &str) -> Option<Effect>
         subresource: None,
         strategic,
         patch,
-        notes: Notes::default(),
+        options: WriteOptions::default(),
     })
 }

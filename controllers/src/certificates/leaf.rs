@@ -11,12 +11,12 @@ use super::{
     facts,
 };
 
-/// Who a certificate is for.
+/// The holder of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// virt-api's server.
     ApiServer,
-    /// virt-api as a client of the node agents.
+    /// virt-api as a client of virt-handlers.
     ApiClient,
     /// This process's metrics server.
     Controller,
@@ -61,7 +61,7 @@ impl Role {
     }
 }
 
-/// When the role's certificate is to be replaced; `None`: it is missing or not what it should be.
+/// Returns the time at which the certificate of a role must be replaced. `None`: it is missing or unusable.
 pub(super) fn renew_at(
     secret: Option<&Secret>,
     role: Role,
@@ -78,14 +78,14 @@ pub(super) fn renew_at(
     if !right {
         return None;
     }
-    // A leaf cut short by its authority's end is replaced when the authority is: another would end no later.
+    // A leaf that ends with its authority is replaced with it: another one would end at the same time.
     if facts.not_after >= authority.not_after {
         return Some(facts.not_after);
     }
     facts.not_after.checked_sub(observed.lives.leaf_before).ok()
 }
 
-/// Makes the role's certificate; returns it and its key, both PEM.
+/// Creates the certificate of a role. Returns it and its key as PEM.
 pub(super) fn issue(
     role: Role,
     authority: &Authority,

@@ -1,15 +1,16 @@
-//! The certificate authority of the installation and what hangs on it.
+//! The certificate authority of the installation, the certificates that it signs, and the bundle.
 //!
 //! ```text
 //!            80 % of life over          bundle holds both, SETTLE passed
 //!  current ───────────────────> current + next ─────────────────────────> next is current
-//!                                                                         leaves are made anew
+//!                                                                         leaves are renewed
 //! ```
 //! The bundle holds every authority that may have signed something still valid: new ones are in it before they sign,
-//! old ones until they end. All times are by the wall clock, so that a process that starts late does what was missed.
+//! old ones until they end. All times are by the wall clock, so that a process that starts late catches up.
 
 mod authority;
 mod bundle;
+mod controller;
 mod leaf;
 mod request;
 #[cfg(test)]
@@ -25,21 +26,25 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-pub use self::{authority::Authority, bundle::inject, request::decide as decide_request};
-use self::{authority::CertificateFacts, leaf::Role};
-use crate::runtime::{Decision, Effect, Kind};
+pub(crate) use self::controller::{Certificates, Requests};
+use self::{
+    authority::{Authority, CertificateFacts},
+    bundle::inject,
+    leaf::Role,
+};
+use crate::runtime::{Decision, Effect, Kind, WriteOptions};
 
-/// How long a new authority is in the bundle before it signs: every process has followed the bundle by then.
+/// Time that a new authority is in the bundle before it signs. Every process has the bundle by then.
 const SETTLE: SignedDuration = SignedDuration::from_mins(2);
-/// Least time before its end at which an authority is replaced: the next one has to settle before.
+/// Least time before its end at which an authority is replaced: the next one must settle first.
 const LEAST_OVERLAP: SignedDuration = SignedDuration::from_mins(4);
-/// Shortest life of a certificate: shorter ones would be made anew without end.
+/// Shortest life of a certificate: shorter ones would be renewed without end.
 const SHORTEST_LIFE: SignedDuration = SignedDuration::from_mins(10);
 /// Least time that a leaf serves before it is replaced.
 const LEAST_USE: SignedDuration = SignedDuration::from_mins(1);
-/// Most authorities in the bundle.
+/// Authorities in the bundle at most.
 const BUNDLE_LIMIT: usize = 8;
-/// Longest time between looks, so that a changed clock is noticed.
+/// Longest time between decisions, so that a changed clock is noticed.
 const LONGEST_WAIT: Duration = Duration::from_secs(1800);
 /// Annotation of the authority's Secret: since when the next authority is in the bundle.
 const NEXT_SINCE: &str = "ferrovirt.io/next-published-at";
@@ -48,13 +53,13 @@ const ISSUER: &str = "ferrovirt.io/issuer";
 const NEXT_CERT_KEY: &str = "next.crt";
 const NEXT_KEY_KEY: &str = "next.key";
 
-/// Why no certificate can be made.
+/// The error of a certificate that cannot be made.
 #[derive(Debug, thiserror::Error)]
-pub enum CertificateError {
-    /// The library refused.
+pub(crate) enum CertificateError {
+    /// The library failed.
     #[error("certificate cannot be made")]
     Make(#[source] rcgen::Error),
-    /// A date that does not exist.
+    /// A date is out of range.
     #[error("life of the certificate is out of range")]
     Life,
     /// The object cannot be written as JSON.
@@ -62,16 +67,16 @@ pub enum CertificateError {
     Json(#[source] serde_json::Error),
 }
 
-/// How long certificates live, and when in their life they are replaced.
+/// Lives of certificates, and the times of their replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lives {
+pub(crate) struct Lives {
     /// Life of an authority.
     pub authority: SignedDuration,
-    /// How long before its end an authority is replaced.
+    /// Time before its end at which an authority is replaced.
     pub authority_before: SignedDuration,
     /// Life of a leaf.
     pub leaf: SignedDuration,
-    /// How long before its end a leaf is replaced.
+    /// Time before its end at which a leaf is replaced.
     pub leaf_before: SignedDuration,
 }
 
@@ -98,9 +103,9 @@ impl Lives {
         }
     }
 
-    /// The lives that the configuration asks for; what cannot be used is left at its default.
+    /// Returns the configured lives. Invalid values are replaced by the default.
     #[must_use]
-    pub fn from_strategy(strategy: &KubeVirtCertificateRotateStrategy) -> Self {
+    pub(crate) fn from_strategy(strategy: &KubeVirtCertificateRotateStrategy) -> Self {
         let Some(signed) = &strategy.self_signed else { return Self::default() };
         let read = |text: Option<&String>| {
             let parsed = api::duration::parse(text?).ok()?;
@@ -124,13 +129,13 @@ impl Lives {
     }
 }
 
-/// Names of the Secrets with leaves.
+/// Returns the names of the Secrets with leaves.
 pub(crate) fn leaf_secrets() -> [&'static str; 3] {
     Role::ALL.map(Role::secret)
 }
 
-/// Everything that decisions about certificates rest on.
-pub struct Observed<'a> {
+/// Everything that decisions about certificates depend on.
+pub(crate) struct Observed<'a> {
     /// Install namespace.
     pub namespace: &'a str,
     /// The authority's Secret.
@@ -141,28 +146,28 @@ pub struct Observed<'a> {
     pub leaves: &'a BTreeMap<String, &'a Secret>,
     /// Lives of certificates.
     pub lives: Lives,
-    /// Now.
+    /// The current time.
     pub now: Timestamp,
 }
 
-/// What is to be done, in order. Each step is done only when those before it have taken effect.
+/// A change of certificates. Each is made only after the former ones have taken effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Make the first authority, or one in place of an unusable one.
+    /// Create the first authority, or replace an unusable one.
     MakeAuthority,
-    /// Make the next authority beside the current one.
+    /// Create the next authority beside the current one.
     StageAuthority,
-    /// Write down since when the bundle has held the next authority.
+    /// Record the time since which the bundle holds the next authority.
     MarkPublished,
     /// Let the next authority sign.
     PromoteAuthority,
     /// Write this bundle.
     Publish(String),
-    /// Make the certificate of a role.
+    /// Create the certificate of a role.
     Issue(Role),
 }
 
-/// Decides on authority, bundle and leaves. Pure; [`decide`] makes what it asks for.
+/// Decides on authority, bundle and leaves. Pure; [`decide`] carries the steps out.
 pub(crate) fn plan(observed: &Observed<'_>) -> (Vec<Step>, Duration) {
     let now = observed.now;
     let mut wait = LONGEST_WAIT;
@@ -182,7 +187,7 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Vec<Step>, Duration) {
     let wanted = bundle::wanted(published, [Some(&current), next.as_ref()], now, BUNDLE_LIMIT);
     if published != Some(wanted.as_str()) {
         steps.push(Step::Publish(wanted));
-        // Nothing is signed by an authority that is not known to be in the bundle.
+        // An authority signs only after it is known to be in the bundle.
         return (steps, wait);
     }
     match &next {
@@ -222,7 +227,7 @@ fn facts(secret: &Secret, key: &str) -> Option<CertificateFacts> {
 }
 
 /// Decides on authority, bundle and leaves.
-pub fn decide(observed: &Observed<'_>) -> Result<Decision, CertificateError> {
+pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, CertificateError> {
     let (steps, wait) = plan(observed);
     let mut decision = Decision::settled();
     decision.wake(wait);
@@ -340,13 +345,13 @@ fn write_secret(
                 subresource: None,
                 strategic: false,
                 patch: serde_json::json!({}),
-                notes: crate::runtime::effect::Notes::default(),
+                options: WriteOptions::default(),
             }))
         }
     }
 }
 
-/// Labels of the objects made here. The chart removes them by these when it is uninstalled.
+/// Returns the labels of the objects that this process creates. The chart's uninstallation deletes objects with these labels.
 pub(crate) fn owned_labels() -> BTreeMap<String, String> {
     BTreeMap::from([("app.kubernetes.io/managed-by".to_owned(), "virt-controller".to_owned())])
 }

@@ -1,8 +1,8 @@
-//! Requests of node agents for certificates.
+//! Requests of virt-handlers for certificates.
 //!
-//! A request is granted only if it was made by the agent's service account with a token bound to a node, and names
-//! exactly that node. What is signed is made here from the rule, with nothing but the public key taken over: for the agent
-//! itself, or for it as a client of guests. What guests are shown serves for nothing else: it is nobody's server.
+//! A request is granted only if the service account of virt-handler made it with a token bound to a node, and if it names
+//! exactly that node. Everything in the certificate but the public key is set here. There are two uses: virt-handler itself,
+//! and virt-handler as a client of guests, whose certificate is not valid for a server.
 
 use api::{constants::component, tls};
 use jiff::{SignedDuration, Timestamp};
@@ -15,52 +15,52 @@ use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject};
 use serde_json::json;
 
 use super::{Authority, CertificateError, Lives, SHORTEST_LIFE, authority::leaf_dates};
-use crate::runtime::{Decision, Effect, Kind, effect::Notes};
+use crate::runtime::{Decision, Effect, Kind, WriteOptions};
 
-/// Longest request that is looked at.
+/// Longest request that is read.
 const REQUEST_LIMIT: usize = 16 * 1024;
-/// How soon to look again while there is no authority.
+/// Wait while there is no authority.
 const WITHOUT_AUTHORITY: std::time::Duration = std::time::Duration::from_secs(5);
 const USAGES: &[&str] = &["server auth", "client auth", "digital signature", "key encipherment"];
 
-/// What is granted.
+/// A granted request.
 struct Granted {
     node: String,
     role: Role,
     key: PublicKey,
 }
 
-/// What an agent has certificates for.
+/// The use of a certificate of virt-handler.
 #[derive(Clone, Copy)]
 enum Role {
-    /// It serves virt-api and scrapers.
-    Agent,
-    /// It connects to guests.
+    /// Serving virt-api and scrapers.
+    Handler,
+    /// Connecting to guests.
     GuestClient,
 }
 
 impl Role {
     fn named(common_name: &str) -> Option<Self> {
-        [Self::Agent, Self::GuestClient].into_iter().find(|role| role.common_name() == common_name)
+        [Self::Handler, Self::GuestClient].into_iter().find(|role| role.common_name() == common_name)
     }
 
     fn common_name(self) -> &'static str {
         match self {
-            Self::Agent => tls::HANDLER_CN,
+            Self::Handler => tls::HANDLER_CN,
             Self::GuestClient => tls::GUEST_CLIENT_CN,
         }
     }
 
     fn purposes(self) -> Vec<ExtendedKeyUsagePurpose> {
         match self {
-            Self::Agent => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
+            Self::Handler => vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
             Self::GuestClient => vec![ExtendedKeyUsagePurpose::ClientAuth],
         }
     }
 }
 
 /// Decides on a request.
-pub fn decide(
+pub(crate) fn decide(
     request: &CertificateSigningRequest,
     namespace: &str,
     authority: Option<&Authority>,
@@ -82,7 +82,7 @@ pub fn decide(
         Ok(granted) => granted,
         Err(reason) => {
             tracing::warn!(user = request.spec.username.as_deref().unwrap_or_default(), reason, "request is refused");
-            // An approval by another hand does not change the rule.
+            // An approval by another user does not change the rule.
             let (type_, subresource) = if has("Approved") { ("Failed", "status") } else { ("Denied", "approval") };
             decision.push(conclude(request, type_, subresource, "NotPermitted", reason, now));
             return Ok(decision);
@@ -101,7 +101,7 @@ pub fn decide(
     Ok(decision)
 }
 
-/// The rule. Errors are for people.
+/// Applies the rule. Errors are messages for users.
 fn examine(request: &CertificateSigningRequest, namespace: &str) -> Result<Granted, &'static str> {
     let spec = &request.spec;
     let account = format!("system:serviceaccount:{namespace}:{}", component::HANDLER_SERVICE_ACCOUNT);
@@ -206,6 +206,6 @@ fn patch(request: &CertificateSigningRequest, subresource: &'static str, patch: 
         subresource: Some(subresource),
         strategic: false,
         patch,
-        notes: Notes::default(),
+        options: WriteOptions::default(),
     }
 }

@@ -131,7 +131,7 @@ fn process_that_starts_late_in_the_life_of_the_authority_settles_and_replaces_it
     store.settle();
     let first = store.issuer(tls::API_SERVER_SECRET);
     store.pass(7 * 24 - 2);
-    // The leaves end with the authority, however often they were made anew.
+    // Leaves end with the authority, however often they are renewed.
     store.settle();
     assert_eq!(store.issuer(tls::API_SERVER_SECRET), first);
     store.now = store.now.checked_add(SETTLE).unwrap();
@@ -151,7 +151,7 @@ fn lost_or_damaged_authority_is_replaced_without_forgetting_what_it_signed() {
 }
 
 #[test]
-fn damaged_leaf_is_made_anew() {
+fn damaged_leaf_is_replaced() {
     let mut store = Store::new();
     store.settle();
     let leaf = store.leaves.get_mut(tls::API_CLIENT_SECRET).unwrap();
@@ -178,7 +178,7 @@ fn lives_come_from_the_configuration_and_nonsense_is_left_out() {
     assert_eq!(short.authority_before, SignedDuration::from_hours(5));
     assert_eq!((short.leaf, short.leaf_before), (SignedDuration::from_hours(10), SignedDuration::from_hours(2)));
     assert_eq!(lives(json!({"selfSigned": {"ca": {"duration": "soon"}}})), Lives::default());
-    // What is made has to serve before it is made anew.
+    // A new certificate is used for a while before it is replaced.
     let shortest = lives(json!({"selfSigned": {"ca": {"duration": "1s"}, "server": {"duration": "1s"}}}));
     assert_eq!((shortest.authority, shortest.authority_before), (SHORTEST_LIFE, LEAST_OVERLAP));
     assert_eq!((shortest.leaf, shortest.leaf_before), (SHORTEST_LIFE, SignedDuration::from_mins(2)));
@@ -209,7 +209,7 @@ fn request(change: &Value, common_name: &str, dns_name: &str) -> CertificateSign
 fn outcome(request: &CertificateSigningRequest) -> Vec<Value> {
     let now = "2030-01-01T00:00:00Z".parse().unwrap();
     let authority = Authority::make(now, SignedDuration::from_hours(48)).unwrap();
-    let decision = decide_request(request, "kubevirt", Some(&authority), Lives::default(), now).unwrap();
+    let decision = request::decide(request, "kubevirt", Some(&authority), Lives::default(), now).unwrap();
     let patch = |effect: Effect| match effect {
         Effect::Patch { patch, .. } => patch["status"].clone(),
         other => panic!("{other:?}"),
@@ -218,7 +218,7 @@ fn outcome(request: &CertificateSigningRequest) -> Vec<Value> {
 }
 
 #[test]
-fn request_of_a_node_agent_for_its_own_node_is_approved_and_signed() {
+fn request_of_virt_handler_for_its_own_node_is_approved_and_signed() {
     let answers = outcome(&request(&json!({}), tls::HANDLER_CN, &tls::handler_server_name("n")));
     assert_eq!(answers.len(), 2);
     assert_eq!(answers[0]["conditions"][0]["type"], "Approved");
@@ -231,7 +231,7 @@ fn request_of_a_node_agent_for_its_own_node_is_approved_and_signed() {
 }
 
 #[test]
-fn certificate_for_guests_can_serve_nobody() {
+fn certificate_for_guests_is_not_valid_for_a_server() {
     let name = tls::handler_server_name("n");
     for (common_name, serves) in [(tls::HANDLER_CN, true), (tls::GUEST_CLIENT_CN, false)] {
         let answers = outcome(&request(&json!({}), common_name, &name));
@@ -247,7 +247,7 @@ fn certificate_for_guests_can_serve_nobody() {
 }
 
 #[test]
-fn request_that_is_not_from_the_agent_on_the_node_it_names_is_denied() {
+fn request_that_is_not_from_virt_handler_on_the_node_it_names_is_denied() {
     let own = tls::handler_server_name("n");
     let refused = [
         request(&json!({"spec": {"username": "system:serviceaccount:default:x"}}), tls::HANDLER_CN, &own),

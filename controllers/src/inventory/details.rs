@@ -1,4 +1,4 @@
-//! Metrics about what machines and VMs consist of, and about when a VM came to its status.
+//! Metrics of the resources of VMIs and VMs, and of the time of a VM's last status change.
 
 use std::collections::BTreeMap;
 
@@ -24,10 +24,10 @@ const ERROR: &str = "error";
 /// Conditions whose last change is that of the status.
 const CHANGING: [&str; 3] = [condition::READY, condition::FAILURE, condition::PAUSED];
 
-/// The metrics, filled machine by machine.
+/// The metrics.
 pub(super) struct Details {
     overhead: GaugeVec,
-    machine_cards: GaugeVec,
+    vmi_cards: GaugeVec,
     cards: GaugeVec,
     requests: GaugeVec,
     limits: GaugeVec,
@@ -35,7 +35,7 @@ pub(super) struct Details {
 }
 
 impl Details {
-    /// Empty ones.
+    /// Creates empty metrics.
     pub(super) fn new() -> Result<Self, prometheus::Error> {
         let gauge = |name: &str, help: &str, labels: &[&str]| GaugeVec::new(Opts::new(name, help), labels);
         let mut changes = Vec::new();
@@ -47,10 +47,10 @@ impl Details {
         Ok(Self {
             overhead: gauge(
                 "kubevirt_vmi_launcher_memory_overhead_bytes",
-                "Memory of a machine's pod beside the guest's",
+                "Memory of a launcher pod beside the guest's",
                 &NAMES,
             )?,
-            machine_cards: gauge("kubevirt_vmi_vnic_info", "Network cards of machines", &CARD)?,
+            vmi_cards: gauge("kubevirt_vmi_vnic_info", "Network cards of VMIs", &CARD)?,
             cards: gauge("kubevirt_vm_vnic_info", "Network cards of VirtualMachines", &CARD)?,
             requests: gauge("kubevirt_vm_resource_requests", "What a VirtualMachine asks for", &REQUEST)?,
             limits: gauge("kubevirt_vm_resource_limits", "What a VirtualMachine is limited to", &LIMIT)?,
@@ -58,10 +58,10 @@ impl Details {
         })
     }
 
-    /// Adds a machine.
-    pub(super) fn machine(&self, vmi: &VirtualMachineInstance) {
+    /// Adds a VMI.
+    pub(super) fn vmi(&self, vmi: &VirtualMachineInstance) {
         let (name, namespace) = (vmi.name_any(), vmi.namespace().unwrap_or_default());
-        tell_cards(&self.machine_cards, &name, &namespace, &vmi.spec);
+        set_cards(&self.vmi_cards, &name, &namespace, &vmi.spec);
         let memory = vmi.status.as_ref().and_then(|status| status.memory.as_ref());
         let overhead = memory.and_then(|memory| quantity::units(memory.memory_overhead.as_ref()?).ok());
         if let Some(bytes) = overhead {
@@ -82,14 +82,14 @@ impl Details {
             }
         }
         let Some(spec) = &vm.spec.template.spec else { return };
-        tell_cards(&self.cards, &name, &namespace, spec);
-        // What an instance type gives is told by the machine.
+        set_cards(&self.cards, &name, &namespace, spec);
+        // The metrics of the VMI show the resources of an instance type.
         if vm.spec.instancetype.is_none() {
-            self.tell_resources(&name, &namespace, spec);
+            self.set_resources(&name, &namespace, spec);
         }
     }
 
-    fn tell_resources(&self, name: &str, namespace: &str, spec: &VirtualMachineInstanceSpec) {
+    fn set_resources(&self, name: &str, namespace: &str, spec: &VirtualMachineInstanceSpec) {
         let domain = &spec.domain;
         let (requests, limits) = (&domain.resources.requests, &domain.resources.limits);
         let request = |resource: &str, unit: &str, source: &str, value: f64| {
@@ -131,9 +131,9 @@ impl Details {
         }
     }
 
-    /// All of them.
+    /// Returns all of them.
     pub(super) fn families(&self) -> Vec<MetricFamily> {
-        let gauges = [&self.overhead, &self.machine_cards, &self.cards, &self.requests, &self.limits];
+        let gauges = [&self.overhead, &self.vmi_cards, &self.cards, &self.requests, &self.limits];
         let mut families: Vec<MetricFamily> = gauges.into_iter().flat_map(|gauge| gauge.collect()).collect();
         families.extend(self.changes.iter().flat_map(|(_, counter)| counter.collect()));
         families
@@ -154,7 +154,7 @@ fn cores_in(amounts: &BTreeMap<String, Quantity>) -> Option<f64> {
     quantity::milli(amounts.get("cpu")?).ok().map(|milli| milli as f64 / 1000.0)
 }
 
-fn tell_cards(metric: &GaugeVec, name: &str, namespace: &str, spec: &VirtualMachineInstanceSpec) {
+fn set_cards(metric: &GaugeVec, name: &str, namespace: &str, spec: &VirtualMachineInstanceSpec) {
     for interface in &spec.domain.devices.interfaces {
         let (kind, binding) = binding(interface);
         let Some(network) = spec.networks.iter().find(|network| network.name == interface.name).map(network_name)
@@ -166,7 +166,7 @@ fn tell_cards(metric: &GaugeVec, name: &str, namespace: &str, spec: &VirtualMach
     }
 }
 
-/// Whether an interface is bound by KubeVirt itself or by a plugin, and how.
+/// Returns the binding of an interface: `core` or `plugin`, and its name.
 fn binding(interface: &Interface) -> (&'static str, &str) {
     if let Some(plugin) = &interface.binding {
         return ("plugin", plugin.name.as_str());
@@ -196,18 +196,18 @@ mod tests {
 
     fn text(details: &Details) -> String {
         let registry = prometheus::Registry::new();
-        let gauges = [&details.overhead, &details.machine_cards, &details.cards, &details.requests, &details.limits];
+        let gauges = [&details.overhead, &details.vmi_cards, &details.cards, &details.requests, &details.limits];
         for gauge in gauges {
             registry.register(Box::new(gauge.clone())).unwrap();
         }
         for (_, counter) in &details.changes {
             registry.register(Box::new(counter.clone())).unwrap();
         }
-        String::from_utf8(process::ops::encode(&registry).unwrap()).unwrap()
+        String::from_utf8(daemon::ops::encode(&registry).unwrap()).unwrap()
     }
 
     #[test]
-    fn a_vm_is_told_with_its_cards_its_resources_and_its_last_change() {
+    fn vm_is_shown_with_its_network_cards_its_resources_and_its_last_change() {
         let details = Details::new().unwrap();
         let vm = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_told_with_what_its_pod_takes() {
+    fn vmi_is_shown_with_the_overhead_of_its_pod() {
         let details = Details::new().unwrap();
         let vmi = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -259,7 +259,7 @@ mod tests {
             },
             "status": {"memory": {"memoryOverhead": "1Mi"}},
         });
-        details.machine(&serde_json::from_value(vmi).unwrap());
+        details.vmi(&serde_json::from_value(vmi).unwrap());
         let text = text(&details);
         let overhead = r#"kubevirt_vmi_launcher_memory_overhead_bytes{name="m",namespace="ns"} 1048576"#;
         assert!(text.contains(overhead), "{text}");

@@ -1,9 +1,9 @@
-//! The one container, `compute`.
+//! The container `compute`: command, environment, probes.
 
 use api::{
     VirtualMachineInstance,
     constants::{annotation, component, label},
-    vmi::spec::Probe as MachineProbe,
+    vmi::spec::Probe as VmiProbe,
 };
 use k8s_openapi::{
     api::core::v1::{
@@ -15,13 +15,13 @@ use k8s_openapi::{
 
 use super::{Inputs, LAUNCHER_UID, RenderError, resources::PodResources, some, volumes::Mounts};
 
-/// Seconds that a launcher is given before the first probe, on top of what was asked for.
+/// Seconds before the first probe, added to the requested delay.
 const PROBE_DELAY: i32 = 10;
-/// Label of machines: how much their launchers log.
+/// Label of VMIs with the log verbosity of their launchers.
 const VERBOSITY_LABEL: &str = "logVerbosity";
-/// Verbosity of launchers that needs no mention.
+/// Default verbosity of launchers, which is not passed.
 const DEFAULT_VERBOSITY: u64 = 2;
-/// Verbosity from which on libvirt is asked for all it has to say.
+/// Verbosity from which on libvirt logs everything.
 const LIBVIRT_VERBOSITY: u64 = 6;
 
 /// Filters of libvirt's log that show everything but the noise of its objects, messages and events.
@@ -40,7 +40,7 @@ pub(super) fn compute(
         image: Some(inputs.launcher_image.to_owned()),
         image_pull_policy: Some(inputs.config.image_pull_policy.clone()),
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
-        // All in one list, where others look for what a launcher was told.
+        // One list, in which tools look for the launcher's settings.
         command: Some(command(inputs, grace, verbosity)),
         env: Some(environment(inputs, mounts, verbosity)),
         ports: some(ports(inputs)),
@@ -64,7 +64,7 @@ pub(super) fn compute(
     })
 }
 
-/// How much the launcher logs: what the machine says, else the cluster.
+/// Returns the log verbosity of the launcher: that of the VMI, else that of the cluster.
 fn verbosity(inputs: &Inputs<'_>) -> Result<u64, RenderError> {
     match inputs.instance.metadata.labels.as_ref().and_then(|labels| labels.get(VERBOSITY_LABEL)) {
         Some(text) => text.parse().map_err(|_| RenderError::Verbosity(text.clone())),
@@ -89,7 +89,7 @@ fn command(inputs: &Inputs<'_>, grace: i64, verbosity: u64) -> Vec<String> {
         arguments.push("--allow-emulation".to_owned());
     }
     if let Some(filters) = libvirt_log_filters(&inputs.instance.metadata, verbosity) {
-        // One argument, whatever a user's text begins with.
+        // One argument, so that a user's text cannot become an option.
         arguments.push(format!("--libvirt-log-filters={filters}"));
     }
     let keeps = |(key, value): (&String, &String)| {
@@ -98,15 +98,15 @@ fn command(inputs: &Inputs<'_>, grace: i64, verbosity: u64) -> Vec<String> {
     if meta.annotations.iter().flatten().any(keeps) {
         arguments.push("--keep-after-failure".to_owned());
     }
-    // Whatever its value.
+    // With any value.
     if meta.annotations.iter().flatten().any(|(key, _)| key == annotation::LAUNCHER_FAIL_FAST) {
         arguments.push("--simulate-crash".to_owned());
     }
     arguments
 }
 
-/// What libvirt logs besides warnings: what an annotation says, or nearly everything where a label or the verbosity asks
-/// for it.
+/// Returns libvirt's log filters: those of the annotation, or filters for nearly everything if a label or the verbosity
+/// requires it.
 fn libvirt_log_filters(meta: &ObjectMeta, verbosity: u64) -> Option<&str> {
     let named = meta.annotations.as_ref().and_then(|all| all.get(annotation::LIBVIRT_LOG_FILTERS)).map(String::as_str);
     let debug = meta.labels.as_ref().and_then(|all| all.get(label::DEBUG_LOGS));
@@ -153,11 +153,11 @@ fn ports(inputs: &Inputs<'_>) -> Vec<ContainerPort> {
         .collect()
 }
 
-/// A probe of the guest as one of the launcher's container. What the guest agent does is asked for by a program there.
-fn convert_probe(instance: &VirtualMachineInstance, probe: &MachineProbe) -> Probe {
-    let by_agent = by_agent(instance, probe);
-    // The program's own time is the guest's; it takes a little to come and go. Who calls it by name says how much.
-    let is_wrapped = by_agent.as_deref().is_some_and(|command| Some(command) != asked(probe));
+/// Returns a probe of the guest as a probe of the container. A program in the container runs probes of the guest agent.
+fn convert_probe(instance: &VirtualMachineInstance, probe: &VmiProbe) -> Probe {
+    let by_agent = guest_agent_command(instance, probe);
+    // The time limit applies to the guest's program; starting it takes a little longer.
+    let is_wrapped = by_agent.as_deref().is_some_and(|command| Some(command) != guest_command(probe));
     let timeout = probe.timeout_seconds.filter(|seconds| *seconds >= 1).unwrap_or(1);
     let at_least_one = |value: Option<i32>, default: i32| Some(value.filter(|value| *value >= 1).unwrap_or(default));
     Probe {
@@ -173,13 +173,13 @@ fn convert_probe(instance: &VirtualMachineInstance, probe: &MachineProbe) -> Pro
     }
 }
 
-/// The command that a probe names.
-fn asked(probe: &MachineProbe) -> Option<&[String]> {
+/// Returns the command of a probe.
+fn guest_command(probe: &VmiProbe) -> Option<&[String]> {
     probe.exec.as_ref()?.command.as_deref()
 }
 
-/// The command for a probe that the guest agent carries out.
-fn by_agent(instance: &VirtualMachineInstance, probe: &MachineProbe) -> Option<Vec<String>> {
+/// Returns the container's command for a probe of the guest agent.
+fn guest_agent_command(instance: &VirtualMachineInstance, probe: &VmiProbe) -> Option<Vec<String>> {
     let metadata = &instance.metadata;
     let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
     let domain = format!("{}_{}", namespace.unwrap_or_default(), name.unwrap_or_default());
@@ -190,7 +190,7 @@ fn by_agent(instance: &VirtualMachineInstance, probe: &MachineProbe) -> Option<V
         command.push("--guestAgentPing".to_owned());
         return Some(command);
     }
-    let asked = asked(probe)?;
+    let asked = guest_command(probe)?;
     let (program, arguments) = asked.split_first()?;
     if program == "virt-probe" {
         return Some(asked.to_vec());

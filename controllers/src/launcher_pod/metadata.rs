@@ -13,7 +13,7 @@ use sha1::{Digest, Sha1};
 use super::{Inputs, RenderError, networks};
 use crate::runtime::Kind;
 
-/// Annotation of machines and label of pods that asks Istio for its proxy.
+/// Annotation of VMIs and label of pods that requests Istio's proxy.
 pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
 /// Longest label value.
 const NAME_LIMIT: usize = 63;
@@ -35,7 +35,7 @@ fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     let name = instance.metadata.name.as_deref().unwrap_or_default();
     labels.extend(identity_labels(instance));
     labels.insert(label::DEPRECATED_VM_NAME.to_owned(), instance.hostname());
-    labels.insert(label::VMI_ID.to_owned(), machine_id(name));
+    labels.insert(label::VMI_ID.to_owned(), vmi_id(name));
     if let Some(value) = super::annotation(instance, ISTIO_INJECT) {
         labels.insert(ISTIO_INJECT.to_owned(), value.to_owned());
     }
@@ -57,7 +57,7 @@ fn annotations(inputs: &Inputs<'_>, overhead: i64) -> Result<BTreeMap<String, St
     for (key, value) in instance.metadata.annotations.iter().flatten() {
         let internal = key.starts_with("kubectl.kubernetes.io")
             || key == annotation::STORAGE_OBSERVED_API_VERSION
-            // Plugins write it, and the status of the machine follows it.
+            // Network plugins write it, and the status of the VMI follows it.
             || key == annotation::NETWORK_STATUS
             || key == annotation::LATEST_OBSERVED_API_VERSION;
         if !internal {
@@ -84,16 +84,16 @@ fn annotations(inputs: &Inputs<'_>, overhead: i64) -> Result<BTreeMap<String, St
     Ok(annotations)
 }
 
-/// Whether backups of a pod freeze its guest: unless its machine or the cluster says no.
+/// Returns true if backups of a pod freeze its guest, which VMI and cluster can turn off.
 #[must_use]
-pub fn hooks_backups(instance: &VirtualMachineInstance, config: &ClusterConfig) -> bool {
+pub(crate) fn hooks_backups(instance: &VirtualMachineInstance, config: &ClusterConfig) -> bool {
     let skip = super::annotation(instance, annotation::SKIP_BACKUP_HOOKS);
     !config.skip_backup_hooks && !skip.is_some_and(api::is_true)
 }
 
-/// Annotations by which Velero freezes the guest while it copies the volumes of its pod, and thaws it again.
+/// Returns the annotations by which Velero freezes the guest while it copies the volumes of its pod, and thaws it again.
 #[must_use]
-pub fn backup_hooks(instance: &VirtualMachineInstance) -> [(&'static str, String); 5] {
+pub(crate) fn backup_hooks(instance: &VirtualMachineInstance) -> [(&'static str, String); 5] {
     let name = instance.metadata.name.as_deref().unwrap_or_default();
     let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
     let command = |action: &str| {
@@ -108,9 +108,9 @@ pub fn backup_hooks(instance: &VirtualMachineInstance) -> [(&'static str, String
     ]
 }
 
-/// The machine's name as a label value: itself, or its beginning with a hash.
+/// Returns the VMI's name as a label value: itself, or its beginning with a hash.
 #[must_use]
-pub(super) fn machine_id(name: &str) -> String {
+pub(super) fn vmi_id(name: &str) -> String {
     if name.len() <= NAME_LIMIT {
         return name.to_owned();
     }

@@ -1,6 +1,6 @@
-//! The launcher pod of a machine: a pure function of the machine and the cluster's settings.
+//! The launcher pod of a VMI: a pure function of the VMI and the cluster's settings. Start with [`render`].
 //!
-//! One container, `compute`. Container disks are image volumes; what else a machine needs are ordinary volumes,
+//! One container, `compute`. Container disks are image volumes; everything else of a VMI is in ordinary volumes,
 //! resources and scheduling fields of a pod, so that quota, pod security and the scheduler treat it as any pod.
 
 mod container;
@@ -21,8 +21,8 @@ use k8s_openapi::api::core::v1::{
 };
 
 pub(crate) use self::metadata::identity_labels;
-pub use self::metadata::{backup_hooks, hooks_backups};
-use crate::views::{ClaimView, DefinitionView};
+pub(crate) use self::metadata::{backup_hooks, hooks_backups};
+use crate::resources::{claims::CachedClaim, networks::CachedNetwork};
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.
 const GRACE_PADDING: i64 = 15;
@@ -31,77 +31,66 @@ const DEFAULT_GRACE: i64 = 30;
 /// User and group of the launcher.
 const LAUNCHER_UID: i64 = 107;
 
-/// Why a machine has no pod.
+/// The error of a VMI that has no pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RenderError {
+pub(crate) enum RenderError {
     /// A claim does not exist (yet).
     #[error("didn't find PVC {0}")]
     ClaimNotFound(String),
-    /// A feature that launchers of this version do not have. Admission refuses these; older objects may have them.
+    /// A feature that this version does not support. Admission rejects it, but older objects may have it.
     #[error("{0} is not supported")]
     Unsupported(String),
-    /// A device that the configuration does not permit.
+    /// The configuration does not permit a device.
     #[error("{0}")]
     NotPermitted(String),
     /// The definition of a network does not exist (yet).
     #[error("failed to locate network attachment definition {0}")]
     DefinitionNotFound(String),
-    /// A label that says how much the launcher logs, and is no number.
+    /// The label with the log verbosity is no number.
     #[error("label logVerbosity: {0:?} is not a number")]
     Verbosity(String),
-    /// An annotation that cannot be written.
+    /// An annotation cannot be written.
     #[error("networks: {0}")]
     Networks(String),
-    /// A quantity that is none.
+    /// An invalid quantity.
     #[error("{field}: {source}")]
     Quantity {
-        /// Where it stands.
+        /// Field path.
         field: &'static str,
-        /// Why it is none.
+        /// The cause.
         source: QuantityError,
     },
 }
 
 /// Limits that the quotas and labels of a namespace make necessary.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct NamespaceLimits {
+pub(crate) struct NamespaceLimits {
     /// A quota on memory limits: each pod needs one.
     pub memory: bool,
     /// A quota on CPU limits, or the configured namespace selector: each pod needs one.
     pub cpu: bool,
-    /// How many times the request a memory limit is, if the namespace says so.
+    /// Ratio of memory limit to request, if the namespace sets one.
     pub memory_ratio: Option<f64>,
 }
 
-/// Everything a pod is made of.
-pub struct Inputs<'a> {
-    /// The machine.
+/// Everything that a pod is rendered from.
+pub(crate) struct Inputs<'a> {
+    /// The VMI.
     pub instance: &'a VirtualMachineInstance,
     /// The cluster's configuration.
     pub config: &'a ClusterConfig,
     /// Image of the launcher.
     pub launcher_image: &'a str,
-    /// Claims of the machine's namespace by name; those missing do not exist.
-    pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
+    /// Existing claims of the VMI's namespace by name.
+    pub claims: &'a BTreeMap<String, Arc<CachedClaim>>,
     /// Limits of the namespace.
     pub limits: NamespaceLimits,
-    /// Definitions of the machine's networks by `namespace/name`, where what they need of a node is asked for here.
-    pub definitions: Option<&'a BTreeMap<String, Arc<DefinitionView>>>,
-}
-
-/// Names of the claims that a machine's pod mounts.
-#[must_use]
-pub fn claim_names(instance: &VirtualMachineInstance) -> Vec<String> {
-    volumes::claim_names(instance)
-}
-
-/// Definitions of the networks that a machine is plugged into, as namespace and name.
-pub fn definition_names(instance: &VirtualMachineInstance) -> impl Iterator<Item = (&str, &str)> {
-    networks::definition_names(instance)
+    /// Definitions of the VMI's networks by `namespace/name`, if the pod requests the resources that they need.
+    pub definitions: Option<&'a BTreeMap<String, Arc<CachedNetwork>>>,
 }
 
 /// Renders the pod.
-pub fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
+pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let instance = inputs.instance;
     let spec = &instance.spec;
     refuse_unsupported(inputs)?;
@@ -173,7 +162,7 @@ pub fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     Ok(pod)
 }
 
-/// Seconds the guest is given to shut down.
+/// Returns the seconds that the guest has to shut down.
 fn grace_seconds(instance: &VirtualMachineInstance) -> i64 {
     instance.spec.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE).max(0)
 }
@@ -227,7 +216,7 @@ fn annotation<'a>(instance: &'a VirtualMachineInstance, key: &str) -> Option<&'a
     instance.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Nothing instead of an empty list.
+/// Returns `None` for an empty list.
 fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }

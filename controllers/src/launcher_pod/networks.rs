@@ -1,13 +1,10 @@
-//! What the plugins that connect a pod to networks are told by annotations.
+//! Annotations and resources for the plugins that connect a pod to networks.
 
-use api::{
-    VirtualMachineInstance,
-    constants::annotation,
-    vmi::network::{MultusNetwork, Network},
-};
+use api::{VirtualMachineInstance, constants::annotation, vmi::network::Network};
 use serde::Serialize;
 
 use super::{Inputs, RenderError};
+use crate::resources::vmis::{connected_networks, network_names};
 
 /// One network that the pod is connected to beside its own, as Multus reads it.
 #[derive(Serialize)]
@@ -16,34 +13,15 @@ struct Selection<'a> {
     namespace: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     mac: Option<String>,
-    /// What the link is called in the pod.
+    /// Name of the link in the pod.
     interface: String,
 }
 
-/// Networks of Multus that a machine is plugged into.
-pub(super) fn plugged(instance: &VirtualMachineInstance) -> impl Iterator<Item = (&Network, &MultusNetwork)> {
-    let spec = &instance.spec;
-    let absent = move |name: &str| {
-        let mut interfaces = spec.domain.devices.interfaces.iter();
-        interfaces.any(|interface| interface.name == name && interface.state.as_deref() == Some("absent"))
-    };
-    spec.networks
-        .iter()
-        .filter(move |network| !absent(&network.name))
-        .filter_map(|network| Some((network, network.multus.as_ref()?)))
-}
-
-/// Definitions of these networks, as namespace and name.
-pub(super) fn definition_names(instance: &VirtualMachineInstance) -> impl Iterator<Item = (&str, &str)> {
-    let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
-    plugged(instance).map(move |(_, multus)| multus.definition(namespace))
-}
-
-/// Resources that a node has to have for these networks, one of each.
+/// Returns the resources of a node that these networks need, one of each.
 pub(super) fn resources(inputs: &Inputs<'_>) -> Result<Vec<String>, RenderError> {
     let Some(definitions) = inputs.definitions else { return Ok(Vec::new()) };
     let mut resources = Vec::new();
-    for (namespace, name) in definition_names(inputs.instance) {
+    for (namespace, name) in network_names(inputs.instance) {
         let name = format!("{namespace}/{name}");
         match definitions.get(&name) {
             Some(definition) => resources.extend(definition.resource.clone()),
@@ -53,14 +31,14 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<Vec<String>, RenderError>
     Ok(resources)
 }
 
-/// The annotations that ask for a machine's networks.
+/// Returns the annotations that request a VMI's networks.
 pub(super) fn annotations(instance: &VirtualMachineInstance) -> Result<Vec<(&'static str, String)>, serde_json::Error> {
     let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
     let mac = |network: &Network| {
         let mut interfaces = instance.spec.domain.devices.interfaces.iter();
         interfaces.find(|interface| interface.name == network.name)?.mac()
     };
-    let selections: Vec<Selection<'_>> = plugged(instance)
+    let selections: Vec<Selection<'_>> = connected_networks(instance)
         .filter(|(network, _)| !network.is_primary())
         .map(|(network, multus)| {
             let (namespace, name) = multus.definition(namespace);
@@ -71,7 +49,7 @@ pub(super) fn annotations(instance: &VirtualMachineInstance) -> Result<Vec<(&'st
     if !selections.is_empty() {
         annotations.push((annotation::NETWORKS, serde_json::to_string(&selections)?));
     }
-    if let Some((_, multus)) = plugged(instance).find(|(_, multus)| multus.default_) {
+    if let Some((_, multus)) = connected_networks(instance).find(|(_, multus)| multus.default_) {
         annotations.push((annotation::DEFAULT_NETWORK, multus.network_name.clone()));
     }
     Ok(annotations)

@@ -12,7 +12,7 @@ use super::{Inputs, RenderError, networks};
 
 /// Space for logs and sockets in the pod's own file systems.
 const EPHEMERAL_STORAGE: i64 = 50_000_000;
-/// Memory limit over request in namespaces whose quota asks for limits.
+/// Memory limit over request in namespaces whose quota requires limits.
 const DEFAULT_LIMIT_RATIO: f64 = 2.0;
 
 /// Resources with the overhead that they contain.
@@ -71,9 +71,9 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<PodResources, RenderError
     })
 }
 
-/// True when the user asks for the Guaranteed class.
+/// Returns true if the user requests the Guaranteed class.
 fn is_guaranteed(requests: &Amounts, limits: &Amounts) -> bool {
-    // By value: `1Gi` is `1024Mi`. What cannot be read is refused where it is used.
+    // By value: `1Gi` is `1024Mi`. Invalid quantities are rejected where they are used.
     let bytes = |amounts: &Amounts| {
         amounts.get("memory").and_then(|amount| quantity::units(amount).ok()).filter(|bytes| *bytes != 0)
     };

@@ -1,14 +1,14 @@
-//! Which nodes may take the pod.
+//! Selection of the pod's node.
 //!
-//! Required terms use facts of a node that do not change while it runs: the kubelet checks them again when it
-//! restarts, and would end running machines of which one has changed. Whether the node takes machines just now is a
-//! preference (label `kubevirt.io/schedulable`) and a matter of its devices, which vanish with the node agent.
+//! Required terms use properties of a node that do not change while it runs: the kubelet checks them when it restarts and
+//! would end VMIs of which a term fails. The readiness of a node for VMIs is a preference (label `kubevirt.io/schedulable`),
+//! and follows from its devices, which vanish with virt-handler.
 
 use std::collections::BTreeMap;
 
 use api::{
+    FeatureGate,
     constants::label,
-    gates,
     vmi::{
         cpu::Cpu,
         features::{FeatureHyperv, FeatureState},
@@ -51,11 +51,11 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
         }
     }
     let hyperv = spec.domain.features.as_ref().and_then(|features| features.hyperv.as_ref());
-    if let Some(hyperv) = hyperv.filter(|_| inputs.config.enabled(gates::HYPERV_STRICT_CHECK)) {
+    if let Some(hyperv) = hyperv.filter(|_| inputs.config.enabled(FeatureGate::HypervStrictCheck)) {
         for name in enlightenments(hyperv) {
             require(format!("{}{name}", label::HYPERV_PREFIX));
         }
-        // Only these processors have what it is an enlightenment of.
+        // Only these processors have the feature behind this enlightenment.
         if hyperv.evmcs.as_ref().is_some_and(FeatureState::is_enabled) {
             require(format!("{}Intel", label::CPU_VENDOR_PREFIX));
         }
@@ -85,7 +85,7 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
     selector
 }
 
-/// What a machine asks for of Hyper-V that not every node offers, as labels of nodes call it.
+/// Returns the Hyper-V features of a VMI that not every node offers, as labels of nodes name them.
 fn enlightenments(hyperv: &FeatureHyperv) -> impl Iterator<Item = &'static str> {
     let plain = |feature: &Option<FeatureState>| feature.as_ref().and_then(|feature| feature.enabled);
     [
@@ -104,16 +104,16 @@ fn enlightenments(hyperv: &FeatureHyperv) -> impl Iterator<Item = &'static str> 
     .map(|(name, _)| name)
 }
 
-/// The model of a CPU that is neither the host's nor close to it.
+/// Returns a named CPU model, not `host-model` or `host-passthrough`.
 fn named_model(cpu: &Cpu) -> Option<&str> {
     cpu.model.as_deref().filter(|model| !matches!(*model, "" | "host-model" | "host-passthrough"))
 }
 
-/// The type of the machine: the one it runs as, else the one asked for.
+/// Returns the machine type: the one in use, else the requested one.
 fn board<'a>(inputs: &Inputs<'a>) -> Option<&'a str> {
     let running = inputs.instance.status.as_ref().and_then(|status| status.machine.as_ref());
-    let asked = inputs.instance.spec.domain.machine.as_ref();
-    [running, asked].into_iter().flatten().map(|machine| machine.type_.as_str()).find(|name| !name.is_empty())
+    let requested = inputs.instance.spec.domain.machine.as_ref();
+    [running, requested].into_iter().flatten().map(|hardware| hardware.type_.as_str()).find(|name| !name.is_empty())
 }
 
 pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {

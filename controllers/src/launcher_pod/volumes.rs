@@ -1,14 +1,15 @@
-//! Volumes of the pod and where the launcher finds them.
+//! Volumes of the pod and their mount paths.
 
 use std::collections::BTreeSet;
 
-use api::{VirtualMachineInstance, vmi::volumes::Volume as MachineVolume};
+use api::{VirtualMachineInstance, vmi::volumes::Volume as VmiVolume};
 use k8s_openapi::api::core::v1::{
     ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, KeyToPath,
     LocalObjectReference, PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
 };
 
 use super::{Inputs, RenderError, kernel_boot};
+use crate::resources::claims::mounted_claim;
 
 /// Volume of the kernel and initrd images.
 const KERNEL_BOOT_VOLUME: &str = "kernel-boot-volume";
@@ -66,8 +67,8 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
     mounts.empty_dir("libvirt-runtime", "/var/run/libvirt", None);
     mounts.empty_dir("ephemeral-disks", "/var/run/kubevirt-ephemeral-disks", None);
     let disks: BTreeSet<&str> = spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
-    for (index, volume) in spec.volumes.iter().enumerate() {
-        machine_volume(inputs, &mut mounts, index, volume, disks.contains(volume.name.as_str()))?;
+    for volume in &spec.volumes {
+        vmi_volume(inputs, &mut mounts, volume, disks.contains(volume.name.as_str()))?;
     }
     if let Some(container) = kernel_boot(inputs.instance) {
         let policy = container.image_pull_policy.as_ref();
@@ -85,19 +86,13 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
     Ok(mounts)
 }
 
-fn machine_volume(
-    inputs: &Inputs<'_>,
-    mounts: &mut Mounts,
-    index: usize,
-    volume: &MachineVolume,
-    has_disk: bool,
-) -> Result<(), RenderError> {
+fn vmi_volume(inputs: &Inputs<'_>, mounts: &mut Mounts, volume: &VmiVolume, has_disk: bool) -> Result<(), RenderError> {
     let name = &volume.name;
     if let Some(disk) = &volume.container_disk {
-        let path = format!("/var/run/kubevirt-image-volume/disk_{index}");
+        let path = format!("/var/run/kubevirt-image-volume/{name}");
         mounts.image(name, &disk.image, disk.image_pull_policy.as_ref(), &path);
-    } else if let Some((claim, read_only)) = claim_of(volume) {
-        mount_claim(inputs, mounts, name, &claim, read_only)?;
+    } else if let Some((claim, read_only)) = mounted_claim(volume) {
+        mount_claim(inputs, mounts, name, claim, read_only)?;
     } else if let Some(source) = &volume.secret {
         mounts.volumes.push(secret(name, source.secret_name.clone(), source.optional));
         if has_disk {
@@ -146,22 +141,6 @@ fn machine_volume(
     Ok(())
 }
 
-/// Name of the claim behind a volume and whether it is mounted read-only.
-fn claim_of(volume: &MachineVolume) -> Option<(String, bool)> {
-    if let Some(claim) = &volume.persistent_volume_claim {
-        return Some((claim.claim_name.clone(), claim.read_only));
-    }
-    if let Some(source) = &volume.data_volume {
-        return Some((source.name.clone(), false));
-    }
-    let claim = volume.ephemeral.as_ref()?.persistent_volume_claim.as_ref()?;
-    Some((claim.claim_name.clone(), claim.read_only.unwrap_or(false)))
-}
-
-pub(super) fn claim_names(instance: &VirtualMachineInstance) -> Vec<String> {
-    instance.spec.volumes.iter().filter_map(claim_of).map(|(name, _)| name).collect()
-}
-
 fn mount_claim(
     inputs: &Inputs<'_>,
     mounts: &mut Mounts,
@@ -200,7 +179,7 @@ fn cloud_init(
     for (reference, suffix, keys) in
         [(user, "udata", ["userdata", "userData"]), (network, "ndata", ["networkdata", "networkData"])]
     {
-        // A reference without a name is none.
+        // A reference without a name counts as none.
         let Some(reference) = reference.filter(|reference| !reference.name.is_empty()) else { continue };
         let volume = format!("{name}-{suffix}");
         mounts.volumes.push(secret(&volume, Some(reference.name.clone()), None));

@@ -1,5 +1,8 @@
-//! Replica sets of machines: as many as asked for, made from one template.
+//! Replica sets: as many VMIs as wanted from one template.
+//!
+//! Start with [`decide`]; `controller.rs` holds the watches.
 
+mod controller;
 #[cfg(test)]
 mod tests;
 
@@ -17,32 +20,33 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::core::{Selector, SelectorExt};
 use serde_json::json;
 
+pub(crate) use self::controller::ReplicaSets;
 use crate::{
-    owned::{self, set_owners, stop_machine},
-    runtime::{Decision, Effect, Failure, Kind, Note},
+    owned_vmis::{self, delete_vmi, set_owners},
+    runtime::{Decision, Effect, Event, Failure, Kind},
 };
 
-/// Most machines made or deleted in one pass.
+/// VMIs that are created or deleted in one reconcile at most.
 const BURST: usize = 250;
 
-/// Everything a decision about a replica set rests on.
-pub struct Observed<'a> {
+/// Everything that a decision about a replica set depends on.
+pub(crate) struct Observed<'a> {
     /// The replica set.
     pub set: &'a VirtualMachineInstanceReplicaSet,
-    /// Machines of its namespace.
+    /// VMIs that it owns or may adopt.
     pub instances: &'a [Arc<VirtualMachineInstance>],
     /// The last write for this set that was refused.
     pub failure: Option<&'a Failure>,
-    /// Now.
+    /// The current time.
     pub now: Timestamp,
 }
 
 /// Decides what to do about a replica set.
-pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let set = observed.set;
     let mut decision = Decision::settled();
     let Some(selector) = selector(set) else {
-        // Admission refuses these; there is nobody to tell but the log.
+        // Admission rejects these.
         tracing::warn!("selector is empty or does not match the template's labels");
         return Ok(decision);
     };
@@ -65,27 +69,27 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let adopting = !decision.effects.is_empty();
     let active: Vec<&VirtualMachineInstance> =
         owned.iter().copied().filter(|instance| !instance.is_final() && !instance.is_deleting()).collect();
-    // Counts change with what was adopted or released: scaling follows in the pass that it brings about.
+    // Adoption and release change the counts. Scaling follows in the reconcile that they cause.
     let changes = if deleting || adopting || set.spec.paused {
         Changes::default()
     } else {
         Changes::of(wanted_replicas(set), &owned, &active)
     };
     scale(observed, &changes, &mut decision)?;
-    // A refusal of what nobody wants any more is no failure.
+    // The refusal of a write that is not needed any more is no failure.
     let failure = observed.failure.filter(|failure| changes.want(failure.reason));
     status(observed, &selector, &active, failure, &mut decision)?;
     Ok(decision)
 }
 
-/// What it takes to have as many machines as wanted.
+/// The changes that result in the wanted number of VMIs.
 #[derive(Default)]
 struct Changes<'a> {
-    /// Machines that have ended, to be deleted.
+    /// VMIs that have ended, to be deleted.
     finished: Vec<&'a VirtualMachineInstance>,
-    /// Machines to be stopped.
+    /// VMIs to be stopped.
     stopped: Vec<&'a VirtualMachineInstance>,
-    /// How many are to be made.
+    /// Number of VMIs to be created.
     made: usize,
 }
 
@@ -94,7 +98,7 @@ impl<'a> Changes<'a> {
         let finished = owned.iter().copied().filter(|instance| instance.is_final() && !instance.is_deleting());
         let (unknown, known): (Vec<&VirtualMachineInstance>, Vec<&VirtualMachineInstance>) =
             active.iter().partition(|instance| {
-                // Its pod goes, or its node is lost: it may or may not run. It is replaced, and deleted as well.
+                // Its pod is ending or its node is lost, so it may or may not run. It is replaced and deleted.
                 let ready = instance.condition(condition::READY);
                 ready.is_some_and(|ready| ready.is_false() && ready.reason.as_deref() == Some(reason::POD_TERMINATING))
             });
@@ -107,7 +111,7 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// Whether what was refused for this reason is part of it.
+    /// Returns true if a write that was refused for this reason is part of the changes.
     fn want(&self, reason: &str) -> bool {
         if reason == event::FAILED_CREATE {
             return self.made > 0;
@@ -118,7 +122,7 @@ impl<'a> Changes<'a> {
 
 fn selector(set: &VirtualMachineInstanceReplicaSet) -> Option<Selector> {
     let selector = Selector::try_from(set.spec.selector.clone()).ok()?;
-    let template = owned::template_labels(&set.spec.template.metadata)?;
+    let template = owned_vmis::template_labels(&set.spec.template.metadata)?;
     (!selector.selects_all() && selector.matches(&template)).then_some(selector)
 }
 
@@ -127,7 +131,7 @@ fn wanted_replicas(set: &VirtualMachineInstanceReplicaSet) -> usize {
 }
 
 fn adopt(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInstance, decision: &mut Decision) {
-    decision.push(owned::adopt(instance, &Kind::ReplicaSet.owner_reference(&set.metadata)));
+    decision.push(owned_vmis::adopt(instance, &Kind::ReplicaSet.owner_reference(&set.metadata)));
 }
 
 fn release(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInstance, decision: &mut Decision) {
@@ -143,7 +147,7 @@ fn release(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInst
 
 fn scale(observed: &Observed<'_>, changes: &Changes<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
     let set = observed.set;
-    // What was refused waits; the rest goes on.
+    // A refused write waits; the others continue.
     let blocking = observed.failure.filter(|failure| failure.blocks(observed.now) && changes.want(failure.reason));
     if let Some(failure) = blocking {
         decision.wake(failure.remaining(observed.now));
@@ -157,12 +161,12 @@ fn scale(observed: &Observed<'_>, changes: &Changes<'_>, decision: &mut Decision
             let name = instance.metadata.name.as_deref().unwrap_or_default();
             decision.push(
                 Effect::delete(Kind::Instance, &instance.metadata)
-                    .on_success(Note::normal(
+                    .on_success(Event::normal(
                         regarding(),
                         event::SUCCESSFUL_DELETE,
                         format!("Deleted finished virtual machine: {name}"),
                     ))
-                    .on_failure(Note::warning(
+                    .on_failure(Event::warning(
                         regarding(),
                         event::FAILED_DELETE,
                         format!("Error deleting finished virtual machine {name}: {{error}}"),
@@ -170,17 +174,17 @@ fn scale(observed: &Observed<'_>, changes: &Changes<'_>, decision: &mut Decision
             );
         }
         for instance in &changes.stopped {
-            decision.push(stop_machine(instance, regarding));
+            decision.push(delete_vmi(instance, regarding));
         }
     }
     for _ in 0..made {
         let effect = Effect::create(Kind::Instance, set.metadata.namespace.as_deref(), &replica(set))?
-            .on_success(Note::normal(
+            .on_success(Event::normal(
                 regarding(),
                 event::SUCCESSFUL_CREATE,
                 "Started the virtual machine by creating the new virtual machine instance {name}",
             ))
-            .on_failure(Note::warning(
+            .on_failure(Event::warning(
                 regarding(),
                 event::FAILED_CREATE,
                 "Error creating virtual machine instance: {error}",
@@ -190,7 +194,7 @@ fn scale(observed: &Observed<'_>, changes: &Changes<'_>, decision: &mut Decision
     Ok(())
 }
 
-/// Those that serve nobody first, then the youngest.
+/// Sorts VMIs that are not ready first, then the youngest.
 fn in_order_of_deletion(mut instances: Vec<&VirtualMachineInstance>) -> Vec<&VirtualMachineInstance> {
     instances.sort_by_key(|instance| {
         let ready = instance.condition(condition::READY).is_some_and(Condition::is_true);
@@ -208,7 +212,7 @@ fn replica(set: &VirtualMachineInstanceReplicaSet) -> VirtualMachineInstance {
         metadata: ObjectMeta {
             generate_name: base.or_else(|| set.metadata.name.clone()),
             namespace: set.metadata.namespace.clone(),
-            labels: owned::template_labels(&template.metadata),
+            labels: owned_vmis::template_labels(&template.metadata),
             annotations: template.metadata.annotations.clone(),
             owner_references: Some(vec![Kind::ReplicaSet.owner_reference(&set.metadata)]),
             ..ObjectMeta::default()
@@ -234,11 +238,11 @@ fn status(
     if set.spec.paused {
         let paused = Condition::new(condition::REPLICA_PAUSED, true, "Paused", "Controller got paused", &now);
         if !was_paused {
-            decision.push(Effect::Event(Note::normal(regarding(), "SuccessfulPaused", "Paused")));
+            decision.push(Effect::Event(Event::normal(regarding(), "SuccessfulPaused", "Paused")));
         }
         self::set(&mut conditions, paused);
     } else if remove(&mut conditions, condition::REPLICA_PAUSED) {
-        decision.push(Effect::Event(Note::normal(regarding(), "SuccessfulResumed", "Resumed")));
+        decision.push(Effect::Event(Event::normal(regarding(), "SuccessfulResumed", "Resumed")));
     }
     match failure {
         Some(failure) => {

@@ -20,23 +20,23 @@ fn set(change: &Value) -> VirtualMachineInstanceReplicaSet {
     serde_json::from_value(set).unwrap()
 }
 
-fn machine(name: &str, owner: Option<&str>, change: &Value) -> Arc<VirtualMachineInstance> {
+fn vmi(name: &str, owner: Option<&str>, change: &Value) -> Arc<VirtualMachineInstance> {
     let owners = owner.map(|uid| {
         json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet",
         "name": "r", "uid": uid, "controller": true}])
     });
-    let mut machine = json!({
+    let mut vmi = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {"name": name, "namespace": "d", "uid": name, "labels": {"app": "x"}, "ownerReferences": owners},
         "spec": {"domain": {"devices": {}}},
         "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
     });
-    json_patch::merge(&mut machine, change);
-    Arc::new(serde_json::from_value(machine).unwrap())
+    json_patch::merge(&mut vmi, change);
+    Arc::new(serde_json::from_value(vmi).unwrap())
 }
 
-fn decided(set: &VirtualMachineInstanceReplicaSet, machines: &[Arc<VirtualMachineInstance>]) -> Decision {
-    decide(&Observed { set, instances: machines, failure: None, now: now() }).unwrap()
+fn decided(set: &VirtualMachineInstanceReplicaSet, vmis: &[Arc<VirtualMachineInstance>]) -> Decision {
+    decide(&Observed { set, instances: vmis, failure: None, now: now() }).unwrap()
 }
 
 fn created(decision: &Decision) -> usize {
@@ -60,34 +60,27 @@ fn status(decision: &Decision) -> Value {
 }
 
 #[test]
-fn missing_machines_are_made_and_surplus_ones_deleted() {
+fn missing_vmis_are_created_and_surplus_ones_deleted() {
     assert_eq!(created(&decided(&set(&json!({})), &[])), 2);
     assert_eq!(created(&decided(&set(&json!({"spec": {"replicas": null}})), &[])), 1);
-    let three = [
-        machine("a", Some("set"), &json!({})),
-        machine("b", Some("set"), &json!({})),
-        machine("c", Some("set"), &json!({})),
-    ];
+    let three =
+        [vmi("a", Some("set"), &json!({})), vmi("b", Some("set"), &json!({})), vmi("c", Some("set"), &json!({}))];
     let decision = decided(&set(&json!({})), &three);
     assert_eq!((created(&decision), deleted(&decision).len()), (0, 1));
 }
 
 #[test]
-fn machine_that_is_not_ready_goes_before_one_that_is() {
+fn vmi_that_is_not_ready_is_deleted_before_one_that_is() {
     let unready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
-    let machines = [
-        machine("a", Some("set"), &json!({})),
-        machine("b", Some("set"), &unready),
-        machine("c", Some("set"), &json!({})),
-    ];
-    assert_eq!(deleted(&decided(&set(&json!({})), &machines)), ["b"]);
+    let vmis = [vmi("a", Some("set"), &json!({})), vmi("b", Some("set"), &unready), vmi("c", Some("set"), &json!({}))];
+    assert_eq!(deleted(&decided(&set(&json!({})), &vmis)), ["b"]);
 }
 
 #[test]
-fn machine_whose_pod_is_going_is_deleted_and_replaced_at_once() {
+fn vmi_whose_pod_is_going_is_deleted_and_replaced_at_once() {
     let going = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "PodTerminating"}]}});
-    let machines = |second: &Value| [machine("a", Some("set"), &going), machine("b", Some("set"), second)];
-    // wanted, the other machine, made, deleted
+    let vmis = |second: &Value| [vmi("a", Some("set"), &going), vmi("b", Some("set"), second)];
+    // wanted, the other VMI, made, deleted
     let table: [(u32, Value, usize, &[&str]); 4] = [
         (2, json!({}), 1, &["a"]),
         (1, json!({}), 0, &["a"]),
@@ -95,16 +88,15 @@ fn machine_whose_pod_is_going_is_deleted_and_replaced_at_once() {
         (2, going.clone(), 2, &["a", "b"]),
     ];
     for (replicas, second, made, gone) in table {
-        let decision = decided(&set(&json!({"spec": {"replicas": replicas}})), &machines(&second));
+        let decision = decided(&set(&json!({"spec": {"replicas": replicas}})), &vmis(&second));
         assert_eq!((created(&decision), deleted(&decision)), (made, gone.to_vec()), "{replicas} {second}");
     }
 }
 
 #[test]
-fn finished_machines_are_deleted_and_replaced() {
-    let machines =
-        [machine("a", Some("set"), &json!({"status": {"phase": "Succeeded"}})), machine("b", Some("set"), &json!({}))];
-    let decision = decided(&set(&json!({})), &machines);
+fn finished_vmis_are_deleted_and_replaced() {
+    let vmis = [vmi("a", Some("set"), &json!({"status": {"phase": "Succeeded"}})), vmi("b", Some("set"), &json!({}))];
+    let decision = decided(&set(&json!({})), &vmis);
     assert_eq!((created(&decision), deleted(&decision)), (1, vec!["a"]));
 }
 
@@ -113,7 +105,7 @@ fn paused_or_deleted_set_does_not_scale() {
     for change in
         [json!({"spec": {"paused": true}}), json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}})]
     {
-        let decision = decided(&set(&change), &[machine("a", Some("set"), &json!({}))]);
+        let decision = decided(&set(&change), &[vmi("a", Some("set"), &json!({}))]);
         assert_eq!((created(&decision), deleted(&decision).len()), (0, 0));
         assert_eq!(status(&decision)["replicas"], 1);
     }
@@ -128,33 +120,32 @@ fn paused_or_deleted_set_does_not_scale() {
 }
 
 #[test]
-fn matching_orphan_is_adopted_before_anything_is_made() {
-    let decision = decided(&set(&json!({})), &[machine("a", None, &json!({}))]);
+fn matching_orphan_is_adopted_before_vmis_are_created() {
+    let decision = decided(&set(&json!({})), &[vmi("a", None, &json!({}))]);
     assert_eq!(created(&decision), 0);
     assert!(matches!(&decision.effects[0], Effect::Patch { kind: Kind::Instance, patch, .. }
         if patch["metadata"]["ownerReferences"][0]["uid"] == "set"));
-    let foreign = decided(&set(&json!({})), &[machine("a", Some("another"), &json!({}))]);
+    let foreign = decided(&set(&json!({})), &[vmi("a", Some("another"), &json!({}))]);
     assert_eq!(created(&foreign), 2);
 }
 
 #[test]
-fn machine_whose_labels_do_not_match_any_more_is_released() {
-    let decision =
-        decided(&set(&json!({})), &[machine("a", Some("set"), &json!({"metadata": {"labels": {"app": "y"}}}))]);
+fn vmi_whose_labels_do_not_match_any_more_is_released() {
+    let decision = decided(&set(&json!({})), &[vmi("a", Some("set"), &json!({"metadata": {"labels": {"app": "y"}}}))]);
     assert!(matches!(&decision.effects[0], Effect::Patch { kind: Kind::Instance, patch, .. }
         if patch["metadata"]["ownerReferences"] == json!([])));
 }
 
 #[test]
 fn status_counts_and_is_then_settled() {
-    let machines = [machine("a", Some("set"), &json!({})), machine("b", Some("set"), &json!({}))];
-    let status = status(&decided(&set(&json!({})), &machines));
+    let vmis = [vmi("a", Some("set"), &json!({})), vmi("b", Some("set"), &json!({}))];
+    let status = status(&decided(&set(&json!({})), &vmis));
     assert_eq!(status, json!({"labelSelector": "app=x", "readyReplicas": 2, "replicas": 2}));
-    assert_eq!(decided(&set(&json!({"status": status})), &machines), Decision::settled());
+    assert_eq!(decided(&set(&json!({"status": status})), &vmis), Decision::settled());
 }
 
 #[test]
-fn refused_machine_shows_as_replica_failure() {
+fn refused_vmi_shows_as_replica_failure() {
     let failure = Failure {
         reason: "FailedCreate",
         message: "denied".to_owned(),
@@ -167,11 +158,10 @@ fn refused_machine_shows_as_replica_failure() {
     let conditions = status(&decision)["conditions"].clone();
     assert_eq!((&conditions[0]["type"], &conditions[0]["reason"]), (&json!("ReplicaFailure"), &json!("FailedCreate")));
     // It is gone with the wish, and holds up no deletion.
-    let told = |spec: Value| self::set(&json!({"spec": spec, "status": {"conditions": conditions}}));
+    let shown = |spec: Value| self::set(&json!({"spec": spec, "status": {"conditions": conditions}}));
     for (spec, gone) in [(json!({"replicas": 0}), vec!["a"]), (json!({"paused": true}), vec![])] {
-        let (set, machines) = (told(spec), [machine("a", Some("set"), &json!({}))]);
-        let decision =
-            decide(&Observed { set: &set, instances: &machines, failure: Some(&failure), now: now() }).unwrap();
+        let (set, vmis) = (shown(spec), [vmi("a", Some("set"), &json!({}))]);
+        let decision = decide(&Observed { set: &set, instances: &vmis, failure: Some(&failure), now: now() }).unwrap();
         assert_eq!((deleted(&decision), decision.wake_after), (gone, None));
         assert!(!status(&decision)["conditions"].to_string().contains("ReplicaFailure"), "{decision:?}");
     }

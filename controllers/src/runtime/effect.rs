@@ -1,4 +1,4 @@
-//! What a controller may ask for.
+//! Decisions of controllers and the effects they consist of.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,11 +10,11 @@ use kube::Resource;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::diff::merge_patch;
+pub(crate) use daemon::events::Event;
 
 /// Kinds of objects that controllers write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// `v1` Pod.
     Pod,
     /// `v1` Secret.
@@ -46,7 +46,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Group and version as objects carry it, kind, and plural name in addresses.
+    /// Returns `apiVersion`, `kind` and plural name.
     fn names(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Pod => ("v1", "Pod", "pods"),
@@ -74,21 +74,21 @@ impl Kind {
         }
     }
 
-    /// `apiVersion` of objects of this kind.
+    /// Returns the `apiVersion`.
     #[must_use]
-    pub fn api_version(self) -> &'static str {
+    pub(crate) fn api_version(self) -> &'static str {
         self.names().0
     }
 
-    /// `kind` of objects of this kind.
+    /// Returns the `kind`.
     #[must_use]
-    pub fn kind(self) -> &'static str {
+    pub(crate) fn kind(self) -> &'static str {
         self.names().1
     }
 
-    /// Address of the collection, in a namespace or cluster-wide.
+    /// Returns the path of the collection, in a namespace or cluster-wide.
     #[must_use]
-    pub fn path(self, namespace: Option<&str>) -> String {
+    pub(crate) fn path(self, namespace: Option<&str>) -> String {
         let (api_version, _, plural) = self.names();
         let prefix = if api_version.contains('/') { "/apis" } else { "/api" };
         match namespace {
@@ -97,15 +97,15 @@ impl Kind {
         }
     }
 
-    /// Plural name, used as metric label.
+    /// Returns the plural name, which metrics use.
     #[must_use]
-    pub fn plural(self) -> &'static str {
+    pub(crate) fn plural(self) -> &'static str {
         self.names().2
     }
 
-    /// A controller reference to an object of this kind.
+    /// Returns a controller reference to an object of this kind.
     #[must_use]
-    pub fn owner_reference(self, meta: &ObjectMeta) -> OwnerReference {
+    pub(crate) fn owner_reference(self, meta: &ObjectMeta) -> OwnerReference {
         OwnerReference {
             api_version: self.api_version().to_owned(),
             kind: self.kind().to_owned(),
@@ -116,9 +116,9 @@ impl Kind {
         }
     }
 
-    /// A reference for an event about an object of this kind.
+    /// Returns the reference of an event about an object of this kind.
     #[must_use]
-    pub fn reference(self, meta: &ObjectMeta) -> ObjectReference {
+    pub(crate) fn reference(self, meta: &ObjectMeta) -> ObjectReference {
         ObjectReference {
             api_version: Some(self.api_version().to_owned()),
             kind: Some(self.kind().to_owned()),
@@ -131,60 +131,24 @@ impl Kind {
     }
 }
 
-/// Whether an event tells of something ordinary or of a problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum NoteType {
-    /// Ordinary.
-    Normal,
-    /// A problem.
-    Warning,
-}
-
-/// An event to be shown to users.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Note {
-    /// What it is about.
-    pub regarding: ObjectReference,
-    /// Ordinary or a problem.
-    pub note_type: NoteType,
-    /// Word for machines.
-    pub reason: &'static str,
-    /// Sentence for people. `{name}`, `{uid}` and `{error}` are filled in from the answer to the write it belongs to.
-    pub message: String,
-}
-
-impl Note {
-    /// An ordinary event.
-    #[must_use]
-    pub fn normal(regarding: ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { regarding, note_type: NoteType::Normal, reason, message: message.into() }
-    }
-
-    /// An event about a problem.
-    #[must_use]
-    pub fn warning(regarding: ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { regarding, note_type: NoteType::Warning, reason, message: message.into() }
-    }
-}
-
-/// Events that go with a write, and how its failure is remembered.
+/// Events of a write, and the treatment of its failure.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Notes {
-    /// Emitted when the write was made.
-    pub success: Option<Note>,
-    /// Emitted when the write was refused.
-    pub failure: Option<Note>,
-    /// The reason under which a refusal is handed to the next reconcile of the key.
+pub(crate) struct WriteOptions {
+    /// Event of a successful write.
+    pub success: Option<Event>,
+    /// Event of a refused write.
+    pub failure: Option<Event>,
+    /// Reason under which a refusal is passed to the next reconcile of the key.
     pub failure_reason: Option<&'static str>,
-    /// Creation: an object of this name that exists already will do.
+    /// Creation: an existing object of the name counts as success.
     pub existing_will_do: bool,
-    /// Creation: what a refusal says because an object of this name exists already, where none that counts does.
+    /// Creation: an existing object of the name counts as a refusal with this message.
     pub existing_refuses: Option<String>,
 }
 
 /// A write.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Creates an object.
     Create {
         /// Its kind.
@@ -194,7 +158,7 @@ pub enum Effect {
         /// The object.
         object: Value,
         /// Events.
-        notes: Notes,
+        options: WriteOptions,
     },
     /// Changes an object by a patch, on condition that it is still the version that was observed.
     Patch {
@@ -213,7 +177,7 @@ pub enum Effect {
         /// The patch. One that changes nothing is not sent.
         patch: Value,
         /// Events.
-        notes: Notes,
+        options: WriteOptions,
     },
     /// Deletes an object, on condition that it is the one with this UID.
     Delete {
@@ -228,10 +192,10 @@ pub enum Effect {
         /// Grace period other than the object's own.
         grace_seconds: Option<u32>,
         /// Events.
-        notes: Notes,
+        options: WriteOptions,
     },
-    /// Evicts a pod, on condition that it is the one with this UID: a deletion that budgets and webhooks have a say in.
-    /// One that is refused ends nothing else, and is not remembered.
+    /// Evicts a pod, on condition that it is the one with this UID. Disruption budgets and webhooks can refuse it. A refusal
+    /// does not end the decision and is not remembered.
     Evict {
         /// Its namespace.
         namespace: Option<String>,
@@ -240,14 +204,14 @@ pub enum Effect {
         /// Its UID.
         uid: Option<String>,
         /// Events.
-        notes: Notes,
+        options: WriteOptions,
     },
-    /// Looks for pods that no watch shows, by their UIDs, which no user can change. Those that exist get back the labels and the owner
-    /// by which the watch and the controller know them; the others count as deleted.
+    /// Searches for pods that no watch shows by their UIDs, which no user can change. Existing pods get back the labels and the
+    /// owner by which the watch and the controller find them. The others count as deleted.
     Restore {
         /// Their namespace.
         namespace: Option<String>,
-        /// Their name, if only one is looked for and its name is known. Otherwise all pods of the namespace are listed.
+        /// Name of the pod, if there is only one and its name is known. Otherwise all pods of the namespace are listed.
         name: Option<String>,
         /// Their UIDs.
         uids: Vec<String>,
@@ -257,27 +221,31 @@ pub enum Effect {
         owner: OwnerReference,
     },
     /// Emits an event.
-    Event(Note),
+    Event(Event),
 }
 
 impl Effect {
-    /// Creation of a typed object.
-    pub fn create<T: Serialize>(kind: Kind, namespace: Option<&str>, object: &T) -> Result<Self, serde_json::Error> {
+    /// Returns the creation of a typed object.
+    pub(crate) fn create<T: Serialize>(
+        kind: Kind,
+        namespace: Option<&str>,
+        object: &T,
+    ) -> Result<Self, serde_json::Error> {
         let mut object = serde_json::to_value(object)?;
         // Typed custom resources do not all carry these.
         object["apiVersion"] = json!(kind.api_version());
         object["kind"] = json!(kind.kind());
-        Ok(Self::Create { kind, namespace: namespace.map(str::to_owned), object, notes: Notes::default() })
+        Ok(Self::Create { kind, namespace: namespace.map(str::to_owned), object, options: WriteOptions::default() })
     }
 
-    /// The change from `old` to `new`, two versions of one object; `None` when they are equal.
-    pub fn change<T: Serialize + Resource>(
+    /// Returns the change from `old` to `new`, two versions of one object, or `None` when they are equal.
+    pub(crate) fn change<T: Serialize + Resource>(
         kind: Kind,
         old: &T,
         new: &T,
         subresource: Option<&'static str>,
     ) -> Result<Option<Self>, serde_json::Error> {
-        let patch = merge_patch(&serde_json::to_value(old)?, &serde_json::to_value(new)?);
+        let patch = daemon::merge_patch::diff(&serde_json::to_value(old)?, &serde_json::to_value(new)?);
         let Some(patch) = patch else { return Ok(None) };
         let meta = old.meta();
         Ok(Some(Self::Patch {
@@ -288,13 +256,13 @@ impl Effect {
             subresource,
             strategic: false,
             patch,
-            notes: Notes::default(),
+            options: WriteOptions::default(),
         }))
     }
 
-    /// A merge patch of the object with this metadata, if it is still the version that was seen.
+    /// Returns a merge patch of the object with this metadata, on condition that it is still this version.
     #[must_use]
-    pub fn merge(kind: Kind, meta: &ObjectMeta, patch: Value) -> Self {
+    pub(crate) fn merge(kind: Kind, meta: &ObjectMeta, patch: Value) -> Self {
         Self::Patch {
             kind,
             namespace: meta.namespace.clone(),
@@ -303,101 +271,101 @@ impl Effect {
             subresource: None,
             strategic: false,
             patch,
-            notes: Notes::default(),
+            options: WriteOptions::default(),
         }
     }
 
-    /// Deletion of the object with this metadata.
+    /// Returns the deletion of the object with this metadata.
     #[must_use]
-    pub fn delete(kind: Kind, meta: &ObjectMeta) -> Self {
+    pub(crate) fn delete(kind: Kind, meta: &ObjectMeta) -> Self {
         Self::Delete {
             kind,
             namespace: meta.namespace.clone(),
             name: meta.name.clone().unwrap_or_default(),
             uid: meta.uid.clone(),
             grace_seconds: None,
-            notes: Notes::default(),
+            options: WriteOptions::default(),
         }
     }
 
-    fn notes_mut(&mut self) -> Option<&mut Notes> {
+    fn options_mut(&mut self) -> Option<&mut WriteOptions> {
         match self {
-            Self::Create { notes, .. }
-            | Self::Patch { notes, .. }
-            | Self::Delete { notes, .. }
-            | Self::Evict { notes, .. } => Some(notes),
+            Self::Create { options, .. }
+            | Self::Patch { options, .. }
+            | Self::Delete { options, .. }
+            | Self::Evict { options, .. } => Some(options),
             Self::Restore { .. } | Self::Event(_) => None,
         }
     }
 
     /// Adds the event of success.
     #[must_use]
-    pub fn on_success(mut self, note: Note) -> Self {
-        if let Some(notes) = self.notes_mut() {
-            notes.success = Some(note);
+    pub(crate) fn on_success(mut self, note: Event) -> Self {
+        if let Some(options) = self.options_mut() {
+            options.success = Some(note);
         }
         self
     }
 
-    /// A creation that is content with an object of this name that exists already.
+    /// Accepts an existing object of the name.
     #[must_use]
-    pub fn or_existing(mut self) -> Self {
-        if let Some(notes) = self.notes_mut() {
-            notes.existing_will_do = true;
+    pub(crate) fn or_existing(mut self) -> Self {
+        if let Some(options) = self.options_mut() {
+            options.existing_will_do = true;
         }
         self
     }
 
-    /// A creation for which an object of this name is a refusal in these words. Without, it counts as one that was made
-    /// meanwhile, of which the watch will tell.
+    /// Treats an existing object of the name as a refusal with this message. By default it counts as created meanwhile, and the
+    /// watch delivers it.
     #[must_use]
-    pub fn unless_exists(mut self, refusal: String) -> Self {
-        if let Some(notes) = self.notes_mut() {
-            notes.existing_refuses = Some(refusal);
+    pub(crate) fn unless_exists(mut self, refusal: String) -> Self {
+        if let Some(options) = self.options_mut() {
+            options.existing_refuses = Some(refusal);
         }
         self
     }
 
     /// Adds the event of refusal and remembers the refusal under its reason.
     #[must_use]
-    pub fn on_failure(mut self, note: Note) -> Self {
-        if let Some(notes) = self.notes_mut() {
-            notes.failure_reason = Some(note.reason);
-            notes.failure = Some(note);
+    pub(crate) fn on_failure(mut self, note: Event) -> Self {
+        if let Some(options) = self.options_mut() {
+            options.failure_reason = Some(note.reason);
+            options.failure = Some(note);
         }
         self
     }
 }
 
-/// What a controller wants: effects in order (the first that fails ends the rest) and when to look again.
+/// A decision: effects in order (the first that fails ends the rest) and the next wake-up.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Decision {
+pub(crate) struct Decision {
     /// Writes, in order.
     pub effects: Vec<Effect>,
-    /// Look again after this time even if nothing changes.
+    /// Time after which the key is reconciled even if nothing changes.
     pub wake_after: Option<Duration>,
 }
 
 impl Decision {
-    /// Nothing to do.
+    /// Returns the decision to do nothing.
     #[must_use]
-    pub fn settled() -> Self {
+    pub(crate) fn settled() -> Self {
         Self::default()
     }
 
-    /// True when there is nothing to do and nothing to wait for.
+    /// Returns true when there is nothing to do and nothing to wait for.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         self.effects.is_empty() && self.wake_after.is_none()
     }
 
-    /// Look again after `time`, or sooner if something asked for that before.
-    pub fn wake(&mut self, time: Duration) {
+    /// Sets the wake-up to `time`, unless an earlier one is set.
+    pub(crate) fn wake(&mut self, time: Duration) {
         self.wake_after = Some(self.wake_after.map_or(time, |known| known.min(time)));
     }
 
     /// Adds an effect.
-    pub fn push(&mut self, effect: Effect) {
+    pub(crate) fn push(&mut self, effect: Effect) {
         self.effects.push(effect);
     }
 }

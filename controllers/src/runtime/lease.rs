@@ -7,7 +7,7 @@
 //!                                            renewed too long ago  │ stop asked
 //!                              lost <──────────────────────────────┼────────────> released
 //! ```
-//! A lost lease ends the process (the kubelet starts it again), so that nothing of the former leader lingers.
+//! A lost lease ends the process, and the kubelet restarts it, so that nothing of the former leader remains.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -22,17 +22,17 @@ use k8s_openapi::{
 use kube::{Api, Client, api::PostParams};
 use tokio_util::sync::CancellationToken;
 
-/// Times of the election. With the defaults another replica leads at most 15 s after the leader was killed:
-/// the lease runs out 12 s after its last renewal was seen, and is looked at each second.
+/// Times of the election. With the defaults another replica leads at most 15 s after the leader was killed: the lease expires
+/// 12 s after its last renewal was seen, standbys read it each second, and their caches are warm.
 #[derive(Clone, Copy, Debug)]
-pub struct Times {
-    /// How long a lease holds without renewal.
+pub(crate) struct Times {
+    /// Life of a lease without renewal.
     pub duration: Duration,
-    /// How long the leader goes on without a successful renewal; shorter than `duration` by more than a write takes.
+    /// Time for which the leader continues without a renewal. Shorter than `duration` by more than the time limit of a write.
     pub deadline: Duration,
     /// Time between renewals.
     pub renew: Duration,
-    /// Time between looks at another's lease.
+    /// Time between reads of another replica's lease.
     pub poll: Duration,
 }
 
@@ -47,21 +47,21 @@ impl Default for Times {
     }
 }
 
-/// Whether this replica leads. Cheap to clone.
+/// Leadership of this replica. Cheap to clone.
 #[derive(Clone)]
-pub struct Leadership {
+pub(crate) struct Leadership {
     renewed: Arc<Mutex<Option<Instant>>>,
     deadline: Duration,
 }
 
 impl Leadership {
-    fn new(deadline: Duration) -> Self {
+    pub(super) fn new(deadline: Duration) -> Self {
         Self { renewed: Arc::default(), deadline }
     }
 
-    /// True while writes are allowed.
+    /// Returns true while writes are allowed.
     #[must_use]
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         self.last().is_some_and(|at| at.elapsed() < self.deadline)
     }
 
@@ -69,37 +69,37 @@ impl Leadership {
         *self.renewed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, renewed: Option<Instant>) {
+    pub(super) fn set(&self, renewed: Option<Instant>) {
         *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = renewed;
     }
 }
 
-/// What is to be done about a lease.
+/// The next operation on a lease.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// Take it.
+    /// Acquire it.
     Take,
-    /// It is ours: renew it.
+    /// Renew it: this replica holds it.
     Renew,
-    /// It is another's.
+    /// Wait: another replica holds it.
     Wait,
 }
 
 /// The election of one process.
-pub struct Election {
+pub(crate) struct Election {
     leases: Api<Lease>,
     name: String,
     identity: String,
     times: Times,
     leadership: Leadership,
-    /// The last version of another's lease, and when it was first seen. Clocks of other machines are not trusted.
+    /// The last version of another's lease, and when it was first seen. Clocks of other hosts are not trusted.
     seen: Option<(Option<String>, Instant)>,
 }
 
 impl Election {
-    /// An election by the Lease `name`; `identity` must be unique among the replicas.
+    /// Creates an election by the Lease `name`. `identity` must be unique among the replicas.
     #[must_use]
-    pub fn new(client: Client, namespace: &str, name: &str, identity: String, times: Times) -> Self {
+    pub(crate) fn new(client: Client, namespace: &str, name: &str, identity: String, times: Times) -> Self {
         Self {
             leases: Api::namespaced(client, namespace),
             name: name.to_owned(),
@@ -110,14 +110,14 @@ impl Election {
         }
     }
 
-    /// Whether this replica leads.
+    /// Returns the leadership of this replica.
     #[must_use]
-    pub fn leadership(&self) -> Leadership {
+    pub(crate) fn leadership(&self) -> Leadership {
         self.leadership.clone()
     }
 
     /// Waits until this replica leads; false when `stop` came first.
-    pub async fn win(&mut self, stop: &CancellationToken) -> bool {
+    pub(crate) async fn win(&mut self, stop: &CancellationToken) -> bool {
         loop {
             match tokio::time::timeout(self.times.poll * 3, self.attempt()).await {
                 Ok(Ok(true)) => return true,
@@ -133,7 +133,7 @@ impl Election {
     }
 
     /// Renews the lease until it is lost (false) or `stop` comes (true).
-    pub async fn keep(&mut self, stop: &CancellationToken) -> bool {
+    pub(crate) async fn keep(&mut self, stop: &CancellationToken) -> bool {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(self.times.renew) => {}
@@ -156,8 +156,8 @@ impl Election {
         }
     }
 
-    /// Gives the lease up, so that another replica need not wait for its end. Does nothing when it is not ours.
-    pub async fn release(&mut self) {
+    /// Releases the lease, so that another replica need not wait for its end. Does nothing if another replica holds it.
+    pub(crate) async fn release(&mut self) {
         self.leadership.set(None);
         let released = async {
             let Some(mut lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
@@ -207,7 +207,7 @@ impl Election {
                 self.leadership.set(Some(started));
                 Ok(true)
             }
-            // Another was faster; the next look tells whether we still lead.
+            // Another replica was faster. The next read shows the holder.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(self.leadership.holds()),
             Err(error) => Err(error),
         }
@@ -227,7 +227,7 @@ impl Election {
     }
 }
 
-/// What to do about a lease that has been unchanged for `age`.
+/// Returns the next operation on a lease that has been unchanged for `age`.
 fn next_step(spec: Option<&LeaseSpec>, identity: &str, age: Duration, default_duration: Duration) -> Step {
     let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
     if holder == identity {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_may_lead_before_the_last_write_of_the_former_leader_has_ended() {
+    fn lease_expires_only_after_the_last_write_of_the_former_leader_has_ended() {
         let times = Times::default();
         assert!(times.deadline + Duration::from_secs(5) <= times.duration);
         assert!(times.duration + times.poll * 2 <= Duration::from_secs(15));

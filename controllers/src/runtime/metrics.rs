@@ -1,4 +1,4 @@
-//! Counters of the runtime.
+//! Metrics of the runtime.
 
 use std::time::Duration;
 
@@ -6,13 +6,14 @@ use api::VirtualMachineInstance;
 use jiff::Timestamp;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
-/// Counters of the runtime. Cheap to clone.
+/// Metrics of the runtime. Cheap to clone.
 #[derive(Clone)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     writes: IntCounterVec,
     reconciles: HistogramVec,
     depth: IntGaugeVec,
     events: IntCounterVec,
+    panics: IntCounterVec,
     leading: IntGauge,
     ready: IntGauge,
     phase_from_creation: HistogramVec,
@@ -20,7 +21,7 @@ pub struct Metrics {
     phase_from_former: HistogramVec,
 }
 
-/// Start of the names of queues, as dashboards know them.
+/// Prefix of the names of queues. Dashboards use it.
 const QUEUE: &str = "virt-controller-";
 
 /// Buckets of phase transition times, in seconds.
@@ -28,8 +29,8 @@ const PHASE_BUCKETS: &[f64] =
     &[0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0];
 
 impl Metrics {
-    /// Registers all counters.
-    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+    /// Registers all metrics.
+    pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let metrics = Self {
             writes: IntCounterVec::new(
                 Opts::new("ferrovirt_controller_writes_total", "Writes to the API server by their outcome"),
@@ -45,21 +46,25 @@ impl Metrics {
                 Opts::new("ferrovirt_controller_events_total", "Events by their outcome"),
                 &["outcome"],
             )?,
+            panics: IntCounterVec::new(
+                Opts::new("ferrovirt_controller_panics_total", "Reconciles that panicked"),
+                &["controller"],
+            )?,
             leading: IntGauge::new("kubevirt_virt_controller_leading_status", "1 on the replica that leads")?,
             ready: IntGauge::new("kubevirt_virt_controller_ready_status", "1 when the replica is ready")?,
             phase_from_creation: phases(
                 "kubevirt_vmi_phase_transition_time_from_creation_seconds",
-                "Time from the creation of a machine to a phase",
+                "Time from the creation of a VMI to a phase",
                 &["phase"],
             )?,
             phase_from_deletion: phases(
                 "kubevirt_vmi_phase_transition_time_from_deletion_seconds",
-                "Time from the request to delete a machine to its last phase",
+                "Time from the deletion request of a VMI to its last phase",
                 &["phase"],
             )?,
             phase_from_former: phases(
                 "kubevirt_vmi_phase_transition_time_seconds",
-                "Time from one phase of a machine to the next",
+                "Time from one phase of a VMI to the next",
                 &["phase", "last_phase"],
             )?,
         };
@@ -67,6 +72,7 @@ impl Metrics {
         registry.register(Box::new(metrics.reconciles.clone()))?;
         registry.register(Box::new(metrics.depth.clone()))?;
         registry.register(Box::new(metrics.events.clone()))?;
+        registry.register(Box::new(metrics.panics.clone()))?;
         registry.register(Box::new(metrics.leading.clone()))?;
         registry.register(Box::new(metrics.ready.clone()))?;
         registry.register(Box::new(metrics.phase_from_creation.clone()))?;
@@ -83,6 +89,16 @@ impl Metrics {
         self.reconciles.with_label_values(&[format!("{QUEUE}{controller}")]).observe(took.as_secs_f64());
     }
 
+    pub(super) fn panicked(&self, controller: &str) {
+        self.panics.with_label_values(&[controller]).inc();
+    }
+
+    /// Returns the number of panics of a controller.
+    #[cfg(test)]
+    pub(super) fn panics(&self, controller: &str) -> u64 {
+        self.panics.with_label_values(&[controller]).get()
+    }
+
     pub(super) fn queue_depth(&self, controller: &str, depth: usize) {
         self.depth.with_label_values(&[format!("{QUEUE}{controller}")]).set(i64::try_from(depth).unwrap_or(i64::MAX));
     }
@@ -91,10 +107,15 @@ impl Metrics {
         self.events.with_label_values(&[outcome]).inc();
     }
 
-    /// A machine has come from one phase to another.
-    pub fn phase_changed(&self, former: &VirtualMachineInstance, present: &VirtualMachineInstance, now: Timestamp) {
+    /// Records the change from one phase of a VMI to another. Only the leader does, so that no change counts twice.
+    pub(crate) fn phase_changed(
+        &self,
+        former: &VirtualMachineInstance,
+        present: &VirtualMachineInstance,
+        now: Timestamp,
+    ) {
         let (from, to) = (former.phase(), present.phase());
-        if from == to {
+        if from == to || !self.is_leading() {
             return;
         }
         let since = |at: Timestamp| now.duration_since(at).as_secs_f64().max(0.0);
@@ -113,19 +134,19 @@ impl Metrics {
         }
     }
 
-    /// Says whether this replica leads.
-    pub fn set_leading(&self, leading: bool) {
+    /// Sets whether this replica leads.
+    pub(crate) fn set_leading(&self, leading: bool) {
         self.leading.set(i64::from(leading));
     }
 
-    /// Whether this replica leads.
+    /// Returns true if this replica leads.
     #[must_use]
-    pub fn is_leading(&self) -> bool {
+    pub(crate) fn is_leading(&self) -> bool {
         self.leading.get() == 1
     }
 
-    /// Says whether this replica is ready.
-    pub fn set_ready(&self, ready: bool) {
+    /// Sets whether this replica is ready.
+    pub(crate) fn set_ready(&self, ready: bool) {
         self.ready.set(i64::from(ready));
     }
 }

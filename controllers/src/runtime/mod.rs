@@ -1,24 +1,30 @@
-//! The runtime under the controllers: what they observe comes from caches, what they decide is carried out here.
+//! The runtime of the controllers. Start with [`Controller`]; `runner.rs` runs one, `executor/` carries decisions out.
 //!
 //! ```text
-//!  watch ──> Cache ──key──> Queue ──> reconcile(caches, failure, now) ──> Decision { effects, wake_after }
-//!              ^                                                             │
-//!              └───────── answers of the API server ──── Executor <──────────┘   (leadership, time limits, counters)
+//!  watch ──> Cache ──key──> Queue ──> observe ──> decide ──> Decision { effects, wake_after }
+//!              ^                                                 │
+//!              └── answers of the API server ──── Executor <─────┘   (leadership, time limits, counters)
 //! ```
-//!
-//! Controllers do no input or output: the same observation yields the same decision. Answers to writes go straight into
-//! the caches, so that the next reconcile sees them although the watch has not delivered them yet.
+//! Controllers do no IO: the same observation yields the same decision. Answers to writes go straight into the caches, so
+//! that the next reconcile sees them before the watch delivers them.
 
-pub mod cache;
-pub mod diff;
-pub mod driver;
-pub mod effect;
-pub mod executor;
-pub mod lease;
-pub mod metrics;
-pub mod queue;
-pub mod recorder;
+mod controller;
+mod effect;
+mod executor;
+mod lease;
+mod metrics;
+mod queue;
+mod recorder;
+mod runner;
+#[cfg(test)]
+mod tests;
 
-pub use cache::{Cache, Cached};
-pub use driver::{Failure, Key};
-pub use effect::{Decision, Effect, Kind, Note, NoteType};
+pub(crate) use self::{
+    controller::{Attempt, ConfigChange, Controller, Failure, Needs, Wake},
+    effect::{Decision, Effect, Event, Kind, WriteOptions},
+    executor::{Answers, Executor},
+    lease::{Election, Times},
+    metrics::Metrics,
+    recorder::Recorder,
+    runner::{Run, Runner},
+};

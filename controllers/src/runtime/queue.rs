@@ -1,32 +1,40 @@
-//! The queue of keys to look at: each key once, with delays and per-key back-off.
+//! The queue of keys: each key once, with delays and back-off.
 //!
 //! Its length is bounded by the number of objects: a key that waits is not queued a second time.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    future::poll_fn,
     hash::Hash,
     sync::{Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use tokio::{sync::Notify, time::Instant};
+use tokio_util::time::{DelayQueue, delay_queue};
 
 /// First delay after a failure.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 /// Longest delay after failures.
 const LONGEST_DELAY: Duration = Duration::from_secs(120);
+/// Longest delay at all. [`DelayQueue`] panics on delays of more than two years.
+const LONGEST_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 struct State<T> {
+    is_open: bool,
     ready: VecDeque<T>,
     queued: HashSet<T>,
-    delayed: HashMap<T, Instant>,
-    /// Keys being worked on; true: to be queued again afterwards.
+    delays: DelayQueue<T>,
+    /// Delayed keys with their handles in `delays`.
+    delayed: HashMap<T, delay_queue::Key>,
+    /// Keys being worked on. True: the key is queued again afterwards.
     running: HashMap<T, bool>,
     failures: HashMap<T, u32>,
 }
 
-/// A queue of keys.
-pub struct Queue<T> {
+/// A queue of keys. Closed at first: keys are dropped until it is opened.
+pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
     wake: Notify,
 }
@@ -35,8 +43,10 @@ impl<T: Clone + Eq + Hash> Default for Queue<T> {
     fn default() -> Self {
         Self {
             state: Mutex::new(State {
+                is_open: false,
                 ready: VecDeque::new(),
                 queued: HashSet::new(),
+                delays: DelayQueue::new(),
                 delayed: HashMap::new(),
                 running: HashMap::new(),
                 failures: HashMap::new(),
@@ -51,68 +61,94 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a key now.
-    pub fn add(&self, key: T) {
-        let mut state = self.lock();
-        state.delayed.remove(&key);
-        push(&mut state, key);
-        drop(state);
-        self.wake.notify_one();
+    /// Accepts keys from now on.
+    pub(crate) fn open(&self) {
+        self.lock().is_open = true;
     }
 
-    /// Queues keys now.
-    pub fn extend(&self, keys: impl IntoIterator<Item = T>) {
-        keys.into_iter().for_each(|key| self.add(key));
-    }
-
-    /// Queues a key after `delay`, unless it is due sooner already.
-    pub fn add_after(&self, key: T, delay: Duration) {
-        let due = Instant::now() + delay;
+    /// Queues a key.
+    pub(crate) fn add(&self, key: T) {
         let mut state = self.lock();
-        if state.queued.contains(&key) {
+        if !state.is_open {
             return;
         }
-        state.delayed.entry(key).and_modify(|known| *known = (*known).min(due)).or_insert(due);
+        state.cancel_delay(&key);
+        state.push(key);
         drop(state);
         self.wake.notify_one();
     }
 
-    /// Keys that are due or being worked on.
+    /// Queues a key after `delay`, unless it is due sooner.
+    pub(crate) fn add_after(&self, key: T, delay: Duration) {
+        let due = Instant::now() + delay.min(LONGEST_WAIT);
+        let mut state = self.lock();
+        if !state.is_open || state.queued.contains(&key) {
+            return;
+        }
+        if let Some(known) = state.delayed.get(&key) {
+            if state.delays.deadline(known) <= due {
+                return;
+            }
+            state.cancel_delay(&key);
+        }
+        let handle = state.delays.insert_at(key.clone(), due);
+        state.delayed.insert(key, handle);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Returns the number of keys that are due.
     #[must_use]
-    pub fn depth(&self) -> usize {
+    pub(crate) fn depth(&self) -> usize {
         self.lock().ready.len()
     }
 
-    /// Waits for the next key. [`Queue::done`] has to be called with it.
-    pub async fn next(&self) -> T {
+    /// Waits for the next key and locks it. [`Queue::done`] releases it.
+    pub(crate) async fn next(&self) -> T {
         loop {
-            let wait = {
-                let mut state = self.lock();
-                promote(&mut state);
-                if let Some(key) = state.ready.pop_front() {
-                    state.queued.remove(&key);
-                    state.running.insert(key.clone(), false);
-                    if !state.ready.is_empty() {
-                        self.wake.notify_one();
-                    }
-                    return key;
-                }
-                state.delayed.values().min().copied()
-            };
-            match wait {
-                Some(due) => {
-                    let _ = tokio::time::timeout_at(due, self.wake.notified()).await;
-                }
-                None => self.wake.notified().await,
+            if let Some(key) = self.pop() {
+                return key;
+            }
+            // One worker at a time waits for the next delay to end: [`Queue::pop`] wakes the next one.
+            tokio::select! {
+                () = self.wake.notified() => {}
+                () = poll_fn(|context| self.poll_due(context)) => {}
             }
         }
     }
 
-    /// Ends the work on a key. `failed` puts it back with a growing delay, returned; success forgets failures.
-    pub fn done(&self, key: &T, failed: bool) -> Option<Duration> {
+    /// Returns and locks a key that is due.
+    pub(super) fn pop(&self) -> Option<T> {
         let mut state = self.lock();
-        let again = state.running.remove(key).unwrap_or(false);
-        let delay = if failed {
+        let key = state.ready.pop_front()?;
+        state.queued.remove(&key);
+        state.running.insert(key.clone(), false);
+        let has_more = !state.ready.is_empty() || !state.delayed.is_empty();
+        drop(state);
+        if has_more {
+            self.wake.notify_one();
+        }
+        Some(key)
+    }
+
+    /// Moves keys whose delay has ended to the ready ones. Ready when there are any.
+    fn poll_due(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.lock();
+        let mut any = false;
+        while let Poll::Ready(Some(expired)) = state.delays.poll_expired(context) {
+            let key = expired.into_inner();
+            state.delayed.remove(&key);
+            state.push(key);
+            any = true;
+        }
+        if any { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Releases a key. `has_failed` queues it with a growing delay, which is returned; success forgets failures.
+    pub(crate) fn done(&self, key: &T, has_failed: bool) -> Option<Duration> {
+        let mut state = self.lock();
+        let is_changed = state.running.remove(key).unwrap_or(false);
+        let delay = if has_failed {
             let count = state.failures.entry(key.clone()).or_insert(0);
             let delay = FIRST_DELAY.saturating_mul(1 << (*count).min(16)).min(LONGEST_DELAY);
             *count = count.saturating_add(1);
@@ -121,8 +157,8 @@ impl<T: Clone + Eq + Hash> Queue<T> {
             state.failures.remove(key);
             None
         };
-        if again {
-            push(&mut state, key.clone());
+        if is_changed {
+            state.push(key.clone());
         }
         drop(state);
         if let Some(delay) = delay {
@@ -132,37 +168,45 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         delay
     }
 
-    /// Failures in a row of a key.
+    /// Returns the failures in a row of a key.
+    #[cfg(test)]
     #[must_use]
-    pub fn failures(&self, key: &T) -> u32 {
+    pub(crate) fn failures(&self, key: &T) -> u32 {
         self.lock().failures.get(key).copied().unwrap_or(0)
     }
 }
 
-fn push<T: Clone + Eq + Hash>(state: &mut State<T>, key: T) {
-    if let Some(again) = state.running.get_mut(&key) {
-        *again = true;
-    } else if state.queued.insert(key.clone()) {
-        state.ready.push_back(key);
+impl<T: Clone + Eq + Hash> State<T> {
+    fn push(&mut self, key: T) {
+        if let Some(is_changed) = self.running.get_mut(&key) {
+            *is_changed = true;
+        } else if self.queued.insert(key.clone()) {
+            self.ready.push_back(key);
+        }
     }
-}
 
-fn promote<T: Clone + Eq + Hash>(state: &mut State<T>) {
-    let now = Instant::now();
-    let due: Vec<T> = state.delayed.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()).collect();
-    for key in due {
-        state.delayed.remove(&key);
-        push(state, key);
+    fn cancel_delay(&mut self, key: &T) {
+        if let Some(handle) = self.delayed.remove(key) {
+            self.delays.remove(&handle);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+
+    fn queue() -> Queue<&'static str> {
+        let queue = Queue::default();
+        queue.open();
+        queue
+    }
 
     #[tokio::test(start_paused = true)]
     async fn key_is_queued_once_and_again_when_it_changes_during_work() {
-        let queue = Queue::default();
+        let queue = queue();
         queue.add("a");
         queue.add("a");
         assert_eq!(queue.next().await, "a");
@@ -174,8 +218,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failures_delay_a_key_longer_and_longer_up_to_a_limit() {
+    async fn closed_queue_keeps_nothing() {
         let queue = Queue::default();
+        queue.add("a");
+        queue.add_after("b", Duration::from_secs(1));
+        queue.open();
+        queue.add("c");
+        assert_eq!(queue.next().await, "c");
+        assert!(tokio::time::timeout(Duration::from_secs(10), queue.next()).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_delay_a_key_longer_and_longer_up_to_a_limit() {
+        let queue = queue();
         let mut delays = Vec::new();
         queue.add("a");
         for _ in 0..14 {
@@ -192,12 +247,39 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn delayed_key_comes_when_due_and_the_earliest_time_counts() {
-        let queue = Queue::default();
+        let queue = queue();
         let start = Instant::now();
         queue.add_after("a", Duration::from_secs(10));
         queue.add_after("a", Duration::from_secs(3));
         queue.add_after("a", Duration::from_secs(20));
         assert_eq!(queue.next().await, "a");
-        assert_eq!(start.elapsed(), Duration::from_secs(3));
+        assert_eq!(start.elapsed().as_secs(), 3);
+        queue.add_after("b", Duration::MAX);
+        assert!(tokio::time::timeout(Duration::from_secs(60), queue.next()).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn delay_ends_while_the_worker_that_waited_for_it_is_busy() {
+        let queue = Arc::new(queue());
+        queue.add_after("late", Duration::from_secs(5));
+        let (sender, mut taken) = tokio::sync::mpsc::unbounded_channel();
+        for _ in 0..2 {
+            let (queue, sender) = (queue.clone(), sender.clone());
+            tokio::spawn(async move {
+                loop {
+                    let key = queue.next().await;
+                    sender.send(key).unwrap();
+                    if key == "slow" {
+                        tokio::time::sleep(Duration::from_secs(60)).await;
+                    }
+                    queue.done(&key, false);
+                }
+            });
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        queue.add("slow");
+        assert_eq!(taken.recv().await, Some("slow"));
+        let late = tokio::time::timeout(Duration::from_secs(6), taken.recv()).await;
+        assert_eq!(late, Ok(Some("late")));
     }
 }

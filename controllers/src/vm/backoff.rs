@@ -1,4 +1,4 @@
-//! How long a machine that fails before it ever ran is left alone.
+//! Delays before a VMI is started again that failed before it ran.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ const LONGEST: u64 = 300;
 /// Unit of the quadratic growth.
 const INTERVAL: u64 = 10;
 
-/// Strategies that start a machine again by themselves.
+/// Returns true for strategies that restart VMIs.
 pub(super) fn applies(strategy: &RunStrategy) -> bool {
     matches!(strategy, RunStrategy::Always | RunStrategy::RerunOnFailure | RunStrategy::Once)
 }
 
-/// The delay after the n-th failure in a row: 10·n² seconds and up to half of that more, at most 300.
+/// Returns the delay after the n-th failure in a row: 10·n² seconds and up to half of that more, at most 300.
 ///
-/// The part that spreads machines out comes from the UID, so that deciding twice gives the same answer.
+/// The jitter is derived from the UID, so that the same observation yields the same decision.
 fn delay(count: i32, uid: &str) -> Duration {
     let count = u64::try_from(count).unwrap_or(1).max(1);
     let base = INTERVAL.saturating_mul(count.saturating_mul(count));
@@ -28,7 +28,7 @@ fn delay(count: i32, uid: &str) -> Duration {
     Duration::from_secs(base.saturating_add(extra).min(LONGEST))
 }
 
-/// The record of failures after looking at the machine.
+/// Returns the record of failures after an observation of the VMI.
 pub(super) fn update(
     former: Option<&VirtualMachineStartFailure>,
     strategy: &RunStrategy,
@@ -47,7 +47,7 @@ pub(super) fn update(
     }
     let uid = instance.metadata.uid.clone().unwrap_or_default();
     let counted = former.is_some_and(|former| former.last_failed_vmi_uid.as_deref() == Some(uid.as_str()));
-    // A failure of its own is counted before the machine is deleted; this one was deleted before it could run.
+    // A failure is counted before the VMI is deleted. A VMI that is being deleted was stopped before it ran.
     if *instance.phase() != VmiPhase::Failed || instance.is_deleting() || counted {
         return former.cloned();
     }

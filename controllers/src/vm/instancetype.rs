@@ -1,8 +1,8 @@
-//! The instance type and preference of a VM: where they come from, and what is kept of them.
+//! The instance type and preference of a VM: lookup, copies, expansion.
 //!
-//! By the cluster's policy a VM goes on naming them, and a copy of each, as it was when the VM named it first, is kept in
-//! a ControllerRevision of the VM ([`ReferencePolicy::Reference`]), or they are written into the VM, which names nothing
-//! any more ([`ReferencePolicy::Expand`], [`ReferencePolicy::ExpandAll`]).
+//! With policy [`ReferencePolicy::Reference`] the VM keeps its references, and a ControllerRevision holds a copy of each object
+//! as it was when the VM named it first. With [`ReferencePolicy::Expand`] and [`ReferencePolicy::ExpandAll`] both are written
+//! into the VM, which names nothing any more.
 //!
 //! ```text
 //!            reference                                expand
@@ -12,9 +12,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use admission::instancetype::expanded;
+use admission::kinds::instancetype::expanded;
 use api::{
-    VirtualMachine, VirtualMachineInstance,
+    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
     config::{ClusterConfig, ReferencePolicy},
     constants::{annotation, event},
     instancetype::{
@@ -28,31 +28,32 @@ use k8s_openapi::{
     api::apps::v1::ControllerRevision,
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, runtime::RawExtension},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
     Observed, SyncError,
     restart::{self, Template},
+    revision as start_record,
 };
 use crate::{
-    runtime::{Decision, Effect, Kind, Note},
-    views::{MatchedView, RevisionView},
+    resources::instancetypes::{CachedInstancetype, InstancetypeRevision},
+    runtime::{Decision, Effect, Event, Kind},
 };
 
-/// How often it is looked whether the name of a copy, taken by something else, is free by now: no watch tells.
+/// Wait until the name of a copy that is taken is tried again. No watch reports that it is free.
 const TAKEN_RETRY: Duration = Duration::from_secs(60);
 
-/// What a VM names, as the caches know it.
+/// The instance type or preference of a VM, as found in the caches.
 #[derive(Clone, Debug, Default)]
-pub enum Lookup {
+pub(super) enum Lookup {
     /// The VM names nothing.
     #[default]
     Unnamed,
-    /// A copy that is kept.
-    Revision(Arc<RevisionView>),
-    /// The object, and the copy of it that is kept already.
-    Object(Arc<MatchedView>, Option<Arc<RevisionView>>),
-    /// It does not exist; why.
+    /// A stored copy.
+    Revision(Arc<InstancetypeRevision>),
+    /// The object, and its stored copy, if any.
+    Object(Arc<CachedInstancetype>, Option<Arc<InstancetypeRevision>>),
+    /// It does not exist, with the message.
     Missing(String),
 }
 
@@ -63,12 +64,23 @@ pub(super) struct Chosen {
     preference: Option<VirtualMachinePreferenceSpec>,
 }
 
-/// Looks up what a VM names.
-pub fn look_up(
+/// The error of an instance type or preference that cannot be applied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ApplyError {
+    /// Default devices cannot be added.
+    #[error("{0}")]
+    Defaults(String),
+    /// The VMI sets fields of the instance type.
+    #[error("Failed to apply instancetype: VMI conflicts with instancetype spec in fields: [{0}]")]
+    Conflict(String),
+}
+
+/// Looks up the instance type or preference of a VM.
+pub(super) fn look_up(
     vm: &VirtualMachine,
     role: Role,
-    revision_named: impl Fn(&str) -> Option<Arc<RevisionView>>,
-    object_named: impl Fn(MatchedKind, &str) -> Option<Arc<MatchedView>>,
+    revision_named: impl Fn(&str) -> Option<Arc<InstancetypeRevision>>,
+    object_named: impl Fn(MatchedKind, &str) -> Option<Arc<CachedInstancetype>>,
 ) -> Lookup {
     match source(vm, role) {
         None => Lookup::Unnamed,
@@ -88,11 +100,6 @@ pub fn look_up(
     }
 }
 
-/// Whether a VM's instance type or preference is the object of this kind and name, or the copy of this name.
-pub fn names(vm: &VirtualMachine, wanted: &Source) -> bool {
-    Role::ALL.into_iter().any(|role| source(vm, role).is_some_and(|source| source.as_ref() == Ok(wanted)))
-}
-
 impl Lookup {
     /// The object, whole; `None` when the VM names none.
     fn object(&self, role: Role) -> Result<Option<Value>, SyncError> {
@@ -107,7 +114,7 @@ impl Lookup {
         })
     }
 
-    /// Name of the copy that the VM is started from.
+    /// Returns the name of the copy from which the VM is started.
     pub(super) fn copy_name(&self, vm: &VirtualMachine) -> Option<String> {
         match self {
             Self::Unnamed | Self::Missing(_) => None,
@@ -118,7 +125,7 @@ impl Lookup {
         }
     }
 
-    /// Name of what is kept as the copy of the object and is none.
+    /// Returns the name of an object that has the name of the copy but another content.
     fn taken_name(&self, role: Role) -> Option<&str> {
         let Self::Object(object, Some(copy)) = self else { return None };
         let read = |json: &str| serde_json::from_str::<Value>(json).unwrap_or_default();
@@ -139,7 +146,7 @@ impl Lookup {
     }
 }
 
-/// What is said of a copy whose name something else has.
+/// Returns the error about a copy whose name is taken.
 fn taken(name: &str) -> String {
     format!("found existing ControllerRevision with unexpected data: {name}")
 }
@@ -152,7 +159,7 @@ fn not_found(role: Role, message: String) -> SyncError {
     SyncError::new(reason, message)
 }
 
-/// Reads what the VM names.
+/// Parses the instance type and preference of a VM.
 pub(super) fn chosen(observed: &Observed<'_>) -> Result<Chosen, SyncError> {
     let unreadable = |role: Role, lookup: &Lookup, error: revision::ContentError| {
         not_found(role, format!("cannot use {}: {error}", lookup.name()))
@@ -168,15 +175,15 @@ pub(super) fn chosen(observed: &Observed<'_>) -> Result<Chosen, SyncError> {
     })
 }
 
-/// What became of a VM's references.
+/// The state of a VM's references.
 pub(super) enum Settled {
-    /// They are as they should be, or will be with the effects asked for.
+    /// They are up to date, or will be after the effects.
     Kept,
-    /// The VM is being changed; the next pass goes on.
+    /// The VM is being changed. The next reconcile continues.
     Expanding,
 }
 
-/// Keeps copies of what the VM names, or writes it into the VM.
+/// Stores copies of instance type and preference, or writes them into the VM.
 pub(super) fn settle(
     observed: &Observed<'_>,
     owned: Option<&VirtualMachineInstance>,
@@ -214,7 +221,7 @@ pub(super) fn settle(
     Ok(Ok(Settled::Kept))
 }
 
-/// What the VM's status is to say of one of the two, with the copy it names made if there is none.
+/// Returns the status of one reference of the VM, and creates the copy that it names.
 fn keep(
     observed: &Observed<'_>,
     role: Role,
@@ -234,8 +241,8 @@ fn keep(
             }
             let copy = copy_of(vm, &name, object)?;
             let effect = Effect::create(Kind::ControllerRevision, vm.metadata.namespace.as_deref(), &copy)?;
-            // A copy has labels by which it is known already: what is there is something else.
-            decision.push(effect.unless_exists(taken(&name)).on_failure(Note::warning(
+            // A copy would be in the cache by its labels, so an existing object is something else.
+            decision.push(effect.unless_exists(taken(&name)).on_failure(Event::warning(
                 Kind::VirtualMachine.reference(&vm.metadata),
                 event::FAILED_CREATE,
                 "error encountered while storing instancetype.kubevirt.io controllerRevisions: {error}",
@@ -246,7 +253,11 @@ fn keep(
     Ok(Some(kept))
 }
 
-fn copy_of(vm: &VirtualMachine, name: &str, object: &MatchedView) -> Result<ControllerRevision, serde_json::Error> {
+fn copy_of(
+    vm: &VirtualMachine,
+    name: &str,
+    object: &CachedInstancetype,
+) -> Result<ControllerRevision, serde_json::Error> {
     Ok(ControllerRevision {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
@@ -272,18 +283,13 @@ fn expand_vm(
         Ok(wanted) => wanted,
         Err(error) => return Ok(Err(SyncError::new(event::FAILED_CREATE, error.to_string()))),
     };
-    // The machine runs what the VM says as much as before.
-    let started = chosen.template(vm);
-    let is_current = |instance: &&VirtualMachineInstance| started.is_none_or(|template| template.started(instance));
-    if let Some(instance) = owned.filter(is_current)
-        && let Some(template) = Chosen::default().template(&wanted)
+    // The VMI runs the present template as much as before.
+    let template = chosen.template(observed);
+    if let Some(vmi) = owned
+        && let Some(started) = restart::started(observed, vmi)
+        && template.is_some_and(|template| template.is_current(Some(started)))
     {
-        let mut annotations = json!({restart::TEMPLATE_HASH: template.hash});
-        if restart::is_as_written(vm, instance) {
-            annotations[restart::TEMPLATE_WRITTEN] = json!(restart::hash(&wanted.spec.template));
-        }
-        let patch = json!({"metadata": {"annotations": annotations}});
-        decision.push(Effect::merge(Kind::Instance, &instance.metadata, patch));
+        start_record::replace_expanded(&wanted, vmi, decision)?;
     }
     decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
     decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))?);
@@ -299,32 +305,42 @@ fn expand_vm(
 }
 
 impl Chosen {
-    /// What the VM's machine is made from: its template with everything applied. `None` when that cannot be told.
-    pub(super) fn template(&self, vm: &VirtualMachine) -> Option<Template> {
+    /// Returns true if the VM names neither instance type nor preference.
+    pub(super) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns the present template. `None`: it cannot be expanded.
+    pub(super) fn template(&self, observed: &Observed<'_>) -> Option<Template> {
+        Some(Template::of(observed, self.expand(observed.vm)?))
+    }
+
+    /// Returns the spec of the template with instance type and preference applied. `None`: they cannot be applied.
+    pub(super) fn expand(&self, vm: &VirtualMachine) -> Option<VirtualMachineInstanceSpec> {
         let mut spec = vm.spec.template.spec.clone()?;
-        if *self != Self::default() {
+        if !self.is_empty() {
             let mut metadata = ObjectMeta::default();
             let (class, preference) = (self.instancetype.as_ref(), self.preference.as_ref());
             apply(expand::TEMPLATE, class, preference, &mut spec, &mut metadata).ok()?;
         }
-        Template::of(spec)
+        Some(spec)
     }
 
-    /// Settles which devices a new machine gets by itself, and adds disks and network, so that preferences reach them.
-    pub(super) fn prepare(&self, machine: &mut VirtualMachineInstance, config: &ClusterConfig) -> Result<(), String> {
-        expand::prepare(self.preference.as_ref(), &mut machine.spec);
+    /// Decides on automatically attached devices of a new VMI, and adds disks and network, so that preferences apply to them.
+    pub(super) fn prepare(&self, vmi: &mut VirtualMachineInstance, config: &ClusterConfig) -> Result<(), ApplyError> {
+        expand::prepare(self.preference.as_ref(), &mut vmi.spec);
         if self.preference.is_some() {
-            admission::defaults::attach(&mut machine.spec, config)?;
+            admission::defaults::attach(&mut vmi.spec, config)
+                .map_err(|error| ApplyError::Defaults(error.to_string()))?;
         }
         Ok(())
     }
 
-    /// Applies it to a new machine of the VM.
-    pub(super) fn apply(&self, vm: &VirtualMachine, machine: &mut VirtualMachineInstance) -> Result<(), String> {
-        let (spec, metadata) = (&mut machine.spec, &mut machine.metadata);
-        apply("spec", self.instancetype.as_ref(), self.preference.as_ref(), spec, metadata).map_err(|conflicts| {
-            format!("Failed to apply instancetype: VMI conflicts with instancetype spec in fields: [{conflicts}]")
-        })?;
+    /// Applies both to a new VMI of the VM.
+    pub(super) fn apply(&self, vm: &VirtualMachine, vmi: &mut VirtualMachineInstance) -> Result<(), ApplyError> {
+        let (spec, metadata) = (&mut vmi.spec, &mut vmi.metadata);
+        apply("spec", self.instancetype.as_ref(), self.preference.as_ref(), spec, metadata)
+            .map_err(|conflicts| ApplyError::Conflict(conflicts.to_string()))?;
         for role in Role::ALL {
             let Some(matcher) = Matcher::of(vm, role) else { continue };
             let Ok(kind) = role.kind(&matcher.kind) else { continue };

@@ -1,5 +1,5 @@
-//! What reaches a machine while it runs: the generation of its VM that it reflects, what it says to backups and
-//! deschedulers, and, where the cluster's rollout strategy says so, where it may be placed when it moves.
+//! Live updates of a running VMI: the observed generation, annotations for backups and deschedulers, and, depending on the
+//! cluster's rollout strategy, the placement for its next migration.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
 
@@ -8,17 +8,17 @@ use super::{
     restart::{self, Template},
     start,
 };
-use crate::runtime::{Decision, Effect, Kind, Note};
+use crate::runtime::{Decision, Effect, Event, Kind};
 
-/// Reason of a refused change.
+/// Reason of a refused update.
 const FAILED_UPDATE: &str = "FailedUpdateError";
 
-/// True when changes reach running machines where they can.
+/// Returns true if changes are applied to running VMIs.
 pub(super) fn is_on(observed: &Observed<'_>) -> bool {
     observed.config.vm_rollout_strategy == RolloutStrategy::LiveUpdate
 }
 
-/// Brings the machine up to date. Returns an error to show.
+/// Updates the VMI. Returns an error for condition Failure.
 pub(super) fn update(
     observed: &Observed<'_>,
     instance: &VirtualMachineInstance,
@@ -29,20 +29,20 @@ pub(super) fn update(
         return Ok(None);
     }
     let mut wanted = instance.clone();
-    if let Some(generation) = restart::observed_generation(observed.vm, instance) {
+    if let Some(generation) = restart::observed_generation(observed, instance, template) {
         let annotations = wanted.metadata.annotations.get_or_insert_default();
         annotations.insert(annotation::VM_GENERATION.to_owned(), generation.to_string());
     }
-    // What backups and evictions do is not part of the machine, so that no strategy holds it back.
-    let said = observed.vm.spec.template.metadata.annotations.as_ref();
+    // These annotations are not part of the guest, so that they do not depend on the strategy.
+    let template_annotations = observed.vm.spec.template.metadata.annotations.as_ref();
     let evictions = [annotation::DESCHEDULER_EVICT, annotation::DESCHEDULER_PREFER_NO_EVICTION]
-        .map(|key| (key, said.and_then(|all| all.get(key))));
-    for (key, said) in
+        .map(|key| (key, template_annotations.and_then(|all| all.get(key))));
+    for (key, value) in
         evictions.into_iter().chain([(annotation::SKIP_BACKUP_HOOKS, start::skip_backup_hooks(observed.vm))])
     {
-        match said {
-            Some(said) => {
-                wanted.metadata.annotations.get_or_insert_default().insert(key.to_owned(), said.clone());
+        match value {
+            Some(value) => {
+                wanted.metadata.annotations.get_or_insert_default().insert(key.to_owned(), value.clone());
             }
             None => {
                 if let Some(annotations) = &mut wanted.metadata.annotations {
@@ -51,8 +51,10 @@ pub(super) fn update(
             }
         }
     }
-    // A machine that waits for a restart gets the rest then, too.
-    if let Some(template) = template.filter(|template| is_on(observed) && template.started(instance)) {
+    // A VMI that waits for a restart gets everything then.
+    if let Some(template) =
+        template.filter(|template| is_on(observed) && template.is_current(restart::started(observed, instance)))
+    {
         template.placement.put(&mut wanted.spec);
     }
     let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(None) };
@@ -62,7 +64,7 @@ pub(super) fn update(
     } else {
         let regarding = Kind::VirtualMachine.reference(&observed.vm.metadata);
         let message = "Error updating the virtual machine instance: {error}";
-        decision.push(change.on_failure(Note::warning(regarding, FAILED_UPDATE, message)));
+        decision.push(change.on_failure(Event::warning(regarding, FAILED_UPDATE, message)));
     }
     Ok(blocked(observed, FAILED_UPDATE, "Failure while updating VMI"))
 }

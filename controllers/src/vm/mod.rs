@@ -1,4 +1,4 @@
-//! Virtual machines: run strategies, the machine (VMI) of each, status.
+//! VMs: run strategies, the VMI of each, status. Start with [`decide`]; `controller.rs` holds the watches.
 //!
 //! ```text
 //!             start                         deleted by us, or stopped        no pod, no finalizer
@@ -8,11 +8,12 @@
 //! ```
 
 mod backoff;
-pub mod instancetype;
+mod controller;
+mod instancetype;
 mod live;
 mod printable;
 mod restart;
-pub mod revision;
+mod revision;
 mod run_strategy;
 mod start;
 mod status;
@@ -30,39 +31,39 @@ use api::{
 };
 use jiff::Timestamp;
 
+pub(crate) use self::controller::Vms;
 use self::{
     instancetype::{Chosen, Lookup, Settled},
     run_strategy::Action,
 };
 use crate::{
-    owned::{adopt, stop_machine},
-    runtime::{Decision, Effect, Failure, Kind, Note},
-    views::{ClaimView, StartView},
-    vmi::claim_name,
+    owned_vmis::{adopt, delete_vmi},
+    resources::{claims::CachedClaim, start_revisions::StartRevision},
+    runtime::{Decision, Effect, Event, Failure, Kind},
 };
 
-/// Finalizer by which a user asks that a VM's machine outlives it.
+/// Finalizer that lets the VMI outlive its VM.
 const ORPHAN: &str = "orphan";
 
-/// Everything a decision about a VM rests on.
-pub struct Observed<'a> {
+/// Everything that a decision about a VM depends on.
+struct Observed<'a> {
     /// The VM.
     pub vm: &'a VirtualMachine,
-    /// The machine of the VM's name, whoever controls it.
+    /// The VMI of the VM's name, also if another object controls it.
     pub instance: Option<&'a VirtualMachineInstance>,
     /// Claims of the namespace that the template names.
-    pub claims: &'a BTreeMap<String, Arc<ClaimView>>,
+    pub claims: &'a BTreeMap<String, Arc<CachedClaim>>,
     /// The instance type it names.
     pub instancetype: Lookup,
     /// The preference it names.
     pub preference: Lookup,
-    /// What is kept of its starts.
-    pub starts: &'a [Arc<StartView>],
+    /// Records of its starts.
+    pub starts: &'a [Arc<StartRevision>],
     /// The cluster's configuration.
     pub config: &'a ClusterConfig,
     /// The last write for this VM that was refused.
     pub failure: Option<&'a Failure>,
-    /// Now.
+    /// The current time.
     pub now: Timestamp,
 }
 
@@ -80,7 +81,7 @@ impl SyncError {
 }
 
 /// Decides what to do about a VM.
-pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let vm = observed.vm;
     let mut decision = Decision::settled();
     let owned = observed.instance.filter(|instance| is_ours(vm, instance));
@@ -88,7 +89,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
 
     if vm.metadata.deletion_timestamp.is_some() {
         if deleting(observed, owned, &mut decision)? {
-            // Nobody reads the status of an object that goes away with this very write.
+            // The object is deleted with this write, so its status does not matter.
             return Ok(decision);
         }
     } else if !has_finalizer(vm) {
@@ -107,7 +108,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
             }
             Some(instance) if owned.is_none() => {
                 decision.push(adopt(instance, &Kind::VirtualMachine.owner_reference(&vm.metadata)));
-                // The next pass tells how it stands, not this one that there is none.
+                // The next reconcile writes the status.
                 return Ok(decision);
             }
             _ => {
@@ -115,15 +116,15 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
                     Ok(chosen) => instancetype::settle(observed, owned, chosen, &mut decision)?,
                     Err(error) => Err(error.clone()),
                 };
-                // The next pass goes on with the VM as it is then.
+                // The next reconcile continues with the changed VM.
                 if matches!(settled, Ok(Settled::Expanding)) {
                     return Ok(decision);
                 }
                 let start = settled.and(chosen.as_ref().map_err(Clone::clone));
                 let (failure, restarts) = synchronize(observed, owned, start.as_ref(), &mut decision)?;
                 if let Err(error) = &start {
-                    let what = "error encountered while storing instancetype.kubevirt.io controllerRevisions";
-                    tell(vm, error, format!("{what}: {}", error.message), &mut decision);
+                    let context = "error encountered while storing instancetype.kubevirt.io controllerRevisions";
+                    report(vm, error, format!("{context}: {}", error.message), &mut decision);
                 }
                 error = failure.or(start.err());
                 failed_instance_restarts = restarts;
@@ -131,16 +132,16 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
         }
     }
 
-    // What was just asked for changes the status in a moment: one write then instead of two.
+    // The effects change the status soon: one write then instead of two.
     let changes_instance = decision.effects.iter().any(|effect| {
         matches!(effect, Effect::Create { kind: Kind::Instance, .. } | Effect::Delete { kind: Kind::Instance, .. })
     });
-    // A failed start is counted before its machine goes: one without a pod goes with the deletion, unseen.
+    // A failed start is counted before its VMI is deleted: a VMI without a pod disappears at once.
     let counts = owned.is_some_and(|instance| *instance.phase() == VmiPhase::Failed);
     if changes_instance && error.is_none() && !counts {
         return Ok(decision);
     }
-    let template = owned.and_then(|_| chosen.ok()?.template(vm));
+    let template = owned.and_then(|_| chosen.ok()?.template(observed));
     if let Some(instance) = owned.filter(|_| !changes_instance && vm.metadata.deletion_timestamp.is_none()) {
         let refused = live::update(observed, instance, template.as_ref(), &mut decision)?;
         error = error.or(refused);
@@ -157,30 +158,23 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
         }
     }
     if let Some(change) = Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))? {
-        // Before the machine goes: a failure or a start that is not written down would be lost with us.
+        // Before the VMI is deleted: otherwise a failure would be lost if this process ended now.
         let at = if counts { 0 } else { decision.effects.len() };
         decision.effects.insert(at, change);
     }
     Ok(decision)
 }
 
-/// Tells of an error, unless condition Failure does already.
-fn tell(vm: &VirtualMachine, error: &SyncError, message: String, decision: &mut Decision) {
-    let told = vm.condition(condition::FAILURE).and_then(|failure| failure.message.as_deref());
-    if told != Some(error.message.as_str()) {
-        decision.push(Effect::Event(Note::warning(
+/// Emits an event about an error, unless condition Failure shows it already.
+fn report(vm: &VirtualMachine, error: &SyncError, message: String, decision: &mut Decision) {
+    let shown = vm.condition(condition::FAILURE).and_then(|failure| failure.message.as_deref());
+    if shown != Some(error.message.as_str()) {
+        decision.push(Effect::Event(Event::warning(
             Kind::VirtualMachine.reference(&vm.metadata),
             event::FAILED_CREATE,
             message,
         )));
     }
-}
-
-/// Names of the claims behind the template's volumes.
-#[must_use]
-pub fn claim_names(vm: &VirtualMachine) -> Vec<String> {
-    let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
-    volumes.filter_map(claim_name).map(str::to_owned).collect()
 }
 
 fn has_finalizer(vm: &VirtualMachine) -> bool {
@@ -191,7 +185,7 @@ fn is_ours(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
     owner::is_controlled_by(&instance.metadata, vm)
 }
 
-/// Ends what the VM has. True when nothing is left to be done or shown.
+/// Deletes the VMI and removes the finalizer. Returns true when nothing is left to do.
 fn deleting(
     observed: &Observed<'_>,
     owned: Option<&VirtualMachineInstance>,
@@ -215,7 +209,7 @@ fn deleting(
     }
 }
 
-/// Carries out the run strategy. Returns an error to show, and whether a failed machine is to be started again.
+/// Carries out the run strategy. Returns an error for condition Failure, and true if a failed VMI must be started again.
 fn synchronize(
     observed: &Observed<'_>,
     owned: Option<&VirtualMachineInstance>,
@@ -274,7 +268,7 @@ fn start_instance(
         Ok(instance) => instance,
         Err(cause) => {
             let error = SyncError::new(event::FAILED_CREATE, format!("Failure while starting VMI: {cause}"));
-            tell(vm, &error, format!("Error creating virtual machine instance: {cause}"), decision);
+            report(vm, &error, format!("Error creating virtual machine instance: {cause}"), decision);
             return Ok(Some(error));
         }
     };
@@ -282,15 +276,15 @@ fn start_instance(
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
     } else {
-        revision::keep(observed, decision)?;
+        revision::keep(observed, chosen, decision)?;
         let regarding = || Kind::VirtualMachine.reference(&vm.metadata);
         let effect = Effect::create(Kind::Instance, vm.metadata.namespace.as_deref(), &instance)?
-            .on_success(Note::normal(
+            .on_success(Event::normal(
                 regarding(),
                 event::SUCCESSFUL_CREATE,
                 "Started the virtual machine by creating the new virtual machine instance {name}",
             ))
-            .on_failure(Note::warning(
+            .on_failure(Event::warning(
                 regarding(),
                 event::FAILED_CREATE,
                 "Error creating virtual machine instance: {error}",
@@ -300,10 +294,10 @@ fn start_instance(
     Ok(blocked(observed, event::FAILED_CREATE, "Failure while starting VMI"))
 }
 
-/// The error of a refused write, if the last one was for this reason.
-fn blocked(observed: &Observed<'_>, reason: &str, what: &str) -> Option<SyncError> {
+/// Returns the error of the last refused write, if it was for this reason.
+fn blocked(observed: &Observed<'_>, reason: &str, context: &str) -> Option<SyncError> {
     let failure = observed.failure.filter(|failure| failure.reason == reason)?;
-    Some(SyncError::new(reason, format!("{what}: {}", failure.message)))
+    Some(SyncError::new(reason, format!("{context}: {}", failure.message)))
 }
 
 fn delete_instance(observed: &Observed<'_>, instance: &VirtualMachineInstance, decision: &mut Decision) {
@@ -315,5 +309,5 @@ fn delete_instance(observed: &Observed<'_>, instance: &VirtualMachineInstance, d
         decision.wake(failure.remaining(observed.now));
         return;
     }
-    decision.push(stop_machine(instance, || Kind::VirtualMachine.reference(&observed.vm.metadata)));
+    decision.push(delete_vmi(instance, || Kind::VirtualMachine.reference(&observed.vm.metadata)));
 }

@@ -17,11 +17,11 @@ pub(super) fn status(
     if vm.metadata.deletion_timestamp.is_some() {
         return PrintableStatus::Terminating;
     }
-    let wants_to_run = run_strategy::wants_to_run(vm, instance);
+    let must_run = run_strategy::must_run(vm, instance);
     if let Some(instance) = instance.filter(|instance| !instance.is_final()) {
-        return live(instance, wants_to_run && unbound_claim);
+        return live(instance, must_run && unbound_claim);
     }
-    if wants_to_run && unbound_claim {
+    if must_run && unbound_claim {
         return PrintableStatus::WaitingForVolumeBinding;
     }
     let failures = start_failure.and_then(|failure| failure.consecutive_fail_count).unwrap_or(0);

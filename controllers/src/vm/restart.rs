@@ -1,30 +1,24 @@
-//! Whether the template has changed since the machine was started.
+//! Differences between a running VMI and its VM's template.
 //!
-//! The machine carries a hash of the template it was started from, with instance type and preference applied. Where it
-//! may be placed is left out of that: a running machine takes a change of it over (see [`super::live`]), unless the
-//! cluster's rollout strategy leaves all changes to the next start. Any other difference asks for a restart.
+//! The record of the start (see [`super::revision`]) holds the template at that time, with instance type and preference
+//! applied. It is compared by group. A running VMI takes over a changed placement (see [`super::live`]) unless the cluster's
+//! rollout strategy leaves all changes to the next start. A change of any other group requires a restart.
 
 use std::collections::BTreeMap;
 
 use api::{
-    Condition, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
+    Condition, VirtualMachineInstance, VirtualMachineInstanceSpec,
     constants::{annotation, condition},
 };
 use k8s_openapi::{
     api::core::v1::{Affinity, Toleration},
     apimachinery::pkg::apis::meta::v1::Time,
 };
-use serde::Serialize;
-use sha2::{Digest, Sha256};
 
-/// Annotation of a machine: hash of the template specification it was started from.
-pub(super) const TEMPLATE_HASH: &str = "ferrovirt.io/started-from";
-/// Annotation of a machine: hash of the whole template it was started from, as written, with labels and annotations.
-pub(super) const TEMPLATE_WRITTEN: &str = "ferrovirt.io/template";
-/// Bytes of a hash that are kept.
-const HASH_BYTES: usize = 12;
+use super::Observed;
+use crate::resources::start_revisions::{Group, TemplateDigests};
 
-/// Where a machine may be placed.
+/// Fields that select the node of a VMI.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Placement {
     node_selector: BTreeMap<String, String>,
@@ -33,21 +27,15 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    fn take(spec: &mut VirtualMachineInstanceSpec) -> Self {
+    fn of(spec: &VirtualMachineInstanceSpec) -> Self {
         Self {
-            node_selector: std::mem::take(&mut spec.node_selector),
-            affinity: spec.affinity.take(),
-            tolerations: std::mem::take(&mut spec.tolerations),
+            node_selector: spec.node_selector.clone(),
+            affinity: spec.affinity.clone(),
+            tolerations: spec.tolerations.clone(),
         }
     }
 
-    fn is_of(&self, spec: &VirtualMachineInstanceSpec) -> bool {
-        self.node_selector == spec.node_selector
-            && self.affinity == spec.affinity
-            && self.tolerations == spec.tolerations
-    }
-
-    /// Gives a machine this placement.
+    /// Writes the placement into a spec.
     pub(super) fn put(&self, spec: &mut VirtualMachineInstanceSpec) {
         spec.node_selector.clone_from(&self.node_selector);
         spec.affinity.clone_from(&self.affinity);
@@ -55,64 +43,73 @@ impl Placement {
     }
 }
 
-/// What the machine of a VM is to be, as far as it is compared with the one there is.
+/// The present template of a VM, as it is compared with the template at the start.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Template {
-    /// Hash of all but the placement.
-    pub(super) hash: String,
-    /// Where it may be placed.
+    digests: TemplateDigests,
     pub(super) placement: Placement,
 }
 
 impl Template {
-    /// Of a template's specification with instance type and preference applied.
-    pub(super) fn of(mut spec: VirtualMachineInstanceSpec) -> Option<Self> {
-        let placement = Placement::take(&mut spec);
-        Some(Self { hash: hash(&spec)?, placement })
+    /// Returns the template of a VM whose spec with instance type and preference applied is `expanded`.
+    pub(super) fn of(observed: &Observed<'_>, expanded: VirtualMachineInstanceSpec) -> Self {
+        let placement = Placement::of(&expanded);
+        let copies = [&observed.instancetype, &observed.preference].map(|lookup| lookup.copy_name(observed.vm));
+        Self { digests: TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded)), placement }
     }
 
-    /// True when the machine was started from this, whatever its placement. Machines that were not started by us count
-    /// as such.
-    pub(super) fn started(&self, instance: &VirtualMachineInstance) -> bool {
-        annotation_of(instance, TEMPLATE_HASH).is_none_or(|started| started == self.hash)
+    /// Returns the groups that differ from the start. None differ if the start is not known, or if no user changed anything:
+    /// the record may hold what a former version of this program made of the same template.
+    fn changes(&self, started: Option<&TemplateDigests>) -> Vec<Group> {
+        let started = started.filter(|started| !started.is_written_alike(&self.digests));
+        let present = self.digests.expanded.as_ref();
+        let started = started.and_then(|started| started.expanded.as_ref());
+        started.zip(present).map(|(started, present)| started.differences(present)).unwrap_or_default()
+    }
+
+    /// Returns true if a VMI that was started from `started` lacks no change but those of its placement.
+    pub(super) fn is_current(&self, started: Option<&TemplateDigests>) -> bool {
+        self.changes(started).iter().all(|group| *group == Group::Placement)
     }
 }
 
-/// Hash of a template, or of its specification.
-pub(super) fn hash(template: &impl Serialize) -> Option<String> {
-    let json = serde_json::to_vec(template).ok()?;
-    Some(Sha256::digest(&json).iter().take(HASH_BYTES).map(|byte| format!("{byte:02x}")).collect())
+/// Returns the template from which the VMI was started. `None`: no record of the start is known.
+pub(super) fn started<'a>(observed: &'a Observed<'_>, vmi: &VirtualMachineInstance) -> Option<&'a TemplateDigests> {
+    let name = vmi.status.as_ref()?.virtual_machine_revision_name.as_deref()?;
+    let record = observed.starts.iter().find(|record| record.metadata.name.as_deref() == Some(name))?;
+    record.template.as_ref()
 }
 
-fn annotation_of<'a>(instance: &'a VirtualMachineInstance, key: &str) -> Option<&'a str> {
-    instance.metadata.annotations.as_ref()?.get(key).map(String::as_str)
-}
-
-/// True when the machine was started from the VM's template as it is written now.
-pub(super) fn is_as_written(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
-    let written = hash(&vm.spec.template);
-    written.is_some() && annotation_of(instance, TEMPLATE_WRITTEN) == written.as_deref()
-}
-
-/// The generation of the VM that its machine reflects. A change outside the template is reflected at once.
-pub(super) fn observed_generation(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> Option<i64> {
-    let known = annotation_of(instance, annotation::VM_GENERATION)?.parse().ok()?;
-    if is_as_written(vm, instance) { vm.metadata.generation } else { Some(known) }
-}
-
-/// The condition that asks for a restart. Nothing is asked for while it cannot be told what the template says.
-pub(super) fn condition(
+/// Returns the generation of the VM that its VMI reflects. Changes outside the template are reflected at once.
+pub(super) fn observed_generation(
+    observed: &Observed<'_>,
+    vmi: &VirtualMachineInstance,
     template: Option<&Template>,
-    instance: Option<&VirtualMachineInstance>,
-    live: bool,
+) -> Option<i64> {
+    let vm = observed.vm;
+    let known = vmi.metadata.annotations.as_ref()?.get(annotation::VM_GENERATION)?.parse().ok()?;
+    let Some(started) = started(observed, vmi) else { return Some(known) };
+    let is_same = match template {
+        Some(template) => started.is_same(&template.digests),
+        None => started.is_same(&TemplateDigests::of(&vm.spec.template, [None, None], None)),
+    };
+    if is_same { vm.metadata.generation } else { Some(known) }
+}
+
+/// Returns the condition that requires a restart. There is none while the template cannot be expanded.
+pub(super) fn condition(
+    observed: &Observed<'_>,
+    template: Option<&Template>,
+    vmi: Option<&VirtualMachineInstance>,
+    is_live: bool,
     now: &Time,
 ) -> Option<Condition> {
-    let instance = instance.filter(|instance| !instance.is_final() && !instance.is_deleting())?;
-    let current = |template: &Template| {
-        template.started(instance)
-            && (live || annotation_of(instance, TEMPLATE_HASH).is_none() || template.placement.is_of(&instance.spec))
-    };
-    if template.is_none_or(current) {
+    let vmi = vmi.filter(|vmi| !vmi.is_final() && !vmi.is_deleting())?;
+    let template = template?;
+    let started = started(observed, vmi)?;
+    // A live update changes the placement of the VMI, so that it is compared with the VMI itself.
+    let is_placed = is_live || template.placement == Placement::of(&vmi.spec);
+    if template.is_current(Some(started)) && is_placed {
         return None;
     }
     let message = "a non-live-updatable field was changed in the template spec";

@@ -1,4 +1,4 @@
-//! What the run strategy and the requests of users demand.
+//! Run strategies and requests of users.
 
 use std::time::Duration;
 
@@ -8,30 +8,30 @@ use api::{
 };
 use jiff::Timestamp;
 
-/// What to do next.
+/// The next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// All is as it should be.
+    /// Nothing to do.
     Nothing,
-    /// The start is put off.
+    /// Wait before the start.
     Wait(Duration),
-    /// Create the machine.
+    /// Create the VMI.
     Start {
         /// With its CPUs stopped.
         paused: bool,
     },
-    /// Delete the machine.
+    /// Delete the VMI.
     Delete {
-        /// And note that it is to be started again.
+        /// Request another start.
         restart: bool,
     },
-    /// A start was asked for where the strategy keeps machines off: change the strategy.
+    /// Change the strategy: a start was requested while it is Halted.
     SwitchToAlways,
     /// A strategy that this version does not know.
     Unknown(String),
 }
 
-/// The request at the head of the queue: the only one that counts.
+/// Returns the first request. Later ones wait.
 fn head(vm: &VirtualMachine) -> Option<&VirtualMachineStateChangeRequest> {
     vm.status.as_ref()?.state_change_requests.first()
 }
@@ -50,12 +50,12 @@ fn paused(vm: &VirtualMachine) -> bool {
     start_request(vm).is_some_and(|request| request.data.get("paused").is_some_and(|value| value == "true"))
 }
 
-/// The last strategy the status speaks of is another one.
+/// Returns true if the status holds another strategy.
 pub(super) fn has_switched(vm: &VirtualMachine, strategy: &RunStrategy) -> bool {
     vm.status.as_ref().and_then(|status| status.run_strategy.as_ref()) != Some(strategy)
 }
 
-/// The next step for a VM with the machine it controls.
+/// Returns the next action for a VM with its VMI.
 pub(super) fn next(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>, now: Timestamp) -> Action {
     let strategy = vm.spec.effective_run_strategy();
     let live = instance.filter(|instance| !instance.is_final());
@@ -111,8 +111,8 @@ fn after_backoff(vm: &VirtualMachine, now: Timestamp) -> Action {
     }
 }
 
-/// True when the strategy and the requests want the machine to run.
-pub(super) fn wants_to_run(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> bool {
+/// Returns true if strategy and requests require the VMI to run.
+pub(super) fn must_run(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> bool {
     let strategy = vm.spec.effective_run_strategy();
     match strategy {
         RunStrategy::Always => true,
@@ -129,7 +129,7 @@ pub(super) fn wants_to_run(vm: &VirtualMachine, instance: Option<&VirtualMachine
     }
 }
 
-/// Drops the request at the head once it is fulfilled or void; at most one at a time.
+/// Removes the first request once it is fulfilled or void.
 pub(super) fn trim(requests: &mut Vec<VirtualMachineStateChangeRequest>, instance: Option<&VirtualMachineInstance>) {
     let Some(head) = requests.first() else { return };
     let done = match head.action {
@@ -137,7 +137,7 @@ pub(super) fn trim(requests: &mut Vec<VirtualMachineStateChangeRequest>, instanc
             instance.is_none_or(|instance| head.uid.is_none() || head.uid != instance.metadata.uid)
         }
         StateChangeAction::Start => instance.is_some_and(|instance| !instance.is_deleting() && !instance.is_final()),
-        // Nobody will ever carry it out, and it must not block what comes after.
+        // It can never be carried out and must not block later requests.
         StateChangeAction::Other(_) => true,
     };
     if done {

@@ -1,4 +1,4 @@
-//! The machine that a VM is started as.
+//! The VMI that a VM is started as.
 
 use api::{
     StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
@@ -10,48 +10,55 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use uuid::Uuid;
 
 use super::{
-    instancetype::Chosen,
-    restart::{self, TEMPLATE_HASH, TEMPLATE_WRITTEN},
+    instancetype::{ApplyError, Chosen},
     revision,
 };
-use crate::{owned::template_labels, runtime::Kind};
+use crate::{owned_vmis::template_labels, runtime::Kind};
 
-/// Namespace of the firmware UUIDs made from VM names.
+/// Namespace of the firmware UUIDs derived from VM names.
 const FIRMWARE_NAMESPACE: Uuid = Uuid::from_u128(0x6a1a_24a1_4061_4607_8bf4_a396_3d0c_5895);
 
-/// The machine, or why the VM cannot be started by this version.
+/// The error of a VM that cannot be started.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum StartError {
+    /// The VM has DataVolume templates.
+    #[error("dataVolumeTemplates are not supported")]
+    DataVolumeTemplates,
+    /// The template has no spec.
+    #[error("spec.template.spec is missing")]
+    NoSpec,
+    /// Instance type or preference cannot be applied.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+}
+
+/// Returns the VMI of a VM.
 pub(super) fn instance(
     vm: &VirtualMachine,
     chosen: &Chosen,
     config: &ClusterConfig,
     paused: bool,
-) -> Result<VirtualMachineInstance, String> {
+) -> Result<VirtualMachineInstance, StartError> {
     if !vm.spec.data_volume_templates.is_empty() {
-        return Err("dataVolumeTemplates are not supported".to_owned());
+        return Err(StartError::DataVolumeTemplates);
     }
     let name = vm.metadata.name.clone().unwrap_or_default();
     let template = &vm.spec.template;
-    let mut spec = template.spec.clone().ok_or_else(|| "spec.template.spec is missing".to_owned())?;
+    let mut spec = template.spec.clone().ok_or(StartError::NoSpec)?;
     if paused {
         spec.start_strategy = Some(StartStrategy::Paused);
     }
     let firmware = spec.domain.firmware.get_or_insert_default();
     if firmware.uuid.as_ref().is_none_or(String::is_empty) {
-        // From the name, so that guests see the same machine at each start.
+        // Derived from the name, so that the guest sees the same hardware at each start.
         firmware.uuid = Some(Uuid::new_v5(&FIRMWARE_NAMESPACE, name.as_bytes()).to_string());
     }
     let mut annotations = template.metadata.annotations.clone().unwrap_or_default();
     annotations.insert(annotation::VM_GENERATION.to_owned(), vm.metadata.generation.unwrap_or(0).to_string());
-    if let Some(wanted) = chosen.template(vm) {
-        annotations.insert(TEMPLATE_HASH.to_owned(), wanted.hash);
-    }
-    if let Some(hash) = restart::hash(template) {
-        annotations.insert(TEMPLATE_WRITTEN.to_owned(), hash);
-    }
     if let Some(skip) = skip_backup_hooks(vm) {
         annotations.insert(annotation::SKIP_BACKUP_HOOKS.to_owned(), skip.clone());
     }
-    let mut machine = VirtualMachineInstance {
+    let mut vmi = VirtualMachineInstance {
         metadata: ObjectMeta {
             name: Some(name),
             namespace: vm.metadata.namespace.clone(),
@@ -67,22 +74,22 @@ pub(super) fn instance(
             ..VirtualMachineInstanceStatus::default()
         }),
     };
-    chosen.prepare(&mut machine, config)?;
-    attach(&mut machine.spec);
-    chosen.apply(vm, &mut machine)?;
-    complete_inputs(&mut machine.spec.domain.devices.inputs);
-    Ok(machine)
+    chosen.prepare(&mut vmi, config)?;
+    attach(&mut vmi.spec);
+    chosen.apply(vm, &mut vmi)?;
+    complete_inputs(&mut vmi.spec.domain.devices.inputs);
+    Ok(vmi)
 }
 
-/// What a VM says about backup hooks: itself, else in its template.
+/// Returns the annotation about backup hooks of a VM or of its template.
 pub(super) fn skip_backup_hooks(vm: &VirtualMachine) -> Option<&String> {
-    fn said(metadata: &ObjectMeta) -> Option<&String> {
+    fn of(metadata: &ObjectMeta) -> Option<&String> {
         metadata.annotations.as_ref()?.get(annotation::SKIP_BACKUP_HOOKS)
     }
-    said(&vm.metadata).or_else(|| said(&vm.spec.template.metadata))
+    of(&vm.metadata).or_else(|| of(&vm.spec.template.metadata))
 }
 
-/// Adds the devices that a machine gets without naming them.
+/// Adds the devices that a VMI gets without naming them.
 fn attach(spec: &mut VirtualMachineInstanceSpec) {
     admission::defaults::disks(spec);
     let devices = &mut spec.domain.devices;
@@ -91,7 +98,7 @@ fn attach(spec: &mut VirtualMachineInstanceSpec) {
     }
 }
 
-/// What a preference has left open of an input device.
+/// Completes input devices after preferences were applied.
 fn complete_inputs(inputs: &mut [Input]) {
     for input in inputs {
         input.bus.get_or_insert_with(|| "usb".to_owned());

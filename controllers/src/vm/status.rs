@@ -16,12 +16,12 @@ use super::{
     restart::{self, Template},
     run_strategy,
 };
-use crate::{views::ClaimView, vmi::claim_name};
+use crate::resources::claims::{CachedClaim, claim_name};
 
 /// Phase of a claim that has a volume.
 const BOUND: &str = "Bound";
 
-/// Conditions that are the VM's own; all others are its machine's.
+/// The VM's own conditions. All others are copied from its VMI.
 const OWN: &[&str] =
     &[condition::READY, condition::FAILURE, condition::RESTART_REQUIRED, condition::MANUAL_RECOVERY_REQUIRED];
 
@@ -41,37 +41,38 @@ pub(super) fn update(
     status.ready = instance.and_then(|instance| instance.condition(condition::READY)).is_some_and(Condition::is_true);
     status.desired_generation = vm.metadata.generation;
     if let Some(instance) = instance {
-        status.observed_generation = restart::observed_generation(vm, instance).or(former.observed_generation);
+        status.observed_generation =
+            restart::observed_generation(observed, instance, template).or(former.observed_generation);
     }
-    // Written first when there is a machine, so that a strategy just switched to is seen as such until it has acted:
-    // the switch is all that a start by RerunOnFailure rests on, and it may have to wait.
+    // Written when there is a VMI, so that a new strategy counts as new until it has acted: only the change of the strategy
+    // causes a start by RerunOnFailure, and that start may have to wait.
     if status.created || (status.run_strategy.is_some() && strategy != RunStrategy::RerunOnFailure) {
         status.run_strategy = Some(strategy.clone());
     }
     run_strategy::trim(&mut status.state_change_requests, instance);
     status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
-    let restart = restart::condition(template, instance, live::is_on(observed), &now);
+    let restart = restart::condition(observed, template, instance, live::is_on(observed), &now);
     conditions(instance, error, restart, &mut status.conditions, &now);
-    // One that does not exist yet is its machine's to tell of.
+    // The VMI reports claims that do not exist.
     let unbound_claim = observed.claims.values().any(|claim| claim.phase != BOUND);
     status.printable_status = Some(printable::status(vm, instance, status.start_failure.as_ref(), unbound_claim));
     status.volume_snapshot_statuses = snapshots(vm, observed.claims);
     wanted.status = Some(status);
 }
 
-/// Which volumes a snapshot takes along: none, as long as there are no snapshots.
-fn snapshots(vm: &VirtualMachine, claims: &BTreeMap<String, Arc<ClaimView>>) -> Vec<VolumeSnapshotStatus> {
+/// Returns the snapshot support of the volumes: none, as long as snapshots are not supported.
+fn snapshots(vm: &VirtualMachine, claims: &BTreeMap<String, Arc<CachedClaim>>) -> Vec<VolumeSnapshotStatus> {
     let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
     volumes
         .map(|volume| VolumeSnapshotStatus {
             enabled: false,
             name: volume.name.clone(),
-            reason: Some(why_no_snapshot(volume, claims)),
+            reason: Some(snapshot_reason(volume, claims)),
         })
         .collect()
 }
 
-fn why_no_snapshot(volume: &Volume, claims: &BTreeMap<String, Arc<ClaimView>>) -> String {
+fn snapshot_reason(volume: &Volume, claims: &BTreeMap<String, Arc<CachedClaim>>) -> String {
     let name = &volume.name;
     let class = claim_name(volume).map(|claim| {
         let class = claims.get(claim).map(|claim| claim.storage_class.as_deref().unwrap_or_default());

@@ -7,8 +7,8 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{NO_HINTS, Observed, SyncError};
-use crate::views::PodView;
+use super::{Observed, SyncError, pods::NO_HINTS};
+use crate::resources::pods::CachedPod;
 
 /// Reasons for which a container does not start, and which do not pass by themselves.
 const STUCK: &[&str] = &[
@@ -28,7 +28,7 @@ const NO_POD: &[&str] = &[reason::FAILED_CREATE, reason::FAILED_PVC_NOT_FOUND, N
 
 pub(super) fn update(
     observed: &Observed<'_>,
-    pod: Option<&PodView>,
+    pod: Option<&CachedPod>,
     error: Option<&SyncError>,
     wanted: &mut VirtualMachineInstance,
 ) {
@@ -40,7 +40,7 @@ pub(super) fn update(
     let paused = observed.instance.condition(condition::PAUSED).is_some_and(Condition::is_true);
     let ready = ready(&phase, pod, former.filter(|_| !paused), &now);
     let evicted = is_marked_for_eviction(wanted);
-    // Nothing is written about a machine that waits for its pod to be scheduled, unless something is wrong.
+    // Nothing is written while the pod waits to be scheduled, unless something is wrong.
     if unstarted && error.is_none() && wanted.status.as_ref().is_none_or(|status| status.conditions.is_empty()) {
         return;
     }
@@ -60,14 +60,14 @@ pub(super) fn update(
     scheduled(&phase, pod, error, conditions, &now);
 }
 
-/// Whether somebody wanted to evict the machine's pod, and the machine is to leave its node.
+/// Returns true if an eviction of the pod was requested and the VMI must leave its node.
 pub(super) fn is_marked_for_eviction(instance: &VirtualMachineInstance) -> bool {
     let node = instance.status.as_ref().and_then(|status| status.evacuation_node_name.as_deref());
     node.is_some_and(|node| !node.is_empty())
 }
 
 /// `former` is the condition to keep while the pod is about to become ready.
-fn ready(phase: &VmiPhase, pod: Option<&PodView>, former: Option<&Condition>, now: &Time) -> Condition {
+fn ready(phase: &VmiPhase, pod: Option<&CachedPod>, former: Option<&Condition>, now: &Time) -> Condition {
     let not = |reason: &str, message: &str| Condition::new(condition::READY, false, reason, message, now);
     let Some(pod) = pod else {
         return not(reason::POD_NOT_EXISTS, "virt-launcher pod has not yet been scheduled");
@@ -79,7 +79,7 @@ fn ready(phase: &VmiPhase, pod: Option<&PodView>, former: Option<&Condition>, no
         return not(reason::GUEST_NOT_RUNNING, "Guest VM is not reported as running");
     }
     match &pod.ready {
-        // Our own readiness gate is all that is missing: it is on its way and needs no write of its own.
+        // Only our readiness gate is missing. It follows soon and needs no write of its own.
         Some(ready)
             if ready.status == "False"
                 && ready.reason.as_deref() == Some("ReadinessGatesNotReady")
@@ -97,10 +97,10 @@ fn ready(phase: &VmiPhase, pod: Option<&PodView>, former: Option<&Condition>, no
     }
 }
 
-/// Says why a start does not get on. Once the node agent has the machine, the condition is the agent's.
+/// Reports the reason of a start that does not progress. virt-handler owns the condition once the VMI is Scheduled.
 fn synchronized(
     phase: &VmiPhase,
-    pod: Option<&PodView>,
+    pod: Option<&CachedPod>,
     error: Option<&SyncError>,
     conditions: &mut Vec<Condition>,
     now: &Time,
@@ -110,12 +110,12 @@ fn synchronized(
         return;
     }
     let stuck = pod.and_then(|pod| pod.waiting.as_ref()).filter(|(reason, _)| STUCK.contains(&reason.as_str()));
-    let told = match (error, stuck) {
+    let shown = match (error, stuck) {
         (Some(error), _) => Some((error.reason.as_str(), error.message.as_str())),
         (None, Some((reason, message))) => Some((reason.as_str(), message.as_str())),
         (None, None) => None,
     };
-    match told {
+    match shown {
         Some((reason, message)) => {
             // A changed wording alone (an image pull counts its attempts in it) is not worth a write.
             let known = conditions.iter().any(|known| {
@@ -128,7 +128,7 @@ fn synchronized(
                 set(conditions, Condition::new(condition::SYNCHRONIZED, false, reason, message, now));
             }
         }
-        // The node agent may have begun: what it says is not ours to take back.
+        // virt-handler may have started and owns the condition then.
         None => conditions.retain(|known| {
             let is_ours = |reason: &str| STUCK.contains(&reason) || NO_POD.contains(&reason);
             known.type_ != condition::SYNCHRONIZED || !known.reason.as_deref().is_some_and(is_ours)
@@ -139,7 +139,7 @@ fn synchronized(
 /// Mirrors that the pod cannot be scheduled.
 fn scheduled(
     phase: &VmiPhase,
-    pod: Option<&PodView>,
+    pod: Option<&CachedPod>,
     error: Option<&SyncError>,
     conditions: &mut Vec<Condition>,
     now: &Time,

@@ -1,19 +1,19 @@
-//! Interfaces in the status, as far as the pod's network plugins tell of them.
+//! Interfaces in the status, as reported by the pod's network plugins.
 
 use api::vmi::{
     network::{Interface, Network},
     status::VirtualMachineInstanceNetworkInterface as Shown,
 };
 
-use crate::views::AttachedNetwork;
+use crate::resources::pods::AttachedNetwork;
 
-/// The word in `infoSource` for what the plugins say.
+/// Value of `infoSource` for reports of the plugins.
 const SOURCE: &str = "multus-status";
-/// The pod network's link, unless the plugins say otherwise.
+/// The default link of the pod network.
 const USUAL: &str = "eth0";
 
-/// Tells which networks the pod is connected to. Everything else about an interface is the node agent's to say.
-pub(super) fn tell(
+/// Updates the networks to which the pod is connected. virt-handler reports everything else about an interface.
+pub(super) fn update(
     networks: &[Network],
     interfaces: &[Interface],
     attached: &[AttachedNetwork],
@@ -32,7 +32,7 @@ pub(super) fn tell(
     }
 }
 
-/// The agent has to know under which name the primary network is found in the pod, if it is not the usual one.
+/// Records the link of the primary network, which virt-handler needs unless it is the default one.
 fn primary(network: &Network, attached: &[AttachedNetwork], shown: &mut Vec<Shown>) {
     let Some(link) = attached.iter().find(|attached| attached.default).map(|attached| &attached.interface) else {
         return;
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    fn told(attached: &[(&str, bool)], shown: Value) -> Value {
+    fn updated(attached: &[(&str, bool)], shown: Value) -> Value {
         let networks: Vec<Network> = serde_json::from_value(json!([
             {"name": "default", "pod": {}},
             {"name": "lan", "multus": {"networkName": "n"}},
@@ -99,30 +99,30 @@ mod tests {
             .map(|(interface, default)| AttachedNetwork { interface: (*interface).to_owned(), default: *default })
             .collect();
         let mut shown: Vec<Shown> = serde_json::from_value(shown).unwrap();
-        tell(&networks, &interfaces, &attached, &mut shown);
+        update(&networks, &interfaces, &attached, &mut shown);
         serde_json::to_value(shown).unwrap()
     }
 
     #[test]
-    fn networks_that_plugins_connected_are_told_of() {
+    fn networks_that_plugins_connected_are_shown() {
         let lan = json!({"name": "lan", "infoSource": "multus-status", "podInterfaceName": "pod094a367b026"});
-        assert_eq!(told(&[("eth0", true), ("pod094a367b026", false)], json!([])), json!([lan]));
-        assert_eq!(told(&[("eth0", true), ("net1", false)], json!([])), json!([]));
+        assert_eq!(updated(&[("eth0", true), ("pod094a367b026", false)], json!([])), json!([lan]));
+        assert_eq!(updated(&[("eth0", true), ("net1", false)], json!([])), json!([]));
         let running = json!([{"name": "lan", "infoSource": "domain, guest-agent", "mac": "m"}]);
         let with = json!([{"name": "lan", "infoSource": "domain, guest-agent, multus-status", "mac": "m",
             "podInterfaceName": "pod094a367b026"}]);
-        assert_eq!(told(&[("pod094a367b026", false)], running), with);
-        assert_eq!(told(&[("pod094a367b026", false)], with.clone()), with);
+        assert_eq!(updated(&[("pod094a367b026", false)], running), with);
+        assert_eq!(updated(&[("pod094a367b026", false)], with.clone()), with);
         let without = json!([{"name": "lan", "infoSource": "domain, guest-agent", "mac": "m",
             "podInterfaceName": "pod094a367b026"}]);
-        assert_eq!(told(&[], with), without);
+        assert_eq!(updated(&[], with), without);
     }
 
     #[test]
-    fn the_primary_network_is_told_of_when_its_link_has_another_name() {
-        assert_eq!(told(&[("ovn1", true)], json!([])), json!([{"name": "default", "podInterfaceName": "ovn1"}]));
+    fn primary_network_is_shown_when_its_link_has_another_name() {
+        assert_eq!(updated(&[("ovn1", true)], json!([])), json!([{"name": "default", "podInterfaceName": "ovn1"}]));
         let known = json!([{"name": "default", "podInterfaceName": "eth0"}]);
-        assert_eq!(told(&[("eth0", true)], known.clone()), known);
-        assert_eq!(told(&[], known.clone()), known);
+        assert_eq!(updated(&[("eth0", true)], known.clone()), known);
+        assert_eq!(updated(&[], known.clone()), known);
     }
 }

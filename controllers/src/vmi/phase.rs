@@ -6,20 +6,20 @@ use api::{
     quantity,
 };
 
-use super::{Observed, memory_overhead};
-use crate::{runtime::Decision, views::PodView};
+use super::{Observed, pod_metadata::memory_overhead};
+use crate::{resources::pods::CachedPod, runtime::Decision};
 
-/// How long the node agent is given to record the end of a machine whose launcher has ended.
-const AGENT_GRACE: jiff::SignedDuration = jiff::SignedDuration::from_secs(10);
-/// [`AGENT_GRACE`] as a time to wait.
+/// Time for virt-handler to record the end of a VMI whose launcher has ended.
+const HANDLER_GRACE: jiff::SignedDuration = jiff::SignedDuration::from_secs(10);
+/// [`HANDLER_GRACE`] as a time to wait.
 const WHOLE_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
-/// How long a pod may wait for a word of a scheduler before its machine shows that it waits. Most are bound in much less.
+/// Time for a scheduler to bind the pod before the VMI shows that it waits. Most pods are bound much sooner.
 const SCHEDULER_GRACE: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);
 
-/// Moves the machine on as its pod demands.
+/// Advances the phase according to the pod.
 pub(super) fn advance(
     observed: &Observed<'_>,
-    pod: Option<&PodView>,
+    pod: Option<&CachedPod>,
     wanted: &mut VirtualMachineInstance,
     decision: &mut Decision,
 ) {
@@ -46,7 +46,7 @@ fn fail(wanted: &mut VirtualMachineInstance, reason: Option<String>) {
 
 fn pending(
     observed: &Observed<'_>,
-    pod: Option<&PodView>,
+    pod: Option<&CachedPod>,
     wanted: &mut VirtualMachineInstance,
     decision: &mut Decision,
 ) {
@@ -58,32 +58,32 @@ fn pending(
             bind(pod, wanted);
             fail(wanted, pod.reason.clone());
         }
-        // One write tells of the pod and of its node. Nothing is written before the scheduler has spoken.
+        // One write covers the pod and its node. Nothing is written before the scheduler has decided.
         Some(pod) if pod.node_name.is_some() || is_unschedulable(pod) || observed.instance.is_deleting() => {
             set(wanted, VmiPhase::Scheduling);
             bind(pod, wanted);
         }
-        // A scheduler that is not there, or that has much to do, says nothing.
-        Some(pod) => match patience(observed, pod) {
+        // The scheduler is absent or busy.
+        Some(pod) => match scheduler_time_left(observed, pod) {
             Some(left) => decision.wake(left),
             None => set(wanted, VmiPhase::Scheduling),
         },
     }
 }
 
-/// How much longer a scheduler is waited for before the machine shows that it waits.
-fn patience(observed: &Observed<'_>, pod: &PodView) -> Option<std::time::Duration> {
+/// Returns the rest of the time for a scheduler to bind the pod.
+fn scheduler_time_left(observed: &Observed<'_>, pod: &CachedPod) -> Option<std::time::Duration> {
     let made = pod.metadata.creation_timestamp.as_ref()?.0;
     let left = SCHEDULER_GRACE.checked_sub(observed.now.duration_since(made))?;
     std::time::Duration::try_from(left).ok().filter(|left| !left.is_zero())
 }
 
-fn is_unschedulable(pod: &PodView) -> bool {
+fn is_unschedulable(pod: &CachedPod) -> bool {
     pod.scheduled.as_ref().is_some_and(|condition| condition.status == "False")
 }
 
-/// Takes over what follows from the pod's node.
-fn bind(pod: &PodView, wanted: &mut VirtualMachineInstance) {
+/// Records the pod's node and its consequences.
+fn bind(pod: &CachedPod, wanted: &mut VirtualMachineInstance) {
     let Some(node) = pod.node_name.clone() else { return };
     wanted.metadata.labels.get_or_insert_default().insert(label::NODE_NAME.to_owned(), node.clone());
     let status = wanted.status.get_or_insert_default();
@@ -100,7 +100,7 @@ fn bind(pod: &PodView, wanted: &mut VirtualMachineInstance) {
 
 fn scheduling(
     observed: &Observed<'_>,
-    pod: Option<&PodView>,
+    pod: Option<&CachedPod>,
     wanted: &mut VirtualMachineInstance,
     decision: &mut Decision,
 ) {
@@ -116,41 +116,41 @@ fn scheduling(
 
 fn started(
     observed: &Observed<'_>,
-    pod: Option<&PodView>,
+    pod: Option<&CachedPod>,
     wanted: &mut VirtualMachineInstance,
     decision: &mut Decision,
 ) {
     match pod {
-        // Every pod of the machine is gone, so no second copy can be running.
+        // Every pod of the VMI is gone, so no second copy can be running.
         None if observed.pods.is_empty() => fail(wanted, Some("PodNotExists".to_owned())),
         None => {}
         Some(pod) => ended(observed, pod, wanted, decision),
     }
 }
 
-/// A launcher that has ended ends its machine. The node agent, which knows how, goes first.
-fn ended(observed: &Observed<'_>, pod: &PodView, wanted: &mut VirtualMachineInstance, decision: &mut Decision) {
+/// Fails a VMI whose launcher has ended, after virt-handler had time to record the end.
+fn ended(observed: &Observed<'_>, pod: &CachedPod, wanted: &mut VirtualMachineInstance, decision: &mut Decision) {
     if !pod.is_down() {
         return;
     }
-    // Without a container nothing ever ran there: no agent will come.
+    // Without a container nothing ran there, and virt-handler records no end.
     let Some(end) = pod.compute_ended else {
         fail(wanted, pod.reason.clone());
         return;
     };
     let Some(end) = end else {
-        // kubelet has lost sight of it, as with evicted pods. How a guest ended that ran is the agent's to tell, or the
-        // node's controller's if there is no agent; neither waits for a guest that never ran.
+        // The kubelet does not know the end, as with evicted pods. For a guest that ran, virt-handler records the end, or the
+        // node controller if there is no virt-handler.
         if *observed.instance.phase() != VmiPhase::Running {
             fail(wanted, pod.reason.clone());
         }
         return;
     };
     let waited = observed.now.duration_since(end);
-    if waited >= AGENT_GRACE {
+    if waited >= HANDLER_GRACE {
         fail(wanted, pod.reason.clone());
     } else {
-        let left = AGENT_GRACE.checked_sub(waited).unwrap_or(AGENT_GRACE);
+        let left = HANDLER_GRACE.checked_sub(waited).unwrap_or(HANDLER_GRACE);
         decision.wake(std::time::Duration::try_from(left).unwrap_or(WHOLE_GRACE));
     }
 }

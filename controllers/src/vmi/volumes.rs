@@ -1,7 +1,7 @@
-//! What the status of a machine says about the claims behind its volumes.
+//! The claims in a VMI's volume status.
 //!
-//! The node agent and the launcher read no claims: what they need to know of one (how large an image to make, whether
-//! others may write to it) stands here. Device names in the guest are the agent's to tell, in the same entries.
+//! virt-handler and virt-launcher read no claims: they take size and access modes from here. virt-handler adds the device
+//! names to the same entries.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,15 +10,15 @@ use api::vmi::{
     volumes::Volume,
 };
 
-use crate::views::ClaimView;
+use crate::resources::claims::{CachedClaim, claim_name};
 
-/// Share of a volume that a file system is taken to need for itself, as upstream says where no importer says otherwise.
+/// Share of a volume that its file system is assumed to need, the reference's default.
 const FILESYSTEM_OVERHEAD: &str = "0.055";
 
-/// Keeps the entries of volumes with claims in step with the claims. A claim that is gone leaves its entry as it was.
-pub(super) fn tell_claims(
+/// Updates the entries of volumes with claims. A claim that is gone leaves its entry unchanged.
+pub(super) fn update_claims(
     volumes: &[Volume],
-    claims: &BTreeMap<String, Arc<ClaimView>>,
+    claims: &BTreeMap<String, Arc<CachedClaim>>,
     entries: &mut Vec<VolumeStatus>,
 ) {
     for volume in volumes {
@@ -37,13 +37,7 @@ pub(super) fn tell_claims(
     entries.sort_by(|left, right| left.name.cmp(&right.name));
 }
 
-/// The claim that holds a volume's data itself; not one beneath a layer that is thrown away.
-pub(crate) fn claim_name(volume: &Volume) -> Option<&str> {
-    let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
-    claim.or_else(|| volume.data_volume.as_ref().map(|source| source.name.as_str()))
-}
-
-fn info(name: &str, claim: &ClaimView) -> PersistentVolumeClaimInfo {
+fn info(name: &str, claim: &CachedClaim) -> PersistentVolumeClaimInfo {
     PersistentVolumeClaimInfo {
         access_modes: claim.access_modes.clone(),
         capacity: claim.capacity.clone(),
@@ -62,14 +56,14 @@ mod tests {
 
     use super::*;
 
-    fn told(volumes: Value, claims: &[(&str, Value)], before: Value) -> Value {
+    fn updated(volumes: Value, claims: &[(&str, Value)], before: Value) -> Value {
         let volumes: Vec<Volume> = serde_json::from_value(volumes).unwrap();
         let claims = claims.iter().map(|(name, claim)| {
             let claim: PersistentVolumeClaim = serde_json::from_value(claim.clone()).unwrap();
-            ((*name).to_owned(), Arc::new(ClaimView::from(claim)))
+            ((*name).to_owned(), Arc::new(CachedClaim::from(claim)))
         });
         let mut entries: Vec<VolumeStatus> = serde_json::from_value(before).unwrap();
-        tell_claims(&volumes, &claims.collect(), &mut entries);
+        update_claims(&volumes, &claims.collect(), &mut entries);
         serde_json::to_value(entries).unwrap()
     }
 
@@ -82,14 +76,14 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_told_beside_what_the_agent_says() {
+    fn claim_is_added_to_the_entry_of_virt_handler() {
         let volumes = json!([
             {"name": "root", "containerDisk": {"image": "i"}},
             {"name": "data", "persistentVolumeClaim": {"claimName": "c"}},
         ]);
         let before = json!([{"name": "root", "target": "vda"}, {"name": "data", "target": "vdb"}]);
         assert_eq!(
-            told(volumes, &[("c", claim())], before),
+            updated(volumes, &[("c", claim())], before),
             json!([
                 {"name": "data", "target": "vdb", "persistentVolumeClaimInfo": {
                     "claimName": "c", "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem", "preallocated": true,
@@ -100,20 +94,20 @@ mod tests {
     }
 
     #[test]
-    fn only_claims_that_hold_the_data_themselves_are_told() {
+    fn only_claims_that_hold_the_data_themselves_are_updated() {
         let volumes = json!([
             {"name": "a", "ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}},
             {"name": "b", "persistentVolumeClaim": {"claimName": "gone"}},
         ]);
-        assert_eq!(told(volumes, &[("c", claim())], json!([])), json!([]));
+        assert_eq!(updated(volumes, &[("c", claim())], json!([])), json!([]));
     }
 
     #[test]
-    fn news_of_a_claim_is_what_its_machines_are_told() {
+    fn only_relevant_changes_of_a_claim_are_changes() {
         let view = |changes: Value| {
             let mut claim = claim();
             json_patch::merge(&mut claim, &changes);
-            ClaimView::from(serde_json::from_value::<PersistentVolumeClaim>(claim).unwrap())
+            CachedClaim::from(serde_json::from_value::<PersistentVolumeClaim>(claim).unwrap())
         };
         let before = view(json!({}));
         for (changes, same) in [
@@ -122,7 +116,7 @@ mod tests {
             (json!({"spec": {"resources": {"requests": {"storage": "3Gi"}}}}), false),
             (json!({"status": {"capacity": {"storage": "3Gi"}}}), false),
         ] {
-            assert_eq!(before.tells_the_same(&view(changes.clone())), same, "{changes}");
+            assert_eq!(before.is_equivalent(&view(changes.clone())), same, "{changes}");
         }
     }
 }

@@ -6,8 +6,9 @@
 //! ```
 //! virt-api accepts all segments that the Secret holds. kube-apiserver uses the one that the webhook configurations
 //! carry, and shows it to the user whose call fails because virt-api does not answer. All times are by the wall clock, so
-//! that a process that starts late does what was missed; the Secret holds all state, so that any replica carries on.
+//! that a process that starts late catches up; the Secret holds all state, so that any replica continues.
 
+mod controller;
 #[cfg(test)]
 mod tests;
 
@@ -21,32 +22,32 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde_json::json;
 
+pub(crate) use self::controller::WebhookPaths;
 use crate::{
     certificates::owned_labels,
+    resources::installation::BundleCarrier,
     runtime::{Decision, Effect, Kind},
-    views::CaBundleView,
 };
 
-/// How long a segment is used. A call that times out while other replicas serve shows it as well; an hour bounds what
-/// that is worth.
+/// Time that a segment is used. A call that times out while other replicas serve exposes it as well; an hour bounds its use.
 const ROTATION: SignedDuration = SignedDuration::from_hours(1);
-/// How long the next segment is in the Secret before kube-apiserver uses it. virt-api follows the Secret by a watch and
+/// Time that the next segment is in the Secret before kube-apiserver uses it. virt-api follows the Secret by a watch and
 /// has it in milliseconds; a watch that broke tries again after 0.8, 1.6, 3.2 and 6.4 s.
 const SETTLE: SignedDuration = SignedDuration::from_secs(20);
 /// The same where the current segment was exposed: virt-api knows the next one when it starts, or soon after, and the
 /// Service has its endpoints by then. Earlier, a failing call could show the next segment as well.
 const SETTLE_EXPOSED: SignedDuration = SignedDuration::from_secs(10);
-/// How long the previous segment is accepted. A write reads the configurations before its first webhook; another webhook
+/// Time that the previous segment is accepted. A write reads the configurations before its first webhook; another webhook
 /// may take 30 s, ours 5 s, and API servers follow the configurations by watches.
 const OVERLAP: SignedDuration = SignedDuration::from_secs(40);
 /// The same where it was exposed: a call takes 5 s, the rest is for the watches. A write that another webhook holds up
 /// for longer fails, which is the price of a short life.
 const OVERLAP_EXPOSED: SignedDuration = SignedDuration::from_secs(10);
-/// A time that lies further ahead was written by a clock that was wrong.
+/// A time further in the future was written by a wrong clock.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(1);
-/// Longest time between looks, so that a changed clock is noticed.
+/// Longest time between decisions, so that a changed clock is noticed.
 const LONGEST_WAIT: Duration = Duration::from_secs(1800);
-/// Wait after the system gave no random numbers.
+/// Wait after the system returned no random numbers.
 const RANDOM_RETRY: Duration = Duration::from_secs(30);
 
 /// Annotation of the Secret: since when it has held the next segment.
@@ -55,10 +56,10 @@ const NEXT_SINCE: &str = "ferrovirt.io/next-published-at";
 const PLACED_AT: &str = "ferrovirt.io/placed-at";
 
 /// A webhook configuration and its kind.
-pub type Configuration = (Kind, Arc<CaBundleView>);
+pub(crate) type Configuration = (Kind, Arc<BundleCarrier>);
 
-/// Everything that decisions about the segment rest on.
-pub struct Observed<'a> {
+/// Everything that decisions about the segment depend on.
+pub(crate) struct Observed<'a> {
     /// Install namespace.
     pub namespace: &'a str,
     /// The Secret.
@@ -67,35 +68,35 @@ pub struct Observed<'a> {
     pub configurations: &'a [Configuration],
     /// At least one virt-api is ready.
     pub ready: bool,
-    /// When virt-api last became available, or ceased to be, if nobody led then who would have seen that none was ready.
+    /// Time at which the availability of virt-api last changed, if no replica led then and saw that none was ready.
     pub missed: Option<Timestamp>,
-    /// Now.
+    /// The current time.
     pub now: Timestamp,
 }
 
 /// A change of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Make the Secret, or one in place of an unusable one. The segment that the configurations carry stays accepted
-    /// and is replaced at once, because its age is not known.
+    /// Create the Secret, or replace an unusable one. The segment in the configurations stays accepted and is replaced at once,
+    /// because its age is not known.
     Make {
         /// That segment.
         adopted: Option<String>,
     },
     /// Publish the next segment.
     Stage,
-    /// Make the next segment the current one.
+    /// Promote the next segment.
     Promote,
-    /// Write down since when the configurations carry the current segment.
+    /// Record the time since which the configurations hold the current segment.
     MarkPlaced,
-    /// Write down that users may have seen segments, and take the next one back.
+    /// Record that users may have seen segments, and withdraw the next one.
     MarkExposed {
         /// The current segment was exposed.
         current: bool,
         /// The previous segment was exposed.
         previous: bool,
     },
-    /// Accept the previous segment no longer.
+    /// Reject the previous segment.
     Drop,
 }
 
@@ -129,7 +130,7 @@ impl<'a> State<'a> {
         })
     }
 
-    /// Returns what exposure adds to what is written down, if anything.
+    /// Returns the exposure that is not recorded yet, if any.
     fn exposure(&self, carried: &BTreeSet<&str>) -> Option<Step> {
         let current = carried.contains(self.current);
         let previous = self.previous.is_some_and(|previous| carried.contains(previous));
@@ -155,14 +156,14 @@ fn are_placed(configurations: &[Configuration], segments: &[&str]) -> bool {
 
 /// Returns true when virt-api accepts the paths in all configurations.
 #[must_use]
-pub fn in_place(secret: Option<&Secret>, configurations: &[Configuration]) -> bool {
+pub(crate) fn in_place(secret: Option<&Secret>, configurations: &[Configuration]) -> bool {
     secret.and_then(State::read).is_some_and(|state| {
         let accepted: Vec<_> = [Some(state.current), state.previous].into_iter().flatten().collect();
         are_placed(configurations, &accepted)
     })
 }
 
-/// Decides on the Secret. Pure; [`perform`] makes what it asks for.
+/// Decides on the Secret. Pure; [`perform`] carries the step out.
 pub(crate) fn plan(observed: &Observed<'_>) -> (Option<Step>, Duration) {
     let now = observed.now;
     let carried = carried(observed.configurations);
@@ -170,7 +171,7 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Option<Step>, Duration) {
         return (Some(Step::Make { adopted: carried.first().map(|&segment| segment.to_owned()) }), LONGEST_WAIT);
     };
     if !observed.ready {
-        // No time passes for what is not used; the Deployment wakes this when a virt-api is ready.
+        // Segments do not age while they are not used. The Deployment wakes this when a virt-api is ready.
         return (state.exposure(&carried), LONGEST_WAIT);
     }
     let is_future = |at: Timestamp| at.duration_since(now) > CLOCK_SKEW;
@@ -211,21 +212,21 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Option<Step>, Duration) {
 ///
 /// # Errors
 /// When an object cannot be written as JSON.
-pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let (step, wait) = plan(observed);
     let mut decision = Decision::settled();
     decision.wake(wait);
     if let Some(step) = step {
-        let Some(fresh) = random_segment() else {
-            tracing::error!("the system gives no random numbers; the webhook paths stay as they are");
+        let Some(generated) = random_segment() else {
+            tracing::error!("no random numbers; the webhook paths stay as they are");
             decision.wake(RANDOM_RETRY);
             return Ok(decision);
         };
         tracing::info!(step = step.name(), "webhook paths change");
-        decision.effects.extend(perform(observed, &step, fresh)?);
+        decision.effects.extend(perform(observed, &step, generated)?);
         return Ok(decision);
     }
-    // Calls fail anyway while no virt-api is ready, and would show what is put in place.
+    // Calls fail while no virt-api is ready, and would expose a new segment.
     if observed.ready
         && let Some(state) = observed.secret.and_then(State::read)
     {
@@ -237,7 +238,7 @@ pub fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
 
 fn random_segment() -> Option<String> {
     let mut random = [0; SEGMENT_BYTES];
-    process::tls::provider().secure_random.fill(&mut random).ok()?;
+    daemon::tls::provider().secure_random.fill(&mut random).ok()?;
     Some(segment(random))
 }
 
@@ -254,8 +255,8 @@ impl Step {
     }
 }
 
-/// Carries a step out; `fresh` is a segment that was never used.
-fn perform(observed: &Observed<'_>, step: &Step, fresh: String) -> Result<Option<Effect>, serde_json::Error> {
+/// Carries a step out. `generated` is a segment that was never used.
+fn perform(observed: &Observed<'_>, step: &Step, generated: String) -> Result<Option<Effect>, serde_json::Error> {
     let now = observed.now.to_string();
     let mut wanted = observed.secret.cloned().unwrap_or_default();
     let data = wanted.data.get_or_insert_default();
@@ -269,19 +270,19 @@ fn perform(observed: &Observed<'_>, step: &Step, fresh: String) -> Result<Option
             match adopted {
                 Some(adopted) => {
                     put(CURRENT_KEY, adopted.clone());
-                    put(NEXT_KEY, fresh);
+                    put(NEXT_KEY, generated);
                     annotations.insert(PLACED_AT.to_owned(), now.clone());
                     annotations.insert(NEXT_SINCE.to_owned(), now);
                 }
                 None => {
-                    put(CURRENT_KEY, fresh);
+                    put(CURRENT_KEY, generated);
                     data.remove(NEXT_KEY);
                 }
             }
             data.remove(PREVIOUS_KEY);
         }
         Step::Stage => {
-            put(NEXT_KEY, fresh);
+            put(NEXT_KEY, generated);
             annotations.insert(NEXT_SINCE.to_owned(), now);
         }
         Step::Promote => {
@@ -329,10 +330,10 @@ fn perform(observed: &Observed<'_>, step: &Step, fresh: String) -> Result<Option
     Effect::change(Kind::Secret, former, &wanted, None)
 }
 
-/// Puts the paths into a configuration, where they differ. A webhook without an entry in the annotation keeps its path.
-fn inject(kind: Kind, object: &CaBundleView, segment: &str) -> Option<Effect> {
+/// Returns the change of a configuration whose paths differ. A webhook without an entry in the annotation keeps its path.
+fn inject(kind: Kind, object: &BundleCarrier, segment: &str) -> Option<Effect> {
     let mut is_stale = false;
-    // All of them and in their order, which becomes that of the configuration.
+    // All of them in their order, which becomes that of the configuration.
     let webhooks: Vec<_> = object
         .webhooks
         .iter()

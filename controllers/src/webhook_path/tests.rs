@@ -235,7 +235,7 @@ fn exposed_segment_is_replaced_as_soon_as_virt_api_is_back() {
 
 #[test]
 fn exposure_in_the_middle_of_a_rotation_is_not_forgotten() {
-    // Before the next segment is used: it is made anew once virt-api is back.
+    // Before the next segment is used: it is replaced once virt-api is back.
     let mut cluster = Cluster::settled();
     cluster.pass(ROTATION);
     cluster.settle();
@@ -265,7 +265,7 @@ fn exposure_in_the_middle_of_a_rotation_is_not_forgotten() {
     cluster.pass(OVERLAP_EXPOSED);
     assert_eq!(cluster.step(), Some(Step::Drop));
 
-    // While the former one is accepted: the new one is exposed and goes as well.
+    // While the former one is accepted: the new one is exposed and replaced as well.
     let mut cluster = Cluster::settled();
     cluster.pass(ROTATION);
     cluster.settle();
@@ -285,7 +285,7 @@ fn exposure_in_the_middle_of_a_rotation_is_not_forgotten() {
 }
 
 #[test]
-fn exposure_that_nobody_saw_is_followed_by_one_rotation() {
+fn unseen_exposure_is_followed_by_one_rotation() {
     let mut cluster = Cluster::settled();
     let before = cluster.now;
     cluster.pass(SignedDuration::from_mins(5));
@@ -305,7 +305,7 @@ fn exposure_that_nobody_saw_is_followed_by_one_rotation() {
 }
 
 #[test]
-fn lost_secret_is_made_anew_around_the_segment_in_use() {
+fn lost_secret_is_created_again_with_the_segment_in_use() {
     let mut cluster = Cluster::settled();
     let first = cluster.current();
     cluster.secret = None;
@@ -323,7 +323,7 @@ fn lost_secret_is_made_anew_around_the_segment_in_use() {
 }
 
 #[test]
-fn unusable_secret_is_made_anew() {
+fn unusable_secret_is_replaced() {
     for text in ["", "x", "../../virtualmachines"] {
         let mut cluster = Cluster::settled();
         let first = cluster.current();

@@ -1,21 +1,22 @@
-//! What changes of a VM do to the machine that runs, and what is kept of a start.
+//! Changes of a VM whose VMI runs, and records of starts.
 
 use api::config::RolloutStrategy;
 
 use super::*;
 
-/// The VM of the tests at generation 3 with its spec changed, and the machine started at generation 2.
-fn changed(change: &Value) -> (VirtualMachine, VirtualMachineInstance) {
+/// The VM of the tests at generation 3 with its spec changed, and the VMI started at generation 2.
+fn changed(change: &Value) -> (VirtualMachine, VirtualMachineInstance, Vec<Arc<StartRevision>>) {
     let spec = json!({"runStrategy": "Always", "template": {"spec": {"nodeSelector": {"disk": "fast"}}}});
     let first = vm(&spec, &json!({"runStrategy": "Always"}));
-    let machine = instance(&first, "Running");
+    let vmi = instance(&first, "Running");
+    let starts = records(&decided(&first, None));
     let mut next = serde_json::to_value(first).unwrap();
     json_patch::merge(&mut next["spec"], change);
     next["metadata"]["generation"] = json!(3);
-    (serde_json::from_value(next).unwrap(), machine)
+    (serde_json::from_value(next).unwrap(), vmi, starts)
 }
 
-fn machine_patch(decision: &Decision) -> Value {
+fn vmi_patch(decision: &Decision) -> Value {
     let patch = decision.effects.iter().find_map(|effect| match effect {
         Effect::Patch { kind: Kind::Instance, patch, .. } => Some(patch.clone()),
         _ => None,
@@ -23,17 +24,22 @@ fn machine_patch(decision: &Decision) -> Value {
     patch.unwrap_or(Value::Null)
 }
 
-fn with_rollout(vm: &VirtualMachine, machine: &VirtualMachineInstance, rollout: RolloutStrategy) -> Decision {
+fn with_rollout(
+    vm: &VirtualMachine,
+    vmi: &VirtualMachineInstance,
+    starts: &[Arc<StartRevision>],
+    rollout: RolloutStrategy,
+) -> Decision {
     let config = ClusterConfig { vm_rollout_strategy: rollout, ..ClusterConfig::default() };
-    decide(&observed(vm, Some(machine), None, &config)).unwrap()
+    decide(&Observed { starts, ..observed(vm, Some(vmi), None, &config) }).unwrap()
 }
 
 #[test]
-fn generation_says_what_the_machine_reflects_and_placement_reaches_it() {
+fn observed_generation_and_placement_follow_the_template() {
     let raised = json!({"metadata": {"annotations": {"kubevirt.io/vm-generation": "3"}}});
     let tolerations = json!([{"key": "k", "operator": "Exists"}]);
     let (live, stage) = (RolloutStrategy::LiveUpdate, RolloutStrategy::Stage);
-    // change, rollout strategy, patch of the machine, observed generation, asks for a restart
+    // change, rollout strategy, patch of the VMI, observed generation, requires a restart
     let table: [(Value, RolloutStrategy, Value, i64, bool); 8] = [
         (json!({"runStrategy": "RerunOnFailure"}), live, raised, 3, false),
         (json!({"template": {"metadata": {"labels": {"key": "v"}}}}), live, Value::Null, 2, false),
@@ -53,7 +59,7 @@ fn generation_says_what_the_machine_reflects_and_placement_reaches_it() {
             2,
             false,
         ),
-        // A machine that waits for a restart gets the rest then, too.
+        // A VMI that waits for a restart gets everything then.
         (
             json!({"template": {"spec": {"hostname": "other", "nodeSelector": {"disk": "slow"}}}}),
             live,
@@ -64,9 +70,9 @@ fn generation_says_what_the_machine_reflects_and_placement_reaches_it() {
         (json!({"template": {"spec": {"nodeSelector": {"disk": "slow"}}}}), stage, Value::Null, 2, true),
     ];
     for (change, rollout, patch, generation, restart) in table {
-        let (vm, machine) = changed(&change);
-        let decision = with_rollout(&vm, &machine, rollout);
-        assert_eq!(machine_patch(&decision), patch, "{change}");
+        let (vm, vmi, starts) = changed(&change);
+        let decision = with_rollout(&vm, &vmi, &starts, rollout);
+        assert_eq!(vmi_patch(&decision), patch, "{change}");
         let status = status_patch(&decision);
         assert_eq!(status["observedGeneration"], generation, "{change}");
         assert_eq!(status["desiredGeneration"], 3);
@@ -75,41 +81,44 @@ fn generation_says_what_the_machine_reflects_and_placement_reaches_it() {
 }
 
 #[test]
-fn machine_that_took_a_change_over_is_settled() {
+fn updated_vmi_is_settled() {
     for change in [json!({"runStrategy": "RerunOnFailure"}), json!({"template": {"spec": {"nodeSelector": null}}})] {
-        let (mut vm, mut machine) = changed(&change);
-        let decision = decided(&vm, Some(&machine));
-        let mut next = serde_json::to_value(&machine).unwrap();
-        json_patch::merge(&mut next, &machine_patch(&decision));
-        machine = serde_json::from_value(next).unwrap();
+        let (mut vm, mut vmi, starts) = changed(&change);
+        let decision = with_rollout(&vm, &vmi, &starts, RolloutStrategy::LiveUpdate);
+        let mut next = serde_json::to_value(&vmi).unwrap();
+        json_patch::merge(&mut next, &vmi_patch(&decision));
+        vmi = serde_json::from_value(next).unwrap();
         let mut status = serde_json::to_value(&vm.status).unwrap();
         json_patch::merge(&mut status, &status_patch(&decision));
         vm.status = serde_json::from_value(status).unwrap();
-        assert_eq!(decided(&vm, Some(&machine)), Decision::settled(), "{change}");
+        let decision = with_rollout(&vm, &vmi, &starts, RolloutStrategy::LiveUpdate);
+        assert_eq!(decision, Decision::settled(), "{change}");
     }
 }
 
 #[test]
-fn refused_change_of_a_machine_shows_and_waits() {
-    let (vm, machine) = changed(&json!({"runStrategy": "RerunOnFailure"}));
+fn refused_change_of_a_vmi_shows_and_waits() {
+    let (vm, vmi, starts) = changed(&json!({"runStrategy": "RerunOnFailure"}));
     let failure = Failure {
         reason: "FailedUpdateError",
         message: "denied".to_owned(),
         retry_at: "2030-01-01T00:01:10Z".parse().unwrap(),
         attempts: 1,
     };
-    let decision = decided_with(&vm, Some(&machine), Some(&failure));
-    assert_eq!(machine_patch(&decision), Value::Null);
+    let config = ClusterConfig::default();
+    let observed = Observed { starts: &starts, ..observed(&vm, Some(&vmi), Some(&failure), &config) };
+    let decision = decide(&observed).unwrap();
+    assert_eq!(vmi_patch(&decision), Value::Null);
     assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(10)));
     let conditions = status_patch(&decision)["conditions"].to_string();
     assert!(conditions.contains("Failure while updating VMI: denied"), "{conditions}");
 }
 
 #[test]
-fn start_is_kept_before_its_machine_is_made_and_names_it() {
+fn start_is_recorded_before_its_vmi_is_created() {
     let vm = with_strategy("Always", &Value::Null);
     let decision = decided(&vm, None);
-    let [Effect::Create { kind: Kind::ControllerRevision, object, notes, .. }, Effect::Create { object: machine, .. }] =
+    let [Effect::Create { kind: Kind::ControllerRevision, object, options, .. }, Effect::Create { object: vmi, .. }] =
         decision.effects.as_slice()
     else {
         panic!("{decision:?}")
@@ -119,23 +128,24 @@ fn start_is_kept_before_its_machine_is_made_and_names_it() {
     assert_eq!(object["metadata"]["ownerReferences"][0]["uid"], "vm-uid");
     assert_eq!(object["revision"], 2);
     assert_eq!(object["data"]["spec"], serde_json::to_value(&vm.spec).unwrap());
-    assert!(notes.existing_will_do);
-    assert_eq!(machine["status"]["virtualMachineRevisionName"], name);
+    assert!(options.existing_will_do);
+    assert_eq!(vmi["status"]["virtualMachineRevisionName"], name);
 }
 
 #[test]
-fn next_start_takes_the_place_of_the_former() {
+fn next_start_replaces_the_record_of_the_former() {
     let vm = with_strategy("Always", &Value::Null);
     let start = |generation: i64| {
         let name = format!("revision-start-vm-vm-uid-{generation}");
-        Arc::new(StartView { metadata: serde_json::from_value(json!({"name": name, "namespace": "d"})).unwrap() })
+        let metadata = serde_json::from_value(json!({"name": name, "namespace": "d"})).unwrap();
+        Arc::new(StartRevision { metadata, template: None })
     };
     let config = ClusterConfig::default();
-    // generations kept, deleted, made
+    // recorded generations, deleted records, created records
     let table: [(&[i64], &[&str], usize); 3] =
         [(&[], &[], 1), (&[2], &[], 0), (&[1, 2], &["revision-start-vm-vm-uid-1"], 0)];
     for (kept, gone, made) in table {
-        let starts: Vec<Arc<StartView>> = kept.iter().copied().map(start).collect();
+        let starts: Vec<Arc<StartRevision>> = kept.iter().copied().map(start).collect();
         let decision = decide(&Observed { starts: &starts, ..observed(&vm, None, None, &config) }).unwrap();
         let deleted = decision.effects.iter().filter_map(|effect| match effect {
             Effect::Delete { kind: Kind::ControllerRevision, name, .. } => Some(name.as_str()),
@@ -148,7 +158,7 @@ fn next_start_takes_the_place_of_the_former() {
             .filter(|effect| matches!(effect, Effect::Create { kind: Kind::ControllerRevision, .. }));
         assert_eq!(creations.count(), made, "{kept:?}");
         assert!(creates(&decision));
-        // While it runs, nothing is taken away.
+        // Nothing is deleted while it runs.
         let running = instance(&vm, "Running");
         let decision = decide(&Observed { starts: &starts, ..observed(&vm, Some(&running), None, &config) }).unwrap();
         assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Delete { .. })));
@@ -156,7 +166,7 @@ fn next_start_takes_the_place_of_the_former() {
 }
 
 #[test]
-fn failure_is_counted_before_its_machine_is_deleted() {
+fn failure_is_counted_before_its_vmi_is_deleted() {
     for strategy in ["Always", "RerunOnFailure"] {
         let vm = with_strategy(strategy, &json!({"runStrategy": strategy}));
         let decision = decided(&vm, Some(&instance(&vm, "Failed")));
@@ -171,16 +181,16 @@ fn failure_is_counted_before_its_machine_is_deleted() {
 }
 
 #[test]
-fn volumes_are_listed_as_not_to_be_snapshotted() {
+fn volumes_are_listed_without_snapshot_support() {
     let status = status_patch(&decided(&with_strategy("Halted", &Value::Null), None));
     let reason = "Snapshot is not supported for this volumeSource type [cd]";
     assert_eq!(status["volumeSnapshotStatuses"], json!([{"name": "cd", "enabled": false, "reason": reason}]));
 }
 
 #[test]
-fn what_a_vm_says_to_backups_and_deschedulers_reaches_its_machine() {
+fn annotations_for_backups_and_deschedulers_reach_the_vmi() {
     let (skip, evict) = ("kubevirt.io/skip-backup-hooks", "descheduler.alpha.kubernetes.io/evict");
-    // annotations of the VM, of its template, of the machine, patch of the machine
+    // annotations of the VM, of its template, of the VMI, patch of the VMI
     let table = [
         (json!({skip: "true"}), json!({}), json!({}), json!({"metadata": {"annotations": {skip: "true"}}})),
         (json!({skip: "true"}), json!({}), json!({skip: "true"}), Value::Null),
@@ -194,14 +204,14 @@ fn what_a_vm_says_to_backups_and_deschedulers_reaches_its_machine() {
         let template = json!({"metadata": {"annotations": template}});
         let mut vm = vm(&json!({"runStrategy": "Always", "template": template}), &json!({"runStrategy": "Always"}));
         vm.metadata.annotations = serde_json::from_value(own.clone()).unwrap();
-        let mut machine = instance(&vm, "Running");
-        let annotations = machine.metadata.annotations.get_or_insert_default();
+        let mut vmi = instance(&vm, "Running");
+        let annotations = vmi.metadata.annotations.get_or_insert_default();
         annotations.remove(skip);
         annotations.remove(evict);
         annotations
             .extend(serde_json::from_value::<std::collections::BTreeMap<String, String>>(known.clone()).unwrap());
         for rollout in [RolloutStrategy::LiveUpdate, RolloutStrategy::Stage] {
-            assert_eq!(machine_patch(&with_rollout(&vm, &machine, rollout)), patch, "{own} {template} {known}");
+            assert_eq!(vmi_patch(&with_rollout(&vm, &vmi, &[], rollout)), patch, "{own} {template} {known}");
         }
     }
 }

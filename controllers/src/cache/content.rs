@@ -1,0 +1,78 @@
+//! Objects of one cache with their indices. Not synchronized: [`super::Cache`] holds the lock.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{Cached, Key};
+
+/// UIDs of deleted objects that are remembered. The answer to a write may arrive after the watch reported the deletion and
+/// must not restore the object. The delay is seconds, and few deletions happen in it.
+const TOMBSTONES: usize = 1024;
+
+/// Objects, indices and tombstones.
+pub(super) struct Content<K: Cached> {
+    pub(super) objects: HashMap<Key, Arc<K>>,
+    /// Keys in order, so that lookups are deterministic.
+    pub(super) indices: BTreeMap<K::Index, BTreeSet<Key>>,
+    tombstones: VecDeque<String>,
+}
+
+impl<K: Cached> Content<K> {
+    pub(super) fn new() -> Self {
+        Self { objects: HashMap::new(), indices: BTreeMap::new(), tombstones: VecDeque::new() }
+    }
+
+    /// Stores an object. Returns the former one of the key.
+    pub(super) fn insert(&mut self, key: Key, object: Arc<K>) -> Option<Arc<K>> {
+        let former = self.remove(&key);
+        for index in object.indices() {
+            self.indices.entry(index).or_default().insert(key.clone());
+        }
+        self.objects.insert(key, object);
+        former
+    }
+
+    /// Removes an object with its index entries.
+    pub(super) fn remove(&mut self, key: &Key) -> Option<Arc<K>> {
+        let former = self.objects.remove(key)?;
+        for index in former.indices() {
+            if let Some(keys) = self.indices.get_mut(&index) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.indices.remove(&index);
+                }
+            }
+        }
+        Some(former)
+    }
+
+    /// Remembers that the object with this UID is deleted.
+    pub(super) fn bury(&mut self, uid: String) {
+        if self.is_buried(&uid) {
+            return;
+        }
+        if self.tombstones.len() >= TOMBSTONES {
+            self.tombstones.pop_front();
+        }
+        self.tombstones.push_back(uid);
+    }
+
+    /// Returns true if a deletion of the object with this UID is remembered.
+    pub(super) fn is_buried(&self, uid: &str) -> bool {
+        self.tombstones.iter().any(|gone| gone == uid)
+    }
+}
+
+/// Returns the resource version as a number. Versions of one resource can be compared (KEP-5504).
+pub(super) fn version(meta: &ObjectMeta) -> u64 {
+    parse_version(meta.resource_version.as_deref())
+}
+
+/// Parses a resource version. Returns 0 if there is none.
+pub(super) fn parse_version(text: Option<&str>) -> u64 {
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}

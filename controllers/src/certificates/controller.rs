@@ -1,0 +1,171 @@
+//! The controllers of certificates and of requests for them: watches and observations.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use api::tls;
+use k8s_openapi::api::{
+    certificates::v1::CertificateSigningRequest,
+    core::v1::{ConfigMap, Secret},
+};
+
+use super::{Authority, CertificateError, Lives, Observed, inject, leaf_secrets, request};
+use crate::{
+    cache::Key,
+    resources::{
+        Caches,
+        installation::{BundleCarrier, RequestIndex},
+    },
+    runtime::{Attempt, Controller, Decision, Kind, Needs, Wake},
+    setup::Setup,
+};
+
+/// Wait after a certificate could not be made.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// The controller of the authority, the leaves and the bundle.
+pub(crate) struct Certificates {
+    namespace: String,
+}
+
+impl Certificates {
+    /// Creates the controller.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self { namespace: setup.options.namespace.clone() }
+    }
+}
+
+/// Everything in the caches that a decision about certificates depends on.
+pub(crate) struct Snapshot {
+    authority: Option<Arc<Secret>>,
+    bundle: Option<Arc<ConfigMap>>,
+    leaves: Vec<(String, Arc<Secret>)>,
+    lives: Lives,
+    carriers: Vec<(Kind, Arc<BundleCarrier>)>,
+}
+
+impl Controller for Certificates {
+    const NAME: &'static str = "certificates";
+    const NEEDS: Needs = Needs::Certificates;
+    type Caches = Caches;
+    type Snapshot = Snapshot;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        // One decision covers all certificates.
+        let key = Key::new(self.namespace.clone(), "");
+        wake.key_on(&caches.secrets, &key);
+        wake.key_on(&caches.config_maps, &key);
+        wake.key_on(&caches.kubevirts, &key);
+        wake.key_on(&caches.api_services, &key);
+        wake.key_on(&caches.mutating_webhooks, &key);
+        wake.key_on(&caches.validating_webhooks, &key);
+        wake.at_start(move || vec![key.clone()]);
+    }
+
+    fn observe(&self, caches: &Caches, _key: &Key) -> Option<Snapshot> {
+        let namespace = &self.namespace;
+        let leaf = |name: &str| Some((name.to_owned(), caches.secret(namespace, name)?));
+        Some(Snapshot {
+            authority: caches.secret(namespace, tls::CA_SECRET),
+            bundle: caches.config_maps.get(&Key::new(namespace.clone(), tls::CA_CONFIG_MAP)),
+            leaves: leaf_secrets().into_iter().filter_map(leaf).collect(),
+            lives: lives(caches),
+            carriers: caches.bundle_carriers(),
+        })
+    }
+
+    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+        let leaves: BTreeMap<_, _> =
+            snapshot.leaves.iter().map(|(name, secret)| (name.clone(), secret.as_ref())).collect();
+        let decision = super::decide(&Observed {
+            namespace: &self.namespace,
+            authority: snapshot.authority.as_deref(),
+            bundle: snapshot.bundle.as_deref(),
+            leaves: &leaves,
+            lives: snapshot.lives,
+            now: attempt.now,
+        });
+        let mut decision = or_retry(decision)?;
+        if let Some(bundle) = super::bundle::text(snapshot.bundle.as_deref()) {
+            let carriers = snapshot.carriers.iter();
+            decision.effects.extend(carriers.filter_map(|(kind, object)| inject(*kind, object, bundle)));
+        }
+        Ok(decision)
+    }
+}
+
+/// The controller of requests of virt-handlers for certificates.
+pub(crate) struct Requests {
+    namespace: String,
+}
+
+impl Requests {
+    /// Creates the controller.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self { namespace: setup.options.namespace.clone() }
+    }
+}
+
+/// Everything in the caches that the answer to a request depends on.
+pub(crate) struct RequestSnapshot {
+    request: Arc<CertificateSigningRequest>,
+    authority: Option<Arc<Secret>>,
+    bundle: String,
+    lives: Lives,
+}
+
+impl Controller for Requests {
+    const NAME: &'static str = "requests";
+    const NEEDS: Needs = Needs::Certificates;
+    type Caches = Caches;
+    type Snapshot = RequestSnapshot;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        wake.objects_of(&caches.requests);
+        // Requests may wait for a new authority.
+        let (woken, requests) = (wake.clone(), caches.requests.clone());
+        caches.secrets.listen(move |(_, present)| {
+            if present.is_some_and(|secret| secret.metadata.name.as_deref() == Some(tls::CA_SECRET)) {
+                woken.keys(requests.keys_by(&RequestIndex::Unanswered));
+            }
+        });
+    }
+
+    fn observe(&self, caches: &Caches, key: &Key) -> Option<RequestSnapshot> {
+        Some(RequestSnapshot {
+            request: caches.requests.get(key)?,
+            authority: caches.secret(&self.namespace, tls::CA_SECRET),
+            bundle: caches.ca_bundle(&self.namespace).unwrap_or_default(),
+            lives: lives(caches),
+        })
+    }
+
+    fn decide(&self, snapshot: &RequestSnapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+        // Only a published authority signs.
+        let authority = snapshot
+            .authority
+            .as_deref()
+            .and_then(Authority::from_secret)
+            .filter(|authority| snapshot.bundle.contains(authority.pem()));
+        let (namespace, lives) = (&self.namespace, snapshot.lives);
+        or_retry(request::decide(&snapshot.request, namespace, authority.as_ref(), lives, attempt.now))
+    }
+}
+
+fn lives(caches: &Caches) -> Lives {
+    let kubevirt = caches.kubevirt();
+    kubevirt.map_or_else(Lives::default, |object| Lives::from_strategy(&object.spec.certificate_rotate_strategy))
+}
+
+/// Replaces errors of the certificate library by a later attempt.
+fn or_retry(decision: Result<Decision, CertificateError>) -> Result<Decision, serde_json::Error> {
+    match decision {
+        Ok(decision) => Ok(decision),
+        Err(CertificateError::Json(error)) => Err(error),
+        Err(error) => {
+            tracing::error!(%error, "certificate cannot be made");
+            let mut decision = Decision::settled();
+            decision.wake(RETRY);
+            Ok(decision)
+        }
+    }
+}

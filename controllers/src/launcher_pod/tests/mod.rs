@@ -1,0 +1,159 @@
+//! Tests of the rendered pod, by part. Here are the objects that they share, and tests of the container.
+
+mod identity;
+mod networks;
+mod resources;
+mod scheduling;
+mod volumes;
+
+use serde_json::{Value, json};
+
+use super::*;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+fn vmi(spec: Value) -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": "web", "namespace": "shop", "uid": "u-1",
+            "labels": {"app": "web"},
+            "annotations": {"note": "x", "kubevirt.io/latest-observed-api-version": "v1"},
+        },
+        "spec": spec,
+    }))
+    .unwrap()
+}
+
+fn small() -> Value {
+    json!({
+        "architecture": "amd64",
+        "domain": {
+            "cpu": {"cores": 1, "sockets": 1, "threads": 1},
+            "memory": {"guest": "128Mi"},
+            "devices": {
+                "disks": [{"name": "cd", "disk": {"bus": "virtio"}}],
+                "interfaces": [{"name": "default", "masquerade": {}, "ports": [{"port": 80}]}],
+            },
+        },
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [
+            {"name": "cd", "containerDisk": {"image": "registry/disk:1"}},
+            {"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "user"}}},
+        ],
+    })
+}
+
+fn rendered_with(spec: Value, config: &ClusterConfig, limits: NamespaceLimits) -> Result<Value, RenderError> {
+    rendered_vmi(&vmi(spec), config, limits)
+}
+
+fn rendered_vmi(
+    instance: &VirtualMachineInstance,
+    config: &ClusterConfig,
+    limits: NamespaceLimits,
+) -> Result<Value, RenderError> {
+    let claims = BTreeMap::from([
+        (
+            "shared".to_owned(),
+            Arc::new(CachedClaim { access_modes: vec!["ReadWriteMany".to_owned()], ..CachedClaim::default() }),
+        ),
+        ("raw".to_owned(), Arc::new(CachedClaim { block: true, ..CachedClaim::default() })),
+    ]);
+    let inputs = Inputs { instance, config, launcher_image: "launcher:1", claims: &claims, limits, definitions: None };
+    render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
+}
+
+fn rendered(spec: Value) -> Value {
+    rendered_with(spec, &ClusterConfig::default(), NamespaceLimits::default()).unwrap()
+}
+
+/// One volume of each source that a VMI can have, and what else of a spec carries a path or a name of a file.
+fn sources() -> Vec<Value> {
+    let volume = |name: &str, source: Value| merged(json!({"name": name}), &source);
+    vec![
+        json!({"volumes": [
+            volume("image", json!({"containerDisk": {"image": "i", "path": "/../../etc/shadow"}})),
+            volume("claim", json!({"persistentVolumeClaim": {"claimName": "raw"}})),
+            volume("data", json!({"dataVolume": {"name": "shared"}})),
+            volume("layer", json!({"ephemeral": {"persistentVolumeClaim": {"claimName": "shared"}}})),
+            volume("empty", json!({"emptyDisk": {"capacity": "1Gi"}})),
+            volume("secret", json!({"secret": {"secretName": "s"}})),
+            volume("map", json!({"configMap": {"name": "c"}})),
+            volume("down", json!({"downwardAPI": {"fields": [{"path": "p", "fieldRef": {"fieldPath": "metadata.name"}}]}})),
+            volume("prep", json!({"sysprep": {"secret": {"name": "s"}}})),
+            volume("cloud", json!({"cloudInitNoCloud": {"secretRef": {"name": "s"}}})),
+            volume("drive", json!({"cloudInitConfigDrive": {"userData": "x"}})),
+        ]}),
+        json!({"domain": {"firmware": {"kernelBoot": {"container": {"image": "i", "kernelPath": "/../etc/shadow"}}}}}),
+        json!({"volumes": [volume("v", json!({"hostDisk": {"path": "/etc/shadow", "type": "DiskOrCreate"}}))]}),
+        json!({"volumes": [volume("v", json!({"containerPath": {"path": "/etc"}}))]}),
+        json!({"volumes": [volume("v", json!({"downwardMetrics": {}}))]}),
+        json!({"volumes": [volume("v", json!({"memoryDump": {"claimName": "raw"}}))]}),
+    ]
+}
+
+fn merged(mut base: Value, change: &Value) -> Value {
+    json_patch::merge(&mut base, change);
+    base
+}
+
+#[test]
+fn pod_has_one_container_and_passes_the_restricted_standard() {
+    let pod = rendered(small());
+    let containers = pod["spec"]["containers"].as_array().unwrap();
+    assert_eq!(containers.len(), 1);
+    assert_eq!(pod["spec"]["initContainers"], Value::Null);
+    let security = &containers[0]["securityContext"];
+    assert_eq!(security["allowPrivilegeEscalation"], false);
+    assert_eq!(security["runAsNonRoot"], true);
+    assert_eq!(security["capabilities"], json!({"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]}));
+    assert_eq!(pod["spec"]["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
+    for volume in pod["spec"]["volumes"].as_array().unwrap() {
+        assert_eq!(volume["hostPath"], Value::Null);
+    }
+}
+
+#[test]
+fn probes_of_the_guest_agent_run_a_program_in_the_container() {
+    for (probe, timeout, words) in [
+        (json!({"guestAgentPing": {}}), 2, "virt-probe --domainName shop_web --timeoutSeconds 1 --guestAgentPing"),
+        (
+            json!({"exec": {"command": ["cat", "-n", "/x"]}, "timeoutSeconds": 5}),
+            6,
+            "virt-probe --domainName shop_web --timeoutSeconds 5 --command cat -- -n /x",
+        ),
+        (json!({"exec": {"command": ["virt-probe", "--guestAgentPing"]}}), 1, "virt-probe --guestAgentPing"),
+    ] {
+        let spec = merged(small(), &json!({"livenessProbe": probe}));
+        let pod = rendered_with(spec, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+        let rendered = &pod["spec"]["containers"][0]["livenessProbe"];
+        let command = rendered["exec"]["command"].as_array().unwrap();
+        let command: Vec<&str> = command.iter().map(|word| word.as_str().unwrap()).collect();
+        assert_eq!(command.join(" "), words);
+        assert_eq!(rendered["timeoutSeconds"], timeout);
+    }
+}
+
+#[test]
+fn features_without_support_are_refused_not_ignored() {
+    for change in [
+        json!({"domain": {"devices": {"filesystems": [{"name": "f", "virtiofs": {}}]}}}),
+        json!({"volumes": [{"name": "h", "hostDisk": {"path": "/x", "type": "Disk"}}]}),
+        json!({"domain": {"devices": {"tpm": {"persistent": true}}}}),
+    ] {
+        let refused = rendered_with(merged(small(), &change), &ClusterConfig::default(), NamespaceLimits::default());
+        assert!(matches!(refused, Err(RenderError::Unsupported(_))), "{change}");
+    }
+}
+
+#[test]
+fn a_tpm_that_is_switched_off_keeps_no_state() {
+    let with = |tpm: Value| {
+        let spec = merged(small(), &json!({"domain": {"devices": {"tpm": tpm}}}));
+        rendered_with(spec, &ClusterConfig::default(), NamespaceLimits::default()).is_ok()
+    };
+    assert!(with(json!({"enabled": false, "persistent": true})));
+    assert!(!with(json!({"persistent": true})) && !with(json!({"enabled": true, "persistent": true})));
+}

@@ -1,0 +1,77 @@
+//! Tests of the selection of nodes.
+
+use super::*;
+
+#[test]
+fn required_node_terms_do_not_flip_and_users_terms_are_kept() {
+    let affinity = json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
+        {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]},
+    ]}}}, "nodeSelector": {"disk": "fast"}});
+    let pod = rendered(merged(small(), &affinity));
+    assert_eq!(pod["spec"]["nodeSelector"], json!({"kubernetes.io/arch": "amd64", "disk": "fast"}));
+    let terms =
+        &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    for term in terms.as_array().unwrap() {
+        let expressions = term["matchExpressions"].as_array().unwrap();
+        assert_eq!(expressions[0]["key"], "zone");
+        assert!(expressions.contains(&json!({"key": "kubevirt.io/schedulable", "operator": "Exists"})));
+    }
+}
+
+#[test]
+fn cpu_and_machine_type_select_nodes_that_have_them() {
+    let features = json!([
+        {"name": "vmx"}, {"name": "aes", "policy": "require"}, {"name": "pcid", "policy": "optional"},
+        {"name": "mpx", "policy": "forbid"},
+    ]);
+    let (vmx, aes) = ("cpu-feature.node.kubevirt.io/vmx", "cpu-feature.node.kubevirt.io/aes");
+    let named = "cpu-model.node.kubevirt.io/Haswell";
+    let known = "cpu-model-migration.node.kubevirt.io/Haswell";
+    // model, emulation, node selector
+    let table: [(&str, bool, &[&str]); 6] = [
+        ("host-model", false, &[aes, vmx]),
+        ("host-passthrough", false, &[aes, vmx]),
+        ("Haswell", false, &[aes, vmx, named]),
+        ("", false, &[]),
+        ("host-model", true, &[]),
+        ("Haswell", true, &[known]),
+    ];
+    for (model, use_emulation, wanted) in table {
+        let change = json!({"domain": {"machine": {"type": "q35"}, "cpu": {"model": model, "features": features}}});
+        let config = ClusterConfig { use_emulation, ..ClusterConfig::default() };
+        let pod = rendered_with(merged(small(), &change), &config, NamespaceLimits::default()).unwrap();
+        let selector = pod["spec"]["nodeSelector"].as_object().unwrap();
+        let asked: Vec<&str> = selector.keys().map(String::as_str).filter(|key| key.starts_with("cpu-")).collect();
+        assert_eq!(asked, wanted, "{model} {use_emulation}");
+        assert_eq!(selector["machine-type.node.kubevirt.io/q35"], "true");
+    }
+}
+
+#[test]
+fn enlightenments_select_nodes_that_offer_them_where_the_cluster_is_strict() {
+    let gate = ["HypervStrictCheck".to_owned()];
+    // features of the VMI, strict, node selector
+    let table: [(Value, bool, &[&str]); 4] = [
+        (json!({"vpindex": {"enabled": true}, "evmcs": {}}), false, &[]),
+        (
+            json!({"vpindex": {"enabled": true}, "synic": {"enabled": true}, "synictimer": {"enabled": true},
+                "tlbflush": {"enabled": true}, "ipi": {"enabled": false}, "reset": {}, "relaxed": {"enabled": true}}),
+            true,
+            &["synic", "synictimer", "tlbflush", "vpindex"],
+        ),
+        (json!({"evmcs": {}, "frequencies": {"enabled": true}}), true, &["Intel", "frequencies"]),
+        (json!({"evmcs": {"enabled": false}}), true, &[]),
+    ];
+    for (hyperv, strict, wanted) in table {
+        let change = json!({"domain": {"features": {"hyperv": hyperv}}});
+        let feature_gates = if strict { gate.to_vec() } else { Vec::new() };
+        let config = ClusterConfig { feature_gates, ..ClusterConfig::default() };
+        let pod = rendered_with(merged(small(), &change), &config, NamespaceLimits::default()).unwrap();
+        let selector = pod["spec"]["nodeSelector"].as_object().unwrap();
+        let prefixes = ["cpu-vendor.node.kubevirt.io/", "hyperv.node.kubevirt.io/"];
+        let name = |key: &String| prefixes.iter().find_map(|prefix| key.strip_prefix(*prefix)).map(str::to_owned);
+        let asked: Vec<String> = selector.keys().filter_map(name).collect();
+        assert_eq!(asked, wanted, "{change} {strict}");
+    }
+}

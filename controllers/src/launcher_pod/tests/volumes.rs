@@ -1,0 +1,88 @@
+//! Tests of volumes.
+
+use super::*;
+
+#[test]
+fn container_disk_is_a_read_only_image_volume_at_its_name() {
+    let pod = rendered(small());
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let disk = volumes.iter().find(|volume| volume["name"] == "cd").unwrap();
+    assert_eq!(disk["image"]["reference"], "registry/disk:1");
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|mount| mount["name"] == "cd").unwrap();
+    assert_eq!(mount["mountPath"], "/var/run/kubevirt-image-volume/cd");
+    assert_eq!(mount["readOnly"], true);
+}
+
+#[test]
+fn cloud_init_secret_is_mounted_in_both_spellings() {
+    let pod = rendered(small());
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+    let paths: Vec<&str> = mounts
+        .iter()
+        .filter(|mount| mount["name"] == "ci-udata")
+        .filter_map(|mount| mount["mountPath"].as_str())
+        .collect();
+    let base = "/var/run/kubevirt-private/secret/ci";
+    assert_eq!(paths, [format!("{base}/userdata"), format!("{base}/userData")]);
+}
+
+#[test]
+fn claims_are_mounted_by_their_mode_and_missing_ones_are_named() {
+    let with = |claim: &str| {
+        merged(small(), &json!({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]}))
+    };
+    let pod = rendered(with("raw"));
+    assert_eq!(pod["spec"]["containers"][0]["volumeDevices"], json!([{"name": "data", "devicePath": "/dev/data"}]));
+    let pod = rendered(with("shared"));
+    let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
+    assert!(
+        env.contains(&json!({"name": "SHARED_FILESYSTEM_PATHS", "value": "/var/run/kubevirt-private/vmi-disks/data"}))
+    );
+    let missing = rendered_with(with("absent"), &ClusterConfig::default(), NamespaceLimits::default());
+    assert_eq!(missing.unwrap_err(), RenderError::ClaimNotFound("absent".to_owned()));
+}
+
+#[test]
+fn kernel_boot_image_is_mounted_and_its_pull_secret_used_once() {
+    let kernel = json!({
+        "domain": {"firmware": {"kernelBoot": {"container": {
+            "image": "kernel:1", "kernelPath": "/boot/vmlinuz", "imagePullSecret": "s",
+        }}}},
+        "volumes": [{"name": "cd", "containerDisk": {"image": "a", "imagePullSecret": "s"}}],
+    });
+    let pod = rendered(merged(small(), &kernel));
+    assert_eq!(pod["spec"]["imagePullSecrets"], json!([{"name": "s"}]));
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|mount| mount["name"] == "kernel-boot-volume").unwrap();
+    assert_eq!(mount["mountPath"], "/var/run/kubevirt-kernel-boot");
+}
+
+#[test]
+fn cve_2020_14316_no_vmi_brings_a_file_of_the_node_into_its_pod() {
+    let gates = ["HostDisk", "Root", "ExperimentalVirtiofsSupport", "DownwardMetrics", "HotplugVolumes"];
+    let everything = ClusterConfig { feature_gates: gates.map(str::to_owned).to_vec(), ..ClusterConfig::default() };
+    let mut pods = 0;
+    for config in [ClusterConfig::default(), everything] {
+        for source in sources() {
+            let Ok(pod) = rendered_with(merged(small(), &source), &config, NamespaceLimits::default()) else {
+                continue;
+            };
+            pods += 1;
+            let text = pod.to_string();
+            for host in ["hostPath", "hostPID\":true", "hostIPC\":true", "hostNetwork\":true", "privileged\":true"] {
+                assert!(!text.contains(host), "{host}: {text}");
+            }
+            let sources = |volume: &Value| {
+                let keys = volume.as_object().unwrap().keys().filter(|key| *key != "name").cloned();
+                keys.collect::<Vec<_>>()
+            };
+            for volume in pod["spec"]["volumes"].as_array().unwrap() {
+                let sources = sources(volume);
+                let known = ["emptyDir", "image", "persistentVolumeClaim", "secret", "configMap", "downwardAPI"];
+                assert!(sources.len() == 1 && known.contains(&sources[0].as_str()), "{volume}");
+            }
+        }
+    }
+    assert!(pods >= 4, "{pods} pods were rendered");
+}

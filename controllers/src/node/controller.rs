@@ -1,0 +1,140 @@
+//! The node controller: its watches and observations.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use api::{VirtualMachineInstance, constants::component, tsc::frequency as used_frequency};
+use daemon::config::ConfigHandle;
+use jiff::Timestamp;
+
+use super::{Observed, is_silent};
+use crate::{
+    cache::Key,
+    resources::{
+        Caches, VmiWithPods,
+        nodes::{CachedNode, NodeIndex},
+        pods::PodIndex,
+        vmis::{VmiIndex, node_name},
+        workloads::CachedWorkload,
+    },
+    runtime::{Attempt, Controller, Decision, Wake},
+    setup::Setup,
+    tsc,
+};
+
+/// The controller of nodes.
+pub(crate) struct Nodes {
+    config: ConfigHandle,
+    namespace: String,
+}
+
+impl Nodes {
+    /// Creates the controller.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self { config: setup.config.clone(), namespace: setup.options.namespace.clone() }
+    }
+}
+
+/// Everything in the caches that a decision about a node depends on.
+pub(crate) struct Snapshot {
+    node: Option<Arc<CachedNode>>,
+    vmis: Vec<VmiWithPods>,
+    has_handler: bool,
+    daemon_set: Option<Arc<CachedWorkload>>,
+    frequencies: BTreeSet<u64>,
+}
+
+impl Controller for Nodes {
+    const NAME: &'static str = "node";
+    type Caches = Caches;
+    type Snapshot = Snapshot;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        wake.objects_of(&caches.nodes);
+        let woken = wake.clone();
+        caches.handlers.listen(move |(former, present)| {
+            woken.keys(present.or(former).and_then(|pod| pod.node_name.clone()).map(Key::cluster_wide));
+        });
+        let woken = wake.clone();
+        caches.vmis.listen(move |(former, present)| {
+            woken.keys(present.or(former).and_then(node_name).map(Key::cluster_wide));
+        });
+        // Nodes that are gone may have VMIs.
+        let vmis = caches.vmis.clone();
+        wake.at_start(move || {
+            let range = VmiIndex::Node(String::new())..=VmiIndex::Claim(Key::cluster_wide(""));
+            let nodes = vmis.entries(range).into_iter().filter_map(|index| match index {
+                VmiIndex::Node(name) => Some(Key::cluster_wide(name)),
+                _ => None,
+            });
+            nodes.collect()
+        });
+        self.watch_frequencies(caches, wake);
+    }
+
+    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+        let node = caches.nodes.get(key);
+        let has_tsc = node.as_ref().is_some_and(|node| node.has_tsc_labels());
+        // Only the VMIs of silent nodes matter.
+        let vmis = if is_silent(node.as_deref(), Timestamp::now()) {
+            caches.vmis.by(&VmiIndex::Node(key.name.clone()))
+        } else {
+            Vec::new()
+        };
+        // A VMI fails only if it has no pod, which is not known yet of one with missing pods.
+        let vmis = vmis.into_iter().filter(|vmi| caches.missing_pods(vmi).is_empty());
+        let handlers = caches.handlers.by(&PodIndex::Node(key.name.clone()));
+        Some(Snapshot {
+            vmis: vmis.map(|vmi| caches.with_pods(vmi)).collect(),
+            has_handler: handlers.iter().any(|pod| !pod.is_down()),
+            daemon_set: caches.daemon_sets.get(&Key::new(self.namespace.clone(), component::VIRT_HANDLER)),
+            frequencies: if has_tsc { tsc::needed(caches, &self.config.current()) } else { BTreeSet::new() },
+            node,
+        })
+    }
+
+    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+        super::decide(&Observed {
+            key: attempt.key,
+            node: snapshot.node.as_deref(),
+            vmis: &snapshot.vmis,
+            has_handler: snapshot.has_handler,
+            daemon_set: snapshot.daemon_set.as_deref(),
+            frequencies: &snapshot.frequencies,
+            now: attempt.now,
+        })
+    }
+}
+
+impl Nodes {
+    /// Wakes all nodes with a TSC when the set of needed frequencies changes.
+    fn watch_frequencies(&self, caches: &Arc<Caches>, wake: &Wake) {
+        let last: Mutex<BTreeSet<u64>> = Mutex::default();
+        let (woken, config, all) = (wake.clone(), self.config.clone(), Arc::downgrade(caches));
+        let compare = Arc::new(move || {
+            let Some(caches) = all.upgrade() else { return };
+            let needed = tsc::needed(&caches, &config.current());
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            if *last != needed {
+                *last = needed;
+                woken.keys(caches.nodes.keys_by(&NodeIndex::HasTscLabels));
+            }
+        });
+        let compare_nodes = compare.clone();
+        caches.nodes.listen(move |(former, present)| {
+            let offer = |node: &CachedNode| node.tsc().map(|tsc| (tsc, node.is_schedulable()));
+            if former.and_then(offer) != present.and_then(offer) {
+                compare_nodes();
+            }
+        });
+        caches.vmis.listen(move |(former, present)| {
+            let used =
+                |vmi: Option<&VirtualMachineInstance>| vmi.filter(|vmi| !vmi.is_final()).and_then(used_frequency);
+            if used(former) != used(present) {
+                compare();
+            }
+        });
+    }
+}

@@ -1,0 +1,110 @@
+//! Tests of decisions about nodes.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2030-01-01T00:10:00Z".parse().unwrap()
+}
+
+fn node(heartbeat: Option<&str>) -> CachedNode {
+    let mut metadata = json!({"name": "n", "resourceVersion": "7", "labels": {"kubevirt.io/schedulable": "true"}});
+    if let Some(heartbeat) = heartbeat {
+        metadata["annotations"] = json!({"kubevirt.io/heartbeat": heartbeat});
+    }
+    CachedNode { metadata: serde_json::from_value(metadata).unwrap() }
+}
+
+fn vmi(phase: &str, pod: Option<CachedPod>) -> VmiWithPods {
+    let vmi = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "m", "namespace": "d", "uid": "u", "resourceVersion": "3"},
+        "spec": {"domain": {"devices": {}}},
+        "status": {"phase": phase, "nodeName": "n"},
+    });
+    VmiWithPods { vmi: Arc::new(serde_json::from_value(vmi).unwrap()), pods: pod.into_iter().map(Arc::new).collect() }
+}
+
+fn decided(node: Option<&CachedNode>, vmis: &[VmiWithPods]) -> Decision {
+    let key = Key::new("", "n");
+    let set = CachedWorkload { wanted: 1, ready: 1, ..CachedWorkload::default() };
+    let frequencies = BTreeSet::new();
+    let daemon_set = Some(&set);
+    let observed =
+        Observed { key: &key, node, vmis, has_handler: true, daemon_set, frequencies: &frequencies, now: now() };
+    decide(&observed).unwrap()
+}
+
+fn patches(decision: &Decision) -> Vec<Value> {
+    let patch = |effect: &Effect| match effect {
+        Effect::Patch { patch, .. } => Some(patch.clone()),
+        _ => None,
+    };
+    decision.effects.iter().filter_map(patch).collect()
+}
+
+#[test]
+fn recent_heartbeat_changes_nothing_and_sets_the_next_decision() {
+    let decision = decided(Some(&node(Some("2030-01-01T00:08:00Z"))), &[vmi("Running", None)]);
+    assert!(decision.effects.is_empty());
+    assert_eq!(decision.wake_after, Some(Duration::from_secs(180)));
+}
+
+#[test]
+fn node_without_virt_handler_is_left_alone() {
+    assert_eq!(decided(Some(&node(None)), &[]), Decision::settled());
+}
+
+#[test]
+fn silent_node_is_marked_once() {
+    let mut silent = node(Some("2030-01-01T00:05:00Z"));
+    let decision = decided(Some(&silent), &[]);
+    assert_eq!(patches(&decision), [json!({"metadata": {"labels": {"kubevirt.io/schedulable": "false"}}})]);
+    silent.metadata.labels = None;
+    assert!(decided(Some(&silent), &[]).effects.is_empty());
+}
+
+#[test]
+fn vmi_without_live_pod_on_a_silent_node_fails_and_one_with_a_live_pod_stays() {
+    let silent = node(Some("2030-01-01T00:00:00Z"));
+    let failed = json!({"status": {"phase": "Failed", "reason": "NodeUnresponsive"}});
+    let decision = decided(Some(&silent), &[vmi("Running", None)]);
+    assert!(patches(&decision).contains(&failed));
+    let alive = CachedPod { phase: "Running".to_owned(), ..CachedPod::default() };
+    let decision = decided(Some(&silent), &[vmi("Running", Some(alive))]);
+    assert!(!patches(&decision).contains(&failed));
+    let decision = decided(Some(&silent), &[vmi("Scheduling", None)]);
+    assert!(!patches(&decision).contains(&failed));
+}
+
+#[test]
+fn node_without_virt_handler_is_reported_once_the_others_have_settled() {
+    let silent = node(Some("2030-01-01T00:00:00Z"));
+    let alive = CachedPod { phase: "Running".to_owned(), ..CachedPod::default() };
+    let vmis = [vmi("Running", Some(alive))];
+    // scheduled pods of virt-handler, ready ones, of two; event
+    for (scheduled, ready, shown) in [(2, 1, true), (1, 2, true), (1, 1, false)] {
+        let set = CachedWorkload { wanted: 2, scheduled, ready, ..CachedWorkload::default() };
+        let observed = Observed {
+            key: &Key::new("", "n"),
+            node: Some(&silent),
+            vmis: &vmis,
+            has_handler: false,
+            daemon_set: Some(&set),
+            frequencies: &BTreeSet::new(),
+            now: now(),
+        };
+        let effects = decide(&observed).unwrap().effects;
+        let reports = |effect: &Effect| matches!(effect, Effect::Event(note) if note.message.contains("orphaned"));
+        assert_eq!(effects.iter().any(reports), shown, "{scheduled} {ready}");
+    }
+}
+
+#[test]
+fn vmi_on_a_node_that_is_gone_fails_when_its_pod_is_gone_too() {
+    let decision = decided(None, &[vmi("Running", None)]);
+    assert_eq!(patches(&decision), [json!({"status": {"phase": "Failed", "reason": "NodeUnresponsive"}})]);
+}

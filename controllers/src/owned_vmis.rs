@@ -1,0 +1,94 @@
+//! Operations on VMIs that VMs and replica sets own.
+
+use std::collections::BTreeMap;
+
+use api::{
+    VirtualMachineInstance,
+    constants::{event, label},
+};
+use k8s_openapi::{
+    api::core::v1::ObjectReference,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
+};
+use serde_json::{Value, json};
+
+use crate::runtime::{Effect, Event, Kind};
+
+/// Returns the labels that a VMI gets from a template. Reserved labels hold the node of a VMI and the VMI of a pod. Admission
+/// rejects them in templates, but an older template may have them.
+pub(crate) fn template_labels(template: &ObjectMeta) -> Option<BTreeMap<String, String>> {
+    let mut labels = template.labels.clone()?;
+    labels.retain(|key, _| !label::RESERVED_ON_VMI.contains(&key.as_str()));
+    Some(labels)
+}
+
+/// Adds a controller to a VMI that has none, if it is unchanged. Other owners stay.
+pub(crate) fn adopt(instance: &VirtualMachineInstance, controller: &OwnerReference) -> Effect {
+    let others = instance.metadata.owner_references.iter().flatten().filter(|owner| owner.uid != controller.uid);
+    let owners: Vec<&OwnerReference> = others.chain([controller]).collect();
+    set_owners(instance, &json!(owners))
+}
+
+/// Replaces the owners of a VMI, if it is unchanged.
+pub(crate) fn set_owners(instance: &VirtualMachineInstance, owners: &Value) -> Effect {
+    let metadata = &instance.metadata;
+    let patch = json!({"metadata": {"uid": metadata.uid, "ownerReferences": owners}});
+    Effect::merge(Kind::Instance, metadata, patch)
+}
+
+/// Deletes a VMI. `owner` gets the events.
+pub(crate) fn delete_vmi(instance: &VirtualMachineInstance, owner: impl Fn() -> ObjectReference) -> Effect {
+    let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+    let name = instance.metadata.name.as_deref().unwrap_or_default();
+    Effect::delete(Kind::Instance, &instance.metadata)
+        .on_success(Event::normal(
+            owner(),
+            event::SUCCESSFUL_DELETE,
+            format!("Stopped the virtual machine by deleting the virtual machine instance {uid}"),
+        ))
+        .on_failure(Event::warning(
+            owner(),
+            event::FAILED_DELETE,
+            format!("Error deleting virtual machine instance {name}: {{error}}"),
+        ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_labels_of_a_template_reach_no_vmi() {
+        let labels = |labels: Value| {
+            let template: ObjectMeta = serde_json::from_value(json!({"labels": labels})).unwrap();
+            json!(template_labels(&template))
+        };
+        for key in label::RESERVED_ON_VMI {
+            assert_eq!(labels(json!({key: "x", "app": "web"})), json!({"app": "web"}), "{key}");
+        }
+        assert_eq!(labels(json!({"kubevirt.io/size": "small"})), json!({"kubevirt.io/size": "small"}));
+        assert_eq!(labels(json!(null)), json!(null));
+    }
+
+    #[test]
+    fn adopted_vmi_keeps_its_other_owners() {
+        let owner = |uid: &str, controller: bool| json!({"apiVersion": "v1", "kind": "ConfigMap", "name": uid, "uid": uid, "controller": controller});
+        let ours: OwnerReference = serde_json::from_value(owner("vm", true)).unwrap();
+        for (owners, expected) in [
+            (json!([]), json!(["vm"])),
+            (json!([owner("other", false)]), json!(["other", "vm"])),
+            (json!([owner("vm", false), owner("other", false)]), json!(["other", "vm"])),
+        ] {
+            let instance: VirtualMachineInstance = serde_json::from_value(json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "metadata": {"name": "m", "namespace": "n", "uid": "u", "resourceVersion": "1", "ownerReferences": owners},
+                "spec": {"domain": {"devices": {}}},
+            }))
+            .unwrap();
+            let Effect::Patch { patch, .. } = adopt(&instance, &ours) else { panic!("not a patch") };
+            let written = patch["metadata"]["ownerReferences"].as_array().unwrap();
+            let uids: Vec<&Value> = written.iter().map(|owner| &owner["uid"]).collect();
+            assert_eq!(json!(uids), expected);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The list of controllers. Each has a folder of its own with all its code; a new one is one line here.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::{
+    certificates::{Certificates, Requests},
+    kubevirt::Installation,
+    node::Nodes,
+    replicaset::ReplicaSets,
+    resources::Caches,
+    runtime::{Controller, Run, Runner},
+    setup::Setup,
+    vm::Vms,
+    vmi::Vmis,
+    webhook_path::WebhookPaths,
+    workload_update::WorkloadUpdates,
+};
+
+/// Creates all controllers.
+pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
+    vec![
+        runner(setup, Certificates::new(setup)),
+        runner(setup, Requests::new(setup)),
+        runner(setup, WebhookPaths::new(setup)),
+        runner(setup, Installation::new(setup)),
+        runner(setup, WorkloadUpdates::new(setup)),
+        runner(setup, Vms::new(setup)),
+        runner(setup, Vmis::new(setup)),
+        runner(setup, ReplicaSets::new()),
+        runner(setup, Nodes::new(setup)),
+    ]
+}
+
+fn runner(setup: &Setup, controller: impl Controller<Caches = Caches>) -> Arc<dyn Run> {
+    Arc::new(Runner::new(controller, setup.caches.clone()))
+}

@@ -1,0 +1,89 @@
+//! Persistent volume claims, and the volumes that name them.
+
+use std::collections::BTreeMap;
+
+use api::vmi::volumes::Volume;
+use k8s_openapi::{
+    api::core::v1::PersistentVolumeClaim,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
+};
+
+use super::metadata::slim;
+use crate::cache::Cached;
+
+/// Returns the claim that holds a volume's data itself, as opposed to a claim beneath an ephemeral overlay.
+pub(crate) fn claim_name(volume: &Volume) -> Option<&str> {
+    let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
+    claim.or_else(|| volume.data_volume.as_ref().map(|source| source.name.as_str()))
+}
+
+/// Returns the claim that a volume mounts, and true if it is mounted read-only.
+pub(crate) fn mounted_claim(volume: &Volume) -> Option<(&str, bool)> {
+    if let Some(claim) = &volume.persistent_volume_claim {
+        return Some((&claim.claim_name, claim.read_only));
+    }
+    if let Some(source) = &volume.data_volume {
+        return Some((&source.name, false));
+    }
+    let claim = volume.ephemeral.as_ref()?.persistent_volume_claim.as_ref()?;
+    Some((&claim.claim_name, claim.read_only.unwrap_or(false)))
+}
+
+/// A persistent volume claim.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CachedClaim {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// The volume is a block device.
+    pub block: bool,
+    /// How it may be attached.
+    pub access_modes: Vec<String>,
+    /// `Pending`, `Bound` or `Lost`.
+    pub phase: String,
+    /// Requested size.
+    pub requests: BTreeMap<String, Quantity>,
+    /// Size of the volume.
+    pub capacity: BTreeMap<String, Quantity>,
+    /// Its blocks are allocated ahead.
+    pub preallocated: bool,
+    /// Name of its storage class.
+    pub storage_class: Option<String>,
+}
+
+impl CachedClaim {
+    /// Returns true if both claims differ in nothing that VMIs depend on.
+    #[must_use]
+    pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
+        let facts = |claim: &Self| Self { metadata: ObjectMeta::default(), ..claim.clone() };
+        facts(self) == facts(other)
+    }
+}
+
+impl Cached for CachedClaim {
+    type Index = ();
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl From<PersistentVolumeClaim> for CachedClaim {
+    fn from(claim: PersistentVolumeClaim) -> Self {
+        let spec = claim.spec.unwrap_or_default();
+        let status = claim.status.unwrap_or_default();
+        // Annotations of importers, whose prefixes differ.
+        let preallocated = claim.metadata.annotations.iter().flatten().any(|(key, value)| {
+            value == "true" && (key.ends_with("/storage.preallocation") || key.ends_with("/storage.thick-provisioned"))
+        });
+        Self {
+            metadata: slim(claim.metadata),
+            block: spec.volume_mode.as_deref() == Some("Block"),
+            access_modes: spec.access_modes.unwrap_or_default(),
+            storage_class: spec.storage_class_name,
+            phase: status.phase.unwrap_or_default(),
+            requests: spec.resources.and_then(|resources| resources.requests).unwrap_or_default(),
+            capacity: status.capacity.unwrap_or_default(),
+            preallocated,
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Instance types, preferences, and the copies of them that VMs keep.
+
+use api::instancetype::MatchedKind;
+use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::Resource;
+use serde::Serialize;
+
+use super::metadata::slim;
+use crate::cache::{Cached, trim_meta};
+
+/// Label of instance types and preferences that come from a vendor.
+const VENDOR_LABEL: &str = "instancetype.kubevirt.io/vendor";
+/// Vendors whose names metrics may show: there are few, and they are public.
+const VENDORS: [&str; 2] = ["kubevirt.io", "redhat.com"];
+
+/// An instance type or preference.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct CachedInstancetype {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Its kind.
+    pub kind: MatchedKind,
+    /// It comes from a vendor whose names metrics may show.
+    pub is_vendors: bool,
+    /// The whole object as JSON. It is parsed only when a VMI is started from it.
+    pub object: Box<str>,
+}
+
+impl CachedInstancetype {
+    /// Reduces an object of a kind.
+    #[must_use]
+    pub(crate) fn new<K: Resource + Serialize>(kind: MatchedKind, mut object: K) -> Self {
+        trim_meta(object.meta_mut());
+        let vendor = object.meta().labels.as_ref().and_then(|labels| labels.get(VENDOR_LABEL));
+        let is_vendors = vendor.is_some_and(|vendor| VENDORS.contains(&vendor.as_str()));
+        let json = serde_json::to_string(&object).unwrap_or_default();
+        Self { metadata: slim(std::mem::take(object.meta_mut())), kind, is_vendors, object: json.into() }
+    }
+}
+
+impl Cached for CachedInstancetype {
+    type Index = ();
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+/// The copy of an instance type or preference.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct InstancetypeRevision {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// The copied object as JSON.
+    pub object: Box<str>,
+}
+
+impl From<ControllerRevision> for InstancetypeRevision {
+    fn from(revision: ControllerRevision) -> Self {
+        let mut object = revision.data.map(|data| data.0).unwrap_or_default();
+        if let Some(object) = object.as_object_mut() {
+            object.remove("metadata");
+        }
+        Self { metadata: slim(revision.metadata), object: object.to_string().into() }
+    }
+}
+
+impl Cached for InstancetypeRevision {
+    type Index = ();
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}

@@ -1,0 +1,250 @@
+//! Pods: launcher pods and those of virt-handler.
+
+use api::constants::{annotation, component, label};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{ContainerStatus, Pod},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use serde::Deserialize;
+
+use super::metadata::{keep, slim};
+use crate::cache::Cached;
+
+/// Longest annotation about a pod's networks that is read: enough for a thousand of them.
+const NETWORK_STATUS_LIMIT: usize = 256 * 1024;
+/// Networks of a pod that are kept at most. A VMI that is admitted has fewer.
+const NETWORKS: usize = 256;
+/// Longest value of a pod's annotation that is kept. Users can annotate pods with up to 256 KiB; controllers read words and
+/// numbers only.
+pub(crate) const ANNOTATION_LIMIT: usize = 1024;
+/// Annotations of pods that are read.
+const POD_ANNOTATIONS: &[&str] = &[
+    annotation::MEMORY_OVERHEAD_BYTES,
+    annotation::MIGRATION_TRANSPORT_UNIX,
+    annotation::BACKUP_PRE_CONTAINER,
+    annotation::DESCHEDULER_EVICT,
+    annotation::DESCHEDULER_PREFER_NO_EVICTION,
+    annotation::DESCHEDULER_EVICTION_IN_PROGRESS,
+];
+
+/// Indices of pods.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PodIndex {
+    /// UID of the controller.
+    Controller(String),
+    /// Name of the node.
+    Node(String),
+}
+
+/// A condition of a pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PodCondition {
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// Reason: one word for programs.
+    pub reason: Option<String>,
+    /// Message: one sentence for people.
+    pub message: Option<String>,
+}
+
+/// A network that plugins have connected a pod to.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+pub(crate) struct AttachedNetwork {
+    /// Name of the link in the pod.
+    #[serde(default)]
+    pub interface: String,
+    /// It is the primary network.
+    #[serde(default)]
+    pub default: bool,
+}
+
+/// Parses the annotation about a pod's networks. Returns `None` if it cannot be read.
+fn attached(text: &str) -> Option<Vec<AttachedNetwork>> {
+    let mut networks: Vec<AttachedNetwork> =
+        (text.len() <= NETWORK_STATUS_LIMIT).then(|| serde_json::from_str(text).ok())??;
+    networks.retain(|network| !network.interface.is_empty());
+    networks.truncate(NETWORKS);
+    networks.shrink_to_fit();
+    Some(networks)
+}
+
+/// A pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CachedPod {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Name of the node.
+    pub node_name: Option<String>,
+    /// Its phase.
+    pub phase: String,
+    /// Its quality of service class.
+    pub qos_class: Option<String>,
+    /// Reason of a failed pod, such as `Evicted`.
+    pub reason: Option<String>,
+    /// Message of a failed pod.
+    pub message: Option<String>,
+    /// Image of the compute container.
+    pub image: Option<String>,
+    /// Condition `PodScheduled`.
+    pub scheduled: Option<PodCondition>,
+    /// Condition `Ready`.
+    pub ready: Option<PodCondition>,
+    /// Condition of the readiness gate.
+    pub unpaused: Option<PodCondition>,
+    /// A container waits for this reason, with this message.
+    pub waiting: Option<(String, String)>,
+    /// The compute container runs.
+    pub compute_running: bool,
+    /// The compute container has ended; when.
+    pub compute_ended: Option<Option<Timestamp>>,
+    /// Every container has ended.
+    pub all_ended: bool,
+    /// Addresses.
+    pub addresses: Vec<String>,
+    /// Networks that plugins have connected it to, if they report any.
+    pub networks: Option<Vec<AttachedNetwork>>,
+    /// The watch shows it no longer although its end was not seen: its labels or owners may have changed.
+    pub unseen: bool,
+}
+
+impl CachedPod {
+    /// Returns true if the pod or its compute container has ended.
+    #[must_use]
+    pub(crate) fn is_down(&self) -> bool {
+        matches!(self.phase.as_str(), "Succeeded" | "Failed") || self.compute_ended.is_some()
+    }
+
+    /// Returns true if the pod is down or being deleted.
+    #[must_use]
+    pub(crate) fn is_going_down(&self) -> bool {
+        self.is_down() || self.metadata.deletion_timestamp.is_some()
+    }
+}
+
+impl Cached for CachedPod {
+    type Index = PodIndex;
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn indices(&self) -> Vec<PodIndex> {
+        let controller = api::owner::controller(&self.metadata).map(|owner| PodIndex::Controller(owner.uid.clone()));
+        controller.into_iter().chain(self.node_name.clone().map(PodIndex::Node)).collect()
+    }
+    fn unseen(&self) -> Option<Self> {
+        // The kubelet reports the end of a pod before it removes the pod. A pod without a node is removed at once and never runs.
+        let ended = matches!(self.phase.as_str(), "Succeeded" | "Failed") || self.all_ended;
+        let never_runs = self.metadata.deletion_timestamp.is_some() && self.node_name.is_none();
+        if ended || never_runs {
+            return None;
+        }
+        // Every version that is read later is newer.
+        let metadata = ObjectMeta { resource_version: None, ..self.metadata.clone() };
+        Some(Self { unseen: true, metadata, ..self.clone() })
+    }
+    fn is_unseen(&self) -> bool {
+        self.unseen
+    }
+}
+
+fn waiting(statuses: &[ContainerStatus]) -> Option<(String, String)> {
+    statuses.iter().find_map(|status| {
+        let waiting = status.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.clone()?;
+        // Every container passes through these.
+        if matches!(reason.as_str(), "ContainerCreating" | "PodInitializing") {
+            return None;
+        }
+        Some((reason, waiting.message.clone().unwrap_or_default()))
+    })
+}
+
+impl From<Pod> for CachedPod {
+    fn from(pod: Pod) -> Self {
+        let spec = pod.spec.unwrap_or_default();
+        let status = pod.status.unwrap_or_default();
+        let mut annotations = keep(pod.metadata.annotations.as_ref(), POD_ANNOTATIONS);
+        if let Some(annotations) = &mut annotations {
+            annotations.retain(|_, value| value.len() <= ANNOTATION_LIMIT);
+        }
+        let labels = keep(pod.metadata.labels.as_ref(), &[label::NODE_NAME, label::OUTDATED_LAUNCHER_IMAGE]);
+        let condition = |wanted: &str| {
+            let found = status.conditions.iter().flatten().find(|condition| condition.type_ == wanted)?;
+            Some(PodCondition {
+                status: found.status.clone(),
+                reason: found.reason.clone(),
+                message: found.message.clone(),
+            })
+        };
+        let containers = status.container_statuses.as_deref().unwrap_or_default();
+        let compute = containers.iter().find(|status| status.name == component::COMPUTE_CONTAINER);
+        let state = compute.and_then(|status| status.state.as_ref());
+        let ended = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
+        Self {
+            node_name: spec.node_name,
+            image: spec
+                .containers
+                .into_iter()
+                .find(|container| container.name == component::COMPUTE_CONTAINER)
+                .and_then(|container| container.image),
+            scheduled: condition("PodScheduled"),
+            ready: condition("Ready"),
+            unpaused: condition(api::constants::condition::POD_UNPAUSED),
+            waiting: waiting(status.init_container_statuses.as_deref().unwrap_or_default())
+                .or_else(|| waiting(containers)),
+            compute_running: state.is_some_and(|state| state.running.is_some()),
+            compute_ended: state
+                .and_then(|state| state.terminated.as_ref())
+                .map(|ended| ended.finished_at.as_ref().map(|at| at.0)),
+            all_ended: !containers.is_empty() && containers.iter().all(ended),
+            addresses: status.pod_ips.as_deref().unwrap_or_default().iter().map(|address| address.ip.clone()).collect(),
+            networks: pod
+                .metadata
+                .annotations
+                .as_ref()
+                .and_then(|annotations| attached(annotations.get(annotation::NETWORK_STATUS)?)),
+            phase: status.phase.unwrap_or_default(),
+            qos_class: status.qos_class,
+            reason: status.reason,
+            message: status.message,
+            metadata: ObjectMeta { annotations, labels, ..slim(pod.metadata) },
+            unseen: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn pod_that_is_shown_no_longer_may_run_unless_its_end_was_seen() {
+        let ended = json!({"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+            "state": {"terminated": {"exitCode": 0}}});
+        let (deleting, none) = (json!("2030-01-01T00:00:00Z"), Value::Null);
+        // phase, deletion timestamp, node, containers, may run
+        for (phase, deleted, node, containers, may_run) in [
+            ("Running", &none, json!("n"), json!([]), true),
+            // Its label was removed while it was shut down.
+            ("Running", &deleting, json!("n"), json!([]), true),
+            ("Pending", &none, json!("n"), json!([]), true),
+            ("Pending", &none, json!(null), json!([]), true),
+            ("Pending", &deleting, json!(null), json!([]), false),
+            ("Succeeded", &deleting, json!("n"), json!([]), false),
+            ("Failed", &none, json!("n"), json!([]), false),
+            ("Running", &deleting, json!("n"), json!([ended]), false),
+        ] {
+            let pod = json!({
+                "metadata": {"name": "p", "resourceVersion": "3", "deletionTimestamp": deleted},
+                "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase, "containerStatuses": containers},
+            });
+            let view = CachedPod::from(serde_json::from_value::<Pod>(pod).unwrap());
+            let unseen = view.unseen();
+            assert_eq!(unseen.is_some(), may_run, "{phase} {deleted} {node}");
+            assert!(unseen.is_none_or(|pod| pod.is_unseen() && pod.metadata.resource_version.is_none()));
+        }
+    }
+}

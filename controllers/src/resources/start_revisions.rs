@@ -1,0 +1,242 @@
+//! ControllerRevisions that record the VM spec at its last start, reduced to digests of its template.
+//!
+//! Digests live in memory only: both sides of a comparison are read and hashed by the same version of this program, so that
+//! an upgrade does not show as a change.
+
+use api::{VirtualMachineInstanceSpec, VirtualMachineSpec, vmi::spec::VirtualMachineInstanceTemplateSpec};
+use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::Serialize;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use super::metadata::slim;
+use crate::cache::Cached;
+
+/// Label of these revisions.
+pub(crate) const LABEL: &str = "ferrovirt.io/start-revision";
+/// Field of the data: the VM spec as written.
+pub(crate) const SPEC: &str = "spec";
+/// Field of the data: the template's spec with instance type and preference applied, if the VM names any.
+pub(crate) const EXPANDED: &str = "expandedTemplateSpec";
+/// Bytes of a digest that are kept.
+const DIGEST_BYTES: usize = 12;
+
+/// A part of a VMI spec whose change is handled in one way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// Node selector, affinity and tolerations.
+    Placement,
+    /// vCPUs and CPU resources.
+    Cpu,
+    /// Guest memory and memory resources.
+    Memory,
+    /// Networks and interfaces.
+    Networks,
+    /// Volumes, disks and file systems.
+    Volumes,
+    /// Everything else.
+    Rest,
+}
+
+impl Group {
+    const ALL: [Self; 6] = [Self::Placement, Self::Cpu, Self::Memory, Self::Networks, Self::Volumes, Self::Rest];
+}
+
+type Digest = [u8; DIGEST_BYTES];
+
+fn digest(part: &impl Serialize) -> Digest {
+    let json = serde_json::to_vec(part).unwrap_or_default();
+    let mut digest = Digest::default();
+    for (to, from) in digest.iter_mut().zip(Sha256::digest(&json)) {
+        *to = from;
+    }
+    digest
+}
+
+/// Digests of a VMI spec by group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SpecDigests([Digest; 6]);
+
+impl SpecDigests {
+    /// Computes the digests of a spec.
+    pub(crate) fn of(mut spec: VirtualMachineInstanceSpec) -> Self {
+        let domain = &mut spec.domain;
+        let devices = &mut domain.devices;
+        let placement = digest(&(
+            std::mem::take(&mut spec.node_selector),
+            spec.affinity.take(),
+            std::mem::take(&mut spec.tolerations),
+        ));
+        let resources = &mut domain.resources;
+        let mut amount = |name: &str| (resources.requests.remove(name), resources.limits.remove(name));
+        let (cpu_resources, memory_resources) = (amount("cpu"), amount("memory"));
+        let cpu = digest(&(domain.cpu.take(), cpu_resources));
+        let memory = digest(&(domain.memory.take(), memory_resources));
+        let networks = digest(&(std::mem::take(&mut spec.networks), std::mem::take(&mut devices.interfaces)));
+        let volumes = digest(&(
+            std::mem::take(&mut spec.volumes),
+            std::mem::take(&mut devices.disks),
+            std::mem::take(&mut devices.filesystems),
+        ));
+        Self([placement, cpu, memory, networks, volumes, digest(&spec)])
+    }
+
+    /// Returns the groups that differ.
+    pub(crate) fn differences(&self, other: &Self) -> Vec<Group> {
+        let pairs = Group::ALL.into_iter().zip(self.0.iter().zip(&other.0));
+        pairs.filter(|(_, (left, right))| left != right).map(|(group, _)| group).collect()
+    }
+}
+
+/// Digests of a VM's template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TemplateDigests {
+    /// Labels, annotations and name.
+    metadata: Digest,
+    /// The spec as written.
+    written: Digest,
+    /// Names of the copies of instance type and preference that are applied.
+    copies: [Option<String>; 2],
+    /// The spec with instance type and preference applied, by group. `None`: it cannot be computed.
+    pub(crate) expanded: Option<SpecDigests>,
+}
+
+impl TemplateDigests {
+    /// Computes the digests of a template and of its expanded spec. `copies` are the names of the copies of instance type and
+    /// preference.
+    pub(crate) fn of(
+        template: &VirtualMachineInstanceTemplateSpec,
+        copies: [Option<String>; 2],
+        expanded: Option<VirtualMachineInstanceSpec>,
+    ) -> Self {
+        Self {
+            metadata: digest(&template.metadata),
+            written: digest(&template.spec),
+            copies,
+            expanded: expanded.map(SpecDigests::of),
+        }
+    }
+
+    /// Returns true when users wrote both specs alike and both have the same instance type and preference. Versions of this
+    /// program may expand them differently.
+    pub(crate) fn is_written_alike(&self, other: &Self) -> bool {
+        self.written == other.written && self.copies == other.copies
+    }
+
+    /// Returns true when both templates result in the same VMI.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let is_equal = |left: &SpecDigests, right: &SpecDigests| left == right;
+        let same_spec = self.written == other.written
+            || self.expanded.as_ref().zip(other.expanded.as_ref()).is_some_and(|(left, right)| is_equal(left, right));
+        self.metadata == other.metadata && same_spec
+    }
+}
+
+/// The record of a start of a VM.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StartRevision {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// The template at that start, if the record can be read.
+    pub template: Option<TemplateDigests>,
+}
+
+impl From<ControllerRevision> for StartRevision {
+    fn from(revision: ControllerRevision) -> Self {
+        let data = revision.data.map(|data| data.0).unwrap_or_default();
+        Self { metadata: slim(revision.metadata), template: read(data) }
+    }
+}
+
+fn read(mut data: Value) -> Option<TemplateDigests> {
+    let spec: VirtualMachineSpec = serde_json::from_value(data.get_mut(SPEC)?.take()).ok()?;
+    let expanded = match data.get_mut(EXPANDED) {
+        Some(expanded) => serde_json::from_value(expanded.take()).ok(),
+        None if spec.instancetype.is_some() || spec.preference.is_some() => None,
+        None => spec.template.spec.clone(),
+    };
+    let copies = [
+        spec.instancetype.as_ref().and_then(|matcher| matcher.revision_name.clone()),
+        spec.preference.as_ref().and_then(|matcher| matcher.revision_name.clone()),
+    ];
+    Some(TemplateDigests::of(&spec.template, copies, expanded))
+}
+
+/// Indices of start revisions.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum StartRevisionIndex {
+    /// UID of the VM.
+    Vm(String),
+}
+
+impl Cached for StartRevision {
+    type Index = StartRevisionIndex;
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn indices(&self) -> Vec<StartRevisionIndex> {
+        let controller = api::owner::controller(&self.metadata);
+        controller.map(|owner| StartRevisionIndex::Vm(owner.uid.clone())).into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn change_is_attributed_to_its_group() {
+        let spec = |change: &Value| {
+            let mut spec = json!({
+                "domain": {
+                    "cpu": {"cores": 1}, "memory": {"guest": "1Gi"}, "devices": {},
+                    "resources": {"requests": {"cpu": "1", "memory": "1Gi", "example.com/x": "1"}},
+                },
+            });
+            json_patch::merge(&mut spec, change);
+            SpecDigests::of(serde_json::from_value(spec).unwrap())
+        };
+        for (change, groups) in [
+            (json!({}), vec![]),
+            (json!({"nodeSelector": {"a": "b"}}), vec![Group::Placement]),
+            (json!({"tolerations": [{"key": "a"}]}), vec![Group::Placement]),
+            (json!({"domain": {"cpu": {"cores": 2}}}), vec![Group::Cpu]),
+            (json!({"domain": {"resources": {"requests": {"cpu": "2"}}}}), vec![Group::Cpu]),
+            (json!({"domain": {"memory": {"guest": "2Gi"}}}), vec![Group::Memory]),
+            (json!({"domain": {"resources": {"limits": {"memory": "2Gi"}}}}), vec![Group::Memory]),
+            (json!({"networks": [{"name": "default", "pod": {}}]}), vec![Group::Networks]),
+            (json!({"domain": {"devices": {"disks": [{"name": "a"}]}}}), vec![Group::Volumes]),
+            (json!({"domain": {"resources": {"requests": {"example.com/x": "2"}}}}), vec![Group::Rest]),
+            (
+                json!({"hostname": "a", "volumes": [{"name": "a", "containerDisk": {"image": "i"}}]}),
+                vec![Group::Volumes, Group::Rest],
+            ),
+        ] {
+            assert_eq!(spec(&json!({})).differences(&spec(&change)), groups, "{change}");
+        }
+    }
+
+    #[test]
+    fn record_holds_the_template_with_its_instance_type() {
+        let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"domain": {"devices": {}}}});
+        let expanded = json!({"domain": {"cpu": {"sockets": 2}, "devices": {}}});
+        let read = |data: Value| {
+            let revision = json!({"metadata": {"name": "r"}, "revision": 1, "data": data});
+            StartRevision::from(serde_json::from_value::<ControllerRevision>(revision).unwrap()).template
+        };
+        let written: VirtualMachineInstanceTemplateSpec = serde_json::from_value(template.clone()).unwrap();
+        let plain = TemplateDigests::of(&written, [None, None], written.spec.clone());
+        assert_eq!(read(json!({"spec": {"template": template}})), Some(plain.clone()));
+        let named = json!({"template": template, "instancetype": {"name": "c"}});
+        let of_type = read(json!({"spec": named, "expandedTemplateSpec": expanded})).unwrap();
+        assert_eq!(of_type.expanded, Some(SpecDigests::of(serde_json::from_value(expanded).unwrap())));
+        // An older record without the expanded template proves nothing.
+        assert_eq!(read(json!({"spec": named})).unwrap().expanded, None);
+        assert_eq!(read(json!({"spec": 7})), None);
+        assert!(of_type.is_same(&plain));
+    }
+}

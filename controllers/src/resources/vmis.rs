@@ -1,0 +1,143 @@
+//! VirtualMachineInstances with their indices, and the names of other objects in their specs.
+
+use std::collections::BTreeSet;
+
+use api::{
+    VirtualMachineInstance, VmiPhase,
+    constants::label,
+    owner,
+    tsc::{self, Need},
+    vsock,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::claims::mounted_claim;
+use crate::cache::{Cached, Key, trim_meta};
+
+/// Indices of VMIs. Ranges over an index depend on the order of the first two.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum VmiIndex {
+    /// Node of a VMI that has not ended.
+    Node(String),
+    /// Claim that a VMI names and that has not ended.
+    Claim(Key),
+    /// Definition of a network that a VMI names and that has not started.
+    Network(Key),
+    /// UID of the controller.
+    Controller(String),
+    /// Label of a VMI without a controller.
+    OrphanLabel {
+        /// Namespace of the VMI.
+        namespace: String,
+        /// Key of the label.
+        key: String,
+        /// Value of the label.
+        value: String,
+    },
+    /// Namespace of a VMI without a controller.
+    Orphan(String),
+    /// Context ID of a VMI that has not ended.
+    Cid(u32),
+    /// TSC frequency of a VMI that has not ended.
+    TscFrequency(i64),
+    /// VMIs that have no TSC frequency yet and need one.
+    NeedsTscFrequency,
+    /// VMIs that have not started.
+    Unstarted,
+    /// VMIs whose launcher has another version.
+    Outdated,
+}
+
+impl Cached for VirtualMachineInstance {
+    type Index = VmiIndex;
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+
+    fn indices(&self) -> Vec<VmiIndex> {
+        let namespace = self.metadata.namespace.clone().unwrap_or_default();
+        let mut indices = Vec::new();
+        match owner::controller(&self.metadata) {
+            Some(controller) => indices.push(VmiIndex::Controller(controller.uid.clone())),
+            None => {
+                let labels = self.metadata.labels.iter().flatten();
+                indices.extend(labels.map(|(key, value)| VmiIndex::OrphanLabel {
+                    namespace: namespace.clone(),
+                    key: key.clone(),
+                    value: value.clone(),
+                }));
+                indices.push(VmiIndex::Orphan(namespace.clone()));
+            }
+        }
+        if is_outdated(self) {
+            indices.push(VmiIndex::Outdated);
+        }
+        if self.is_final() {
+            return indices;
+        }
+        indices.extend(node_name(self).map(|name| VmiIndex::Node(name.to_owned())));
+        indices.extend(claim_names(self).into_iter().map(|name| VmiIndex::Claim(Key::new(namespace.clone(), name))));
+        indices.extend(vsock::cid(self).map(VmiIndex::Cid));
+        indices.extend(tsc::frequency(self).map(VmiIndex::TscFrequency));
+        if needs_tsc_frequency(self) {
+            indices.push(VmiIndex::NeedsTscFrequency);
+        }
+        if is_unstarted(self) {
+            let networks = network_names(self).map(|(namespace, name)| VmiIndex::Network(Key::new(namespace, name)));
+            indices.extend(networks);
+            indices.push(VmiIndex::Unstarted);
+        }
+        indices
+    }
+}
+
+/// Returns true for a VMI whose launcher has another version.
+pub(crate) fn is_outdated(vmi: &VirtualMachineInstance) -> bool {
+    vmi.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label::OUTDATED_LAUNCHER_IMAGE))
+}
+
+/// Returns true for a VMI without a launcher pod that a scheduler has seen.
+pub(crate) fn is_unstarted(vmi: &VirtualMachineInstance) -> bool {
+    matches!(vmi.phase(), VmiPhase::Unset | VmiPhase::Pending)
+}
+
+/// Returns true when a TSC frequency must be selected for the VMI.
+pub(crate) fn needs_tsc_frequency(vmi: &VirtualMachineInstance) -> bool {
+    is_unstarted(vmi) && tsc::need(vmi) != Need::Nothing && tsc::frequency(vmi).is_none()
+}
+
+/// Returns the node of a VMI.
+pub(crate) fn node_name(vmi: &VirtualMachineInstance) -> Option<&str> {
+    vmi.status.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())
+}
+
+/// Returns the names of the claims that the launcher pod mounts.
+pub(crate) fn claim_names(vmi: &VirtualMachineInstance) -> BTreeSet<String> {
+    vmi.spec.volumes.iter().filter_map(mounted_claim).map(|(name, _)| name.to_owned()).collect()
+}
+
+/// Returns the definitions of the networks that a VMI is connected to, as namespace and name.
+pub(crate) fn network_names(vmi: &VirtualMachineInstance) -> impl Iterator<Item = (&str, &str)> {
+    let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+    connected_networks(vmi).map(move |(_, multus)| multus.definition(namespace))
+}
+
+/// Returns the Multus networks that a VMI is connected to.
+pub(crate) fn connected_networks(
+    vmi: &VirtualMachineInstance,
+) -> impl Iterator<Item = (&api::vmi::network::Network, &api::vmi::network::MultusNetwork)> {
+    let spec = &vmi.spec;
+    let is_absent = move |name: &str| {
+        let mut interfaces = spec.domain.devices.interfaces.iter();
+        interfaces.any(|interface| interface.name == name && interface.state.as_deref() == Some("absent"))
+    };
+    spec.networks
+        .iter()
+        .filter(move |network| !is_absent(&network.name))
+        .filter_map(|network| Some((network, network.multus.as_ref()?)))
+}

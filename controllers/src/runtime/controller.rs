@@ -1,0 +1,167 @@
+//! The trait of controllers, and the handle by which watched changes reach their queues.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use api::config::ClusterConfig;
+use jiff::Timestamp;
+
+use super::{Decision, queue::Queue};
+use crate::cache::{Cache, Cached, Key};
+
+/// A controller: from a changed object to a decision about it. All IO is done by the runtime.
+pub(crate) trait Controller: Send + Sync + 'static {
+    /// Name in logs and metrics.
+    const NAME: &'static str;
+    /// Keys that are worked on at a time.
+    const WORKERS: usize = 1;
+    /// Caches that have to be filled before the first decision.
+    const NEEDS: Needs = Needs::Workloads;
+    /// The caches.
+    type Caches: Send + Sync + 'static;
+    /// Everything in the caches that a decision depends on.
+    type Snapshot: Send + 'static;
+
+    /// Registers the changes that wake keys. Listeners must not block.
+    fn watch(&self, caches: &Arc<Self::Caches>, wake: &Wake);
+
+    /// Wakes the keys that a change of the configuration concerns.
+    fn config_changed(&self, _caches: &Self::Caches, _change: &ConfigChange, _wake: &Wake) {}
+
+    /// Collects the objects that the decision about a key depends on. `None`: nothing is to be decided.
+    fn observe(&self, caches: &Self::Caches, key: &Key) -> Option<Self::Snapshot>;
+
+    /// Decides. The same snapshot yields the same decision, except for random numbers. An error means that an object cannot
+    /// be written as JSON, which is a defect.
+    fn decide(&self, snapshot: &Self::Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error>;
+}
+
+/// The caches that a controller needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Needs {
+    /// Those about certificates. Every other write may depend on webhooks, and so on certificates.
+    Certificates,
+    /// All.
+    Workloads,
+}
+
+/// A change of the cluster configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct ConfigChange {
+    /// The former configuration.
+    pub former: Arc<ClusterConfig>,
+    /// The present configuration.
+    pub present: Arc<ClusterConfig>,
+}
+
+/// The circumstances of one decision.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attempt<'a> {
+    /// The key.
+    pub key: &'a Key,
+    /// The last write for the key that was refused.
+    pub failure: Option<&'a Failure>,
+    /// The current time.
+    pub now: Timestamp,
+}
+
+/// A refused write. It is passed to the next decisions about the key until a write for the same reason succeeds or nothing
+/// is left to do. A decision that waits for it sets a wake-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// Reason that the effect names.
+    pub reason: &'static str,
+    /// Message of the API server.
+    pub message: String,
+    /// Earliest time of the next attempt.
+    pub retry_at: Timestamp,
+    /// Refusals in a row.
+    pub attempts: u32,
+}
+
+impl Failure {
+    /// Returns true while the write must not be repeated.
+    #[must_use]
+    pub(crate) fn blocks(&self, now: Timestamp) -> bool {
+        now < self.retry_at
+    }
+
+    /// Returns the time until the write can be repeated.
+    #[must_use]
+    pub(crate) fn remaining(&self, now: Timestamp) -> Duration {
+        Duration::try_from(self.retry_at.duration_since(now)).unwrap_or(Duration::ZERO)
+    }
+}
+
+type Seed = Box<dyn Fn() -> Vec<Key> + Send + Sync>;
+
+/// Wakes keys of one controller. Cheap to clone. Does nothing on a standby, whose queue is closed.
+#[derive(Clone, Default)]
+pub(crate) struct Wake {
+    pub(super) queue: Arc<Queue<Key>>,
+    failures: Arc<Mutex<HashMap<Key, Failure>>>,
+    seeds: Arc<Mutex<Vec<Seed>>>,
+}
+
+impl Wake {
+    /// Queues a key.
+    pub(crate) fn key(&self, key: Key) {
+        self.queue.add(key);
+    }
+
+    /// Queues keys.
+    pub(crate) fn keys(&self, keys: impl IntoIterator<Item = Key>) {
+        keys.into_iter().for_each(|key| self.queue.add(key));
+    }
+
+    /// Queues a key on any change of a cache.
+    pub(crate) fn key_on<K: Cached>(&self, cache: &Cache<K>, key: &Key) {
+        let (wake, key) = (self.clone(), key.clone());
+        cache.listen(move |_| wake.key(key.clone()));
+    }
+
+    /// Queues the objects of a cache at the start and when they change, and forgets refusals of deleted objects.
+    pub(crate) fn objects_of<K: Cached>(&self, cache: &Arc<Cache<K>>) {
+        let wake = self.clone();
+        cache.listen(move |(former, present)| {
+            let Some(object) = present.or(former) else { return };
+            let key = Key::of(object.meta());
+            // Another object of the name is another attempt.
+            if former.is_some_and(|former| present.is_none_or(|present| former.meta().uid != present.meta().uid)) {
+                wake.forget(&key);
+            }
+            wake.key(key);
+        });
+        let cache = cache.clone();
+        self.at_start(move || cache.keys());
+    }
+
+    /// Queues these keys at the start.
+    pub(crate) fn at_start(&self, keys: impl Fn() -> Vec<Key> + Send + Sync + 'static) {
+        self.seeds.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(keys));
+    }
+
+    /// Opens the queue and queues the keys of the start.
+    pub(super) fn open(&self) {
+        self.queue.open();
+        for seed in self.seeds.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            self.keys(seed());
+        }
+    }
+
+    pub(super) fn failure(&self, key: &Key) -> Option<Failure> {
+        self.failures().get(key).cloned()
+    }
+
+    pub(super) fn failures(&self) -> MutexGuard<'_, HashMap<Key, Failure>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets the refusal of a key.
+    pub(super) fn forget(&self, key: &Key) {
+        self.failures().remove(key);
+    }
+}

@@ -1,0 +1,301 @@
+//! Carries effects out: the one place that writes to the API server.
+//!
+//! Each write is checked against leadership, bounded in time, and counted; its answer goes into the caches. `restore.rs`
+//! searches for pods that no watch shows, `errors.rs` sorts the errors of writes.
+
+mod errors;
+mod restore;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use kube::{
+    Client,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    core::Request,
+};
+use serde_json::{Value, json};
+
+use self::errors::{WriteError, classify, exists, not_created, without_generated_name};
+use super::{Effect, Event, Kind, WriteOptions, lease::Leadership, metrics::Metrics, recorder::Recorder};
+
+/// Longest time for one write. Shorter than the time between the end of leadership and the end of the lease.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time for [`Effect::Restore`], which lists a namespace.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Field manager of all writes.
+const FIELD_MANAGER: &str = "virt-controller";
+
+/// Receives the answers to writes.
+pub(crate) trait Answers: Send + Sync {
+    /// Stores an object as it is after a write.
+    fn written(&self, kind: Kind, object: Value);
+    /// Removes an object that is gone.
+    fn deleted(&self, kind: Kind, namespace: Option<&str>, name: &str, uid: Option<&str>);
+}
+
+/// The result of carrying out a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All effects were carried out.
+    Done {
+        /// Failure reasons of the effects that succeeded.
+        succeeded: Vec<&'static str>,
+    },
+    /// The API server refused an effect.
+    Refused {
+        /// Failure reason of the effect.
+        reason: Option<&'static str>,
+        /// Message of the API server.
+        message: String,
+    },
+    /// The object has changed. The watch delivers a newer version.
+    Stale,
+    /// The API server did not answer or is overloaded.
+    Unreachable,
+    /// This replica does not lead.
+    NotLeading,
+}
+
+/// Carries out effects.
+pub(crate) struct Executor {
+    client: Client,
+    leadership: Leadership,
+    recorder: Recorder,
+    metrics: Metrics,
+    answers: Arc<dyn Answers>,
+    /// Request builders by collection. They are immutable.
+    requests: Mutex<HashMap<(Kind, Option<String>), Request>>,
+}
+
+/// Request builders that are kept at most.
+const KEPT_REQUESTS: usize = 256;
+
+impl Executor {
+    /// Creates an executor that writes while `leadership` holds.
+    #[must_use]
+    pub(crate) fn new(
+        client: Client,
+        leadership: Leadership,
+        recorder: Recorder,
+        metrics: Metrics,
+        answers: Arc<dyn Answers>,
+    ) -> Arc<Self> {
+        Arc::new(Self { client, leadership, recorder, metrics, answers, requests: Mutex::default() })
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Carries out effects in order. The first that fails ends the rest.
+    pub(crate) async fn carry_out(&self, controller: &'static str, effects: Vec<Effect>) -> Outcome {
+        let mut succeeded = Vec::new();
+        // A second patch of an object follows the version that the first one made.
+        let mut versions: HashMap<(Kind, Option<String>, String), String> = HashMap::new();
+        for effect in effects {
+            if let Effect::Event(note) = effect {
+                self.recorder.emit(note, None, None);
+                continue;
+            }
+            if !self.leadership.holds() {
+                tracing::warn!("not leading; nothing is written");
+                return Outcome::NotLeading;
+            }
+            let (verb, resource) = label(&effect);
+            let limit = if matches!(effect, Effect::Restore { .. }) { RESTORE_TIMEOUT } else { WRITE_TIMEOUT };
+            let result = tokio::time::timeout(limit, self.write(&effect, &mut versions)).await;
+            let (options, regarding_name) = parts(&effect);
+            let result = result.unwrap_or_else(|_| Err(WriteError::Unreachable("no answer in time".to_owned())));
+            match result {
+                // A disruption budget that refuses one eviction may allow the next.
+                Err(error) if matches!(effect, Effect::Evict { .. }) => {
+                    self.metrics.wrote(controller, verb, resource, "refused");
+                    if let WriteError::Refused(message) | WriteError::Unreachable(message) = error {
+                        tracing::info!(verb, resource, object = regarding_name, error = %message, "not evicted");
+                        if let Some(note) = &options.failure {
+                            self.recorder.emit(note.clone(), None, Some(&message));
+                        }
+                    }
+                }
+                Ok(answer) => {
+                    self.metrics.wrote(controller, verb, resource, "succeeded");
+                    tracing::debug!(verb, resource, object = regarding_name, "written");
+                    if let Some(note) = &options.success {
+                        self.recorder.emit(note.clone(), answer.as_ref(), None);
+                    }
+                    succeeded.extend(options.failure_reason);
+                }
+                Err(WriteError::Stale) => {
+                    self.metrics.wrote(controller, verb, resource, "stale");
+                    tracing::debug!(verb, resource, object = regarding_name, "object has changed");
+                    return Outcome::Stale;
+                }
+                // The object to be changed or deleted is gone. The watch reports it, and there is nothing to repeat.
+                Err(WriteError::Gone) => {
+                    self.metrics.wrote(controller, verb, resource, "gone");
+                    return Outcome::Done { succeeded };
+                }
+                Err(WriteError::NotLeading) => {
+                    self.metrics.wrote(controller, verb, resource, "stopped");
+                    tracing::warn!("not leading; nothing more is written");
+                    return Outcome::NotLeading;
+                }
+                Err(WriteError::Unreachable(message)) => {
+                    self.metrics.wrote(controller, verb, resource, "unreachable");
+                    tracing::warn!(verb, resource, object = regarding_name, error = %message, "write failed");
+                    return Outcome::Unreachable;
+                }
+                Err(WriteError::Refused(message)) => {
+                    let message = without_generated_name(message, &effect);
+                    self.metrics.wrote(controller, verb, resource, "refused");
+                    tracing::warn!(verb, resource, object = regarding_name, error = %message, "write was refused");
+                    if let Some(note) = &options.failure {
+                        self.recorder.emit(note.clone(), None, Some(&message));
+                    }
+                    return Outcome::Refused { reason: options.failure_reason, message };
+                }
+            }
+        }
+        Outcome::Done { succeeded }
+    }
+
+    fn request(&self, kind: Kind, namespace: Option<&str>) -> Request {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if requests.len() > KEPT_REQUESTS {
+            requests.clear();
+        }
+        requests
+            .entry((kind, namespace.map(str::to_owned)))
+            .or_insert_with(|| Request::new(kind.path(namespace)))
+            .clone()
+    }
+
+    async fn evict(&self, namespace: Option<&str>, name: &str, uid: Option<&String>) -> Result<Value, WriteError> {
+        let eviction = json!({
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        });
+        let body = serde_json::to_vec(&eviction).map_err(|error| WriteError::Refused(error.to_string()))?;
+        let request = self
+            .request(Kind::Pod, namespace)
+            .create_subresource("eviction", name, &PostParams::default(), body)
+            .map_err(|error| WriteError::Refused(error.to_string()))?;
+        self.client.request(request).await.map_err(|error| classify(&error, false))
+    }
+
+    async fn write(
+        &self,
+        effect: &Effect,
+        versions: &mut HashMap<(Kind, Option<String>, String), String>,
+    ) -> Result<Option<Value>, WriteError> {
+        match effect {
+            Effect::Event(_) => Ok(None),
+            Effect::Evict { namespace, name, uid, .. } => {
+                self.evict(namespace.as_deref(), name, uid.as_ref()).await.map(Some)
+            }
+            Effect::Restore { namespace, name, uids, labels, owner } => {
+                self.restore(namespace.as_deref(), name.as_deref(), uids, labels, owner).await.map(|()| None)
+            }
+            Effect::Create { kind, namespace, object, options } => {
+                let body = serde_json::to_vec(object).map_err(|error| WriteError::Refused(error.to_string()))?;
+                let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+                let request = self
+                    .request(*kind, namespace.as_deref())
+                    .create(&parameters, body)
+                    .map_err(|error| WriteError::Refused(error.to_string()))?;
+                let answer: Value = match self.client.request(request).await {
+                    Err(error) if options.existing_will_do && exists(&error) => return Ok(None),
+                    answer => answer.map_err(|error| not_created(&error, options))?,
+                };
+                self.answers.written(*kind, answer.clone());
+                Ok(Some(answer))
+            }
+            Effect::Patch { kind, namespace, name, resource_version, subresource, strategic, patch, .. } => {
+                if patch.as_object().is_some_and(serde_json::Map::is_empty) {
+                    return Ok(None);
+                }
+                let key = (*kind, namespace.clone(), name.clone());
+                let mut patch = patch.clone();
+                if let Some(version) = resource_version.as_ref().map(|version| versions.get(&key).unwrap_or(version)) {
+                    patch["metadata"]["resourceVersion"] = json!(version);
+                }
+                let parameters =
+                    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+                let request = self.request(*kind, namespace.as_deref());
+                let patch = if *strategic { Patch::Strategic(&patch) } else { Patch::Merge(&patch) };
+                let request = match subresource {
+                    Some(subresource) => request.patch_subresource(subresource, name, &parameters, &patch),
+                    None => request.patch(name, &parameters, &patch),
+                }
+                .map_err(|error| WriteError::Refused(error.to_string()))?;
+                let answer: Value = self.client.request(request).await.map_err(|error| classify(&error, false))?;
+                if let Some(version) = answer["metadata"]["resourceVersion"].as_str() {
+                    versions.insert(key, version.to_owned());
+                }
+                self.answers.written(*kind, answer.clone());
+                Ok(Some(answer))
+            }
+            Effect::Delete { kind, namespace, name, uid, grace_seconds, .. } => {
+                let parameters = DeleteParams {
+                    grace_period_seconds: *grace_seconds,
+                    preconditions: Some(Preconditions { resource_version: None, uid: uid.clone() }),
+                    ..DeleteParams::background()
+                };
+                let request = self
+                    .request(*kind, namespace.as_deref())
+                    .delete(name, &parameters)
+                    .map_err(|error| WriteError::Refused(error.to_string()))?;
+                match self.client.request::<Value>(request).await {
+                    Ok(answer) => {
+                        // A deletion in steps is answered with the object, a finished one with a Status.
+                        if answer["metadata"]["deletionTimestamp"].is_string() {
+                            self.answers.written(*kind, answer.clone());
+                        } else {
+                            self.answers.deleted(*kind, namespace.as_deref(), name, uid.as_deref());
+                        }
+                        Ok(Some(answer))
+                    }
+                    Err(error) => match classify(&error, false) {
+                        // Gone, or another object has the name now: in either case this one is deleted.
+                        WriteError::Gone | WriteError::Stale => {
+                            self.answers.deleted(*kind, namespace.as_deref(), name, uid.as_deref());
+                            Ok(None)
+                        }
+                        other => Err(other),
+                    },
+                }
+            }
+        }
+    }
+}
+
+fn label(effect: &Effect) -> (&'static str, &'static str) {
+    match effect {
+        Effect::Create { kind, .. } => ("create", kind.plural()),
+        Effect::Patch { kind, .. } => ("patch", kind.plural()),
+        Effect::Delete { kind, .. } => ("delete", kind.plural()),
+        Effect::Evict { .. } => ("evict", Kind::Pod.plural()),
+        Effect::Restore { .. } => ("restore", Kind::Pod.plural()),
+        Effect::Event(_) => ("event", "events"),
+    }
+}
+
+fn parts(effect: &Effect) -> (WriteOptions, &str) {
+    match effect {
+        Effect::Create { options, object, .. } => {
+            let name = object["metadata"]["name"].as_str().or(object["metadata"]["generateName"].as_str());
+            (options.clone(), name.unwrap_or_default())
+        }
+        Effect::Patch { options, name, .. }
+        | Effect::Delete { options, name, .. }
+        | Effect::Evict { options, name, .. } => (options.clone(), name),
+        Effect::Restore { name, .. } => (WriteOptions::default(), name.as_deref().unwrap_or_default()),
+        Effect::Event(Event { .. }) => (WriteOptions::default(), ""),
+    }
+}

@@ -1,0 +1,179 @@
+//! Runs one controller: takes keys from its queue, observes, decides, carries the decision out.
+
+use std::{sync::Arc, time::Duration};
+
+use daemon::tasks::{Spawner, panics};
+use jiff::Timestamp;
+use tracing::Instrument;
+
+use super::{
+    controller::{Attempt, ConfigChange, Controller, Failure, Needs, Wake},
+    executor::{Executor, Outcome},
+};
+use crate::cache::Key;
+
+/// First wait before a refused write is repeated.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// Longest wait before a refused write is repeated.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// Time of a decision above which a warning is logged: all controllers run on one thread.
+const SLOW_DECISION: Duration = Duration::from_millis(200);
+
+/// A controller of any kind.
+pub(crate) trait Run: Send + Sync {
+    /// Returns the caches that must be filled before the start.
+    fn needs(&self) -> Needs;
+    /// Registers the changes that wake keys.
+    fn watch(&self);
+    /// Queues all objects and starts the workers.
+    fn start(self: Arc<Self>, executor: &Arc<Executor>, tasks: &Spawner);
+    /// Wakes the keys that a change of the configuration concerns.
+    fn config_changed(&self, change: &ConfigChange);
+    /// Opens the queue without the keys of the start.
+    #[cfg(test)]
+    fn open_empty(&self);
+    /// Observes the queued keys. Returns their number.
+    #[cfg(test)]
+    fn observe_queued(&self) -> usize;
+}
+
+/// One controller with its queue.
+pub(crate) struct Runner<C: Controller> {
+    controller: C,
+    caches: Arc<C::Caches>,
+    wake: Wake,
+}
+
+impl<C: Controller> Runner<C> {
+    /// Creates a runner. Its queue is closed until the start.
+    pub(crate) fn new(controller: C, caches: Arc<C::Caches>) -> Self {
+        Self { controller, caches, wake: Wake::default() }
+    }
+
+    /// Works for ever.
+    async fn work(self: Arc<Self>, executor: Arc<Executor>) {
+        loop {
+            let key = self.wake.queue.next().await;
+            self.work_on(&key, &executor).await;
+            executor.metrics().queue_depth(C::NAME, self.wake.queue.depth());
+        }
+    }
+
+    /// Reconciles a key and releases it, also after a panic.
+    async fn work_on(&self, key: &Key, executor: &Executor) {
+        let span =
+            tracing::info_span!("reconcile", controller = C::NAME, namespace = %key.namespace, object = %key.name);
+        let is_repeated = match panics::catch(self.reconcile(key, executor).instrument(span)).await {
+            Ok(is_repeated) => is_repeated,
+            Err(panic) => {
+                executor.metrics().panicked(C::NAME);
+                tracing::error!(controller = C::NAME, key = %key, error = %panic, "reconcile panicked");
+                true
+            }
+        };
+        self.wake.queue.done(key, is_repeated);
+    }
+
+    /// Returns true when the key must be reconciled again soon.
+    async fn reconcile(&self, key: &Key, executor: &Executor) -> bool {
+        let failure = self.wake.failure(key);
+        let started = std::time::Instant::now();
+        let Some(snapshot) = self.controller.observe(&self.caches, key) else {
+            self.wake.forget(key);
+            return false;
+        };
+        let attempt = Attempt { key, failure: failure.as_ref(), now: Timestamp::now() };
+        let decision = self.controller.decide(&snapshot, &attempt);
+        drop(snapshot);
+        let took = started.elapsed();
+        executor.metrics().reconciled(C::NAME, took);
+        if took > SLOW_DECISION {
+            tracing::warn!(milliseconds = took.as_millis() as u64, "decision took long");
+        }
+        let decision = match decision {
+            Ok(decision) => decision,
+            Err(error) => {
+                tracing::error!(%error, "object cannot be written as JSON");
+                return true;
+            }
+        };
+        // The refused write is not wanted any more.
+        if decision.is_settled() {
+            self.wake.forget(key);
+        }
+        let outcome = executor.carry_out(C::NAME, decision.effects).await;
+        if let Some(wake_after) = decision.wake_after {
+            self.wake.queue.add_after(key.clone(), wake_after);
+        }
+        self.record(key, &outcome)
+    }
+
+    /// Records the outcome of the writes. Returns true when the key must be reconciled again soon.
+    fn record(&self, key: &Key, outcome: &Outcome) -> bool {
+        let mut failures = self.wake.failures();
+        match outcome {
+            Outcome::Done { succeeded } => {
+                // Only the success of the refused write proves that its cause is gone.
+                if failures.get(key).is_some_and(|failure| succeeded.contains(&failure.reason)) {
+                    failures.remove(key);
+                    self.wake.queue.add(key.clone());
+                }
+                false
+            }
+            Outcome::Refused { reason: Some(reason), message } => {
+                let attempts = failures.get(key).map_or(0, |failure| failure.attempts).saturating_add(1);
+                let wait = FIRST_RETRY.saturating_mul(1 << attempts.saturating_sub(1).min(10)).min(LONGEST_RETRY);
+                let wait = jiff::SignedDuration::try_from(wait).unwrap_or(jiff::SignedDuration::from_secs(60));
+                let failure = Failure {
+                    reason,
+                    message: message.clone(),
+                    retry_at: Timestamp::now().checked_add(wait).unwrap_or(Timestamp::MAX),
+                    attempts,
+                };
+                failures.insert(key.clone(), failure);
+                // At once, so that the refusal shows in the status. The decision delays the write itself.
+                self.wake.queue.add(key.clone());
+                false
+            }
+            // Leadership that was renewed late continues, and so do the writes that were held back.
+            Outcome::Refused { reason: None, .. } | Outcome::Stale | Outcome::Unreachable | Outcome::NotLeading => true,
+        }
+    }
+}
+
+impl<C: Controller> Run for Runner<C> {
+    fn needs(&self) -> Needs {
+        C::NEEDS
+    }
+
+    fn watch(&self) {
+        self.controller.watch(&self.caches, &self.wake);
+    }
+
+    fn start(self: Arc<Self>, executor: &Arc<Executor>, tasks: &Spawner) {
+        self.wake.open();
+        for _ in 0..C::WORKERS {
+            tasks.spawn(C::NAME, self.clone().work(executor.clone()));
+        }
+    }
+
+    fn config_changed(&self, change: &ConfigChange) {
+        self.controller.config_changed(&self.caches, change, &self.wake);
+    }
+
+    #[cfg(test)]
+    fn open_empty(&self) {
+        self.wake.queue.open();
+    }
+
+    #[cfg(test)]
+    fn observe_queued(&self) -> usize {
+        let mut count = 0;
+        while let Some(key) = self.wake.queue.pop() {
+            let _ = self.controller.observe(&self.caches, &key);
+            self.wake.queue.done(&key, false);
+            count += 1;
+        }
+        count
+    }
+}

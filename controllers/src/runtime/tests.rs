@@ -1,0 +1,246 @@
+//! Tests of the runtime over a scripted API server.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use daemon::tasks::Tasks;
+use http::Method;
+use prometheus::Registry;
+use serde_json::{Value, json};
+
+use super::{
+    Answers, Attempt, Controller, Decision, Effect, Executor, Kind, Metrics, Recorder, Run, Runner, Wake,
+    executor::Outcome, lease::Leadership,
+};
+use crate::{
+    cache::Key,
+    scripted::{Reply, Server, status},
+};
+
+/// Answers that were stored, as kind and name.
+#[derive(Default)]
+struct Stored(Mutex<Vec<(Kind, String)>>);
+
+impl Answers for Stored {
+    fn written(&self, kind: Kind, object: Value) {
+        self.0.lock().unwrap().push((kind, object["metadata"]["name"].as_str().unwrap().to_owned()));
+    }
+    fn deleted(&self, _kind: Kind, _namespace: Option<&str>, _name: &str, _uid: Option<&str>) {}
+}
+
+struct Fixture {
+    executor: Arc<Executor>,
+    leadership: Leadership,
+    metrics: Metrics,
+    stored: Arc<Stored>,
+    tasks: Tasks,
+}
+
+fn fixture(server: &Server) -> Fixture {
+    let metrics = Metrics::new(&Registry::new()).unwrap();
+    let leadership = Leadership::new(Duration::from_secs(3600));
+    leadership.set(Some(std::time::Instant::now()));
+    let tasks = Tasks::new();
+    let recorder = Recorder::start(Server::default().client(), metrics.clone(), &tasks.spawner());
+    let stored = Arc::new(Stored::default());
+    let executor = Executor::new(server.client(), leadership.clone(), recorder, metrics.clone(), stored.clone());
+    Fixture { executor, leadership, metrics, stored, tasks }
+}
+
+fn patch(name: &str) -> Effect {
+    let meta = serde_json::from_value(json!({"name": name, "namespace": "n", "resourceVersion": "1"})).unwrap();
+    Effect::merge(Kind::Instance, &meta, json!({"metadata": {"labels": {"a": "b"}}}))
+}
+
+fn object(name: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "n", "resourceVersion": "2"}})
+}
+
+type Decide = dyn Fn(usize, &Attempt<'_>) -> Decision + Send + Sync;
+
+/// A controller that decides by a function of the number of decisions so far.
+struct Fake {
+    decide: Box<Decide>,
+    decisions: Arc<AtomicUsize>,
+}
+
+impl Controller for Fake {
+    const NAME: &'static str = "fake";
+    type Caches = ();
+    type Snapshot = ();
+
+    fn watch(&self, _caches: &Arc<()>, wake: &Wake) {
+        wake.at_start(|| vec![Key::new("n", "a"), Key::new("n", "b")]);
+    }
+
+    fn observe(&self, _caches: &(), _key: &Key) -> Option<()> {
+        Some(())
+    }
+
+    fn decide(&self, _snapshot: &(), attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+        Ok((self.decide)(self.decisions.fetch_add(1, Ordering::Relaxed), attempt))
+    }
+}
+
+/// Runs a controller for keys `a` and `b`. Returns the number of decisions.
+fn run(
+    fixture: &Fixture,
+    decide: impl Fn(usize, &Attempt<'_>) -> Decision + Send + Sync + 'static,
+) -> Arc<AtomicUsize> {
+    let decisions = Arc::new(AtomicUsize::new(0));
+    let controller = Fake { decide: Box::new(decide), decisions: decisions.clone() };
+    let runner = Arc::new(Runner::new(controller, Arc::new(())));
+    runner.watch();
+    runner.start(&fixture.executor, &fixture.tasks.spawner());
+    decisions
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_after_leadership_was_lost_between_effects() {
+    let former: Arc<Mutex<Option<Leadership>>> = Arc::default();
+    let lost = former.clone();
+    let lose = move || lost.lock().unwrap().as_ref().unwrap().set(None);
+    let server = Server::new([Reply::After(Box::new(lose), object("a")), Reply::Answer(200, object("b"))]);
+    let fixture = fixture(&server);
+    *former.lock().unwrap() = Some(fixture.leadership.clone());
+    let outcome = fixture.executor.carry_out("fake", vec![patch("a"), patch("b")]).await;
+    assert_eq!(outcome, Outcome::NotLeading);
+    assert_eq!(server.requests().len(), 1);
+    // The answer to the first write counts.
+    assert_eq!(*fixture.stored.0.lock().unwrap(), [(Kind::Instance, "a".to_owned())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_pod_is_restored_after_leadership_was_lost_during_the_search() {
+    let former: Arc<Mutex<Option<Leadership>>> = Arc::default();
+    let lost = former.clone();
+    let lose = move || lost.lock().unwrap().as_ref().unwrap().set(None);
+    let found = json!({"metadata": {}, "items": [{"metadata": {"name": "p", "namespace": "n", "uid": "u"}}]});
+    let server = Server::new([Reply::After(Box::new(lose), found), Reply::Answer(200, object("p"))]);
+    let fixture = fixture(&server);
+    *former.lock().unwrap() = Some(fixture.leadership.clone());
+    let restore = Effect::Restore {
+        namespace: Some("n".to_owned()),
+        name: Some("p".to_owned()),
+        uids: vec!["u".to_owned()],
+        labels: [("kubevirt.io".to_owned(), "virt-launcher".to_owned())].into(),
+        owner: Kind::Instance.owner_reference(&Default::default()),
+    };
+    assert_eq!(fixture.executor.carry_out("fake", vec![restore]).await, Outcome::NotLeading);
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_that_were_held_back_without_leadership_are_repeated() {
+    let server = Server::new([Reply::Answer(200, object("a"))]);
+    let fixture = fixture(&server);
+    fixture.leadership.set(None);
+    run(&fixture, |_, attempt| {
+        let mut decision = Decision::settled();
+        if attempt.key.name == "a" {
+            decision.push(patch("a"));
+        }
+        decision
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(server.requests(), []);
+    fixture.leadership.set(Some(std::time::Instant::now()));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[test]
+fn decision_that_waits_is_not_settled() {
+    let mut decision = Decision::settled();
+    assert!(decision.is_settled());
+    decision.wake(Duration::from_secs(1));
+    assert!(!decision.is_settled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflict_is_decided_on_anew_after_a_delay() {
+    let server = Server::new([Reply::Answer(409, status(409, "Conflict")), Reply::Answer(200, object("a"))]);
+    let fixture = fixture(&server);
+    let decisions = run(&fixture, |count, attempt| {
+        let mut decision = Decision::settled();
+        if attempt.key.name == "a" && count < 3 {
+            decision.push(patch("a"));
+        }
+        assert_eq!(attempt.failure, None, "a conflict is no refusal");
+        decision
+    });
+    tokio::time::sleep(Duration::from_millis(90)).await;
+    assert_eq!(decisions.load(Ordering::Relaxed), 2, "once for each key");
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    assert_eq!(decisions.load(Ordering::Relaxed), 3);
+    let path = "/apis/kubevirt.io/v1/namespaces/n/virtualmachineinstances/a".to_owned();
+    assert_eq!(server.requests(), [(Method::PATCH, path.clone()), (Method::PATCH, path)]);
+    assert_eq!(fixture.stored.0.lock().unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn write_without_an_answer_is_given_up_and_repeated() {
+    let server = Server::new([Reply::Silence, Reply::Answer(200, object("a"))]);
+    let fixture = fixture(&server);
+    let decisions = run(&fixture, |count, attempt| {
+        let mut decision = Decision::settled();
+        if attempt.key.name == "a" && count < 3 {
+            decision.push(patch("a"));
+        }
+        decision
+    });
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(server.requests().len(), 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(server.requests().len(), 2);
+    assert_eq!(decisions.load(Ordering::Relaxed), 3);
+    assert_eq!(fixture.stored.0.lock().unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_is_counted_and_retried_and_locks_no_key() {
+    let server = Server::default();
+    let mut fixture = fixture(&server);
+    let decisions = run(&fixture, |count, attempt| {
+        assert!(attempt.key.name != "a" || count > 2, "a defect");
+        Decision::settled()
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(decisions.load(Ordering::Relaxed), 2, "the other key is decided on");
+    assert_eq!(fixture.metrics.panics("fake"), 1);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // The second attempt panics as well, the third does not.
+    assert_eq!(decisions.load(Ordering::Relaxed), 4);
+    assert_eq!(fixture.metrics.panics("fake"), 2);
+    let ended = tokio::time::timeout(Duration::from_secs(1), fixture.tasks.ended()).await;
+    assert!(ended.is_err(), "the worker lives on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_is_passed_to_the_next_decision() {
+    let server = Server::new([Reply::Answer(403, status(403, "Forbidden")), Reply::Answer(200, object("a"))]);
+    let fixture = fixture(&server);
+    let seen: Arc<Mutex<Vec<u32>>> = Arc::default();
+    let attempts = seen.clone();
+    run(&fixture, move |_, attempt| {
+        let mut decision = Decision::settled();
+        if attempt.key.name != "a" || server_is_done(&attempts) {
+            return decision;
+        }
+        attempts.lock().unwrap().push(attempt.failure.map_or(0, |failure| failure.attempts));
+        let regarding = Kind::Instance.reference(&Default::default());
+        decision.push(patch("a").on_failure(super::Event::warning(regarding, "FailedCreate", "{error}")));
+        decision
+    });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(*seen.lock().unwrap(), [0, 1]);
+}
+
+fn server_is_done(attempts: &Mutex<Vec<u32>>) -> bool {
+    attempts.lock().unwrap().len() >= 2
+}

@@ -1,0 +1,144 @@
+//! The VM controller: its watches and observations.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use api::{
+    VirtualMachine, VirtualMachineInstance,
+    config::ClusterConfig,
+    instancetype::{MatchedKind, matcher::Role},
+    owner,
+};
+use daemon::config::ConfigHandle;
+
+use super::{
+    Observed,
+    instancetype::{Lookup, look_up},
+};
+use crate::{
+    cache::Key,
+    resources::{
+        Caches,
+        claims::CachedClaim,
+        start_revisions::{StartRevision, StartRevisionIndex},
+        vms::{VmIndex, claim_names, instancetype_key},
+    },
+    runtime::{Attempt, ConfigChange, Controller, Decision, Wake},
+    setup::Setup,
+};
+
+/// The controller of VirtualMachines.
+pub(crate) struct Vms {
+    config: ConfigHandle,
+}
+
+impl Vms {
+    /// Creates the controller.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self { config: setup.config.clone() }
+    }
+}
+
+/// Everything in the caches that a decision about a VM depends on.
+pub(crate) struct Snapshot {
+    vm: Arc<VirtualMachine>,
+    vmi: Option<Arc<VirtualMachineInstance>>,
+    claims: BTreeMap<String, Arc<CachedClaim>>,
+    instancetype: Lookup,
+    preference: Lookup,
+    starts: Vec<Arc<StartRevision>>,
+    config: Arc<ClusterConfig>,
+}
+
+impl Controller for Vms {
+    const NAME: &'static str = "vm";
+    const WORKERS: usize = 3;
+    type Caches = Caches;
+    type Snapshot = Snapshot;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        wake.objects_of(&caches.vms);
+        let woken = wake.clone();
+        caches.vmis.listen(move |(former, present)| {
+            woken.keys(present.or(former).map(|vmi| Key::of(&vmi.metadata)));
+        });
+        let (woken, vms) = (wake.clone(), caches.vms.clone());
+        caches.claims.listen(move |(former, present)| {
+            if matches!((former, present), (Some(former), Some(present)) if former.is_equivalent(present)) {
+                return;
+            }
+            woken.keys(
+                present.or(former).into_iter().flat_map(|claim| vms.keys_by(&VmIndex::Claim(Key::of(&claim.metadata)))),
+            );
+        });
+        for kind in MatchedKind::ALL {
+            let (woken, vms) = (wake.clone(), caches.vms.clone());
+            caches.instancetypes(kind).listen(move |(_, present)| {
+                woken.keys(
+                    present
+                        .into_iter()
+                        .flat_map(|object| vms.keys_by(&VmIndex::Instancetype(kind, Key::of(&object.metadata)))),
+                );
+            });
+        }
+        let (woken, vms) = (wake.clone(), caches.vms.clone());
+        caches.revisions.listen(move |(_, present)| {
+            let Some(revision) = present else { return };
+            // Most copies belong to one VM. Any VM can name a copy that a user created.
+            match owner::controller_of_kind::<VirtualMachine>(&revision.metadata) {
+                Some(owner) => {
+                    woken.key(Key::new(revision.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
+                }
+                None => woken.keys(vms.keys_by(&VmIndex::Revision(Key::of(&revision.metadata)))),
+            }
+        });
+    }
+
+    fn config_changed(&self, caches: &Caches, change: &ConfigChange, wake: &Wake) {
+        let (former, present) = (&change.former, &change.present);
+        // The policy applies to existing VMs, too.
+        if former.reference_policy != present.reference_policy {
+            wake.keys(caches.vms.keys_by(&VmIndex::HasInstancetype));
+        }
+        // With another rollout strategy other VMs need a restart.
+        if former.vm_rollout_strategy != present.vm_rollout_strategy {
+            wake.keys(caches.vms.keys());
+        } else {
+            wake.keys(caches.vms.keys_by(&VmIndex::Failing));
+        }
+    }
+
+    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+        let vm = caches.vms.get(key)?;
+        let look_up = |role: Role| {
+            let revision = |name: &str| caches.revisions.get(&Key::new(key.namespace.clone(), name));
+            let object = |kind: MatchedKind, name: &str| {
+                caches.instancetypes(kind).get(&instancetype_key(kind, &key.namespace, name))
+            };
+            look_up(&vm, role, revision, object)
+        };
+        let starts = vm.metadata.uid.clone().map(|uid| caches.starts.by(&StartRevisionIndex::Vm(uid)));
+        Some(Snapshot {
+            vmi: caches.vmis.get(key),
+            claims: caches.claims_named(&key.namespace, claim_names(&vm)),
+            instancetype: look_up(Role::Instancetype),
+            preference: look_up(Role::Preference),
+            starts: starts.unwrap_or_default(),
+            config: self.config.current(),
+            vm,
+        })
+    }
+
+    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+        super::decide(&Observed {
+            vm: &snapshot.vm,
+            instance: snapshot.vmi.as_deref(),
+            claims: &snapshot.claims,
+            instancetype: snapshot.instancetype.clone(),
+            preference: snapshot.preference.clone(),
+            starts: &snapshot.starts,
+            config: &snapshot.config,
+            failure: attempt.failure,
+            now: attempt.now,
+        })
+    }
+}

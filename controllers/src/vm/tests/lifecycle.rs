@@ -1,0 +1,299 @@
+//! Start, stop, deletion, status.
+
+use super::*;
+
+#[test]
+fn run_strategies_start_and_stop_as_they_should() {
+    let start = json!({"runStrategy": "Manual", "stateChangeRequests": [{"action": "Start"}]});
+    let stop = json!({"runStrategy": "Manual", "stateChangeRequests": [{"action": "Stop", "uid": "vmi-uid"}]});
+    let stop_other = json!({"stateChangeRequests": [{"action": "Stop", "uid": "another"}]});
+    let rerun = json!({"runStrategy": "RerunOnFailure"});
+    // strategy, status, phase of the VMI, creates, deletes
+    let table: &[(&str, &Value, Option<&str>, bool, bool)] = &[
+        ("Always", &Value::Null, None, true, false),
+        ("Always", &Value::Null, Some("Running"), false, false),
+        ("Always", &Value::Null, Some("Succeeded"), false, true),
+        ("Always", &Value::Null, Some("Failed"), false, true),
+        ("Always", &stop, Some("Running"), false, true),
+        ("Always", &stop_other, Some("Running"), false, false),
+        ("Halted", &Value::Null, None, false, false),
+        ("Halted", &Value::Null, Some("Running"), false, true),
+        ("Manual", &Value::Null, None, false, false),
+        ("Manual", &start, None, true, false),
+        ("Manual", &stop, Some("Running"), false, true),
+        ("Manual", &Value::Null, Some("Failed"), false, false),
+        ("RerunOnFailure", &Value::Null, None, true, false),
+        ("RerunOnFailure", &rerun, None, false, false),
+        ("RerunOnFailure", &rerun, Some("Succeeded"), false, true),
+        ("RerunOnFailure", &rerun, Some("Failed"), false, true),
+        ("Once", &Value::Null, None, true, false),
+        ("Once", &Value::Null, Some("Succeeded"), false, false),
+    ];
+    for (strategy, status, phase, wanted_create, wanted_delete) in table {
+        let vm = with_strategy(strategy, status);
+        let vmi = phase.map(|phase| instance(&vm, phase));
+        let decision = decided(&vm, vmi.as_ref());
+        assert_eq!(creates(&decision), *wanted_create, "{strategy} {status} {phase:?}");
+        assert_eq!(deletes(&decision), *wanted_delete, "{strategy} {status} {phase:?}");
+    }
+}
+
+#[test]
+fn halted_vm_with_start_request_changes_its_strategy() {
+    let vm = with_strategy("Halted", &json!({"stateChangeRequests": [{"action": "Start"}]}));
+    let decision = decided(&vm, None);
+    let Some(Effect::Patch { patch, subresource: None, .. }) = decision.effects.first() else { panic!("{decision:?}") };
+    assert_eq!(patch["spec"]["runStrategy"], "Always");
+}
+
+#[test]
+fn new_vm_gets_its_finalizer_and_its_vmi_without_a_status_write_between() {
+    let mut vm = with_strategy("Always", &Value::Null);
+    vm.metadata.finalizers = None;
+    let decision = decided(&vm, None);
+    // The record of the start is created as well.
+    assert_eq!(decision.effects.len(), 3, "{decision:?}");
+    assert!(matches!(decision.effects[0], Effect::Patch { kind: Kind::VirtualMachine, subresource: None, .. }));
+    assert!(creates(&decision));
+}
+
+#[test]
+fn vmi_is_created_from_the_template_and_owned() {
+    let vm = with_strategy("Always", &Value::Null);
+    let vmi = started(&vm, true);
+    assert_eq!(vmi.metadata.name.as_deref(), Some("v"));
+    assert_eq!(vmi.metadata.labels.as_ref().unwrap()["app"], "x");
+    assert_eq!(vmi.metadata.annotations.as_ref().unwrap()["kubevirt.io/vm-generation"], "2");
+    assert_eq!(vmi.metadata.owner_references.as_ref().unwrap()[0].uid, "vm-uid");
+    assert_eq!(vmi.metadata.finalizers.as_ref().unwrap(), &["kubevirt.io/virtualMachineControllerFinalize"]);
+    assert_eq!(vmi.spec.start_strategy, Some(api::StartStrategy::Paused));
+    assert_eq!(vmi.spec.domain.devices.disks[0].name, "cd");
+    let uuid = |vm: &VirtualMachine| started(vm, false).spec.domain.firmware.unwrap().uuid.unwrap();
+    assert_eq!(uuid(&vm), uuid(&vm));
+    assert_eq!(uuid(&vm).len(), 36);
+}
+
+#[test]
+fn refused_vmi_shows_in_condition_failure_until_it_is_created() {
+    let vm = with_strategy("Always", &Value::Null);
+    let failure = Failure {
+        reason: "FailedCreate",
+        message: "denied".to_owned(),
+        retry_at: "2030-01-01T00:01:10Z".parse().unwrap(),
+        attempts: 1,
+    };
+    let decision = decided_with(&vm, None, Some(&failure));
+    assert!(!creates(&decision));
+    assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(10)));
+    let status = status_patch(&decision);
+    let failed = status["conditions"].as_array().unwrap().iter().find(|known| known["type"] == "Failure").unwrap();
+    assert_eq!(
+        (&failed["reason"], &failed["message"]),
+        (&json!("FailedCreate"), &json!("Failure while starting VMI: denied"))
+    );
+    let vmi = instance(&vm, "Pending");
+    let mut shown = vm;
+    shown.status = serde_json::from_value(status).unwrap();
+    let status = status_patch(&decided(&shown, Some(&vmi)));
+    assert!(!status["conditions"].as_array().unwrap().iter().any(|known| known["type"] == "Failure"));
+}
+
+#[test]
+fn failed_vmi_that_never_ran_is_counted_once_and_delays_the_next_start() {
+    let vm = with_strategy("Always", &json!({"runStrategy": "Always"}));
+    let mut failed = instance(&vm, "Failed");
+    let status = status_patch(&decided(&vm, Some(&failed)));
+    assert_eq!(status["startFailure"]["consecutiveFailCount"], 1);
+    // A VMI that was deleted before it ran has not failed.
+    failed.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+    assert_eq!(status_patch(&decided(&vm, Some(&failed))).get("startFailure"), None);
+    let mut counted = vm;
+    counted.status.as_mut().unwrap().start_failure = serde_json::from_value(status["startFailure"].clone()).unwrap();
+    let again = status_patch(&decided(&counted, Some(&failed)));
+    assert_eq!(again.get("startFailure"), None);
+    let decision = decided(&counted, None);
+    assert!(!creates(&decision) && decision.wake_after.is_some());
+    assert_eq!(status_patch(&decision)["printableStatus"], "CrashLoopBackOff");
+}
+
+#[test]
+fn vmi_that_ran_clears_the_count() {
+    let failed = json!({"startFailure": {"consecutiveFailCount": 2, "lastFailedVMIUID": "x"}, "runStrategy": "Always"});
+    let vm = with_strategy("Always", &failed);
+    let status = status_patch(&decided(&vm, Some(&instance(&vm, "Running"))));
+    assert_eq!(status["startFailure"], Value::Null);
+}
+
+#[test]
+fn failed_vmi_of_rerun_on_failure_is_noted_for_a_start_before_it_is_deleted() {
+    let vm = with_strategy("RerunOnFailure", &json!({"runStrategy": "RerunOnFailure"}));
+    let decision = decided(&vm, Some(&instance(&vm, "Failed")));
+    assert!(matches!(decision.effects[0], Effect::Patch { subresource: Some("status"), .. }));
+    assert!(matches!(decision.effects[1], Effect::Delete { .. }));
+    assert_eq!(status_patch(&decision)["stateChangeRequests"], json!([{"action": "Start"}]));
+}
+
+#[test]
+fn vm_switched_to_rerun_on_failure_is_started_even_after_a_delay() {
+    let vm = with_strategy("RerunOnFailure", &json!({"runStrategy": "Halted"}));
+    let failure = Failure {
+        reason: "FailedCreate",
+        message: "denied".to_owned(),
+        retry_at: "2030-01-01T00:01:10Z".parse().unwrap(),
+        attempts: 1,
+    };
+    let status = status_patch(&decided_with(&vm, None, Some(&failure)));
+    assert_eq!(status.get("runStrategy"), None, "{status}");
+    assert!(creates(&decided(&vm, None)));
+    let status = status_patch(&decided(&vm, Some(&instance(&vm, "Pending"))));
+    assert_eq!(status["runStrategy"], "RerunOnFailure");
+}
+
+#[test]
+fn requests_are_dropped_when_they_are_fulfilled() {
+    let start = json!({"runStrategy": "Manual", "stateChangeRequests": [{"action": "Start"}]});
+    let vm = with_strategy("Manual", &start);
+    let status = status_patch(&decided(&vm, Some(&instance(&vm, "Pending"))));
+    assert_eq!(status["stateChangeRequests"], Value::Null);
+    let restart = json!({"stateChangeRequests": [{"action": "Stop", "uid": "vmi-uid"}, {"action": "Start"}]});
+    let vm = with_strategy("Manual", &restart);
+    let status = status_patch(&decided(&vm, None));
+    assert_eq!(status["stateChangeRequests"], json!([{"action": "Start"}]));
+}
+
+#[test]
+fn printable_status_follows_the_vmi() {
+    let condition =
+        |type_: &str, status: &str, reason: &str| json!({"type": type_, "status": status, "reason": reason});
+    let none = json!([]);
+    let table: &[(&str, Value, &str)] = &[
+        ("Pending", none.clone(), "Starting"),
+        ("Scheduled", none.clone(), "Starting"),
+        ("Running", none.clone(), "Running"),
+        ("Running", json!([condition("Paused", "True", "")]), "Paused"),
+        ("Scheduling", json!([condition("PodScheduled", "False", "Unschedulable")]), "ErrorUnschedulable"),
+        ("Scheduling", json!([condition("Synchronized", "False", "ErrImagePull")]), "ErrImagePull"),
+        ("Scheduling", json!([condition("Synchronized", "False", "ImagePullBackOff")]), "ImagePullBackOff"),
+        ("Pending", json!([condition("Synchronized", "False", "FailedPvcNotFound")]), "ErrorPvcNotFound"),
+        ("Succeeded", none, "Stopped"),
+    ];
+    for (phase, conditions, wanted) in table {
+        let vm = with_strategy("Once", &Value::Null);
+        let mut vmi = instance(&vm, phase);
+        vmi.status.as_mut().unwrap().conditions = serde_json::from_value(conditions.clone()).unwrap();
+        assert_eq!(status_patch(&decided(&vm, Some(&vmi)))["printableStatus"], *wanted, "{phase} {conditions}");
+    }
+}
+
+#[test]
+fn claims_determine_the_printable_status_and_the_snapshot_reasons() {
+    let volumes = json!([
+        {"name": "cd", "containerDisk": {"image": "i"}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "known"}},
+        {"name": "more", "persistentVolumeClaim": {"claimName": "missing"}},
+    ]);
+    let spec = json!({"runStrategy": "Always", "template": {"spec": {"volumes": volumes}}});
+    let vm = vm(&spec, &json!({"runStrategy": "Always"}));
+    let vmi = instance(&vm, "Pending");
+    let config = ClusterConfig::default();
+    for (phase, printable) in [("Pending", "WaitingForVolumeBinding"), ("Bound", "Starting")] {
+        let claim =
+            CachedClaim { phase: phase.to_owned(), storage_class: Some("local".to_owned()), ..CachedClaim::default() };
+        let claims = BTreeMap::from([("known".to_owned(), Arc::new(claim))]);
+        let observed = Observed { claims: &claims, ..observed(&vm, Some(&vmi), None, &config) };
+        let status = status_patch(&decide(&observed).unwrap());
+        assert_eq!(status["printableStatus"], printable);
+        let shown = status["volumeSnapshotStatuses"].as_array().unwrap();
+        let reasons: Vec<&str> = shown.iter().filter_map(|volume| volume["reason"].as_str()).collect();
+        assert_eq!(
+            reasons,
+            [
+                "Snapshot is not supported for this volumeSource type [cd]",
+                "No VolumeSnapshotClass: Volume snapshots are not configured for this StorageClass [local] [data]",
+                "PVC not found",
+            ]
+        );
+    }
+}
+
+#[test]
+fn running_vm_mirrors_its_vmi_and_is_then_settled() {
+    let mut vm = with_strategy("Always", &Value::Null);
+    let mut vmi = instance(&vm, "Running");
+    vmi.status.as_mut().unwrap().conditions = serde_json::from_value(json!([
+        {"type": "Ready", "status": "True"}, {"type": "AgentConnected", "status": "True"},
+    ]))
+    .unwrap();
+    let status = status_patch(&decided(&vm, Some(&vmi)));
+    assert_eq!((&status["created"], &status["ready"]), (&json!(true), &json!(true)));
+    assert_eq!(status["runStrategy"], "Always");
+    assert_eq!((&status["observedGeneration"], &status["desiredGeneration"]), (&json!(2), &json!(2)));
+    assert_eq!(status["conditions"].as_array().unwrap().len(), 2);
+    vm.status = serde_json::from_value(status).unwrap();
+    assert_eq!(decided(&vm, Some(&vmi)), Decision::settled());
+}
+
+#[test]
+fn changed_template_requires_a_restart_until_it_is_changed_back() {
+    let vm = with_strategy("Always", &json!({"runStrategy": "Always"}));
+    let vmi = instance(&vm, "Running");
+    let starts = records(&decided(&vm, None));
+    let config = ClusterConfig::default();
+    let decided =
+        |vm: &VirtualMachine| decide(&Observed { starts: &starts, ..observed(vm, Some(&vmi), None, &config) }).unwrap();
+    let mut changed = vm.clone();
+    changed.metadata.generation = Some(3);
+    changed.spec.template.spec.as_mut().unwrap().hostname = Some("other".to_owned());
+    let status = status_patch(&decided(&changed));
+    let types: Vec<&Value> = status["conditions"].as_array().unwrap().iter().map(|known| &known["type"]).collect();
+    assert!(types.contains(&&json!("RestartRequired")), "{status}");
+    assert_eq!(status["observedGeneration"], 2);
+    let mut back = vm;
+    back.metadata.generation = Some(4);
+    back.status = serde_json::from_value(status).unwrap();
+    let status = status_patch(&decided(&back));
+    assert_eq!(status["observedGeneration"], 4);
+    let types: Vec<&Value> = status["conditions"].as_array().unwrap().iter().map(|known| &known["type"]).collect();
+    assert!(!types.contains(&&json!("RestartRequired")));
+}
+
+#[test]
+fn deleted_vm_deletes_its_vmi_first() {
+    let mut vm = with_strategy("Always", &json!({"printableStatus": "Running"}));
+    vm.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+    let vmi = instance(&vm, "Running");
+    assert!(deletes(&decided(&vm, Some(&vmi))));
+    let decision = decided(&vm, None);
+    let [Effect::Patch { patch, subresource: None, .. }] = decision.effects.as_slice() else { panic!("{decision:?}") };
+    assert_eq!(patch["metadata"]["finalizers"], Value::Null);
+    vm.metadata.finalizers.as_mut().unwrap().push("orphan".to_owned());
+    assert!(!deletes(&decided(&vm, Some(&vmi))));
+}
+
+#[test]
+fn vmi_of_another_owner_is_left_alone_and_one_without_owner_adopted() {
+    let vm = with_strategy("Always", &Value::Null);
+    let mut foreign = instance(&vm, "Running");
+    foreign.metadata.owner_references.as_mut().unwrap()[0].uid = "someone".to_owned();
+    let decision = decided(&vm, Some(&foreign));
+    assert!(!creates(&decision) && !deletes(&decision));
+    assert!(status_patch(&decision)["conditions"].to_string().contains("belongs to another object"));
+    let mut orphan = foreign;
+    orphan.metadata.owner_references = None;
+    let decision = decided(&vm, Some(&orphan));
+    let adopts = |effect: &Effect| {
+        matches!(effect, Effect::Patch { kind: Kind::Instance, patch, .. }
+            if patch["metadata"]["ownerReferences"][0]["uid"] == "vm-uid")
+    };
+    assert!(decision.effects.iter().any(adopts), "{decision:?}");
+    assert_eq!(status_patch(&decision), Value::Null);
+}
+
+#[test]
+fn unsupported_features_are_reported_not_ignored() {
+    for spec in [json!({"runStrategy": "WaitAsReceiver"}), json!({"runStrategy": "Always", "running": true})] {
+        let decision = decided(&vm(&spec, &Value::Null), None);
+        assert!(!creates(&decision));
+        assert!(status_patch(&decision)["conditions"].to_string().contains("Failure"), "{spec}");
+    }
+}

@@ -1,0 +1,106 @@
+//! Tests of decisions about VMs, by behaviour. Here are the objects that they share.
+
+mod changes;
+mod instancetypes;
+mod lifecycle;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use serde_json::{Value, json};
+
+use super::*;
+
+static NO_CLAIMS: BTreeMap<String, Arc<CachedClaim>> = BTreeMap::new();
+
+fn now() -> Timestamp {
+    "2030-01-01T00:01:00Z".parse().unwrap()
+}
+
+fn vm(spec: &Value, status: &Value) -> VirtualMachine {
+    let mut vm = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+        "metadata": {
+            "name": "v", "namespace": "d", "uid": "vm-uid", "resourceVersion": "3", "generation": 2,
+            "finalizers": ["kubevirt.io/virtualMachineControllerFinalize"],
+        },
+        "spec": {"template": {
+            "metadata": {"labels": {"app": "x"}},
+            "spec": {"domain": {"devices": {}}, "volumes": [{"name": "cd", "containerDisk": {"image": "i"}}]},
+        }},
+    });
+    json_patch::merge(&mut vm["spec"], spec);
+    if !status.is_null() {
+        vm["status"] = status.clone();
+    }
+    serde_json::from_value(vm).unwrap()
+}
+
+fn with_strategy(strategy: &str, status: &Value) -> VirtualMachine {
+    vm(&json!({"runStrategy": strategy}), status)
+}
+
+fn started(vm: &VirtualMachine, paused: bool) -> VirtualMachineInstance {
+    start::instance(vm, &Chosen::default(), &ClusterConfig::default(), paused).unwrap()
+}
+
+fn instance(vm: &VirtualMachine, phase: &str) -> VirtualMachineInstance {
+    let mut instance = started(vm, false);
+    instance.metadata.uid = Some("vmi-uid".to_owned());
+    instance.metadata.resource_version = Some("9".to_owned());
+    let record = revision::name(vm);
+    instance.status = serde_json::from_value(json!({"phase": phase, "virtualMachineRevisionName": record})).unwrap();
+    instance
+}
+
+fn observed<'a>(
+    vm: &'a VirtualMachine,
+    instance: Option<&'a VirtualMachineInstance>,
+    failure: Option<&'a Failure>,
+    config: &'a ClusterConfig,
+) -> Observed<'a> {
+    Observed {
+        vm,
+        instance,
+        claims: &NO_CLAIMS,
+        instancetype: Lookup::Unnamed,
+        preference: Lookup::Unnamed,
+        starts: &[],
+        config,
+        failure,
+        now: now(),
+    }
+}
+
+fn decided_with(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>, failure: Option<&Failure>) -> Decision {
+    decide(&observed(vm, instance, failure, &ClusterConfig::default())).unwrap()
+}
+
+fn decided(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> Decision {
+    decided_with(vm, instance, None)
+}
+
+fn creates(decision: &Decision) -> bool {
+    decision.effects.iter().any(|effect| matches!(effect, Effect::Create { kind: Kind::Instance, .. }))
+}
+
+fn deletes(decision: &Decision) -> bool {
+    decision.effects.iter().any(|effect| matches!(effect, Effect::Delete { kind: Kind::Instance, .. }))
+}
+
+fn status_patch(decision: &Decision) -> Value {
+    let patch = decision.effects.iter().find_map(|effect| match effect {
+        Effect::Patch { subresource: Some("status"), patch, .. } => Some(patch["status"].clone()),
+        _ => None,
+    });
+    patch.unwrap_or(Value::Null)
+}
+
+/// Returns the records of starts that a decision creates.
+fn records(decision: &Decision) -> Vec<Arc<StartRevision>> {
+    let objects = decision.effects.iter().filter_map(|effect| match effect {
+        Effect::Create { kind: Kind::ControllerRevision, object, .. } => Some(object),
+        _ => None,
+    });
+    let records = objects.filter(|object| !object["metadata"]["labels"]["ferrovirt.io/start-revision"].is_null());
+    let record = |object: &Value| serde_json::from_value::<ControllerRevision>(object.clone()).unwrap();
+    records.map(|object| Arc::new(StartRevision::from(record(object)))).collect()
+}

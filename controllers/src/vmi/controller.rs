@@ -1,0 +1,185 @@
+//! The VMI controller: its watches and observations.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use api::{VirtualMachineInstance, config::ClusterConfig, owner, vsock};
+use daemon::config::ConfigHandle;
+use jiff::Timestamp;
+use kube::core::{Selector, SelectorExt};
+
+use super::{
+    Observed,
+    cid::{random_cids, select_cid},
+};
+use crate::{
+    cache::Key,
+    launcher_pod::NamespaceLimits,
+    resources::{
+        Caches,
+        claims::CachedClaim,
+        namespaces::QuotaIndex,
+        networks::{CachedNetwork, EXTERNAL_RESOURCES},
+        nodes::CachedNode,
+        pods::CachedPod,
+        vmis::{VmiIndex, claim_names, is_unstarted, needs_tsc_frequency, network_names},
+    },
+    runtime::{Attempt, ConfigChange, Controller, Decision, Metrics, Wake},
+    setup::Setup,
+    tsc,
+};
+
+/// Label of namespaces: memory limit over request.
+const MEMORY_LIMIT_RATIO: &str = "alpha.kubevirt.io/auto-memory-limits-ratio";
+
+/// The controller of VirtualMachineInstances.
+pub(crate) struct Vmis {
+    config: ConfigHandle,
+    metrics: Metrics,
+    launcher_image: String,
+}
+
+impl Vmis {
+    /// Creates the controller.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self {
+            config: setup.config.clone(),
+            metrics: setup.metrics.clone(),
+            launcher_image: setup.options.launcher_image.clone(),
+        }
+    }
+}
+
+/// Everything in the caches that a decision about a VMI depends on.
+pub(crate) struct Snapshot {
+    vmi: Arc<VirtualMachineInstance>,
+    pods: Vec<Arc<CachedPod>>,
+    missing: Vec<String>,
+    claims: BTreeMap<String, Arc<CachedClaim>>,
+    limits: NamespaceLimits,
+    frequency: Option<i64>,
+    cid: Option<u32>,
+    networks: Option<BTreeMap<String, Arc<CachedNetwork>>>,
+    config: Arc<ClusterConfig>,
+}
+
+impl Controller for Vmis {
+    const NAME: &'static str = "vmi";
+    const WORKERS: usize = 10;
+    type Caches = Caches;
+    type Snapshot = Snapshot;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        wake.objects_of(&caches.vmis);
+        let metrics = self.metrics.clone();
+        caches.vmis.listen(move |(former, present)| {
+            if let (Some(former), Some(present)) = (former, present) {
+                metrics.phase_changed(former, present, Timestamp::now());
+            }
+        });
+        let woken = wake.clone();
+        caches.pods.listen(move |(former, present)| {
+            let Some(pod) = present.or(former) else { return };
+            if let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) {
+                woken.key(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
+            }
+        });
+        // VMIs that wait for a claim, and those whose guest must see its growth.
+        let (woken, vmis) = (wake.clone(), caches.vmis.clone());
+        caches.claims.listen(move |(former, present)| {
+            if matches!((former, present), (Some(former), Some(present)) if former.is_equivalent(present)) {
+                return;
+            }
+            woken.keys(
+                present
+                    .or(former)
+                    .into_iter()
+                    .flat_map(|claim| vmis.keys_by(&VmiIndex::Claim(Key::of(&claim.metadata)))),
+            );
+        });
+        let (woken, vmis) = (wake.clone(), caches.vmis.clone());
+        caches.networks.listen(move |(_, present)| {
+            woken.keys(
+                present.into_iter().flat_map(|network| vmis.keys_by(&VmiIndex::Network(Key::of(&network.metadata)))),
+            );
+        });
+        let (woken, vmis) = (wake.clone(), caches.vmis.clone());
+        caches.nodes.listen(move |(former, present)| {
+            let offer = |node: &CachedNode| node.tsc().map(|tsc| (tsc, node.is_schedulable()));
+            if former.and_then(offer) != present.and_then(offer) {
+                woken.keys(vmis.keys_by(&VmiIndex::NeedsTscFrequency));
+            }
+        });
+    }
+
+    fn config_changed(&self, caches: &Caches, change: &ConfigChange, wake: &Wake) {
+        // Annotations for backups are kept up to date on existing pods.
+        if change.former.skip_backup_hooks == change.present.skip_backup_hooks {
+            wake.keys(caches.vmis.keys_by(&VmiIndex::Unstarted));
+        } else {
+            wake.keys(caches.vmis.keys());
+        }
+    }
+
+    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+        let vmi = caches.vmis.get(key)?;
+        let config = self.config.current();
+        let networks = (!config.enabled(EXTERNAL_RESOURCES)).then(|| {
+            let known = |(namespace, name): (&str, &str)| {
+                Some((format!("{namespace}/{name}"), caches.networks.get(&Key::new(namespace, name))?))
+            };
+            network_names(&vmi).filter_map(known).collect()
+        });
+        Some(Snapshot {
+            pods: caches.pods_of(&vmi),
+            missing: caches.missing_pods(&vmi),
+            claims: caches.claims_named(&key.namespace, claim_names(&vmi)),
+            limits: namespace_limits(caches, &config, &key.namespace),
+            frequency: needs_tsc_frequency(&vmi).then(|| tsc::frequency(caches, &config)).flatten(),
+            cid: (is_unstarted(&vmi) && vsock::is_attached(&vmi)).then(|| cid(caches, &vmi)).flatten(),
+            networks,
+            config,
+            vmi,
+        })
+    }
+
+    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+        super::decide(&Observed {
+            instance: &snapshot.vmi,
+            pods: &snapshot.pods,
+            missing: &snapshot.missing,
+            config: &snapshot.config,
+            launcher_image: &self.launcher_image,
+            claims: &snapshot.claims,
+            limits: snapshot.limits,
+            frequency: snapshot.frequency,
+            cid: snapshot.cid,
+            definitions: snapshot.networks.as_ref(),
+            failure: attempt.failure,
+            now: attempt.now,
+        })
+    }
+}
+
+/// Returns the context ID that a VMI keeps or gets.
+fn cid(caches: &Caches, vmi: &VirtualMachineInstance) -> Option<u32> {
+    let is_taken = |cid: u32| {
+        let others = caches.vmis.by(&VmiIndex::Cid(cid));
+        others.iter().any(|other| other.metadata.uid != vmi.metadata.uid)
+    };
+    select_cid(vsock::cid(vmi), is_taken, random_cids())
+}
+
+fn namespace_limits(caches: &Caches, config: &ClusterConfig, namespace: &str) -> NamespaceLimits {
+    let quotas = caches.quotas.by(&QuotaIndex::Namespace(namespace.to_owned()));
+    let known = caches.namespaces.get(&Key::cluster_wide(namespace));
+    let labels = known.as_ref().map(|namespace| &namespace.labels);
+    let selected = config.auto_cpu_limit_namespaces.clone().and_then(|selector| Selector::try_from(selector).ok());
+    NamespaceLimits {
+        memory: quotas.iter().any(|quota| quota.memory_limits),
+        cpu: quotas.iter().any(|quota| quota.cpu_limits)
+            || selected.zip(labels).is_some_and(|(selector, labels)| selector.matches(labels)),
+        memory_ratio: labels
+            .and_then(|labels| labels.get(MEMORY_LIMIT_RATIO)?.parse::<f64>().ok())
+            .filter(|ratio| ratio.is_finite()),
+    }
+}

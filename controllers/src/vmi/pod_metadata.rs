@@ -1,0 +1,135 @@
+//! Updates of a running launcher pod: readiness gate, labels, annotations.
+
+use api::{
+    VirtualMachineInstance, VmiPhase,
+    constants::{annotation, condition, label, reason},
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+
+use super::{Observed, conditions};
+use crate::{
+    launcher_pod,
+    resources::pods::{ANNOTATION_LIMIT, CachedPod},
+    runtime::{Decision, Effect, Kind, WriteOptions},
+};
+
+/// Updates the pod's readiness gate: a paused VMI gets no traffic.
+pub(super) fn readiness_gate(
+    instance: &VirtualMachineInstance,
+    pod: &CachedPod,
+    now: Timestamp,
+    decision: &mut Decision,
+) {
+    if pod.is_going_down() || instance.is_final() || *instance.phase() != VmiPhase::Running {
+        return;
+    }
+    let paused = instance.condition(condition::PAUSED).is_some_and(api::Condition::is_true);
+    let (status, reason, message) = if paused {
+        ("False", reason::PAUSED, "the virtual machine is paused")
+    } else {
+        ("True", reason::NOT_PAUSED, "the virtual machine is not paused")
+    };
+    if pod.unpaused.as_ref().is_some_and(|known| known.status == status) {
+        return;
+    }
+    decision.push(Effect::Patch {
+        kind: Kind::Pod,
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        // The kubelet writes pod status often; the list is merged by type, so no lock is needed.
+        resource_version: None,
+        subresource: Some("status"),
+        strategic: true,
+        patch: json!({"status": {"conditions": [{
+            "type": condition::POD_UNPAUSED,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": Time(now),
+        }]}}),
+        options: WriteOptions::default(),
+    });
+}
+
+/// Updates labels of the pod about its node and an outdated launcher, and annotations for backups and deschedulers. Only while
+/// the VMI runs: nothing needs them before, and they must not delay the start.
+pub(super) fn pod_metadata(observed: &Observed<'_>, pod: &CachedPod, decision: &mut Decision) {
+    if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
+        return;
+    }
+    let outdated = pod.image.as_deref().is_some_and(|image| image != observed.launcher_image);
+    let wanted =
+        [(label::NODE_NAME, pod.node_name.as_deref()), (label::OUTDATED_LAUNCHER_IMAGE, outdated.then_some(""))];
+    let known = |key: &str| pod.metadata.labels.as_ref()?.get(key).map(String::as_str);
+    let labels: serde_json::Map<String, serde_json::Value> = wanted
+        .into_iter()
+        .filter(|&(key, value)| known(key) != value)
+        .map(|(key, value)| (key.to_owned(), json!(value)))
+        .collect();
+    let mut annotations = backup_annotations(observed, pod);
+    annotations.extend(eviction_annotations(observed.instance, pod));
+    let mut metadata = serde_json::Map::new();
+    for (name, changes) in [("labels", labels), ("annotations", annotations)] {
+        if !changes.is_empty() {
+            metadata.insert(name.to_owned(), json!(changes));
+        }
+    }
+    if metadata.is_empty() {
+        return;
+    }
+    decision.push(Effect::Patch {
+        kind: Kind::Pod,
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        resource_version: None,
+        subresource: None,
+        strategic: false,
+        patch: json!({"metadata": metadata}),
+        options: WriteOptions::default(),
+    });
+}
+
+/// Returns the changes of a pod's annotations for backups. All of them change together, so one is compared.
+fn backup_annotations(observed: &Observed<'_>, pod: &CachedPod) -> serde_json::Map<String, serde_json::Value> {
+    let instance = observed.instance;
+    let hooked = launcher_pod::hooks_backups(instance, observed.config);
+    // Annotations that users set on the VMI stay where ours are turned off.
+    let own = |key: &str| {
+        instance.metadata.annotations.as_ref()?.get(key).filter(|own| own.len() <= ANNOTATION_LIMIT).cloned()
+    };
+    let wanted = launcher_pod::backup_hooks(instance)
+        .map(|(key, value)| (key.to_owned(), if hooked { Some(value) } else { own(key) }));
+    let known = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotation::BACKUP_PRE_CONTAINER));
+    if wanted.iter().any(|(key, value)| key == annotation::BACKUP_PRE_CONTAINER && value.as_ref() == known) {
+        return serde_json::Map::new();
+    }
+    wanted.into_iter().map(|(key, value)| (key, json!(value))).collect()
+}
+
+/// Returns the changes of a pod's annotations for deschedulers: those of the VMI, and the mark of an eviction.
+fn eviction_annotations(
+    instance: &VirtualMachineInstance,
+    pod: &CachedPod,
+) -> serde_json::Map<String, serde_json::Value> {
+    let said = |key: &str| {
+        let value = instance.metadata.annotations.as_ref()?.get(key).map(String::as_str);
+        // A longer one of the pod is not kept, so it would be written again and again.
+        value.filter(|value| value.len() <= ANNOTATION_LIMIT)
+    };
+    let leaves = conditions::is_marked_for_eviction(instance);
+    let wanted = [
+        (annotation::DESCHEDULER_EVICT, said(annotation::DESCHEDULER_EVICT)),
+        (annotation::DESCHEDULER_PREFER_NO_EVICTION, said(annotation::DESCHEDULER_PREFER_NO_EVICTION)),
+        (annotation::DESCHEDULER_EVICTION_IN_PROGRESS, leaves.then_some("true")),
+    ];
+    let known = |key: &str| pod.metadata.annotations.as_ref()?.get(key).map(String::as_str);
+    let changes = wanted.into_iter().filter(|&(key, value)| known(key) != value);
+    changes.map(|(key, value)| (key.to_owned(), json!(value))).collect()
+}
+
+/// Returns the memory overhead with which a pod was rendered.
+pub(super) fn memory_overhead(pod: &CachedPod) -> Option<i64> {
+    pod.metadata.annotations.as_ref()?.get(annotation::MEMORY_OVERHEAD_BYTES)?.parse().ok()
+}

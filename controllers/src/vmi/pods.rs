@@ -1,0 +1,210 @@
+//! The launcher pods of a VMI: creation, deletion, search.
+
+use std::{sync::Arc, time::Duration};
+
+use api::{
+    VirtualMachineInstance,
+    constants::{condition, event, reason},
+    tsc::{self, Need},
+    vsock,
+};
+
+use super::{Observed, SyncError};
+use crate::{
+    launcher_pod::{self, Inputs, RenderError},
+    resources::pods::CachedPod,
+    runtime::{Decision, Effect, Event, Kind},
+};
+
+/// Reason of a VMI for which there is no node, spelled as in the reference.
+pub(super) const NO_HINTS: &str = "FailedGatherhingClusterTopologyHints";
+/// Wait for a free context ID.
+const NO_CID_WAIT: Duration = Duration::from_secs(1);
+
+/// Searches for pods that no watch shows.
+pub(super) fn restorations(observed: &Observed<'_>) -> Vec<Effect> {
+    let metadata = &observed.instance.metadata;
+    let restore = |name: Option<String>, uids: Vec<String>| Effect::Restore {
+        namespace: metadata.namespace.clone(),
+        name,
+        uids,
+        labels: launcher_pod::identity_labels(observed.instance),
+        owner: Kind::Instance.owner_reference(metadata),
+    };
+    let unseen = observed.pods.iter().filter(|pod| pod.unseen);
+    let known = unseen.map(|pod| restore(pod.metadata.name.clone(), pod.metadata.uid.iter().cloned().collect()));
+    let missing = (!observed.missing.is_empty()).then(|| restore(None, observed.missing.to_vec()));
+    known.chain(missing).collect()
+}
+
+/// Returns the VMI's own pods and surplus pods. A pod whose creation was not answered in time can appear after another was
+/// created: the first that belongs to the VMI stays, later ones are deleted.
+pub(super) fn split_surplus<'a>(
+    instance: &VirtualMachineInstance,
+    pods: &'a [Arc<CachedPod>],
+) -> (Vec<&'a CachedPod>, Vec<&'a CachedPod>) {
+    let status = instance.status.as_ref();
+    if status.is_some_and(|status| status.migration_state.is_some()) {
+        return (pods.iter().map(Arc::as_ref).collect(), Vec::new());
+    }
+    let active = status.map(|status| &status.active_pods).filter(|active| !active.is_empty());
+    let first = pods
+        .iter()
+        .min_by_key(|pod| (pod.metadata.creation_timestamp.as_ref().map(|at| at.0), pod.metadata.name.clone()));
+    let first = first.and_then(|pod| pod.metadata.uid.as_deref());
+    let is_own = |pod: &&CachedPod| {
+        let uid = pod.metadata.uid.as_deref();
+        match active {
+            Some(active) => uid.is_some_and(|uid| active.contains_key(uid)),
+            None => uid == first,
+        }
+    };
+    let (own, others): (Vec<_>, Vec<_>) = pods.iter().map(Arc::as_ref).partition(is_own);
+    // A surplus pod that is down is kept: it does not end the VMI, and its log may be of interest.
+    (own, others.into_iter().filter(|pod| !pod.is_down()).collect())
+}
+
+/// Returns the pod that runs the VMI: its newest pod; once its node is known, the newest there.
+pub(super) fn current_pod<'a>(instance: &VirtualMachineInstance, pods: &[&'a CachedPod]) -> Option<&'a CachedPod> {
+    let node = instance.status.as_ref().and_then(|status| status.node_name.as_deref()).filter(|name| !name.is_empty());
+    pods.iter()
+        .copied()
+        .filter(|pod| node.is_none() || pod.node_name.as_deref() == node)
+        .max_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|at| at.0))
+}
+
+/// Selects the TSC frequency of a VMI that needs one, before the pod is created, whose node selector depends on it. Returns
+/// true when the pod can be created.
+pub(super) fn choose_frequency(
+    observed: &Observed<'_>,
+    wanted: &mut VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<bool, SyncError> {
+    let instance = observed.instance;
+    let need = tsc::need(instance);
+    if need == Need::Nothing || tsc::frequency(instance).is_some() {
+        return Ok(true);
+    }
+    if observed.frequency.is_some() {
+        let hints = wanted.status.get_or_insert_default().topology_hints.get_or_insert_default();
+        hints.tsc_frequency = observed.frequency;
+        return Ok(false);
+    }
+    // An emulated processor does not depend on the node.
+    if need == Need::Migration || observed.config.use_emulation {
+        return Ok(true);
+    }
+    // A node with a TSC wakes the VMI.
+    let message = "no node that accepts VMIs reports the frequency of its time stamp counter".to_owned();
+    if !shows(instance, NO_HINTS, &message) {
+        let regarding = Kind::Instance.reference(&instance.metadata);
+        decision.push(Effect::Event(Event::warning(regarding, NO_HINTS, message.clone())));
+    }
+    Err(SyncError { reason: NO_HINTS.to_owned(), message })
+}
+
+/// Selects the context ID of a VMI with a VSOCK device, before the pod is created: the launcher needs it. Returns true when
+/// the pod can be created.
+pub(super) fn choose_cid(
+    observed: &Observed<'_>,
+    wanted: &mut VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<bool, SyncError> {
+    if !vsock::is_attached(observed.instance) {
+        return Ok(true);
+    }
+    let Some(cid) = observed.cid else {
+        decision.wake(NO_CID_WAIT);
+        let message = "no VSOCK context id was found to be free".to_owned();
+        return Err(SyncError { reason: reason::FAILED_CREATE.to_owned(), message });
+    };
+    if vsock::cid(observed.instance) == Some(cid) {
+        return Ok(true);
+    }
+    wanted.status.get_or_insert_default().vsock_cid = Some(cid);
+    Ok(false)
+}
+
+pub(super) fn create_pod(
+    observed: &Observed<'_>,
+    decision: &mut Decision,
+) -> Result<Option<SyncError>, serde_json::Error> {
+    let instance = observed.instance;
+    let regarding = || Kind::Instance.reference(&instance.metadata);
+    let inputs = Inputs {
+        instance,
+        config: observed.config,
+        launcher_image: observed.launcher_image,
+        claims: observed.claims,
+        limits: observed.limits,
+        definitions: observed.definitions,
+    };
+    let pod = match launcher_pod::render(&inputs) {
+        Ok(pod) => pod,
+        Err(RenderError::ClaimNotFound(claim)) => {
+            let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
+            let message = format!("PVC {namespace}/{claim} does not exist, waiting for it to appear");
+            // The creation of the claim wakes the VMI. The event is emitted once per change of the condition.
+            if !shows(instance, reason::FAILED_PVC_NOT_FOUND, &message) {
+                decision.push(Effect::Event(Event::normal(regarding(), reason::FAILED_PVC_NOT_FOUND, message.clone())));
+            }
+            return Ok(Some(SyncError { reason: reason::FAILED_PVC_NOT_FOUND.to_owned(), message }));
+        }
+        Err(other) => {
+            let message = format!("failed to render launch manifest: {other}");
+            if !shows(instance, event::FAILED_CREATE, &message) {
+                decision.push(Effect::Event(Event::warning(regarding(), event::FAILED_CREATE, message.clone())));
+            }
+            return Ok(Some(SyncError { reason: reason::FAILED_CREATE.to_owned(), message }));
+        }
+    };
+    let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+        decision.wake(failure.remaining(observed.now));
+    } else {
+        let effect = Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?
+            .on_success(Event::normal(regarding(), event::SUCCESSFUL_CREATE, "Created virtual machine pod {name}"))
+            .on_failure(Event::warning(regarding(), event::FAILED_CREATE, "Error creating pod: {error}"));
+        decision.push(effect);
+    }
+    Ok(failure.map(|failure| SyncError {
+        reason: reason::FAILED_CREATE.to_owned(),
+        message: format!("failed to create virtual machine pod: {}", failure.message),
+    }))
+}
+
+/// Returns true if condition Synchronized shows this already.
+fn shows(instance: &VirtualMachineInstance, reason: &str, message: &str) -> bool {
+    instance.condition(condition::SYNCHRONIZED).is_some_and(|condition| {
+        condition.reason.as_deref() == Some(reason) && condition.message.as_deref() == Some(message)
+    })
+}
+
+pub(super) fn delete_pods<'a>(
+    observed: &Observed<'_>,
+    pods: impl Iterator<Item = &'a CachedPod>,
+    decision: &mut Decision,
+) {
+    for pod in pods.filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let regarding = || Kind::Instance.reference(&observed.instance.metadata);
+        let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
+        if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+            decision.wake(failure.remaining(observed.now));
+            continue;
+        }
+        decision.push(
+            Effect::delete(Kind::Pod, &pod.metadata)
+                .on_success(Event::normal(
+                    regarding(),
+                    event::SUCCESSFUL_DELETE,
+                    format!("Deleted virtual machine pod {name}"),
+                ))
+                .on_failure(Event::warning(
+                    regarding(),
+                    event::FAILED_DELETE,
+                    format!("Failed to delete virtual machine pod {name}"),
+                )),
+        );
+    }
+}

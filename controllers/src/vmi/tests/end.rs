@@ -1,0 +1,116 @@
+//! Tests of the end of VMIs and of surplus pods.
+
+use super::*;
+
+#[test]
+fn virt_handler_has_time_to_record_the_end_of_a_launcher() {
+    let decision = decided(&in_phase("Running"), &[ended_pod("2030-01-01T00:00:55Z")]);
+    assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(5)));
+    assert_eq!(status_of(&decision).get("phase"), None);
+    let decision = decided(&in_phase("Running"), &[ended_pod("2030-01-01T00:00:50Z")]);
+    assert_eq!(status_of(&decision)["phase"], "Failed");
+}
+
+#[test]
+fn vmi_that_never_ran_fails_with_a_launcher_whose_end_the_kubelet_does_not_know() {
+    let lost = || {
+        let compute = json!({"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+            "state": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}});
+        pod(&json!({"status": {"phase": "Failed", "reason": "Evicted", "containerStatuses": [compute]}}))
+    };
+    for phase in ["Scheduling", "Scheduled"] {
+        let status = status_of(&decided(&in_phase(phase), &[lost()]));
+        assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("Evicted")), "{phase}");
+    }
+    let decision = decided(&in_phase("Running"), &[lost()]);
+    assert_eq!(status_of(&decision).get("phase"), None, "{decision:?}");
+}
+
+#[test]
+fn started_vmi_without_pod_fails_and_never_gets_a_second_one() {
+    for (phase, shown) in [("Scheduling", None), ("Scheduled", Some("Stopped")), ("Running", Some("Stopped"))] {
+        let decision = decided(&in_phase(phase), &[]);
+        assert_eq!(status_of(&decision)["phase"], "Failed", "{phase}");
+        let event = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Patch { kind: Kind::Instance, options, .. } => options.success.as_ref().map(|note| note.reason),
+            _ => None,
+        });
+        assert_eq!(event, shown, "{phase}");
+        assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Create { .. })));
+    }
+    assert!(!decided(&in_phase("Failed"), &[]).effects.iter().any(|effect| matches!(effect, Effect::Create { .. })));
+}
+
+#[test]
+fn deletion_removes_the_pod_first_and_the_finalizer_last() {
+    let deleting = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:30Z"}});
+    let merged = |phase: &str| {
+        let mut vmi = serde_json::to_value(in_phase(phase)).unwrap();
+        json_patch::merge(&mut vmi, &deleting);
+        serde_json::from_value::<VirtualMachineInstance>(vmi).unwrap()
+    };
+    let ready = running_pod(&json!({"type": "Ready", "status": "True"}));
+    let decision = decided(&merged("Running"), &[ready]);
+    assert!(matches!(decision.effects[0], Effect::Delete { kind: Kind::Pod, .. }));
+    let patch = patch_of(&decision, Kind::Instance);
+    assert!(patch.is_none_or(|patch| patch["metadata"].get("finalizers").is_none()));
+    // Those of VMI and VM go, those of others stay.
+    let (own, of_vm) = ("kubevirt.io/foregroundDeleteVirtualMachine", "kubevirt.io/virtualMachineControllerFinalize");
+    for (finalizers, left) in [
+        (vec![own], Value::Null),
+        (vec![of_vm, own], Value::Null),
+        (vec![of_vm, "example.org/wait", own], json!(["example.org/wait"])),
+    ] {
+        let mut vmi = merged("Succeeded");
+        vmi.metadata.finalizers = Some(finalizers.into_iter().map(str::to_owned).collect());
+        let patch = patch_of(&decided(&vmi, &[]), Kind::Instance).unwrap();
+        assert_eq!(patch["metadata"]["finalizers"], left);
+    }
+}
+
+#[test]
+fn vmi_deleted_before_it_had_a_pod_ends_in_one_write() {
+    let deleting = vmi(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:30Z"}}));
+    let decision = decided(&deleting, &[]);
+    let patch = patch_of(&decision, Kind::Instance).unwrap();
+    assert_eq!(patch["status"]["phase"], "Failed");
+    assert_eq!(patch["metadata"]["finalizers"], Value::Null);
+    assert_eq!(decision.effects.len(), 1);
+}
+
+#[test]
+fn second_pod_of_a_start_that_was_not_answered_in_time_is_deleted() {
+    let second =
+        |at: &str| pod(&json!({"metadata": {"name": "virt-launcher-m-y", "uid": "q", "creationTimestamp": at}}));
+    let deleted = |decision: &Decision| {
+        let name = |effect: &Effect| match effect {
+            Effect::Delete { kind: Kind::Pod, uid, .. } => uid.clone(),
+            _ => None,
+        };
+        decision.effects.iter().filter_map(name).collect::<Vec<_>>()
+    };
+    let decision = decided(&vmi(&json!({})), &[pod(&json!({})), second("2030-01-01T00:00:05Z")]);
+    assert_eq!(deleted(&decision), ["q"]);
+    assert_eq!(status_of(&decision)["activePods"], json!({"p": "n"}));
+    // The pod that the VMI runs in stays, whichever is older.
+    let decision = decided(&in_phase("Running"), &[pod(&json!({})), second("2029-01-01T00:00:05Z")]);
+    assert_eq!(deleted(&decision), ["q"]);
+    assert_ne!(status_of(&decided(&in_phase("Running"), &[second("2030-01-01T00:00:05Z")]))["phase"], "Running");
+}
+
+#[test]
+fn cve_2025_64435_pod_that_only_says_to_be_of_the_vmi_does_not_end_it() {
+    let running = running_pod(&json!({"type": "Ready", "status": "True"}));
+    let alone = decided(&in_phase("Running"), std::slice::from_ref(&running));
+    // Younger, on the VMI's node, and over: with a container of that name and without.
+    let ended = json!({"terminated": {"exitCode": 0, "finishedAt": "2030-01-01T00:00:40Z"}});
+    let compute =
+        json!({"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "", "state": ended});
+    for containers in [json!([]), json!([compute])] {
+        let stranger = pod(&json!({
+            "metadata": {"name": "stranger", "uid": "q", "creationTimestamp": "2030-01-01T00:00:30Z"},
+            "status": {"phase": "Succeeded", "containerStatuses": containers},
+        }));
+        assert_eq!(decided(&in_phase("Running"), &[running.clone(), stranger]), alone);
+    }
+}
