@@ -4,14 +4,14 @@ use std::{net::IpAddr, path::PathBuf};
 
 use clap::Parser;
 
-/// The Ferrovirt agent of one node.
+/// Manages the VMIs of one node.
 #[derive(Parser)]
 #[command(name = "virt-handler", version)]
 struct Arguments {
     /// Name of the node.
     #[arg(long, alias = "hostname-override", env = "NODE_NAME")]
     node_name: String,
-    /// Address to serve on: the pod's.
+    /// Address for consoles and lifecycle requests: the pod's. Metrics and health are served on all addresses.
     #[arg(long, alias = "pod-ip-address", env = "MY_POD_IP", default_value = "0.0.0.0")]
     pod_ip: IpAddr,
     /// Namespace of the installation.
@@ -23,7 +23,7 @@ struct Arguments {
     /// Directory with the node's virtualization capabilities.
     #[arg(long, default_value = "/var/lib/kubevirt-node-labeller")]
     capabilities_dir: PathBuf,
-    /// The node's `/dev`: a container's own is a copy that devices which come later are not in.
+    /// The node's `/dev`. A container's own is a copy without devices that are plugged in later.
     #[arg(long, default_value = "/dev")]
     device_dir: PathBuf,
     /// Port for metrics and health.
@@ -32,20 +32,20 @@ struct Arguments {
     /// Port for consoles and lifecycle requests.
     #[arg(long, default_value_t = 8186)]
     console_server_port: u16,
-    /// Devices of each kind that may be handed out.
+    /// Devices of each kind that kubelet may allocate.
     #[arg(long, default_value_t = 1000)]
     max_devices: u32,
     /// Verbosity of the log; the cluster configuration overrides it.
-    #[arg(short, default_value_t = process::logging::DEFAULT_VERBOSITY)]
+    #[arg(short, default_value_t = daemon::logging::DEFAULT_VERBOSITY)]
     v: u32,
 }
 
 fn main() -> anyhow::Result<()> {
-    if let Some(sampled) = process::profiler::sample_parent() {
+    if let Some(sampled) = daemon::profiler::sample_parent() {
         return Ok(sampled?);
     }
     let arguments = Arguments::parse();
-    let verbosity = process::logging::init("virt-handler", arguments.v);
+    let verbosity = daemon::logging::init("virt-handler", arguments.v);
     let options = node::Options {
         node_name: arguments.node_name,
         listen: arguments.pod_ip,

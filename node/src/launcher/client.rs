@@ -1,6 +1,7 @@
 //! Calls to one launcher, each with a deadline and bounded messages.
 
 use std::{
+    collections::BTreeSet,
     future::Future,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -9,9 +10,10 @@ use std::{
 use hyper_util::rt::TokioIo;
 use protocol::{
     CacheFile, Chunk, ConsoleInput, FileSystemsRequest, FinishRequest, FreezeRequest, GuestFileSystem,
-    GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest, MAX_CHUNK, MAX_MESSAGE_SIZE,
-    MachineOptions, MachineState, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
-    StatsReply, StatsRequest, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, WatchRequest,
+    GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest, LauncherState, MAX_CHUNK,
+    MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply,
+    StatsRequest, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, VmiOptions, WatchRequest,
+    features::{self, Feature},
     launcher_client::LauncherClient,
 };
 use tokio::{net::UnixStream, sync::mpsc};
@@ -23,37 +25,36 @@ use tonic::{
 
 use super::paced::Paced;
 
-/// Longest wait for a call that only passes something on.
-pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest wait for a synchronization: libvirtd may still be starting and the guest's disks have to be made.
-pub const SYNC_TIMEOUT: Duration = Duration::from_secs(90);
-/// Longest wait for what the guest agent tells; virt-api waits 10 s for the answer.
+/// Limit of a call without much work.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Limit of Sync: libvirtd may still start, and disk images are created.
+pub(crate) const SYNC_TIMEOUT: Duration = Duration::from_secs(90);
+/// Limit of calls to the guest agent; virt-api waits 10 s for the answer.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(8);
-/// Longest wait for metrics.
+/// Limit of statistics.
 const STATS_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait for a freeze: the guest writes out what it has in memory first.
+/// Limit of a freeze: the guest writes its caches first.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(65);
-/// Longest wait for the connection's HTTP/2 preface.
+/// Limit of the HTTP/2 preface.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Silence after which the launcher is asked for a sign of life, and the time it has to answer. A launcher that
-/// does not answer is treated like one whose connection broke.
+/// Idle time before a keep-alive ping, and the limit of its answer. Without an answer the connection counts as lost.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
-/// HTTP/2 flow-control windows: what a launcher may send unread, a stream and a connection. Screenshots and states are
-/// the largest messages; consoles are paced by their readers.
+/// HTTP/2 flow-control windows of a stream and of a connection: bytes that a launcher can send unread. Screenshots and states
+/// are the largest messages; consoles are paced by their readers.
 const STREAM_WINDOW: u32 = 128 * 1024;
 const CONNECTION_WINDOW: u32 = 512 * 1024;
-/// Chunks of a console or VNC stream under way towards the launcher.
+/// Chunks of a console or VNC stream that wait to be sent to the launcher.
 const STREAM_QUEUE: usize = 4;
-/// Largest answer and state that is read. An entry of a list takes two bytes in a message and a hundred in memory, so a
-/// message as large as a picture would be half a gibibyte. What a launcher says about its guest stays far below.
+/// Largest answer and state. An entry of a list takes two bytes in a message and a hundred in memory, so that a message of the
+/// size of a screenshot could take half a gibibyte. Real answers are far smaller.
 const ANSWER_LIMIT: usize = 512 * 1024;
-/// Most entries of a list that are kept: as many as a launcher takes from its guest.
+/// Most entries of a list that are kept: as many as a launcher accepts from its guest.
 pub(super) const LIST_LIMIT: usize = 256;
 
-/// Why a call to a launcher failed.
+/// Reason why a call to a launcher failed.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum LauncherError {
-    /// No connection came up.
+pub(crate) enum LauncherError {
+    /// No connection was established.
     #[error("cannot connect to the launcher: {0}")]
     Connect(String),
     /// The connection broke or was closed.
@@ -64,31 +65,31 @@ pub enum LauncherError {
     Deadline {
         /// The call.
         call: &'static str,
-        /// How long it was waited for.
+        /// The limit.
         after: Duration,
     },
-    /// The launcher answered that it could not do it.
+    /// The launcher returned an error.
     #[error("{message}")]
     Refused {
         /// The call.
         call: &'static str,
-        /// What it said.
+        /// Its message.
         message: String,
-        /// Trying again cannot help.
+        /// No attempt can succeed.
         irrecoverable: bool,
     },
 }
 
 impl LauncherError {
-    /// The connection itself is of no more use.
+    /// Returns true if the connection cannot be used any more.
     #[must_use]
-    pub fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Lost(_))
     }
 
-    /// What the end of a call or of its stream means.
+    /// Converts the status with which a call or its stream ended.
     pub(crate) fn from_status(call: &'static str, status: &Status) -> Self {
-        // What the connection itself reports carries its cause; what the launcher answers does not.
+        // Errors of the connection have a source; answers of the launcher have none.
         if std::error::Error::source(status).is_some() {
             return Self::Lost(bounded(status.message()));
         }
@@ -107,27 +108,36 @@ impl LauncherError {
     }
 }
 
-/// Text from a launcher goes into conditions and events: bounded and without control characters.
+/// Bounds text of a launcher and replaces control characters: it is written to conditions and events.
 pub(crate) fn bounded(text: &str) -> String {
     const MAX: usize = 1024;
     text.chars().take(MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
+/// The launcher's answer to Hello.
+#[derive(Debug)]
+pub(crate) struct Hello {
+    /// Version of the launcher.
+    pub(crate) version: String,
+    /// Optional features that both sides support.
+    pub(crate) features: BTreeSet<Feature>,
+}
+
 /// A connection to one launcher. Cheap to clone; all clones share the connection.
 #[derive(Clone, Debug)]
-pub struct Launcher {
+pub(crate) struct Launcher {
     client: LauncherClient<Channel>,
 }
 
 impl Launcher {
-    /// Speaks the protocol over `stream`, a checked connection to a launcher's socket. The connection is never made
-    /// anew: when it is lost, a new socket has to be found and checked.
-    pub async fn connect(stream: UnixStream) -> Result<Self, LauncherError> {
+    /// Uses `stream`, a checked connection to a launcher's socket. A lost connection is never reopened here, because a new
+    /// socket has to be found and checked.
+    pub(crate) async fn connect(stream: UnixStream) -> Result<Self, LauncherError> {
         let stream = Arc::new(Mutex::new(Some(stream)));
         let connector = tower::service_fn(move |_: Uri| {
             let stream = stream.lock().unwrap_or_else(PoisonError::into_inner).take();
             let paced = |stream| TokioIo::new(Paced::new(stream));
-            async move { stream.map(paced).ok_or_else(|| std::io::Error::other("the connection is used up")) }
+            async move { stream.map(paced).ok_or_else(|| std::io::Error::other("the connection was used")) }
         });
         let endpoint = Endpoint::from_static("http://launcher.invalid")
             .http2_keep_alive_interval(KEEP_ALIVE.0)
@@ -146,108 +156,112 @@ impl Launcher {
         Ok(Self { client })
     }
 
-    /// Says hello to the launcher of the machine `uid` and hands over what the node knows; the launcher starts libvirtd.
-    /// The launcher of another machine refuses.
-    pub async fn hello(
+    /// Calls Hello with the UID of the VMI and the node's data; the launcher starts libvirtd. The launcher of another VMI
+    /// refuses.
+    pub(crate) async fn hello(
         &self,
         uid: &str,
         capabilities_cache: Vec<CacheFile>,
         allow_emulation: bool,
-    ) -> Result<String, LauncherError> {
+    ) -> Result<Hello, LauncherError> {
         let mut client = self.client.clone();
-        let request = HelloRequest { capabilities_cache, allow_emulation, uid: uid.to_owned() };
+        let request =
+            HelloRequest { capabilities_cache, allow_emulation, uid: uid.to_owned(), features: features::own() };
         let reply = call("Hello", CALL_TIMEOUT, client.hello(request)).await?;
-        Ok(bounded(&reply.launcher_version))
+        Ok(Hello { version: bounded(&reply.launcher_version), features: features::common(&reply.features) })
     }
 
-    /// Brings the machine to what `vmi` (JSON) says. True when this started it.
-    pub async fn sync(&self, vmi: Vec<u8>, options: MachineOptions) -> Result<bool, LauncherError> {
+    /// Sends the desired VMI (JSON). Returns true if this started the domain.
+    pub(crate) async fn sync(&self, vmi: Vec<u8>, options: VmiOptions) -> Result<bool, LauncherError> {
         let mut client = self.client.clone();
         let request = SyncRequest { vmi, options: Some(options) };
         Ok(call("Sync", SYNC_TIMEOUT, client.sync(request)).await?.started)
     }
 
-    /// The machine's state now and after each change.
-    pub async fn watch(&self) -> Result<Streaming<MachineState>, LauncherError> {
+    /// Streams the current state and each change.
+    pub(crate) async fn watch(&self) -> Result<Streaming<LauncherState>, LauncherError> {
         let mut client = self.client.clone();
         call("Watch", CALL_TIMEOUT, client.watch(WatchRequest {})).await
     }
 
-    /// Asks the guest to power off; the launcher stops it by force after `grace_period_seconds`.
-    pub async fn shutdown(&self, grace_period_seconds: u64) -> Result<(), LauncherError> {
+    /// Requests the shutdown of the guest; the launcher stops it by force after `grace_period_seconds`.
+    pub(crate) async fn shutdown(&self, grace_period_seconds: u64) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Shutdown", CALL_TIMEOUT, client.shutdown(ShutdownRequest { grace_period_seconds })).await.map(drop)
     }
 
-    /// Stops the machine at once.
-    pub async fn kill(&self) -> Result<(), LauncherError> {
+    /// Stops the domain at once.
+    pub(crate) async fn kill(&self) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Kill", CALL_TIMEOUT, client.kill(KillRequest {})).await.map(drop)
     }
 
-    /// Pauses the machine's processors.
-    pub async fn pause(&self) -> Result<(), LauncherError> {
+    /// Pauses the vCPUs.
+    pub(crate) async fn pause(&self) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Pause", CALL_TIMEOUT, client.pause(PauseRequest {})).await.map(drop)
     }
 
-    /// Lets a paused machine run on.
-    pub async fn unpause(&self) -> Result<(), LauncherError> {
+    /// Resumes the vCPUs.
+    pub(crate) async fn unpause(&self) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Unpause", CALL_TIMEOUT, client.unpause(UnpauseRequest {})).await.map(drop)
     }
 
-    /// Presses the reset button.
-    pub async fn reset(&self) -> Result<(), LauncherError> {
+    /// Resets the domain.
+    pub(crate) async fn reset(&self) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Reset", CALL_TIMEOUT, client.reset(ResetRequest {})).await.map(drop)
     }
 
-    /// Asks the guest to reboot.
-    pub async fn soft_reboot(&self) -> Result<(), LauncherError> {
+    /// Reboots the guest.
+    pub(crate) async fn soft_reboot(&self) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("SoftReboot", CALL_TIMEOUT, client.soft_reboot(SoftRebootRequest {})).await.map(drop)
     }
 
-    /// Tells the launcher that the final state was recorded and that it may exit.
-    pub async fn finish(&self) -> Result<(), LauncherError> {
+    /// Permits the launcher to exit after the final state was written.
+    pub(crate) async fn finish(&self) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Finish", CALL_TIMEOUT, client.finish(FinishRequest {})).await.map(drop)
     }
 
-    /// A picture of the first display, PNG.
-    pub async fn screenshot(&self) -> Result<Vec<u8>, LauncherError> {
+    /// Returns a PNG screenshot of the first display.
+    pub(crate) async fn screenshot(&self) -> Result<Vec<u8>, LauncherError> {
         let mut client = self.client.clone().max_decoding_message_size(MAX_MESSAGE_SIZE);
         Ok(call("Screenshot", CALL_TIMEOUT, client.screenshot(ScreenshotRequest {})).await?.png)
     }
 
-    /// Opens the serial console. With `replay` the kept output comes first.
-    pub async fn console(&self, replay: bool) -> Result<(mpsc::Sender<ConsoleInput>, Streaming<Chunk>), LauncherError> {
+    /// Opens the serial console. With `replay` the retained output comes first.
+    pub(crate) async fn console(
+        &self,
+        replay: bool,
+    ) -> Result<(mpsc::Sender<ConsoleInput>, Streaming<Chunk>), LauncherError> {
         let mut client = self.stream_client();
         let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
-        // The first message says what is wanted; it must be there before the launcher answers.
+        // The first message holds the options; the launcher waits for it before it answers.
         let first = ConsoleInput { data: Vec::new(), replay };
         sender.send(first).await.map_err(|_| LauncherError::Lost("the stream was closed".into()))?;
         let output = call("Console", CALL_TIMEOUT, client.console(ReceiverStream::new(receiver))).await?;
         Ok((sender, output))
     }
 
-    /// Opens a connection to the machine's display.
-    pub async fn vnc(&self) -> Result<(mpsc::Sender<Chunk>, Streaming<Chunk>), LauncherError> {
+    /// Opens a connection to the display.
+    pub(crate) async fn vnc(&self) -> Result<(mpsc::Sender<Chunk>, Streaming<Chunk>), LauncherError> {
         let mut client = self.stream_client();
         let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
         let output = call("Vnc", CALL_TIMEOUT, client.vnc(ReceiverStream::new(receiver))).await?;
         Ok((sender, output))
     }
 
-    /// Opens a channel for USB redirection.
-    pub async fn usb_redirection(
+    /// Opens a USB redirection channel.
+    pub(crate) async fn usb_redirection(
         &self,
         channel: u32,
     ) -> Result<(mpsc::Sender<UsbInput>, Streaming<Chunk>), LauncherError> {
         let mut client = self.stream_client();
         let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
-        // The launcher answers when it knows the channel.
+        // The launcher waits for the channel before it answers.
         let first = UsbInput { data: Vec::new(), channel };
         sender.send(first).await.map_err(|_| LauncherError::Lost("the stream was closed".into()))?;
         let output =
@@ -255,8 +269,8 @@ impl Launcher {
         Ok((sender, output))
     }
 
-    /// What the guest agent tells about its guest.
-    pub async fn guest_report(&self) -> Result<GuestReportReply, LauncherError> {
+    /// Returns the report of the guest agent.
+    pub(crate) async fn guest_report(&self) -> Result<GuestReportReply, LauncherError> {
         let mut client = self.client.clone();
         let mut report = call("GuestReport", GUEST_TIMEOUT, client.guest_report(GuestReportRequest {})).await?;
         report.agent.iter_mut().for_each(|agent| cut(&mut agent.commands));
@@ -265,16 +279,16 @@ impl Launcher {
         Ok(report)
     }
 
-    /// Who is logged in to the guest.
-    pub async fn users(&self) -> Result<Vec<GuestUser>, LauncherError> {
+    /// Lists the users logged in to the guest.
+    pub(crate) async fn users(&self) -> Result<Vec<GuestUser>, LauncherError> {
         let mut client = self.client.clone();
         let mut users = call("Users", GUEST_TIMEOUT, client.users(UsersRequest {})).await?.users;
         cut(&mut users);
         Ok(users)
     }
 
-    /// The guest's file systems.
-    pub async fn file_systems(&self) -> Result<Vec<GuestFileSystem>, LauncherError> {
+    /// Lists the file systems of the guest.
+    pub(crate) async fn file_systems(&self) -> Result<Vec<GuestFileSystem>, LauncherError> {
         let mut client = self.client.clone();
         let reply = call("FileSystems", GUEST_TIMEOUT, client.file_systems(FileSystemsRequest {})).await?;
         let mut systems = reply.file_systems;
@@ -282,25 +296,25 @@ impl Launcher {
         Ok(systems)
     }
 
-    /// Freezes the guest's file systems; after so many seconds they thaw by themselves, unless that is 0.
-    pub async fn freeze(&self, unfreeze_timeout_seconds: u32) -> Result<(), LauncherError> {
+    /// Freezes the file systems of the guest; they thaw automatically after so many seconds, unless that is 0.
+    pub(crate) async fn freeze(&self, unfreeze_timeout_seconds: u32) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Freeze", FREEZE_TIMEOUT, client.freeze(FreezeRequest { unfreeze_timeout_seconds })).await.map(drop)
     }
 
-    /// Thaws the guest's file systems.
-    pub async fn unfreeze(&self) -> Result<(), LauncherError> {
+    /// Thaws the file systems of the guest.
+    pub(crate) async fn unfreeze(&self) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Unfreeze", CALL_TIMEOUT, client.unfreeze(UnfreezeRequest {})).await.map(drop)
     }
 
-    /// What libvirt counts about the machine.
-    pub async fn stats(&self) -> Result<StatsReply, LauncherError> {
+    /// Returns libvirt's statistics of the domain.
+    pub(crate) async fn stats(&self) -> Result<StatsReply, LauncherError> {
         let mut client = self.client.clone();
         call("Stats", STATS_TIMEOUT, client.stats(StatsRequest {})).await
     }
 
-    /// A client whose messages are chunks of a stream, and bounded as such.
+    /// Returns a client for streams, whose messages are chunks.
     fn stream_client(&self) -> LauncherClient<Channel> {
         self.client.clone().max_decoding_message_size(MAX_CHUNK + 64).max_encoding_message_size(MAX_CHUNK + 64)
     }
@@ -318,7 +332,7 @@ async fn call<T>(
     }
 }
 
-/// Keeps the first entries of a launcher's list, and gives back the room of the others.
+/// Keeps the first entries of a launcher's list and frees the memory of the others.
 pub(super) fn cut<T>(list: &mut Vec<T>) {
     list.truncate(LIST_LIMIT);
     list.shrink_to_fit();
@@ -329,8 +343,8 @@ fn cut_file_systems(list: &mut Vec<GuestFileSystem>) {
     list.iter_mut().for_each(|system| cut(&mut system.disks));
 }
 
-/// An error with its causes on one line: what was attempted, and what the kernel or the library said.
-pub fn with_causes(error: &dyn std::error::Error) -> String {
+/// Formats an error with its causes on one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {
@@ -346,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_business_failure_is_told_from_a_lost_connection() {
+    fn errors_of_the_launcher_differ_from_a_lost_connection() {
         let failed = LauncherError::from_status("Sync", &Status::internal("no such disk"));
         assert!(!failed.is_lost());
         assert_eq!(failed.to_string(), "no such disk");
@@ -364,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_argument_cannot_be_helped_by_trying_again() {
+    fn an_invalid_argument_is_irrecoverable() {
         let error = LauncherError::from_status("Sync", &Status::invalid_argument("bad"));
         assert!(matches!(error, LauncherError::Refused { irrecoverable: true, .. }));
     }

@@ -1,26 +1,26 @@
-//! Which pods of this node may hold the launcher of a machine.
+//! The pods of this node that may contain the launcher of a VMI.
 
 use std::collections::BTreeMap;
 
-/// Longest pod UID taken from a status. Kubernetes' own are 36 characters; static pods have 32.
+/// Longest pod UID. UIDs of Kubernetes have 36 characters, those of static pods 32.
 const MAX_UID: usize = 64;
 
-/// Pods of this node that the status of a machine names.
+/// Pods of this node in the status of a VMI.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Candidates {
-    /// The machine has no pod here.
+pub(crate) enum Candidates {
+    /// The VMI has no pod here.
     None,
     /// The UID of its pod.
     One(String),
-    /// More than one, in order; the launcher is known only once a single one has a socket.
+    /// Several pods, in order. The launcher is known only once a single one remains.
     Several(Vec<String>),
 }
 
-/// The pods on `node` among `status.activePods` (pod UID to node name; an empty name stands for any node).
+/// Returns the pods on `node` among `status.activePods` (pod UID to node name; an empty name matches any node).
 ///
-/// A UID becomes a component of a path on the node, so whatever does not look like one is left out.
+/// A UID becomes a path component on the node, so that invalid ones are left out.
 #[must_use]
-pub fn candidates(active_pods: &BTreeMap<String, String>, node: &str) -> Candidates {
+pub(crate) fn candidates(active_pods: &BTreeMap<String, String>, node: &str) -> Candidates {
     let mut here: Vec<String> = active_pods
         .iter()
         .filter(|(uid, name)| (name.is_empty() || *name == node) && is_uid(uid))
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uid_that_would_leave_the_directory_is_left_out() {
+    fn a_uid_that_leads_out_of_the_directory_is_left_out() {
         for hostile in ["..", "a/b", "", ".", "a\0b", "../../etc", &"a".repeat(65)] {
             assert_eq!(candidates(&pods(&[(hostile, "n1")]), "n1"), Candidates::None, "{hostile:?}");
         }

@@ -1,14 +1,17 @@
-//! The agent's side of a launcher: finding its socket, connecting to it, calling it, following its state.
+//! virt-handler's side of the launcher protocol: [`client`] calls a launcher, [`watch`] follows its state, [`paced`] bounds the
+//! rate at which its connection is read. [`capabilities`] is the cache that Hello transfers.
 //!
-//! Which machine a launcher serves is known from the socket, that is from the pod whose directory it lies in and whose
-//! process answers on it; nothing that arrives over the connection can change that.
+//! The VMI of a launcher is known from its socket: from the pod whose directory contains it and whose process answers on it.
+//! Nothing that arrives over the connection can change that.
 
+pub(crate) mod capabilities;
 mod client;
+#[cfg(test)]
+pub(crate) mod fake;
 mod locate;
 mod paced;
 mod watch;
 
-pub(crate) use client::bounded;
-pub use client::{CALL_TIMEOUT, Launcher, LauncherError, SYNC_TIMEOUT, with_causes};
-pub use locate::{Candidates, candidates};
-pub use watch::{Report, follow};
+pub(crate) use client::{Launcher, LauncherError, bounded, with_causes};
+pub(crate) use locate::{Candidates, candidates};
+pub(crate) use watch::{Report, follow};

@@ -1,9 +1,8 @@
-//! A launcher's connection, read at a bounded pace.
+//! Reads a launcher's connection at a bounded rate.
 //!
-//! HTTP/2 bounds by flow control how many bytes of messages a peer sends unread, not how many other frames it sends: each
-//! of them costs time, and many have to be answered. A launcher that is in the hands of somebody else can send millions a
-//! second. More than a launcher has reason to send are therefore left in the socket, where they hold up nobody but their
-//! sender.
+//! HTTP/2 flow control bounds the bytes of messages that a peer can send unread, not the number of other frames, each of
+//! which costs time or an answer. A compromised launcher can send millions per second. Frames beyond the rate that a
+//! launcher needs therefore stay in the socket, where they delay only their sender.
 
 use std::{
     io,
@@ -17,10 +16,9 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-/// Frames without bytes of a message that are read in the long run, a second. An upload of 60 MiB/s over a channel for USB
-/// makes a launcher send about so many.
+/// Average rate of frames without message bytes, per second. An upload of 60 MiB/s over a USB channel causes about as many.
 const PER_SECOND: u32 = 2000;
-/// Frames that may come at once.
+/// Frames that may arrive at once.
 const BURST: u32 = 10_000;
 const INTERVAL: Duration = Duration::from_micros(1_000_000 / PER_SECOND as u64);
 
@@ -28,12 +26,12 @@ const INTERVAL: Duration = Duration::from_micros(1_000_000 / PER_SECOND as u64);
 const HEADER: usize = 9;
 const DATA: u8 = 0;
 
-/// A connection that is read no faster than its frames may come. What is written passes as it is.
+/// A connection that is read at a bounded rate of frames. Writes are not delayed.
 #[derive(Debug)]
 pub(super) struct Paced<S> {
     inner: S,
     frames: Frames,
-    /// By when the frames that were read so far were due.
+    /// Time at which the frames that were read are within the rate.
     due: Instant,
     pause: Option<Pin<Box<Sleep>>>,
 }
@@ -43,7 +41,7 @@ impl<S> Paced<S> {
         Self { inner, frames: Frames::default(), due: Instant::now(), pause: None }
     }
 
-    /// How long to wait before more is read, these bytes having been read now.
+    /// Counts bytes that were read and returns the pause before the next read.
     fn after(&mut self, bytes: &[u8], now: Instant) -> Duration {
         let frames = self.frames.count(bytes);
         self.due = self.due.max(now) + INTERVAL.saturating_mul(frames);
@@ -51,18 +49,18 @@ impl<S> Paced<S> {
     }
 }
 
-/// Finds the frames in the bytes of a connection, however these are cut.
+/// Finds frame headers in the bytes of a connection, in pieces of any size.
 #[derive(Debug, Default)]
 struct Frames {
     header: [u8; HEADER],
-    /// Bytes of the header that have come.
+    /// Bytes of the header that have arrived.
     known: usize,
-    /// Bytes of the frame that are still to come.
+    /// Bytes of the frame that are missing.
     rest: usize,
 }
 
 impl Frames {
-    /// Counts the headers that end in `bytes`, except those of frames with bytes of a message.
+    /// Counts the headers that end in `bytes`, except those of frames with message bytes.
     fn count(&mut self, mut bytes: &[u8]) -> u32 {
         let mut count = 0_u32;
         while !bytes.is_empty() {
@@ -152,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_counted_however_they_are_cut() {
+    fn frames_are_counted_in_pieces_of_any_size() {
         let bytes = [frame(4, 12), frame(PING, 8), frame(DATA, 70_000), frame(DATA, 0), frame(8, 4)].concat();
         for piece in [1, 2, 8, 9, 10, 17, 4096, bytes.len()] {
             let mut frames = Frames::default();
@@ -161,7 +159,7 @@ mod tests {
         }
     }
 
-    /// Bytes that are read of an endless repetition of `frame` within `seconds`.
+    /// Returns the bytes that are read from an endless repetition of `frame` within `seconds`.
     async fn read_within(frame: &[u8], seconds: u64) -> usize {
         let (near, mut far) = duplex(64 << 10);
         let flood = frame.repeat(1 + (16 << 10) / frame.len());
@@ -169,7 +167,7 @@ mod tests {
         let mut paced = Paced::new(near);
         let (mut buffer, mut read) = (vec![0; 16 << 10], 0);
         let _ = timeout(Duration::from_secs(seconds), async {
-            // Messages are not held back at all: enough of them is enough.
+            // Message bytes are not delayed.
             while read < 64 << 20 {
                 read += paced.read(&mut buffer).await.unwrap();
             }
@@ -180,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn cve_2026_7374_a_flood_of_pings_is_read_at_a_bounded_pace() {
+    async fn cve_2026_7374_a_flood_of_pings_is_read_at_a_bounded_rate() {
         let ping = frame(PING, 8);
         let read = read_within(&ping, 10).await / ping.len();
         let most = (BURST + 10 * PER_SECOND) as usize + (16 << 10) / ping.len();
@@ -188,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn frames_with_bytes_of_a_message_are_not_held_back() {
+    async fn frames_with_message_bytes_are_not_delayed() {
         assert!(read_within(&frame(DATA, 100), 1).await >= 64 << 20);
     }
 }

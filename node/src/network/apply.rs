@@ -1,4 +1,4 @@
-//! Carries a plan out in the network namespace of the calling thread.
+//! Executes a plan in the network namespace of the calling thread.
 
 use std::{net::Ipv4Addr, path::Path, process::Stdio, time::Duration};
 
@@ -23,14 +23,14 @@ use super::{
 };
 use crate::safe_dir::SafeDir;
 
-/// Longest time for nft to take the rules.
+/// Limit of nft.
 const NFT_TIMEOUT: Duration = Duration::from_secs(10);
-/// So much of what nft complains about is kept.
+/// Bytes of nft's error output that are kept.
 const NFT_COMPLAINT: u64 = 4 * 1024;
-/// The programs of a node's system are found here, whatever the agent's environment says.
+/// Search path of the node's programs, independent of virt-handler's environment.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Looks, decides and does what is missing, one interface after the other.
+/// Observes, decides and executes, one interface after the other.
 pub(super) async fn reconcile(requests: &[Request]) -> Result<PodNetwork, Error> {
     let (connection, handle, _) =
         rtnetlink::new_connection().map_err(|source| link_error("open netlink for", "links", source))?;
@@ -49,7 +49,7 @@ pub(super) async fn reconcile(requests: &[Request]) -> Result<PodNetwork, Error>
     Ok(ready)
 }
 
-/// Links, addresses and routes as they are.
+/// Reads links, addresses and routes.
 async fn observe(handle: &Handle) -> Result<Observed, Error> {
     let links: Vec<LinkMessage> =
         handle.link().get().execute().try_collect().await.map_err(|source| link_error("list", "links", source))?;
@@ -120,7 +120,7 @@ fn address(message: &AddressMessage) -> Option<Address> {
     Some(Address { link: message.header.index, ip: local.or(other)?, prefix: message.header.prefix_len })
 }
 
-/// An IPv4 route of the main table that leads by one link.
+/// Converts an IPv4 route of the main table with one link.
 fn route(message: &RouteMessage) -> Option<Route> {
     if message.header.table != RouteHeader::RT_TABLE_MAIN || message.header.kind != RouteType::Unicast {
         return None;
@@ -163,7 +163,7 @@ async fn carry_out(step: &Step, handle: &Handle) -> Result<(), Error> {
             let index = index_of(handle, link).await?;
             let mut request = handle.address().add(index, *ip, *prefix);
             if ip.is_ipv6() {
-                // Nobody else can have it on a bridge of our own; the guest need not wait for that to be found out.
+                // The address is unique on our own bridge: the guest need not wait for duplicate address detection.
                 let message = request.message_mut();
                 message.header.flags |= AddressHeaderFlags::Nodad;
                 message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
@@ -186,7 +186,7 @@ async fn carry_out(step: &Step, handle: &Handle) -> Result<(), Error> {
             set.map_err(|source| link_error("change the port of", link, source))
         }
         Step::SetKernel { path, value } => {
-            // `/proc/sys/net` shows the network namespace of the thread that looks.
+            // `/proc/sys/net` shows the network namespace of the calling thread.
             Ok(SafeDir::trusted(Path::new("/proc/sys"))?.write_existing(path, value.as_bytes())?)
         }
         Step::Rules(text) => rules(text).await,
@@ -223,7 +223,7 @@ async fn index_of(handle: &Handle, name: &str) -> Result<u32, Error> {
     }
 }
 
-/// Makes a tap device that outlives this process and that the launcher may open.
+/// Creates a tap device that outlives this process and that the launcher may open.
 fn create_tap(name: &str, queues: u32) -> Result<(), Error> {
     let failed = |source| link_error("create tap device", name, source);
     let owner = i32::try_from(TAP_OWNER).map_err(|source| link_error("create tap device", name, source))?;
@@ -237,7 +237,7 @@ fn create_tap(name: &str, queues: u32) -> Result<(), Error> {
     builder.build().map(drop).map_err(failed)
 }
 
-/// Has nft take the rules: one program, one transaction.
+/// Applies rules with nft: one program, one transaction.
 async fn rules(text: &str) -> Result<(), Error> {
     let run = async {
         let mut nft = Command::new("nft")
@@ -253,7 +253,7 @@ async fn rules(text: &str) -> Result<(), Error> {
         let (stdin, stderr) = (nft.stdin.take(), nft.stderr.take());
         let write = async {
             if let Some(mut stdin) = stdin {
-                // If nft stops reading, its exit status and complaint say why.
+                // If nft stops reading, its exit status and error output contain the reason.
                 let _ = stdin.write_all(text.as_bytes()).await;
             }
         };
@@ -261,7 +261,7 @@ async fn rules(text: &str) -> Result<(), Error> {
             let mut complaint = Vec::new();
             if let Some(mut stderr) = stderr {
                 let _ = (&mut stderr).take(NFT_COMPLAINT).read_to_end(&mut complaint).await;
-                // The rest is read too, so that nft does not wait for somebody to read it.
+                // The rest is drained, so that nft does not block.
                 let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
             }
             complaint

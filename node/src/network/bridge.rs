@@ -1,14 +1,14 @@
-//! The guest in place of its pod: it has the addresses of the pod's link, and is on the link's network itself.
+//! Bridge binding: the guest replaces its pod on the network of the link, with the addresses of the link.
 //!
 //! ```text
 //!            pod's network namespace
 //!   0a1b2c3d4e5-nic (CNI's link, renamed) - k6t-0a1b2c3d4e5 (bridge, 169.254.75.11) - tap0a1b2c3d4e5 - guest
-//!   pod0a1b2c3d4e5 (the keeper: a bridge without ports by the link's old name, with its addresses)
+//!   pod0a1b2c3d4e5 (the keeper: a bridge without ports, with the link's old name and addresses)
 //! ```
 //!
-//! The keeper shows whoever looks at the pod what its plugins set up, and keeps it for us: the link's MAC address, its
-//! addresses, and its routes as a note. It is complete before the link is touched, so whoever finds a half-made set-up
-//! knows what the guest is to be told. It could as well be a dummy, which not every kernel has.
+//! The keeper preserves what the CNI plugins configured: the link's MAC address, its addresses, and its routes as a note. It is
+//! complete before the link is changed, so that an interrupted setup can be continued. A dummy link would do as well, but not
+//! every kernel has the driver.
 
 use std::{
     fmt::Write,
@@ -25,14 +25,14 @@ use super::{
     request::Request,
 };
 
-/// Begins the note on a keeper; the routes follow.
+/// Prefix of the note on a keeper; the routes follow.
 const NOTE: &str = "ferrovirt-keeps ";
-/// Longest note that the kernel takes.
+/// Longest note that the kernel accepts.
 const NOTE_LIMIT: usize = 255;
-/// Addresses of a link that are handed on, at most.
+/// Most addresses of a link.
 const MAX_ADDRESSES: usize = 32;
 
-/// What the pod's plugins set up.
+/// The link as the pod's CNI plugins configured it.
 #[derive(Debug, PartialEq, Eq)]
 struct Origin {
     mac: [u8; 6],
@@ -49,7 +49,7 @@ struct KeptRoute {
     gateway: Option<Ipv4Addr>,
 }
 
-/// Decides what to do for an interface whose guest is on the link's own network.
+/// Decides the steps for an interface whose guest is on the link's own network.
 pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -> Result<Plan, Error> {
     let pod = &request.pod_link;
     let stem = pod.strip_prefix("pod").unwrap_or(pod);
@@ -66,7 +66,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
     let renamed = nic.name == nic_name;
     let origin = match keeper {
         Some(keeper) => Origin { routes: kept_routes(keeper), ..origin(keeper, observed)? },
-        // Without its keeper nothing tells what a renamed link was.
+        // Without its keeper the original link is unknown.
         None if renamed => return Err(missing()),
         None => origin(nic, observed)?,
     };
@@ -113,7 +113,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
     }
     if !marked {
         steps.push(Step::StopLearning { link: nic_name });
-        // The guest answers for the addresses that the keeper has, too.
+        // The guest also answers ARP for the addresses of the keeper.
         steps.push(Step::SetKernel { path: "net/ipv4/conf/all/arp_ignore".to_owned(), value: "1" });
     }
     steps.extend(plan::tap_steps(request, tap_link, bridge_link, &bridge, mtu));
@@ -124,12 +124,12 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
     let nic = protocol::Nic {
         name: request.name.clone(),
         tap,
-        // Where the plugins gave no address, the guest is not given one either.
+        // Without an address from the CNI plugins the guest gets none.
         bridge: if v4.is_some() { bridge } else { String::new() },
         mtu,
         mac: request.mac.clone().unwrap_or_else(|| origin.mac.map(|byte| format!("{byte:02x}")).join(":")),
         dhcp: v4.map(|(ip, prefix)| lease(ip, prefix, server, &origin)),
-        // Guests that take the place of their pod have IPv6 by the network's own means.
+        // Guests on the pod's network get IPv6 addresses from the network itself.
         dhcp6: None,
     };
     let interface = PodInterface {
@@ -140,12 +140,12 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
     Ok(Plan { steps, network: PodNetwork { nics: vec![nic], interfaces: vec![interface] } })
 }
 
-/// Whether a link is a complete copy that was made here.
+/// Returns true if a link is a complete keeper.
 fn is_keeper(link: &Link) -> bool {
     link.kind == "bridge" && link.alias.as_deref().is_some_and(|alias| alias.starts_with(NOTE))
 }
 
-/// What a link shows of what the plugins set up.
+/// Returns the configuration that a link shows.
 fn origin(link: &Link, observed: &Observed) -> Result<Origin, Error> {
     let mac = link.mac.ok_or_else(|| Error::NoMac(link.name.clone()))?;
     let of_link = observed.addresses.iter().filter(|address| address.link == link.index && !is_link_local(&address.ip));
@@ -158,7 +158,7 @@ fn origin(link: &Link, observed: &Observed) -> Result<Origin, Error> {
     Ok(Origin { mac, mtu: link.mtu, addresses, routes })
 }
 
-/// Whether a route is to the network that an address of its link is in: such a route comes with the address.
+/// Returns true if a route is the subnet route of an address of its link. The kernel adds it with the address.
 fn is_subnet(route: &Route, addresses: &[(IpAddr, u8)]) -> bool {
     let network = |ip: Ipv4Addr, prefix: u8| {
         let mask = u32::MAX.checked_shl(u32::from(32_u8.saturating_sub(prefix))).unwrap_or(0);
@@ -171,7 +171,7 @@ fn is_subnet(route: &Route, addresses: &[(IpAddr, u8)]) -> bool {
         })
 }
 
-/// What makes the copy of the link, as far as it is not there. The note comes last: it says that all is there.
+/// Returns the missing steps to create the keeper. The note is last and marks it as complete.
 fn keep(
     request: &Request,
     origin: &Origin,
@@ -183,7 +183,7 @@ fn keep(
     if mark.len() > NOTE_LIMIT {
         return Err(Error::Unsupported {
             interface: request.name.clone(),
-            reason: format!("its link has {} routes, more than can be handed to the guest", origin.routes.len()),
+            reason: format!("its link has {} routes, more than the guest can get by DHCP", origin.routes.len()),
         });
     }
     let link = || name.to_owned();
@@ -198,7 +198,7 @@ fn keep(
     Ok(steps)
 }
 
-/// Routes as the note on a keeper: `0.0.0.0/0>10.1.0.1,10.2.0.0/16>`.
+/// Encodes routes as the note of a keeper: `0.0.0.0/0>10.1.0.1,10.2.0.0/16>`.
 fn note(routes: &[KeptRoute]) -> String {
     let mut text = NOTE.to_owned();
     for (number, KeptRoute { destination, prefix, gateway }) in routes.iter().enumerate() {
@@ -212,7 +212,7 @@ fn note(routes: &[KeptRoute]) -> String {
     text
 }
 
-/// The routes that a keeper's note tells of.
+/// Decodes the routes in the note of a keeper.
 fn kept_routes(keeper: &Link) -> Vec<KeptRoute> {
     let text = keeper.alias.as_deref().and_then(|alias| alias.strip_prefix(NOTE)).unwrap_or_default();
     let route = |text: &str| {
@@ -227,7 +227,7 @@ fn kept_routes(keeper: &Link) -> Vec<KeptRoute> {
     text.split(',').filter_map(route).collect()
 }
 
-/// What DHCP tells the guest: the pod's address, its gateway, and its other routes.
+/// Returns the DHCP lease: the pod's address, its gateway, and its other routes.
 fn lease(ip: Ipv4Addr, prefix: u8, server: Ipv4Addr, origin: &Origin) -> protocol::DhcpLease {
     let (default, others): (Vec<&KeptRoute>, Vec<&KeptRoute>) =
         origin.routes.iter().partition(|route| route.prefix == 0 && route.gateway.is_some());

@@ -1,70 +1,70 @@
-//! The networks of a machine: for each interface a bridge and a tap device in the pod's network namespace, and behind them
-//! the guest, its packets translated to and from the pod's addresses (masquerade) or on the link's own network ([`bridge`]).
+//! The networks of a VMI: for each interface a bridge and a tap device in the pod's network namespace. The guest is behind address
+//! translation (masquerade) or on the link's own network ([`bridge`]).
 //!
 //! ```text
 //!            pod's network namespace
 //!   eth0 (CNI) <- nftables NAT -> k6t-eth0 (bridge, 10.0.2.1) - tap0 - guest (10.0.2.2 by DHCP)
 //! ```
 //!
-//! [`request`] reads what the machine asks for, [`plan`] compares it with the links and addresses there are and says
-//! what is missing, [`apply`] does that. An agent that stopped half-way leaves a state from which the next one goes on;
-//! a finished set-up is recognised by a mark on the bridge and left alone, so running machines keep their rules.
+//! [`request`] parses the VMI, [`plan`] compares it with the observed links and addresses and returns the missing steps, [`apply`]
+//! executes them. An interrupted setup is continued by the next attempt. A mark on the bridge identifies a complete setup, which
+//! is left alone, so that running VMIs keep their rules.
 
 mod apply;
 mod bridge;
 mod namespace;
-pub mod plan;
-pub mod request;
-pub mod ruleset;
+pub(crate) mod plan;
+pub(crate) mod request;
+pub(crate) mod ruleset;
 
 use std::{net::IpAddr, time::Duration};
 
 use api::VirtualMachineInstance;
 use tokio::sync::Semaphore;
 
-pub use self::namespace::NetworkNamespace;
+pub(crate) use self::namespace::NetworkNamespace;
 use crate::safe_dir::Peer;
 
-/// Longest time a set-up may take, all system calls and programs included.
+/// Limit of a setup, including all system calls and programs.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Set-ups at a time; each has a thread of its own while it lasts.
+/// Setups at a time. Each has a thread of its own.
 static CONCURRENT: Semaphore = Semaphore::const_new(4);
 
-/// The networks of a pod as they were set up for its machine.
+/// The networks of a pod after the setup.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct PodNetwork {
-    /// What the launcher needs to know, one entry an interface.
+pub(crate) struct PodNetwork {
+    /// Data for the launcher, one entry per interface.
     pub nics: Vec<protocol::Nic>,
-    /// What the machine's status shows, one entry an interface.
+    /// Data for the VMI's status, one entry per interface.
     pub interfaces: Vec<PodInterface>,
 }
 
-/// An interface of the machine as the cluster sees it.
+/// An interface of the VMI as the cluster sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodInterface {
-    /// Its name in the machine's specification.
+pub(crate) struct PodInterface {
+    /// Name in the VMI's spec.
     pub name: String,
-    /// The link of the pod that it is connected to.
+    /// The pod's link that it uses.
     pub pod_interface_name: String,
-    /// The pod's addresses on it, at most one a family: under these the guest is reached.
+    /// The pod's addresses on it, at most one per family, under which the guest is reached.
     pub ips: Vec<IpAddr>,
 }
 
-/// Why the network of a machine could not be set up.
+/// Reason why the network of a VMI was not set up.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The interface asks for what is not supported.
+pub(crate) enum Error {
+    /// The interface requests an unsupported feature.
     #[error("interface {interface}: {reason}")]
     Unsupported {
         /// Name of the interface.
         interface: String,
-        /// What it asks for.
+        /// The feature.
         reason: String,
     },
-    /// The range for the guest's address has no room.
+    /// The subnet of the guest is too small.
     #[error("VM CIDR subnet is too small, at least 2 host addresses are required: {0}")]
     SubnetTooSmall(String),
-    /// The range for the guest's address is not one.
+    /// The subnet of the guest is invalid.
     #[error("VM CIDR is not valid: {0}")]
     InvalidSubnet(String),
     /// A port is out of range.
@@ -72,56 +72,56 @@ pub enum Error {
     InvalidPort {
         /// Name of the interface.
         interface: String,
-        /// What was given.
+        /// The value.
         port: i32,
     },
-    /// The launcher shares its network with the node: nothing is changed there.
+    /// The launcher uses the node's network, which is not changed.
     #[error("the launcher is in the network of the node")]
     HostNetwork,
-    /// The pod has no such link (yet).
+    /// The pod does not have the link yet.
     #[error("pod link ({0}) is missing")]
     PodLinkMissing(String),
-    /// The pod's link has no address (yet).
+    /// The pod's link has no address yet.
     #[error("pod link ({0}) has no address")]
     PodAddressMissing(String),
-    /// The pod's link is not one of those that have MAC addresses.
+    /// The pod's link has no MAC address.
     #[error("pod link ({0}) has no MAC address")]
     NoMac(String),
-    /// A name that is needed belongs to a link of another kind.
-    #[error("link {0} exists and is not ours")]
+    /// A link of another kind has the name that is needed.
+    #[error("link {0} exists and belongs to another owner")]
     ForeignLink(String),
     /// The process of the launcher cannot be used.
     #[error("cannot enter the network of the launcher")]
     Namespace(#[source] std::io::Error),
-    /// The process of the launcher is gone.
+    /// The process of the launcher has exited.
     #[error(transparent)]
     Peer(#[from] crate::safe_dir::Error),
-    /// The kernel refused a change of links or addresses.
+    /// The kernel rejected a change of links or addresses.
     #[error("cannot {operation} {link}")]
     Link {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On which link.
+        /// The link.
         link: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The rules for address translation were not taken.
+    /// nft rejected the rules.
     #[error("nft refused the rules: {0}")]
     Rules(String),
-    /// nft could not be run.
+    /// nft cannot be run.
     #[error("cannot run nft")]
     Nft(#[source] std::io::Error),
-    /// It took too long.
+    /// The limit was exceeded.
     #[error("setting up the network took longer than {} s", DEADLINE.as_secs())]
     Timeout,
 }
 
 impl Error {
-    /// The machine asks for what this agent cannot give: to try again is of no use.
+    /// Returns true if the VMI requests an unsupported feature, so that no attempt can succeed.
     #[must_use]
-    pub fn is_permanent(&self) -> bool {
+    pub(crate) fn is_permanent(&self) -> bool {
         matches!(
             self,
             Self::Unsupported { .. }
@@ -133,9 +133,8 @@ impl Error {
     }
 }
 
-/// Sets up the networks of a machine in the pod that `pod` is a process of. Can be repeated at any time; when all is in
-/// place nothing is changed.
-pub async fn setup(pod: &Peer, vmi: &VirtualMachineInstance) -> Result<PodNetwork, Error> {
+/// Sets up the networks of a VMI in the pod of the process `pod`. Idempotent: nothing changes if the setup is complete.
+pub(crate) async fn setup(pod: &Peer, vmi: &VirtualMachineInstance) -> Result<PodNetwork, Error> {
     let requests = request::requests(vmi)?;
     if requests.is_empty() {
         return Ok(PodNetwork::default());
@@ -144,8 +143,11 @@ pub async fn setup(pod: &Peer, vmi: &VirtualMachineInstance) -> Result<PodNetwor
     setup_in(namespace, requests).await
 }
 
-/// Sets up what is asked for in a network namespace.
-pub async fn setup_in(namespace: NetworkNamespace, requests: Vec<request::Request>) -> Result<PodNetwork, Error> {
+/// Sets up interfaces in a network namespace.
+pub(crate) async fn setup_in(
+    namespace: NetworkNamespace,
+    requests: Vec<request::Request>,
+) -> Result<PodNetwork, Error> {
     let work = async {
         // The semaphore is never closed.
         let _slot = CONCURRENT.acquire().await;

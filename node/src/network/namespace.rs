@@ -1,4 +1,4 @@
-//! Work inside another network namespace, on a thread of its own that ends with the work.
+//! Runs work in another network namespace, on a thread of its own that ends with the work.
 
 use std::{
     future::Future,
@@ -11,13 +11,13 @@ use rustix::thread::ThreadNameSpaceType;
 use super::{DEADLINE, Error};
 use crate::safe_dir::Peer;
 
-/// A network namespace that is not the node's own.
+/// A network namespace other than the node's.
 #[derive(Debug)]
-pub struct NetworkNamespace(Holder);
+pub(crate) struct NetworkNamespace(Holder);
 
 #[derive(Debug)]
 enum Holder {
-    /// That of a process, by its descriptor: it cannot turn into that of another process.
+    /// The namespace of a process, by its descriptor, so that it cannot become another process.
     Process(Peer),
     /// A descriptor of the namespace itself.
     #[cfg_attr(not(test), allow(dead_code, reason = "tests make namespaces without a process"))]
@@ -25,13 +25,13 @@ enum Holder {
 }
 
 impl NetworkNamespace {
-    /// That of a process; refused if it is the agent's own or the node's.
-    pub fn of(peer: &Peer) -> Result<Self, Error> {
-        let theirs = identity(&format!("/proc/{}/ns/net", peer.pid())).map_err(Error::Namespace)?;
+    /// Returns the namespace of a process. virt-handler's own and the node's are rejected.
+    pub(crate) fn of(peer: &Peer) -> Result<Self, Error> {
+        let of_peer = identity(&format!("/proc/{}/ns/net", peer.pid())).map_err(Error::Namespace)?;
         let own = identity("/proc/self/ns/net").map_err(Error::Namespace)?;
-        // Process 1 may be out of reach; where the agent does not share the node's process ids it is nothing to go by.
+        // Process 1 can be inaccessible. Without the node's process ids it has no meaning.
         let node = identity("/proc/1/ns/net").ok();
-        if theirs == own || Some(theirs) == node {
+        if of_peer == own || Some(of_peer) == node {
             return Err(Error::HostNetwork);
         }
         if !peer.is_alive() {
@@ -40,14 +40,14 @@ impl NetworkNamespace {
         Ok(Self(Holder::Process(peer.clone())))
     }
 
-    /// The namespace behind a descriptor.
+    /// Returns the namespace of a descriptor.
     #[cfg(test)]
     pub(crate) fn descriptor(namespace: OwnedFd) -> Self {
         Self(Holder::Descriptor(namespace))
     }
 
     /// Runs `work` on a new thread inside the namespace.
-    pub async fn run<F, W, T>(self, work: F) -> Result<T, Error>
+    pub(crate) async fn run<F, W, T>(self, work: F) -> Result<T, Error>
     where
         F: FnOnce() -> W + Send + 'static,
         W: Future<Output = Result<T, Error>>,
@@ -60,11 +60,11 @@ impl NetworkNamespace {
                 let done = self.enter().and_then(|()| {
                     let runtime =
                         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Namespace)?;
-                    // A deadline here as well: the thread ends even if nobody waits for it any more.
+                    // The deadline also ends the thread if the caller is gone.
                     runtime
                         .block_on(async { tokio::time::timeout(DEADLINE, work()).await.map_err(|_| Error::Timeout)? })
                 });
-                // Nobody waits any more: the next set-up looks at what was done.
+                // The caller may be gone; the next setup observes the result.
                 let _ = answer.send(done);
             })
             .map_err(Error::Namespace)?;
@@ -81,7 +81,7 @@ impl NetworkNamespace {
     }
 }
 
-/// What tells one namespace from another.
+/// Identifies a namespace.
 fn identity(path: &str) -> io::Result<(u64, u64)> {
     let stat = rustix::fs::stat(path)?;
     #[allow(clippy::unnecessary_cast, reason = "the widths differ between architectures")]

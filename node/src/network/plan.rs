@@ -1,7 +1,7 @@
-//! From what is asked for and what there is to what has to be done.
+//! Compares requests with the observed links, and plans the missing steps.
 //!
-//! The order of steps makes an interrupted set-up safe to go on with: the tap device, which lets the guest's packets in,
-//! comes after the rules, and the mark that says that all is done comes last.
+//! The order of steps makes an interrupted setup safe to continue: the tap device, which lets the guest's packets in, comes
+//! after the rules, and the mark of a complete setup comes last.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -13,146 +13,146 @@ use super::{
     ruleset::{Translation, ruleset},
 };
 
-/// Raise it when steps change in a way that machines set up before have to be set up again.
+/// Version of the steps. A new version repeats the setup of running VMIs.
 pub(super) const GENERATION: u32 = 1;
-/// MAC address of every bridge before which addresses are translated. The guest sees it as its gateway's, wherever it runs.
-pub const BRIDGE_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0];
+/// MAC address of every bridge with address translation: the guest's gateway has the same address on every node.
+pub(crate) const BRIDGE_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0];
 /// User and group that may open the tap device: the launcher's.
-pub const TAP_OWNER: u32 = 107;
-/// Smallest MTU that IPv4 allows; the kernel's own smallest for a bridge.
+pub(crate) const TAP_OWNER: u32 = 107;
+/// Smallest MTU of IPv4, and of a bridge in the kernel.
 pub(super) const MIN_MTU: u32 = 68;
 
 /// A link of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Its number.
+pub(crate) struct Link {
+    /// Index.
     pub index: u32,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// `bridge`, `tun`, `veth` and so on; empty if the kernel does not say.
+    /// `bridge`, `tun`, `veth` and so on; empty if the kernel does not report it.
     pub kind: String,
-    /// Its MAC address, if it has one.
+    /// MAC address, if it has one.
     pub mac: Option<[u8; 6]>,
-    /// Its MTU.
+    /// MTU.
     pub mtu: u32,
-    /// Number of the link that it belongs to.
+    /// Index of the bridge that it belongs to.
     pub controller: Option<u32>,
-    /// Whether it is switched on.
+    /// It is up.
     pub up: bool,
-    /// A text kept with it.
+    /// Alias: a text that the kernel stores with the link.
     pub alias: Option<String>,
 }
 
 /// An address of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address {
-    /// Number of the link.
+pub(crate) struct Address {
+    /// Index of the link.
     pub link: u32,
     /// The address.
     pub ip: IpAddr,
-    /// Length of its prefix.
+    /// Prefix length.
     pub prefix: u8,
 }
 
-/// A route of the main table by one link.
+/// A route of the main table with one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// Number of the link.
+pub(crate) struct Route {
+    /// Index of the link.
     pub link: u32,
-    /// Where it leads.
+    /// Destination.
     pub destination: Ipv4Addr,
-    /// Length of the destination's prefix.
+    /// Prefix length of the destination.
     pub prefix: u8,
-    /// Who passes packets on; nobody where the destination is on the link itself.
+    /// Gateway; `None` for destinations on the link.
     pub gateway: Option<Ipv4Addr>,
 }
 
 /// Links, addresses and routes of the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Observed {
+pub(crate) struct Observed {
     /// All links.
     pub links: Vec<Link>,
     /// All addresses.
     pub addresses: Vec<Address>,
-    /// Routes for IPv4, in the kernel's order.
+    /// IPv4 routes in the kernel's order.
     pub routes: Vec<Route>,
 }
 
-/// One thing to do.
+/// A step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Make a bridge.
+pub(crate) enum Step {
+    /// Creates a bridge.
     CreateBridge {
-        /// Its name.
+        /// Name.
         name: String,
-        /// Its MAC address.
+        /// MAC address.
         mac: [u8; 6],
-        /// Its MTU.
+        /// MTU.
         mtu: u32,
-        /// Switch it on.
+        /// Sets it up.
         up: bool,
     },
-    /// Make the tap device.
+    /// Creates the tap device.
     CreateTap {
-        /// Its name.
+        /// Name.
         name: String,
-        /// Its number of queues.
+        /// Number of queues.
         queues: u32,
     },
-    /// Change a link.
+    /// Changes a link.
     SetLink {
-        /// Its name.
+        /// Name.
         name: String,
-        /// Its new MTU.
+        /// New MTU.
         mtu: Option<u32>,
-        /// The bridge that it shall belong to.
+        /// New bridge.
         controller: Option<String>,
-        /// Switch it on.
+        /// Sets it up.
         up: bool,
     },
-    /// Give a link an address.
+    /// Adds an address to a link.
     AddAddress {
         /// Name of the link.
         link: String,
         /// The address.
         ip: IpAddr,
-        /// Length of its prefix.
+        /// Prefix length.
         prefix: u8,
     },
-    /// Switch a link off and give it another name.
+    /// Sets a link down and renames it.
     Rename {
-        /// Its name.
+        /// Name.
         from: String,
-        /// Its new name.
+        /// New name.
         to: String,
     },
-    /// Give a link another MAC address.
+    /// Changes the MAC address of a link.
     SetMac {
-        /// Its name.
+        /// Name.
         link: String,
         /// The address.
         mac: [u8; 6],
     },
-    /// Take a link's addresses away, but for link-local ones.
+    /// Removes all addresses of a link except link-local ones.
     TakeAddresses {
-        /// Its name.
+        /// Name.
         link: String,
     },
-    /// Have a bridge not learn who is behind one of its ports.
+    /// Disables learning on a bridge port.
     StopLearning {
         /// Name of the port's link.
         link: String,
     },
-    /// Set a kernel setting.
+    /// Changes a kernel setting.
     SetKernel {
         /// Path beneath `/proc/sys`.
         path: String,
         /// Value.
         value: &'static str,
     },
-    /// Put rules in force.
+    /// Applies rules.
     Rules(String),
-    /// Note on a link that all is done.
+    /// Marks a link as complete.
     Mark {
         /// Name of the link.
         link: String,
@@ -161,24 +161,24 @@ pub enum Step {
     },
 }
 
-/// What is to be done, and what the network is afterwards.
+/// The missing steps and the resulting network.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
-    /// What to do, in this order. Empty: all is in place.
+pub(crate) struct Plan {
+    /// Steps in order; empty if the setup is complete.
     pub steps: Vec<Step>,
-    /// The network when it is done.
+    /// The network after the steps.
     pub network: PodNetwork,
 }
 
-/// Decides what to do for one interface.
-pub fn decide(request: &Request, observed: &Observed) -> Result<Plan, Error> {
+/// Plans the steps for one interface.
+pub(crate) fn decide(request: &Request, observed: &Observed) -> Result<Plan, Error> {
     match &request.binding {
-        Binding::Masquerade(asked) => masquerade(request, asked, observed),
+        Binding::Masquerade(binding) => masquerade(request, binding, observed),
         Binding::Bridge { server } => bridge::decide(request, *server, observed),
     }
 }
 
-fn masquerade(request: &Request, asked: &Masquerade, observed: &Observed) -> Result<Plan, Error> {
+fn masquerade(request: &Request, binding: &Masquerade, observed: &Observed) -> Result<Plan, Error> {
     let pod_link = observed.link(&request.pod_link).ok_or_else(|| Error::PodLinkMissing(request.pod_link.clone()))?;
     let ips = observed.unicast(pod_link.index);
     if ips.is_empty() {
@@ -188,7 +188,7 @@ fn masquerade(request: &Request, asked: &Masquerade, observed: &Observed) -> Res
     let tap = tap_name(&request.pod_link);
     let mtu = pod_link.mtu.max(MIN_MTU);
     let pairs: Vec<(IpAddr, Pair)> =
-        ips.iter().map(|ip| (*ip, if ip.is_ipv4() { asked.v4 } else { asked.v6 })).collect();
+        ips.iter().map(|ip| (*ip, if ip.is_ipv4() { binding.v4 } else { binding.v6 })).collect();
     let translations: Vec<Translation<'_>> = pairs
         .iter()
         .map(|(pod_address, pair)| Translation {
@@ -196,8 +196,8 @@ fn masquerade(request: &Request, asked: &Masquerade, observed: &Observed) -> Res
             bridge: &bridge,
             pod_address: *pod_address,
             pair: *pair,
-            forwards: &asked.forwards,
-            sidecar: asked.sidecar,
+            forwards: &binding.forwards,
+            sidecar: binding.sidecar,
         })
         .collect();
     let rules = ruleset(&translations);
@@ -250,7 +250,7 @@ fn masquerade(request: &Request, asked: &Masquerade, observed: &Observed) -> Res
     Ok(Plan { steps, network: PodNetwork { nics: vec![nic], interfaces: vec![interface] } })
 }
 
-/// What makes the tap device and ties it to the bridge.
+/// Returns the steps that create the tap device and attach it to the bridge.
 pub(super) fn tap_steps(
     request: &Request,
     tap: Option<&Link>,
@@ -269,7 +269,7 @@ pub(super) fn tap_steps(
     change(link, mtu, (!attached).then_some(bridge)).into_iter().collect()
 }
 
-/// The step that makes an existing link as it should be, if there is anything to change.
+/// Returns the step that corrects an existing link, if any.
 pub(super) fn change(link: &Link, mtu: u32, controller: Option<&str>) -> Option<Step> {
     let new_mtu = (link.mtu != mtu).then_some(mtu);
     if new_mtu.is_none() && controller.is_none() && link.up {
@@ -278,12 +278,12 @@ pub(super) fn change(link: &Link, mtu: u32, controller: Option<&str>) -> Option<
     Some(Step::SetLink { name: link.name.clone(), mtu: new_mtu, controller: controller.map(str::to_owned), up: true })
 }
 
-/// Kernel settings that let packets pass between the pod's link and the bridge.
+/// Returns the kernel settings for forwarding between the pod's link and the bridge.
 fn settings(bridge: &str, guest: IpAddr) -> Vec<Step> {
     if guest.is_ipv4() {
         vec![
             Step::SetKernel { path: "net/ipv4/ip_forward".to_owned(), value: "1" },
-            // Packets from the pod's loopback address are let through to the guest.
+            // Packets from the pod's loopback address reach the guest.
             Step::SetKernel { path: format!("net/ipv4/conf/{bridge}/route_localnet"), value: "1" },
         ]
     } else {
@@ -291,12 +291,12 @@ fn settings(bridge: &str, guest: IpAddr) -> Vec<Step> {
     }
 }
 
-/// The bridge that belongs to a pod's link.
+/// Returns the name of the bridge for a pod's link.
 pub(super) fn bridge_name(pod_link: &str) -> String {
     format!("k6t-{}", pod_link.strip_prefix("pod").unwrap_or(pod_link))
 }
 
-/// The tap device that belongs to a pod's link.
+/// Returns the name of the tap device for a pod's link.
 pub(super) fn tap_name(pod_link: &str) -> String {
     match pod_link {
         "eth0" => "tap0".to_owned(),
@@ -304,7 +304,7 @@ pub(super) fn tap_name(pod_link: &str) -> String {
     }
 }
 
-/// A MAC address of one's own, made from the first bytes of something that is different for everybody.
+/// Returns a locally administered MAC address made from the first bytes of a digest.
 pub(super) fn local_mac(bytes: &[u8]) -> [u8; 6] {
     let mut mac = [0x02, 0, 0, 0, 0, 0];
     for (to, from) in mac.iter_mut().skip(1).zip(bytes) {
@@ -313,7 +313,7 @@ pub(super) fn local_mac(bytes: &[u8]) -> [u8; 6] {
     mac
 }
 
-/// Says which rules are in force.
+/// Returns the mark of a setup with these rules.
 fn mark(rules: &str) -> String {
     let digest = Sha256::digest(rules.as_bytes());
     let hex: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
@@ -325,7 +325,7 @@ impl Observed {
         self.links.iter().find(|link| link.name == name)
     }
 
-    /// The link of that name, which has to be of that kind.
+    /// Returns the link of this name, which must be of this kind.
     pub(super) fn own(&self, name: &str, kind: &str) -> Result<Option<&Link>, Error> {
         match self.link(name) {
             Some(link) if link.kind != kind => Err(Error::ForeignLink(name.to_owned())),
@@ -337,7 +337,7 @@ impl Observed {
         self.addresses.contains(&Address { link, ip, prefix })
     }
 
-    /// The first address of each family under which others reach the link, IPv4 first.
+    /// Returns the first global address of each family, IPv4 first.
     fn unicast(&self, link: u32) -> Vec<IpAddr> {
         let all = || self.addresses.iter().filter(|address| address.link == link).map(|address| address.ip);
         let v4 = all().find(|ip| ip.is_ipv4() && is_global_unicast(ip));
@@ -346,15 +346,15 @@ impl Observed {
     }
 }
 
-/// Whether the address is of use on its own link only.
-pub fn is_link_local(ip: &IpAddr) -> bool {
+/// Returns true if the address is valid on its link only.
+pub(crate) fn is_link_local(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => v4.is_link_local(),
         IpAddr::V6(v6) => v6.is_unicast_link_local(),
     }
 }
 
-/// Whether others can reach the address: not loopback, link-local, multicast, broadcast or unspecified.
+/// Returns true if others can reach the address: not loopback, link-local, multicast, broadcast or unspecified.
 fn is_global_unicast(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => {

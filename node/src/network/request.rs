@@ -1,4 +1,4 @@
-//! What a machine asks of the pod's networks.
+//! The interfaces that a VMI requests.
 
 use std::{
     fmt,
@@ -14,23 +14,23 @@ use sha2::{Digest, Sha256};
 
 use super::{Error, plan::local_mac};
 
-/// Range of the guest's IPv4 address when none is given.
+/// Default IPv4 subnet of the guest.
 const SUBNET_V4: &str = "10.0.2.0/24";
-/// Range of the guest's IPv6 address when none is given.
+/// Default IPv6 subnet of the guest.
 const SUBNET_V6: &str = "fd10:0:2::/120";
-/// Most queues that a network interface may have.
+/// Most queues of a network interface.
 const MAX_QUEUES: u32 = 256;
-/// Most forwarded ports and ranges of one interface: what admission lets through, with room to spare.
+/// Most forwarded ports and ranges of one interface: more than admission accepts.
 const MAX_FORWARDS: usize = 4096;
-/// Most interfaces of a machine: twice what fits on its PCI buses.
+/// Most interfaces of a VMI: twice the number that fits on its PCI buses.
 const MAX_INTERFACES: usize = 64;
-/// Last part of the address under which the first interface's DHCP server answers, of 169.254.75.0/24.
+/// Last octet of the first interface's DHCP server address, in 169.254.75.0/24.
 const FIRST_SERVER: u8 = 10;
 
-/// One interface of the machine.
+/// A requested interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Name of the interface in the machine's specification.
+pub(crate) struct Request {
+    /// Name in the VMI's spec.
     pub name: String,
     /// The pod's link.
     pub pod_link: String,
@@ -38,58 +38,58 @@ pub struct Request {
     pub mac: Option<String>,
     /// Queues of the tap device.
     pub queues: u32,
-    /// How the guest is connected to the pod's link.
+    /// Connection of the guest to the pod's link.
     pub binding: Binding,
 }
 
-/// How a guest is connected to a link of its pod.
+/// Connection of a guest to a link of its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Binding {
+pub(crate) enum Binding {
     /// Behind the pod's addresses.
     Masquerade(Masquerade),
-    /// In place of the pod: the guest is given the pod's addresses.
+    /// In place of the pod: the guest gets the pod's addresses.
     Bridge {
-        /// Address under which the guest sees its DHCP server. Nothing else ever uses it.
+        /// Address of the guest's DHCP server. Nothing else uses it.
         server: Ipv4Addr,
     },
 }
 
-/// What address translation needs to know.
+/// Input of the address translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Masquerade {
+pub(crate) struct Masquerade {
     /// IPv4 addresses of bridge and guest.
     pub v4: Pair,
     /// IPv6 addresses of bridge and guest.
     pub v6: Pair,
-    /// What is forwarded to the guest; empty: everything.
+    /// Ports forwarded to the guest; empty: all.
     pub forwards: Vec<Forward>,
     /// A sidecar proxy shares the pod's network.
     pub sidecar: bool,
 }
 
-/// The two addresses of a range that are used.
+/// The two addresses of a subnet that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pair {
-    /// Of the bridge: the guest's gateway.
+pub(crate) struct Pair {
+    /// Address of the bridge: the guest's gateway.
     pub gateway: IpAddr,
-    /// Of the guest.
+    /// Address of the guest.
     pub guest: IpAddr,
-    /// Length of the range's prefix.
+    /// Prefix length of the subnet.
     pub prefix: u8,
 }
 
 /// Ports forwarded to the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Forward {
-    /// Of which protocol.
+pub(crate) struct Forward {
+    /// Protocol.
     pub protocol: Protocol,
-    /// Which.
+    /// Ports.
     pub ports: RangeInclusive<u16>,
 }
 
 /// Protocols with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub(crate) enum Protocol {
     /// TCP.
     Tcp,
     /// UDP.
@@ -105,10 +105,10 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// What the machine asks for, one entry an interface; empty if it has no network.
-pub fn requests(vmi: &VirtualMachineInstance) -> Result<Vec<Request>, Error> {
+/// Returns the requests of a VMI, one per interface; empty without a network.
+pub(crate) fn requests(vmi: &VirtualMachineInstance) -> Result<Vec<Request>, Error> {
     let spec = &vmi.spec;
-    let mut wanted: Vec<Request> = Vec::new();
+    let mut requests: Vec<Request> = Vec::new();
     let plugged =
         spec.domain.devices.interfaces.iter().filter(|interface| interface.state.as_deref() != Some("absent"));
     for (number, interface) in plugged.enumerate() {
@@ -126,14 +126,14 @@ pub fn requests(vmi: &VirtualMachineInstance) -> Result<Vec<Request>, Error> {
             return Err(unsupported("its network is neither the pod's nor one of Multus"));
         }
         let binding = match (binding(interface)?, &network.pod) {
-            (Asked::Bridge, _) => Binding::Bridge { server: server(number) },
-            (Asked::Masquerade, Some(pod)) => Binding::Masquerade(Masquerade {
-                v4: pair(given(pod.vm_network_cidr.as_ref()).unwrap_or(SUBNET_V4), IpAddr::is_ipv4)?,
-                v6: pair(given(pod.vm_ipv6_network_cidr.as_ref()).unwrap_or(SUBNET_V6), IpAddr::is_ipv6)?,
+            (BindingKind::Bridge, _) => Binding::Bridge { server: server(number) },
+            (BindingKind::Masquerade, Some(pod)) => Binding::Masquerade(Masquerade {
+                v4: pair(non_empty(pod.vm_network_cidr.as_ref()).unwrap_or(SUBNET_V4), IpAddr::is_ipv4)?,
+                v6: pair(non_empty(pod.vm_ipv6_network_cidr.as_ref()).unwrap_or(SUBNET_V6), IpAddr::is_ipv6)?,
                 forwards: forwards(interface)?,
                 sidecar: has_sidecar(vmi),
             }),
-            (Asked::Masquerade, None) => return Err(unsupported("masquerade is for the pod network only")),
+            (BindingKind::Masquerade, None) => return Err(unsupported("masquerade is for the pod network only")),
         };
         let mac = match binding {
             Binding::Masquerade(_) => Some(interface.mac().unwrap_or_else(|| own_mac(vmi, &interface.name))),
@@ -146,41 +146,41 @@ pub fn requests(vmi: &VirtualMachineInstance) -> Result<Vec<Request>, Error> {
             queues: queues(vmi, interface),
             binding,
         };
-        if wanted.iter().any(|other| other.pod_link == request.pod_link) {
+        if requests.iter().any(|other| other.pod_link == request.pod_link) {
             return Err(unsupported("a network can be used by one interface only"));
         }
-        wanted.push(request);
+        requests.push(request);
     }
-    Ok(wanted)
+    Ok(requests)
 }
 
-/// The address of an interface's DHCP server, by the interface's number.
+/// Returns the DHCP server address of an interface, by its number.
 fn server(number: usize) -> Ipv4Addr {
     let last = u8::try_from(number).map_or(u8::MAX, |number| FIRST_SERVER.saturating_add(number));
     Ipv4Addr::new(169, 254, 75, last)
 }
 
-/// The address of an interface whose user asks for none, and whose guest does not see the pod's link: the same with each
-/// start, another for each machine and interface.
+/// Returns the MAC address of a masquerade interface without one in the spec: the same with each start, different for each
+/// VMI and interface.
 fn own_mac(vmi: &VirtualMachineInstance, interface: &str) -> String {
     let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
     let digest = Sha256::digest(format!("{uid}/{interface}"));
     local_mac(&digest).map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// A text that says something: clients send empty ones for what they leave open.
-fn given(text: Option<&String>) -> Option<&str> {
+/// Returns a text unless it is empty: clients send empty texts for unset fields.
+fn non_empty(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|text| !text.is_empty())
 }
 
-/// The bindings that are carried out.
-enum Asked {
+/// The supported bindings.
+enum BindingKind {
     Masquerade,
     Bridge,
 }
 
-/// The one binding that an interface asks for.
-fn binding(interface: &Interface) -> Result<Asked, Error> {
+/// Returns the binding of an interface.
+fn binding(interface: &Interface) -> Result<BindingKind, Error> {
     let other = [
         ("sriov", interface.sriov.is_some()),
         ("passtBinding", interface.passt_binding.is_some()),
@@ -190,10 +190,10 @@ fn binding(interface: &Interface) -> Result<Asked, Error> {
         ("binding", interface.binding.is_some()),
     ]
     .into_iter()
-    .find_map(|(name, given)| given.then_some(name));
+    .find_map(|(name, set)| set.then_some(name));
     let reason = match (other, &interface.masquerade, &interface.bridge) {
-        (None, Some(_), None) => return Ok(Asked::Masquerade),
-        (None, None, Some(_)) => return Ok(Asked::Bridge),
+        (None, Some(_), None) => return Ok(BindingKind::Masquerade),
+        (None, None, Some(_)) => return Ok(BindingKind::Bridge),
         (Some(name), ..) => format!("{name} is not supported, only masquerade and bridge are"),
         (None, Some(_), Some(_)) => "more than one binding is given".to_owned(),
         (None, None, None) => "no binding is given".to_owned(),
@@ -201,27 +201,27 @@ fn binding(interface: &Interface) -> Result<Asked, Error> {
     Err(Error::Unsupported { interface: interface.name.clone(), reason })
 }
 
-/// The pod's link for a network. That of the primary network may be called otherwise, which the status says then.
+/// Returns the pod's link of a network. The link of the primary network can have another name, which the status contains.
 fn pod_link(vmi: &VirtualMachineInstance, network: &Network) -> String {
-    let told = vmi
+    let reported = vmi
         .status
         .iter()
         .flat_map(|status| &status.interfaces)
         .find(|known| known.name.as_deref() == Some(network.name.as_str()))
         .and_then(|known| known.pod_interface_name.clone())
         .filter(|name| network.is_primary() && is_link_name(name));
-    told.unwrap_or_else(|| network.pod_link())
+    reported.unwrap_or_else(|| network.pod_link())
 }
 
-/// Whether text may be the name of a link; with this it is also safe inside the text of rules and in paths. Links made
-/// from it get longer names (`k6t-` before it), hence the length.
+/// Returns true if the text is a valid link name. It is then also safe in rules and in paths. Names derived from it are
+/// longer (`k6t-` is prefixed), hence the limit.
 fn is_link_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     !name.is_empty() && name.len() <= 11 && name.bytes().all(plain)
 }
 
-/// Queues of the tap device; the launcher gives the guest's interface as many.
-pub fn queues(vmi: &VirtualMachineInstance, interface: &Interface) -> u32 {
+/// Returns the queues of the tap device; the launcher configures the guest's interface alike.
+pub(crate) fn queues(vmi: &VirtualMachineInstance, interface: &Interface) -> u32 {
     let domain = &vmi.spec.domain;
     let virtio = interface.model.as_deref().is_none_or(|model| model.is_empty() || model == "virtio");
     if !virtio || domain.devices.network_interface_multiqueue != Some(true) {
@@ -230,7 +230,7 @@ pub fn queues(vmi: &VirtualMachineInstance, interface: &Interface) -> u32 {
     domain.cpu.as_ref().map_or(1, api::vmi::cpu::Cpu::vcpus).clamp(1, MAX_QUEUES)
 }
 
-/// The first two addresses for hosts of a range.
+/// Returns the first two host addresses of a subnet.
 fn pair(cidr: &str, family: fn(&IpAddr) -> bool) -> Result<Pair, Error> {
     let invalid = || Error::InvalidSubnet(cidr.to_owned());
     let (address, prefix) = cidr.split_once('/').ok_or_else(invalid)?;
@@ -295,8 +295,7 @@ fn forwards(interface: &Interface) -> Result<Vec<Forward>, Error> {
     ports.chain(ranges).collect()
 }
 
-/// Whether a service mesh's proxy is injected into the launcher pod, which takes over labels and annotations of the
-/// machine.
+/// Returns true if a service mesh injects its proxy into the launcher pod, which inherits labels and annotations of the VMI.
 fn has_sidecar(vmi: &VirtualMachineInstance) -> bool {
     const INJECT: &str = "sidecar.istio.io/inject";
     let metadata = &vmi.metadata;

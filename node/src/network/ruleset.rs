@@ -1,28 +1,28 @@
-//! The rules that translate between the pod's addresses and the guest's, as text for `nft -f -`.
+//! Rules for the translation between the pod's addresses and the guest's, as text for `nft -f -`.
 //!
-//! They stand in a table of their own, so that nothing of a service mesh or a CNI plugin in the pod is touched, and the
-//! text replaces the whole table in one transaction. The chains come just behind the usual places for translation, so
-//! that a service mesh's rules come first.
+//! They are in a table of their own, so that the rules of service meshes and CNI plugins in the pod do not change, and the
+//! text replaces the whole table in one transaction. The priorities of the chains are just after the standard NAT
+//! priorities, so that the rules of a service mesh come first.
 //!
-//! A chain ahead of all others drops what the guest sends to, or as, the pod's loopback addresses: `route_localnet` on the
-//! bridge, which forwarding from within the pod needs, would let it through to whatever listens on 127.0.0.1 in the pod.
+//! The first chain drops packets of the guest to or from the pod's loopback addresses. Forwarding from within the pod needs
+//! `route_localnet` on the bridge, which would let such packets reach listeners on 127.0.0.1 in the pod.
 
 use std::{fmt::Write, net::IpAddr};
 
 use super::request::{Forward, Pair, Protocol};
 
-/// Name of the table, in the families `ip` and `ip6`.
-pub const TABLE: &str = "ferrovirt";
-/// Ports of a service mesh's proxy, which are never the guest's.
+/// Name of the table in the families `ip` and `ip6`.
+pub(crate) const TABLE: &str = "ferrovirt";
+/// Ports of a service mesh's proxy, which are never forwarded to the guest.
 const SIDECAR_PORTS: &str = "15000, 15001, 15004, 15006, 15008, 15009, 15020, 15021, 15053, 15090";
-/// The port that a service mesh's proxy leaves alone: SSH.
+/// SSH: the port that a service mesh's proxy does not intercept.
 const UNPROXIED_PORT: u16 = 22;
-/// From where a service mesh's proxy calls the service it stands before.
+/// Source address of a service mesh's proxy towards its service.
 const SIDECAR_SOURCE: &str = "127.0.0.6";
 
-/// What the rules of one family depend on.
+/// Input of the rules of one family.
 #[derive(Clone, Copy, Debug)]
-pub struct Translation<'a> {
+pub(crate) struct Translation<'a> {
     /// The pod's link.
     pub pod_link: &'a str,
     /// The bridge.
@@ -31,15 +31,15 @@ pub struct Translation<'a> {
     pub pod_address: IpAddr,
     /// Addresses of bridge and guest, of the same family.
     pub pair: Pair,
-    /// What is forwarded to the guest; empty: everything.
+    /// Ports forwarded to the guest; empty: all.
     pub forwards: &'a [Forward],
     /// A sidecar proxy shares the pod's network.
     pub sidecar: bool,
 }
 
-/// The whole text for the families given.
+/// Returns the text for these families.
 #[must_use]
-pub fn ruleset(families: &[Translation<'_>]) -> String {
+pub(crate) fn ruleset(families: &[Translation<'_>]) -> String {
     families.iter().map(table).collect()
 }
 
@@ -48,7 +48,7 @@ fn table(translation: &Translation<'_>) -> String {
     let family = if pair.guest.is_ipv4() { "ip" } else { "ip6" };
     let guest = pair.guest;
     let Chains { preinbound, postinbound, output } = chains(translation, family);
-    // Declared first, so that it can be deleted whether it was there or not.
+    // Declared first, so that the delete succeeds without a table.
     let mut text = format!("table {family} {TABLE}\ndelete table {family} {TABLE}\ntable {family} {TABLE} {{\n");
     let mut chain = |name: &str, hook: &str, rules: &[String]| {
         // Writing to a String cannot fail.
@@ -62,8 +62,8 @@ fn table(translation: &Translation<'_>) -> String {
         let _ = writeln!(text, "\t}}");
     };
     let loopback = if guest.is_ipv4() { "127.0.0.0/8" } else { "::1" };
-    // Before connection tracking: an answer of the guest to a connection from the pod's loopback address is addressed to
-    // the gateway here, and to the loopback address only after its translation.
+    // Before connection tracking: the guest's answers to connections from the pod's loopback address are addressed to the
+    // gateway here, and to the loopback address only after their translation.
     chain(
         "guest_loopback",
         "filter hook prerouting priority -300",
@@ -90,12 +90,12 @@ fn table(translation: &Translation<'_>) -> String {
     text
 }
 
-/// Rules of the three chains that depend on what is forwarded.
+/// Rules of the chains that depend on the forwarded ports.
 #[derive(Default)]
 struct Chains {
-    /// Towards the guest, from outside.
+    /// To the guest, from outside.
     preinbound: Vec<String>,
-    /// Towards the guest, from within the pod: the guest must see an address that it can answer to.
+    /// To the guest, from within the pod: the guest must see an address that it can answer.
     postinbound: Vec<String>,
     /// From within the pod to the pod itself.
     output: Vec<String>,
@@ -106,7 +106,7 @@ fn chains(translation: &Translation<'_>, family: &str) -> Chains {
     let Pair { gateway, guest, .. } = pair;
     let v4 = guest.is_ipv4();
     let loopback = if v4 { "127.0.0.1" } else { "::1" };
-    // A service mesh has its extra loopback address with IPv4 only.
+    // A service mesh uses its extra loopback address with IPv4 only.
     let sources = if sidecar && v4 { format!("{loopback}, {SIDECAR_SOURCE}") } else { loopback.to_owned() };
     let destinations = if sidecar && v4 { format!("{loopback}, {pod_address}") } else { loopback.to_owned() };
     let mut chains = Chains::default();
@@ -116,7 +116,7 @@ fn chains(translation: &Translation<'_>, family: &str) -> Chains {
         if !sidecar {
             chains.preinbound.push(format!("{protocol} dport {{ {ports_text} }} counter dnat to {guest}"));
         } else if *protocol == Protocol::Tcp && ports.contains(&UNPROXIED_PORT) {
-            // All else reaches the guest through the proxy, from within the pod.
+            // Other ports reach the guest through the proxy, from within the pod.
             chains.preinbound.push(format!("tcp dport {{ {UNPROXIED_PORT} }} counter dnat to {guest}"));
         }
         chains.postinbound.push(format!(

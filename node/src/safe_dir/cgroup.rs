@@ -1,30 +1,30 @@
-//! Which pod a process is in, by its control groups.
+//! The pod of a process, from its control groups.
 //!
-//! `/proc/<pid>/cgroup` has one line a hierarchy, `<id>:<controllers>:<path>`; with cgroup v2 there is one hierarchy
-//! with id 0, with v1 several, and hybrid hosts have both. kubelet puts a pod with UID `1a-2b` into
+//! `/proc/<pid>/cgroup` has one line per hierarchy, `<id>:<controllers>:<path>`: one hierarchy with id 0 for cgroup v2,
+//! several for v1, and both on hybrid hosts. kubelet uses for a pod with UID `1a-2b`:
 //! - `/kubepods/burstable/pod1a-2b/...` with its cgroupfs driver,
 //! - `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1a_2b.slice/...` with its systemd driver.
 //!
-//! Something may stand before it (kubelet's `--cgroup-root`, a node that is itself a container) and behind it (the
-//! container). systemd names a slice after all around it, so with a `--cgroup-root` of `/kubelet`, as in clusters made by
-//! kind, that is `/kubelet.slice/kubelet-kubepods.slice/...-kubepods-burstable-pod1a_2b.slice/...`. On hybrid hosts the
-//! empty v2 hierarchy says `/`.
+//! The path can have a prefix (kubelet's `--cgroup-root`, a node that is itself a container) and continues with the
+//! container. systemd prefixes the name of a slice with those of its parents: with `--cgroup-root=/kubelet`, as in kind, it
+//! is `/kubelet.slice/kubelet-kubepods.slice/...-kubepods-burstable-pod1a_2b.slice/...`. On hybrid hosts the empty v2
+//! hierarchy is `/`.
 
 use std::fmt;
 
 /// Longest content of `/proc/<pid>/cgroup` that is read.
 pub(super) const LIMIT: usize = 64 * 1024;
 
-/// Why the control groups of a process do not show it in the pod.
+/// Reason why the control groups of a process do not prove that it is in the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
     /// No hierarchy names a pod.
     NoPod,
     /// A hierarchy names another pod.
     OtherPod(String),
-    /// The text has not the form of `/proc/<pid>/cgroup`.
+    /// The text does not have the format of `/proc/<pid>/cgroup`.
     Unreadable,
-    /// What was asked for is not the UID of a pod.
+    /// The argument is not the UID of a pod.
     NotAUid,
 }
 
@@ -33,15 +33,15 @@ impl fmt::Display for Mismatch {
         match self {
             Self::NoPod => f.write_str("its control groups name no pod"),
             Self::OtherPod(component) => write!(f, "it is in control group {component:?}"),
-            Self::Unreadable => f.write_str("its control groups cannot be understood"),
-            Self::NotAUid => f.write_str("that is not the UID of a pod"),
+            Self::Unreadable => f.write_str("its control groups cannot be parsed"),
+            Self::NotAUid => f.write_str("the UID of the pod is invalid"),
         }
     }
 }
 
 /// Checks that every hierarchy that names a pod names the pod `uid`, and that at least one does.
 pub(super) fn require_pod(content: &str, uid: &str) -> Result<(), Mismatch> {
-    // UIDs of pods made by the API server are UUIDs, those of static pods hex digests.
+    // UIDs of pods are UUIDs, those of static pods hex digests.
     if uid.len() < 16 || uid.len() > 64 || !uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
         return Err(Mismatch::NotAUid);
     }
@@ -54,7 +54,7 @@ pub(super) fn require_pod(content: &str, uid: &str) -> Result<(), Mismatch> {
         if id.parse::<u32>().is_err() || !path.starts_with('/') {
             return Err(Mismatch::Unreadable);
         }
-        // Of nested pods (a cluster whose nodes are pods) the innermost is the one that this node's kubelet made.
+        // Of nested pods (a cluster whose nodes are pods) the innermost belongs to this node's kubelet.
         if let Some((component, pod)) = path.split('/').rev().find_map(|part| Some((part, pod_of(part)?))) {
             if pod != uid {
                 return Err(Mismatch::OtherPod(component.to_owned()));
@@ -65,7 +65,7 @@ pub(super) fn require_pod(content: &str, uid: &str) -> Result<(), Mismatch> {
     if found { Ok(()) } else { Err(Mismatch::NoPod) }
 }
 
-/// UID of the pod that a component of a control group's path stands for.
+/// Returns the UID of the pod in a component of a control group path.
 fn pod_of(component: &str) -> Option<String> {
     if let Some(slice) = component.strip_suffix(".slice") {
         let name = match slice.rsplit_once("-kubepods-") {
@@ -76,7 +76,7 @@ fn pod_of(component: &str) -> Option<String> {
         return Some(name.strip_prefix("pod")?.replace('_', "-"));
     }
     let uid = component.strip_prefix("pod")?;
-    // A user's own control group may well be called "podman" or "pods".
+    // A user's control group can have a name like "podman" or "pods".
     let plausible = uid.len() >= 16 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
     plausible.then(|| uid.to_owned())
 }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_that_kubelet_uses_is_recognised() {
+    fn every_format_of_kubelet_is_recognised() {
         for content in [
             "0::/kubepods/burstable/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f1c\n",
             "0::/kubepods/podc2b5a8f0-11d2-4a6c-9d5e-0123456789ab/4f1c\n",
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_outside_the_pod_is_refused() {
+    fn a_process_of_another_pod_is_rejected() {
         let other = "pod11111111-11d2-4a6c-9d5e-0123456789ab";
         for content in [
             format!("0::/kubepods/burstable/{other}/4f1c\n"),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_in_no_pod_is_refused() {
+    fn a_process_in_no_pod_is_rejected() {
         for content in [
             "",
             "0::/\n",
@@ -141,14 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn text_of_another_form_is_refused() {
+    fn text_of_another_format_is_rejected() {
         for content in ["nonsense", "0:", "0::", "0::relative", "x::/kubepods", "\n\n", ":::::", "-1::/a", "0:a"] {
             assert_eq!(check(content), Err(Mismatch::Unreadable), "{content:?}");
         }
     }
 
     #[test]
-    fn what_is_no_uid_matches_nothing() {
+    fn an_invalid_uid_matches_nothing() {
         for uid in ["", "a", "..", "../../../etc/passwd..", "c2b5a8f0-11d2-4a6c-9d5e-0123456789a/", &"a".repeat(65)] {
             assert_eq!(require_pod("0::/kubepods/pod/x", uid), Err(Mismatch::NotAUid), "{uid:?}");
         }

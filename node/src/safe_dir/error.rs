@@ -1,4 +1,4 @@
-//! Why a path was not used.
+//! Errors of access to paths.
 
 use std::{io, path::PathBuf};
 
@@ -6,105 +6,105 @@ use rustix::io::Errno;
 
 use super::Kind;
 
-/// Why something beneath a directory could not be used.
+/// Reason why a path beneath a directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The system call failed.
     #[error("cannot {operation} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On which path, relative to the directory.
+        /// The path relative to the directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// The path leads out of the directory, through a link, or into a mount that is not to be entered.
+    /// The path leads out of the directory, through a link, or into a forbidden mount.
     #[error("{} leads through a link or out of its directory", .0.display())]
     Escape(PathBuf),
-    /// A directory of a container is on a file system of a type that is not used.
+    /// A directory of a container has a forbidden file system type.
     #[error("{} of the container is on a file system of type {found}, expected {expected}", path.display())]
     FileSystem {
-        /// Which directory.
+        /// The directory.
         path: PathBuf,
         /// The type of its file system.
         found: String,
-        /// The types that are used.
+        /// The permitted types.
         expected: &'static str,
     },
-    /// The path cannot be used at all: absolute, empty or with `..`.
+    /// The path is invalid: absolute, empty or with `..`.
     #[error("{:?} is not a path beneath a directory", .0)]
     NotBeneath(PathBuf),
-    /// There is something else at the path.
+    /// The entry has another kind.
     #[error("{} is a {found}, not a {expected}", path.display())]
     WrongKind {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What was asked for.
+        /// The expected kind.
         expected: Kind,
-        /// What is there.
+        /// The found kind.
         found: Kind,
     },
-    /// A device node is not the device that its name says.
+    /// A device node is another device.
     #[error("{} is device {found_major}:{found_minor}, not {major}:{minor}", path.display())]
     WrongDevice {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Major number asked for.
+        /// Expected major number.
         major: u32,
-        /// Minor number asked for.
+        /// Expected minor number.
         minor: u32,
-        /// Major number found.
+        /// Found major number.
         found_major: u32,
-        /// Minor number found.
+        /// Found minor number.
         found_minor: u32,
     },
-    /// The content exceeds what is read at most.
+    /// The file exceeds the limit.
     #[error("{} has more than {limit} bytes", path.display())]
     TooLarge {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Bytes read at most.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// The directory has more entries than are listed at most.
+    /// The directory has too many entries.
     #[error("directory has more than {0} entries")]
     TooManyEntries(usize),
     /// The content is not UTF-8.
     #[error("{} is not UTF-8", .0.display())]
     NotText(PathBuf),
-    /// It did not happen in time.
+    /// The time limit was exceeded.
     #[error("{} was not there in time", .0.display())]
     Timeout(PathBuf),
-    /// The kernel does not tell the process id of the peer.
-    #[error("the process at the other end of the socket is outside the agent's process id namespace")]
+    /// The kernel does not report the process id of the peer.
+    #[error("the peer process of the socket is outside virt-handler's process id namespace")]
     NoPeerProcess,
-    /// The process at the other end is gone.
-    #[error("the process {0} at the other end of the socket is gone")]
+    /// The peer process has exited.
+    #[error("peer process {0} of the socket has exited")]
     PeerGone(i32),
-    /// The process at the other end runs as somebody else.
-    #[error("process {pid} at the other end of the socket runs as user {uid}")]
+    /// The peer process runs as another user.
+    #[error("peer process {pid} of the socket runs as user {uid}")]
     ForeignUser {
         /// Its process id.
         pid: i32,
         /// Its user id.
         uid: u32,
     },
-    /// The process at the other end is not in the pod.
-    #[error("process {pid} at the other end of the socket is not in pod {pod}: {reason}")]
+    /// The peer process is not in the pod.
+    #[error("peer process {pid} of the socket is not in pod {pod}: {reason}")]
     ForeignPod {
         /// Its process id.
         pid: i32,
-        /// UID of the pod it should be in.
+        /// UID of the expected pod.
         pod: String,
-        /// What its control groups say.
+        /// Result of the check of its control groups.
         reason: super::cgroup::Mismatch,
     },
 }
 
 impl Error {
-    /// A failed system call; the kernel's refusals to leave the directory become [`Error::Escape`].
+    /// Converts the error of a system call. Rejections by `openat2`'s resolve flags become [`Error::Escape`].
     pub(super) fn io(operation: &'static str, path: impl Into<PathBuf>, errno: Errno) -> Self {
         match errno {
             Errno::LOOP | Errno::XDEV => Self::Escape(path.into()),
@@ -112,25 +112,25 @@ impl Error {
         }
     }
 
-    /// Nothing is there (yet).
+    /// Returns true if nothing exists at the path.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Something is there already.
+    /// Returns true if the path exists already.
     #[must_use]
     pub fn already_exists(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
     }
 
-    /// A socket is there, but nobody listens on it.
+    /// Returns true if nothing listens on the socket.
     #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::ConnectionRefused)
     }
 
-    /// It took too long.
+    /// Returns true if the time limit was exceeded.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Timeout(_))

@@ -1,8 +1,8 @@
-//! The type of the file system that a descriptor is on, found out without asking that file system.
+//! The file system type of a descriptor, read without access to that file system.
 //!
-//! `fstat` and `statfs` are requests to a FUSE or network file system, which may never be answered. The kernel's own tables
-//! are not: `fdinfo` has the number of the mount that a descriptor is on, `mountinfo` the type of each mount. The descriptor
-//! keeps its mount, so that the number cannot pass on to another one in between.
+//! `fstat` and `statfs` are requests to a FUSE or network file system, which may never answer. The kernel's own tables
+//! always answer: `fdinfo` contains the mount number of a descriptor, `mountinfo` the type of each mount. The descriptor
+//! holds its mount, so that the number is not reused meanwhile.
 
 use std::{
     os::fd::{AsFd, AsRawFd},
@@ -11,30 +11,31 @@ use std::{
 
 use super::{Error, SafeDir};
 
-/// Most of `mountinfo` that is read: some thousand mounts.
+/// Largest `mountinfo`: some thousand mounts.
 pub(super) const LIMIT: usize = 1 << 20;
-/// Most of `fdinfo` that is read.
+/// Largest `fdinfo`.
 const FDINFO_LIMIT: usize = 4096;
 
-/// File systems that may be used.
+/// Permitted file systems.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowed {
     types: &'static [&'static str],
     text: &'static str,
 }
 
-/// For the root directory of a container: what container runtimes make it of. An overlay may still lie on something else.
+/// Types for the root directory of a container, as used by container runtimes. An overlay can contain others.
 pub(super) const ROOT: Allowed = Allowed {
     types: &[
         "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "erofs", "squashfs", "tmpfs",
     ],
     text: "one of those that container runtimes use",
 };
-/// For `/dev` of a container: container runtimes mount a tmpfs there. The node's own devtmpfs is none of the container's.
+/// Types for a container's `/dev`: container runtimes mount a tmpfs. The node's own devtmpfs does not belong to the
+/// container.
 pub(super) const DEV: Allowed = Allowed { types: &["tmpfs"], text: "tmpfs" };
 
-/// Refuses a descriptor on another file system than allowed. `mounts` is the `mountinfo` of a process that sees the mount,
-/// read after the descriptor was opened; `path` is for messages.
+/// Rejects a descriptor on another file system type. `mounts` is the `mountinfo` of a process that sees the mount, read
+/// after the descriptor was opened; `path` is for messages.
 pub(super) fn require(fd: impl AsFd, path: &str, mounts: &[u8], allowed: Allowed) -> Result<(), Error> {
     let number = fd.as_fd().as_raw_fd().to_string();
     let fdinfo = SafeDir::trusted(Path::new("/proc/self/fdinfo"))?.read_bounded(number, FDINFO_LIMIT)?;
@@ -49,19 +50,19 @@ pub(super) fn require(fd: impl AsFd, path: &str, mounts: &[u8], allowed: Allowed
     }
 }
 
-/// The number of the mount in the text of `fdinfo`.
+/// Parses the mount number in `fdinfo`.
 fn mount_of(fdinfo: &[u8]) -> Option<&[u8]> {
     fdinfo.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"mnt_id:")).map(<[u8]>::trim_ascii)
 }
 
-/// The type of a mount in the text of `mountinfo`: `36 35 98:0 /root /mnt rw,noatime shared:1 - ext4 /dev/sda rw`.
+/// Parses the type of a mount in `mountinfo`: `36 35 98:0 /root /mnt rw,noatime shared:1 - ext4 /dev/sda rw`.
 fn type_of<'a>(mounts: &'a [u8], mount: &[u8]) -> Option<&'a [u8]> {
     mounts.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
         if fields.next() != Some(mount) {
             return None;
         }
-        // Spaces in paths are written as octal numbers, so that the lone hyphen is the separator.
+        // Spaces in paths are octal escapes, so that the single hyphen is the separator.
         fields.find(|field| *field == b"-")?;
         fields.next()
     })
@@ -82,7 +83,7 @@ mod tests {
             ("1", Some("overlay")),
             ("22", Some("tmpfs")),
             ("23", Some("fuse.sshfs")),
-            // A line without a type, and numbers that are only part of others.
+            // A line without a type, and parts of numbers.
             ("2", None),
             ("3", None),
             ("", None),

@@ -1,4 +1,4 @@
-//! The process at the other end of a unix socket.
+//! The peer process of a unix socket.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -12,105 +12,71 @@ use rustix::{
     io::Errno,
     process::{Pid, PidfdFlags, Resource, Rlimit},
 };
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    net::UnixStream,
-};
+use tokio::net::UnixStream;
 
 use super::{BENEATH, Error, Mismatch, SafeDir, cgroup, mount};
 
-/// A process, held by a descriptor so that its number cannot come to mean another one unnoticed. Cheap to clone.
+/// A process, held by a descriptor, so that a reuse of its number is noticed. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     pid: i32,
     uid: u32,
-    gid: u32,
     pidfd: Arc<OwnedFd>,
 }
 
 impl Peer {
-    /// Who listens at the other end: the process that called `listen`, as the kernel recorded it.
-    pub fn of(stream: &UnixStream) -> Result<Self, Error> {
+    /// Returns the process that called `listen`, as recorded by the kernel.
+    pub(crate) fn of(stream: &UnixStream) -> Result<Self, Error> {
         let credentials = stream.peer_cred().map_err(|source| Error::Io {
             operation: "ask for the peer of",
             path: "socket".into(),
             source,
         })?;
         let pid = credentials.pid().filter(|pid| *pid > 0).ok_or(Error::NoPeerProcess)?;
-        Self::open(pid, credentials.uid(), credentials.gid())
+        Self::open(pid, credentials.uid())
     }
 
-    /// The process `pid`, which runs as `uid` and `gid`.
-    pub(crate) fn open(pid: i32, uid: u32, gid: u32) -> Result<Self, Error> {
+    /// Opens the process `pid`, which runs as `uid`.
+    pub(crate) fn open(pid: i32, uid: u32) -> Result<Self, Error> {
         let number = Pid::from_raw(pid).ok_or(Error::NoPeerProcess)?;
         let pidfd = rustix::process::pidfd_open(number, PidfdFlags::empty()).map_err(|errno| match errno {
             Errno::SRCH => Error::PeerGone(pid),
             errno => Error::io("open process", pid.to_string(), errno),
         })?;
-        Ok(Self { pid, uid, gid, pidfd: Arc::new(pidfd) })
+        Ok(Self { pid, uid, pidfd: Arc::new(pidfd) })
     }
 
-    /// Its process id as the agent sees it. Anything looked up by this number counts only if the process
-    /// [is alive](Self::is_alive) afterwards.
+    /// Returns its process id. Data that is looked up by this number is valid only if the process [is alive](Self::is_alive)
+    /// afterwards.
     #[must_use]
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// The user it ran as when it began to listen.
+    /// Returns its descriptor, for `setns`.
     #[must_use]
-    pub fn uid(&self) -> u32 {
-        self.uid
-    }
-
-    /// The group it ran as when it began to listen.
-    #[must_use]
-    pub fn gid(&self) -> u32 {
-        self.gid
-    }
-
-    /// Its descriptor; `setns` takes it.
-    #[must_use]
-    pub fn pidfd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    /// Whether it has not exited yet.
+    /// Returns true until it exits.
     #[must_use]
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         // A process descriptor becomes readable when the process exits.
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         matches!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(0))
     }
 
-    /// Returns when it has exited.
-    pub async fn exited(&self) {
-        #[expect(deprecated, reason = "what takes its place is unsafe; an owned descriptor is what it asks for")]
-        let Ok(descriptor) = AsyncFd::with_interest(Arc::clone(&self.pidfd), Interest::READABLE) else {
-            // No more descriptors can be waited for: look now and then.
-            while self.is_alive() {
-                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-            }
-            return;
-        };
-        while self.is_alive() {
-            match descriptor.readable().await {
-                Ok(mut guard) if self.is_alive() => guard.clear_ready(),
-                _ => return,
-            }
-        }
-    }
-
-    /// Refuses a process of any other user.
-    pub fn require_user(&self, user: u32) -> Result<(), Error> {
+    /// Rejects a process of another user.
+    pub(crate) fn require_user(&self, user: u32) -> Result<(), Error> {
         if self.uid == user {
             return Ok(());
         }
         Err(Error::ForeignUser { pid: self.pid, uid: self.uid })
     }
 
-    /// Refuses a process that is not in the pod `pod`, or that has exited.
-    pub fn require_pod(&self, pod: &str) -> Result<(), Error> {
+    /// Rejects a process that is not in the pod `pod`, or that has exited.
+    pub(crate) fn require_pod(&self, pod: &str) -> Result<(), Error> {
         let foreign = |reason: Mismatch| Error::ForeignPod { pid: self.pid, pod: pod.to_owned(), reason };
         let proc = SafeDir::trusted(Path::new("/proc"))?;
         let content = match proc.read_text(format!("{}/cgroup", self.pid), cgroup::LIMIT) {
@@ -119,18 +85,18 @@ impl Peer {
             Err(Error::NotText(_) | Error::TooLarge { .. }) => return Err(foreign(Mismatch::Unreadable)),
             Err(error) => return Err(error),
         };
-        // The number may have passed on to another process while it was read; if ours lives, it has not.
+        // The number can be reused during the read, unless the process is still alive.
         if !self.is_alive() {
             return Err(Error::PeerGone(self.pid));
         }
         cgroup::require_pod(&content, pod).map_err(foreign)
     }
 
-    /// Lets the process, and what it starts from now on, keep `bytes` of its memory from being moved or swapped.
-    pub fn allow_locked_memory(&self, bytes: u64) -> Result<(), Error> {
+    /// Permits the process, and processes that it starts from now on, to lock `bytes` of memory.
+    pub(crate) fn allow_locked_memory(&self, bytes: u64) -> Result<(), Error> {
         let number = Pid::from_raw(self.pid).ok_or(Error::NoPeerProcess)?;
-        // There is no such call by descriptor. The number is the process's own as long as it has not exited, and should
-        // it pass on right now, another process may lock memory that its pod pays for: no more harm than that.
+        // There is no such call by descriptor. The number is valid until the process exits. If it is reused right then,
+        // another process may lock memory that its pod accounts for, which is harmless.
         if !self.is_alive() {
             return Err(Error::PeerGone(self.pid));
         }
@@ -142,20 +108,20 @@ impl Peer {
         }
     }
 
-    /// The root directory that the process sees: the file system of its container, without what is mounted in it.
+    /// Opens the root directory of the process: the file system of its container, without mounts in it.
     ///
-    /// The container can hang this call: see [`crate::pod_calls`].
-    pub fn root(&self) -> Result<SafeDir, Error> {
+    /// The container can hang this call: see [`super::pod_calls`].
+    pub(crate) fn root(&self) -> Result<SafeDir, Error> {
         opened(&self.judged_root()?)
     }
 
-    /// The directory `/dev` of its container, without what is mounted in it.
+    /// Opens `/dev` of its container, without mounts in it.
     ///
-    /// The container can hang this call: see [`crate::pod_calls`].
-    pub fn dev(&self) -> Result<SafeDir, Error> {
+    /// The container can hang this call: see [`super::pod_calls`].
+    pub(crate) fn dev(&self) -> Result<SafeDir, Error> {
         let root = self.judged_root()?;
-        // The mount on `/dev` is crossed here. A descriptor that only names the directory asks nothing of what is mounted
-        // there, so that its type can be judged first.
+        // This crosses the mount on `/dev`. A descriptor that only names the directory does not access the mounted file
+        // system, so that its type can be checked first.
         let root = SafeDir { fd: Arc::new(root), one_mount: false };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         let dev = root.resolve("open", Path::new("dev"), flags, Mode::empty(), BENEATH)?;
@@ -163,10 +129,9 @@ impl Peer {
         opened(&dev)
     }
 
-    /// A descriptor that names the root directory that the process sees, on a file system that may be used.
+    /// Opens a descriptor that names the root directory of the process, on a permitted file system.
     fn judged_root(&self) -> Result<OwnedFd, Error> {
-        // The last component is a link that the kernel makes; nothing of the pod has a say in it, and nothing is asked of
-        // the file system behind it.
+        // The kernel creates the last component. Neither the pod nor the file system behind the link is involved.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(format!("/proc/{}/root", self.pid), flags, Mode::empty())
             .map_err(|errno| Error::io("open the root directory of process", self.pid.to_string(), errno))?;
@@ -174,13 +139,13 @@ impl Peer {
         if self.is_alive() { Ok(root) } else { Err(Error::PeerGone(self.pid)) }
     }
 
-    /// The mounts that the process sees.
+    /// Reads the mounts of the process.
     fn mounts(&self) -> Result<Vec<u8>, Error> {
         SafeDir::trusted(Path::new(&format!("/proc/{}", self.pid)))?.read_bounded("mountinfo", mount::LIMIT)
     }
 }
 
-/// The directory that a descriptor names, opened for reading.
+/// Reopens a directory descriptor for reading.
 fn opened(named: &OwnedFd) -> Result<SafeDir, Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(named, ".", flags, Mode::empty())

@@ -18,19 +18,20 @@ use tokio::{
 
 use super::{BENEATH, Error, Kind, Peer, SafeDir, beneath, descriptor_path, require_kind, stat_of};
 
-/// User that every launcher runs as, with the feature gate `Root` too. Nothing of a pod that runs as root is taken for a launcher.
+/// User of every launcher, also with the feature gate `Root`. A process of a pod that runs as root is never accepted as a
+/// launcher.
 const LAUNCHER_USER: u32 = 107;
-/// Pause between attempts while the queue of a listening socket is full.
+/// Pause between attempts while the backlog of a socket is full.
 const QUEUE_FULL: Duration = Duration::from_millis(20);
-/// Connections that may wait to be accepted.
+/// Backlog of a listening socket.
 const BACKLOG: i32 = 16;
 
 impl SafeDir {
     /// Connects to the socket `path` beneath this directory.
     ///
-    /// The path is resolved once, to a descriptor; only if that is a socket, it is connected to, through
-    /// `/proc/self/fd`. Whatever the name stands for afterwards does not matter.
-    pub async fn connect(&self, path: impl AsRef<Path>, within: Duration) -> Result<UnixStream, Error> {
+    /// The path is resolved once to a descriptor. If that is a socket, it is connected through `/proc/self/fd`. Later
+    /// changes of the name have no effect.
+    pub(crate) async fn connect(&self, path: impl AsRef<Path>, within: Duration) -> Result<UnixStream, Error> {
         let path = beneath(path.as_ref())?;
         let deadline = Instant::now() + within;
         let named = self.resolve("connect to", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
@@ -53,8 +54,8 @@ impl SafeDir {
         })
     }
 
-    /// Listens on a new socket `path`; a socket that is there already is replaced.
-    pub fn listen(&self, path: impl AsRef<Path>, mode: u32) -> Result<UnixListener, Error> {
+    /// Listens on a new socket `path`; an existing socket is replaced.
+    pub(crate) fn listen(&self, path: impl AsRef<Path>, mode: u32) -> Result<UnixListener, Error> {
         let path = path.as_ref();
         let (parent, name) = self.parent(path)?;
         match parent.stat(&name) {
@@ -67,7 +68,7 @@ impl SafeDir {
         }
         let failed = |errno| Error::io("listen on", path, errno);
         let socket = stream_socket().map_err(failed)?;
-        // The node in the file system takes the mode that the socket has when it is bound.
+        // The file gets the mode of the socket at the time of the bind.
         rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode & 0o777)).map_err(failed)?;
         let address = SocketAddrUnix::new(descriptor_path(parent.as_fd()).join(name)).map_err(failed)?;
         rustix::net::bind(&socket, &address).map_err(failed)?;
@@ -85,15 +86,15 @@ fn stream_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Where the launcher of a pod listens, beneath kubelet's `pods` directory.
+/// Returns the path of a pod's launcher socket beneath kubelet's `pods` directory.
 #[must_use]
-pub fn launcher_socket(pod_uid: &str) -> PathBuf {
+pub(crate) fn launcher_socket(pod_uid: &str) -> PathBuf {
     [pod_uid, "volumes", "kubernetes.io~empty-dir", "sockets", "launcher-sock"].iter().collect()
 }
 
-/// Waits for the launcher of a pod to listen and connects to it. Who answers has to run as a launcher does and has to
-/// be in that very pod: the machine's identity is that of the socket.
-pub async fn connect_launcher(
+/// Waits for the launcher of a pod to listen and connects to it. The peer must run as the launcher's user and in this pod:
+/// the socket identifies the VMI.
+pub(crate) async fn connect_launcher(
     kubelet_pods: &SafeDir,
     pod_uid: &str,
     within: Duration,

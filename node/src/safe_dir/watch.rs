@@ -1,4 +1,4 @@
-//! Waiting for an entry to appear, by one inotify instance for the whole process (a node allows few of them).
+//! Waits for directory entries, with one inotify instance for the whole process, because a node permits few.
 
 use std::{
     collections::HashMap,
@@ -17,17 +17,17 @@ use tokio::sync::watch;
 
 use super::{Error, SafeDir, beneath, descriptor_path, names};
 
-/// How often to look although inotify said nothing: a lost event must not cost more than this.
+/// Interval of checks with inotify: the cost of a lost event.
 const WATCHED_RECHECK: Duration = Duration::from_secs(2);
-/// How often to look where inotify cannot be had.
+/// Interval of checks without inotify.
 const POLL: Duration = Duration::from_millis(100);
-/// So often a wait looks as soon as something happens, which is more often than kubelet and a launcher need. Somebody may
-/// make things happen in a pod's directory all the time: then it looks as where inotify cannot be had.
+/// Checks that follow events at once, more than kubelet and a launcher need. A pod can cause events all the time: further
+/// checks are polls.
 const PROMPT_LOOKS: u32 = 64;
-/// Room for the events of one read.
+/// Buffer for the events of one read.
 const BUFFER: usize = 8 * 1024;
 
-/// The inotify instance and who waits on it.
+/// The inotify instance and its subscriptions.
 struct Watches {
     inotify: OwnedFd,
     directories: Mutex<HashMap<i32, Directory>>,
@@ -38,7 +38,7 @@ struct Directory {
     changed: watch::Sender<()>,
 }
 
-/// Tells of changes in one directory. A directory is watched once, however many wait for it.
+/// Notifies of changes in one directory. Subscriptions of a directory share one watch.
 struct Subscription {
     watches: Arc<Watches>,
     descriptor: i32,
@@ -46,14 +46,14 @@ struct Subscription {
 }
 
 impl Watches {
-    /// The instance of this process; `None` if the node has none left.
+    /// Returns the instance of this process; `None` if the node permits no more.
     fn shared() -> Option<Arc<Self>> {
         static SHARED: OnceLock<Option<Arc<Watches>>> = OnceLock::new();
         SHARED
             .get_or_init(|| match Self::start() {
                 Ok(watches) => Some(watches),
                 Err(error) => {
-                    tracing::warn!(%error, "inotify is not available, directories are looked at repeatedly");
+                    tracing::warn!(%error, "inotify is not available, directories are polled");
                     None
                 }
             })
@@ -63,7 +63,7 @@ impl Watches {
     fn start() -> std::io::Result<Arc<Self>> {
         let watches = Arc::new(Self { inotify: inotify::init(CreateFlags::CLOEXEC)?, directories: Mutex::default() });
         let reader = Arc::clone(&watches);
-        // A thread, not a task: it outlives any one runtime and sleeps in the kernel.
+        // A thread: it outlives every runtime and sleeps in the kernel.
         std::thread::Builder::new().name("inotify".to_owned()).stack_size(64 * 1024).spawn(move || reader.read())?;
         Ok(watches)
     }
@@ -83,8 +83,8 @@ impl Watches {
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => {
-                    // Waiting goes on by the recheck.
-                    tracing::error!(%error, "inotify cannot be read any more");
+                    // Waits continue with polls.
+                    tracing::error!(%error, "cannot read inotify events, directories are polled");
                     return;
                 }
             }
@@ -100,7 +100,7 @@ impl Watches {
             | WatchFlags::MOVE_SELF
             | WatchFlags::ATTRIB
             | WatchFlags::ONLYDIR;
-        // Locked across the call, so that the reader cannot see an event of a watch that is not in the map yet.
+        // Locked during the call, so that the reader sees no event of an unregistered watch.
         let mut directories = self.lock();
         let descriptor = inotify::add_watch(&self.inotify, descriptor_path(dir), flags)?;
         let directory = directories
@@ -129,18 +129,18 @@ impl Drop for Subscription {
         directory.subscribers -= 1;
         if directory.subscribers == 0 {
             directories.remove(&self.descriptor);
-            // Fails if the directory itself is gone, and its watch with it.
+            // Fails if the directory and its watch are gone.
             let _ = inotify::remove_watch(&self.watches.inotify, self.descriptor);
         }
     }
 }
 
 /// Changes in one directory since [`SafeDir::changes`] was called.
-pub struct Changes(Option<Subscription>);
+pub(crate) struct Changes(Option<Subscription>);
 
 impl Changes {
-    /// Returns when something may have changed in the directory, and after `recheck` even if nothing has.
-    pub async fn changed(&mut self, recheck: Duration) {
+    /// Returns when the directory may have changed, and after `recheck` in any case.
+    pub(crate) async fn changed(&mut self, recheck: Duration) {
         match &mut self.0 {
             Some(subscription) => {
                 // The sender lives as long as the subscription.
@@ -152,15 +152,15 @@ impl Changes {
 }
 
 impl SafeDir {
-    /// Tells of entries that come, go or change their attributes in this directory from now on.
+    /// Subscribes to changes of entries in this directory.
     #[must_use]
-    pub fn changes(&self) -> Changes {
-        // No watch left on this node: look repeatedly instead.
+    pub(crate) fn changes(&self) -> Changes {
+        // Without a watch: polls.
         Changes(Watches::shared().and_then(|watches| watches.subscribe(self).ok()))
     }
 
-    /// Waits until there is something at `path`. None of the directories on the way need be there yet.
-    pub async fn wait_for(&self, path: impl AsRef<Path>, within: Duration) -> Result<(), Error> {
+    /// Waits until something exists at `path`. Its parent directories may be created meanwhile.
+    pub(crate) async fn wait_for(&self, path: impl AsRef<Path>, within: Duration) -> Result<(), Error> {
         let path = beneath(path.as_ref())?;
         match tokio::time::timeout(within, self.appear(path)).await {
             Ok(outcome) => outcome.map(|_looks| ()),
@@ -168,7 +168,7 @@ impl SafeDir {
         }
     }
 
-    /// Returns when there is something at `path`, and says how often it was looked for.
+    /// Waits until something exists at `path` and returns the number of checks.
     pub(super) async fn appear(&self, path: &Path) -> Result<u32, Error> {
         let mut looks = 1_u32;
         while !self.exists(path)? {
@@ -178,11 +178,11 @@ impl SafeDir {
             }
             let mut dir = self.clone();
             for name in names(path) {
-                // Subscribed before it is looked at: what appears in between is told.
+                // Subscribed before the check, so that no change is missed.
                 let mut changes = dir.changes();
                 match dir.open_dir(name) {
                     Ok(next) => dir = next,
-                    // Nothing there; or, under the last name, something that is no directory.
+                    // Missing; or the last name is not a directory.
                     Err(error) if error.is_not_found() && !self.exists(path)? => {
                         changes.changed(WATCHED_RECHECK).await;
                         break;

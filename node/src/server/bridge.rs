@@ -1,111 +1,112 @@
-//! One stream: a WebSocket on one side, the machine on the other.
+//! One stream: a WebSocket on one side, the VMI on the other.
 //!
-//! Bytes are passed on as they come, in both directions, at the pace of the slower side: nothing is read that cannot
-//! be passed on. Either side's end ends both; what a client sent before it closed still reaches the machine. The client
-//! is told why its stream ended.
+//! Bytes are forwarded in both directions at the pace of the slower side. The end of either side ends both; input that a
+//! client sent before it closed still reaches the VMI. The close frame contains the reason of the end.
 
 use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
 use bytes::Bytes;
+use daemon::quota::Slot;
 use futures::{
     SinkExt, StreamExt,
     stream::{SplitSink, SplitStream},
 };
-use process::shares::Share;
 use protocol::MAX_CHUNK;
 
-use super::sessions::{Ending, Session};
-use crate::metrics::{Direction, StreamKind, StreamMetrics};
+use crate::{
+    metrics::{Direction, StreamKind, StreamMetrics},
+    vmi::{Ending, Session},
+};
 
-/// A client is asked for a sign of life this often ...
+/// Interval of pings to the client.
 const PING: Duration = Duration::from_secs(30);
-/// ... and has gone when nothing was heard of it for this long.
+/// Time without any message of the client after which it counts as gone.
 const SILENCE: Duration = Duration::from_secs(100);
-/// Time for the last words to a client.
-const GOODBYE: Duration = Duration::from_secs(2);
+/// Limit of the close handshake.
+const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Longest reason in a close frame, in bytes: a control frame holds 125, two of them are the code.
+/// Longest reason of a close frame in bytes: a control frame holds 125, two of them for the code.
 const REASON: usize = 123;
 
-/// Why a stream ended.
+/// Reason of the end of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The client closed it, in order.
+    /// The client closed it.
     Closed,
-    /// The client's connection broke.
+    /// The connection of the client broke.
     Broken,
-    /// Nothing was heard of the client.
+    /// The client did not respond.
     Silence,
-    /// The machine closed it.
-    Machine,
-    /// The far end says why it does not go on.
+    /// The VMI closed it.
+    Vmi,
+    /// The other side failed with this message.
     Refused(String),
     /// The connection to the launcher broke.
     Lost,
-    /// This agent ended it.
+    /// virt-handler ended it.
     Ended(Ending),
 }
 
 impl End {
-    /// For the metrics.
+    /// Returns the label of the metrics.
     fn by(&self) -> &'static str {
         match self {
             Self::Closed | Self::Broken => "client",
             Self::Silence => "silence",
-            Self::Machine | Self::Refused(_) | Self::Lost => "launcher",
+            Self::Vmi | Self::Refused(_) | Self::Lost => "launcher",
             Self::Ended(Ending::Replaced) => "replaced",
-            Self::Ended(Ending::MachineGone) => "machine",
-            Self::Ended(Ending::AgentStops) => "agent",
+            Self::Ended(Ending::VmiGone) => "vmi",
+            Self::Ended(Ending::HandlerStops) => "virt-handler",
         }
     }
 
-    /// The last words to the client. An end that it did not ask for is none with code 1000: clients take that for their
-    /// own wish and leave without a word, whereas any other code makes them print code and reason.
-    fn goodbye(&self) -> CloseFrame {
+    /// Returns the close frame. Code 1000 is used only if the client closed the stream: with this code clients exit
+    /// silently, with any other they print code and reason.
+    fn close_frame(&self) -> CloseFrame {
         let (code, reason) = match self {
             Self::Closed | Self::Broken => (close_code::NORMAL, ""),
-            Self::Silence => (close_code::POLICY, "nothing was heard of the client"),
-            Self::Machine => (close_code::AWAY, "the machine has closed the stream"),
+            Self::Silence => (close_code::POLICY, "the client does not respond"),
+            Self::Vmi => (close_code::AWAY, "the VMI closed the stream"),
             Self::Refused(message) => (close_code::ERROR, message.as_str()),
-            Self::Lost => (close_code::AWAY, "the connection to the machine's launcher was lost"),
-            // Programs look for this word in what their client's library makes of a stream that was taken from them.
+            Self::Lost => (close_code::AWAY, "the connection to virt-launcher was lost"),
+            // Programs search this word in the error of their client library.
             Self::Ended(Ending::Replaced) => (close_code::AWAY, "EOF: another client has taken the stream"),
-            Self::Ended(Ending::MachineGone) => (close_code::AWAY, "the machine has gone"),
-            Self::Ended(Ending::AgentStops) => (close_code::AWAY, "virt-handler is stopping"),
+            Self::Ended(Ending::VmiGone) => (close_code::AWAY, "the VMI is gone"),
+            Self::Ended(Ending::HandlerStops) => (close_code::AWAY, "virt-handler is stopping"),
         };
         let end = (0..=REASON.min(reason.len())).rev().find(|at| reason.is_char_boundary(*at)).unwrap_or_default();
         CloseFrame { code, reason: reason.get(..end).unwrap_or_default().into() }
     }
 }
 
-/// The way to the machine.
+/// Input of a VMI.
 pub(super) trait Input: Send {
-    /// Passes bytes on, [`MAX_CHUNK`] at most; false if no more are taken.
+    /// Sends bytes, [`MAX_CHUNK`] at most. Returns false if no more are accepted.
     fn send(&mut self, data: Bytes) -> impl Future<Output = bool> + Send;
 
-    /// Nothing more will come. What was passed on still arrives.
+    /// Ends the input. Bytes that were sent still arrive.
     fn finish(self) -> impl Future<Output = ()> + Send;
 }
 
-/// The way back.
+/// Output of a VMI.
 pub(super) trait Output: Send {
-    /// The next bytes, or why there are none any more. Nothing is lost if it is dropped before it is done.
+    /// Returns the next bytes, or the reason of the end. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Result<Bytes, End>> + Send;
 }
 
-/// What a stream holds while it lasts.
+/// Resources of an open stream.
 pub(super) struct Bridge {
-    pub(super) share: Share,
+    pub(super) slot: Slot,
     pub(super) session: Session,
     pub(super) metrics: StreamMetrics,
     pub(super) kind: StreamKind,
 }
 
 impl Bridge {
-    /// Passes on what comes, until one side ends.
+    /// Forwards bytes until one side ends.
     pub(super) async fn run(self, socket: WebSocket, mut input: impl Input, mut output: impl Output) {
-        let Self { share, session, metrics, kind } = self;
+        let Self { slot, session, metrics, kind } = self;
         let open = metrics.open(kind);
         tracing::info!("stream opened");
         let (mut to_client, mut from_client) = socket.split();
@@ -115,32 +116,32 @@ impl Bridge {
             why = session.ended() => End::Ended(why),
         };
         tracing::info!(by = end.by(), "stream ended");
-        // The machine sees the end before the place is free again; what a client sent before it closed reaches it first.
+        // The VMI sees the end before the slot is free; input that a client sent before it closed arrives first.
         let rest = async {
             input.finish().await;
             if matches!(end, End::Closed | End::Broken) {
                 while output.next().await.is_ok() {}
             }
         };
-        let _ = tokio::time::timeout(GOODBYE, rest).await;
+        let _ = tokio::time::timeout(CLOSE_LIMIT, rest).await;
         drop(output);
         drop(session);
-        let goodbye = async {
-            // One that has closed itself is only answered.
-            let _ = to_client.send(Message::Close(Some(end.goodbye()))).await;
+        let closing = async {
+            // A client that closed the stream only gets an answer.
+            let _ = to_client.send(Message::Close(Some(end.close_frame()))).await;
             if to_client.close().await.is_ok() {
-                // Its answer, or its end. A socket that is closed over what it has not read is reset, and the last words
-                // may be lost on their way.
+                // Waits for the client's answer, or its end. Closing a socket with unread data resets it, and the close
+                // frame could be lost.
                 while let Some(Ok(_)) = from_client.next().await {}
             }
         };
-        let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+        let _ = tokio::time::timeout(CLOSE_LIMIT, closing).await;
         open.end(end.by());
-        drop(share);
+        drop(slot);
     }
 }
 
-/// From the client to the machine. Anything a client sends shows that it is there.
+/// Forwards from the client to the VMI. Every message shows that the client is alive.
 async fn pass_input(
     from_client: &mut SplitStream<WebSocket>,
     input: &mut impl Input,
@@ -163,20 +164,21 @@ async fn pass_input(
                 while !data.is_empty() {
                     let chunk = data.split_to(data.len().min(MAX_CHUNK));
                     if !input.send(chunk).await {
-                        // The machine takes no more; the other direction learns why, unless the client does not read.
+                        // The VMI accepts no more input; the other direction returns the reason, unless the client does not
+                        // read.
                         tokio::time::sleep(SILENCE).await;
                         return End::Silence;
                     }
                 }
             }
             Message::Close(_) => return End::Closed,
-            // Text has no meaning here; pings are answered by the library.
+            // Text is ignored; the library answers pings.
             Message::Text(_) | Message::Ping(_) | Message::Pong(_) => {}
         }
     }
 }
 
-/// From the machine to the client, with a ping now and then.
+/// Forwards from the VMI to the client, with pings at intervals.
 async fn pass_output(
     output: &mut impl Output,
     to_client: &mut SplitSink<WebSocket, Message>,
@@ -208,25 +210,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_words_fit_a_close_frame() {
-        let frame = End::Refused("\u{e9}".repeat(500)).goodbye();
+    fn reasons_fit_a_close_frame() {
+        let frame = End::Refused("\u{e9}".repeat(500)).close_frame();
         assert!(frame.reason.len() <= REASON && frame.reason.chars().all(|c| c == '\u{e9}'));
         assert_eq!(frame.code, close_code::ERROR);
     }
 
     #[test]
-    fn only_a_client_that_closes_is_told_that_all_is_well() {
+    fn only_a_client_that_closes_gets_code_1000() {
         for (end, code) in [
             (End::Closed, close_code::NORMAL),
-            (End::Machine, close_code::AWAY),
+            (End::Vmi, close_code::AWAY),
             (End::Lost, close_code::AWAY),
             (End::Silence, close_code::POLICY),
             (End::Refused("too slow".into()), close_code::ERROR),
             (End::Ended(Ending::Replaced), close_code::AWAY),
-            (End::Ended(Ending::MachineGone), close_code::AWAY),
-            (End::Ended(Ending::AgentStops), close_code::AWAY),
+            (End::Ended(Ending::VmiGone), close_code::AWAY),
+            (End::Ended(Ending::HandlerStops), close_code::AWAY),
         ] {
-            let frame = end.goodbye();
+            let frame = end.close_frame();
             assert_eq!(frame.code, code, "{end:?}");
             assert_eq!(frame.reason.is_empty(), code == close_code::NORMAL, "{end:?}");
         }

@@ -1,4 +1,4 @@
-//! What the guest agent tells, and freezing of the guest's file systems.
+//! Requests for the guest agent: its report, and freezing of file systems.
 
 use api::{
     duration,
@@ -18,15 +18,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use protocol::{GuestInfo, GuestReportReply};
 
 use super::{Failure, Served};
-use crate::machine::{Announcement, Refusal};
+use crate::vmi::{Event, Refusal};
 
 pub(super) async fn os_info(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Json<GuestAgentInfo>, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let _place = served.place(&namespace)?;
-    let report = machine.launcher()?.guest_report().await.map_err(Refusal::from)?;
+    let handle = served.handle(&namespace, &name)?;
+    let _slot = served.call_slot(&namespace)?;
+    let report = handle.launcher()?.guest_report().await.map_err(Refusal::from)?;
     Ok(Json(agent_info(report)))
 }
 
@@ -34,9 +34,9 @@ pub(super) async fn users(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Json<GuestUserList>, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let _place = served.place(&namespace)?;
-    let users = machine.launcher()?.users().await.map_err(Refusal::from)?;
+    let handle = served.handle(&namespace, &name)?;
+    let _slot = served.call_slot(&namespace)?;
+    let users = handle.launcher()?.users().await.map_err(Refusal::from)?;
     Ok(Json(GuestUserList { items: users.into_iter().map(user).collect(), metadata: ListMeta::default() }))
 }
 
@@ -44,9 +44,9 @@ pub(super) async fn file_systems(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Json<GuestFileSystemList>, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let _place = served.place(&namespace)?;
-    let systems = machine.launcher()?.file_systems().await.map_err(Refusal::from)?;
+    let handle = served.handle(&namespace, &name)?;
+    let _slot = served.call_slot(&namespace)?;
+    let systems = handle.launcher()?.file_systems().await.map_err(Refusal::from)?;
     Ok(Json(GuestFileSystemList {
         items: systems.into_iter().map(file_system).collect(),
         metadata: ListMeta::default(),
@@ -58,17 +58,12 @@ pub(super) async fn freeze(
     Path((namespace, name)): Path<(String, String)>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<StatusCode, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let timeout = match body {
-        Ok(body) => unfreeze_timeout(&body),
-        Err(_) => Err("failed to retrieve unfreeze timeout"),
-    };
-    let timeout = timeout.map_err(|message| Failure(StatusCode::BAD_REQUEST, message.into()))?;
-    let _place = served.place(&namespace)?;
-    if let Err(error) = machine.launcher()?.freeze(timeout).await {
-        served
-            .machines
-            .announce(&machine, Announcement::warning("FreezeError", format!("Failed to freeze VMI: {error}")));
+    let handle = served.handle(&namespace, &name)?;
+    let body = body.map_err(|_| TimeoutError::Unavailable)?;
+    let timeout = unfreeze_timeout(&body)?;
+    let _slot = served.call_slot(&namespace)?;
+    if let Err(error) = handle.launcher()?.freeze(timeout).await {
+        served.vmis.publish(&handle, Event::warning("FreezeError", format!("Failed to freeze VMI: {error}")));
         return Err(Failure(StatusCode::BAD_REQUEST, error.to_string()));
     }
     Ok(StatusCode::ACCEPTED)
@@ -78,23 +73,39 @@ pub(super) async fn unfreeze(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<StatusCode, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let _place = served.place(&namespace)?;
-    let unfrozen = machine.launcher()?.unfreeze().await;
+    let handle = served.handle(&namespace, &name)?;
+    let _slot = served.call_slot(&namespace)?;
+    let unfrozen = handle.launcher()?.unfreeze().await;
     unfrozen.map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
     Ok(StatusCode::ACCEPTED)
 }
 
-/// Seconds until the file systems thaw by themselves, 0 for never. A fraction counts as a second: it must not turn into
-/// never.
-fn unfreeze_timeout(body: &[u8]) -> Result<u32, &'static str> {
-    const UNREADABLE: &str = "failed to unmarshal unfreeze timeout";
-    const MISSING: &str = "Unfreeze timeout in freeze request is not set";
-    if body.trim_ascii().is_empty() {
-        return Err(MISSING);
+/// Reason why a freeze request has no timeout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum TimeoutError {
+    #[error("failed to retrieve unfreeze timeout")]
+    Unavailable,
+    #[error("failed to unmarshal unfreeze timeout")]
+    Invalid,
+    #[error("Unfreeze timeout in freeze request is not set")]
+    Missing,
+}
+
+impl From<TimeoutError> for Failure {
+    fn from(error: TimeoutError) -> Self {
+        Self(StatusCode::BAD_REQUEST, error.to_string())
     }
-    let request: FreezeUnfreezeTimeout = serde_json::from_slice(body).map_err(|_| UNREADABLE)?;
-    let timeout = duration::parse(&request.unfreeze_timeout.ok_or(MISSING)?).map_err(|_| UNREADABLE)?;
+}
+
+/// Parses the seconds until the file systems thaw automatically; 0 is never. A fraction is rounded up, so that it does not
+/// become never.
+fn unfreeze_timeout(body: &[u8]) -> Result<u32, TimeoutError> {
+    if body.trim_ascii().is_empty() {
+        return Err(TimeoutError::Missing);
+    }
+    let request: FreezeUnfreezeTimeout = serde_json::from_slice(body).map_err(|_| TimeoutError::Invalid)?;
+    let timeout =
+        duration::parse(&request.unfreeze_timeout.ok_or(TimeoutError::Missing)?).map_err(|_| TimeoutError::Invalid)?;
     let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
     Ok(u32::try_from(seconds).unwrap_or(u32::MAX))
 }
@@ -155,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unfreeze_timeout_is_a_duration_and_has_to_be_given() {
+    fn an_unfreeze_timeout_is_a_required_duration() {
         for (body, expected) in [
             (r#"{"unfreezeTimeout": "5m0s"}"#, Ok(300)),
             (r#"{"unfreezeTimeout": "0s"}"#, Ok(0)),
@@ -169,7 +180,8 @@ mod tests {
             (r#"{"unfreezeTimeout": "-5s"}"#, Err("failed to unmarshal unfreeze timeout")),
             (r#"{"unfreezeTimeout": "soon"}"#, Err("failed to unmarshal unfreeze timeout")),
         ] {
-            assert_eq!(unfreeze_timeout(body.as_bytes()), expected, "{body}");
+            let timeout = unfreeze_timeout(body.as_bytes()).map_err(|error| error.to_string());
+            assert_eq!(timeout, expected.map_err(str::to_owned), "{body}");
         }
     }
 }

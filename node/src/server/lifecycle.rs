@@ -1,4 +1,4 @@
-//! Requests that are answered once the machine has done what they ask.
+//! Requests that are answered after the VMI carried them out.
 
 use std::convert::Infallible;
 
@@ -9,28 +9,28 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use process::shares::Share;
+use daemon::quota::Slot;
 
 use super::{Failure, Served};
-use crate::machine::{Refusal, Request};
+use crate::vmi::{Refusal, Request};
 
-/// A picture is handed over in pieces of this size.
+/// Size of the pieces in which a screenshot is sent.
 const PIECE: usize = 64 * 1024;
 
-pub(super) async fn pause(served: State<Served>, machine: Path<(String, String)>) -> Result<StatusCode, Failure> {
-    ask(served, machine, Request::Pause).await
+pub(super) async fn pause(served: State<Served>, handle: Path<(String, String)>) -> Result<StatusCode, Failure> {
+    ask(served, handle, Request::Pause).await
 }
 
-pub(super) async fn unpause(served: State<Served>, machine: Path<(String, String)>) -> Result<StatusCode, Failure> {
-    ask(served, machine, Request::Unpause).await
+pub(super) async fn unpause(served: State<Served>, handle: Path<(String, String)>) -> Result<StatusCode, Failure> {
+    ask(served, handle, Request::Unpause).await
 }
 
-pub(super) async fn reset(served: State<Served>, machine: Path<(String, String)>) -> Result<StatusCode, Failure> {
-    ask(served, machine, Request::Reset).await
+pub(super) async fn reset(served: State<Served>, handle: Path<(String, String)>) -> Result<StatusCode, Failure> {
+    ask(served, handle, Request::Reset).await
 }
 
-pub(super) async fn soft_reboot(served: State<Served>, machine: Path<(String, String)>) -> Result<StatusCode, Failure> {
-    ask(served, machine, Request::SoftReboot).await
+pub(super) async fn soft_reboot(served: State<Served>, handle: Path<(String, String)>) -> Result<StatusCode, Failure> {
+    ask(served, handle, Request::SoftReboot).await
 }
 
 async fn ask(
@@ -38,9 +38,9 @@ async fn ask(
     Path((namespace, name)): Path<(String, String)>,
     request: Request,
 ) -> Result<StatusCode, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let _place = served.place(&namespace)?;
-    machine.ask(request).await?;
+    let handle = served.handle(&namespace, &name)?;
+    let _slot = served.call_slot(&namespace)?;
+    handle.request(request).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -48,59 +48,59 @@ pub(super) async fn screenshot(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let launcher = machine.launcher()?;
-    // What the guest shows and how fast the client reads is up to them: together they must not fill the agent's memory.
-    let place = served.pictures.claim(namespace).map_err(|_| {
-        let message = "too many pictures are being taken on the node, try again later";
+    let handle = served.handle(&namespace, &name)?;
+    let launcher = handle.launcher()?;
+    // Size of the screenshot and speed of the client are untrusted: screenshots must not exhaust virt-handler's memory.
+    let slot = served.screenshots.acquire(namespace).map_err(|_| {
+        let message = "too many screenshots on the node, try again later";
         Failure(StatusCode::TOO_MANY_REQUESTS, message.to_owned())
     })?;
-    let picture = launcher.screenshot().await.map_err(Refusal::from)?;
+    let screenshot = launcher.screenshot().await.map_err(Refusal::from)?;
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("image/png")),
-        (header::CONTENT_LENGTH, HeaderValue::from(picture.len())),
+        (header::CONTENT_LENGTH, HeaderValue::from(screenshot.len())),
     ];
-    Ok((headers, in_pieces(picture.into(), place)).into_response())
+    Ok((headers, in_pieces(screenshot.into(), slot)).into_response())
 }
 
-/// The picture as a body that keeps its place until the last piece is taken.
-fn in_pieces(picture: Bytes, place: Share) -> Body {
-    Body::from_stream(futures::stream::unfold((picture, place), |(mut rest, place)| async move {
+/// Returns a body that keeps its slot until the last piece is read.
+fn in_pieces(screenshot: Bytes, slot: Slot) -> Body {
+    Body::from_stream(futures::stream::unfold((screenshot, slot), |(mut rest, slot)| async move {
         if rest.is_empty() {
             return None;
         }
         let piece = rest.split_to(rest.len().min(PIECE));
-        Some((Ok::<_, Infallible>(piece), (rest, place)))
+        Some((Ok::<_, Infallible>(piece), (rest, slot)))
     }))
 }
 
 #[cfg(test)]
 mod tests {
+    use daemon::quota::StreamQuota;
     use futures::StreamExt;
-    use process::shares::Shares;
 
     use super::*;
 
     #[tokio::test]
-    async fn a_picture_has_its_place_until_its_last_piece_is_taken() {
-        let places: Shares = Shares::of(super::super::PICTURES);
-        let picture: Vec<u8> = (0..2 * PIECE + 1).map(|number| number as u8).collect();
-        let place = places.claim("ns".to_owned()).unwrap();
-        let mut pieces = in_pieces(picture.clone().into(), place).into_data_stream();
-        let mut taken = Vec::new();
+    async fn a_screenshot_holds_its_slot_until_its_last_piece_is_read() {
+        let quota = StreamQuota::new(super::super::SCREENSHOTS);
+        let screenshot: Vec<u8> = (0..2 * PIECE + 1).map(|number| number as u8).collect();
+        let slot = quota.acquire("ns".to_owned()).unwrap();
+        let mut pieces = in_pieces(screenshot.clone().into(), slot).into_data_stream();
+        let mut read = Vec::new();
         while let Some(piece) = pieces.next().await {
-            assert_eq!(places.taken(), 1);
-            taken.extend_from_slice(&piece.unwrap());
+            assert_eq!(quota.used(), 1);
+            read.extend_from_slice(&piece.unwrap());
         }
-        assert_eq!(taken, picture);
-        assert_eq!(places.taken(), 0);
+        assert_eq!(read, screenshot);
+        assert_eq!(quota.used(), 0);
     }
 
     #[test]
-    fn no_namespace_has_all_places_for_pictures() {
-        let places: Shares = Shares::of(super::super::PICTURES);
-        let held: Vec<Share> = std::iter::from_fn(|| places.claim("greedy".to_owned()).ok()).collect();
-        assert_eq!(held.len(), super::super::PICTURES - 1);
-        assert!(places.claim("other".to_owned()).is_ok());
+    fn no_namespace_gets_all_slots_for_screenshots() {
+        let quota = StreamQuota::new(super::super::SCREENSHOTS);
+        let held: Vec<Slot> = std::iter::from_fn(|| quota.acquire("greedy".to_owned()).ok()).collect();
+        assert_eq!(held.len(), super::super::SCREENSHOTS - 1);
+        assert!(quota.acquire("other".to_owned()).is_ok());
     }
 }

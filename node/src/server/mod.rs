@@ -1,12 +1,11 @@
-//! The console and lifecycle server: virt-api's way to the machines of this node.
+//! The server for consoles and lifecycle requests of virt-api.
 //!
-//! Only virt-api gets in: each connection needs a client certificate of the cluster's CA with virt-api's own common
-//! name. What a user may do was decided there; here it is decided whether the machine can do it.
+//! Each connection needs a client certificate of the cluster's CA with virt-api's own common name. virt-api authorizes
+//! users; this server checks that the VMI can carry out the request.
 
 mod bridge;
 mod guest;
 mod lifecycle;
-mod sessions;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -22,88 +21,86 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get, put},
 };
-use process::shares::{Full, HOLDER_HEADER, Share, Shares};
+use daemon::quota::{Exceeded, HOLDER_HEADER, Slot, StreamQuota};
 use tokio_util::task::TaskTracker;
 
-pub use sessions::{Ending, Sessions, Slot};
-
 use crate::{
-    machine::{Handle, Machines, Refusal},
     metrics::{StreamKind, StreamMetrics},
+    vmi::{Handle, Refusal, Vmis},
     vsock::Guests,
 };
 
-/// Path of one machine.
-const MACHINE: &str = "/v1/namespaces/{namespace}/virtualmachineinstances/{name}";
-/// Longest body; the only one that is read holds a duration.
+/// Path of a VMI.
+const VMI_PATH: &str = "/v1/namespaces/{namespace}/virtualmachineinstances/{name}";
+/// Longest body; the only one that is read contains a duration.
 const MAX_BODY: usize = 64 * 1024;
 
-/// Most streams at a time. Where nobody reads, each holds a few hundred KiB.
-pub const MAX_STREAMS: usize = 256;
-/// Most pictures of displays at a time. Each is 8 MiB at worst, which are held until its client has taken them.
-const PICTURES: usize = 8;
-/// Most calls that wait for launchers at a time. virt-api has more connections than that: a launcher that does not answer,
-/// and who asks it again and again, keeps nobody from other machines.
+/// Most streams at a time. A stream scope client does not read holds some hundred KiB.
+pub(crate) const MAX_STREAMS: usize = 256;
+/// Most screenshots at a time. Each holds up to 8 MiB until its client has read it.
+const SCREENSHOTS: usize = 8;
+/// Most calls to launchers at a time. virt-api has more connections: a launcher that does not answer must not block the
+/// calls for other VMIs.
 const CALLS: usize = 48;
-/// Longest name of a holder of streams; virt-api sends 64 digits.
+/// Longest holder of streams; virt-api sends 64 digits.
 const MAX_HOLDER: usize = 64;
 
-/// What the handlers work with.
+/// State of the handlers.
 #[derive(Clone)]
 struct Served {
-    machines: Machines,
+    vmis: Vmis,
     metrics: StreamMetrics,
-    shares: Shares,
+    quota: StreamQuota,
     guests: Guests,
     streams: TaskTracker,
-    /// Places for pictures, by namespace.
-    pictures: Shares,
-    /// Places for other calls to launchers, by namespace.
-    calls: Shares,
+    /// Quota of screenshots by namespace.
+    screenshots: StreamQuota,
+    /// Quota of other calls to launchers by namespace.
+    calls: StreamQuota,
 }
 
 impl Served {
-    fn machine(&self, namespace: &str, name: &str) -> Result<Arc<Handle>, Failure> {
-        self.machines.get(namespace, name).ok_or_else(|| Failure::unknown(namespace, name))
+    fn handle(&self, namespace: &str, name: &str) -> Result<Arc<Handle>, Failure> {
+        self.vmis.get(namespace, name).ok_or_else(|| Failure::unknown(namespace, name))
     }
 
-    /// A place for a call to the launcher of a machine in this namespace.
-    fn place(&self, namespace: &str) -> Result<Share, Failure> {
-        self.calls.claim(namespace.to_owned()).map_err(|_| {
-            let message = "too many calls wait for machines of the node, try again later";
+    /// Acquires a slot for a call to the launcher of a VMI in this namespace.
+    fn call_slot(&self, namespace: &str) -> Result<Slot, Failure> {
+        self.calls.acquire(namespace.to_owned()).map_err(|_| {
+            let message = "too many calls to VMIs of the node are in progress, try again later";
             Failure(StatusCode::TOO_MANY_REQUESTS, message.to_owned())
         })
     }
 
-    /// A place for a stream of the user that virt-api asks for.
-    fn claim(&self, kind: StreamKind, headers: &HeaderMap) -> Result<Share, Failure> {
-        self.shares.claim(holder(headers).to_owned()).map_err(|full| {
-            self.metrics.refuse(kind, full);
-            let whose = match full {
-                Full::All => "the node",
-                Full::Share => "this user on the node",
+    /// Acquires a slot for a stream of virt-api's user.
+    fn claim(&self, kind: StreamKind, headers: &HeaderMap) -> Result<Slot, Failure> {
+        self.quota.acquire(holder(headers).to_owned()).map_err(|exceeded| {
+            self.metrics.refuse(kind, exceeded);
+            let scope = match exceeded {
+                Exceeded::Total => "the node",
+                Exceeded::Holder => "this user on the node",
             };
-            Failure(StatusCode::TOO_MANY_REQUESTS, format!("there are too many streams of {whose}, try again later"))
+            Failure(StatusCode::TOO_MANY_REQUESTS, format!("there are too many streams of {scope}, try again later"))
         })
     }
 }
 
-/// Whom a stream counts for. Requests that do not say so count for one and the same.
+/// Returns the holder of a stream. Requests without a holder share one.
 fn holder(headers: &HeaderMap) -> &str {
     let named = headers.get(HOLDER_HEADER).and_then(|name| name.to_str().ok());
     named.filter(|name| name.len() <= MAX_HOLDER).unwrap_or_default()
 }
 
-/// The routes of the server. `streams` has a task for each open stream, of which there are as many as `shares` has places.
-pub fn router(
-    machines: Machines,
+/// Returns the routes. `streams` tracks the tasks of open streams, at most as many as `quota` has slots.
+pub(crate) fn router(
+    vmis: Vmis,
     metrics: StreamMetrics,
-    shares: Shares,
+    quota: StreamQuota,
     guests: Guests,
     streams: TaskTracker,
 ) -> Router {
-    let path = |rest: &str| format!("{MACHINE}/{rest}");
-    let (pictures, calls) = (Shares::of(PICTURES), Shares::of(CALLS));
+    let path = |rest: &str| format!("{VMI_PATH}/{rest}");
+    let (screenshots, calls) = (StreamQuota::new(SCREENSHOTS), StreamQuota::new(CALLS));
     Router::new()
         .route(&path("console"), get(stream::console))
         .route(&path("vnc"), get(stream::vnc))
@@ -124,10 +121,10 @@ pub fn router(
         .route(&path("sev/{call}"), any(unavailable::not_yet))
         .fallback(unavailable::unknown)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Served { machines, metrics, shares, guests, streams, pictures, calls })
+        .with_state(Served { vmis, metrics, quota, guests, streams, screenshots, calls })
 }
 
-/// A refusal as virt-api passes it on: a code and plain text.
+/// An error for virt-api: a status code and plain text.
 struct Failure(StatusCode, String);
 
 impl Failure {

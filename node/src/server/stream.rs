@@ -14,17 +14,20 @@ use tracing::Instrument;
 use super::{
     Failure, Served,
     bridge::{Bridge, End, Input, Output},
-    sessions::Ending,
 };
-use crate::{launcher::LauncherError, machine::Refusal, metrics::StreamKind};
+use crate::{
+    launcher::LauncherError,
+    metrics::StreamKind,
+    vmi::{Ending, Refusal},
+};
 
-/// The subprotocol that clients offer: raw bytes in binary messages.
+/// Subprotocol of clients: raw bytes in binary messages.
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
-/// Largest message. The only client is virt-api, which cuts what its own clients send into pieces of half of that.
+/// Largest message. virt-api, the only client, forwards pieces of half this size.
 const MAX_MESSAGE: usize = 128 * 1024;
-/// Read buffer of a connection. Keystrokes are small, and there may be many connections.
+/// Read buffer of a connection. Keystrokes are small, and there can be many connections.
 const READ_BUFFER: usize = 16 * 1024;
-/// Bytes that may wait to be sent to a client before the launcher is held back.
+/// Bytes that may wait for a client before the launcher is delayed.
 const WRITE_LIMIT: usize = 4 * MAX_CHUNK;
 
 pub(super) async fn console(
@@ -34,18 +37,18 @@ pub(super) async fn console(
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let launcher = machine.launcher()?;
-    let share = served.claim(StreamKind::Console, &headers)?;
-    // Output of before only for who asks: programs that talk to guests would take it for an answer.
+    let handle = served.handle(&namespace, &name)?;
+    let launcher = handle.launcher()?;
+    let slot = served.claim(StreamKind::Console, &headers)?;
+    // Former output only on request: programs that talk to guests would take it for an answer.
     let replay = is_set(query.as_deref().unwrap_or_default(), "replay");
-    let Some(session) = machine.sessions.console.claim(false) else {
-        return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, "the console is taken".into()));
+    let Some(session) = handle.sessions.console.claim(false) else {
+        return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, "the console is in use".into()));
     };
-    // The far end first: what fails before the upgrade can still be said in words.
+    // The launcher is connected first: errors before the upgrade are plain HTTP.
     let (sender, output) = launcher.console(replay).await.map_err(Refusal::from)?;
     let span = tracing::info_span!("console", %namespace, %name);
-    let bridge = Bridge { share, session, metrics: served.metrics, kind: StreamKind::Console };
+    let bridge = Bridge { slot, session, metrics: served.metrics, kind: StreamKind::Console };
     let wrap = |data: Bytes| ConsoleInput { data: data.into(), replay: false };
     let input = ToLauncher { sender, wrap };
     Ok(prepared(upgrade)
@@ -59,16 +62,16 @@ pub(super) async fn vnc(
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let launcher = machine.launcher()?;
-    let share = served.claim(StreamKind::Vnc, &headers)?;
+    let handle = served.handle(&namespace, &name)?;
+    let launcher = handle.launcher()?;
+    let slot = served.claim(StreamKind::Vnc, &headers)?;
     let preserve = is_set(query.as_deref().unwrap_or_default(), "preserveSession");
-    let Some(session) = machine.sessions.vnc.claim(preserve) else {
+    let Some(session) = handle.sessions.vnc.claim(preserve) else {
         return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, "Active VNC connection. Request denied.".into()));
     };
     let (sender, output) = launcher.vnc().await.map_err(Refusal::from)?;
     let span = tracing::info_span!("vnc", %namespace, %name);
-    let bridge = Bridge { share, session, metrics: served.metrics, kind: StreamKind::Vnc };
+    let bridge = Bridge { slot, session, metrics: served.metrics, kind: StreamKind::Vnc };
     let wrap = |data: Bytes| Chunk { data: data.into() };
     let input = ToLauncher { sender, wrap };
     Ok(prepared(upgrade)
@@ -81,22 +84,22 @@ pub(super) async fn usb_redirection(
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let launcher = machine.launcher()?;
-    let share = served.claim(StreamKind::UsbRedirection, &headers)?;
-    let Some((channel, session)) = machine.sessions.claim_usb() else {
+    let handle = served.handle(&namespace, &name)?;
+    let launcher = handle.launcher()?;
+    let slot = served.claim(StreamKind::UsbRedirection, &headers)?;
+    let Some((channel, session)) = handle.sessions.claim_usb() else {
         return Err(Failure(StatusCode::SERVICE_UNAVAILABLE, "all channels for USB redirection are in use".into()));
     };
     let (sender, output) = launcher.usb_redirection(channel).await.map_err(Refusal::from)?;
     let span = tracing::info_span!("usbredir", %namespace, %name, channel);
-    let bridge = Bridge { share, session, metrics: served.metrics, kind: StreamKind::UsbRedirection };
+    let bridge = Bridge { slot, session, metrics: served.metrics, kind: StreamKind::UsbRedirection };
     let wrap = |data: Bytes| UsbInput { data: data.into(), channel: 0 };
     let input = ToLauncher { sender, wrap };
     Ok(prepared(upgrade)
         .on_upgrade(move |socket| served.streams.track_future(bridge.run(socket, input, output).instrument(span))))
 }
 
-/// What does not parse counts as false.
+/// Returns true if the flag is set. Invalid values count as false.
 fn is_set(query: &str, flag: &str) -> bool {
     query
         .split('&')
@@ -104,7 +107,7 @@ fn is_set(query: &str, flag: &str) -> bool {
         .any(|(key, value)| key == flag && matches!(value, "true" | "True" | "TRUE" | "t" | "T" | "1"))
 }
 
-/// Limits of a stream, and its subprotocol.
+/// Sets the limits of a stream and its subprotocol.
 pub(super) fn prepared(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
     upgrade
         .protocols([SUBPROTOCOL])
@@ -115,7 +118,7 @@ pub(super) fn prepared(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
         .max_write_buffer_size(WRITE_LIMIT)
 }
 
-/// The way to a launcher, whose messages hold bytes each in its way.
+/// Input of a launcher, in messages of its type.
 struct ToLauncher<T, W> {
     sender: mpsc::Sender<T>,
     wrap: W,
@@ -127,7 +130,7 @@ impl<T: Send, W: Fn(Bytes) -> T + Send> Input for ToLauncher<T, W> {
         self.sender.send(message).await.is_ok()
     }
 
-    // Dropped, which ends the stream behind what is in the queue.
+    // Dropping the sender ends the stream after the queued messages.
     async fn finish(self) {}
 }
 
@@ -135,7 +138,7 @@ impl Output for Streaming<Chunk> {
     async fn next(&mut self) -> Result<Bytes, End> {
         match self.message().await {
             Ok(Some(chunk)) => Ok(chunk.data.into()),
-            Ok(None) => Err(End::Machine),
+            Ok(None) => Err(End::Vmi),
             Err(status) => {
                 tracing::debug!(%status, "the launcher ended the stream");
                 Err(ended_by(&status))
@@ -144,11 +147,11 @@ impl Output for Streaming<Chunk> {
     }
 }
 
-/// What the end of a launcher's stream means.
+/// Converts the end of a launcher's stream.
 fn ended_by(status: &Status) -> End {
     match (LauncherError::from_status("a stream", status), status.code()) {
         (LauncherError::Lost(_) | LauncherError::Connect(_), _) => End::Lost,
-        // The machine has one console, whichever way a client came.
+        // A client of another connection opened the console.
         (_, Code::Aborted) => End::Ended(Ending::Replaced),
         (error, _) => End::Refused(error.to_string()),
     }
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_launchers_stream_is_understood() {
+    fn ends_of_launcher_streams_are_converted() {
         let broken = Status::from_error(Box::new(std::io::Error::from(std::io::ErrorKind::BrokenPipe)));
         for (status, expected) in [
             (broken, End::Lost),
@@ -171,8 +174,8 @@ mod tests {
     }
 
     #[test]
-    fn preserve_session_is_off_unless_it_is_clearly_on() {
-        for (query, wanted) in [
+    fn preserve_session_is_off_by_default() {
+        for (query, expected) in [
             ("", false),
             ("preserveSession", false),
             ("preserveSession=false", false),
@@ -180,7 +183,7 @@ mod tests {
             ("preserveSession=true", true),
             ("a=b&preserveSession=1", true),
         ] {
-            assert_eq!(is_set(query, "preserveSession"), wanted, "{query}");
+            assert_eq!(is_set(query, "preserveSession"), expected, "{query}");
         }
     }
 }

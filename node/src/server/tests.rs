@@ -1,4 +1,4 @@
-//! The server as virt-api meets it, TLS aside, with a machine that runs behind it.
+//! The server as virt-api uses it, without TLS, with a running VMI.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -6,8 +6,8 @@ use axum::{
     extract::{Path, State},
     http::StatusCode,
 };
+use daemon::quota::{Exceeded, HOLDER_HEADER, StreamQuota};
 use futures::{SinkExt, StreamExt};
-use process::shares::{Full, HOLDER_HEADER, Shares};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -18,50 +18,50 @@ use tokio_tungstenite::{
 };
 use tokio_util::task::TaskTracker;
 
-use super::{CALLS, MAX_STREAMS, PICTURES, Served, lifecycle, router};
+use super::{CALLS, MAX_STREAMS, SCREENSHOTS, Served, lifecycle, router};
 use crate::{
-    machine::tests::Stage,
     metrics::{Metrics, StreamKind, StreamMetrics},
+    vmi::tests::Stage,
     vsock::Guests,
 };
 
-const MACHINE: &str = "/v1/namespaces/ns/virtualmachineinstances/m";
+const VMI_PATH: &str = "/v1/namespaces/ns/virtualmachineinstances/m";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 async fn served(stage: &Stage) -> SocketAddr {
     counted(stage).await.0
 }
 
-/// The server with what it counts.
+/// Starts the server and returns its metrics.
 async fn counted(stage: &Stage) -> (SocketAddr, StreamMetrics, TaskTracker) {
-    with_places(stage, MAX_STREAMS).await
+    with_quota(stage, MAX_STREAMS).await
 }
 
-/// The server with this many places for streams.
-async fn with_places(stage: &Stage, places: usize) -> (SocketAddr, StreamMetrics, TaskTracker) {
+/// Starts the server with this quota of streams.
+async fn with_quota(stage: &Stage, places: usize) -> (SocketAddr, StreamMetrics, TaskTracker) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (metrics, streams) = (Metrics::new().unwrap().streams, TaskTracker::new());
-    let (shares, guests) = (Shares::of(places), Guests::echoing());
-    let router = router(stage.machines.clone(), metrics.clone(), shares, guests, streams.clone());
+    let (quota, guests) = (StreamQuota::new(places), Guests::echoing());
+    let router = router(stage.vmis.clone(), metrics.clone(), quota, guests, streams.clone());
     tokio::spawn(async move { axum::serve(listener, router).await });
     (address, metrics, streams)
 }
 
-/// Waits until nothing is left of any stream.
+/// Waits until no stream is left.
 async fn nothing_left(metrics: &StreamMetrics, streams: &TaskTracker) {
     let wait = async {
         while !streams.is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.expect("a stream's task is left");
+    tokio::time::timeout(PATIENCE, wait).await.expect("the task of a stream is left");
     for kind in [StreamKind::Console, StreamKind::Vnc, StreamKind::UsbRedirection, StreamKind::Vsock] {
         assert_eq!(metrics.open_now(kind), 0, "{kind:?}");
     }
 }
 
-/// Status code and body of a request.
+/// Sends a request and returns status code and body.
 async fn ask(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
     send(address, method, path, "").await
 }
@@ -83,10 +83,10 @@ async fn open(address: SocketAddr, path: &str) -> Result<WebSocketStream<TcpStre
     open_for(address, path, "").await
 }
 
-/// Opens a stream that counts for `holder`.
+/// Opens a stream of `holder`.
 async fn open_for(address: SocketAddr, path: &str, holder: &str) -> Result<WebSocketStream<TcpStream>, (u16, String)> {
     let stream = TcpStream::connect(address).await.unwrap();
-    let mut request = format!("ws://{address}{MACHINE}/{path}").into_client_request().unwrap();
+    let mut request = format!("ws://{address}{VMI_PATH}/{path}").into_client_request().unwrap();
     request.headers_mut().insert("sec-websocket-protocol", HeaderValue::from_static("plain.kubevirt.io"));
     request.headers_mut().insert(HOLDER_HEADER, HeaderValue::from_str(holder).unwrap());
     match tokio_tungstenite::client_async(request, stream).await {
@@ -102,11 +102,11 @@ async fn open_for(address: SocketAddr, path: &str, holder: &str) -> Result<WebSo
     }
 }
 
-/// Reads binary messages until `wanted` bytes are there.
-async fn read(socket: &mut WebSocketStream<TcpStream>, wanted: usize) -> Vec<u8> {
+/// Reads binary messages until `length` bytes have arrived.
+async fn read(socket: &mut WebSocketStream<TcpStream>, length: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let read = async {
-        while bytes.len() < wanted {
+        while bytes.len() < length {
             match socket.next().await {
                 Some(Ok(Message::Binary(data))) => bytes.extend_from_slice(&data),
                 Some(Ok(_)) => {}
@@ -118,7 +118,7 @@ async fn read(socket: &mut WebSocketStream<TcpStream>, wanted: usize) -> Vec<u8>
     bytes
 }
 
-/// Reads until the other side closes; returns the reason it gives.
+/// Reads until the other side closes and returns its reason.
 async fn closed(socket: &mut WebSocketStream<TcpStream>) -> String {
     let read = async {
         loop {
@@ -134,7 +134,7 @@ async fn closed(socket: &mut WebSocketStream<TcpStream>) -> String {
     tokio::time::timeout(PATIENCE, read).await.unwrap()
 }
 
-/// Waits until streams reach the launcher: it has accepted the machine.
+/// Waits until the launcher has accepted the VMI and opens a console.
 async fn console(address: SocketAddr) -> WebSocketStream<TcpStream> {
     let connect = async {
         loop {
@@ -147,11 +147,11 @@ async fn console(address: SocketAddr) -> WebSocketStream<TcpStream> {
     tokio::time::timeout(PATIENCE, connect).await.unwrap()
 }
 
-/// Length of what the stand-in for a launcher says first on a console.
+/// Length of the first output of the fake launcher's console.
 const BANNER: usize = "replay=Some(false)\n".len();
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_console_replays_only_for_who_asks() {
+async fn a_console_replays_only_on_request() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     let mut plain = console(address).await;
@@ -186,19 +186,19 @@ async fn a_new_console_ends_the_former() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_console_ends_with_its_launcher_and_says_so() {
+async fn a_console_ends_with_its_launcher_and_names_the_reason() {
     let stage = Stage::running().await;
     let (address, metrics, streams) = counted(&stage).await;
     let mut socket = console(address).await;
     assert_eq!(read(&mut socket, BANNER).await.len(), BANNER);
     assert_eq!(metrics.open_now(StreamKind::Console), 1);
     stage.launcher.exit();
-    assert_eq!(closed(&mut socket).await, "the connection to the machine's launcher was lost");
+    assert_eq!(closed(&mut socket).await, "the connection to virt-launcher was lost");
     nothing_left(&metrics, &streams).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_end_with_the_agent_and_say_so() {
+async fn streams_end_with_virt_handler_and_name_the_reason() {
     let stage = Stage::running().await;
     let (address, metrics, streams) = counted(&stage).await;
     let mut socket = console(address).await;
@@ -209,7 +209,7 @@ async fn streams_end_with_the_agent_and_say_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_hears_why_the_launcher_does_not_go_on() {
+async fn a_client_gets_the_error_of_the_launcher() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     let mut socket = console(address).await;
@@ -222,7 +222,7 @@ async fn nothing_is_left_of_clients_that_vanish() {
     let stage = Stage::running().await;
     let (address, metrics, streams) = counted(&stage).await;
     for _ in 0..20 {
-        // Without a close frame, as a client whose machine went down.
+        // Without a close frame, like a client that crashed.
         let socket = console(address).await;
         drop(socket);
     }
@@ -241,29 +241,29 @@ async fn nothing_is_left_of_clients_that_vanish() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_for_which_there_is_no_place_is_refused_and_counted() {
+async fn a_stream_beyond_the_quota_is_refused_and_counted() {
     let stage = Stage::running().await;
-    let (address, metrics, streams) = with_places(&stage, 2).await;
+    let (address, metrics, streams) = with_quota(&stage, 2).await;
     let mut socket = console(address).await;
     assert_eq!(read(&mut socket, BANNER).await.len(), BANNER);
     drop(socket);
     nothing_left(&metrics, &streams).await;
     let first = open_for(address, "usbredir", "first").await.unwrap();
     let second = open_for(address, "usbredir", "second").await.unwrap();
-    let (code, said) = open_for(address, "console", "third").await.unwrap_err();
-    assert_eq!((code, said.as_str()), (429, "there are too many streams of the node, try again later"));
-    assert_eq!(metrics.refused_so_far(StreamKind::Console, Full::All), 1);
+    let (code, body) = open_for(address, "console", "third").await.unwrap_err();
+    assert_eq!((code, body.as_str()), (429, "there are too many streams of the node, try again later"));
+    assert_eq!(metrics.refused_so_far(StreamKind::Console, Exceeded::Total), 1);
     drop((first, second));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_still_sends_hears_why_its_stream_ended() {
+async fn a_client_that_still_sends_gets_the_reason_of_the_end() {
     let stage = Stage::running().await;
     let (address, metrics, streams) = counted(&stage).await;
     let mut first = console(address).await;
     assert_eq!(read(&mut first, BANNER).await.len(), BANNER);
     let second = console(address).await;
-    // A socket that is closed over what was not read would be reset, and the later of these would fail.
+    // A socket that is closed with unread data is reset, and a later send would fail.
     for _ in 0..20 {
         first.send(Message::Binary(Bytes::from_static(b"typed"))).await.unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -274,7 +274,7 @@ async fn a_client_that_still_sends_hears_why_its_stream_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_client_sent_before_it_closed_reaches_the_machine() {
+async fn input_sent_before_the_close_reaches_the_vmi() {
     let stage = Stage::running().await;
     let (address, metrics, streams) = counted(&stage).await;
     let mut socket = console(address).await;
@@ -289,30 +289,30 @@ async fn what_a_client_sent_before_it_closed_reaches_the_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_guest_agents_words_are_passed_on_as_json() {
+async fn the_report_of_the_guest_agent_is_returned_as_json() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     drop(console(address).await);
-    let (code, body) = ask(address, "GET", &format!("{MACHINE}/guestosinfo")).await;
+    let (code, body) = ask(address, "GET", &format!("{VMI_PATH}/guestosinfo")).await;
     let info: serde_json::Value = serde_json::from_str(&body).unwrap();
     let expected = serde_json::json!({
         "guestAgentVersion": "10.0", "hostname": "web", "os": {"id": "debian"}, "fsInfo": {"disks": []},
         "userList": [{"userName": "root", "loginTime": 1.5}],
     });
     assert_eq!((code, info), (200, expected));
-    let (code, body) = ask(address, "GET", &format!("{MACHINE}/filesystemlist")).await;
+    let (code, body) = ask(address, "GET", &format!("{VMI_PATH}/filesystemlist")).await;
     assert_eq!(code, 200);
     assert!(body.contains(r#""mountPoint":"/""#) && body.contains(r#""metadata":{}"#), "{body}");
     let missing = (500, "VMI does not have guest agent connected".to_owned());
-    assert_eq!(ask(address, "GET", &format!("{MACHINE}/userlist")).await, missing);
+    assert_eq!(ask(address, "GET", &format!("{VMI_PATH}/userlist")).await, missing);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_freeze_has_a_timeout_and_its_failure_is_told() {
+async fn a_freeze_has_a_timeout_and_its_failure_is_returned() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     drop(console(address).await);
-    let path = format!("{MACHINE}/freeze");
+    let path = format!("{VMI_PATH}/freeze");
     assert_eq!(send(address, "PUT", &path, r#"{"unfreezeTimeout":"1m0s"}"#).await, (202, String::new()));
     assert!(stage.launcher.calls().contains(&"freeze 60".to_owned()));
     let unset = "Unfreeze timeout in freeze request is not set".to_owned();
@@ -320,10 +320,10 @@ async fn a_freeze_has_a_timeout_and_its_failure_is_told() {
     let failed = send(address, "PUT", &path, r#"{"unfreezeTimeout":"13s"}"#).await;
     assert_eq!(failed, (400, "no freeze today".to_owned()));
     assert!(stage.records.reasons().contains(&"FreezeError"));
-    assert_eq!(ask(address, "PUT", &format!("{MACHINE}/unfreeze")).await, (400, "too cold".to_owned()));
+    assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/unfreeze")).await, (400, "too cold".to_owned()));
 }
 
-/// Gives the machine a VSOCK device.
+/// Adds a VSOCK device to the VMI.
 fn attach_vsock(stage: &Stage, cid: &serde_json::Value) {
     stage.change(|vmi| {
         vmi["spec"]["domain"]["devices"]["autoattachVSOCK"] = true.into();
@@ -353,7 +353,7 @@ async fn vsock_ports_carry_bytes_both_ways_for_any_number_of_clients() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_vsock_port_that_cannot_be_reached_is_told_before_the_upgrade() {
+async fn an_unreachable_vsock_port_is_an_error_before_the_upgrade() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     drop(console(address).await);
@@ -366,25 +366,25 @@ async fn a_vsock_port_that_cannot_be_reached_is_told_before_the_upgrade() {
         (7.into(), "port=22&tls=true", 500, without_certificate),
     ] {
         attach_vsock(&stage, &cid);
-        let told = open(address, &format!("vsock?{query}")).await.unwrap_err();
-        assert_eq!(told, (code, message.to_owned()), "{cid} {query}");
+        let error = open(address, &format!("vsock?{query}")).await.unwrap_err();
+        assert_eq!(error, (code, message.to_owned()), "{cid} {query}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_namespace_keeps_others_from_calling_their_machines() {
+async fn no_namespace_blocks_the_calls_of_others() {
     let stage = Stage::running().await;
     let served = Served {
-        machines: stage.machines.clone(),
+        vmis: stage.vmis.clone(),
         metrics: Metrics::new().unwrap().streams,
-        shares: Shares::of(MAX_STREAMS),
+        quota: StreamQuota::new(MAX_STREAMS),
         guests: Guests::echoing(),
         streams: TaskTracker::new(),
-        pictures: Shares::of(PICTURES),
-        calls: Shares::of(CALLS),
+        screenshots: StreamQuota::new(SCREENSHOTS),
+        calls: StreamQuota::new(CALLS),
     };
-    let held: Vec<_> = std::iter::from_fn(|| served.place("ns").ok()).collect();
-    assert!(served.place("other").is_ok(), "{} of {CALLS} places", held.len());
+    let held: Vec<_> = std::iter::from_fn(|| served.call_slot("ns").ok()).collect();
+    assert!(served.call_slot("other").is_ok(), "{} of {CALLS} places", held.len());
     let pause = || lifecycle::pause(State(served.clone()), Path(("ns".to_owned(), "m".to_owned())));
     assert_eq!(pause().await.err().map(|refusal| refusal.0), Some(StatusCode::TOO_MANY_REQUESTS));
     drop(held);
@@ -392,14 +392,14 @@ async fn no_namespace_keeps_others_from_calling_their_machines() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_there_is_refused_clearly() {
+async fn missing_features_are_refused_by_name() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     drop(console(address).await);
     let refused = (400, "VM doesn't have VSOCK enabled".to_owned());
     assert_eq!(open(address, "vsock?port=22&tls=true").await.unwrap_err(), refused);
     for path in ["backup", "redefine-checkpoint", "sev/injectlaunchsecret"] {
-        let (code, body) = ask(address, "PUT", &format!("{MACHINE}/{path}")).await;
+        let (code, body) = ask(address, "PUT", &format!("{VMI_PATH}/{path}")).await;
         let status: serde_json::Value = serde_json::from_str(&body).unwrap();
         assert_eq!((code, status["code"].as_u64()), (501, Some(501)), "{path}");
     }
@@ -408,7 +408,7 @@ async fn what_is_not_there_is_refused_clearly() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_launcher_cannot_do_is_said_before_the_upgrade() {
+async fn errors_of_the_launcher_are_returned_before_the_upgrade() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     drop(console(address).await);
@@ -420,12 +420,12 @@ async fn requests_are_answered_with_the_codes_and_texts_of_the_reference() {
     let stage = Stage::running().await;
     let address = served(&stage).await;
     drop(console(address).await);
-    assert_eq!(ask(address, "PUT", &format!("{MACHINE}/pause")).await, (202, String::new()));
-    assert_eq!(ask(address, "PUT", &format!("{MACHINE}/unpause")).await.0, 202);
-    assert_eq!(ask(address, "PUT", &format!("{MACHINE}/softreboot")).await.0, 202);
-    assert_eq!(ask(address, "PUT", &format!("{MACHINE}/reset")).await, (500, "no button".to_owned()));
-    assert_eq!(ask(address, "GET", &format!("{MACHINE}/vnc/screenshot")).await.0, 200);
+    assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/pause")).await, (202, String::new()));
+    assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/unpause")).await.0, 202);
+    assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/softreboot")).await.0, 202);
+    assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/reset")).await, (500, "no button".to_owned()));
+    assert_eq!(ask(address, "GET", &format!("{VMI_PATH}/vnc/screenshot")).await.0, 200);
     let unknown = "/v1/namespaces/ns/virtualmachineinstances/other/pause";
     assert_eq!(ask(address, "PUT", unknown).await, (404, "VMI ns/other does not exist".to_owned()));
-    assert_eq!(ask(address, "GET", &format!("{MACHINE}/pause")).await.0, 405);
+    assert_eq!(ask(address, "GET", &format!("{VMI_PATH}/pause")).await.0, 405);
 }

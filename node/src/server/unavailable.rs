@@ -1,4 +1,4 @@
-//! Requests of the protocol between virt-api and this agent that no machine here can fulfil.
+//! Requests of virt-api that this release does not support.
 
 use axum::{
     Json,
@@ -7,12 +7,12 @@ use axum::{
 };
 use serde_json::json;
 
-/// What this agent cannot do for any machine yet.
+/// Answers requests that are not implemented.
 pub(super) async fn not_yet(uri: Uri) -> Response {
     status(StatusCode::NOT_IMPLEMENTED, "NotImplemented", format!("{} is not available yet", uri.path()))
 }
 
-/// A path that this agent does not know.
+/// Answers unknown paths.
 pub(super) async fn unknown(uri: Uri) -> Response {
     status(StatusCode::NOT_FOUND, "NotFound", format!("there is nothing at {}", uri.path()))
 }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{metrics::StreamKind, vsock::Duplex};
 
-/// Bytes that are read of a guest at a time.
+/// Bytes that are read from a guest at a time.
 const READ: usize = 16 * 1024;
 
 /// Connects to a port of the guest.
@@ -30,78 +30,103 @@ pub(super) async fn connect(
     headers: HeaderMap,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, Failure> {
-    let machine = served.machine(&namespace, &name)?;
-    let vmi = machine.vmi().filter(|vmi| vsock::is_attached(vmi));
+    let handle = served.handle(&namespace, &name)?;
+    let vmi = handle.vmi().filter(|vmi| vsock::is_attached(vmi));
     let Some(vmi) = vmi else {
-        return Err(Failure(StatusCode::BAD_REQUEST, "VM doesn't have VSOCK enabled".into()));
+        return Err(VsockError::Disabled.into());
     };
-    let (port, tls) =
-        target(query.as_deref().unwrap_or_default()).map_err(|message| Failure(StatusCode::BAD_REQUEST, message))?;
-    let others: Vec<_> = served.machines.all().iter().filter_map(|machine| machine.vmi()).collect();
-    let cid = context_id(&vmi, &others).map_err(|message| Failure(StatusCode::INTERNAL_SERVER_ERROR, message))?;
-    // A machine that no launcher has accepted has no guest.
-    machine.launcher()?;
-    let share = served.claim(StreamKind::Vsock, &headers)?;
-    let session = machine.sessions.join();
-    let guest = served.guests.connect(cid, port, tls).await.map_err(|error| refused(port, &error))?;
+    let (port, tls) = target(query.as_deref().unwrap_or_default())?;
+    let others: Vec<_> = served.vmis.all().iter().filter_map(|handle| handle.vmi()).collect();
+    let cid = context_id(&vmi, &others)?;
+    // Without a launcher that accepted the VMI there is no guest.
+    handle.launcher()?;
+    let slot = served.claim(StreamKind::Vsock, &headers)?;
+    let session = handle.sessions.join();
+    let guest = served.guests.connect(cid, port, tls).await.map_err(|source| VsockError::Connect { port, source })?;
     let (from_guest, to_guest) = split(guest);
     let input = ToGuest(to_guest);
     let output = FromGuest { half: from_guest, buffer: BytesMut::new() };
     let span = tracing::info_span!("vsock", %namespace, %name, port, tls);
-    let bridge = Bridge { share, session, metrics: served.metrics, kind: StreamKind::Vsock };
+    let bridge = Bridge { slot, session, metrics: served.metrics, kind: StreamKind::Vsock };
     Ok(prepared(upgrade)
         .on_upgrade(move |socket| served.streams.track_future(bridge.run(socket, input, output).instrument(span))))
 }
 
-fn refused(port: u32, error: &io::Error) -> Failure {
-    let message = format!("cannot connect to VSOCK port {port} of the guest: {error}");
-    Failure(StatusCode::INTERNAL_SERVER_ERROR, message)
+/// Reason why a VSOCK port of a guest is not connected.
+#[derive(Debug, thiserror::Error)]
+enum VsockError {
+    #[error("VM doesn't have VSOCK enabled")]
+    Disabled,
+    #[error("port {0:?} is not a number between 0 and {max}", max = u32::MAX)]
+    Port(String),
+    #[error("tls={0:?} is not a truth value")]
+    Tls(String),
+    #[error("VSOCK CID is nil")]
+    NoCid,
+    #[error("VSOCK CID {0} is not one of a guest")]
+    NotAGuest(u32),
+    #[error("VSOCK CID {0} is also that of another VMI")]
+    Ambiguous(u32),
+    #[error("cannot connect to VSOCK port {port} of the guest: {source}")]
+    Connect { port: u32, source: io::Error },
 }
 
-/// The context id at which a machine is reached, among the `machines` of this node.
+impl From<VsockError> for Failure {
+    fn from(error: VsockError) -> Self {
+        let code = match error {
+            VsockError::Disabled | VsockError::Port(_) | VsockError::Tls(_) => StatusCode::BAD_REQUEST,
+            VsockError::NoCid | VsockError::NotAGuest(_) | VsockError::Ambiguous(_) | VsockError::Connect { .. } => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        };
+        Self(code, error.to_string())
+    }
+}
+
+/// Returns the context id of a VMI among the `vmis` of this node.
 ///
-/// It stands in an object that others write, and the agent could connect to its own host just as well: so it has to be one
-/// of a guest, and of no other machine here. A wrong one leads nowhere.
-fn context_id(vmi: &VirtualMachineInstance, machines: &[Arc<VirtualMachineInstance>]) -> Result<u32, String> {
-    let told = vmi.status.as_ref().and_then(|status| status.vsock_cid).ok_or("VSOCK CID is nil")?;
-    let cid = vsock::cid(vmi).ok_or_else(|| format!("VSOCK CID {told} is not one of a guest"))?;
-    let shared = machines
+/// Others write the object, and virt-handler could connect to its own host as well: the context id must be that of a guest, and
+/// of no other VMI here.
+fn context_id(vmi: &VirtualMachineInstance, vmis: &[Arc<VirtualMachineInstance>]) -> Result<u32, VsockError> {
+    let written = vmi.status.as_ref().and_then(|status| status.vsock_cid).ok_or(VsockError::NoCid)?;
+    let cid = vsock::cid(vmi).ok_or(VsockError::NotAGuest(written))?;
+    let shared = vmis
         .iter()
         .any(|other| other.metadata.uid != vmi.metadata.uid && !other.is_final() && vsock::cid(other) == Some(cid));
-    if shared { Err(format!("VSOCK CID {cid} is that of another machine as well")) } else { Ok(cid) }
+    if shared { Err(VsockError::Ambiguous(cid)) } else { Ok(cid) }
 }
 
-/// Port and whether TLS is to be spoken.
-fn target(query: &str) -> Result<(u32, bool), String> {
-    let value = |wanted: &str| {
-        query.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == wanted).map(|(_, value)| value)
+/// Parses the port, and true for TLS.
+fn target(query: &str) -> Result<(u32, bool), VsockError> {
+    let value = |name: &str| {
+        query.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, value)| value)
     };
     let port = value("port").unwrap_or_default();
-    let port = port.parse().map_err(|_| format!("port {port:?} is not a number between 0 and {}", u32::MAX))?;
+    let port = port.parse().map_err(|_| VsockError::Port(port.to_owned()))?;
     let tls = match value("tls") {
         None | Some("" | "false" | "False" | "FALSE" | "f" | "F" | "0") => false,
         Some("true" | "True" | "TRUE" | "t" | "T" | "1") => true,
-        Some(other) => return Err(format!("tls={other:?} is not a truth value")),
+        Some(other) => return Err(VsockError::Tls(other.to_owned())),
     };
     Ok((port, tls))
 }
 
-/// The way to a guest.
+/// Input of a guest.
 struct ToGuest(WriteHalf<Box<dyn Duplex>>);
 
 impl Input for ToGuest {
     async fn send(&mut self, data: Bytes) -> bool {
-        // TLS keeps what is not flushed.
+        // TLS buffers until it is flushed.
         self.0.write_all(&data).await.is_ok() && self.0.flush().await.is_ok()
     }
 
     async fn finish(mut self) {
-        // Who has gone already needs no word.
+        // The guest may be gone.
         let _ = self.0.shutdown().await;
     }
 }
 
-/// The way from a guest.
+/// Output of a guest.
 struct FromGuest {
     half: ReadHalf<Box<dyn Duplex>>,
     buffer: BytesMut,
@@ -111,10 +136,10 @@ impl Output for FromGuest {
     async fn next(&mut self) -> Result<Bytes, End> {
         self.buffer.reserve(READ);
         match self.half.read_buf(&mut self.buffer).await {
-            Ok(0) => Err(End::Machine),
+            Ok(0) => Err(End::Vmi),
             Ok(_) => Ok(self.buffer.split().freeze()),
-            // TLS that ends without a word.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(End::Machine),
+            // TLS without a closing message.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(End::Vmi),
             Err(error) => Err(End::Refused(format!("the connection to the guest broke: {error}"))),
         }
     }
@@ -128,14 +153,14 @@ mod tests {
 
     #[test]
     fn a_port_is_a_number_and_tls_a_truth_value() {
-        assert_eq!(target("port=22"), Ok((22, false)));
-        assert_eq!(target("tls=true&port=4294967295"), Ok((u32::MAX, true)));
+        assert_eq!(target("port=22").unwrap(), (22, false));
+        assert_eq!(target("tls=true&port=4294967295").unwrap(), (u32::MAX, true));
         for query in ["", "port=", "port=-1", "port=4294967296", "port=ssh", "port=22&tls=maybe"] {
             assert!(target(query).is_err(), "{query}");
         }
     }
 
-    fn machine(uid: &str, phase: &str, cid: &Value) -> Arc<VirtualMachineInstance> {
+    fn vmi(uid: &str, phase: &str, cid: &Value) -> Arc<VirtualMachineInstance> {
         serde_json::from_value(json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": uid, "uid": uid},
             "spec": {"domain": {"devices": {"autoattachVSOCK": true}}},
@@ -146,24 +171,23 @@ mod tests {
     }
 
     #[test]
-    fn only_a_guest_of_one_machine_is_dialled() {
-        let others =
-            [machine("a", "Running", &json!(7)), machine("b", "Running", &json!(8)), machine("c", "Failed", &json!(9))];
+    fn only_the_context_id_of_one_guest_is_dialled() {
+        let others = [vmi("a", "Running", &json!(7)), vmi("b", "Running", &json!(8)), vmi("c", "Failed", &json!(9))];
         for (cid, expected) in [
             (json!(10), Ok(10)),
             (json!(null), Err("VSOCK CID is nil")),
-            // The host itself, the loopback, the hypervisor, any.
+            // Host, loopback, hypervisor, any.
             (json!(2), Err("VSOCK CID 2 is not one of a guest")),
             (json!(1), Err("VSOCK CID 1 is not one of a guest")),
             (json!(0), Err("VSOCK CID 0 is not one of a guest")),
             (json!(u32::MAX), Err("VSOCK CID 4294967295 is not one of a guest")),
-            // Its own, as the list shows it as well.
+            // Its own.
             (json!(7), Ok(7)),
-            (json!(8), Err("VSOCK CID 8 is that of another machine as well")),
+            (json!(8), Err("VSOCK CID 8 is also that of another VMI")),
             (json!(9), Ok(9)),
         ] {
-            let found = context_id(&machine("a", "Running", &cid), &others);
-            assert_eq!(found.as_ref().map_err(String::as_str), expected.as_ref().map_err(|message| *message), "{cid}");
+            let found = context_id(&vmi("a", "Running", &cid), &others);
+            assert_eq!(found.map_err(|error| error.to_string()), expected.map_err(str::to_owned), "{cid}");
         }
     }
 }

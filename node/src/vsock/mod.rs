@@ -1,46 +1,47 @@
-//! VSOCK on the side of the host: connections to guests, and what guests can ask of the host ([`service`]).
+//! VSOCK on the host: connections to guests, and the service for guests ([`service`]).
 
-pub mod service;
+pub(crate) mod service;
 mod socket;
 
 use std::{io, sync::Arc, time::Duration};
 
+use daemon::tls::{Identity, connect_to_guest};
 use futures::future::BoxFuture;
-use process::tls::{Identity, connect_to_guest};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::UnixStream,
     time::timeout,
 };
 
-/// Longest wait for a guest to take a connection, and to agree on TLS. virt-api waits ten seconds for the answer.
-const REACH: Duration = Duration::from_secs(8);
+/// Limit of a connection with its TLS handshake. virt-api waits ten seconds for the answer.
+const CONNECT_LIMIT: Duration = Duration::from_secs(8);
 
-/// Bytes both ways.
-pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+/// A byte stream in both directions.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
 
-type Dial = dyn Fn(u32, u32) -> BoxFuture<'static, io::Result<UnixStream>> + Send + Sync;
+type Dial = dyn Fn(u32, u32) -> BoxFuture<'static, io::Result<Box<dyn Duplex>>> + Send + Sync;
 
-/// How guests are reached. Cheap to clone.
+/// Connects to guests. Cheap to clone.
 #[derive(Clone)]
-pub struct Guests {
+pub(crate) struct Guests {
     dial: Arc<Dial>,
     identity: Identity,
 }
 
 impl Guests {
-    /// Guests of this host, which are shown `identity` where TLS is spoken.
+    /// Returns a connector to the guests of this host. With TLS, it shows `identity`.
     #[must_use]
-    pub fn new(identity: Identity) -> Self {
-        Self::dialled(identity, |cid, port| Box::pin(socket::connect(cid, port)))
+    pub(crate) fn new(identity: Identity) -> Self {
+        Self::dialled(identity, |cid, port| {
+            Box::pin(async move { Ok(Box::new(socket::connect(cid, port).await?) as Box<dyn Duplex>) })
+        })
     }
 
-    /// Guests that are reached in some other way than the kernel's.
+    /// Returns a connector with another way to dial.
     pub(crate) fn dialled(
         identity: Identity,
-        dial: impl Fn(u32, u32) -> BoxFuture<'static, io::Result<UnixStream>> + Send + Sync + 'static,
+        dial: impl Fn(u32, u32) -> BoxFuture<'static, io::Result<Box<dyn Duplex>>> + Send + Sync + 'static,
     ) -> Self {
         Self { dial: Arc::new(dial), identity }
     }
@@ -48,23 +49,23 @@ impl Guests {
     /// Connects to a port of the guest with this context id.
     ///
     /// # Errors
-    /// When the guest does not take the connection, or not in time, or TLS fails.
-    pub async fn connect(&self, cid: u32, port: u32, tls: bool) -> io::Result<Box<dyn Duplex>> {
-        let reached = timeout(REACH, self.reach(cid, port, tls)).await;
+    /// When the guest does not accept the connection in time, or TLS fails.
+    pub(crate) async fn connect(&self, cid: u32, port: u32, tls: bool) -> io::Result<Box<dyn Duplex>> {
+        let reached = timeout(CONNECT_LIMIT, self.dial_and_handshake(cid, port, tls)).await;
         reached.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    async fn reach(&self, cid: u32, port: u32, tls: bool) -> io::Result<Box<dyn Duplex>> {
+    async fn dial_and_handshake(&self, cid: u32, port: u32, tls: bool) -> io::Result<Box<dyn Duplex>> {
         let stream = (self.dial)(cid, port).await?;
-        if tls { Ok(Box::new(connect_to_guest(&self.identity, stream).await?)) } else { Ok(Box::new(stream)) }
+        if tls { Ok(Box::new(connect_to_guest(&self.identity, stream).await?)) } else { Ok(stream) }
     }
 }
 
 #[cfg(test)]
 impl Guests {
-    /// Guests whose ports say what was dialled, and then return what they get.
+    /// Returns a connector to guests whose ports send what was dialled, then echo their input.
     pub(crate) fn echoing() -> Self {
-        use tokio::io::AsyncWriteExt;
+        use tokio::{io::AsyncWriteExt, net::UnixStream};
 
         Self::dialled(Identity::empty(), |cid, port| {
             Box::pin(async move {
@@ -74,7 +75,7 @@ impl Guests {
                     let (mut read, mut write) = far.split();
                     tokio::io::copy(&mut read, &mut write).await
                 });
-                Ok(near)
+                Ok(Box::new(near) as Box<dyn Duplex>)
             })
         })
     }
@@ -92,9 +93,9 @@ mod tests {
         let mut stream = guests.connect(7, 22, false).await.unwrap();
         stream.write_all(b"hello").await.unwrap();
         stream.shutdown().await.unwrap();
-        let mut said = String::new();
-        stream.read_to_string(&mut said).await.unwrap();
-        assert_eq!(said, "7:22\nhello");
+        let mut received = String::new();
+        stream.read_to_string(&mut received).await.unwrap();
+        assert_eq!(received, "7:22\nhello");
     }
 
     #[tokio::test]

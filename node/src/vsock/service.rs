@@ -1,8 +1,8 @@
-//! What guests can ask of the host: the certificates of the installation's authorities, by which they know whoever connects
-//! to them. Anybody may have these.
+//! The VSOCK service for guests: it returns the certificates of the installation's authorities, with which guests authenticate
+//! their clients. These are public.
 //!
-//! The service is there while the gate is on and the node has the device. Guests are hostile: their connections are few,
-//! short, and shared among them.
+//! The service runs while the feature gate is enabled and the node has the device. Guests are hostile: the number and the
+//! lifetime of connections are limited, and divided among guests.
 
 use std::{
     io,
@@ -12,19 +12,19 @@ use std::{
     time::Duration,
 };
 
-use api::{gates, vsock::SYSTEM_PORT};
-use futures::Stream;
-use process::{
+use api::{FeatureGate, vsock::SYSTEM_PORT};
+use daemon::{
     config::ConfigHandle,
-    shares::{Share, Shares},
+    quota::{Quota, Slot},
     tls::Roots,
 };
+use futures::Stream;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::UnixStream,
     time::sleep,
 };
 use tokio_util::sync::CancellationToken;
+use tokio_vsock::{VsockListener, VsockStream};
 use tonic::{
     Request, Response, Status,
     transport::{Server, server::Connected},
@@ -34,46 +34,54 @@ use self::v1::{
     Bundle, EmptyRequest,
     system_server::{System, SystemServer},
 };
-use super::socket::Listener;
-use crate::{device_access::is_there, device_plugin::VHOST_VSOCK, safe_dir::SafeDir};
+use super::socket;
+use crate::{
+    devices::{VHOST_VSOCK, is_present},
+    safe_dir::SafeDir,
+};
 
 /// The service's messages.
-#[allow(missing_docs, clippy::all, reason = "generated from the proto file, which holds the documentation")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    reason = "generated from the proto file, which holds the documentation"
+)]
 mod v1 {
     tonic::include_proto!("kubevirt.vsock.system.v1");
 }
 
-/// Connections at a time.
+/// Most connections at a time.
 const CONNECTIONS: usize = 64;
-/// Time that a connection may be open, and that its last request may take from then on.
+/// Lifetime of a connection, and the limit of its last request after that.
 const LIFE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(1));
-/// Requests of a connection at a time.
+/// Most requests of a connection at a time.
 const REQUESTS: u32 = 4;
-/// Largest request that is read: it has no fields.
+/// Largest request: it has no fields.
 const MAX_REQUEST: usize = 1024;
-/// How often to look whether the device is there, and how soon to try again after a failure.
+/// Interval of checks for the device, and pause after a failure.
 const RECHECK: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Serves guests until `stop`.
-pub async fn run(dev_dir: PathBuf, mut config: ConfigHandle, roots: Roots, stop: CancellationToken) {
+pub(crate) async fn run(dev_dir: PathBuf, mut config: ConfigHandle, roots: Roots, stop: CancellationToken) {
     let serve = async {
         loop {
-            wanted(&mut config, true).await;
-            if !SafeDir::trusted(&dev_dir).is_ok_and(|dev| is_there(&dev, VHOST_VSOCK)) {
+            gate(&mut config, true).await;
+            if !SafeDir::trusted(&dev_dir).is_ok_and(|dev| is_present(&dev, VHOST_VSOCK)) {
                 sleep(RECHECK).await;
                 continue;
             }
-            match Listener::bind(SYSTEM_PORT) {
+            match socket::listen(SYSTEM_PORT) {
                 Ok(listener) => {
-                    tracing::info!("guests are served by VSOCK");
-                    let shutdown = wanted(&mut config, false);
+                    tracing::info!("VSOCK service for guests started");
+                    let shutdown = gate(&mut config, false);
                     if let Err(error) = server(roots.clone(), incoming(listener), shutdown).await {
-                        tracing::warn!(%error, "the service for guests ended");
+                        tracing::warn!(%error, "VSOCK service for guests ended");
                     }
                 }
-                // An agent that is about to go may still have the port.
-                Err(error) => tracing::info!(%error, "guests cannot be served by VSOCK"),
+                // A virt-handler that is about to exit may still use the port.
+                Err(error) => tracing::info!(%error, "cannot listen on VSOCK"),
             }
             sleep(RETRY).await;
         }
@@ -84,16 +92,16 @@ pub async fn run(dev_dir: PathBuf, mut config: ConfigHandle, roots: Roots, stop:
     }
 }
 
-/// Waits until machines may have VSOCK devices, or may not.
-pub async fn wanted(config: &mut ConfigHandle, on: bool) {
-    while config.current().enabled(gates::VSOCK) != on {
+/// Waits until the feature gate for VSOCK is enabled, or disabled.
+pub(crate) async fn gate(config: &mut ConfigHandle, on: bool) {
+    while config.current().enabled(FeatureGate::Vsock) != on {
         config.changed().await;
     }
 }
 
-async fn server(
+async fn server<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     roots: Roots,
-    incoming: impl Stream<Item = io::Result<Guest>>,
+    incoming: impl Stream<Item = io::Result<Guest<S>>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
     let service = SystemServer::new(Authorities(roots)).max_decoding_message_size(MAX_REQUEST);
@@ -106,49 +114,49 @@ async fn server(
         .await
 }
 
-/// The connections of guests for which there is a place.
-fn incoming(listener: Listener) -> impl Stream<Item = io::Result<Guest>> {
-    let shares = Shares::of(CONNECTIONS);
-    futures::stream::unfold((listener, shares), |(listener, shares)| async move {
-        let guest = next(&listener, &shares).await;
-        Some((Ok(guest), (listener, shares)))
+/// Accepts the connections of guests within their quota.
+fn incoming(listener: VsockListener) -> impl Stream<Item = io::Result<Guest>> {
+    let quota = Quota::new(CONNECTIONS);
+    futures::stream::unfold((listener, quota), |(listener, quota)| async move {
+        let guest = next(&listener, &quota).await;
+        Some((Ok(guest), (listener, quota)))
     })
 }
 
-async fn next(listener: &Listener, shares: &Shares<u32>) -> Guest {
+async fn next(listener: &VsockListener, quota: &Quota<u32>) -> Guest {
     loop {
         match listener.accept().await {
-            Ok((stream, cid)) => match shares.claim(cid) {
-                Ok(share) => return Guest { stream, _share: share },
-                Err(full) => tracing::debug!(cid, full = full.label(), "a guest has to wait for its place"),
+            Ok((stream, address)) => match quota.acquire(address.cid()) {
+                Ok(slot) => return Guest { stream, _slot: slot },
+                Err(exceeded) => tracing::debug!(cid = address.cid(), %exceeded, "connection of a guest refused"),
             },
             Err(error) => {
-                tracing::warn!(%error, "no connection of a guest can be taken");
+                tracing::warn!(%error, "cannot accept a connection of a guest");
                 sleep(RETRY).await;
             }
         }
     }
 }
 
-/// The connection of a guest, and its place.
-struct Guest {
-    stream: UnixStream,
-    _share: Share<u32>,
+/// The connection of a guest with its slot.
+struct Guest<S = VsockStream> {
+    stream: S,
+    _slot: Slot<u32>,
 }
 
-impl Connected for Guest {
+impl<S> Connected for Guest<S> {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
 }
 
-impl AsyncRead for Guest {
+impl<S: AsyncRead + Unpin> AsyncRead for Guest<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
-impl AsyncWrite for Guest {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Guest<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, data)
     }
@@ -162,7 +170,7 @@ impl AsyncWrite for Guest {
     }
 }
 
-/// The authorities that are in force.
+/// The current authorities.
 struct Authorities(Roots);
 
 #[tonic::async_trait]
@@ -178,6 +186,7 @@ mod tests {
     use futures::StreamExt;
     use hyper_util::rt::TokioIo;
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+    use tokio::net::UnixStream;
     use tonic::transport::Endpoint;
 
     use super::{v1::system_client::SystemClient, *};
@@ -188,7 +197,7 @@ mod tests {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let bundle = params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
         let (near, far) = UnixStream::pair().unwrap();
-        let guest = Guest { stream: near, _share: Shares::of(CONNECTIONS).claim(7).unwrap() };
+        let guest = Guest { stream: near, _slot: Quota::new(CONNECTIONS).acquire(7).unwrap() };
         let incoming = futures::stream::iter([Ok(guest)]).chain(futures::stream::pending());
         let roots = Roots::empty();
         tokio::spawn(server(roots.clone(), incoming, std::future::pending()));

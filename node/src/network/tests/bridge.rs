@@ -1,10 +1,14 @@
 //! Guests on the network of their pod's link.
 
-use super::*;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::{namespaces::*, *};
 
 const MAC: [u8; 6] = [0x0a, 0x58, 0, 0, 0, 7];
 
-/// A machine with the pod network and another one.
+/// Returns a VMI with the pod network and another one.
 fn two_networks() -> VirtualMachineInstance {
     let mut vmi = vmi(
         &json!([{"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}}]),
@@ -18,7 +22,7 @@ fn lan() -> Request {
     requests(&two_networks()).unwrap().remove(1)
 }
 
-/// The pod of a machine with two networks: eth0, and a link with addresses, a gateway and one more route.
+/// Returns the pod of a VMI with two networks: eth0, and a link with addresses, a gateway and another route.
 fn pod(addresses: &[&str]) -> Observed {
     let mut observed = eth0(&["10.244.0.7"]);
     let link = Link { index: 3, name: "pod094a367b026".into(), mtu: 1400, ..observed.links[1].clone() };
@@ -51,7 +55,7 @@ fn each_interface_has_its_link_and_its_address() {
     let names: Vec<_> = found.iter().map(|request| (request.name.as_str(), request.pod_link.as_str())).collect();
     assert_eq!(names, [("default", "eth0"), ("lan", "pod094a367b026")]);
     assert_eq!(found[1].binding, Binding::Bridge { server: Ipv4Addr::new(169, 254, 75, 11) });
-    // Who is behind NAT has an address of its own, the same each time; who is not has that of the pod's link.
+    // An interface behind NAT has a stable address of its own; a bridged one has that of the pod's link.
     let mac = found[0].mac.clone().unwrap();
     assert!(mac.starts_with("02:") && mac.len() == 17, "{mac}");
     assert_eq!(found[0].mac, requests(&two_networks()).unwrap()[0].mac);
@@ -83,7 +87,7 @@ fn the_pod_network_can_be_bridged_and_replaced() {
 }
 
 #[test]
-fn the_guest_is_given_what_the_plugins_gave_to_the_pod() {
+fn the_guest_gets_the_configuration_of_the_cni_plugins() {
     let plan = decide(&lan(), &pod(&["192.168.5.7", "fd00:5::7", "fe80::7"])).unwrap();
     assert_eq!(
         kinds(&plan),
@@ -107,12 +111,12 @@ fn the_guest_is_given_what_the_plugins_gave_to_the_pod() {
     );
     // The link in the pod no longer has the guest's MAC address.
     assert!(plan.steps.iter().all(|step| !matches!(step, Step::SetMac { mac, .. } if *mac == MAC)));
-    let asked = Request { mac: Some("02:00:00:00:00:09".into()), ..lan() };
-    assert_eq!(decide(&asked, &pod(&[])).unwrap().network.nics[0].mac, "02:00:00:00:00:09");
+    let requested = Request { mac: Some("02:00:00:00:00:09".into()), ..lan() };
+    assert_eq!(decide(&requested, &pod(&[])).unwrap().network.nics[0].mac, "02:00:00:00:00:09");
 }
 
 #[test]
-fn a_bridge_interrupted_anywhere_is_finished_and_a_finished_one_is_left_alone() {
+fn a_bridge_setup_interrupted_anywhere_is_continued_and_a_complete_one_is_left_alone() {
     for start in [pod(&["192.168.5.7", "fd00:5::7", "fe80::7"]), pod(&[])] {
         let whole = decide(&lan(), &start).unwrap();
         let done = after(start.clone(), &whole);
@@ -134,7 +138,7 @@ fn a_link_without_an_address_gives_none_to_the_guest() {
 }
 
 #[test]
-fn a_guest_in_the_place_of_its_pod_is_given_the_pods_way_out_and_no_ipv6_address() {
+fn a_guest_on_the_pod_network_gets_the_default_route_and_no_ipv6_address() {
     let plain = vmi(&json!([{"name": "default", "bridge": {}}]), &json!([{"name": "default", "pod": {}}]));
     let request = requests(&plain).unwrap().remove(0);
     let mut dual = eth0(&["10.244.0.7", "fd00:1::7"]);
@@ -148,17 +152,17 @@ fn a_guest_in_the_place_of_its_pod_is_given_the_pods_way_out_and_no_ipv6_address
     assert_eq!(network.interfaces[0].ips, [ip("10.244.0.7")]);
     let lease = network.nics[0].dhcp.as_ref().unwrap();
     assert_eq!((lease.address.as_str(), lease.gateway.as_str()), ("10.244.0.7/24", "10.244.0.1"));
-    // The guest is on the link all the same, and may ask there for an address.
+    // The guest is on the link and can get an address there.
     let v6 = decide(&request, &eth0(&["fd00:1::7"])).unwrap().network;
     assert!(v6.interfaces[0].ips.is_empty() && v6.nics[0].dhcp.is_none(), "{v6:?}");
 }
 
 #[test]
-fn what_is_missing_or_too_much_is_said() {
+fn missing_links_and_too_many_routes_are_errors() {
     assert!(matches!(decide(&lan(), &eth0(&[])), Err(Error::PodLinkMissing(_))));
     let mut lost = pod(&["192.168.5.7"]);
     lost.links[2].name = "094a367b026-nic".into();
-    assert!(matches!(decide(&lan(), &lost), Err(Error::PodLinkMissing(_))), "a renamed link without its copy");
+    assert!(matches!(decide(&lan(), &lost), Err(Error::PodLinkMissing(_))), "a renamed link without its keeper");
     let mut wide = pod(&["192.168.5.7"]);
     let route = wide.routes[3];
     wide.routes.extend((0..20).map(|number| Route {

@@ -1,0 +1,205 @@
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequestCondition, CertificateSigningRequestStatus};
+use rcgen::{BasicConstraints, CertificateSigningRequestParams, IsCa, Issuer};
+
+use super::*;
+
+fn signed(request: &CertificateSigningRequest) -> Vec<u8> {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let issuer = Issuer::new(params, KeyPair::generate().unwrap());
+    let pem = String::from_utf8(request.spec.request.0.clone()).unwrap();
+    CertificateSigningRequestParams::from_pem(&pem).unwrap().signed_by(&issuer).unwrap().pem().into_bytes()
+}
+
+#[test]
+fn a_request_names_role_and_node() {
+    let key = KeyPair::generate().unwrap();
+    let request = request("node-1", Role::Handler, &key).unwrap();
+    assert!(request.metadata.name.as_ref().unwrap().starts_with("virt-handler-node-1-"));
+    assert_eq!(request.spec.signer_name, "kubevirt.io/virt-handler");
+    let pem = String::from_utf8(request.spec.request.0.clone()).unwrap();
+    assert!(pem.starts_with("-----BEGIN CERTIFICATE REQUEST-----"), "{pem}");
+    let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap();
+    let (_, csr) =
+        <x509_parser::certification_request::X509CertificationRequest as x509_parser::prelude::FromDer<_>>::from_der(
+            &pem.contents,
+        )
+        .unwrap();
+    let subject = csr.certification_request_info.subject.to_string();
+    assert_eq!(subject, "CN=kubevirt.io:system:node:virt-handler");
+    let names = format!("{:?}", csr.requested_extensions().unwrap().collect::<Vec<_>>());
+    assert!(names.contains("node-1.virt-handler"), "{names}");
+}
+
+#[test]
+fn a_signed_request_becomes_the_identity() {
+    let key = KeyPair::generate().unwrap();
+    let request = request("node-1", Role::Handler, &key).unwrap();
+    let chain = signed(&request);
+    let validity = check(&chain, "node-1").unwrap();
+    assert!(validity.from < validity.until);
+    assert!(matches!(check(&chain, "node-2"), Err(Error::Unusable("it does not name this node"))));
+    let identity = Identity::empty();
+    identity.set_pem(&chain, key.serialize_pem().as_bytes()).unwrap();
+    assert!(identity.current().is_some());
+    // A certificate for another key is rejected.
+    let other = KeyPair::generate().unwrap();
+    assert!(identity.set_pem(&chain, other.serialize_pem().as_bytes()).is_err());
+}
+
+/// An API server that signs or denies each request at once.
+fn api_server(sign: bool, made: tokio::sync::mpsc::UnboundedSender<String>) -> Client {
+    let stored = std::sync::Arc::new(tokio::sync::Mutex::new(None));
+    let service = tower::service_fn(move |call: http::Request<kube::client::Body>| {
+        let (stored, made) = (std::sync::Arc::clone(&stored), made.clone());
+        async move {
+            let (parts, body) = call.into_parts();
+            let answer = if parts.method == http::Method::POST {
+                let body = body.collect_bytes().await.unwrap();
+                let mut request: CertificateSigningRequest = serde_json::from_slice(&body).unwrap();
+                made.send(request.metadata.name.clone().unwrap()).unwrap();
+                let reply = serde_json::to_value(&request).unwrap();
+                request.status = Some(if sign {
+                    CertificateSigningRequestStatus {
+                        certificate: Some(ByteString(signed(&request))),
+                        conditions: None,
+                    }
+                } else {
+                    let denied = CertificateSigningRequestCondition {
+                        type_: "Denied".to_owned(),
+                        status: "True".to_owned(),
+                        ..CertificateSigningRequestCondition::default()
+                    };
+                    CertificateSigningRequestStatus { certificate: None, conditions: Some(vec![denied]) }
+                });
+                *stored.lock().await = Some(request);
+                reply
+            } else {
+                let request = stored.lock().await.clone().unwrap();
+                let query = parts.uri.query().unwrap().to_owned();
+                assert!(query.contains("fieldSelector=metadata.name"), "only its own request is read: {query}");
+                serde_json::json!({
+                    "apiVersion": "certificates.k8s.io/v1",
+                    "kind": "CertificateSigningRequestList",
+                    "metadata": {"resourceVersion": "1"},
+                    "items": [request],
+                })
+            };
+            let body = kube::client::Body::from(serde_json::to_vec(&answer).unwrap());
+            Ok::<_, std::convert::Infallible>(http::Response::new(body))
+        }
+    });
+    Client::new(service, "default")
+}
+
+fn started(
+    sign: bool,
+    made: tokio::sync::mpsc::UnboundedSender<String>,
+    role: Role,
+    needed: impl Future<Output = ()> + Send + 'static,
+    stop: &CancellationToken,
+) -> Identity {
+    let identity = Identity::empty();
+    let (client, stop) = (api_server(sign, made), stop.clone());
+    tokio::spawn(follow(client, "node-1".to_owned(), role, needed, identity.clone(), stop));
+    identity
+}
+
+#[tokio::test]
+async fn virt_handler_gets_an_identity_that_names_its_node() {
+    let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+    let identity = started(true, made, Role::Handler, std::future::ready(()), &stop);
+    timeout(Duration::from_secs(10), identity.ready()).await.unwrap();
+    let certificate = identity.current().unwrap();
+    let (_, leaf) = <x509_parser::certificate::X509Certificate<'_> as x509_parser::prelude::FromDer<_>>::from_der(
+        &certificate.cert[0],
+    )
+    .unwrap();
+    assert_eq!(leaf.subject().to_string(), "CN=kubevirt.io:system:node:virt-handler");
+    assert!(requests.recv().await.unwrap().starts_with("virt-handler-node-1-"));
+    assert!(requests.try_recv().is_err(), "one request is enough");
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn nothing_is_requested_before_it_is_needed() {
+    let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    let (stop, gate) = (CancellationToken::new(), CancellationToken::new());
+    let needed = gate.clone().cancelled_owned();
+    let identity = started(true, made, Role::GuestClient, needed, &stop);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(requests.try_recv().is_err() && identity.current().is_none());
+    gate.cancel();
+    timeout(Duration::from_secs(10), identity.ready()).await.unwrap();
+    let certificate = identity.current().unwrap();
+    let (_, leaf) = <x509_parser::certificate::X509Certificate<'_> as x509_parser::prelude::FromDer<_>>::from_der(
+        &certificate.cert[0],
+    )
+    .unwrap();
+    assert_eq!(leaf.subject().to_string(), "CN=kubevirt.io:system:client:vsock");
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn a_denied_request_is_repeated_at_growing_intervals() {
+    let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+    let identity = started(false, made, Role::Handler, std::future::ready(()), &stop);
+    // At once, after one second and after two more.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    stop.cancel();
+    let mut count = 0;
+    while requests.try_recv().is_ok() {
+        count += 1;
+    }
+    assert_eq!(count, 2);
+    assert!(identity.current().is_none());
+}
+
+#[test]
+fn a_request_without_an_answer_is_pending_and_a_denial_is_an_error() {
+    let mut request = request("node-1", Role::Handler, &KeyPair::generate().unwrap()).unwrap();
+    assert!(matches!(answer(&request), Ok(None)));
+    let condition = |type_: &str| CertificateSigningRequestCondition {
+        type_: type_.to_owned(),
+        status: "True".to_owned(),
+        reason: Some("WrongNode".to_owned()),
+        message: Some("not from that node".to_owned()),
+        ..CertificateSigningRequestCondition::default()
+    };
+    let status = |type_: &str, certificate: Option<&[u8]>| {
+        Some(CertificateSigningRequestStatus {
+            certificate: certificate.map(|bytes| ByteString(bytes.to_vec())),
+            conditions: Some(vec![condition(type_)]),
+        })
+    };
+    request.status = status("Approved", None);
+    assert!(matches!(answer(&request), Ok(None)));
+    request.status = status("Approved", Some(b""));
+    assert!(matches!(answer(&request), Ok(None)));
+    request.status = status("Approved", Some(b"chain"));
+    assert!(matches!(answer(&request), Ok(Some(b"chain"))));
+    for type_ in ["Denied", "Failed"] {
+        request.status = status(type_, Some(b"chain"));
+        let error = answer(&request).unwrap_err();
+        assert_eq!(error.to_string(), "certificate request was denied: WrongNode: not from that node");
+    }
+}
+
+#[test]
+fn data_that_is_no_certificate_is_rejected() {
+    for chain in [&b""[..], b"x", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", &[0xff; 100]] {
+        assert!(matches!(check(chain, "node-1"), Err(Error::Unusable(_))));
+    }
+    assert!(matches!(check(&vec![b'-'; MAX_CHAIN + 1], "node-1"), Err(Error::Unusable("the chain is too long"))));
+}
+
+#[test]
+fn renewal_is_at_four_fifths_of_the_lifetime() {
+    assert_eq!(Validity { from: 1000, until: 2000 }.renewal(), 1800);
+    assert_eq!(Validity { from: 1000, until: 1000 }.renewal(), 1000);
+    // Never later than its end.
+    assert_eq!(Validity { from: 2000, until: 1000 }.renewal(), 2000);
+    assert!(Validity { from: i64::MIN, until: i64::MAX }.renewal() < i64::MAX);
+}

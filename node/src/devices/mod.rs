@@ -1,0 +1,11 @@
+//! Devices of the node for launcher pods.
+//!
+//! [`inventory`] finds the PCI and USB devices that the cluster configuration permits, [`plugin`] offers these and the devices
+//! that every launcher opens to kubelet, and [`grant`] gives the device nodes in a launcher's container to its user.
+
+pub(crate) mod character;
+pub(crate) mod grant;
+pub(crate) mod inventory;
+pub(crate) mod plugin;
+
+pub(crate) use character::{Device, KVM, TUN, VHOST_NET, VHOST_VSOCK, is_present};

@@ -1,0 +1,160 @@
+//! Metrics of the domains of this node, collected from their launchers on each scrape.
+//!
+//! Bounded: a number of concurrent calls, a deadline for each, and one for all. Answers after the deadline are left out, and
+//! launchers that did not answer are called last in the next scrape. Scrapes in short succession get the same answer.
+
+mod families;
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use api::VirtualMachineInstance;
+use futures::StreamExt;
+use prometheus::{
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+
+use self::families::Families;
+use crate::launcher::Launcher;
+
+/// Launchers that are called at a time.
+const AT_ONCE: usize = 16;
+/// Limit of all calls of a scrape.
+const DEADLINE: Duration = Duration::from_secs(8);
+/// Duration for which an answer is reused.
+const FRESH: Duration = Duration::from_secs(3);
+
+/// A domain whose launcher can be called.
+pub(crate) struct Domain {
+    /// UID of the VMI.
+    pub(crate) uid: String,
+    /// The VMI.
+    pub(crate) vmi: Arc<VirtualMachineInstance>,
+    /// The launcher.
+    pub(crate) launcher: Launcher,
+}
+
+type Source = dyn Fn() -> Vec<Domain> + Send + Sync;
+
+/// The metrics of all domains, as last collected.
+#[derive(Clone)]
+pub(crate) struct DomainMetrics {
+    source: Arc<Source>,
+    node: String,
+    scrape: Arc<tokio::sync::Mutex<Scrape>>,
+    families: Arc<Mutex<Vec<MetricFamily>>>,
+}
+
+/// The last scrape.
+#[derive(Debug, Default)]
+struct Scrape {
+    at: Option<Instant>,
+    /// UIDs of the VMIs whose launchers did not answer. They are called last: a pod that delays its answer must not cost the
+    /// metrics of others.
+    late: HashSet<String>,
+}
+
+impl DomainMetrics {
+    /// Returns a collector for the domains of `source`.
+    #[must_use]
+    pub(crate) fn new(source: impl Fn() -> Vec<Domain> + Send + Sync + 'static, node: String) -> Self {
+        Self { source: Arc::new(source), node, scrape: Arc::default(), families: Arc::default() }
+    }
+
+    /// Collects from all launchers, unless that was just done.
+    pub(crate) async fn refresh(&self) {
+        let mut scrape = self.scrape.lock().await;
+        if scrape.at.is_some_and(|at| at.elapsed() < FRESH) {
+            return;
+        }
+        // Every client may scrape. One that aborts and repeats its request must not cause more calls.
+        scrape.at = Some(Instant::now());
+        let mut domains = (self.source)();
+        scrape.late.retain(|uid| domains.iter().any(|domain| domain.uid == *uid));
+        domains.sort_by_key(|domain| scrape.late.contains(&domain.uid));
+        let mut answers = std::pin::pin!(
+            futures::stream::iter(domains)
+                .map(|domain| async move {
+                    let stats = domain.launcher.stats().await;
+                    if let Err(error) = &stats {
+                        tracing::debug!(uid = domain.uid, %error, "no metrics from virt-launcher");
+                    }
+                    (domain, stats.ok())
+                })
+                .buffer_unordered(AT_ONCE)
+        );
+        let mut families = Families::default();
+        let limit = tokio::time::Instant::now() + DEADLINE;
+        while let Ok(Some((domain, stats))) = tokio::time::timeout_at(limit, answers.next()).await {
+            match stats {
+                Some(stats) => {
+                    scrape.late.remove(&domain.uid);
+                    families.add_domain(&domain.vmi, &self.node, &stats);
+                }
+                None => {
+                    scrape.late.insert(domain.uid);
+                }
+            }
+        }
+        *self.families.lock().unwrap_or_else(PoisonError::into_inner) = families.finish();
+        scrape.at = Some(Instant::now());
+    }
+}
+
+impl Collector for DomainMetrics {
+    /// Empty: labels differ between VMIs.
+    fn desc(&self) -> Vec<&Desc> {
+        Vec::new()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.families.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launcher::fake::FakeLauncher;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_scrape_calls_the_launchers() {
+        let fake = FakeLauncher::new();
+        let launcher = fake.connect().await;
+        let source = move || vec![Domain { uid: "u1".into(), vmi: Arc::default(), launcher: launcher.clone() }];
+        let metrics = DomainMetrics::new(source, "n1".into());
+        let registry = prometheus::Registry::new();
+        registry.register(Box::new(metrics.clone())).unwrap();
+        assert!(registry.gather().is_empty());
+        metrics.refresh().await;
+        let families = registry.gather();
+        assert!(families.iter().any(|family| family.name() == "kubevirt_vmi_cpu_usage_seconds_total"));
+        metrics.scrape.lock().await.at = None;
+        tokio::select! {
+            biased;
+            () = metrics.refresh() => {}
+            () = std::future::ready(()) => {}
+        }
+        assert!(metrics.scrape.lock().await.at.is_some(), "an aborted scrape counts");
+        for counts in [false, true] {
+            fake.count(counts);
+            metrics.scrape.lock().await.at = None;
+            metrics.refresh().await;
+            assert_eq!(metrics.scrape.lock().await.late.contains("u1"), !counts, "called last only while it is late");
+            assert_eq!(registry.gather().is_empty(), !counts);
+        }
+        fake.exit();
+        let gone = async {
+            while !registry.gather().is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                metrics.scrape.lock().await.at = None;
+                metrics.refresh().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), gone).await.expect("metrics of a launcher that is gone");
+    }
+}

@@ -1,0 +1,393 @@
+//! Heartbeat and labels of the node, in one patch.
+//!
+//! Each minute the annotation `kubevirt.io/heartbeat` is set to the time; virt-controller makes the node unschedulable when
+//! it is too old. The same patch contains changed labels, which are rare. `kubevirt.io/schedulable` is set to `true` when
+//! kubelet has registered the device plugins for the first time; virt-handler never resets it, because the health of the
+//! devices shows that they cannot be used.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use api::{
+    config::ClusterConfig,
+    constants::{annotation, label},
+};
+use daemon::config::ConfigHandle;
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::labels::{self, Capabilities, NodeFacts};
+use crate::{
+    devices::plugin::{self, Offers},
+    safe_dir::{Error as PathError, SafeDir, Stat},
+};
+
+/// Interval of heartbeats.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// Longest wait for the cluster configuration before the first heartbeat.
+const CONFIGURATION_WAIT: Duration = Duration::from_secs(10);
+/// Longest call to the API server.
+const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+/// Pauses after failed calls; the last one is repeated. Well below the age at which a node counts as lost.
+const BACKOFF: [Duration; 4] =
+    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(15)];
+/// Largest document of libvirt; that of the host has some tens of KiB.
+const MAX_DOCUMENT: usize = 4 * 1024 * 1024;
+/// Largest small file of kubelet or the kernel.
+const MAX_STATE: usize = 1024 * 1024;
+/// libvirt's documents in the directory to which the init container writes.
+const DOCUMENTS: [&str; 3] = ["capabilities.xml", "virsh_domcapabilities.xml", "supported_features.xml"];
+
+/// Feature gate for CPU pinning.
+const CPU_MANAGER_GATE: api::FeatureGate = api::FeatureGate::CPUManager;
+/// Feature gate for guests of other architectures.
+const CROSS_ARCHITECTURE_GATE: api::FeatureGate = api::FeatureGate::CrossArchitectureVirtualization;
+
+/// The node and the sources of its labels.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Name of the node.
+    pub node: String,
+    /// Directory of libvirt's documents.
+    pub labeller_dir: PathBuf,
+    /// kubelet's directory.
+    pub kubelet_dir: PathBuf,
+}
+
+/// Keeps heartbeat and labels up to date until `stop`.
+pub(crate) async fn run(
+    config: Config,
+    client: Client,
+    mut cluster: ConfigHandle,
+    mut offers: watch::Receiver<Offers>,
+    stop: CancellationToken,
+) {
+    let api: Api<Node> = Api::all(client);
+    let mut documents = Documents::default();
+    let mut observed: Option<ObjectMeta> = None;
+    let mut failures = 0;
+    let mut due = Instant::now();
+    // Labels that depend on the configuration should not change right after the start. The heartbeat does not need the
+    // configuration.
+    let _ = timeout(CONFIGURATION_WAIT, cluster.read_once()).await;
+    loop {
+        let now = Instant::now();
+        let capabilities = documents.read(&config.labeller_dir);
+        let facts = node_facts(&cluster.current(), &config.kubelet_dir);
+        let schedulable = plugin::all_known(&offers.borrow_and_update());
+        let beat = async {
+            let current = match observed.take() {
+                Some(metadata) => metadata,
+                None => api.get_metadata(&config.node).await?.metadata,
+            };
+            let time = (due <= now).then(Timestamp::now);
+            let Some(patch) = decide(&current, capabilities, &facts, schedulable, time) else {
+                return Ok(current);
+            };
+            let patched = api.patch_metadata(&config.node, &PatchParams::default(), &Patch::Merge(patch)).await?;
+            Ok::<_, kube::Error>(patched.metadata)
+        };
+        let outcome = tokio::select! {
+            () = stop.cancelled() => return,
+            outcome = timeout(CALL_TIMEOUT, beat) => outcome,
+        };
+        let pause = match outcome {
+            Ok(Ok(metadata)) => {
+                observed = Some(metadata);
+                failures = 0;
+                if due <= now {
+                    due = now + INTERVAL;
+                }
+                due
+            }
+            failed => {
+                let pause = BACKOFF[failures.min(BACKOFF.len() - 1)];
+                failures += 1;
+                match failed {
+                    Ok(Err(error)) => tracing::warn!(%error, "heartbeat failed"),
+                    _ => tracing::warn!("heartbeat failed: no answer in time"),
+                }
+                now + pause
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep_until(pause) => {}
+            () = cluster.changed() => {}
+            () = plugin::changed(&mut offers) => {}
+        }
+    }
+}
+
+/// Returns the patch of the node's metadata; `None` if nothing changes. `time` is set when a heartbeat is due.
+fn decide(
+    current: &ObjectMeta,
+    capabilities: Option<&Capabilities>,
+    facts: &NodeFacts,
+    schedulable: bool,
+    time: Option<Timestamp>,
+) -> Option<Value> {
+    let empty = BTreeMap::new();
+    let labels = current.labels.as_ref().unwrap_or(&empty);
+    let annotations = current.annotations.as_ref().unwrap_or(&empty);
+    let mut changes = match capabilities {
+        Some(capabilities) if !annotations.contains_key(annotation::SKIP_NODE) => {
+            let desired = labels::labels(capabilities, facts);
+            labels::changes(labels, &desired)
+        }
+        // Unknown capabilities, or labels are disabled by the annotation: the labels do not change.
+        _ => BTreeMap::new(),
+    };
+    let mut switches = labels::switches(facts);
+    if schedulable {
+        switches.insert(label::SCHEDULABLE.to_owned(), "true".to_owned());
+    }
+    for (key, value) in switches {
+        if labels.get(&key) != Some(&value) {
+            changes.insert(key, Some(value));
+        }
+    }
+    if changes.is_empty() && time.is_none() {
+        return None;
+    }
+    let mut metadata = serde_json::Map::new();
+    if !changes.is_empty() {
+        metadata.insert("labels".to_owned(), json!(changes));
+    }
+    if let Some(time) = time {
+        // RFC 3339 without fractions, as readers expect.
+        let time = time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        metadata.insert("annotations".to_owned(), json!({annotation::HEARTBEAT: time}));
+    }
+    Some(json!({"metadata": metadata}))
+}
+
+/// libvirt's documents, parsed again after a change.
+#[derive(Default)]
+struct Documents {
+    stats: Option<[Option<Stat>; 3]>,
+    capabilities: Option<Capabilities>,
+}
+
+impl Documents {
+    fn read(&mut self, directory: &Path) -> Option<&Capabilities> {
+        let stats = SafeDir::trusted(directory).map(|dir| DOCUMENTS.map(|name| dir.stat(name).ok()));
+        match stats {
+            Ok(stats) if self.stats.as_ref() == Some(&stats) => {}
+            Ok(stats) => {
+                self.stats = Some(stats);
+                match parse(directory) {
+                    Ok(capabilities) => self.capabilities = Some(capabilities),
+                    Err(error) => {
+                        let source = std::error::Error::source(&error).map(ToString::to_string);
+                        tracing::error!(%error, source, "node labels are not updated");
+                    }
+                }
+            }
+            Err(error) => tracing::error!(%error, "node labels are not updated"),
+        }
+        self.capabilities.as_ref()
+    }
+}
+
+/// Reason why libvirt's documents cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum DocumentError {
+    #[error("cannot read libvirt's documents")]
+    Path(#[from] PathError),
+    #[error("cannot use libvirt's documents")]
+    Parse(#[from] labels::Error),
+}
+
+fn parse(directory: &Path) -> Result<Capabilities, DocumentError> {
+    let directory = SafeDir::trusted(directory)?;
+    let [host, domain, features] = DOCUMENTS;
+    let features = match directory.read_text(features, MAX_DOCUMENT) {
+        Ok(text) => Some(text),
+        Err(error) if error.is_not_found() => None,
+        Err(error) => return Err(error.into()),
+    };
+    let (host, domain) = (directory.read_text(host, MAX_DOCUMENT)?, directory.read_text(domain, MAX_DOCUMENT)?);
+    Ok(Capabilities::parse(&host, &domain, features.as_deref())?)
+}
+
+fn node_facts(cluster: &ClusterConfig, kubelet: &Path) -> NodeFacts {
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    NodeFacts {
+        architecture: architecture.to_owned(),
+        obsolete_models: cluster.obsolete_cpu_models.clone(),
+        realtime: realtime().unwrap_or(false),
+        cpu_manager: cluster.enabled(CPU_MANAGER_GATE) && pins_cpus(kubelet).unwrap_or(false),
+        cross_architecture: cluster.enabled(CROSS_ARCHITECTURE_GATE),
+    }
+}
+
+/// Returns true if real-time tasks may use all of the CPU time.
+fn realtime() -> Result<bool, PathError> {
+    let kernel = SafeDir::trusted(Path::new("/proc/sys/kernel"))?;
+    Ok(kernel.read_text("sched_rt_runtime_us", 64)?.trim() == "-1")
+}
+
+/// Returns true if kubelet pins CPUs.
+fn pins_cpus(kubelet: &Path) -> Result<bool, PathError> {
+    let state = SafeDir::trusted(kubelet)?.read_bounded("cpu_manager_state", MAX_STATE)?;
+    let policy = serde_json::from_slice::<Value>(&state).ok();
+    Ok(policy.is_some_and(|state| state["policyName"] == "static"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::plugin::{Registration, offers::Offer};
+
+    fn metadata(labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> ObjectMeta {
+        let map =
+            |pairs: &[(&str, &str)]| Some(pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect());
+        ObjectMeta { labels: map(labels), annotations: map(annotations), ..ObjectMeta::default() }
+    }
+
+    fn capabilities() -> Capabilities {
+        let host = "<capabilities><guest><arch><machine>q35</machine></arch></guest></capabilities>";
+        Capabilities::parse(host, "<domainCapabilities/>", None).unwrap()
+    }
+
+    #[test]
+    fn a_new_node_gets_labels_and_heartbeat_in_one_patch() {
+        let time = "2026-01-02T03:04:05.678Z".parse().unwrap();
+        let patch =
+            decide(&metadata(&[], &[]), Some(&capabilities()), &NodeFacts::default(), true, Some(time)).unwrap();
+        assert_eq!(
+            patch,
+            json!({"metadata": {
+                "annotations": {"kubevirt.io/heartbeat": "2026-01-02T03:04:05Z"},
+                "labels": {
+                    "kubevirt.io/schedulable": "true",
+                    "machine-type.node.kubevirt.io/q35": "true",
+                    "kubevirt.io/cpumanager": "false",
+                    "cpumanager": "false",
+                },
+            }})
+        );
+    }
+
+    #[test]
+    fn a_settled_node_only_gets_the_heartbeat() {
+        let settled = metadata(
+            &[
+                ("kubevirt.io/schedulable", "true"),
+                ("machine-type.node.kubevirt.io/q35", "true"),
+                ("kubevirt.io/cpumanager", "false"),
+                ("cpumanager", "false"),
+            ],
+            &[],
+        );
+        let facts = NodeFacts::default();
+        assert_eq!(decide(&settled, Some(&capabilities()), &facts, true, None), None);
+        let beat = decide(&settled, Some(&capabilities()), &facts, true, Some(Timestamp::UNIX_EPOCH)).unwrap();
+        assert_eq!(beat, json!({"metadata": {"annotations": {"kubevirt.io/heartbeat": "1970-01-01T00:00:00Z"}}}));
+        // Plugins are not registered for a while, or nothing is known about the node: no change.
+        assert_eq!(decide(&settled, Some(&capabilities()), &facts, false, None), None);
+        assert_eq!(decide(&settled, None, &facts, false, None), None);
+    }
+
+    #[test]
+    fn an_unschedulable_node_becomes_schedulable_again() {
+        let lost = metadata(
+            &[("kubevirt.io/schedulable", "false"), ("kubevirt.io/cpumanager", "false"), ("cpumanager", "false")],
+            &[("node-labeller.kubevirt.io/skip-node", "")],
+        );
+        let patch = decide(&lost, Some(&capabilities()), &NodeFacts::default(), true, None).unwrap();
+        assert_eq!(patch, json!({"metadata": {"labels": {"kubevirt.io/schedulable": "true"}}}));
+        assert_eq!(decide(&lost, Some(&capabilities()), &NodeFacts::default(), false, None), None);
+    }
+
+    #[test]
+    fn stale_labels_are_removed() {
+        let stale = metadata(
+            &[
+                ("cpu-model.node.kubevirt.io/Gone", "true"),
+                ("machine-type.node.kubevirt.io/q35", "true"),
+                ("kubevirt.io/cpumanager", "false"),
+                ("cpumanager", "false"),
+            ],
+            &[],
+        );
+        let patch = decide(&stale, Some(&capabilities()), &NodeFacts::default(), false, None).unwrap();
+        assert_eq!(patch, json!({"metadata": {"labels": {"cpu-model.node.kubevirt.io/Gone": null}}}));
+    }
+
+    /// An API server with one node that reports each patch.
+    fn api_server(patches: tokio::sync::mpsc::UnboundedSender<Value>) -> Client {
+        let node = std::sync::Arc::new(tokio::sync::Mutex::new(json!({
+            "apiVersion": "meta.k8s.io/v1",
+            "kind": "PartialObjectMetadata",
+            "metadata": {"name": "node-1", "labels": {"kubernetes.io/arch": "amd64"}},
+        })));
+        let service = tower::service_fn(move |call: http::Request<kube::client::Body>| {
+            let (node, patches) = (std::sync::Arc::clone(&node), patches.clone());
+            async move {
+                let (parts, body) = call.into_parts();
+                assert_eq!(parts.uri.path(), "/api/v1/nodes/node-1");
+                let accept = parts.headers["accept"].to_str().unwrap();
+                assert!(accept.contains("PartialObjectMetadata"), "only metadata is requested: {accept}");
+                let mut node = node.lock().await;
+                if parts.method == http::Method::PATCH {
+                    assert_eq!(parts.headers["content-type"], "application/merge-patch+json");
+                    let patch: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+                    json_patch::merge(&mut node, &patch);
+                    patches.send(patch).unwrap();
+                }
+                let body = kube::client::Body::from(serde_json::to_vec(&*node).unwrap());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test]
+    async fn the_first_patch_is_the_heartbeat_and_the_second_shows_registered_devices() {
+        let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
+        let (plugins, offers) = watch::channel(Offers::new());
+        let stop = CancellationToken::new();
+        let config = Config {
+            node: "node-1".to_owned(),
+            labeller_dir: "/nonexistent".into(),
+            kubelet_dir: "/nonexistent".into(),
+        };
+        let cluster = ConfigHandle::fixed(ClusterConfig::default());
+        let running = tokio::spawn(run(config, api_server(sender), cluster, offers, stop.clone()));
+        let first = timeout(Duration::from_secs(5), patches.recv()).await.unwrap().unwrap();
+        assert!(first["metadata"]["annotations"]["kubevirt.io/heartbeat"].is_string(), "{first}");
+        assert_eq!(first["metadata"]["labels"]["kubevirt.io/schedulable"], Value::Null);
+        let offered = |registration| {
+            let tun = Offer { registration, healthy: Some(true) };
+            Offers::from([("devices.kubevirt.io/tun".to_owned(), tun)])
+        };
+        plugins.send_replace(offered(Registration::Done));
+        let second = timeout(Duration::from_secs(5), patches.recv()).await.unwrap().unwrap();
+        assert_eq!(second, json!({"metadata": {"labels": {"kubevirt.io/schedulable": "true"}}}));
+        // Device changes do not change the node.
+        plugins.send_replace(offered(Registration::Awaited));
+        plugins.send_replace(offered(Registration::Done));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(patches.try_recv().is_err());
+        stop.cancel();
+        timeout(Duration::from_secs(5), running).await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,284 @@
+//! Connection, start, shutdown and release of a launcher.
+
+use super::*;
+use crate::vmi::{
+    observed::Failure,
+    request::{Refusal, Request, admit},
+};
+
+#[test]
+fn a_scheduled_vmi_waits_for_the_socket_of_its_launcher() {
+    let observed = Observed::new(Arc::new(vmi("Scheduling")), NODE);
+    assert_eq!(observed.stage(), Stage::Waiting);
+    let decision = decide(&observed, at(0));
+    assert_eq!(decision.effects, [Effect::Connect { pod: "pod-1".into(), within: CONNECT_WAIT }]);
+    let other = Observed::new(Arc::new(vmi("Scheduling")), "n2");
+    assert_eq!(names(&decide(&other, at(0))), ["retire"], "the VMI is on another node");
+}
+
+#[test]
+fn only_hello_is_called_before_the_launcher_accepts_the_uid() {
+    let mut observed = Observed::new(Arc::new(vmi("Scheduling")), NODE);
+    observed.apply_outcome(Outcome::Connected(Ok(1)), NODE, at(0));
+    assert_eq!(names(&decide(&observed, at(0))), ["hello"]);
+}
+
+#[test]
+fn nothing_is_started_twice() {
+    let mut observed = Observed::new(Arc::new(vmi("Scheduling")), NODE);
+    for (outcome, expected) in [
+        (None, vec!["connect"]),
+        (Some(Outcome::Connected(Ok(1))), vec!["hello"]),
+        (Some(Outcome::Greeted(1, Ok(all_features()))), vec!["network"]),
+        (Some(Outcome::Network(1, Ok(crate::network::PodNetwork::default()))), vec![]),
+    ] {
+        if let Some(outcome) = outcome {
+            observed.apply_outcome(outcome, NODE, at(0));
+        }
+        let decision = decide(&observed, at(0));
+        assert_eq!(names(&decision), expected);
+        for effect in &decision.effects {
+            observed.begin(effect, at(0));
+        }
+        assert!(decide(&observed, at(0)).effects.is_empty());
+    }
+    observed.apply_report(state(Lifecycle::NoDomain, ""), at(0));
+    assert_eq!(names(&decide(&observed, at(0))), ["sync"]);
+}
+
+#[test]
+fn effects_for_a_prepared_vmi_follow_phase_and_domain() {
+    use Lifecycle::{NoDomain, Paused, Running, Shutoff, ShuttingDown, Unspecified};
+    let rows: &[(&str, Lifecycle, &str, &[&str])] = &[
+        ("Scheduling", NoDomain, "", &["sync"]),
+        ("Scheduled", NoDomain, "", &["sync"]),
+        ("Scheduled", Unspecified, "", &[]),
+        ("Scheduling", Running, "booted", &["write", "sync"]),
+        // A failed start leaves a domain that never ran.
+        ("Scheduled", Shutoff, "failed", &["sync"]),
+        // A domain that ran is never started again.
+        ("Running", NoDomain, "", &[]),
+        ("Running", Shutoff, "shutdown", &["write"]),
+        ("Running", Shutoff, "crashed", &["write"]),
+        ("Running", ShuttingDown, "user", &["write"]),
+        ("Running", Paused, "user", &["write", "sync"]),
+        ("Succeeded", Shutoff, "shutdown", &["finish"]),
+        ("Failed", NoDomain, "", &["kill"]),
+        ("Failed", Running, "", &["kill", "Deleted"]),
+    ];
+    for (phase, lifecycle, reason, expected) in rows {
+        let observed = prepared(phase, *lifecycle, reason);
+        assert_eq!(names(&decide(&observed, at(5))), *expected, "{phase} {lifecycle:?} {reason}");
+    }
+}
+
+#[test]
+fn a_settled_vmi_causes_no_effect() {
+    let observed = live();
+    assert_eq!(observed.stage(), Stage::Live);
+    assert_eq!(decide(&observed, at(0)), Decision::default());
+    assert_eq!(decide(&observed, at(100_000)), Decision::default());
+}
+
+#[test]
+fn a_changed_spec_is_synchronized_once() {
+    let mut observed = live();
+    let mut vmi = (*observed.vmi).clone();
+    vmi.metadata.annotations.get_or_insert_default().insert("a".into(), "b".into());
+    observed.apply_object(Arc::new(vmi), NODE);
+    let decision = decide(&observed, at(1));
+    assert_eq!(names(&decision), ["sync"]);
+    observed.begin(&decision.effects[0], at(1));
+    observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(false)), NODE, at(2));
+    assert!(decide(&observed, at(2)).effects.is_empty());
+}
+
+#[test]
+fn failed_synchronizations_back_off_up_to_a_minute() {
+    let mut observed = prepared("Scheduled", Lifecycle::NoDomain, "");
+    let mut now = 0;
+    let mut waits = Vec::new();
+    for _ in 0..9 {
+        let decision = decide(&observed, at(now));
+        assert!(names(&decision).contains(&"sync"), "{now}: {decision:?}");
+        observed.begin(&Effect::Sync { fingerprint: 1 }, at(now));
+        let refused =
+            crate::launcher::LauncherError::Refused { call: "Sync", message: "no disk".into(), irrecoverable: false };
+        observed.apply_outcome(Outcome::Synced(1, 1, Err(refused)), NODE, at(now));
+        settle(&mut observed);
+        let wake = decide(&observed, at(now)).wake_at.unwrap().as_secs();
+        waits.push(wake - now);
+        now = wake;
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+}
+
+#[test]
+fn a_deleted_vmi_is_shut_down_repeatedly_and_killed_after_its_grace_period() {
+    let mut observed = live();
+    deleting(&mut observed);
+    let first = decide(&observed, at(100));
+    assert_eq!(names(&first), ["shutdown", "ShuttingDown"]);
+    assert_eq!(first.effects[0], Effect::Shutdown { grace: 60 });
+    observed.begin(&first.effects[0], at(100));
+    assert!(decide(&observed, at(100)).effects.is_empty());
+    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(100));
+    assert!(decide(&observed, at(104)).effects.is_empty());
+    let second = decide(&observed, at(105));
+    assert_eq!(second.effects, [Effect::Shutdown { grace: 55 }]);
+    observed.begin(&second.effects[0], at(105));
+    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(105));
+    observed.apply_report(state(Lifecycle::ShuttingDown, "user"), at(106));
+    let waiting = decide(&observed, at(150));
+    assert!(waiting.effects.is_empty(), "no request during a shutdown");
+    assert_eq!(waiting.wake_at, Some(Duration::from_secs(162)));
+    assert_eq!(names(&decide(&observed, at(162))), ["kill", "Deleted"]);
+}
+
+#[test]
+fn a_launcher_that_did_not_accept_the_uid_never_ends_the_vmi() {
+    for phase in ["Running", "Failed"] {
+        let mut observed = prepared(phase, Lifecycle::Running, "");
+        observed.link =
+            Link::Up { connection: 1, greeted: false, features: all_features(), networked: false, synced: None };
+        observed.busy.hello = true;
+        deleting(&mut observed);
+        assert!(!names(&decide(&observed, at(0))).iter().any(|name| ["shutdown", "kill", "finish"].contains(name)));
+        observed.object = ObjectState::Deleted(Duration::ZERO);
+        assert!(decide(&observed, at(29)).effects.is_empty());
+        assert_eq!(names(&decide(&observed, at(30))), ["retire"]);
+    }
+}
+
+#[test]
+fn without_a_grace_period_the_vmi_is_killed_at_once() {
+    let mut observed = live();
+    observed.facts.grace = 0;
+    observed.facts.deleting = true;
+    assert_eq!(names(&decide(&observed, at(0))), ["kill", "Deleted"]);
+}
+
+#[test]
+fn a_vmi_deleted_before_its_start_is_released() {
+    let mut observed = prepared("Scheduling", Lifecycle::NoDomain, "");
+    deleting(&mut observed);
+    assert_eq!(names(&decide(&observed, at(0))), ["kill"]);
+    observed.begin(&Effect::Kill, at(0));
+    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(0));
+    assert_eq!(names(&decide(&observed, at(0))), ["finish"]);
+    observed.begin(&Effect::Finish, at(0));
+    observed.apply_outcome(Outcome::Finished(Ok(())), NODE, at(0));
+    observed.apply_disconnect(1, at(1));
+    assert!(decide(&observed, at(1)).effects.is_empty());
+    observed.object = ObjectState::Deleted(Duration::from_secs(2));
+    assert_eq!(names(&decide(&observed, at(2))), ["retire"]);
+}
+
+#[test]
+fn a_launcher_that_restarts_during_a_shutdown_gets_time_to_find_the_domain() {
+    let mut observed = live();
+    deleting(&mut observed);
+    for effect in decide(&observed, at(100)).effects {
+        observed.begin(&effect, at(100));
+    }
+    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(100));
+    observed.apply_report(state(Lifecycle::NoDomain, ""), at(101));
+    let waiting = decide(&observed, at(102));
+    assert!(!names(&waiting).contains(&"kill"), "the guest still has its grace period: {waiting:?}");
+    let mut found = observed.clone();
+    found.apply_report(state(Lifecycle::Running, "booted"), at(103));
+    assert!(names(&decide(&found, at(105))).contains(&"shutdown"));
+    observed.object = ObjectState::Deleted(Duration::from_secs(102));
+    assert!(decide(&observed, at(130)).effects.is_empty());
+    assert_eq!(names(&decide(&observed, at(131))), ["kill"]);
+}
+
+#[test]
+fn a_missing_object_is_read_before_its_vmi_is_stopped() {
+    let mut observed = live();
+    observed.object = ObjectState::Unverified;
+    assert_eq!(names(&decide(&observed, at(0))), ["read"]);
+    observed.apply_outcome(Outcome::Read(Ok(None)), NODE, at(1));
+    assert_eq!(names(&decide(&observed, at(1))), ["shutdown", "ShuttingDown"]);
+}
+
+#[test]
+fn a_vmi_of_another_node_is_left_alone() {
+    let mut observed = live();
+    observed.object = ObjectState::Unverified;
+    let mut moved = (*observed.vmi).clone();
+    moved.metadata.labels.get_or_insert_default().insert("kubevirt.io/nodeName".into(), "n2".into());
+    observed.apply_outcome(Outcome::Read(Ok(Some(Arc::new(moved)))), NODE, at(1));
+    assert_eq!(names(&decide(&observed, at(1))), ["retire"]);
+}
+
+#[test]
+fn a_vmi_that_waits_for_its_pod_never_fails_here() {
+    for phase in ["Scheduling", "Scheduled"] {
+        let mut observed = Observed::new(Arc::new(vmi(phase)), NODE);
+        observed.apply_outcome(Outcome::Connected(Err(ConnectError::NoSocket)), NODE, at(5));
+        assert!(written(&decide(&observed, at(100_000))).is_none());
+    }
+}
+
+#[test]
+fn refused_connections_are_retried_at_growing_intervals_and_shown_after_a_while() {
+    let mut observed = live();
+    observed.apply_disconnect(1, at(100));
+    let mut waits = Vec::new();
+    let mut now = at(101);
+    while now.since_start < Duration::from_secs(112) {
+        let decision = decide(&observed, now);
+        assert!(written(&decision).is_none() || now.since_start >= Duration::from_secs(111), "{now:?}");
+        observed.apply_outcome(Outcome::Connected(Err(ConnectError::Refused("nobody listens".into()))), NODE, now);
+        let Link::Down { retry_at, .. } = observed.link else { panic!("there is no connection") };
+        waits.push((retry_at - now.since_start).as_millis());
+        now.since_start = retry_at;
+    }
+    assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 3200, 3200]);
+    let status = written(&decide(&observed, now)).unwrap().clone();
+    assert_eq!(status.condition("Synchronized").unwrap().message.as_deref(), Some("nobody listens"));
+    assert_eq!(status.phase, Some(Phase::Running));
+}
+
+#[test]
+fn a_launcher_that_closes_its_connections_is_connected_at_growing_intervals() {
+    let mut observed = live();
+    let mut now = at(100);
+    let (mut waits, mut events) = (Vec::new(), Vec::new());
+    for connection in 1..=9 {
+        observed.apply_outcome(Outcome::Connected(Ok(connection)), NODE, now);
+        observed.apply_outcome(Outcome::Greeted(connection, Ok(all_features())), NODE, now);
+        events.extend(observed.apply_outcome(Outcome::Synced(connection, 0, Ok(true)), NODE, now));
+        observed.apply_disconnect(connection, now);
+        let Link::Down { retry_at, .. } = observed.link else { panic!("there is a connection") };
+        waits.push((retry_at - now.since_start).as_millis());
+        now.since_start = retry_at;
+    }
+    assert_eq!(waits, [50, 100, 200, 400, 800, 1600, 3200, 6400, 6400]);
+    assert_eq!(events, [Event::normal("Created", "VirtualMachineInstance defined.")], "once");
+    // A connection that lasts resets the interval.
+    observed.apply_outcome(Outcome::Connected(Ok(10)), NODE, now);
+    now.since_start += Duration::from_secs(10);
+    observed.apply_disconnect(10, now);
+    let Link::Down { retry_at, .. } = observed.link else { panic!("there is a connection") };
+    assert_eq!(retry_at - now.since_start, Duration::from_millis(50));
+}
+
+#[test]
+fn requests_need_a_launcher_and_a_guest() {
+    assert!(admit(&live(), Request::Pause).is_ok());
+    let idle = prepared("Scheduled", Lifecycle::NoDomain, "");
+    assert!(matches!(admit(&idle, Request::Reset), Err(Refusal::NotRunning)));
+    let mut alone = live();
+    alone.apply_disconnect(1, at(1));
+    let refusal = admit(&alone, Request::Unpause).unwrap_err();
+    assert_eq!(refusal.to_string(), "No command socket found for vmi u");
+}
+
+#[test]
+fn a_permanent_failure_is_not_retried() {
+    let mut observed = prepared("Scheduled", Lifecycle::NoDomain, "");
+    observed.failure = Some(Failure { message: "bad".into(), count: 1, retry_at: Duration::ZERO, permanent: true });
+    assert_eq!(names(&decide(&observed, at(10))), ["write"]);
+}

@@ -1,0 +1,45 @@
+//! An effect as a plain value: [`super::decide`] returns it, [`super::effects`] executes it.
+
+use std::time::Duration;
+
+use api::VirtualMachineInstanceStatus;
+
+use super::event::Event;
+
+/// An effect. Each kind is in progress at most once.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Effect {
+    /// Waits for the socket of a pod's launcher and connects.
+    Connect {
+        /// UID of the pod.
+        pod: String,
+        /// Longest wait for the socket.
+        within: Duration,
+    },
+    /// Calls Hello.
+    Hello,
+    /// Sets up the pod's network.
+    SetUpNetwork,
+    /// Sends the desired VMI to the launcher.
+    Sync {
+        /// Fingerprint of the desired VMI.
+        fingerprint: u64,
+    },
+    /// Requests the shutdown of the guest.
+    Shutdown {
+        /// Seconds that are left of the grace period.
+        grace: u64,
+    },
+    /// Stops the domain at once.
+    Kill,
+    /// Permits the launcher to exit.
+    Finish,
+    /// Writes the status, then publishes the events.
+    Write(Box<VirtualMachineInstanceStatus>, Vec<Event>),
+    /// Reads the object.
+    Read,
+    /// Publishes an event.
+    Publish(Event),
+    /// Ends the task: nothing is left to do.
+    Retire,
+}

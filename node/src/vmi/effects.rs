@@ -1,0 +1,389 @@
+//! Executes effects: the only place from which the task of a VMI calls the node, the launcher and the API server.
+//!
+//! Each call runs in a task of its own, has a time limit and is timed. At most one call of each kind is in progress, because
+//! [`super::decide`] requests no second one. A panic in a call is passed on to the task, which [`super::restart`] restarts.
+
+use std::{
+    collections::BTreeSet,
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
+use daemon::{merge_patch, tasks::panics};
+use protocol::{VmiOptions, features::Feature};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::{AbortHandle, JoinSet},
+};
+use tracing::Instrument;
+
+use super::{
+    effect::Effect,
+    event::Event,
+    host::{ConnectError, Host, NetworkFailure},
+    observed::{Observed, Outcome},
+    records::{Records, WriteError},
+    request::{PendingRequest, Refusal, Request},
+};
+use crate::{
+    launcher::{self, Launcher, LauncherError, Report, with_causes},
+    metrics::VmiMetrics,
+    safe_dir::Peer,
+};
+
+/// Limit of a connection beyond the wait for the socket: checks of the peer, HTTP/2 preface, SELinux context.
+const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+/// Limit of Hello, with the grant of devices before it.
+const HELLO_LIMIT: Duration = Duration::from_secs(35);
+/// Limit of the network setup.
+const NETWORK_LIMIT: Duration = Duration::from_secs(30);
+/// Limit of Sync: libvirtd may still start, and disk images are created.
+const SYNC_LIMIT: Duration = Duration::from_secs(95);
+/// Limit of other calls to the launcher.
+const LAUNCHER_LIMIT: Duration = Duration::from_secs(25);
+/// Limit of calls to the API server.
+const RECORD_LIMIT: Duration = Duration::from_secs(20);
+
+/// A connection to the launcher.
+struct Connection {
+    number: u64,
+    launcher: Launcher,
+    peer: Arc<Peer>,
+    /// Follows the state stream, once the launcher has accepted the VMI's UID.
+    follower: Option<AbortHandle>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(follower) = &self.follower {
+            follower.abort();
+        }
+    }
+}
+
+/// The result of a call.
+pub(super) enum Completed {
+    /// A request of a user ended.
+    Requested(PendingRequest, Result<(), Refusal>),
+    /// A connection was opened: the launcher, its process, the SELinux context of its container.
+    Connected(Result<(Launcher, Arc<Peer>, Option<String>), ConnectError>),
+    /// Any other effect ended.
+    Outcome(Outcome),
+}
+
+/// Executes the effects of one VMI.
+pub(super) struct Executor {
+    host: Arc<dyn Host>,
+    records: Arc<dyn Records>,
+    metrics: VmiMetrics,
+    connection: Option<Connection>,
+    connections: u64,
+    calls: JoinSet<Completed>,
+    reports: mpsc::Sender<(u64, Report)>,
+}
+
+impl Executor {
+    /// Returns an executor that sends the reports of launchers to `reports`, each with the number of its connection.
+    pub(super) fn new(
+        host: Arc<dyn Host>,
+        records: Arc<dyn Records>,
+        metrics: VmiMetrics,
+        reports: mpsc::Sender<(u64, Report)>,
+    ) -> Self {
+        Self { host, records, metrics, connection: None, connections: 0, calls: JoinSet::new(), reports }
+    }
+
+    /// Returns the node's name.
+    pub(super) fn node(&self) -> &str {
+        self.host.name()
+    }
+
+    /// Returns the connected launcher.
+    pub(super) fn launcher(&self) -> Option<&Launcher> {
+        self.connection.as_ref().map(|connection| &connection.launcher)
+    }
+
+    /// Returns true if this is the current connection.
+    pub(super) fn is_current(&self, number: u64) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.number == number)
+    }
+
+    /// Keeps a new connection and returns its number.
+    pub(super) fn keep(&mut self, launcher: Launcher, peer: Arc<Peer>) -> u64 {
+        self.connections += 1;
+        let number = self.connections;
+        self.connection = Some(Connection { number, launcher, peer, follower: None });
+        number
+    }
+
+    /// Drops a connection.
+    pub(super) fn disconnect(&mut self, number: u64) {
+        self.connection.take_if(|connection| connection.number == number);
+    }
+
+    /// Starts to follow the state of the VMI over a connection.
+    pub(super) fn follow(&mut self, number: u64) {
+        if let Some(connection) = self.connection.as_mut().filter(|connection| connection.number == number) {
+            let (launcher, reports) = (connection.launcher.clone(), self.reports.clone());
+            let follow = async move {
+                if let Err(panic) = panics::catch(launcher::follow(launcher, number, reports.clone())).await {
+                    tracing::error!(%panic, "the follower of the launcher's state panicked");
+                    let _ = reports.send((number, Report::Lost(LauncherError::Lost("panic".into())))).await;
+                }
+            };
+            connection.follower = Some(tokio::spawn(follow.in_current_span()).abort_handle());
+        }
+    }
+
+    /// Publishes an event for users.
+    pub(super) fn publish(&self, vmi: &VirtualMachineInstance, event: Event) {
+        self.records.publish(vmi, event);
+    }
+
+    /// Returns the result of the next call that ends; never returns if no call is in progress.
+    pub(super) async fn completed(&mut self) -> Completed {
+        match self.calls.join_next().await {
+            Some(Ok(completed)) => completed,
+            Some(Err(error)) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // Calls are aborted with the executor only.
+                Err(_) => std::future::pending().await,
+            },
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Starts an effect.
+    pub(super) fn start(&mut self, effect: Effect, observed: &Observed) {
+        let (host, records, vmi) = (self.host.clone(), self.records.clone(), observed.vmi.clone());
+        match effect {
+            Effect::Connect { pod, within } => {
+                let late = Err(ConnectError::Refused("the connection was not established in time".into()));
+                let call = async move { connect(&*host, &vmi, &pod, within).await };
+                self.call("connect", within + CONNECT_LIMIT, call, late, Completed::Connected);
+            }
+            Effect::Write(status, events) => {
+                let call = async move { write(&*records, &vmi, &status).await };
+                let late = Err(WriteError::Other("the API server did not answer in time".into()));
+                self.outcome("write", RECORD_LIMIT, call, late, |result| Outcome::Written(result, events));
+            }
+            Effect::Read => {
+                let call = async move { records.read(&vmi).await };
+                let late = Err(WriteError::Other("the API server did not answer in time".into()));
+                self.outcome("read", RECORD_LIMIT, call, late, Outcome::Read);
+            }
+            Effect::Publish(event) => records.publish(&vmi, event),
+            Effect::Retire => {}
+            Effect::Hello
+            | Effect::SetUpNetwork
+            | Effect::Sync { .. }
+            | Effect::Shutdown { .. }
+            | Effect::Kill
+            | Effect::Finish => self.call_launcher(&effect, observed),
+        }
+    }
+
+    fn call_launcher(&mut self, effect: &Effect, observed: &Observed) {
+        // Link and connection change together.
+        let Some(connection) = &self.connection else { return };
+        let (number, launcher, peer) = (connection.number, connection.launcher.clone(), connection.peer.clone());
+        let (host, vmi) = (self.host.clone(), observed.vmi.clone());
+        match *effect {
+            Effect::Hello => {
+                let call = async move { hello(&*host, &launcher, &peer, &vmi).await };
+                let late = Err(deadline("Hello", HELLO_LIMIT));
+                self.outcome("hello", HELLO_LIMIT, call, late, move |result| Outcome::Greeted(number, result));
+            }
+            Effect::SetUpNetwork => {
+                let call = async move { host.set_up_network(&peer, &vmi).await };
+                let late = Err(NetworkFailure { message: "not done within the time limit".into(), permanent: false });
+                self.outcome("network", NETWORK_LIMIT, call, late, move |result| Outcome::Network(number, result));
+            }
+            Effect::Sync { fingerprint } => {
+                let nics = observed.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
+                let options = VmiOptions { nics, ..host.settings().options };
+                let call = async move { sync(&launcher, &vmi, options).await };
+                let late = Err(deadline("Sync", SYNC_LIMIT));
+                self.outcome("sync", SYNC_LIMIT, call, late, move |result| {
+                    Outcome::Synced(number, fingerprint, result)
+                });
+            }
+            Effect::Shutdown { grace } => {
+                let call = async move { launcher.shutdown(grace).await };
+                let late = Err(deadline("Shutdown", LAUNCHER_LIMIT));
+                self.outcome("shutdown", LAUNCHER_LIMIT, call, late, Outcome::Signalled);
+            }
+            Effect::Kill => {
+                let call = async move { launcher.kill().await };
+                self.outcome("kill", LAUNCHER_LIMIT, call, Err(deadline("Kill", LAUNCHER_LIMIT)), Outcome::Signalled);
+            }
+            Effect::Finish => {
+                let call = async move { launcher.finish().await };
+                let late = Err(deadline("Finish", LAUNCHER_LIMIT));
+                self.outcome("finish", LAUNCHER_LIMIT, call, late, Outcome::Finished);
+            }
+            Effect::Connect { .. } | Effect::Write(..) | Effect::Read | Effect::Publish(_) | Effect::Retire => {}
+        }
+    }
+
+    /// Starts the request of a user. Answers at once if no launcher is connected; returns true if a call was started.
+    pub(super) fn request(&mut self, pending: PendingRequest, observed: &Observed) -> bool {
+        let Some(launcher) = self.launcher().cloned() else {
+            reply(pending.answer, Err(Refusal::NoLauncher(observed.facts.uid.clone())));
+            return false;
+        };
+        let (request, records, vmi) = (pending.request, self.records.clone(), observed.vmi.clone());
+        let call = async move {
+            let (result, reason, message) = match request {
+                Request::Pause => (launcher.pause().await, "Paused", "VirtualMachineInstance paused"),
+                Request::Unpause => (launcher.unpause().await, "Unpaused", "VirtualMachineInstance unpaused"),
+                Request::Reset => (launcher.reset().await, "Reset", "VirtualMachineInstance reset"),
+                Request::SoftReboot => {
+                    (launcher.soft_reboot().await, "SoftRebooted", "VirtualMachineInstance soft rebooted")
+                }
+            };
+            if result.is_ok() {
+                records.publish(&vmi, Event::normal(reason, message));
+            }
+            result.map_err(Refusal::from)
+        };
+        let late = Err(deadline("the request", LAUNCHER_LIMIT).into());
+        self.call("request", LAUNCHER_LIMIT, call, late, move |result| Completed::Requested(pending, result));
+        true
+    }
+
+    fn outcome<T: Send + 'static>(
+        &mut self,
+        name: &'static str,
+        limit: Duration,
+        call: impl Future<Output = T> + Send + 'static,
+        late: T,
+        outcome: impl FnOnce(T) -> Outcome + Send + 'static,
+    ) {
+        self.call(name, limit, call, late, |result| Completed::Outcome(outcome(result)));
+    }
+
+    /// Starts a call that ends with `late` after the limit.
+    fn call<T: Send + 'static>(
+        &mut self,
+        name: &'static str,
+        limit: Duration,
+        call: impl Future<Output = T> + Send + 'static,
+        late: T,
+        complete: impl FnOnce(T) -> Completed + Send + 'static,
+    ) {
+        let metrics = self.metrics.clone();
+        let timed = async move {
+            let started = Instant::now();
+            let result = tokio::time::timeout(limit, call).await;
+            metrics.observe_effect(name, started.elapsed(), result.is_ok());
+            complete(result.unwrap_or(late))
+        };
+        self.calls.spawn(timed.in_current_span());
+    }
+}
+
+/// Answers a request. The client may be gone.
+pub(super) fn reply(answer: oneshot::Sender<Result<(), Refusal>>, result: Result<(), Refusal>) {
+    drop(answer.send(result));
+}
+
+fn deadline(call: &'static str, after: Duration) -> LauncherError {
+    LauncherError::Deadline { call, after }
+}
+
+async fn connect(
+    host: &dyn Host,
+    vmi: &VirtualMachineInstance,
+    pod: &str,
+    within: Duration,
+) -> Result<(Launcher, Arc<Peer>, Option<String>), ConnectError> {
+    let (stream, peer) = host.connect(pod, within).await?;
+    match Launcher::connect(stream).await {
+        Ok(launcher) => {
+            let security_context = host.security_context(&peer, vmi).await;
+            Ok((launcher, peer, security_context))
+        }
+        Err(error) => Err(ConnectError::Refused(error.to_string())),
+    }
+}
+
+async fn hello(
+    host: &dyn Host,
+    launcher: &Launcher,
+    peer: &Arc<Peer>,
+    vmi: &VirtualMachineInstance,
+) -> Result<BTreeSet<Feature>, LauncherError> {
+    let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
+    let cache = host.equip(peer, vmi).await.map_err(|error| {
+        let message = with_causes(&error);
+        if peer.is_alive() {
+            LauncherError::Refused { call: "Hello", message, irrecoverable: false }
+        } else {
+            // Nothing else notices the end of a connection over which Hello was not answered.
+            LauncherError::Lost(message)
+        }
+    })?;
+    let reply = launcher.hello(uid, cache, host.settings().allow_emulation).await?;
+    tracing::debug!(version = reply.version, features = ?reply.features, "virt-launcher answered Hello");
+    Ok(reply.features)
+}
+
+async fn sync(launcher: &Launcher, vmi: &VirtualMachineInstance, options: VmiOptions) -> Result<bool, LauncherError> {
+    let json = serde_json::to_vec(vmi).map_err(|error| LauncherError::Refused {
+        call: "Sync",
+        message: error.to_string(),
+        irrecoverable: true,
+    })?;
+    launcher.sync(json, options).await
+}
+
+async fn write(
+    records: &dyn Records,
+    vmi: &Arc<VirtualMachineInstance>,
+    status: &VirtualMachineInstanceStatus,
+) -> Result<Arc<VirtualMachineInstance>, WriteError> {
+    match patch(vmi, status) {
+        Ok(Some(patch)) => records.patch(vmi, patch).await,
+        Ok(None) => Ok(vmi.clone()),
+        Err(error) => Err(WriteError::Other(error.to_string())),
+    }
+}
+
+/// Returns the merge patch from the object's status to `status`, bound to the version that it was computed from.
+fn patch(
+    vmi: &VirtualMachineInstance,
+    status: &VirtualMachineInstanceStatus,
+) -> Result<Option<Value>, serde_json::Error> {
+    let from = match &vmi.status {
+        Some(status) => serde_json::to_value(status)?,
+        None => json!({}),
+    };
+    let difference = merge_patch::diff(&from, &serde_json::to_value(status)?);
+    Ok(difference.map(
+        |difference| json!({"metadata": {"resourceVersion": vmi.metadata.resource_version}, "status": difference}),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vmi::tests::Stage;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_hangs_ends_at_its_limit_and_is_counted() {
+        let registry = prometheus::Registry::new();
+        let mut executor = Stage::new().executor(VmiMetrics::new(&registry).unwrap());
+        let hangs = std::future::pending::<Result<Option<Arc<VirtualMachineInstance>>, WriteError>>();
+        executor.outcome("read", RECORD_LIMIT, hangs, Err(WriteError::Conflict), Outcome::Read);
+        let completed = executor.completed().await;
+        assert!(matches!(completed, Completed::Outcome(Outcome::Read(Err(WriteError::Conflict)))));
+        let families = registry.gather();
+        let effects = families.iter().find(|family| family.name() == "ferrovirt_handler_effect_seconds").unwrap();
+        let labels: Vec<_> = effects.get_metric()[0].get_label().iter().map(|label| label.value()).collect();
+        assert_eq!(labels, ["read", "false"]);
+    }
+}

@@ -1,0 +1,295 @@
+//! The node, as the tasks of VMIs use it.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use api::VirtualMachineInstance;
+use async_trait::async_trait;
+use daemon::config::ConfigHandle;
+use protocol::{CacheFile, SmBios, VmiOptions};
+use tokio::net::UnixStream;
+
+use crate::{
+    devices::grant,
+    launcher::{capabilities, with_causes},
+    network::{self, PodNetwork},
+    safe_dir::{
+        self, Peer, SafeDir,
+        pod_calls::{self, PodCalls},
+    },
+};
+
+/// The user QEMU runs as in a launcher pod.
+const RUNTIME_USER: u32 = 107;
+
+/// Context of a node without SELinux.
+const NO_SELINUX: &str = "none";
+
+/// Reason why a launcher is not connected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ConnectError {
+    /// The pod has no socket yet.
+    #[error("the launcher has no socket yet")]
+    NoSocket,
+    /// The pod has no directory on this node.
+    #[error("the pod is not on this node")]
+    NoPod,
+    /// The socket exists, but does not answer or is not trusted.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Reason why the pod's network was not set up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct NetworkFailure {
+    /// The error.
+    pub message: String,
+    /// No attempt can succeed.
+    pub permanent: bool,
+}
+
+/// Reason why work in a pod failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PodError {
+    /// The work did not return, or was not started.
+    #[error(transparent)]
+    Call(#[from] pod_calls::Error),
+    /// The work failed.
+    #[error(transparent)]
+    Path(#[from] safe_dir::Error),
+}
+
+/// Settings of the cluster configuration for all VMIs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Settings {
+    /// Options for launchers, without network devices.
+    pub options: VmiOptions,
+    /// Software emulation may be used.
+    pub allow_emulation: bool,
+}
+
+/// The node. Every call is bounded in time.
+#[async_trait]
+pub(crate) trait Host: Send + Sync + 'static {
+    /// Returns the name of the node.
+    fn name(&self) -> &str;
+
+    /// Returns the current settings.
+    fn settings(&self) -> Settings;
+
+    /// Waits up to `within` for the launcher's socket of a pod, connects, and checks the peer.
+    async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError>;
+
+    /// Returns the SELinux label of the container of a checked launcher; `none` without SELinux, `None` if it cannot be read.
+    async fn security_context(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Option<String>;
+
+    /// Grants a checked launcher its devices, and returns the capabilities cache that fits it.
+    async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, PodError>;
+
+    /// Sets up the network in the launcher's pod. Idempotent.
+    async fn set_up_network(
+        &self,
+        launcher: &Arc<Peer>,
+        vmi: &Arc<VirtualMachineInstance>,
+    ) -> Result<PodNetwork, NetworkFailure>;
+}
+
+/// The node this process runs on.
+pub(crate) struct NodeHost {
+    name: String,
+    address: IpAddr,
+    pods: SafeDir,
+    cache: capabilities::Cache,
+    devices: PathBuf,
+    config: ConfigHandle,
+    pod_calls: PodCalls,
+}
+
+impl NodeHost {
+    /// Returns the node `name` with virt-handler's own address, kubelet's directory, the directory of the capabilities cache
+    /// and the node's `/dev`.
+    pub(crate) fn new(
+        name: String,
+        address: IpAddr,
+        kubelet_root: &Path,
+        capabilities_dir: &Path,
+        device_dir: &Path,
+        config: ConfigHandle,
+    ) -> Result<Self, safe_dir::Error> {
+        Ok(Self {
+            name,
+            address,
+            // Launcher sockets lie in plain directories of kubelet's own file system. Other volumes are mounts that pods choose;
+            // none of them is entered, so nothing here can hang.
+            pods: SafeDir::trusted(&kubelet_root.join("pods"))?.on_one_mount(),
+            cache: capabilities::Cache::new(capabilities_dir.to_owned()),
+            devices: device_dir.to_owned(),
+            config,
+            pod_calls: PodCalls::default(),
+        })
+    }
+
+    /// Runs work that can hang in the pod of a VMI.
+    async fn in_pod<T, W>(&self, vmi: &VirtualMachineInstance, what: &'static str, work: W) -> Result<T, PodError>
+    where
+        T: Send + 'static,
+        W: FnOnce() -> Result<T, safe_dir::Error> + Send + 'static,
+    {
+        let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+        let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
+        Ok(self.pod_calls.run(namespace, uid, what, work).await??)
+    }
+}
+
+/// Devices that a VMI needs.
+struct Needs {
+    volumes: Vec<String>,
+    /// The VMI uses host devices, and needs this much locked memory for them.
+    host_devices: bool,
+    locked_memory: Option<u64>,
+}
+
+/// Grants a launcher its devices and returns true if it has `/dev/kvm`. The container can hang this call.
+fn equip(launcher: &Peer, needs: &Needs, node_devices: &Path) -> Result<bool, safe_dir::Error> {
+    let dev = launcher.dev()?;
+    let granted = grant::grant(&dev, &needs.volumes, RUNTIME_USER)?;
+    tracing::debug!(devices = ?granted, "devices granted to virt-launcher");
+    if needs.host_devices {
+        let granted = grant::host::grant(&dev, &SafeDir::trusted(node_devices)?, RUNTIME_USER)?;
+        tracing::info!(devices = ?granted, "host devices granted to virt-launcher");
+        if let Some(bytes) = needs.locked_memory {
+            launcher.allow_locked_memory(bytes)?;
+        }
+    }
+    Ok(grant::has_kvm(&dev))
+}
+
+#[async_trait]
+impl Host for NodeHost {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn settings(&self) -> Settings {
+        settings(&self.config.current())
+    }
+
+    async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError> {
+        match safe_dir::connect_launcher(&self.pods, pod, within).await {
+            Ok((stream, peer)) => Ok((stream, Arc::new(peer))),
+            Err(error) if error.is_not_found() || error.is_timeout() => match self.pods.exists(Path::new(pod)) {
+                Ok(false) => Err(ConnectError::NoPod),
+                _ => Err(ConnectError::NoSocket),
+            },
+            Err(error) => Err(ConnectError::Refused(with_causes(&error))),
+        }
+    }
+
+    async fn security_context(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Option<String> {
+        let peer = launcher.clone();
+        let label = self.in_pod(vmi, "read the label of the container", move || peer.root()?.security_label()).await;
+        match label {
+            Ok(label) => Some(label.unwrap_or_else(|| NO_SELINUX.to_owned())),
+            Err(error) => {
+                tracing::warn!(
+                    error = with_causes(&error),
+                    "cannot read the SELinux label of the launcher's container"
+                );
+                None
+            }
+        }
+    }
+
+    async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, PodError> {
+        let needs = Needs {
+            volumes: grant::claim_volumes(vmi),
+            host_devices: grant::host::uses_any(vmi),
+            locked_memory: grant::host::locked_memory(vmi, self.config.current().permitted_host_devices.as_ref()),
+        };
+        let (peer, devices) = (launcher.clone(), self.devices.clone());
+        let has_kvm =
+            self.in_pod(vmi, "grant the launcher its devices", move || equip(&peer, &needs, &devices)).await?;
+        Ok(self.cache.files(has_kvm))
+    }
+
+    async fn set_up_network(
+        &self,
+        launcher: &Arc<Peer>,
+        vmi: &Arc<VirtualMachineInstance>,
+    ) -> Result<PodNetwork, NetworkFailure> {
+        match network::setup(launcher, vmi).await {
+            Ok(mut ready) => {
+                ready.interfaces.iter_mut().for_each(|interface| sort_like(&mut interface.ips, self.address));
+                Ok(ready)
+            }
+            Err(error) => Err(NetworkFailure { permanent: error.is_permanent(), message: with_causes(&error) }),
+        }
+    }
+}
+
+/// Sorts addresses: the cluster's primary family, which is that of virt-handler's own address, comes first.
+fn sort_like(addresses: &mut [IpAddr], own: IpAddr) {
+    addresses.sort_by_key(|address| address.is_ipv4() != own.is_ipv4());
+}
+
+fn settings(config: &api::config::ClusterConfig) -> Settings {
+    let smbios = &config.smbios;
+    Settings {
+        options: VmiOptions {
+            smbios: Some(SmBios {
+                manufacturer: smbios.manufacturer.clone(),
+                product: smbios.product.clone(),
+                version: smbios.version.clone(),
+                sku: smbios.sku.clone(),
+                family: smbios.family.clone(),
+            }),
+            balloon_stats_period: config.mem_balloon_stats_period,
+            nics: Vec::new(),
+            serial_console_log_disabled: !config.log_serial_console,
+            free_page_reporting_disabled: !config.free_page_reporting,
+            vga_for_efi: config.vga_display_for_efi,
+            tolerated_lack_percent: config.pvc_tolerate_less_space_up_to_percent,
+            reserved_bytes: config.minimum_reserve_pvc_bytes,
+        },
+        allow_emulation: config.use_emulation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::config::ClusterConfig;
+
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_primary_family_come_first() {
+        let (v4, v6): (IpAddr, IpAddr) = ("10.244.0.7".parse().unwrap(), "fd00:10:244::7".parse().unwrap());
+        for (own, expected) in [("10.244.0.2", [v4, v6]), ("0.0.0.0", [v4, v6]), ("fd00:10:244::2", [v6, v4])] {
+            let mut addresses = [v4, v6];
+            sort_like(&mut addresses, own.parse().unwrap());
+            assert_eq!(addresses, expected, "{own}");
+        }
+    }
+
+    #[test]
+    fn options_follow_the_cluster_configuration() {
+        let defaults = settings(&ClusterConfig::default()).options;
+        assert_eq!((defaults.tolerated_lack_percent, defaults.reserved_bytes), (10, 131_072));
+        assert!(!defaults.free_page_reporting_disabled && !defaults.vga_for_efi);
+        let changed = ClusterConfig {
+            free_page_reporting: false,
+            vga_display_for_efi: true,
+            pvc_tolerate_less_space_up_to_percent: 20,
+            minimum_reserve_pvc_bytes: 7,
+            ..ClusterConfig::default()
+        };
+        let options = settings(&changed).options;
+        assert_eq!((options.tolerated_lack_percent, options.reserved_bytes), (20, 7));
+        assert!(options.free_page_reporting_disabled && options.vga_for_efi);
+    }
+}

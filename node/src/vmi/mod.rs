@@ -1,0 +1,59 @@
+//! The VMIs of this node: one task each, the only place that changes a VMI, its launcher or its status.
+//!
+//! [`directory`] watches the objects and starts the tasks. A task ([`task`], restarted by [`restart`] after a panic) is fed by
+//! the watch and by the launcher's state stream. After each input, [`decide`], a pure function of what is [`observed`], returns
+//! effects, and [`effects`] executes them; their outcomes are inputs again. The [`role`] of the node is decided first. Nothing
+//! is stored on disk: a restarted virt-handler rebuilds its state from the objects and the launchers' sockets, and running
+//! domains are not affected.
+//!
+//! ```text
+//!              socket found, peer checked        Hello answered for our UID; network ready
+//!   Waiting ────────────────────────────▶ Preparing ───────────────────────────────▶ Starting
+//!      ▲ │                                   │  ▲                                   (Sync called)
+//!      │ │ VMI gone, no socket               │  │ call failed: wait 1 s .. 60 s          │
+//!      │ ▼                                   │  └────────────────────────────────────────┤
+//!   Retired ◀──────────── VMI gone           │ VMI deleted or final                      │ RUNNING reported
+//!      ▲                                     ▼                                           ▼
+//!      │  launcher gone          ┌───── Finishing ◀─── final phase written ── Ended ◀── Live ◀─┐
+//!      └─────────────────────────┘   (Finish called)                           ▲         │      │ Sync on change
+//!                                                          SHUTOFF, CRASHED    │         ├──────┘
+//!                                                                              │         │ VMI deleted
+//!                                                                              └─ Stopping (Shutdown, after grace Kill)
+//!
+//!   From every stage but Waiting a lost connection leads back to Waiting; the observed state is kept.
+//!   A Scheduled or Running VMI without a connection for 30 s (if there never was one: 180 s) is lost: phase Failed.
+//! ```
+//!
+//! The stage is derived from what is observed ([`observed::Observed::stage`]), so that a restarted virt-handler arrives at the
+//! same stage.
+
+mod conditions;
+mod decide;
+mod directory;
+mod effect;
+mod effects;
+mod event;
+mod facts;
+mod handle;
+mod host;
+mod interfaces;
+mod migratability;
+mod observed;
+mod phase;
+mod records;
+mod request;
+mod restart;
+mod role;
+mod sessions;
+mod status;
+mod task;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub(crate) use directory::{Vmis, follow};
+pub(crate) use event::Event;
+pub(crate) use handle::Handle;
+pub(crate) use host::NodeHost;
+pub(crate) use records::ApiRecords;
+pub(crate) use request::{Refusal, Request};
+pub(crate) use sessions::{Ending, Session};

@@ -1,0 +1,130 @@
+//! The connection to the launcher.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use protocol::features::Feature;
+
+use super::{Now, Observed};
+use crate::vmi::host::ConnectError;
+
+/// Pause after a lost connection. Short, because the supervisor restarts a worker at once; doubles up to some seconds while
+/// connections end soon.
+const AFTER_LOSS: Duration = Duration::from_millis(50);
+/// Duration after which a connection does not count as short.
+const LASTING: Duration = Duration::from_secs(10);
+/// Pause after an attempt to connect; doubles up to some seconds while connections are refused.
+pub(super) const RECONNECT: Duration = Duration::from_millis(100);
+
+/// The connection to the launcher.
+#[derive(Clone, Debug)]
+pub(crate) enum Link {
+    /// Not connected.
+    Down {
+        /// Start of this state.
+        since: Duration,
+        /// A connection existed before.
+        had: bool,
+        /// Time of the next attempt.
+        retry_at: Duration,
+        /// Since when the pod's directory is missing on the node.
+        pod_missing_since: Option<Duration>,
+        /// Consecutive attempts that failed for another reason than a missing socket.
+        refused: Option<RefusedConnects>,
+    },
+    /// Connected.
+    Up {
+        /// Number of the connection.
+        connection: u64,
+        /// Hello was answered.
+        greeted: bool,
+        /// Optional features of the launcher, from Hello.
+        features: BTreeSet<Feature>,
+        /// The pod's network is set up.
+        networked: bool,
+        /// Fingerprint of the last successful Sync over this connection.
+        synced: Option<u64>,
+    },
+}
+
+/// Consecutive refused attempts to connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RefusedConnects {
+    /// Time of the first one.
+    pub(in crate::vmi) since: Duration,
+    /// Their number.
+    pub(in crate::vmi) attempts: u32,
+    /// Error of the last one.
+    pub(in crate::vmi) message: String,
+}
+
+impl Link {
+    pub(super) fn down(since: Duration, had: bool) -> Self {
+        Self::Down { since, had, retry_at: since, pod_missing_since: None, refused: None }
+    }
+
+    /// Returns true if the connected launcher does not report results per item: it is of an older release and does not apply
+    /// changes of the spec to the running domain.
+    pub(super) fn lacks_item_results(&self) -> bool {
+        matches!(self, Self::Up { greeted: true, features, .. } if !features.contains(&Feature::ItemResults))
+    }
+}
+
+impl Observed {
+    /// Returns the link if it is still this connection.
+    pub(super) fn link_of(&mut self, connection: u64) -> Option<&mut Link> {
+        let current = matches!(self.link, Link::Up { connection: current, .. } if current == connection);
+        current.then_some(&mut self.link)
+    }
+
+    /// Applies the end of a connection.
+    pub(in crate::vmi) fn apply_disconnect(&mut self, connection: u64, now: Now) {
+        if matches!(self.link, Link::Up { connection: current, .. } if current == connection) {
+            self.link = Link::down(now.since_start, true);
+            // A launcher that accepts connections and closes them must not cause attempts without pause.
+            if now.since_start >= self.connected_at.saturating_add(LASTING) {
+                self.short_connections = 0;
+            }
+            if let Link::Down { retry_at, .. } = &mut self.link {
+                *retry_at = now.since_start + AFTER_LOSS.saturating_mul(1 << self.short_connections.min(7));
+            }
+            self.short_connections = self.short_connections.saturating_add(1);
+        }
+    }
+
+    /// Returns the error of the last refused attempt to connect.
+    pub(in crate::vmi) fn refused_connect(&self) -> Option<&str> {
+        match &self.link {
+            Link::Down { refused, .. } => refused.as_ref().map(|refused| refused.message.as_str()),
+            Link::Up { .. } => None,
+        }
+    }
+
+    pub(super) fn apply_connect(&mut self, result: Result<u64, ConnectError>, now: Now) {
+        match result {
+            Ok(connection) => {
+                self.connected_at = now.since_start;
+                let features = BTreeSet::new();
+                self.link = Link::Up { connection, greeted: false, features, networked: false, synced: None };
+            }
+            Err(error) => {
+                let Link::Down { retry_at, pod_missing_since, refused, .. } = &mut self.link else { return };
+                // Usually the attempt itself waited; this bounds the rate of attempts that fail at once.
+                *retry_at = now.since_start + RECONNECT;
+                match error {
+                    ConnectError::NoSocket => (*pod_missing_since, *refused) = (None, None),
+                    ConnectError::NoPod => {
+                        pod_missing_since.get_or_insert(now.since_start);
+                        *refused = None;
+                    }
+                    ConnectError::Refused(message) => {
+                        *pod_missing_since = None;
+                        let (since, attempts) =
+                            refused.take().map_or((now.since_start, 0), |known| (known.since, known.attempts));
+                        *retry_at = now.since_start + RECONNECT.saturating_mul(1 << attempts.min(5));
+                        *refused = Some(RefusedConnects { since, attempts: attempts.saturating_add(1), message });
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Everything that the task of a VMI has observed: the object, the launcher, the results of its own calls.
+//!
+//! [`link`] is the connection to the launcher, [`report`] applies the states that the launcher reports, [`outcome`] applies the
+//! results of effects. [`super::decide`] only reads this.
+
+mod link;
+mod outcome;
+mod report;
+
+use std::{sync::Arc, time::Duration};
+
+use api::VirtualMachineInstance;
+use protocol::LauncherState;
+
+pub(super) use self::{link::Link, outcome::Outcome, report::IoPause};
+use super::{
+    conditions,
+    effect::Effect,
+    facts::Facts,
+    phase::Domain,
+    role::{self, Role},
+};
+use crate::network::PodNetwork;
+
+/// Lowest average interval of writes to one VMI, independent of the reports of its launcher.
+pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(2);
+/// Writes that may follow each other at once: more than a start and the requests of a user need.
+pub(super) const WRITE_BURST: u32 = 12;
+
+/// The clocks of the task: `since_start` for waits, `wall` for timestamps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Now {
+    /// Time since the task started.
+    pub(super) since_start: Duration,
+    /// Time of day.
+    pub(super) wall: jiff::Timestamp,
+}
+
+/// State of the object in the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ObjectState {
+    /// It exists, and the known version is current.
+    Current,
+    /// The known version may be outdated, or the object may be deleted: it has to be read.
+    Unverified,
+    /// It was deleted at this time.
+    Deleted(Duration),
+}
+
+/// A failed call that is retried later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// The error.
+    pub(super) message: String,
+    /// Consecutive failures.
+    pub(super) count: u32,
+    /// Time of the next attempt.
+    pub(super) retry_at: Duration,
+    /// No attempt can succeed.
+    pub(super) permanent: bool,
+}
+
+/// A shutdown in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stopping {
+    /// Start of the grace period.
+    pub(super) since: Duration,
+    /// Time of the last shutdown request or forced stop.
+    pub(super) signalled: Duration,
+    /// The domain was stopped by force.
+    pub(super) killed: bool,
+}
+
+/// A repeated Sync at growing intervals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Retry {
+    /// Attempts so far.
+    pub(super) attempts: u32,
+    /// Time of the next attempt.
+    pub(super) retry_at: Duration,
+}
+
+/// Calls in progress: at most one of each kind, so that their number is bounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Busy {
+    /// Waiting for the socket, connecting.
+    pub(super) connect: bool,
+    /// Hello.
+    pub(super) hello: bool,
+    /// Network setup.
+    pub(super) network: bool,
+    /// Sync.
+    pub(super) sync: bool,
+    /// Shutdown or Kill.
+    pub(super) power: bool,
+    /// Finish.
+    pub(super) finish: bool,
+    /// Write or read of the object.
+    pub(super) record: bool,
+    /// Request of a user.
+    pub(super) request: bool,
+}
+
+/// Everything that the task of a VMI has observed.
+#[derive(Clone, Debug)]
+pub(super) struct Observed {
+    /// The object as last read or written.
+    pub(super) vmi: Arc<VirtualMachineInstance>,
+    /// The parts of the object that decisions need.
+    pub(super) facts: Facts,
+    /// Role of this node.
+    pub(super) role: Role,
+    /// State of the object in the API server.
+    pub(super) object: ObjectState,
+    /// Connection to the launcher.
+    pub(super) link: Link,
+    /// Last state that the launcher reported. Outlives the connection.
+    pub(super) report: Option<LauncherState>,
+    /// The pod's network as last set up. Outlives the connection.
+    pub(super) network: Option<Arc<PodNetwork>>,
+    /// The last failed call, if it is retried.
+    pub(super) failure: Option<Failure>,
+    /// Consecutive connections that ended soon.
+    pub(super) short_connections: u32,
+    /// Time of the last connection.
+    pub(super) connected_at: Duration,
+    /// Earliest time of the next call to the launcher, after a call that found the connection broken.
+    pub(super) hold_until: Duration,
+    /// Shutdown in progress.
+    pub(super) stopping: Option<Stopping>,
+    /// Pause after an I/O error.
+    pub(super) io_pause: Option<IoPause>,
+    /// Repeated Sync for items that failed.
+    pub(super) item_retry: Option<Retry>,
+    /// The spec of the running VMI changed and its launcher, of an older release, does not apply such changes.
+    pub(super) unsupported_change: bool,
+    /// The launcher was permitted to exit.
+    pub(super) finished: bool,
+    /// SELinux context of the launcher's container.
+    pub(super) security_context: Option<String>,
+    /// Time of the launcher's first answer.
+    pub(super) hello_at: Option<jiff::Timestamp>,
+    /// The guest has run.
+    pub(super) ran: bool,
+    /// The event `Created` was sent.
+    pub(super) created_sent: bool,
+    /// The event `GuestPanicked` was sent.
+    pub(super) panic_sent: bool,
+    /// Time of the last event `GuestAgentPingFailed`.
+    pub(super) ping_failed_at: Option<Duration>,
+    /// Since when there is no domain although the guest has run.
+    pub(super) no_domain_since: Option<Duration>,
+    /// Since when the report of the guest differs from the status.
+    pub(super) guest_changed_at: Option<Duration>,
+    /// Time of the last write of the guest's report.
+    pub(super) guest_written_at: Option<Duration>,
+    /// Retry of a failed write.
+    pub(super) write_retry: Option<Failure>,
+    /// Grows by [`WRITE_INTERVAL`] with each write and is never behind the clock: the distance to the clock measures recent
+    /// writes.
+    pub(super) paced: Duration,
+    /// Calls in progress.
+    pub(super) busy: Busy,
+}
+
+/// Stage of a VMI for logs; see the diagram in [`super`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// No connection to a launcher.
+    Waiting,
+    /// Hello and network setup.
+    Preparing,
+    /// Sync is called, no domain runs yet.
+    Starting,
+    /// The guest runs.
+    Live,
+    /// The guest is shut down.
+    Stopping,
+    /// The domain ended.
+    Ended,
+    /// The launcher was permitted to exit.
+    Finishing,
+}
+
+impl Observed {
+    /// Returns the state at the start of a task: only the object is known.
+    pub(super) fn new(vmi: Arc<VirtualMachineInstance>, node: &str) -> Self {
+        Self {
+            facts: Facts::of(&vmi, node),
+            role: role::decide(&vmi, node),
+            unsupported_change: conditions::shows_unsupported_change(&vmi),
+            vmi,
+            object: ObjectState::Current,
+            link: Link::down(Duration::ZERO, false),
+            report: None,
+            network: None,
+            failure: None,
+            short_connections: 0,
+            connected_at: Duration::ZERO,
+            hold_until: Duration::ZERO,
+            stopping: None,
+            io_pause: None,
+            item_retry: None,
+            finished: false,
+            security_context: None,
+            hello_at: None,
+            ran: false,
+            created_sent: false,
+            panic_sent: false,
+            ping_failed_at: None,
+            no_domain_since: None,
+            guest_changed_at: None,
+            guest_written_at: None,
+            write_retry: None,
+            paced: Duration::ZERO,
+            busy: Busy::default(),
+        }
+    }
+
+    /// Returns the domain as last reported.
+    pub(super) fn domain(&self) -> Domain {
+        Domain::of(self.report.as_ref())
+    }
+
+    /// Returns the earliest time of the next call to the launcher.
+    pub(super) fn call_at(&self) -> Duration {
+        self.failure.as_ref().map_or(Duration::ZERO, |failure| failure.retry_at).max(self.hold_until)
+    }
+
+    /// Returns true if the VMI must stop: its object is deleted or about to be.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.facts.deleting || matches!(self.object, ObjectState::Deleted(_))
+    }
+
+    /// Marks an effect as in progress.
+    pub(super) fn begin(&mut self, effect: &Effect, now: Now) {
+        match effect {
+            Effect::Connect { .. } => self.busy.connect = true,
+            Effect::Hello => self.busy.hello = true,
+            Effect::SetUpNetwork => self.busy.network = true,
+            Effect::Sync { .. } => self.busy.sync = true,
+            Effect::Shutdown { .. } | Effect::Kill => {
+                self.busy.power = true;
+                let killed = matches!(effect, Effect::Kill);
+                let since = self.stopping.map_or(now.since_start, |stopping| stopping.since);
+                self.stopping = Some(Stopping { since, signalled: now.since_start, killed });
+            }
+            Effect::Finish => self.busy.finish = true,
+            Effect::Write(..) | Effect::Read => self.busy.record = true,
+            Effect::Publish(_) | Effect::Retire => {}
+        }
+    }
+
+    /// Returns the stage for logs.
+    pub(super) fn stage(&self) -> Stage {
+        let Link::Up { greeted, networked, .. } = &self.link else { return Stage::Waiting };
+        if self.finished {
+            return Stage::Finishing;
+        }
+        match self.domain() {
+            Domain::Ended(_) => Stage::Ended,
+            domain if domain.is_alive() && self.stopping.is_some() => Stage::Stopping,
+            domain if domain.is_alive() => Stage::Live,
+            _ if *greeted && *networked => Stage::Starting,
+            _ => Stage::Preparing,
+        }
+    }
+
+    /// Applies a version of the object from the watch.
+    pub(super) fn apply_object(&mut self, vmi: Arc<VirtualMachineInstance>, node: &str) {
+        self.object = ObjectState::Current;
+        self.replace_object(vmi, node);
+    }
+
+    /// Replaces the object unless the new version is older: the watch is behind virt-handler's own writes. Leaves
+    /// [`Self::object`] as it is, because the answer to a write can arrive after the deletion event.
+    fn replace_object(&mut self, vmi: Arc<VirtualMachineInstance>, node: &str) {
+        if is_older(&vmi, &self.vmi) {
+            return;
+        }
+        let facts = Facts::of(&vmi, node);
+        if facts.spec != self.facts.spec && self.domain().is_alive() && self.link.lacks_item_results() {
+            self.unsupported_change = true;
+        }
+        self.facts = facts;
+        self.role = role::decide(&vmi, node);
+        self.vmi = vmi;
+    }
+}
+
+/// Compares resource versions. They are ordered numbers; if one is not, the later arrival counts as newer.
+fn is_older(vmi: &VirtualMachineInstance, known: &VirtualMachineInstance) -> bool {
+    let version = |vmi: &VirtualMachineInstance| vmi.metadata.resource_version.as_ref()?.parse::<u64>().ok();
+    matches!((version(vmi), version(known)), (Some(new), Some(old)) if new < old)
+}

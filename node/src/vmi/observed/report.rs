@@ -1,0 +1,123 @@
+//! The states that the launcher reports.
+
+use std::time::Duration;
+
+use api::VmiPhase as Phase;
+use protocol::{GuestPanic, LauncherState, Lifecycle};
+
+use super::{Now, Observed, Retry};
+use crate::vmi::{
+    event::Event,
+    phase::{Domain, simplified},
+};
+
+/// Least interval of events about failed pings of the guest agent, independent of the launcher's count.
+const PING_EVENT_INTERVAL: Duration = Duration::from_secs(60);
+/// First and longest pause before a Sync is repeated for a guest that an I/O error paused, or for items that failed.
+const RETRY_FIRST: Duration = Duration::from_secs(10);
+const RETRY_LAST: Duration = Duration::from_secs(180);
+/// Duration after which a running guest counts as recovered from an I/O error.
+const IO_RECOVERED: Duration = Duration::from_secs(30);
+
+/// A guest that an I/O error paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IoPause {
+    /// Attempts so far.
+    pub(in crate::vmi) attempts: u32,
+    /// Time of the next attempt.
+    pub(in crate::vmi) retry_at: Duration,
+    /// Since when it runs again. A pause that follows soon counts as the same error.
+    pub(in crate::vmi) running_since: Option<Duration>,
+}
+
+impl Observed {
+    /// Applies a state that the launcher reported. Returns events for users.
+    pub(in crate::vmi) fn apply_report(&mut self, state: LauncherState, now: Now) -> Vec<Event> {
+        // A restarted virt-handler finds a panic that was reported before: the VMI is final then. The launcher can withdraw and
+        // repeat its report.
+        let sent = self.panic_sent || (self.report.is_none() && self.facts.is_final());
+        self.panic_sent |= state.guest_panic.is_some();
+        let panic = state.guest_panic.as_ref().filter(|_| !sent);
+        let panic = panic.map(|panic| Event::warning("GuestPanicked", panic_text(panic)));
+        let ping_failed = self.report.as_ref().is_some_and(|known| state.silences > known.silences);
+        let sent = self.ping_failed_at.is_some_and(|at| now.since_start < at.saturating_add(PING_EVENT_INTERVAL));
+        let ping_failed = (ping_failed && !sent).then(|| {
+            self.ping_failed_at = Some(now.since_start);
+            let name = self.vmi.metadata.name.as_deref().unwrap_or_default();
+            Event::warning("GuestAgentPingFailed", format!("GuestAgentPing probe failed for VMI {name}"))
+        });
+        let events: Vec<_> = panic.into_iter().chain(ping_failed).collect();
+        if self.report.as_ref().is_none_or(|known| guest_differs(known, &state)) {
+            self.guest_changed_at.get_or_insert(now.since_start);
+        }
+        self.apply_io_pause(&state, now);
+        let failed = state.items.iter().any(|item| !item.needs_restart);
+        self.item_retry = failed
+            .then(|| self.item_retry.unwrap_or(Retry { attempts: 0, retry_at: now.since_start + retry_pause(0) }));
+        self.report = Some(state);
+        self.ran |= self.domain().is_alive();
+        if self.ran || self.facts.phase == Phase::Running {
+            match self.domain() {
+                Domain::None => {
+                    self.no_domain_since.get_or_insert(now.since_start);
+                }
+                _ => self.no_domain_since = None,
+            }
+        }
+        events
+    }
+
+    fn apply_io_pause(&mut self, state: &LauncherState, now: Now) {
+        let paused = state.lifecycle() == Lifecycle::Paused && simplified(&state.reason) == "ioerror";
+        let known =
+            self.io_pause.filter(|pause| pause.running_since.is_none_or(|at| now.since_start < at + IO_RECOVERED));
+        self.io_pause = match (paused, known) {
+            (false, None) => None,
+            (false, Some(pause)) => {
+                Some(IoPause { running_since: Some(pause.running_since.unwrap_or(now.since_start)), ..pause })
+            }
+            (true, Some(pause)) if pause.running_since.is_none() => Some(pause),
+            (true, known) => {
+                let attempts = known.map_or(0, |pause| pause.attempts);
+                let retry_at = now.since_start + retry_pause(attempts);
+                Some(IoPause { attempts, retry_at, running_since: None })
+            }
+        };
+    }
+
+    /// Counts a Sync as an attempt of every repeated Sync.
+    pub(super) fn delay_retries(&mut self, now: Now) {
+        if let Some(pause) = &mut self.io_pause {
+            pause.attempts = pause.attempts.saturating_add(1);
+            pause.retry_at = now.since_start + retry_pause(pause.attempts);
+        }
+        if let Some(retry) = &mut self.item_retry {
+            retry.attempts = retry.attempts.saturating_add(1);
+            retry.retry_at = now.since_start + retry_pause(retry.attempts);
+        }
+    }
+}
+
+/// Returns the pause before the next repeated Sync.
+fn retry_pause(attempts: u32) -> Duration {
+    RETRY_FIRST.saturating_mul(1 << attempts.min(8)).min(RETRY_LAST)
+}
+
+/// Returns the message of the event about a panic of the guest's kernel.
+fn panic_text(panic: &GuestPanic) -> String {
+    let values: Vec<String> = panic.values.iter().map(|value| format!("'{value}'")).collect();
+    match panic.kind.as_str() {
+        "" => "GuestPanicked (details unavailable)".into(),
+        "hyper-v" if !values.is_empty() => format!("GuestPanicked: {}", values.join(", ")),
+        kind => format!("GuestPanicked: type={kind}"),
+    }
+}
+
+/// Returns true if the report of the guest itself differs.
+fn guest_differs(known: &LauncherState, new: &LauncherState) -> bool {
+    known.guest_agent_connected != new.guest_agent_connected
+        || known.guest != new.guest
+        || known.agent != new.agent
+        || known.interfaces != new.interfaces
+        || known.memory_current != new.memory_current
+}
