@@ -63,7 +63,9 @@ async fn main() -> anyhow::Result<()> {
                     content: std::fs::read(entry.path())?,
                 });
             }
-            let reply = client.hello(HelloRequest { uid, capabilities_cache: cache, allow_emulation: true }).await?;
+            let reply = client
+                .hello(HelloRequest { uid, capabilities_cache: cache, allow_emulation: true, features: Vec::new() })
+                .await?;
             println!("{:7.3}s hello: {:?}", started.elapsed().as_secs_f32(), reply.into_inner());
             let nics = match args.get(4) {
                 Some(tap) => vec![Nic {
@@ -82,7 +84,7 @@ async fn main() -> anyhow::Result<()> {
                 }],
                 None => Vec::new(),
             };
-            let options = MachineOptions {
+            let options = VmiOptions {
                 smbios: Some(SmBios {
                     manufacturer: "KubeVirt".into(),
                     product: "None".into(),
@@ -91,7 +93,7 @@ async fn main() -> anyhow::Result<()> {
                 }),
                 balloon_stats_period: 10,
                 nics,
-                ..MachineOptions::default()
+                ..VmiOptions::default()
             };
             let reply = client.sync(SyncRequest { vmi, options: Some(options) }).await?;
             println!("{:7.3}s sync: {:?}", started.elapsed().as_secs_f32(), reply.into_inner());

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use clap::{Args, Parser};
 use protocol::{
-    FreezeRequest, Lifecycle, MachineState, UnfreezeRequest, WatchRequest, launcher_client::LauncherClient,
+    FreezeRequest, LauncherState, Lifecycle, UnfreezeRequest, WatchRequest, launcher_client::LauncherClient,
 };
 use tonic::transport::{Channel, Endpoint};
 
@@ -107,13 +107,13 @@ async fn act(options: &Options, socket: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-async fn state(launcher: &mut LauncherClient<Channel>) -> Result<MachineState, Error> {
+async fn state(launcher: &mut LauncherClient<Channel>) -> Result<LauncherState, Error> {
     let mut states = launcher.watch(WatchRequest {}).await?.into_inner();
     Ok(states.message().await?.unwrap_or_default())
 }
 
 /// Returns why a guest needs no freeze or thaw; the backup then continues without.
-fn skip_reason(state: &MachineState) -> Option<&'static str> {
+fn skip_reason(state: &LauncherState) -> Option<&'static str> {
     if state.lifecycle() != Lifecycle::Running {
         Some("the domain is not running")
     } else if !state.guest_agent_connected {
@@ -152,7 +152,7 @@ mod tests {
             (Lifecycle::Paused, true, false),
             (Lifecycle::NoDomain, false, false),
         ] {
-            let mut state = MachineState { guest_agent_connected: connected, ..MachineState::default() };
+            let mut state = LauncherState { guest_agent_connected: connected, ..LauncherState::default() };
             state.set_lifecycle(lifecycle);
             assert_eq!(skip_reason(&state).is_none(), needs, "{lifecycle:?} {connected}");
         }

@@ -1,13 +1,13 @@
 //! virt-launcher: runs libvirt's daemon and the domain of one VMI in a pod, controlled by virt-handler.
 //!
 //! * `engine` owns the domain: one task makes every change. Start here.
-//! * `domain` renders a VirtualMachineInstance as libvirt's XML; pure.
+//! * `domain` renders a VirtualMachineInstance as libvirt's XML, parses XML and compares domains; pure.
 //! * `storage` prepares the disks: overlays, empty disks, cloud-init images.
-//! * [`hypervisor`] holds the connection to libvirt (the only unsafe code), its daemon, statistics and a node's
-//!   capabilities, which are collected once so that launchers do not probe QEMU.
+//! * [`hypervisor`] holds the traits under the engine, and libvirt behind them (the only unsafe code) with its daemon and a
+//!   node's capabilities, which are collected once so that launchers do not probe QEMU.
 //! * `guest_agent` queries the guest agent, freezes file systems and propagates credentials.
 //! * `network` serves DHCP to the guest; `streaming` serves the serial console, VNC, USB redirection and screenshots.
-//! * `server` answers virt-handler; [`worker`] connects all of it.
+//! * `server` answers virt-handler; [`worker`] connects all of it; `tasks` are those that must not end.
 //! * [`freezer`] and [`probe`] are commands that run in the launcher's container.
 
 mod domain;
@@ -23,4 +23,5 @@ pub mod probe;
 mod server;
 mod storage;
 mod streaming;
+mod tasks;
 pub mod worker;

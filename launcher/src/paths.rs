@@ -91,9 +91,9 @@ impl Paths {
         self.private.join("libvirt/qemu/nvram")
     }
 
-    /// Directory of the container disk of the volume with this index.
-    pub fn container_disk(&self, index: usize) -> PathBuf {
-        self.container_disks.join(format!("disk_{index}"))
+    /// Directory of a volume's container disk.
+    pub fn container_disk(&self, volume: &str) -> PathBuf {
+        self.container_disks.join(volume)
     }
 
     /// Writable layer of a volume.

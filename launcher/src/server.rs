@@ -7,7 +7,7 @@ use futures::{Stream, StreamExt};
 use protocol::{
     Chunk, ConsoleInput, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest, GuestExecReply,
     GuestExecRequest, GuestPingRequest, GuestReportReply, GuestReportRequest, HelloReply, HelloRequest, KillRequest,
-    MAX_MESSAGE_SIZE, MachineState, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest,
+    LauncherState, MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest,
     SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput,
     UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher, LauncherServer},
@@ -18,9 +18,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     domain::unsupported::Unsupported,
-    engine::{EngineHandle, RequestError, queue::Action, state::may_be_silent},
+    engine::{Action, EngineHandle, RequestError, may_be_silent},
     guest_agent::{Executed, GuestAgentError},
-    hypervisor::libvirt::Error,
+    hypervisor::HypervisorError,
     streaming::display,
     streaming::{self, USB_CHANNELS},
 };
@@ -96,9 +96,9 @@ impl From<GuestAgentError> for Status {
             GuestAgentError::NotConnected | GuestAgentError::Unsupported(_) => Self::failed_precondition(message),
             GuestAgentError::Busy => Self::unavailable(message),
             GuestAgentError::TooLong { .. } => Self::deadline_exceeded(message),
-            GuestAgentError::Libvirt(Error::NoDomain) => Self::not_found(message),
-            GuestAgentError::Libvirt(error) if error.is_transient() => Self::unavailable(message),
-            GuestAgentError::Answer(_) | GuestAgentError::Libvirt(_) => Self::internal(message),
+            GuestAgentError::Hypervisor(HypervisorError::NoDomain) => Self::not_found(message),
+            GuestAgentError::Hypervisor(error) if error.is_transient() => Self::unavailable(message),
+            GuestAgentError::Answer(_) | GuestAgentError::Hypervisor(_) => Self::internal(message),
         }
     }
 }
@@ -107,19 +107,20 @@ impl From<RequestError> for Status {
     fn from(error: RequestError) -> Self {
         let message = error.to_string();
         match error {
-            RequestError::NoDomain | RequestError::Libvirt(Error::NoDomain) => Self::not_found(message),
+            RequestError::NoDomain | RequestError::Hypervisor(HypervisorError::NoDomain) => Self::not_found(message),
             RequestError::Ended
             | RequestError::Ending
             | RequestError::NotEnded
             | RequestError::NoHello
+            | RequestError::Conflict { .. }
             | RequestError::NoWayToReboot
             | RequestError::Unsupported(_)
             | RequestError::Start { permanent: true, .. } => Self::failed_precondition(message),
             RequestError::OtherVmi(_) => Self::invalid_argument(message),
             RequestError::Busy => Self::resource_exhausted(message),
             RequestError::Gone => Self::unavailable(message),
-            RequestError::Libvirt(error) if error.is_transient() => Self::unavailable(message),
-            RequestError::Libvirt(_) | RequestError::Start { .. } => Self::internal(message),
+            RequestError::Hypervisor(error) if error.is_transient() => Self::unavailable(message),
+            RequestError::Hypervisor(_) | RequestError::Start { .. } => Self::internal(message),
         }
     }
 }
@@ -133,7 +134,7 @@ impl Service {
 
 #[tonic::async_trait]
 impl Launcher for Service {
-    type WatchStream = BoxStream<MachineState>;
+    type WatchStream = BoxStream<LauncherState>;
     type ConsoleStream = BoxStream<Chunk>;
     type VncStream = BoxStream<Chunk>;
     type UsbRedirectionStream = BoxStream<Chunk>;
@@ -144,7 +145,10 @@ impl Launcher for Service {
             return Err(Status::invalid_argument("this launcher runs another VMI"));
         }
         self.engine.hello(request.capabilities_cache, request.allow_emulation).await?;
-        Ok(Response::new(HelloReply { launcher_version: env!("CARGO_PKG_VERSION").into() }))
+        Ok(Response::new(HelloReply {
+            launcher_version: env!("CARGO_PKG_VERSION").into(),
+            features: protocol::features::own(),
+        }))
     }
 
     async fn sync(&self, request: Request<SyncRequest>) -> Result<Response<SyncReply>, Status> {

@@ -2,20 +2,28 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
+};
 use tracing::Instrument;
 
 use crate::{
-    engine::{Driver, queue::Action},
+    domain::domain_name,
+    engine::{Action, Driver, EngineHandle, Outcome},
+    hypervisor::libvirt::Libvirt,
     options::VmiArgs,
     paths::Paths,
     server,
+    tasks::{TaskFailure, TaskFailures, Tasks},
 };
 
 /// Time that streams may continue after virt-handler has recorded the domain's end.
 const LINGER: Duration = Duration::from_millis(200);
 /// File of the container's termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
+/// Exit code of a Rust program that panicked: virt-launcher-monitor restarts the worker.
+const RESTART: u8 = 101;
 
 /// Runs the domain of this pod.
 ///
@@ -38,43 +46,74 @@ pub fn run(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
 
 async fn work(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
     let listener = server::listen(&paths.launcher_socket())?;
+    let signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     let grace = args.grace_period_seconds;
-    let (driver, engine) = Driver::new(args, paths);
+    let (tasks, mut failures) = Tasks::new();
+    let domain = domain_name(&args.namespace, &args.name);
+    let libvirt = Libvirt::new(paths.clone(), tasks.clone(), domain, args.libvirt_log_filters.clone());
+    let (driver, engine) = Driver::new(args, paths, Box::new(libvirt), &tasks);
 
-    let (ended_sender, ended) = tokio::sync::oneshot::channel::<()>();
-    let serving = tokio::spawn(
-        server::serve(listener, engine.clone(), async move {
-            let _ = ended.await;
-        })
-        .in_current_span(),
-    );
-    tokio::spawn(
-        async move {
-            let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
-                tracing::error!("cannot register signal handlers");
-                return;
-            };
-            loop {
-                tokio::select! {
-                    _ = term.recv() => {}
-                    _ = int.recv() => {}
-                }
-                tracing::info!("received a termination signal");
-                if let Err(error) = engine.act(Action::Terminate { grace }).await {
-                    tracing::warn!(%error, "cannot stop the domain yet");
-                }
-            }
-        }
-        .in_current_span(),
-    );
+    let (end, ended) = oneshot::channel();
+    let (served_sender, served) = oneshot::channel::<()>();
+    tasks.keep("server", serve(listener, engine.clone(), ended, served_sender));
+    tasks.keep("signals", stop_on_signals(signals, engine, grace));
 
     tracing::info!("ready");
-    let outcome = driver.run().await;
+    let outcome = match until_failure(driver, &mut failures).await {
+        Ok(outcome) => outcome,
+        Err(failure) => {
+            tracing::error!(%failure, "the worker restarts, the domain is not touched");
+            return Ok(ExitCode::from(RESTART));
+        }
+    };
     tracing::info!(success = outcome.success, message = outcome.message, "done");
     if let Err(error) = std::fs::write(TERMINATION_LOG, &outcome.message) {
         tracing::debug!(%error, "cannot write the termination message");
     }
-    let _ = ended_sender.send(());
-    let _ = tokio::time::timeout(LINGER, serving).await;
+    let _ = end.send(());
+    let _ = tokio::time::timeout(LINGER, served).await;
     Ok(if outcome.success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the engine until the domain has ended or a task has failed.
+async fn until_failure(driver: Driver, failures: &mut TaskFailures) -> Result<Outcome, TaskFailure> {
+    tokio::select! {
+        outcome = driver.run() => outcome,
+        failure = failures.first() => Err(failure),
+    }
+}
+
+/// Serves virt-handler until `end`. An earlier end is a failure.
+async fn serve(
+    listener: tokio::net::UnixListener,
+    engine: EngineHandle,
+    end: oneshot::Receiver<()>,
+    served: oneshot::Sender<()>,
+) {
+    let (stopping, mut stopped) = oneshot::channel();
+    let end = async move {
+        let _ = end.await;
+        let _ = stopping.send(());
+    };
+    if let Err(error) = server::serve(listener, engine, end).await {
+        tracing::error!(%error, "the server has failed");
+    }
+    if stopped.try_recv().is_ok() {
+        let _ = served.send(());
+        std::future::pending().await
+    }
+}
+
+/// Stops the domain on each termination signal.
+async fn stop_on_signals([mut term, mut int]: [Signal; 2], engine: EngineHandle, grace: u64) {
+    loop {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        tracing::info!("received a termination signal");
+        if let Err(error) = engine.act(Action::Terminate { grace }).await {
+            tracing::warn!(%error, "cannot stop the domain yet");
+        }
+    }
 }

@@ -92,7 +92,7 @@ pub(super) fn os(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<
 }
 
 /// Renders the `<sysinfo>` element.
-pub(super) fn sysinfo(vmi: &VirtualMachineInstance, options: &protocol::MachineOptions) -> Element {
+pub(super) fn sysinfo(vmi: &VirtualMachineInstance, options: &protocol::VmiOptions) -> Element {
     let entry = |name: &'static str, value: Option<&str>| {
         value.filter(|v| !v.is_empty()).map(|value| Element::new("entry").with("name", name).text(value))
     };

@@ -1,4 +1,4 @@
-//! Renders a VirtualMachineInstance as libvirt's domain XML.
+//! Renders a VirtualMachineInstance as libvirt's domain XML, parses such XML ([`parse`]) and compares domains ([`diff`]).
 //!
 //! Pure: facts of the pod (devices, images, firmware files) are in [`Environment`]. A value that the XML cannot express
 //! is an error, so that no setting is lost silently; admission rejects it first. Fields that no component carries out
@@ -6,11 +6,13 @@
 
 mod cpu;
 mod devices;
+pub(crate) mod diff;
 mod disks;
 mod features;
 mod firmware;
 mod host_devices;
 mod network;
+pub(crate) mod parse;
 mod tags;
 pub(crate) mod unsupported;
 pub(crate) mod xml;
@@ -29,7 +31,7 @@ pub(crate) use self::{
 use crate::storage::Prepared;
 
 /// Failure to render a VMI as a domain.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub(crate) enum DomainError {
     /// The pod has no hardware virtualization and software emulation is off.
     #[error("kvm not present and emulation is not allowed")]
@@ -129,7 +131,7 @@ pub(crate) struct Environment<'a> {
     /// Host devices allocated to the pod.
     pub(crate) host_devices: &'a AllocatedDevices,
     /// Options from virt-handler.
-    pub(crate) options: &'a protocol::MachineOptions,
+    pub(crate) options: &'a protocol::VmiOptions,
 }
 
 /// A rendered domain.

@@ -10,6 +10,7 @@ use api::VirtualMachineInstance;
 use base64::Engine;
 use protocol::AccessCredentials;
 use serde_json::json;
+use thiserror::Error;
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -18,7 +19,7 @@ use tokio::{
 use super::{GuestAgent, GuestAgentError};
 use crate::{
     files::{FileError, UntrustedDir},
-    hypervisor::libvirt,
+    hypervisor::HypervisorError,
     paths::Paths,
 };
 
@@ -31,6 +32,52 @@ const COMMAND_DEADLINE: Duration = Duration::from_secs(10);
 /// Limit of a secret's file, in bytes.
 const FILE_LIMIT: u64 = 64 * 1024;
 
+/// Failure to bring credentials into the guest, in the reference's words.
+#[derive(Debug, Error)]
+enum CredentialError {
+    /// A secret cannot be read.
+    #[error(transparent)]
+    Secret(#[from] FileError),
+    /// Reading the secrets has failed.
+    #[error("cannot read the secrets")]
+    Read,
+    /// The guest agent does not answer.
+    #[error("Guest agent is offline")]
+    Offline,
+    /// A user's SSH keys cannot be written.
+    #[error("Error encountered writing ssh pub key access credentials for user [{user}]: {source}")]
+    Keys {
+        /// The user.
+        user: String,
+        /// Cause.
+        source: GuestAgentError,
+    },
+    /// A user's password cannot be set.
+    #[error("Error encountered setting password for user [{user}]: {source}")]
+    Password {
+        /// The user.
+        user: String,
+        /// Cause.
+        source: GuestAgentError,
+    },
+}
+
+impl CredentialError {
+    /// Reports a refusal of the guest agent for one user, which does not affect other users. A guest agent that does not
+    /// answer ends the attempt.
+    const fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Keys { source, .. } | Self::Password { source, .. }
+                if matches!(
+                    source,
+                    GuestAgentError::Unsupported(_)
+                        | GuestAgentError::Hypervisor(HypervisorError::GuestAgentRefused(_))
+                )
+        )
+    }
+}
+
 /// Mounted secrets with the guest's credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sources {
@@ -42,7 +89,7 @@ pub(crate) struct Sources {
 
 /// Credentials the guest should have. Secret: no `Debug`.
 #[derive(Default, PartialEq, Eq)]
-struct Wanted {
+struct GuestCredentials {
     keys: BTreeMap<String, Vec<String>>,
     passwords: BTreeMap<String, String>,
 }
@@ -80,8 +127,8 @@ impl Sources {
         self.keys.is_empty() && self.passwords.is_empty()
     }
 
-    fn read(&self) -> Result<Wanted, FileError> {
-        let mut wanted = Wanted::default();
+    fn read(&self) -> Result<GuestCredentials, FileError> {
+        let mut wanted = GuestCredentials::default();
         for (user, directories) in &self.keys {
             let keys = wanted.keys.entry(user.clone()).or_default();
             for directory in directories {
@@ -118,7 +165,7 @@ fn files(directory: &Path) -> Result<BTreeMap<String, String>, FileError> {
 
 /// Keeps the guest's credentials in line with the sources and reports the result, until aborted.
 pub(crate) async fn follow(agent: GuestAgent, sources: Sources, report: watch::Sender<Option<AccessCredentials>>) {
-    let mut done: Option<(Wanted, Instant)> = None;
+    let mut done: Option<(GuestCredentials, Instant)> = None;
     loop {
         let reading = sources.clone();
         let read = tokio::task::spawn_blocking(move || reading.read()).await;
@@ -133,10 +180,11 @@ pub(crate) async fn follow(agent: GuestAgent, sources: Sources, report: watch::S
                     result
                 }
             }
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("cannot read the secrets".to_owned()),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(CredentialError::Read),
         };
-        let outcome = AccessCredentials { succeeded: result.is_ok(), message: result.err().unwrap_or_default() };
+        let message = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let outcome = AccessCredentials { succeeded: result.is_ok(), message };
         report.send_if_modified(|known| {
             let changed = known.as_ref() != Some(&outcome);
             if changed {
@@ -150,40 +198,39 @@ pub(crate) async fn follow(agent: GuestAgent, sources: Sources, report: watch::S
 }
 
 impl GuestAgent {
-    /// Puts credentials into the guest. Returns the first failure in the reference's words; a user missing in the guest
-    /// does not affect other users.
-    async fn put(&self, wanted: &Wanted) -> Result<(), String> {
-        self.order("guest-ping", None, COMMAND_DEADLINE).await.map_err(|_| "Guest agent is offline".to_owned())?;
+    /// Puts credentials into the guest. Returns the first failure; a user missing in the guest does not affect other users.
+    async fn put(&self, wanted: &GuestCredentials) -> Result<(), CredentialError> {
+        self.order("guest-ping", None, COMMAND_DEADLINE).await.map_err(|_| CredentialError::Offline)?;
         let mut refused = None;
         for (user, keys) in &wanted.keys {
             let arguments = json!({"username": user, "keys": keys, "reset": true});
-            if let Err(error) = self.order("guest-ssh-add-authorized-keys", Some(arguments), COMMAND_DEADLINE).await {
-                let what = format!("Error encountered writing ssh pub key access credentials for user [{user}]");
-                note_refusal(&what, &error, &mut refused)?;
-            }
+            let result = self.order("guest-ssh-add-authorized-keys", Some(arguments), COMMAND_DEADLINE).await;
+            let user = user.clone();
+            note_refusal(result.map_err(|source| CredentialError::Keys { user, source }), &mut refused)?;
         }
         for (user, password) in &wanted.passwords {
             let password = base64::engine::general_purpose::STANDARD.encode(password);
             let arguments = json!({"username": user, "password": password, "crypted": false});
-            if let Err(error) = self.order("guest-set-user-password", Some(arguments), COMMAND_DEADLINE).await {
-                let what = format!("Error encountered setting password for user [{user}]");
-                note_refusal(&what, &error, &mut refused)?;
-            }
+            let result = self.order("guest-set-user-password", Some(arguments), COMMAND_DEADLINE).await;
+            let user = user.clone();
+            note_refusal(result.map_err(|source| CredentialError::Password { user, source }), &mut refused)?;
         }
         refused.map_or(Ok(()), Err)
     }
 }
 
-/// Notes a refusal of the guest agent. A guest agent that does not answer ends the attempt.
-fn note_refusal(what: &str, error: &GuestAgentError, refused: &mut Option<String>) -> Result<(), String> {
-    let text = format!("{what}: {error}");
-    if !matches!(
-        error,
-        GuestAgentError::Unsupported(_) | GuestAgentError::Libvirt(libvirt::Error::GuestAgentRefused(_))
-    ) {
-        return Err(text);
+/// Keeps the first refusal for one user; other failures end the attempt.
+fn note_refusal<T>(
+    result: Result<T, CredentialError>,
+    refused: &mut Option<CredentialError>,
+) -> Result<(), CredentialError> {
+    match result {
+        Ok(_) => {}
+        Err(error) if error.is_refusal() => {
+            refused.get_or_insert(error);
+        }
+        Err(error) => return Err(error),
     }
-    refused.get_or_insert(text);
     Ok(())
 }
 
@@ -195,18 +242,18 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::guest_agent::Channel;
+    use crate::{guest_agent::Channel, tasks::Tasks};
 
     /// An agent of a guest without a certain user.
     struct Wire(Arc<Mutex<Vec<String>>>);
 
     impl Channel for Wire {
-        fn ask(&self, command: String, _: Duration) -> BoxFuture<'static, Result<String, libvirt::Error>> {
+        fn ask(&self, command: String, _: Duration) -> BoxFuture<'static, Result<String, HypervisorError>> {
             let refuses = command.contains("absent");
             self.0.lock().unwrap().push(command);
             Box::pin(async move {
                 if refuses {
-                    Err(libvirt::Error::GuestAgentRefused("no such user".to_owned()))
+                    Err(HypervisorError::GuestAgentRefused("no such user".to_owned()))
                 } else {
                     Ok(r#"{"return":{}}"#.to_owned())
                 }
@@ -218,14 +265,17 @@ mod tests {
     async fn a_missing_user_does_not_affect_other_users() {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let thaw_at = std::env::temp_dir().join(format!("launcher-credentials-thaw-{}", std::process::id()));
-        let agent = GuestAgent::new(Wire(asked.clone()), thaw_at);
+        let agent = GuestAgent::new(Wire(asked.clone()), thaw_at, Tasks::new().0);
         agent.attend(true, false);
-        let wanted = Wanted {
+        let wanted = GuestCredentials {
             keys: ["absent", "root"].map(|user| (user.to_owned(), vec!["ssh-ed25519 A".to_owned()])).into(),
             passwords: [("root".to_owned(), "s3cret".to_owned())].into(),
         };
         let error = agent.put(&wanted).await.unwrap_err();
-        assert_eq!(error, "Error encountered writing ssh pub key access credentials for user [absent]: no such user");
+        assert_eq!(
+            error.to_string(),
+            "Error encountered writing ssh pub key access credentials for user [absent]: no such user"
+        );
         let asked = asked.lock().unwrap();
         for command in ["guest-ssh-add-authorized-keys", "guest-set-user-password"] {
             assert!(asked.iter().any(|text| text.contains(command) && text.contains("root")), "{command}: {asked:?}");

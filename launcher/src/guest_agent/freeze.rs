@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{Answer, GuestAgent, GuestAgentError, Inner, Query};
-use crate::hypervisor::libvirt;
+use crate::hypervisor::HypervisorError;
 
 /// Time limit of a freeze: the guest first writes out its dirty pages.
 const FREEZE_DEADLINE: Duration = Duration::from_secs(60);
@@ -122,7 +122,7 @@ impl GuestAgent {
             }
             Err(error) => {
                 // Only an answer proves that nothing was frozen.
-                if matches!(error, GuestAgentError::Libvirt(libvirt::Error::GuestAgentRefused(_))) {
+                if matches!(error, GuestAgentError::Hypervisor(HypervisorError::GuestAgentRefused(_))) {
                     self.thaw().disarm();
                 }
                 Err(error)

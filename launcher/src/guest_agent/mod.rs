@@ -40,7 +40,7 @@ pub(crate) use self::{
     answers::{Answer, Query},
     exec::Executed,
 };
-use crate::hypervisor::libvirt;
+use crate::{hypervisor::HypervisorError, tasks::Tasks};
 
 /// Time limit for one query of the poll.
 const POLL_DEADLINE: Duration = Duration::from_secs(10);
@@ -77,13 +77,13 @@ pub(crate) enum GuestAgentError {
     Busy,
     /// libvirt or the guest agent failed.
     #[error(transparent)]
-    Libvirt(#[from] libvirt::Error),
+    Hypervisor(#[from] HypervisorError),
 }
 
 /// Transport of commands to the guest agent.
 pub(crate) trait Channel: Send + Sync + 'static {
     /// Sends a command (JSON) and returns the whole answer (JSON), within the deadline.
-    fn ask(&self, command: String, deadline: Duration) -> BoxFuture<'static, Result<String, libvirt::Error>>;
+    fn ask(&self, command: String, deadline: Duration) -> BoxFuture<'static, Result<String, HypervisorError>>;
 }
 
 /// Facts from the guest agent that belong to the domain's state.
@@ -109,6 +109,7 @@ pub(crate) struct GuestAgent {
 
 struct Inner {
     channel: Box<dyn Channel>,
+    tasks: Tasks,
     facts: watch::Sender<GuestFacts>,
     /// Held while a query runs.
     turn: tokio::sync::Mutex<()>,
@@ -144,10 +145,11 @@ impl Drop for Inner {
 impl GuestAgent {
     /// Creates the handle of a guest agent behind `channel`. The file `thaw_at` keeps the time of an automatic thaw, in
     /// case the worker restarts before it.
-    pub(crate) fn new(channel: impl Channel, thaw_at: PathBuf) -> Self {
+    pub(crate) fn new(channel: impl Channel, thaw_at: PathBuf, tasks: Tasks) -> Self {
         Self {
             inner: Arc::new(Inner {
                 channel: Box::new(channel),
+                tasks,
                 facts: watch::Sender::default(),
                 turn: tokio::sync::Mutex::default(),
                 state: Mutex::default(),
@@ -178,7 +180,10 @@ impl GuestAgent {
         }
         state.connected = connected;
         match (&state.poll, connected && runs) {
-            (None, true) => state.poll = Some(tokio::spawn(poll::run(Arc::downgrade(&self.inner))).abort_handle()),
+            (None, true) => {
+                let poll = poll::run(Arc::downgrade(&self.inner));
+                state.poll = Some(self.inner.tasks.keep("guest agent poll", poll));
+            }
             (Some(poll), false) => {
                 poll.abort();
                 state.poll = None;
@@ -261,7 +266,7 @@ impl GuestAgent {
             Err(GuestAgentError::NotConnected) => Err(GuestAgentError::NotConnected),
             Err(GuestAgentError::Unsupported(_)) => Ok(None),
             // Guest agents before 2.10 lack some commands; with frozen file systems they refuse most.
-            Err(GuestAgentError::Libvirt(libvirt::Error::GuestAgentRefused(_))) => Ok(self.known(query)),
+            Err(GuestAgentError::Hypervisor(HypervisorError::GuestAgentRefused(_))) => Ok(self.known(query)),
             Err(error) => {
                 tracing::debug!(%error, command = query.command(), "the guest agent query failed");
                 self.known(query).map(Some).ok_or(error)

@@ -19,9 +19,9 @@ struct Guest {
 }
 
 impl Guest {
-    fn answer(&self, command: &str) -> Result<String, libvirt::Error> {
+    fn answer(&self, command: &str) -> Result<String, HypervisorError> {
         if self.silent.load(Ordering::SeqCst) {
-            return Err(libvirt::Error::GuestAgentUnresponsive("not connected".into()));
+            return Err(HypervisorError::GuestAgentUnresponsive("not connected".into()));
         }
         let execute: serde_json::Value = serde_json::from_str(command).unwrap();
         let command = execute["execute"].as_str().unwrap().to_owned();
@@ -58,7 +58,7 @@ impl Guest {
                 format!(r#"{{"version":"10.0","supported_commands":[{}]}}"#, commands.join(","))
             }
             "guest-ping" => "{}".to_owned(),
-            _ if frozen => return Err(libvirt::Error::GuestAgentRefused("not allowed while frozen".into())),
+            _ if frozen => return Err(HypervisorError::GuestAgentRefused("not allowed while frozen".into())),
             "guest-get-host-name" => r#"{"host-name":"web"}"#.into(),
             "guest-exec" => r#"{"pid":7}"#.into(),
             "guest-exec-status" if self.asked("guest-exec-status") == 1 => r#"{"exited":false}"#.into(),
@@ -68,7 +68,7 @@ impl Guest {
                 r#"[{"user":"root","login-time":1.5}]"#.into()
             }
             "guest-get-fsinfo" if self.silent_about_file_systems.load(Ordering::SeqCst) => {
-                return Err(libvirt::Error::GuestAgentUnresponsive("timed out".into()));
+                return Err(HypervisorError::GuestAgentUnresponsive("timed out".into()));
             }
             "guest-get-fsinfo" => r#"[{"name":"vda1","mountpoint":"/","type":"ext4","disk":[]}]"#.into(),
             other => panic!("{other} was not to be asked"),
@@ -84,7 +84,7 @@ impl Guest {
 struct Wire(Arc<Guest>);
 
 impl Channel for Wire {
-    fn ask(&self, command: String, _: Duration) -> BoxFuture<'static, Result<String, libvirt::Error>> {
+    fn ask(&self, command: String, _: Duration) -> BoxFuture<'static, Result<String, HypervisorError>> {
         let guest = self.0.clone();
         Box::pin(async move { guest.answer(&command) })
     }
@@ -106,7 +106,7 @@ fn stage(name: &str) -> Stage {
     let guest = Arc::new(Guest::default());
     let file = std::env::temp_dir().join(format!("launcher-agent-{name}-{}", std::process::id()));
     let _ = std::fs::remove_file(&file);
-    Stage { agent: GuestAgent::new(Wire(guest.clone()), file.clone()), guest, file }
+    Stage { agent: GuestAgent::new(Wire(guest.clone()), file.clone(), Tasks::new().0), guest, file }
 }
 
 impl Stage {
@@ -166,7 +166,7 @@ async fn facts_stay_when_the_guest_agent_is_silent() {
     stage.guest.silent.store(true, Ordering::SeqCst);
     stage.agent.state().answers.iter_mut().for_each(|(_, at, _)| *at -= FRESH * 2);
     assert_eq!(stage.agent.file_systems().await.unwrap()[0].mount_point, "/");
-    assert!(matches!(stage.agent.users().await, Err(GuestAgentError::Libvirt(_))), "never known");
+    assert!(matches!(stage.agent.users().await, Err(GuestAgentError::Hypervisor(_))), "never known");
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn an_open_query_does_not_hide_other_answers() {
     let mute = stage("mute");
     mute.guest.silent.store(true, Ordering::SeqCst);
     mute.agent.attend(true, false);
-    assert!(matches!(mute.agent.report().await, Err(GuestAgentError::Libvirt(_))));
+    assert!(matches!(mute.agent.report().await, Err(GuestAgentError::Hypervisor(_))));
 }
 
 #[tokio::test]

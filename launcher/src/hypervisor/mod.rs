@@ -1,7 +1,113 @@
-//! libvirt and QEMU: the connection to libvirt ([`libvirt`], the only unsafe code), its daemon ([`daemon`]), its statistics
-//! ([`stats`]) and the capabilities of a node ([`capabilities`]).
+//! The hypervisor under the engine: [`Hypervisor`] starts it and connects to it, [`Domain`] is the connection for the VMI's
+//! domain, [`Signals`] reports domain events. [`libvirt`] implements the traits and holds the only unsafe code; `fake` is for
+//! tests.
 
-pub mod capabilities;
-pub(crate) mod daemon;
-pub(crate) mod libvirt;
-pub(crate) mod stats;
+mod error;
+#[cfg(test)]
+pub(crate) mod fake;
+pub mod libvirt;
+mod signals;
+
+use std::{fmt::Debug, sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use protocol::{Lifecycle, StatsReply};
+
+pub use self::error::{HypervisorError, StartError};
+pub(crate) use self::signals::Signals;
+
+/// A call in progress. It ends within the call's time limit.
+pub(crate) type Call<T> = BoxFuture<'static, Result<T, HypervisorError>>;
+
+/// A hypervisor on which one domain runs.
+pub(crate) trait Hypervisor: Debug + Send + 'static {
+    /// Writes the node's capabilities cache. Must precede the first connection, which would otherwise probe QEMU for
+    /// seconds.
+    ///
+    /// # Errors
+    /// When the cache is not acceptable or cannot be written.
+    fn write_cache(&self, files: &[protocol::CacheFile]) -> Result<(), StartError>;
+
+    /// Starts the hypervisor's daemon, or takes over one that runs, and keeps it running. Does nothing the second time.
+    ///
+    /// # Errors
+    /// When no daemon is installed or it cannot be configured.
+    fn start(&mut self) -> Result<(), StartError>;
+
+    /// Connects to the daemon. `None` if it does not listen yet.
+    fn connect(&self) -> Call<Option<Arc<dyn Domain>>>;
+
+    /// Ends the daemon. A guest that runs is not touched.
+    fn stop(&mut self) -> BoxFuture<'static, ()>;
+}
+
+/// A connection to the hypervisor for the VMI's domain.
+pub(crate) trait Domain: Send + Sync + 'static {
+    /// Returns the signals of this connection.
+    fn signals(&self) -> Arc<Signals>;
+    /// Makes the daemon read its caches ahead of a start.
+    fn warm_up(&self) -> Call<()>;
+    /// Defines the domain or replaces its definition.
+    fn define(&self, xml: String) -> Call<()>;
+    /// Returns the definition with the addresses that the hypervisor assigned to devices.
+    fn definition(&self) -> Call<String>;
+    /// Starts the defined domain, paused if requested.
+    fn create(&self, paused: bool) -> Call<()>;
+    /// Reads state, memory and active XML.
+    fn facts(&self) -> Call<DomainFacts>;
+    /// Pauses the guest's CPUs.
+    fn suspend(&self) -> Call<()>;
+    /// Resumes the guest's CPUs.
+    fn resume(&self) -> Call<()>;
+    /// Presses the reset button.
+    fn reset(&self) -> Call<()>;
+    /// Requests a reboot of the guest.
+    fn reboot(&self, way: RebootWay) -> Call<()>;
+    /// Requests a shutdown of the guest.
+    fn shutdown(&self) -> Call<()>;
+    /// Ends QEMU: with SIGTERM only if `gently`, else followed by SIGKILL.
+    fn destroy(&self, gently: bool) -> Call<()>;
+    /// Resizes a disk. Returns false if it already has the size.
+    fn grow_disk(&self, target: String, size: u64) -> Call<bool>;
+    /// Sets the guest's clock, in seconds since 1970, through the guest agent.
+    fn set_time(&self, seconds: i64) -> Call<()>;
+    /// Sends a command (JSON) to the guest agent and returns its answer (JSON).
+    fn guest_agent_command(&self, command: String, deadline: Duration) -> Call<String>;
+    /// Returns the domain's statistics.
+    fn stats(&self) -> Call<StatsReply>;
+    /// Takes a screenshot of the first display: MIME type and bytes.
+    fn screenshot(&self) -> Call<(String, Vec<u8>)>;
+}
+
+/// Error of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DiskFailure {
+    /// Reading or writing failed.
+    InputOutput,
+    /// Its storage is full.
+    NoSpace,
+}
+
+/// Method of a guest's reboot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RebootWay {
+    /// Through the guest agent.
+    GuestAgent,
+    /// By the ACPI power button.
+    Acpi,
+}
+
+/// Facts of a domain, read in one call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DomainFacts {
+    /// State.
+    pub(crate) lifecycle: Lifecycle,
+    /// Reason of the state, in libvirt's words.
+    pub(crate) reason: &'static str,
+    /// Current balloon size in bytes.
+    pub(crate) memory: u64,
+    /// Active domain XML; empty if the domain does not run.
+    pub(crate) xml: String,
+    /// Disks with an error, by target, while the guest is stopped by one.
+    pub(crate) disk_errors: Vec<(String, DiskFailure)>,
+}

@@ -10,15 +10,20 @@ use std::{net::Ipv4Addr, path::Path};
 use api::VirtualMachineInstance;
 use futures::FutureExt;
 use ipnet::Ipv4Net;
-use tokio::task::JoinHandle;
+use tokio::task::AbortHandle;
 
 use self::{
     dhcp::{DhcpError, Lease},
     resolver::Resolver,
 };
+use crate::tasks::Tasks;
 
 /// Starts the DHCP servers of a VMI, all or none: a retry would start running servers a second time.
-pub(crate) fn serve(vmi: &VirtualMachineInstance, nics: &[protocol::Nic]) -> Result<Vec<JoinHandle<()>>, DhcpError> {
+pub(crate) fn serve(
+    vmi: &VirtualMachineInstance,
+    nics: &[protocol::Nic],
+    tasks: &Tasks,
+) -> Result<Vec<AbortHandle>, DhcpError> {
     let resolver = Resolver::read(Path::new("/etc/resolv.conf")).with_subdomain(vmi.spec.subdomain.as_deref());
     let mut ready = Vec::new();
     for nic in nics.iter().filter(|nic| !nic.bridge.is_empty()) {
@@ -32,7 +37,7 @@ pub(crate) fn serve(vmi: &VirtualMachineInstance, nics: &[protocol::Nic]) -> Res
             ready.push(dhcp6::serve(dhcp6::open(&nic.bridge)?, lease).boxed());
         }
     }
-    Ok(ready.into_iter().map(tokio::spawn).collect())
+    Ok(ready.into_iter().map(|server| tasks.keep("DHCP server", server)).collect())
 }
 
 fn lease(nic: &protocol::Nic, vmi: &VirtualMachineInstance, resolver: &Resolver) -> Option<Lease> {

@@ -10,12 +10,12 @@ use api::{VirtualMachineInstance, vmi::volumes::Volume};
 use rustix::fs::{FallocateFlags, OFlags};
 
 use super::{
-    DiskError, image,
-    prepare::{CLAIM_IMAGE, claim_info, claim_size, device_size},
+    DiskError,
+    claims::{CLAIM_IMAGE, MEBIBYTE, claim_info, claim_size, device_size},
+    image,
 };
 use crate::{files::UntrustedDir, paths::Paths};
 
-const MEBIBYTE: u64 = 1024 * 1024;
 /// Size of a block in `stat`, in bytes.
 const BLOCK: u64 = 512;
 /// Default overhead of a claim's file system, in millionths.

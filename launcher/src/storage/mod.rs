@@ -4,6 +4,7 @@
 //! disk, an image with cloud-init's data. It returns one [`DiskSource`] a volume, which [`crate::domain`] renders as
 //! XML. Everything here blocks and runs on a blocking thread.
 
+mod claims;
 pub(crate) mod cloud_init;
 mod grow;
 pub(crate) mod image;

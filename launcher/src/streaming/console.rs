@@ -14,6 +14,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use crate::tasks::Tasks;
+
 /// Amount of earlier output a client can request, in bytes.
 pub(crate) const KEPT_OUTPUT: usize = 64 * 1024;
 /// Limit of chunks queued for a client, each at most [`READ_SIZE`].
@@ -62,15 +64,16 @@ pub(crate) struct Console {
 
 impl Console {
     /// Starts the task. With `log` the guest's output goes to the pod's log line by line.
-    pub(crate) fn start(socket: PathBuf, log: bool) -> Self {
+    pub(crate) fn start(socket: PathBuf, log: bool, tasks: &Tasks) -> Self {
         let (attach, requests) = mpsc::channel(4);
         let log = log.then(|| {
             // A log that nobody reads loses chunks instead of blocking the guest.
             let (sender, receiver) = mpsc::channel::<Bytes>(256);
-            tokio::spawn(copy_to_stdout(receiver));
+            tasks.keep("serial log", copy_to_stdout(receiver));
             sender
         });
-        tokio::spawn(Broker { socket, requests, log, kept: VecDeque::new(), client: None }.run());
+        let broker = Broker { socket, requests, log, kept: VecDeque::new(), client: None };
+        tasks.keep("serial console", broker.run());
         Self { attach }
     }
 
@@ -236,8 +239,9 @@ async fn write_input(writer: &mut OwnedWriteHalf, input: &[u8]) -> bool {
 async fn copy_to_stdout(mut chunks: mpsc::Receiver<Bytes>) {
     let mut stdout = tokio::io::stdout();
     while let Some(chunk) = chunks.recv().await {
-        if stdout.write_all(&chunk).await.is_err() || stdout.flush().await.is_err() {
-            return;
+        // Without a reader of the log the guest's output is dropped.
+        if stdout.write_all(&chunk).await.is_ok() {
+            let _ = stdout.flush().await;
         }
     }
 }
@@ -262,7 +266,7 @@ mod tests {
     async fn a_late_client_gets_the_kept_output_and_a_new_client_ends_the_former() {
         let path = socket("replay");
         let listener = UnixListener::bind(&path).unwrap();
-        let console = Console::start(path, false);
+        let console = Console::start(path, false, &Tasks::new().0);
         let (mut guest, _) = listener.accept().await.unwrap();
         guest.write_all(b"boot").await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -281,7 +285,7 @@ mod tests {
     async fn a_client_that_does_not_read_is_cut_off_and_the_guest_goes_on() {
         let path = socket("slow");
         let listener = UnixListener::bind(&path).unwrap();
-        let console = Console::start(path, false);
+        let console = Console::start(path, false, &Tasks::new().0);
         let (mut guest, _) = listener.accept().await.unwrap();
         let slow = console.attach(false).await.unwrap();
         let written = tokio::time::timeout(Duration::from_secs(20), async {
@@ -300,7 +304,7 @@ mod tests {
         const CHUNKS: usize = 400;
         let path = socket("patient");
         let listener = UnixListener::bind(&path).unwrap();
-        let console = Console::start(path, false);
+        let console = Console::start(path, false, &Tasks::new().0);
         let (mut guest, _) = listener.accept().await.unwrap();
         let mut client = console.attach(false).await.unwrap();
         tokio::spawn(async move {
@@ -324,7 +328,7 @@ mod tests {
     async fn input_arrives_although_the_client_has_gone_and_its_output_is_unwanted() {
         let path = socket("half");
         let listener = UnixListener::bind(&path).unwrap();
-        let console = Console::start(path, false);
+        let console = Console::start(path, false, &Tasks::new().0);
         let (mut guest, _) = listener.accept().await.unwrap();
         let Attachment { output, input, .. } = console.attach(false).await.unwrap();
         drop(output);

@@ -52,7 +52,7 @@ fn judge(status: ExitStatus, crashes: usize, terminating: bool) -> Next {
 }
 
 /// Runs the supervisor.
-pub fn run(args: Vec<OsString>) -> ExitCode {
+pub(crate) fn run(args: Vec<OsString>) -> ExitCode {
     let signals = match signals::Signals::new() {
         Ok(signals) => signals,
         Err(error) => {

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Parser;
 use ferrovirt_launcher::{
     freezer,
-    hypervisor::capabilities,
+    hypervisor::libvirt::capabilities,
     options::{CommandLine, Task},
     paths::Paths,
     probe, worker,

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use admission::{defaults, vmi};
+use admission::{Generated, defaults, kinds::vmi};
 use api::{VirtualMachineInstance, config::ClusterConfig};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use serde_json::json;
@@ -43,20 +43,20 @@ fn base() -> Value {
 /// A VMI as it is stored: with the defaults of admission, written by the types.
 fn stored(object: &Value, config: &ClusterConfig) -> Option<VirtualMachineInstance> {
     let mut object: VirtualMachineInstance = serde_json::from_value(object.clone()).ok()?;
-    let generated = defaults::Fresh {
+    let generated = Generated {
         now: Time(Timestamp::UNIX_EPOCH),
         uuid: "11111111-1111-4111-8111-111111111111".to_owned(),
         serial: "22222222-2222-4222-8222-222222222222".to_owned(),
     };
     defaults::spec(&mut object.spec, config).ok()?;
-    defaults::machine::set(&mut object.spec, config, &generated);
+    defaults::vmi::set(&mut object.spec, config, &generated);
     Some(object)
 }
 
 /// Reasons of admission to refuse a stored VMI.
 fn refusals(object: &VirtualMachineInstance, config: &ClusterConfig) -> Vec<String> {
-    let causes = vmi::create_causes(object, config, false);
-    causes.as_slice().iter().map(|cause| cause.message.clone()).collect()
+    let errors = vmi::create_errors(object, config, false);
+    errors.as_slice().iter().map(|error| error.message.clone()).collect()
 }
 
 /// Feature gates on which rules depend and that are off by default.

@@ -4,13 +4,13 @@
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
     ptr,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
 };
 
 use virt::{connect::Connect, domain::Domain, sys};
 
-use super::{DiskFailure, Error, Signals};
-use crate::hypervisor::stats::Parameter;
+use super::stats::Parameter;
+use crate::hypervisor::{DiskFailure, HypervisorError, Signals};
 
 /// Domain events with a callback.
 const LIFECYCLE_LIKE: [sys::virDomainEventID; 4] = [
@@ -28,7 +28,7 @@ pub(super) struct Registrations {
 }
 
 impl Registrations {
-    pub(super) fn new(connect: &Connect, signals: &Arc<Signals>) -> Result<Self, Error> {
+    pub(super) fn new(connect: &Connect, signals: &Arc<Signals>) -> Result<Self, HypervisorError> {
         let mut registrations = Self { connect: connect.clone(), ids: Vec::new(), close: false };
         for event in LIFECYCLE_LIKE {
             // The trampolines differ in the parameters they skip; each matches the signature of its event.
@@ -59,7 +59,7 @@ impl Registrations {
         if result < 0 {
             // SAFETY: registering failed, so libvirt did not keep the reference made above.
             drop(unsafe { Arc::from_raw(opaque) });
-            return Err(virt::error::Error::last_error().into());
+            return Err(last_error());
         }
         registrations.close = true;
         Ok(registrations)
@@ -70,7 +70,7 @@ impl Registrations {
         event: sys::virDomainEventID,
         callback: sys::virConnectDomainEventGenericCallback,
         signals: &Arc<Signals>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), HypervisorError> {
         let opaque = Arc::into_raw(signals.clone());
         // SAFETY: the connection is open; the callback has the signature of its event; `opaque` is a counted reference
         // that `release` gives back when libvirt drops the callback.
@@ -87,7 +87,7 @@ impl Registrations {
         if id < 0 {
             // SAFETY: registering failed, so libvirt did not keep the reference made above.
             drop(unsafe { Arc::from_raw(opaque) });
-            return Err(virt::error::Error::last_error().into());
+            return Err(last_error());
         }
         self.ids.push(id);
         Ok(())
@@ -140,15 +140,16 @@ unsafe extern "C" fn on_lifecycle(
     // SAFETY: called by libvirt with the pointer of a live registration.
     let signals = unsafe { signals(opaque) };
     if u32::try_from(event).is_ok_and(|event| event == sys::VIR_DOMAIN_EVENT_CRASHED) {
-        signals.crashed.store(true, Ordering::Release);
+        signals.set_crashed();
+    } else {
+        signals.set_changed();
     }
-    signals.changed.notify_one();
     0
 }
 
 unsafe extern "C" fn on_generic(_: sys::virConnectPtr, _: sys::virDomainPtr, opaque: *mut c_void) {
     // SAFETY: called by libvirt with the pointer of a live registration.
-    unsafe { signals(opaque) }.changed.notify_one();
+    unsafe { signals(opaque) }.set_changed();
 }
 
 unsafe extern "C" fn on_io_error(
@@ -164,12 +165,12 @@ unsafe extern "C" fn on_io_error(
     let (alias, reason) = unsafe { (text(alias), text(reason)) };
     tracing::warn!(disk = alias, reason, "input/output error of a disk");
     // SAFETY: called by libvirt with the pointer of a live registration.
-    unsafe { signals(opaque) }.changed.notify_one();
+    unsafe { signals(opaque) }.set_changed();
 }
 
 unsafe extern "C" fn on_balloon(_: sys::virConnectPtr, _: sys::virDomainPtr, _actual: u64, opaque: *mut c_void) {
     // SAFETY: called by libvirt with the pointer of a live registration.
-    unsafe { signals(opaque) }.changed.notify_one();
+    unsafe { signals(opaque) }.set_changed();
 }
 
 unsafe extern "C" fn on_agent(
@@ -181,15 +182,16 @@ unsafe extern "C" fn on_agent(
 ) {
     // SAFETY: called by libvirt with the pointer of a live registration.
     let signals = unsafe { signals(opaque) };
-    signals.guest_agent.store(u32::try_from(state).unwrap_or_default(), Ordering::Release);
-    signals.changed.notify_one();
+    signals.set_guest_agent_connected(match u32::try_from(state).unwrap_or_default() {
+        sys::VIR_CONNECT_DOMAIN_EVENT_AGENT_LIFECYCLE_STATE_CONNECTED => Some(true),
+        sys::VIR_CONNECT_DOMAIN_EVENT_AGENT_LIFECYCLE_STATE_DISCONNECTED => Some(false),
+        _ => None,
+    });
 }
 
 unsafe extern "C" fn on_close(_: sys::virConnectPtr, _reason: c_int, opaque: *mut c_void) {
     // SAFETY: called by libvirt with the pointer of a live registration.
-    let signals = unsafe { signals(opaque) };
-    signals.closed.store(true, Ordering::Release);
-    signals.changed.notify_one();
+    unsafe { signals(opaque) }.set_closed();
 }
 
 /// # Safety
@@ -200,6 +202,11 @@ unsafe fn text(pointer: *const c_char) -> String {
     }
     // SAFETY: by the contract above.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+/// Returns this thread's last libvirt error.
+fn last_error() -> HypervisorError {
+    virt::error::Error::last_error().into()
 }
 
 /// Returns the number of this thread's last libvirt error.
@@ -214,7 +221,7 @@ pub(super) fn last_code() -> u32 {
 }
 
 /// Returns libvirt's statistics of a domain as named parameters.
-pub(super) fn domain_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, Error> {
+pub(super) fn domain_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, HypervisorError> {
     const KINDS: u32 = sys::VIR_DOMAIN_STATS_CPU_TOTAL
         | sys::VIR_DOMAIN_STATS_BALLOON
         | sys::VIR_DOMAIN_STATS_VCPU
@@ -226,7 +233,7 @@ pub(super) fn domain_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, 
     // SAFETY: the list ends with null and the domain in it is alive; the out pointer is valid for the call.
     let count = unsafe { sys::virDomainListGetStats(domains.as_mut_ptr(), KINDS, &raw mut records, flags) };
     if count < 0 {
-        return Err(virt::error::Error::last_error().into());
+        return Err(last_error());
     }
     let mut list = Vec::new();
     if count > 0 {
@@ -259,13 +266,12 @@ pub(super) fn domain_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, 
 }
 
 /// Returns the disks of a running domain with an error, by target.
-pub(super) fn disk_errors(domain: &Domain) -> Result<Vec<(String, DiskFailure)>, Error> {
+pub(super) fn disk_errors(domain: &Domain) -> Result<Vec<(String, DiskFailure)>, HypervisorError> {
     /// More disks than a domain has.
     const MOST: usize = 1024;
-    let failed = || Error::from(virt::error::Error::last_error());
     // SAFETY: the domain is alive; without a list libvirt answers with the number of disks.
     let count = unsafe { sys::virDomainGetDiskErrors(domain.as_ptr(), ptr::null_mut(), 0, 0) };
-    let count = usize::try_from(count).map_err(|_| failed())?.min(MOST);
+    let count = usize::try_from(count).map_err(|_| last_error())?.min(MOST);
     if count == 0 {
         return Ok(Vec::new());
     }
@@ -273,7 +279,7 @@ pub(super) fn disk_errors(domain: &Domain) -> Result<Vec<(String, DiskFailure)>,
     let room = u32::try_from(count).unwrap_or_default();
     // SAFETY: the domain is alive, and the list has room for as many entries as is said.
     let filled = unsafe { sys::virDomainGetDiskErrors(domain.as_ptr(), list.as_mut_ptr(), room, 0) };
-    let filled = usize::try_from(filled).map_err(|_| failed())?;
+    let filled = usize::try_from(filled).map_err(|_| last_error())?;
     let mut errors = Vec::new();
     for entry in list.iter().take(filled) {
         // SAFETY: libvirt has filled this entry; its name is null or a string that ends with a zero byte.
@@ -294,9 +300,9 @@ pub(super) fn domain_capabilities(
     connect: &Connect,
     machine_type: &str,
     virtualization: &str,
-) -> Result<String, Error> {
-    let machine_type = CString::new(machine_type).map_err(|_| Error::ZeroByte)?;
-    let virtualization = CString::new(virtualization).map_err(|_| Error::ZeroByte)?;
+) -> Result<String, HypervisorError> {
+    let machine_type = CString::new(machine_type).map_err(|_| HypervisorError::ZeroByte)?;
+    let virtualization = CString::new(virtualization).map_err(|_| HypervisorError::ZeroByte)?;
     // SAFETY: the connection is open, the strings live for the call, null means "the default".
     let xml = unsafe {
         sys::virConnectGetDomainCapabilities(
@@ -309,7 +315,7 @@ pub(super) fn domain_capabilities(
         )
     };
     if xml.is_null() {
-        return Err(virt::error::Error::last_error().into());
+        return Err(last_error());
     }
     // SAFETY: not null; a string that ends with a zero byte and is ours.
     let copy = unsafe { text(xml) };

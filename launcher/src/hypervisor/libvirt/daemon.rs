@@ -18,10 +18,12 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
-use thiserror::Error;
-use tokio::{process::Command, sync::watch, task::JoinHandle};
+use tokio::{
+    process::Command,
+    sync::{oneshot, watch},
+};
 
-use crate::paths::Paths;
+use crate::{hypervisor::StartError, paths::Paths, tasks::Tasks};
 
 /// Limits of the capabilities cache: number of files and bytes of each.
 const CACHE_FILES: usize = 16;
@@ -36,25 +38,6 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Socket name of virtqemud, the daemon for QEMU only.
 const SOCKET_NAME: &str = "virtqemud-sock";
-
-/// Failure to set up the daemon.
-#[derive(Debug, Error)]
-pub enum DaemonError {
-    /// A file cannot be written.
-    #[error("cannot write {path}: {source}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A file of the capabilities cache has a name or size that is not accepted.
-    #[error("file {0:?} of the capabilities cache is not acceptable")]
-    CacheFile(String),
-    /// No daemon is installed.
-    #[error("neither virtqemud nor libvirtd is installed")]
-    Missing,
-}
 
 /// The installed daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +57,7 @@ impl DaemonProgram {
     ///
     /// # Errors
     /// When none is installed.
-    pub(crate) fn find() -> Result<Self, DaemonError> {
+    pub(crate) fn find() -> Result<Self, StartError> {
         let candidates = [
             ("/usr/sbin/virtqemud", SOCKET_NAME, "virtqemud.conf"),
             ("/usr/sbin/libvirtd", "libvirt-sock", "libvirtd.conf"),
@@ -83,7 +66,7 @@ impl DaemonProgram {
             .into_iter()
             .find(|(path, ..)| Path::new(path).exists())
             .map(|(path, socket, configuration)| Self { path: path.into(), socket, configuration, log_filters: None })
-            .ok_or(DaemonError::Missing)
+            .ok_or(StartError::Missing)
     }
 
     /// Returns the path of the daemon's socket.
@@ -132,7 +115,7 @@ keepalive_interval = -1
 ///
 /// # Errors
 /// When something cannot be written.
-pub(crate) fn configure(program: &DaemonProgram, paths: &Paths) -> Result<(), DaemonError> {
+pub(crate) fn configure(program: &DaemonProgram, paths: &Paths) -> Result<(), StartError> {
     for directory in [paths.libvirt_config(), paths.libvirt_runtime(), paths.capabilities_cache(), paths.nvram()] {
         make_directory(&directory)?;
     }
@@ -146,7 +129,7 @@ pub(crate) fn configure(program: &DaemonProgram, paths: &Paths) -> Result<(), Da
 }
 
 /// Links the daemon's socket under the name that tools and scripts expect in a launcher pod.
-fn name_socket(program: &DaemonProgram, paths: &Paths) -> Result<(), DaemonError> {
+fn name_socket(program: &DaemonProgram, paths: &Paths) -> Result<(), StartError> {
     if program.socket == SOCKET_NAME {
         return Ok(());
     }
@@ -154,7 +137,7 @@ fn name_socket(program: &DaemonProgram, paths: &Paths) -> Result<(), DaemonError
     match std::os::unix::fs::symlink(program.socket, &path) {
         // A former worker has created it.
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        result => result.map_err(|source| DaemonError::Write { path, source }),
+        result => result.map_err(|source| StartError::Write { path, source }),
     }
 }
 
@@ -162,9 +145,9 @@ fn name_socket(program: &DaemonProgram, paths: &Paths) -> Result<(), DaemonError
 ///
 /// # Errors
 /// When a name or size is not acceptable, or a file cannot be written.
-pub(crate) fn write_cache(paths: &Paths, files: &[protocol::CacheFile]) -> Result<(), DaemonError> {
+pub(crate) fn write_cache(paths: &Paths, files: &[protocol::CacheFile]) -> Result<(), StartError> {
     if files.len() > CACHE_FILES {
-        return Err(DaemonError::CacheFile(format!("number {}", files.len())));
+        return Err(StartError::CacheFile(format!("number {}", files.len())));
     }
     let directory = paths.capabilities_cache();
     make_directory(&directory)?;
@@ -174,23 +157,23 @@ pub(crate) fn write_cache(paths: &Paths, files: &[protocol::CacheFile]) -> Resul
             && file.name.len() <= 128
             && file.content.len() <= CACHE_FILE_SIZE;
         if !acceptable {
-            return Err(DaemonError::CacheFile(file.name.chars().take(128).collect()));
+            return Err(StartError::CacheFile(file.name.chars().take(128).collect()));
         }
         write_file(&directory.join(&file.name), &file.content)?;
     }
     Ok(())
 }
 
-fn make_directory(path: &Path) -> Result<(), DaemonError> {
+fn make_directory(path: &Path) -> Result<(), StartError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o750)
         .create(path)
-        .map_err(|source| DaemonError::Write { path: path.to_owned(), source })
+        .map_err(|source| StartError::Write { path: path.to_owned(), source })
 }
 
-fn write_file(path: &Path, content: &[u8]) -> Result<(), DaemonError> {
-    let failed = |source| DaemonError::Write { path: path.to_owned(), source };
+fn write_file(path: &Path, content: &[u8]) -> Result<(), StartError> {
+    let failed = |source| StartError::Write { path: path.to_owned(), source };
     let staging = path.with_extension("staging");
     let mut file = std::fs::OpenOptions::new()
         .write(true)
@@ -208,21 +191,27 @@ fn write_file(path: &Path, content: &[u8]) -> Result<(), DaemonError> {
 #[derive(Debug)]
 pub(crate) struct Daemon {
     stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    stopped: oneshot::Receiver<()>,
 }
 
 impl Daemon {
     /// Starts the daemon, or takes over one that runs, and keeps it running.
-    pub(crate) fn start(program: DaemonProgram, paths: Paths) -> Self {
-        let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(supervise(program, paths, stopped));
-        Self { stop, task }
+    pub(crate) fn start(program: DaemonProgram, paths: Paths, tasks: &Tasks) -> Self {
+        let (stop, stopping) = watch::channel(false);
+        let (stopped_sender, stopped) = oneshot::channel();
+        tasks.keep("libvirt daemon", async move {
+            supervise(program, paths, stopping).await;
+            let _ = stopped_sender.send(());
+            // This end was requested: only another one is a failure.
+            std::future::pending().await
+        });
+        Self { stop, stopped }
     }
 
     /// Ends the daemon. The guest is not touched.
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(true);
-        let _ = tokio::time::timeout(STOP_DEADLINE * 2, self.task).await;
+        let _ = tokio::time::timeout(STOP_DEADLINE * 2, self.stopped).await;
     }
 }
 

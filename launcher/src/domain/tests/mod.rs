@@ -1,3 +1,8 @@
+//! Rendered domains.
+
+mod devices;
+mod disks;
+
 use std::{collections::BTreeMap, path::PathBuf};
 
 use serde_json::{Value, json};
@@ -36,8 +41,8 @@ fn prepared() -> Prepared {
     Prepared { sources, block_sizes, kernel: Some("/k/vmlinuz".into()), initrd: Some("/k/initrd".into()) }
 }
 
-fn options() -> protocol::MachineOptions {
-    protocol::MachineOptions {
+fn options() -> protocol::VmiOptions {
+    protocol::VmiOptions {
         smbios: Some(protocol::SmBios {
             manufacturer: "KubeVirt".into(),
             product: "None".into(),
@@ -52,7 +57,7 @@ fn options() -> protocol::MachineOptions {
             mac: "02:00:00:00:00:01".into(),
             ..Default::default()
         }],
-        ..protocol::MachineOptions::default()
+        ..protocol::VmiOptions::default()
     }
 }
 
@@ -60,11 +65,7 @@ fn convert_with(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Domain, Domai
     convert_for(vmi, kvm, &options())
 }
 
-fn convert_for(
-    vmi: &VirtualMachineInstance,
-    kvm: bool,
-    options: &protocol::MachineOptions,
-) -> Result<Domain, DomainError> {
+fn convert_for(vmi: &VirtualMachineInstance, kvm: bool, options: &protocol::VmiOptions) -> Result<Domain, DomainError> {
     let uefi = Uefi { code: "/ovmf/code.fd".into(), vars: "/ovmf/vars.fd".into(), secure: false };
     convert(
         vmi,
@@ -179,7 +180,7 @@ fn vmis_become_the_recorded_xml_and_libvirts_schema_accepts_it() {
 fn without_kvm_emulation_must_be_allowed() {
     let vmi = vmi(with_domain(json!({})));
     let prepared = Prepared::default();
-    let options = protocol::MachineOptions::default();
+    let options = protocol::VmiOptions::default();
     let allocated = AllocatedDevices::default();
     let environment = Environment {
         kvm: false,
@@ -227,22 +228,6 @@ fn processors_come_from_the_topology_or_the_cpu_quantity() {
         let xml = xml(with_domain(domain));
         assert!(xml.contains(&format!("<vcpu placement='static'>{vcpus}</vcpu>")), "{xml}");
         assert!(xml.contains(topology), "{xml}");
-    }
-}
-
-#[test]
-fn the_cache_mode_follows_the_storage() {
-    for (disk, expected) in [
-        (json!({"name": "root", "disk": {"bus": "virtio"}}), "cache='none'"),
-        (json!({"name": "slow", "disk": {"bus": "virtio"}}), "cache='writethrough'"),
-        (json!({"name": "slow", "cache": "writeback", "disk": {"bus": "virtio"}}), "cache='writeback'"),
-        (json!({"name": "data", "disk": {"bus": "virtio"}}), "cache='none' io='native'"),
-        (json!({"name": "data", "io": "threads", "disk": {"bus": "virtio"}}), "cache='none' io='threads'"),
-        (json!({"name": "data", "shareable": true, "disk": {"bus": "virtio"}}), "<shareable/>"),
-        (json!({"name": "root", "shareable": true, "disk": {"bus": "virtio"}}), "cache='none'"),
-    ] {
-        let xml = xml(with_disk(disk.clone()));
-        assert!(xml.contains(expected), "{disk}: {xml}");
     }
 }
 
@@ -295,16 +280,6 @@ fn a_value_cannot_add_elements() {
 }
 
 #[test]
-fn disks_keep_the_targets_of_the_status() {
-    let mut vmi = vmi(full());
-    vmi.status = Some(serde_json::from_value(json!({"volumeStatus": [{"name": "ci", "target": "sdc"}]})).unwrap());
-    let targets: Vec<(String, String)> =
-        convert_with(&vmi, true).unwrap().disks.into_iter().map(|disk| (disk.volume, disk.target)).collect();
-    let expected = [("root", "vda"), ("ci", "sdc"), ("data", "sda"), ("drive", "sdb")];
-    assert_eq!(targets, expected.map(|(volume, target)| (volume.to_owned(), target.to_owned())));
-}
-
-#[test]
 fn without_features_there_is_no_acpi_and_the_reboot_policy_applies() {
     assert!(!xml(with_domain(json!({}))).contains("<acpi/>"));
     assert!(!convert_with(&vmi(with_domain(json!({}))), true).unwrap().acpi);
@@ -331,112 +306,6 @@ fn firmware_is_found_under_the_names_of_several_distributions() {
 }
 
 #[test]
-fn io_threads_follow_the_policy() {
-    let spec = |policy: Value| {
-        let mut spec = with_disk(json!({"name": "root", "disk": {"bus": "virtio"}}));
-        spec["domain"].as_object_mut().unwrap().extend(policy.as_object().unwrap().clone());
-        xml(spec)
-    };
-    assert!(!spec(json!({})).contains("iothread"));
-    let shared = spec(json!({"ioThreadsPolicy": "shared"}));
-    assert!(shared.contains("<iothreads>1</iothreads>") && shared.contains("iothread='1'"), "{shared}");
-    let pool = spec(json!({"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 2}}));
-    assert!(pool.contains("<iothreads>2</iothreads>") && pool.contains("<iothread id='2'/>"), "{pool}");
-}
-
-#[test]
-fn a_scsi_disk_with_a_thread_of_its_own_gives_one_to_the_controller() {
-    let spec = |disk: Value, policy: Value| {
-        let mut spec = with_disk(json!({"name": "root", "disk": {"bus": "virtio"}}));
-        spec["domain"]["devices"]["disks"].as_array_mut().unwrap().push(disk);
-        spec["domain"]["cpu"] = json!({"cores": 2});
-        spec["domain"].as_object_mut().unwrap().extend(policy.as_object().unwrap().clone());
-        xml(spec)
-    };
-    let dedicated = json!({"name": "data", "lun": {"bus": "scsi"}, "dedicatedIOThread": true});
-    let plain = json!({"name": "data", "lun": {"bus": "scsi"}});
-    let pool = json!({"ioThreadsPolicy": "supplementalPool"});
-    for (disk, policy, driver) in [
-        (dedicated.clone(), json!({}), Some("<driver queues='2' iothread='1'/>")),
-        (dedicated.clone(), json!({"ioThreadsPolicy": "shared"}), Some("<driver queues='2' iothread='1'/>")),
-        (plain, json!({"ioThreadsPolicy": "shared"}), None),
-        (dedicated, pool, None),
-    ] {
-        let xml = spec(disk.clone(), policy.clone());
-        let controller = xml.split("<controller type='scsi'").nth(1).unwrap().split("<serial").next().unwrap();
-        match driver {
-            Some(driver) => assert!(controller.contains(driver), "{disk} {policy}: {controller}"),
-            None => assert!(!controller.contains("<driver"), "{disk} {policy}: {controller}"),
-        }
-    }
-}
-
-#[test]
-fn block_sizes_are_the_disks_or_those_of_the_volume() {
-    for (sizes, expected) in [
-        (
-            json!({"matchVolume": {}}),
-            "<blockio logical_block_size='512' physical_block_size='4096' discard_granularity='0'/>",
-        ),
-        (
-            json!({"custom": {"logical": 4096, "physical": 4096}, "matchVolume": {"enabled": false}}),
-            "<blockio logical_block_size='4096' physical_block_size='4096'/>",
-        ),
-    ] {
-        let xml = xml(with_disk(json!({"name": "data", "blockSize": sizes, "disk": {"bus": "virtio"}})));
-        assert!(xml.contains(expected), "{xml}");
-    }
-}
-
-#[test]
-fn discard_depends_on_the_volume() {
-    let convert = |disk: Value, preallocated: bool| {
-        let mut vmi = vmi(with_disk(disk));
-        let claim = json!({"claimName": "c", "preallocated": preallocated});
-        let status = json!({"volumeStatus": [{"name": "data", "target": "", "persistentVolumeClaimInfo": claim}]});
-        vmi.status = Some(serde_json::from_value(status).unwrap());
-        convert_with(&vmi, true).unwrap().xml
-    };
-    for (disk, preallocated, hears) in [
-        (json!({"name": "root", "disk": {"bus": "virtio"}}), true, true),
-        (json!({"name": "data", "disk": {"bus": "virtio"}}), false, true),
-        (json!({"name": "data", "lun": {"bus": "scsi"}}), false, true),
-        (json!({"name": "data", "disk": {"bus": "virtio"}}), true, false),
-        (json!({"name": "root", "cdrom": {"bus": "sata"}}), false, true),
-        (json!({"name": "drive", "cdrom": {"bus": "sata"}}), false, true),
-    ] {
-        assert_eq!(convert(disk.clone(), preallocated).contains("discard='unmap'"), hears, "{disk} {preallocated}");
-    }
-    // A CD-ROM with an image of files; the recorded XML has another.
-    let mut spec = with_disk(json!({"name": "ci", "cdrom": {"bus": "sata"}}));
-    spec["volumes"].as_array_mut().unwrap().push(json!({"name": "ci", "cloudInitNoCloud": {"userData": "x"}}));
-    assert!(!xml(spec).contains("discard"));
-}
-
-#[test]
-fn an_explicit_adapter_has_its_own_memory() {
-    for (video, model) in [
-        (json!({}), "<model type='vga' vram='16384' heads='1'/>"),
-        (json!({"video": {"type": "virtio"}}), "<model type='virtio' vram='16384' heads='1'/>"),
-    ] {
-        assert!(xml(with_domain(json!({"devices": video}))).contains(model), "{model}");
-    }
-}
-
-#[test]
-fn usb_redirection_has_its_channels_and_a_controller() {
-    let xml = xml(json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"clientPassthrough": {}}}}));
-    for part in [
-        "<redirdev bus=\"usb\" type=\"unix\">",
-        "<source mode=\"bind\" path=\"/p/u/virt-usbredir-0\"/>",
-        "path=\"/p/u/virt-usbredir-1\"",
-        "<controller type=\"usb\" index=\"0\" model=\"qemu-xhci\"/>",
-    ] {
-        assert!(xml.replace('\'', "\"").contains(part), "{part} is not in {xml}");
-    }
-}
-
-#[test]
 fn a_guest_with_a_tsc_frequency_gets_a_timer() {
     let invtsc = json!({"features": [{"name": "invtsc", "policy": "require"}]});
     for (part, hint, timer) in [
@@ -456,28 +325,6 @@ fn a_guest_with_a_tsc_frequency_gets_a_timer() {
         let clock = features::clock(&vmi, Path::new("")).unwrap().map(|clock| clock.to_xml()).unwrap_or_default();
         assert_eq!(clock.contains("<timer name='tsc' frequency='2000000000'/>"), timer, "{part}: {clock}");
     }
-}
-
-#[test]
-fn a_vsock_device_has_the_context_id_of_the_status() {
-    let mut object = vmi(with_domain(json!({"devices": {"autoattachVSOCK": true, "useVirtioTransitional": true}})));
-    for cid in [None, Some(2), Some(u32::MAX)] {
-        object.status.get_or_insert_default().vsock_cid = cid;
-        assert_eq!(convert_with(&object, true).unwrap_err(), DomainError::NoCid, "{cid:?}");
-    }
-    object.status.get_or_insert_default().vsock_cid = Some(77);
-    let domain = convert_with(&object, true).unwrap().xml;
-    let device = "<vsock model='virtio-non-transitional'>\n      <cid auto='no' address='77'/>\n    </vsock>";
-    assert!(domain.contains(device), "{domain}");
-    assert!(!xml(with_domain(json!({}))).contains("vsock"));
-}
-
-#[test]
-fn a_usb_device_of_the_host_has_a_controller() {
-    let device = json!({"name": "stick", "deviceName": "v.org/stick"});
-    let xml = xml(json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {"hostDevices": [device]}}}));
-    assert!(xml.contains("<controller type='usb' index='0' model='qemu-xhci'/>"), "{xml}");
-    assert!(xml.contains("<address bus='1' device='4'/>"), "{xml}");
 }
 
 #[test]
@@ -504,58 +351,4 @@ fn a_clock_needs_an_existing_time_zone() {
     }
     std::fs::remove_dir_all(&zones).unwrap();
     std::fs::remove_file(std::env::temp_dir().join("launcher-zones-outside")).unwrap();
-}
-
-#[test]
-fn the_cluster_and_annotations_choose_hardware() {
-    let convert = |options: &protocol::MachineOptions, annotations: Value| {
-        let mut vmi = vmi(with_domain(json!({"firmware": {"bootloader": {"efi": {"secureBoot": false}}}})));
-        vmi.metadata.annotations = serde_json::from_value(annotations).unwrap();
-        convert_for(&vmi, true, options).unwrap().xml
-    };
-    let plain = convert(&options(), json!({}));
-    assert!(plain.contains("freePageReporting='on'") && plain.contains("type='bochs'") && !plain.contains("pcihole64"));
-    let changed = protocol::MachineOptions { free_page_reporting_disabled: true, vga_for_efi: true, ..options() };
-    let changed = convert(&changed, json!({"kubevirt.io/disablePCIHole64": "True"}));
-    assert!(changed.contains("freePageReporting='off'") && changed.contains("<model type='vga'"));
-    assert!(changed.contains("<pcihole64 unit='KiB'>0</pcihole64>"));
-    let annotated = convert(&options(), json!({"kubevirt.io/free-page-reporting-disabled": "true"}));
-    assert!(annotated.contains("freePageReporting='off'"));
-}
-
-#[test]
-fn interfaces_keep_their_order_with_one_tap_device_each() {
-    let nic = |name: &str, tap: &str, mac: &str| protocol::Nic {
-        name: name.into(),
-        tap: tap.into(),
-        mac: mac.into(),
-        ..Default::default()
-    };
-    // virt-handler may list them in another order.
-    let nics = vec![nic("lan", "tap094a367b026", "0a:58:00:00:00:07"), nic("default", "tap0", "02:00:00:00:00:01")];
-    let options = protocol::MachineOptions { nics, ..options() };
-    let mut spec = with_domain(json!({"devices": {"interfaces": [
-        {"name": "default", "masquerade": {}},
-        {"name": "lan", "bridge": {}},
-        {"name": "gone", "bridge": {}, "state": "absent"},
-    ]}}));
-    spec["networks"] = json!([{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}]);
-    let xml = convert_for(&vmi(spec), true, &options).unwrap().xml;
-    let places: Vec<usize> =
-        ["dev='tap0'", "alias name='ua-default'", "0a:58:00:00:00:07", "dev='tap094a367b026'", "ua-lan"]
-            .iter()
-            .map(|text| xml.find(text).unwrap_or_else(|| panic!("{text} in {xml}")))
-            .collect();
-    assert!(places.is_sorted(), "{xml}");
-    assert_eq!(xml.matches("<interface ").count(), 2, "{xml}");
-}
-
-#[test]
-fn the_mac_address_is_written_as_libvirt_reads_it() {
-    for (asked, expected) in [("BE-AF-00-00-DE-AD", "be:af:00:00:de:ad"), ("", "02:00:00:00:00:01")] {
-        let interface = json!({"name": "default", "masquerade": {}, "macAddress": asked});
-        let mut spec = with_domain(json!({"devices": {"interfaces": [interface]}}));
-        spec["networks"] = json!([{"name": "default", "pod": {}}]);
-        assert!(xml(spec).contains(&format!("<mac address='{expected}'")), "{asked}");
-    }
 }

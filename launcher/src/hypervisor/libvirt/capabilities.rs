@@ -22,10 +22,14 @@ use nix::{
 use rustix::process::{Pid, WaitOptions, wait};
 use thiserror::Error;
 
+use super::{
+    connection::Connection,
+    daemon::{self, Daemon, DaemonProgram},
+};
 use crate::{
-    hypervisor::daemon::{self, Daemon, DaemonError, DaemonProgram},
-    hypervisor::libvirt::{self, Connection},
+    hypervisor::{HypervisorError, StartError},
     paths::Paths,
+    tasks::Tasks,
 };
 
 /// User and group of launcher pods.
@@ -64,10 +68,10 @@ pub enum CapabilitiesError {
     Surroundings(#[from] nix::Error),
     /// The daemon cannot be set up.
     #[error(transparent)]
-    Daemon(#[from] DaemonError),
+    Daemon(#[from] StartError),
     /// libvirt failed.
     #[error(transparent)]
-    Libvirt(#[from] libvirt::Error),
+    Libvirt(#[from] HypervisorError),
 }
 
 fn io(path: &Path) -> impl FnOnce(std::io::Error) -> CapabilitiesError + '_ {
@@ -224,7 +228,8 @@ async fn probe_as_launcher(scratch: &Path, verify: bool) -> Result<(), Capabilit
     let program = DaemonProgram::find()?;
     daemon::configure(&program, &paths)?;
     let before = newest(&paths.capabilities_cache());
-    let daemon = Daemon::start(program.clone(), paths.clone());
+    let (tasks, _failures) = Tasks::new();
+    let daemon = Daemon::start(program.clone(), paths.clone(), &tasks);
     let result = describe(scratch, &program, &paths).await;
     daemon.stop().await;
     result?;

@@ -1,0 +1,295 @@
+//! Compares the active domain with the wanted one. Pure.
+//!
+//! Only properties that libvirt keeps as they were defined are compared: what libvirt adds or normalizes is no difference.
+
+use protocol::{ItemKind, ItemResult};
+
+use super::parse::{DiskConfig, DomainConfig, InterfaceConfig};
+
+/// Unit to which libvirt rounds the memory of a domain up.
+const MEMORY_UNIT: u64 = 1 << 20;
+
+/// A change that brings the active domain closer to the wanted one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Attach a device.
+    Attach(Item),
+    /// Detach a device.
+    Detach(Item),
+    /// Change a property of a device that hypervisors can change live.
+    Update(Item, &'static str),
+    /// Resize a disk.
+    Resize {
+        /// The disk.
+        volume: String,
+        /// Its device name.
+        target: String,
+        /// Its size in bytes.
+        size: u64,
+    },
+}
+
+/// A part of the domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Item {
+    /// Kind.
+    pub(crate) kind: ItemKind,
+    /// Name in the VMI's spec; empty for CPU and memory.
+    pub(crate) name: String,
+}
+
+/// Differences between two domains.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// Changes of the running domain.
+    pub(crate) steps: Vec<Step>,
+    /// Properties that change with the next start only.
+    pub(crate) at_restart: Vec<(Item, &'static str)>,
+}
+
+impl Item {
+    fn new(kind: ItemKind, name: &str) -> Self {
+        Self { kind, name: name.to_owned() }
+    }
+
+    /// Returns the result for a change that takes effect at the next start.
+    pub(crate) fn at_restart(&self, message: String) -> ItemResult {
+        ItemResult { kind: self.kind.into(), name: self.name.clone(), message, needs_restart: true }
+    }
+}
+
+impl Step {
+    /// Returns the result of a step that the launcher does not carry out in a running domain.
+    pub(crate) fn at_restart(&self) -> Option<ItemResult> {
+        let (item, message) = match self {
+            Self::Attach(item) => (item, "cannot be attached to the running VMI".to_owned()),
+            Self::Detach(item) => (item, "cannot be detached from the running VMI".to_owned()),
+            Self::Update(item, property) => (item, cannot_change(property)),
+            Self::Resize { .. } => return None,
+        };
+        Some(item.at_restart(message))
+    }
+}
+
+impl Difference {
+    /// Returns the results of everything that takes effect at the next start.
+    pub(crate) fn results(&self) -> Vec<ItemResult> {
+        let properties = self.at_restart.iter().map(|(item, property)| item.at_restart(cannot_change(property)));
+        self.steps.iter().filter_map(Step::at_restart).chain(properties).collect()
+    }
+}
+
+fn cannot_change(property: &str) -> String {
+    format!("the {property} cannot be changed in the running VMI")
+}
+
+/// Compares two domains. `sizes` are the sizes in bytes that disks can have, by volume.
+pub(crate) fn diff(active: &DomainConfig, wanted: &DomainConfig, sizes: &[(String, u64)]) -> Difference {
+    let mut difference = Difference { steps: resizes(active, sizes), at_restart: Vec::new() };
+    difference.compare_cpu_and_memory(active, wanted);
+    let both = difference.pair(ItemKind::Volume, &active.disks, &wanted.disks, |disk| &disk.name);
+    both.into_iter().for_each(|(active, wanted)| difference.compare_disks(active, wanted));
+    let both =
+        difference.pair(ItemKind::Interface, &active.interfaces, &wanted.interfaces, |interface| &interface.name);
+    both.into_iter().for_each(|(active, wanted)| difference.compare_interfaces(active, wanted));
+    difference.pair(ItemKind::Device, &active.devices, &wanted.devices, |device| &device.name);
+    difference
+}
+
+/// Returns the steps that give disks their sizes. The hypervisor compares the size with the present one.
+fn resizes(active: &DomainConfig, sizes: &[(String, u64)]) -> Vec<Step> {
+    let step = |(volume, size): &(String, u64)| {
+        let disk = active.disks.iter().find(|disk| disk.name == *volume)?;
+        Some(Step::Resize { volume: volume.clone(), target: disk.target.clone(), size: *size })
+    };
+    sizes.iter().filter_map(step).collect()
+}
+
+impl Difference {
+    fn needs_restart(&mut self, kind: ItemKind, name: &str, property: &'static str) {
+        self.at_restart.push((Item::new(kind, name), property));
+    }
+
+    fn compare_cpu_and_memory(&mut self, active: &DomainConfig, wanted: &DomainConfig) {
+        if differ(active.vcpus, wanted.vcpus) {
+            self.needs_restart(ItemKind::Cpu, "", "number of vCPUs");
+        } else if differ(active.topology, wanted.topology) {
+            self.needs_restart(ItemKind::Cpu, "", "CPU topology");
+        }
+        let rounded = |config: &DomainConfig| config.memory.map(|memory| memory.div_ceil(MEMORY_UNIT));
+        if differ(rounded(active), rounded(wanted)) {
+            self.needs_restart(ItemKind::Memory, "", "amount of memory");
+        }
+    }
+
+    /// Adds a step for each device that only one of the domains has, and returns the devices that both have.
+    fn pair<'a, T>(
+        &mut self,
+        kind: ItemKind,
+        active: &'a [T],
+        wanted: &'a [T],
+        name: fn(&T) -> &str,
+    ) -> Vec<(&'a T, &'a T)> {
+        let find = |list: &'a [T], device: &T| list.iter().find(|other| name(other) == name(device));
+        let gone = active.iter().filter(|device| find(wanted, device).is_none());
+        self.steps.extend(gone.map(|device| Step::Detach(Item::new(kind, name(device)))));
+        let mut both = Vec::new();
+        for device in wanted {
+            match find(active, device) {
+                Some(known) => both.push((known, device)),
+                None => self.steps.push(Step::Attach(Item::new(kind, name(device)))),
+            }
+        }
+        both
+    }
+
+    fn compare_disks(&mut self, active: &DiskConfig, wanted: &DiskConfig) {
+        // An image is known by its volume's name, so only an empty drive differs from one with a medium.
+        if active.source.is_some() != wanted.source.is_some() {
+            self.steps.push(Step::Update(Item::new(ItemKind::Volume, &wanted.name), "medium"));
+        }
+        let changed = [
+            (active.device != wanted.device, "kind of device"),
+            (active.bus != wanted.bus, "bus"),
+            (active.readonly != wanted.readonly, "read-only mode"),
+            (active.shareable != wanted.shareable, "sharing"),
+            (active.serial != wanted.serial, "serial number"),
+            (active.boot_order != wanted.boot_order, "boot order"),
+        ];
+        if let Some((_, property)) = changed.into_iter().find(|(changed, _)| *changed) {
+            self.needs_restart(ItemKind::Volume, &wanted.name, property);
+        }
+    }
+
+    fn compare_interfaces(&mut self, active: &InterfaceConfig, wanted: &InterfaceConfig) {
+        if active.link_up != wanted.link_up {
+            self.steps.push(Step::Update(Item::new(ItemKind::Interface, &wanted.name), "link state"));
+        }
+        let changed = [
+            (differ(active.mac.as_ref(), wanted.mac.as_ref()), "MAC address"),
+            (active.model != wanted.model, "model"),
+            (active.boot_order != wanted.boot_order, "boot order"),
+        ];
+        if let Some((_, property)) = changed.into_iter().find(|(changed, _)| *changed) {
+            self.needs_restart(ItemKind::Interface, &wanted.name, property);
+        }
+    }
+}
+
+/// Compares two values that are both known.
+fn differ<T: PartialEq>(active: Option<T>, wanted: Option<T>) -> bool {
+    active.zip(wanted).is_some_and(|(active, wanted)| active != wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::parse::parse, *};
+
+    const ACTIVE: &str = include_str!("recorded/active.xml");
+    const PLAIN: &str = include_str!("recorded/plain.xml");
+
+    /// A change of the wanted XML, and the steps and properties that follow.
+    type Row = (&'static str, &'static str, Vec<Step>, Vec<(Item, &'static str)>);
+
+    fn between(active: &str, wanted: &str) -> Difference {
+        diff(&parse(active), &parse(wanted), &[])
+    }
+
+    #[test]
+    fn a_domain_as_it_was_defined_has_no_difference() {
+        assert_eq!(between(ACTIVE, PLAIN), Difference::default());
+        let full = include_str!("recorded/full.xml");
+        assert_eq!(between(full, full), Difference::default());
+        // Recorded from libvirt 11.3: a definition of the launcher, and the status that libvirt wrote after the start.
+        let (started, active) = (include_str!("recorded/started.xml"), include_str!("recorded/started-active.xml"));
+        assert_eq!(between(active, started), Difference::default());
+        assert_eq!(parse(active).disks.len(), 5);
+        assert_eq!(parse(active).devices.len(), 3);
+    }
+
+    #[test]
+    fn each_change_of_the_wanted_domain_is_a_step_or_needs_a_restart() {
+        let volume = |name: &str| Item::new(ItemKind::Volume, name);
+        let (nic, cpu) = (Item::new(ItemKind::Interface, "default"), Item::new(ItemKind::Cpu, ""));
+        let table: [Row; 12] = [
+            ("placement='static'>1<", "placement='static'>2<", vec![], vec![(cpu.clone(), "number of vCPUs")]),
+            ("sockets='1'", "sockets='2'", vec![], vec![(cpu, "CPU topology")]),
+            (
+                "<memory unit='b'>134217728",
+                "<memory unit='b'>268435456",
+                vec![],
+                vec![(Item::new(ItemKind::Memory, ""), "amount of memory")],
+            ),
+            // libvirt rounds up to MiB.
+            ("<memory unit='b'>134217728", "<memory unit='b'>134217000", vec![], vec![]),
+            ("ua-ci", "ua-cloud", vec![Step::Detach(volume("ci")), Step::Attach(volume("cloud"))], vec![]),
+            ("<source file='/eph/ci.iso'/>", "", vec![Step::Update(volume("ci"), "medium")], vec![]),
+            ("dev='vdb' bus='virtio'", "dev='sdb' bus='sata'", vec![], vec![(volume("ci"), "bus")]),
+            (
+                "<alias name='ua-root'/>",
+                "<boot order='1'/><alias name='ua-root'/>",
+                vec![],
+                vec![(volume("root"), "boot order")],
+            ),
+            (
+                "<alias name='ua-default'/>",
+                "<link state='down'/><alias name='ua-default'/>",
+                vec![Step::Update(nic.clone(), "link state")],
+                vec![],
+            ),
+            ("02:00:00:00:00:01", "02:00:00:00:00:02", vec![], vec![(nic.clone(), "MAC address")]),
+            ("model type='virtio-non-transitional'", "model type='e1000'", vec![], vec![(nic, "model")]),
+            (
+                "</devices>",
+                "<sound model='ich9'><alias name='ua-snd'/></sound></devices>",
+                vec![Step::Attach(Item::new(ItemKind::Device, "snd"))],
+                vec![],
+            ),
+        ];
+        for (from, to, steps, at_restart) in table {
+            let wanted = PLAIN.replacen(from, to, 1);
+            assert_ne!(wanted, PLAIN, "{from}");
+            assert_eq!(between(ACTIVE, &wanted), Difference { steps, at_restart }, "{from} -> {to}");
+        }
+    }
+
+    #[test]
+    fn a_device_whose_name_libvirt_does_not_keep_is_no_difference() {
+        let wanted = PLAIN.replacen(
+            "</devices>",
+            "<watchdog model='i6300esb'><alias name='ua-my.dog'/></watchdog></devices>",
+            1,
+        );
+        let active = ACTIVE.replacen(
+            "</devices>",
+            "<watchdog model='i6300esb'><alias name='watchdog0'/></watchdog></devices>",
+            1,
+        );
+        assert_eq!(between(&active, &wanted), Difference::default());
+    }
+
+    #[test]
+    fn disks_grow_to_the_sizes_of_their_claims() {
+        let active = parse(ACTIVE);
+        let difference = diff(&active, &active, &[("root".into(), 4096), ("unknown".into(), 1)]);
+        let resize = Step::Resize { volume: "root".into(), target: "vda".into(), size: 4096 };
+        assert_eq!(difference, Difference { steps: vec![resize], at_restart: vec![] });
+        assert_eq!(difference.results(), []);
+    }
+
+    #[test]
+    fn results_name_the_item_and_what_cannot_be_changed() {
+        let wanted = PLAIN.replacen("ua-ci", "ua-cloud", 1).replacen("sockets='1'", "sockets='2'", 1);
+        let results: Vec<String> = between(ACTIVE, &wanted)
+            .results()
+            .iter()
+            .map(|item| format!("{:?} {:?}: {} {}", item.kind(), item.name, item.message, item.needs_restart))
+            .collect();
+        let expected = [
+            "Volume \"ci\": cannot be detached from the running VMI true",
+            "Volume \"cloud\": cannot be attached to the running VMI true",
+            "Cpu \"\": the CPU topology cannot be changed in the running VMI true",
+        ];
+        assert_eq!(results, expected);
+    }
+}

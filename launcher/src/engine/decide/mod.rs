@@ -1,0 +1,87 @@
+//! The engine's decisions: [`decide`] maps a state and an input to the next state and effects. Pure.
+//!
+//! Files by theme: `requests` (Hello, actions), `sync` (Sync of a running domain), `start` and `shutdown` (the jobs), `events`
+//! (connection, reads, guest agent), `timer`.
+
+mod events;
+mod requests;
+mod shutdown;
+mod start;
+mod sync;
+#[cfg(test)]
+mod tests;
+mod timer;
+
+use tokio::time::Instant;
+
+use super::model::{Answer, Effect, Input, RequestId, State};
+
+/// Decides on an input: returns the next state and the effects to carry out, in their order.
+pub(crate) fn decide(state: &State, now: Instant, input: Input) -> (State, Vec<Effect>) {
+    let mut turn = Turn { state: state.clone(), effects: Vec::new(), now };
+    turn.take(input);
+    (turn.state, turn.effects)
+}
+
+/// A decision in progress.
+struct Turn {
+    state: State,
+    effects: Vec<Effect>,
+    now: Instant,
+}
+
+impl Turn {
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Begin { adopting, start_daemon, simulate_crash } => {
+                self.begin(adopting, start_daemon, simulate_crash);
+            }
+            Input::Request(id, request) => self.request(id, request),
+            Input::Timer => self.timer(),
+            Input::DomainChanged { closed, crashed } => self.domain_changed(closed, crashed),
+            Input::GuestFacts(facts) => self.guest_facts(*facts),
+            Input::Credentials(status) => self.state.published.access_credentials = status,
+            Input::DaemonStarted(request, result) => self.daemon_started(request, result),
+            Input::Connected(result) => self.connected(result),
+            Input::Read(result, guest_agent) => self.read_done(result, guest_agent),
+            Input::Crash(panic) => self.crashed(panic),
+            Input::Prepared(result) => self.prepared(result),
+            Input::Served(result) => self.served(result),
+            Input::Defined(result) => self.defined(result),
+            Input::TagsWritten(result) => self.tags_written(result),
+            Input::Created(result) => self.created(result),
+            Input::Compared { sizes, wanted } => self.compared(&sizes, wanted),
+            Input::DiskGrown(result) => self.disk_grown(result),
+            Input::Resumed(result) => self.resumed(result),
+            Input::Acted(id, result) => self.acted(id, result),
+            Input::ShutdownRequested(result) => self.shutdown_requested(result),
+            Input::Destroyed(result) => self.destroyed(result),
+            Input::ClockSet => self.state.setting_clock = false,
+        }
+    }
+
+    /// Decides on the start of the worker.
+    fn begin(&mut self, adopting: bool, start_daemon: bool, simulate_crash: bool) {
+        if simulate_crash {
+            // Report it to virt-handler first: in a pod that is kept after a failure nothing else shows it.
+            self.state.published.failure = "simulated failure".to_owned();
+            self.end();
+            return;
+        }
+        self.state.adopting = adopting;
+        if adopting {
+            tracing::info!("a former worker started a domain, adopting it");
+        }
+        if start_daemon {
+            self.effects.push(Effect::StartDaemon { cache: None, request: None });
+        }
+    }
+
+    fn answer(&mut self, id: RequestId, answer: Answer) {
+        self.effects.push(Effect::Answer(id, answer));
+    }
+
+    fn answer_all(&mut self, ids: Vec<RequestId>, answer: &Answer) {
+        self.effects.extend(ids.into_iter().map(|id| Effect::Answer(id, answer.clone())));
+    }
+}

@@ -1,0 +1,84 @@
+use protocol::{GuestPanic, Lifecycle};
+
+use super::{Table, read};
+use crate::{
+    engine::model::{Input, Link, Stage},
+    guest_agent::GuestFacts,
+    hypervisor::{DiskFailure, DomainFacts, HypervisorError},
+};
+
+const CHANGED: Input = Input::DomainChanged { closed: false, crashed: false };
+
+#[test]
+fn reads_decide_the_stage() {
+    for (facts, stage, effects) in [
+        (read(Lifecycle::Running, "unpaused"), Stage::Live, &["attend"][..]),
+        (read(Lifecycle::Shutoff, "shutdown"), Stage::Ended, &["attend", "attend"]),
+        (read(Lifecycle::Shutoff, "crashed"), Stage::Ended, &["attend", "log last lines", "attend"]),
+        (read(Lifecycle::Crashed, "panicked"), Stage::Ended, &["attend", "attend"]),
+        (Input::Read(Err(HypervisorError::NoDomain), None), Stage::Ended, &["attend"]),
+        (Input::Read(Err(HypervisorError::Timeout("state")), None), Stage::Live, &[]),
+        (Input::Read(Err(HypervisorError::Disconnected("x".into())), None), Stage::Live, &["disconnect"]),
+    ] {
+        let mut table = Table::live();
+        assert_eq!(table.take(CHANGED), ["read"]);
+        let label = format!("{facts:?}");
+        assert_eq!(table.take(facts), effects, "{label}");
+        assert_eq!(table.state.stage, stage, "{label}");
+    }
+}
+
+#[test]
+fn a_domain_is_read_by_one_call_at_a_time() {
+    let mut table = Table::live();
+    assert_eq!(table.take(CHANGED), ["read"]);
+    assert_eq!(table.take(CHANGED), [""; 0]);
+    assert_eq!(table.take(CHANGED), [""; 0]);
+    assert_eq!(table.take(read(Lifecycle::Running, "booted")), ["attend", "read"]);
+    assert_eq!(table.take(read(Lifecycle::Running, "booted")), ["attend"]);
+    assert_eq!(table.after(30), ["read"], "an event may have been missed");
+}
+
+#[test]
+fn a_lost_connection_is_made_again() {
+    let mut table = Table::live();
+    assert_eq!(table.take(Input::DomainChanged { closed: true, crashed: false }), ["disconnect"]);
+    assert_eq!(table.take(Input::Timer), ["connect"]);
+    table.take(Input::Connected(Err(HypervisorError::Timeout("open"))));
+    assert!(matches!(table.state.link, Link::Down { .. }));
+    assert_eq!(table.take(Input::Timer), [""; 0], "after a pause only");
+    assert_eq!(table.after(1), ["connect"]);
+    assert_eq!(table.take(Input::Connected(Ok(true))), ["read"]);
+}
+
+#[test]
+fn the_first_kernel_crash_is_recorded_before_the_end() {
+    let mut table = Table::live();
+    assert_eq!(table.take(Input::DomainChanged { closed: false, crashed: true }), ["read crash", "read"]);
+    let panic = |kind: &str| GuestPanic { kind: kind.into(), values: Vec::new() };
+    table.take(Input::Crash(panic("hyper-v")));
+    table.take(Input::Crash(panic("later")));
+    table.take(read(Lifecycle::Crashed, "panicked"));
+    assert_eq!(table.state.published.guest_panic, Some(panic("hyper-v")));
+    assert_eq!(table.take(Input::DomainChanged { closed: false, crashed: true }), ["read"]);
+}
+
+#[test]
+fn the_published_state_follows_the_domain_and_the_guest_agent() {
+    let mut table = Table::live();
+    let facts = Box::new(GuestFacts { file_systems: "thawed".into(), silences: 2, ..GuestFacts::default() });
+    assert!(table.state.published.guest_agent_connected);
+    table.take(Input::GuestFacts(facts.clone()));
+    assert_eq!((table.state.published.file_systems.as_str(), table.state.published.silences), ("thawed", 2));
+    // An event about the connection is newer than the XML.
+    let Input::Read(Ok(facts_of_domain), _) = read(Lifecycle::Paused, "ioError") else { unreachable!() };
+    let disk_errors = vec![("vda".to_owned(), DiskFailure::NoSpace)];
+    table.take(CHANGED);
+    table.take(Input::Read(Ok(DomainFacts { disk_errors, ..facts_of_domain }), Some(false)));
+    let published = &table.state.published;
+    assert!(!published.guest_agent_connected && published.file_systems.is_empty());
+    assert_eq!((published.disk_errors[0].volume.as_str(), published.disk_errors[0].no_space), ("root", true));
+    assert_eq!((published.lifecycle(), published.reason.as_str()), (Lifecycle::Paused, "ioError"));
+    table.take(Input::GuestFacts(facts));
+    assert_eq!(table.state.published.file_systems, "");
+}

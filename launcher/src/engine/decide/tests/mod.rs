@@ -1,0 +1,156 @@
+//! Tables of decisions: a state and inputs, and the effects they lead to.
+
+mod events;
+mod jobs;
+mod requests;
+mod sync;
+
+use std::{sync::Arc, time::Duration};
+
+use api::VirtualMachineInstance;
+use protocol::Lifecycle;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::decide;
+use crate::{
+    domain::unsupported::Unsupported,
+    engine::model::{Action, Answer, Effect, GuestCall, Input, Request, RequestId, State, Wanted},
+    hypervisor::{DomainFacts, HypervisorError},
+    options::VmiArgs,
+};
+
+/// An engine without a driver.
+struct Table {
+    state: State,
+    now: Instant,
+    next: u64,
+    answers: Vec<(u64, Answer)>,
+}
+
+impl Table {
+    /// A worker that has just started, with a domain of a former worker if `adopting`.
+    fn new(adopting: bool) -> Self {
+        let args = VmiArgs {
+            name: "m".into(),
+            uid: "u".into(),
+            namespace: "d".into(),
+            grace_period_seconds: 45,
+            allow_emulation: true,
+            libvirt_log_filters: None,
+            ovmf_path: "/nowhere".into(),
+            simulate_crash: false,
+        };
+        let now = Instant::now();
+        let mut table = Self { state: State::new(&args, now), now, next: 0, answers: Vec::new() };
+        table.take(Input::Begin { adopting, start_daemon: true, simulate_crash: false });
+        table.take(Input::DaemonStarted(None, Ok(())));
+        table
+    }
+
+    /// A worker with a connection and no domain.
+    fn connected() -> Self {
+        let mut table = Self::new(false);
+        table.take(Input::DaemonStarted(Some(RequestId(0)), Ok(())));
+        table.take(Input::Timer);
+        table.take(Input::Connected(Ok(true)));
+        table.take(Input::Read(Err(HypervisorError::NoDomain), None));
+        table.answers.clear();
+        table
+    }
+
+    /// A worker with a running domain.
+    fn live() -> Self {
+        let mut table = Self::new(true);
+        table.take(Input::Timer);
+        table.take(Input::Connected(Ok(true)));
+        table.take(read(Lifecycle::Running, "booted"));
+        table
+    }
+
+    /// Decides on an input and returns the effects except answers, which are kept.
+    fn take(&mut self, input: Input) -> Vec<String> {
+        let (state, effects) = decide(&self.state, self.now, input);
+        self.state = state;
+        let mut names = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Answer(id, answer) => self.answers.push((id.0, answer)),
+                effect => names.push(name(&effect).to_owned()),
+            }
+        }
+        names
+    }
+
+    fn request(&mut self, request: Request) -> Vec<String> {
+        self.next += 1;
+        self.take(Input::Request(RequestId(self.next), request))
+    }
+
+    fn act(&mut self, action: Action) -> Vec<String> {
+        self.request(Request::Act(action))
+    }
+
+    fn sync(&mut self) -> Vec<String> {
+        self.request(Request::Sync(wanted("m", &json!({}))))
+    }
+
+    /// Lets time pass.
+    fn after(&mut self, seconds: u64) -> Vec<String> {
+        self.now += Duration::from_secs(seconds);
+        self.take(Input::Timer)
+    }
+
+    /// Returns the answer to the last request, if there is one.
+    fn last_answer(&self) -> Option<Answer> {
+        self.answers.iter().find(|(id, _)| *id == self.next).map(|(_, answer)| answer.clone())
+    }
+}
+
+/// A VMI of that name whose domain has these further fields.
+fn wanted(name: &str, domain: &serde_json::Value) -> Arc<Wanted> {
+    let mut spec = json!({"memory": {"guest": "64Mi"}, "devices": {}});
+    spec.as_object_mut().unwrap().extend(domain.as_object().unwrap().clone());
+    let object = json!({"metadata": {"name": name, "namespace": "d", "uid": "u"}, "spec": {"domain": spec}});
+    let unsupported = Unsupported::find(&object);
+    let vmi: VirtualMachineInstance = serde_json::from_value(object).unwrap();
+    Arc::new(Wanted { vmi, unsupported, options: protocol::VmiOptions::default() })
+}
+
+/// A read of the domain in that state.
+fn read(lifecycle: Lifecycle, reason: &'static str) -> Input {
+    let xml = include_str!("../../../domain/recorded/active.xml").to_owned();
+    Input::Read(Ok(DomainFacts { lifecycle, reason, memory: 1, xml, disk_errors: Vec::new() }), None)
+}
+
+fn name(effect: &Effect) -> &'static str {
+    match effect {
+        Effect::Answer(..) => "answer",
+        Effect::StartDaemon { cache: Some(_), .. } => "start daemon with cache",
+        Effect::StartDaemon { cache: None, .. } => "start daemon",
+        Effect::Connect => "connect",
+        Effect::Disconnect => "disconnect",
+        Effect::WarmUp => "warm up",
+        Effect::Read => "read",
+        Effect::ReadCrash => "read crash",
+        Effect::LogLastLines => "log last lines",
+        Effect::AttendGuestAgent { .. } => "attend",
+        Effect::Prepare { .. } => "prepare",
+        Effect::Serve(_) => "serve",
+        Effect::Define(_) => "define",
+        Effect::WriteTags(_) => "write tags",
+        Effect::Create { paused: false } => "create",
+        Effect::Create { paused: true } => "create paused",
+        Effect::Compare { .. } => "compare",
+        Effect::GrowDisk { .. } => "grow",
+        Effect::ResumeAfterDiskError => "resume after error",
+        Effect::Act(_, GuestCall::Suspend) => "suspend",
+        Effect::Act(_, GuestCall::Resume) => "resume",
+        Effect::Act(_, GuestCall::Reset) => "reset",
+        Effect::Act(_, GuestCall::Reboot(_)) => "reboot",
+        Effect::Shutdown => "shutdown",
+        Effect::Destroy { gently: true } => "destroy gently",
+        Effect::Destroy { gently: false } => "destroy",
+        Effect::SetClock => "set clock",
+    }
+}

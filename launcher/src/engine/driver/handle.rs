@@ -1,0 +1,140 @@
+//! Handle of the engine for the server and the signal handler.
+
+use std::{sync::Arc, time::Duration};
+
+use api::VirtualMachineInstance;
+use futures::future::BoxFuture;
+use protocol::{LauncherState, StatsReply};
+use tokio::sync::{
+    mpsc::{self, error::TrySendError},
+    oneshot, watch,
+};
+
+use crate::{
+    domain::unsupported::Unsupported,
+    engine::model::{Action, Answer, Request, RequestError, Wanted},
+    guest_agent::{Channel, GuestAgent},
+    hypervisor::{Domain, HypervisorError},
+    options::VmiArgs,
+    paths::Paths,
+    streaming::console::Console,
+};
+
+/// A request with the sender of its answer.
+pub(super) type Envelope = (Request, oneshot::Sender<Answer>);
+
+/// The current connection, if any.
+pub(super) type CurrentDomain = Option<Arc<dyn Domain>>;
+
+/// Handle of the engine. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct EngineHandle {
+    pub(super) requests: mpsc::Sender<Envelope>,
+    pub(super) state: watch::Receiver<LauncherState>,
+    pub(super) domain: watch::Receiver<CurrentDomain>,
+    pub(super) console: watch::Receiver<Option<Console>>,
+    pub(super) guest_agent: GuestAgent,
+    pub(super) paths: Paths,
+    pub(super) args: VmiArgs,
+}
+
+/// Channel to the domain's guest agent through the current connection.
+pub(super) struct GuestAgentChannel(pub(super) watch::Receiver<CurrentDomain>);
+
+impl Channel for GuestAgentChannel {
+    fn ask(&self, command: String, deadline: Duration) -> BoxFuture<'static, Result<String, HypervisorError>> {
+        match self.0.borrow().as_ref() {
+            Some(domain) => domain.guest_agent_command(command, deadline),
+            None => Box::pin(std::future::ready(Err(HypervisorError::Disconnected("reconnecting".into())))),
+        }
+    }
+}
+
+impl EngineHandle {
+    /// Subscribes to the domain's state.
+    pub(crate) fn watch(&self) -> watch::Receiver<LauncherState> {
+        self.state.clone()
+    }
+
+    /// Returns the paths of this pod.
+    pub(crate) const fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// Returns the identity of this pod's VMI.
+    pub(crate) const fn args(&self) -> &VmiArgs {
+        &self.args
+    }
+
+    /// Returns the serial console, once the domain was started.
+    pub(crate) fn console(&self) -> Option<Console> {
+        self.console.borrow().clone()
+    }
+
+    /// Returns the guest agent.
+    pub(crate) const fn guest_agent(&self) -> &GuestAgent {
+        &self.guest_agent
+    }
+
+    /// Handles Hello of virt-handler.
+    ///
+    /// # Errors
+    /// When the cache is rejected or the daemon cannot be set up.
+    pub(crate) async fn hello(
+        &self,
+        cache: Vec<protocol::CacheFile>,
+        allow_emulation: bool,
+    ) -> Result<(), RequestError> {
+        self.ask(Request::Hello { cache, allow_emulation }).await.map(drop)
+    }
+
+    /// Brings the domain in line with the VMI. Returns true if it was started.
+    ///
+    /// # Errors
+    /// When the domain cannot be started, or the VMI has fields that no component carries out.
+    pub(crate) async fn sync(
+        &self,
+        vmi: VirtualMachineInstance,
+        unsupported: Unsupported,
+        options: protocol::VmiOptions,
+    ) -> Result<bool, RequestError> {
+        self.ask(Request::Sync(Arc::new(Wanted { vmi, unsupported, options }))).await
+    }
+
+    /// Runs an action.
+    ///
+    /// # Errors
+    /// When the action is rejected or fails.
+    pub(crate) async fn act(&self, action: Action) -> Result<(), RequestError> {
+        self.ask(Request::Act(action)).await.map(drop)
+    }
+
+    /// Takes a screenshot, as PNG or PPM.
+    ///
+    /// # Errors
+    /// When there is no display or libvirt fails.
+    pub(crate) async fn screenshot(&self) -> Result<(String, Vec<u8>), RequestError> {
+        let screenshot = self.domain.borrow().as_ref().ok_or(RequestError::NoDomain)?.screenshot();
+        Ok(screenshot.await?)
+    }
+
+    /// Returns the domain's statistics.
+    ///
+    /// # Errors
+    /// When there is no domain or libvirt fails.
+    pub(crate) async fn stats(&self) -> Result<StatsReply, RequestError> {
+        let stats = self.domain.borrow().as_ref().ok_or(RequestError::NoDomain)?.stats();
+        let mut stats = stats.await?;
+        stats.file_systems = self.guest_agent.recent_file_systems().await;
+        Ok(stats)
+    }
+
+    async fn ask(&self, request: Request) -> Answer {
+        let (reply, answer) = oneshot::channel();
+        self.requests.try_send((request, reply)).map_err(|error| match error {
+            TrySendError::Full(_) => RequestError::Busy,
+            TrySendError::Closed(_) => RequestError::Gone,
+        })?;
+        answer.await.map_err(|_| RequestError::Gone)?
+    }
+}

@@ -1,0 +1,226 @@
+//! The driver: one task that owns the domain. It passes events, requests and results to [`decide`](super::decide::decide),
+//! publishes the state and carries the effects out ([`effects`]). `handle` is the engine's side for the server; `prepare`
+//! makes disks and XML, `services` runs DHCP, console and credentials, `crash` reads QEMU's log.
+
+mod crash;
+mod effects;
+mod handle;
+mod prepare;
+mod services;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use protocol::{LauncherState, Lifecycle};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+pub(crate) use self::handle::EngineHandle;
+use self::{
+    effects::Finished,
+    handle::{CurrentDomain, Envelope, GuestAgentChannel},
+    prepare::{Pod, kvm_usable},
+    services::Services,
+};
+use super::{
+    decide::decide,
+    model::{Answer, Input, RequestId, State},
+};
+use crate::{
+    domain::AllocatedDevices,
+    guest_agent::{GuestAgent, GuestFacts},
+    hypervisor::{Hypervisor, Signals},
+    options::VmiArgs,
+    paths::Paths,
+    tasks::{TaskFailure, Tasks},
+};
+
+/// Limit of requests that wait to be taken.
+const REQUESTS: usize = 32;
+/// Longest sleep.
+const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3600);
+
+/// Final result of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// The domain ended as intended: the guest powered off, or the domain was stopped on request.
+    pub(crate) success: bool,
+    /// Reason, for the pod's termination message.
+    pub(crate) message: String,
+}
+
+/// The task that owns the domain.
+pub(crate) struct Driver {
+    state: State,
+    published: watch::Sender<LauncherState>,
+    requests: mpsc::Receiver<Envelope>,
+    answers: BTreeMap<RequestId, oneshot::Sender<Answer>>,
+    last_request: u64,
+    hypervisor: Box<dyn Hypervisor>,
+    domain: CurrentDomain,
+    domains: watch::Sender<CurrentDomain>,
+    /// Effects in progress.
+    running: JoinSet<Finished>,
+    /// Results of effects that end at once.
+    results: VecDeque<Input>,
+    pod: Arc<Pod>,
+    services: Services,
+    guest_agent: GuestAgent,
+    guest_facts: watch::Receiver<GuestFacts>,
+}
+
+impl Driver {
+    /// Creates a driver and its handle.
+    pub(crate) fn new(
+        args: VmiArgs,
+        paths: Paths,
+        hypervisor: Box<dyn Hypervisor>,
+        tasks: &Tasks,
+    ) -> (Self, EngineHandle) {
+        let (requests_sender, requests) = mpsc::channel(REQUESTS);
+        let (published, published_receiver) = watch::channel(LauncherState {
+            sequence: 1,
+            lifecycle: Lifecycle::NoDomain.into(),
+            ..LauncherState::default()
+        });
+        let (domains, domain) = watch::channel(None);
+        let (consoles, console) = watch::channel(None);
+        let guest_agent = GuestAgent::new(GuestAgentChannel(domain.clone()), paths.thaw_at(&args.uid), tasks.clone());
+        let handle = EngineHandle {
+            requests: requests_sender,
+            state: published_receiver,
+            domain,
+            console,
+            guest_agent: guest_agent.clone(),
+            paths: paths.clone(),
+            args: args.clone(),
+        };
+        let driver = Self {
+            state: State::new(&args, Instant::now()),
+            published,
+            requests,
+            answers: BTreeMap::new(),
+            last_request: 0,
+            hypervisor,
+            domain: None,
+            domains,
+            running: JoinSet::new(),
+            results: VecDeque::new(),
+            pod: Arc::new(Pod { paths, args, host_devices: AllocatedDevices::new(std::env::vars_os()) }),
+            services: Services::new(tasks.clone(), guest_agent.clone(), consoles),
+            guest_facts: guest_agent.facts(),
+            guest_agent,
+        };
+        (driver, handle)
+    }
+
+    /// Runs until the domain has ended and virt-handler has recorded the end.
+    ///
+    /// # Errors
+    /// When an effect panics.
+    pub(crate) async fn run(mut self) -> Result<Outcome, TaskFailure> {
+        let begin = self.begin();
+        self.take(begin);
+        while !self.state.finished {
+            let input = match self.results.pop_front() {
+                Some(result) => Some(result),
+                None => self.next_input().await?,
+            };
+            input.into_iter().for_each(|input| self.take(input));
+        }
+        self.services.stop();
+        self.domain = None;
+        let _ = self.domains.send_replace(None);
+        self.hypervisor.stop().await;
+        Ok(outcome(self.published.borrow().clone()))
+    }
+
+    /// Returns the first input. The daemon starts ahead of Hello, unless virt-handler must first open /dev/kvm, which the
+    /// daemon checks when it starts, or raise the limit of locked memory for VFIO devices, which the daemon and QEMU inherit.
+    /// A restarted worker takes over the running daemon; the directory that each start creates first shows that a domain may
+    /// run.
+    fn begin(&self) -> Input {
+        let Pod { paths, args, host_devices } = &*self.pod;
+        let adopting = paths.domain(&args.uid).exists();
+        let must_wait = host_devices.has_pci() || (paths.dev.join("kvm").exists() && !kvm_usable(&paths.dev));
+        Input::Begin { adopting, start_daemon: adopting || !must_wait, simulate_crash: args.simulate_crash }
+    }
+
+    /// Waits for the next input. Domain events come before results, and results before requests.
+    async fn next_input(&mut self) -> Result<Option<Input>, TaskFailure> {
+        let now = Instant::now();
+        let wake = self.state.next_wake().unwrap_or(now + LONGEST_SLEEP).min(now + LONGEST_SLEEP);
+        let signals = self.domain.as_ref().map(|domain| domain.signals());
+        let input = tokio::select! {
+            biased;
+            () = changed(signals.as_deref()) => {
+                let (closed, crashed) = signals.map_or((true, false), |s| (s.is_closed(), s.has_crashed()));
+                Input::DomainChanged { closed, crashed }
+            }
+            Some(finished) = self.running.join_next() => match finished {
+                Ok(finished) => return Ok(self.finished(finished)),
+                Err(error) if error.is_panic() => return Err(TaskFailure::Panicked("effect")),
+                Err(_) => return Ok(None),
+            },
+            () = sleep_until(wake) => Input::Timer,
+            Ok(()) = self.guest_facts.changed() => Input::GuestFacts(Box::new(self.guest_facts.borrow_and_update().clone())),
+            Ok(()) = self.services.credentials_status.changed() => {
+                Input::Credentials(self.services.credentials_status.borrow_and_update().clone())
+            }
+            Some((request, reply)) = self.requests.recv() => {
+                self.last_request += 1;
+                let id = RequestId(self.last_request);
+                self.answers.insert(id, reply);
+                Input::Request(id, request)
+            }
+        };
+        Ok(Some(input))
+    }
+
+    /// Decides on an input, publishes the state and carries the effects out.
+    fn take(&mut self, input: Input) {
+        let (state, effects) = decide(&self.state, Instant::now(), input);
+        self.state = state;
+        publish(&self.published, &self.state.published);
+        for effect in effects {
+            self.carry_out(effect);
+        }
+    }
+}
+
+/// Waits for a domain event; forever without a connection.
+async fn changed(signals: Option<&Signals>) {
+    match signals {
+        Some(signals) => signals.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Publishes a state with the next sequence number if it differs.
+fn publish(sender: &watch::Sender<LauncherState>, state: &LauncherState) {
+    sender.send_if_modified(|published| {
+        let sequence = std::mem::replace(&mut published.sequence, state.sequence);
+        let changed = *published != *state;
+        if changed {
+            published.clone_from(state);
+        }
+        published.sequence = sequence + u64::from(changed);
+        changed
+    });
+}
+
+fn outcome(state: LauncherState) -> Outcome {
+    let ended = matches!(state.reason.as_str(), "shutdown" | "destroyed" | "migrated");
+    let success = state.failure.is_empty()
+        && (state.lifecycle() == Lifecycle::NoDomain || (state.lifecycle() == Lifecycle::Shutoff && ended));
+    let message = if state.failure.is_empty() { state.reason } else { state.failure };
+    Outcome { success, message }
+}

@@ -1,0 +1,206 @@
+//! Preparation of a domain: disks and XML, on blocking threads with time limits.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use api::{VirtualMachineInstance, constants::annotation};
+use tokio::sync::Semaphore;
+
+use crate::{
+    domain::{
+        self, AllocatedDevices, Domain, DomainError, Environment,
+        parse::{DomainConfig, parse},
+    },
+    engine::model::{Input, RequestError, Wanted},
+    options::VmiArgs,
+    paths::Paths,
+    storage::{self, Backend, DiskSource, ImageFormat, Prepared, Tolerance},
+    streaming::USB_CHANNELS,
+};
+
+/// Time limit of preparing the disks.
+const PREPARE_DEADLINE: Duration = Duration::from_secs(60);
+/// Time limit of reading the claims' sizes of a running domain, and of rendering it.
+const COMPARE_DEADLINE: Duration = Duration::from_secs(3);
+/// Limit of concurrent reads of claims' sizes.
+static SIZE_READS: Semaphore = Semaphore::const_new(1);
+/// Debian's directory of UEFI firmware, in case the cluster's setting names another distribution's.
+const OVMF_FALLBACK: &str = "/usr/share/OVMF";
+/// Directory of QEMU's time zones.
+const ZONES: &str = "/usr/share/zoneinfo";
+
+/// Facts of the pod that do not change.
+#[derive(Clone, Debug)]
+pub(super) struct Pod {
+    /// Paths.
+    pub(super) paths: Paths,
+    /// Identity and options of the VMI.
+    pub(super) args: VmiArgs,
+    /// Host devices allocated to the pod.
+    pub(super) host_devices: AllocatedDevices,
+}
+
+/// Preparation of a VMI's domain.
+#[derive(Clone, Debug)]
+pub(super) struct Preparation {
+    pod: Arc<Pod>,
+    wanted: Arc<Wanted>,
+    allow_emulation: bool,
+}
+
+impl Preparation {
+    pub(super) const fn new(pod: Arc<Pod>, wanted: Arc<Wanted>, allow_emulation: bool) -> Self {
+        Self { pod, wanted, allow_emulation }
+    }
+
+    /// Prepares the disks and renders the domain's XML.
+    pub(super) async fn domain(self) -> Result<Box<Domain>, RequestError> {
+        let work = tokio::task::spawn_blocking(move || self.domain_blocking().map(Box::new));
+        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(RequestError::retryable("preparing the disks took too long")),
+        }
+    }
+
+    fn domain_blocking(&self) -> Result<Domain, RequestError> {
+        let Pod { paths, args, .. } = &*self.pod;
+        let tolerance = Tolerance::of(&self.wanted.options);
+        let prepared = storage::prepare(&self.wanted.vmi, paths, &tolerance).map_err(RequestError::retryable)?;
+        std::fs::create_dir_all(paths.domain(&args.uid))
+            .map_err(|error| RequestError::retryable(format!("cannot create the domain's directory: {error}")))?;
+        self.render(&prepared)
+            .map_err(|error| RequestError::Start { permanent: error.is_permanent(), message: error.to_string() })
+    }
+
+    fn render(&self, prepared: &Prepared) -> Result<Domain, DomainError> {
+        let Pod { paths, args, host_devices } = &*self.pod;
+        let vmi = &self.wanted.vmi;
+        let firmware = vmi.spec.domain.firmware.as_ref();
+        let efi = firmware.and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
+        let uefi = efi.and_then(|efi| {
+            let directories = [args.ovmf_path.as_path(), Path::new(OVMF_FALLBACK)];
+            domain::select_uefi(&directories, efi.secure_boot.unwrap_or(true), Path::exists)
+        });
+        let usb_redirection: Vec<PathBuf> =
+            (0..USB_CHANNELS).map(|channel| paths.usb_redirection(&args.uid, channel)).collect();
+        let environment = Environment {
+            kvm: kvm_usable(&paths.dev),
+            allow_emulation: self.allow_emulation,
+            serial: &paths.serial(&args.uid),
+            vnc: &paths.vnc(&args.uid),
+            usb_redirection: &usb_redirection,
+            nvram: &paths.nvram().join(format!("{}_VARS.fd", args.name)),
+            secrets: &paths.private.join("secret"),
+            prepared,
+            uefi: uefi.as_ref(),
+            zones: Path::new(ZONES),
+            host_devices,
+            options: &self.wanted.options,
+        };
+        domain::convert(vmi, &environment)
+    }
+
+    /// Reads what a running domain is compared with: the claims' sizes and the wanted domain. No disk is prepared.
+    pub(super) async fn compare(self, active: Arc<DomainConfig>) -> Input {
+        let sizes = self.claim_sizes().await;
+        let known = active.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let domain = self.render(&disks_of(&self.wanted.vmi, &known))?;
+            Ok(Box::new(parse(&domain.xml)))
+        });
+        let wanted = match tokio::time::timeout(COMPARE_DEADLINE, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => {
+                tracing::warn!("rendering the wanted domain took too long");
+                Ok(Box::new((*active).clone()))
+            }
+        };
+        Input::Compared { sizes, wanted }
+    }
+
+    /// Returns the possible sizes of disks in claims, by volume. Each read holds a thread, so storage that does not
+    /// answer is not read again before it does.
+    async fn claim_sizes(&self) -> Vec<(String, u64)> {
+        let Ok(turn) = SIZE_READS.try_acquire() else { return Vec::new() };
+        let this = self.clone();
+        let work = tokio::task::spawn_blocking(move || {
+            let sizes = storage::claim_sizes(&this.wanted.vmi, &this.pod.paths);
+            drop(turn);
+            sizes
+        });
+        match tokio::time::timeout(COMPARE_DEADLINE, work).await {
+            Ok(Ok(sizes)) => sizes,
+            Ok(Err(_)) | Err(_) => {
+                tracing::warn!("reading the claims' sizes took too long");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Writes the tags of interfaces to the cloud-init image. Returns its volume and size if the data source can hold
+    /// tags.
+    pub(super) async fn write_tags(self, definition: String) -> Result<Option<(String, u64)>, RequestError> {
+        let work = tokio::task::spawn_blocking(move || {
+            let interfaces = domain::tagged_interfaces(&self.wanted.vmi, &definition);
+            storage::write_interface_tags(&self.wanted.vmi, &self.pod.paths, interfaces)
+                .map_err(RequestError::retryable)
+        });
+        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(RequestError::retryable("writing the interfaces' tags took too long")),
+        }
+    }
+}
+
+/// Returns the sources of a running domain's disks. A volume that the domain lacks gets an arbitrary one: only its presence
+/// is compared.
+fn disks_of(vmi: &VirtualMachineInstance, active: &DomainConfig) -> Prepared {
+    let unknown = || DiskSource {
+        backend: Backend::File { path: "/".into(), format: ImageFormat::Raw },
+        backing: None,
+        direct_io: true,
+        preallocated: false,
+        made_size: 0,
+    };
+    let source = |name: &str| active.disks.iter().find(|disk| disk.name == name)?.source.clone();
+    let volumes = vmi.spec.volumes.iter();
+    let sources = volumes.map(|volume| (volume.name.clone(), source(&volume.name).unwrap_or_else(unknown))).collect();
+    Prepared { sources, ..Prepared::default() }
+}
+
+/// Reports usable hardware virtualization: the device plugin gives /dev/kvm only to pods that request it, on nodes
+/// where it works.
+pub(super) fn kvm_usable(dev: &Path) -> bool {
+    let path: PathBuf = dev.join("kvm");
+    std::fs::OpenOptions::new().read(true).write(true).open(path).is_ok()
+}
+
+/// Reports the annotation that pauses probes of the guest agent.
+pub(super) fn pauses_probes(vmi: &VirtualMachineInstance) -> bool {
+    let annotations = vmi.metadata.annotations.as_ref();
+    let value = annotations.and_then(|all| all.get(annotation::PAUSE_GUEST_AGENT_PROBES));
+    value.is_some_and(|value| matches!(value.as_str(), "1" | "t" | "T" | "true" | "True" | "TRUE"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn an_annotation_pauses_probes_of_the_guest_agent() {
+        let no = ["false", "0", "tRUE", "yes", "invalid", ""].map(|value| (value, false));
+        for (value, paused) in ["true", "True", "TRUE", "t", "T", "1"].map(|value| (value, true)).into_iter().chain(no)
+        {
+            let mut vmi = VirtualMachineInstance::default();
+            let name = annotation::PAUSE_GUEST_AGENT_PROBES.to_owned();
+            vmi.metadata.annotations = Some(BTreeMap::from([(name, value.to_owned())]));
+            assert_eq!(pauses_probes(&vmi), paused, "{value}");
+        }
+        assert!(!pauses_probes(&VirtualMachineInstance::default()));
+    }
+}

@@ -1,0 +1,69 @@
+//! Services beside the domain: DHCP, the serial console, and credentials of the guest.
+
+use protocol::AccessCredentials;
+use tokio::{sync::watch, task::AbortHandle};
+
+use super::prepare::{Pod, pauses_probes};
+use crate::{
+    engine::model::{RequestError, Wanted},
+    guest_agent::{GuestAgent, credentials},
+    network,
+    streaming::console::Console,
+    tasks::Tasks,
+};
+
+/// The services of a domain. Each starts once.
+pub(super) struct Services {
+    tasks: Tasks,
+    guest_agent: GuestAgent,
+    consoles: watch::Sender<Option<Console>>,
+    dhcp: Vec<AbortHandle>,
+    credentials: Option<AbortHandle>,
+    /// Status of credentials.
+    pub(super) credentials_status: watch::Receiver<Option<AccessCredentials>>,
+}
+
+impl Services {
+    pub(super) fn new(tasks: Tasks, guest_agent: GuestAgent, consoles: watch::Sender<Option<Console>>) -> Self {
+        let credentials_status = watch::channel(None).1;
+        Self { tasks, guest_agent, consoles, dhcp: Vec::new(), credentials: None, credentials_status }
+    }
+
+    /// Starts the services of a VMI.
+    pub(super) fn serve(&mut self, pod: &Pod, wanted: &Wanted) -> Result<(), RequestError> {
+        if self.dhcp.is_empty() {
+            let dhcp = network::serve(&wanted.vmi, &wanted.options.nics, &self.tasks);
+            self.dhcp = dhcp.map_err(RequestError::retryable)?;
+        }
+        self.open_console(pod, wanted);
+        self.follow_credentials(pod, wanted);
+        self.guest_agent.pause_probes(pauses_probes(&wanted.vmi));
+        Ok(())
+    }
+
+    fn open_console(&self, pod: &Pod, wanted: &Wanted) {
+        let devices = &wanted.vmi.spec.domain.devices;
+        if devices.autoattach_serial_console == Some(false) || self.consoles.borrow().is_some() {
+            return;
+        }
+        let log = devices.log_serial_console.unwrap_or(!wanted.options.serial_console_log_disabled);
+        let console = Console::start(pod.paths.serial(&pod.args.uid), log, &self.tasks);
+        let _ = self.consoles.send_replace(Some(console));
+    }
+
+    fn follow_credentials(&mut self, pod: &Pod, wanted: &Wanted) {
+        let sources = credentials::Sources::of(&wanted.vmi, &pod.paths);
+        if self.credentials.is_some() || sources.is_empty() {
+            return;
+        }
+        let (status, receiver) = watch::channel(None);
+        self.credentials_status = receiver;
+        let follow = credentials::follow(self.guest_agent.clone(), sources, status);
+        self.credentials = Some(self.tasks.keep("guest credentials", follow));
+    }
+
+    /// Ends the services.
+    pub(super) fn stop(&self) {
+        self.dhcp.iter().chain(&self.credentials).for_each(AbortHandle::abort);
+    }
+}

@@ -1,0 +1,304 @@
+//! The engine over the fake hypervisor.
+
+use std::{path::PathBuf, time::Duration};
+
+use api::VirtualMachineInstance;
+use protocol::{ItemKind, Lifecycle, VmiOptions};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::{
+    domain::unsupported::Unsupported,
+    engine::model::{Action, JobName, RequestError},
+    hypervisor::{HypervisorError, fake::Fake},
+};
+
+/// A pod with its files, removed at the end.
+struct TestPod {
+    root: PathBuf,
+    fake: Fake,
+}
+
+/// A worker of the pod.
+struct Worker {
+    engine: EngineHandle,
+    outcome: JoinHandle<Result<Outcome, TaskFailure>>,
+}
+
+impl Drop for TestPod {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+}
+
+impl TestPod {
+    fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("launcher-engine-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir_all(&root).unwrap();
+        Self { root, fake: Fake::default() }
+    }
+
+    fn worker_with(&self, simulate_crash: bool) -> Worker {
+        let paths = Paths {
+            private: self.root.clone(),
+            sockets: self.root.clone(),
+            runtime: self.root.clone(),
+            dev: self.root.clone(),
+            ephemeral: self.root.clone(),
+            container_disks: self.root.clone(),
+            ..Paths::default()
+        };
+        let args = VmiArgs {
+            name: "m".into(),
+            uid: "u".into(),
+            namespace: "d".into(),
+            grace_period_seconds: 45,
+            allow_emulation: true,
+            libvirt_log_filters: None,
+            ovmf_path: "/nowhere".into(),
+            simulate_crash,
+        };
+        let (tasks, failures) = Tasks::new();
+        let (driver, engine) = Driver::new(args, paths, Box::new(self.fake.clone()), &tasks);
+        let outcome = tokio::spawn(async move {
+            let _failures = failures;
+            driver.run().await
+        });
+        Worker { engine, outcome }
+    }
+
+    /// Starts a worker and sends Hello.
+    async fn worker(&self) -> Worker {
+        let worker = self.worker_with(false);
+        worker.engine.hello(Vec::new(), true).await.unwrap();
+        worker
+    }
+
+    /// Starts a worker with a running domain.
+    async fn running(&self) -> Worker {
+        let worker = self.worker().await;
+        assert_eq!(worker.sync(json!({})).await, Ok(true));
+        worker
+    }
+}
+
+impl Worker {
+    /// Syncs a VMI whose domain has these further fields.
+    async fn sync(&self, domain: Value) -> Result<bool, RequestError> {
+        sync(self.engine.clone(), domain, json!([])).await
+    }
+
+    async fn reaches(&self, lifecycle: Lifecycle) -> LauncherState {
+        let mut state = self.engine.watch();
+        let reached = state.wait_for(|state| state.lifecycle() == lifecycle);
+        tokio::time::timeout(Duration::from_secs(5), reached).await.unwrap().unwrap().clone()
+    }
+
+    async fn finish(self) -> Outcome {
+        self.engine.act(Action::Finish).await.unwrap();
+        self.outcome.await.unwrap().unwrap()
+    }
+}
+
+async fn sync(engine: EngineHandle, domain: Value, volumes: Value) -> Result<bool, RequestError> {
+    let mut spec = json!({"memory": {"guest": "64Mi"}, "devices": {"autoattachSerialConsole": false}});
+    spec.as_object_mut().unwrap().extend(domain.as_object().unwrap().clone());
+    let object = json!({
+        "metadata": {"name": "m", "namespace": "d", "uid": "u"},
+        "spec": {"domain": spec, "volumes": volumes},
+    });
+    let unsupported = Unsupported::find(&object);
+    let vmi: VirtualMachineInstance = serde_json::from_value(object).unwrap();
+    engine.sync(vmi, unsupported, VmiOptions::default()).await
+}
+
+/// Lets all tasks run until none is ready.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_domain_starts_with_few_calls_and_ends_with_its_guest() {
+    let pod = TestPod::new("start");
+    let worker = pod.running().await;
+    assert_eq!(pod.fake.take_calls(), ["cache", "warm up", "read", "define", "create", "read"]);
+    let state = worker.reaches(Lifecycle::Running).await;
+    assert_eq!((state.reason.as_str(), state.machine_type.as_str()), ("booted", "q35"));
+    assert_eq!(worker.sync(json!({})).await, Ok(false));
+    assert!(matches!(worker.engine.act(Action::Finish).await, Err(RequestError::NotEnded)));
+    pod.fake.set_domain(Lifecycle::Shutoff, "shutdown");
+    worker.reaches(Lifecycle::Shutoff).await;
+    assert_eq!(worker.finish().await, Outcome { success: true, message: "shutdown".into() });
+}
+
+#[tokio::test]
+async fn a_crash_of_qemu_fails_the_pod() {
+    let pod = TestPod::new("crash");
+    let worker = pod.running().await;
+    pod.fake.set_domain(Lifecycle::Shutoff, "crashed");
+    assert_eq!(worker.reaches(Lifecycle::Shutoff).await.reason, "crashed");
+    assert!(matches!(worker.engine.act(Action::Pause).await, Err(RequestError::NoDomain)));
+    assert_eq!(worker.finish().await, Outcome { success: false, message: "crashed".into() });
+}
+
+#[tokio::test]
+async fn the_domain_stays_while_libvirts_daemon_is_away() {
+    let pod = TestPod::new("away");
+    let worker = pod.running().await;
+    pod.fake.end_daemon();
+    settle().await;
+    let paused = worker.engine.act(Action::Pause).await;
+    assert!(matches!(paused, Err(RequestError::Hypervisor(HypervisorError::Disconnected(_)))), "{paused:?}");
+    assert_eq!(worker.engine.watch().borrow().lifecycle(), Lifecycle::Running);
+    // The new connection shows a change that came without an event.
+    pod.fake.set_domain(Lifecycle::Paused, "ioError");
+    pod.fake.listen();
+    assert_eq!(worker.reaches(Lifecycle::Paused).await.reason, "ioError");
+    assert_eq!(worker.sync(json!({})).await, Ok(false));
+    assert_eq!(worker.reaches(Lifecycle::Running).await.reason, "unpaused");
+}
+
+#[tokio::test]
+async fn a_restarted_worker_adopts_the_domain_before_it_prepares_anything() {
+    let pod = TestPod::new("adopt");
+    let first = pod.running().await;
+    first.outcome.abort();
+    pod.fake.take_calls();
+    pod.fake.end_daemon();
+    let second = pod.worker_with(false);
+    // Preparing this disk would fail, since its image is missing.
+    let disk =
+        json!({"devices": {"autoattachSerialConsole": false, "disks": [{"name": "root", "disk": {"bus": "virtio"}}]}});
+    let volumes = json!([{"name": "root", "containerDisk": {"image": "i"}}]);
+    let adopting = tokio::spawn(sync(second.engine.clone(), disk, volumes));
+    settle().await;
+    pod.fake.listen();
+    assert_eq!(adopting.await.unwrap(), Ok(false));
+    let calls = pod.fake.take_calls();
+    assert!(!calls.iter().any(|call| call == "define" || call == "create"), "{calls:?}");
+    let state = second.reaches(Lifecycle::Running).await;
+    let items: Vec<(ItemKind, &str, bool)> =
+        state.items.iter().map(|item| (item.kind(), item.name.as_str(), item.needs_restart)).collect();
+    assert_eq!(items, [(ItemKind::Volume, "root", true)]);
+}
+
+#[tokio::test]
+async fn a_restarted_worker_starts_the_domain_that_the_former_did_not() {
+    let pod = TestPod::new("adopt-nothing");
+    std::fs::create_dir_all(pod.root.join("u")).unwrap();
+    let worker = pod.worker_with(false);
+    assert_eq!(worker.sync(json!({})).await, Ok(true));
+}
+
+#[tokio::test]
+async fn differences_of_a_running_domain_are_items_until_they_are_gone() {
+    let pod = TestPod::new("items");
+    let worker = pod.running().await;
+    assert_eq!(worker.sync(json!({"cpu": {"cores": 2}, "memory": {"guest": "96Mi"}})).await, Ok(false));
+    let items = worker.engine.watch().borrow().items.clone();
+    let messages: Vec<&str> = items.iter().map(|item| item.message.as_str()).collect();
+    let expected = [
+        "the number of vCPUs cannot be changed in the running VMI",
+        "the amount of memory cannot be changed in the running VMI",
+    ];
+    assert_eq!(messages, expected);
+    assert!(items.iter().all(|item| item.needs_restart));
+    assert_eq!(worker.sync(json!({})).await, Ok(false));
+    assert_eq!(worker.engine.watch().borrow().items, []);
+}
+
+#[tokio::test]
+async fn a_request_that_conflicts_with_the_start_is_refused_with_its_name() {
+    let pod = TestPod::new("conflict");
+    let worker = pod.worker().await;
+    pod.fake.hold("create");
+    let start = tokio::spawn(sync(worker.engine.clone(), json!({}), json!([])));
+    settle().await;
+    let refused = worker.engine.act(Action::Pause).await;
+    assert_eq!(refused, Err(RequestError::Conflict { job: JobName::Start, progress: "starting QEMU" }));
+    assert_eq!(refused.unwrap_err().to_string(), "the domain is busy: start is in progress (starting QEMU)");
+    // A second Sync shares the start; a kill waits for QEMU.
+    let second = tokio::spawn(sync(worker.engine.clone(), json!({}), json!([])));
+    settle().await;
+    let engine = worker.engine.clone();
+    let kill = tokio::spawn(async move { engine.act(Action::Kill).await });
+    settle().await;
+    assert!(!kill.is_finished() && !second.is_finished());
+    pod.fake.release("create");
+    assert_eq!(start.await.unwrap(), Ok(true));
+    assert_eq!(kill.await.unwrap(), Ok(()));
+    assert!(second.await.unwrap().is_err() || worker.engine.watch().borrow().lifecycle() == Lifecycle::Shutoff);
+    assert_eq!(worker.reaches(Lifecycle::Shutoff).await.reason, "destroyed");
+}
+
+#[tokio::test]
+async fn a_kill_aborts_a_start_that_has_not_reached_qemu() {
+    let pod = TestPod::new("abort");
+    let worker = pod.worker().await;
+    pod.fake.hold("define");
+    let start = tokio::spawn(sync(worker.engine.clone(), json!({}), json!([])));
+    settle().await;
+    assert_eq!(worker.engine.act(Action::Kill).await, Ok(()));
+    assert_eq!(start.await.unwrap(), Err(RequestError::Ending));
+    pod.fake.release("define");
+    settle().await;
+    assert!(!pod.fake.take_calls().contains(&"create".to_owned()));
+    assert_eq!(worker.finish().await, Outcome { success: true, message: "destroyed".into() });
+}
+
+#[tokio::test]
+async fn a_held_call_does_not_delay_other_requests() {
+    let pod = TestPod::new("held");
+    let worker = pod.running().await;
+    pod.fake.hold("reset");
+    let engine = worker.engine.clone();
+    let reset = tokio::spawn(async move { engine.act(Action::Reset).await });
+    settle().await;
+    assert_eq!(worker.engine.act(Action::Pause).await, Ok(()));
+    assert_eq!(worker.engine.watch().borrow().lifecycle(), Lifecycle::Paused);
+    assert_eq!(worker.engine.act(Action::Unpause).await, Ok(()));
+    pod.fake.release("reset");
+    assert_eq!(reset.await.unwrap(), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn qemu_is_forced_to_end_after_the_grace_period() {
+    let pod = TestPod::new("force");
+    let worker = pod.running().await;
+    pod.fake.fail("shutdown", HypervisorError::Timeout("shutdown"));
+    pod.fake.take_calls();
+    assert_eq!(worker.engine.act(Action::Shutdown { grace: 3 }).await, Ok(()));
+    pod.fake.fail("destroy gently", HypervisorError::Timeout("destroy"));
+    assert_eq!(worker.reaches(Lifecycle::Shutoff).await.reason, "destroyed");
+    let calls: Vec<String> = pod.fake.take_calls().into_iter().filter(|call| call != "read").collect();
+    assert_eq!(calls, ["shutdown", "destroy gently", "destroy"]);
+}
+
+#[tokio::test]
+async fn a_simulated_failure_is_published_before_the_launcher_ends() {
+    let pod = TestPod::new("fails");
+    let worker = pod.worker_with(true);
+    let mut state = worker.engine.watch();
+    let failure = state.wait_for(|state| !state.failure.is_empty()).await.unwrap().failure.clone();
+    worker.engine.hello(Vec::new(), false).await.unwrap();
+    assert_eq!(worker.finish().await, Outcome { success: false, message: failure });
+}
+
+#[tokio::test]
+async fn a_vmi_with_unsupported_fields_fails_with_their_names() {
+    let pod = TestPod::new("unsupported");
+    let worker = pod.worker_with(false);
+    let error = worker.sync(json!({"cpu": {"numa": {}}, "launchSecurity": {"sev": {}}})).await.unwrap_err();
+    let failure = worker.engine.watch().borrow().failure.clone();
+    assert!(matches!(worker.sync(json!({})).await, Err(RequestError::Ended)));
+    assert_eq!(
+        failure,
+        "VMI uses fields that virt-launcher does not support: spec.domain.cpu.numa, spec.domain.launchSecurity"
+    );
+    assert_eq!(error.to_string(), failure);
+    assert_eq!(worker.finish().await, Outcome { success: false, message: failure });
+}

@@ -1,0 +1,171 @@
+//! Inputs and effects of a decision.
+
+use std::sync::Arc;
+
+use protocol::{AccessCredentials, GuestPanic};
+
+use super::request::{Answer, Request, RequestError, RequestId, Wanted};
+use crate::{
+    domain::{Domain, DomainError, parse::DomainConfig},
+    guest_agent::GuestFacts,
+    hypervisor::{DomainFacts, HypervisorError, RebootWay},
+};
+
+/// An event, a request or the result of an effect.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// The worker has started.
+    Begin {
+        /// A former worker started a domain in this pod.
+        adopting: bool,
+        /// The daemon can start ahead of Hello.
+        start_daemon: bool,
+        /// The pod is to fail, for tests.
+        simulate_crash: bool,
+    },
+    /// A request.
+    Request(RequestId, Request),
+    /// A time that the state names has come.
+    Timer,
+    /// A domain event.
+    DomainChanged {
+        /// The connection has ended.
+        closed: bool,
+        /// The guest's kernel has crashed.
+        crashed: bool,
+    },
+    /// The guest agent's facts have changed.
+    GuestFacts(Box<GuestFacts>),
+    /// The status of credentials has changed.
+    Credentials(Option<AccessCredentials>),
+    /// Result of [`Effect::StartDaemon`].
+    DaemonStarted(Option<RequestId>, Result<(), RequestError>),
+    /// Result of [`Effect::Connect`]: false if the daemon does not listen yet.
+    Connected(Result<bool, HypervisorError>),
+    /// Result of [`Effect::Read`], with the state of the guest agent's connection if an event reported it.
+    Read(Result<DomainFacts, HypervisorError>, Option<bool>),
+    /// Result of [`Effect::ReadCrash`].
+    Crash(GuestPanic),
+    /// Result of [`Effect::Prepare`].
+    Prepared(Result<Box<Domain>, RequestError>),
+    /// Result of [`Effect::Serve`].
+    Served(Result<(), RequestError>),
+    /// Result of [`Effect::Define`].
+    Defined(Result<(), HypervisorError>),
+    /// Result of [`Effect::WriteTags`]: volume and size of the image.
+    TagsWritten(Result<Option<(String, u64)>, RequestError>),
+    /// Result of [`Effect::Create`].
+    Created(Result<(), HypervisorError>),
+    /// Result of [`Effect::Compare`].
+    Compared {
+        /// Possible sizes in bytes of disks in claims, by volume.
+        sizes: Vec<(String, u64)>,
+        /// The wanted domain.
+        wanted: Result<Box<DomainConfig>, DomainError>,
+    },
+    /// Result of [`Effect::GrowDisk`]: false if the disk already has the size.
+    DiskGrown(Result<bool, HypervisorError>),
+    /// Result of [`Effect::ResumeAfterDiskError`].
+    Resumed(Result<(), HypervisorError>),
+    /// Result of [`Effect::Act`].
+    Acted(RequestId, Result<(), HypervisorError>),
+    /// Result of [`Effect::Shutdown`].
+    ShutdownRequested(Result<(), HypervisorError>),
+    /// Result of [`Effect::Destroy`].
+    Destroyed(Result<(), HypervisorError>),
+    /// Result of [`Effect::SetClock`].
+    ClockSet,
+}
+
+/// Call for an action on the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GuestCall {
+    /// Pause the CPUs.
+    Suspend,
+    /// Resume the CPUs.
+    Resume,
+    /// Press the reset button.
+    Reset,
+    /// Request a reboot.
+    Reboot(RebootWay),
+}
+
+/// Work for the driver. Each effect that names no other result ends without input.
+#[derive(Clone, Debug)]
+pub(crate) enum Effect {
+    /// Answer a request.
+    Answer(RequestId, Answer),
+    /// Start libvirt's daemon, after writing the cache if there is one.
+    StartDaemon {
+        /// The node's capabilities cache.
+        cache: Option<Vec<protocol::CacheFile>>,
+        /// The Hello that waits for it.
+        request: Option<RequestId>,
+    },
+    /// Connect to the daemon if it listens.
+    Connect,
+    /// Drop the connection.
+    Disconnect,
+    /// Make the daemon read its caches ahead of a start.
+    WarmUp,
+    /// Read the domain's state and XML.
+    Read,
+    /// Read the crash of the guest's kernel from QEMU's log.
+    ReadCrash,
+    /// Log the end of QEMU's log, since the pod and that log are deleted soon.
+    LogLastLines,
+    /// Pass the state of the connection and of the guest to the guest agent.
+    AttendGuestAgent {
+        /// The guest agent is connected.
+        connected: bool,
+        /// The guest runs.
+        runs: bool,
+    },
+    /// Prepare the disks and render the domain's XML.
+    Prepare {
+        /// The VMI.
+        wanted: Arc<Wanted>,
+        /// Software emulation is allowed.
+        allow_emulation: bool,
+    },
+    /// Start DHCP, console and credentials unless they run.
+    Serve(Arc<Wanted>),
+    /// Define the domain.
+    Define(String),
+    /// Write the tags of interfaces, with the addresses that libvirt assigned, to the cloud-init image.
+    WriteTags(Arc<Wanted>),
+    /// Start QEMU.
+    Create {
+        /// Without running the guest.
+        paused: bool,
+    },
+    /// Read the claims' sizes and render the wanted domain with the disks of the active one.
+    Compare {
+        /// The VMI.
+        wanted: Arc<Wanted>,
+        /// The active domain.
+        active: Arc<DomainConfig>,
+        /// Software emulation is allowed.
+        allow_emulation: bool,
+    },
+    /// Resize a disk.
+    GrowDisk {
+        /// Its device name.
+        target: String,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// Resume a guest that is stopped by a disk error.
+    ResumeAfterDiskError,
+    /// Act on the guest.
+    Act(RequestId, GuestCall),
+    /// Request a shutdown of the guest.
+    Shutdown,
+    /// End QEMU.
+    Destroy {
+        /// With SIGTERM only.
+        gently: bool,
+    },
+    /// Set the guest's clock, which stood still during a pause.
+    SetClock,
+}

@@ -1,0 +1,123 @@
+//! The job slot: at most one long work on the domain at a time.
+//!
+//! Migration out and in, snapshot, backup, memory dump and volume copy get a variant of [`Job`] when they are carried out.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::request::{Action, JobName, RequestId, Wanted};
+use crate::domain::Domain;
+
+/// The work in the job slot.
+#[derive(Clone, Debug)]
+pub(crate) enum Job {
+    /// The domain starts.
+    Start(Start),
+    /// The guest is asked to shut down, and the domain is destroyed after the grace period.
+    Shutdown(Shutdown),
+}
+
+/// Start of the domain.
+#[derive(Clone, Debug)]
+pub(crate) struct Start {
+    /// Requests that wait for the start.
+    pub(crate) requests: Vec<RequestId>,
+    /// The VMI.
+    pub(crate) wanted: Arc<Wanted>,
+    /// Progress.
+    pub(crate) step: StartStep,
+    /// Requests to end the domain that arrived while QEMU started; they follow the start.
+    pub(crate) then: Vec<(RequestId, Action)>,
+}
+
+/// Step of a start.
+#[derive(Clone, Debug)]
+pub(crate) enum StartStep {
+    /// A former worker may have started the domain: waits for the connection to find it.
+    Adopting {
+        /// Time limit.
+        until: Instant,
+    },
+    /// Prepares the disks and renders the XML while libvirt's daemon starts.
+    Preparing,
+    /// Waits for the connection.
+    Connecting {
+        /// The rendered domain.
+        domain: Box<Domain>,
+        /// Time limit.
+        until: Instant,
+    },
+    /// Starts DHCP, console and credentials.
+    Serving {
+        /// The rendered domain.
+        domain: Box<Domain>,
+    },
+    /// Defines the domain.
+    Defining {
+        /// Start without running the guest.
+        paused: bool,
+    },
+    /// Writes the tags of interfaces.
+    Tagging {
+        /// Start without running the guest.
+        paused: bool,
+    },
+    /// QEMU starts.
+    Creating,
+    /// Reads the running domain.
+    Reading,
+}
+
+/// Shutdown of the guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shutdown {
+    /// Time at which the domain is destroyed.
+    pub(crate) force_at: Instant,
+    /// Time of the next request to the guest.
+    pub(crate) signal_at: Instant,
+    /// A request to the guest is in progress.
+    pub(crate) signalling: bool,
+}
+
+impl Job {
+    /// Returns the job's name.
+    pub(crate) const fn name(&self) -> JobName {
+        match self {
+            Self::Start(_) => JobName::Start,
+            Self::Shutdown(_) => JobName::Shutdown,
+        }
+    }
+
+    /// Returns the job's step.
+    pub(crate) const fn progress(&self) -> &'static str {
+        match self {
+            Self::Start(start) => match start.step {
+                StartStep::Adopting { .. } => "looking for a running domain",
+                StartStep::Preparing => "preparing the disks",
+                StartStep::Connecting { .. } => "connecting to libvirt",
+                StartStep::Serving { .. } => "serving the network and the console",
+                StartStep::Defining { .. } => "defining the domain",
+                StartStep::Tagging { .. } => "writing the tags of interfaces",
+                StartStep::Creating => "starting QEMU",
+                StartStep::Reading => "reading the running domain",
+            },
+            Self::Shutdown(_) => "waiting for the guest",
+        }
+    }
+}
+
+impl StartStep {
+    /// Reports that the domain is not read, because it would be found half-started: the read after QEMU's start comes in any
+    /// case.
+    pub(crate) const fn holds_reads(&self) -> bool {
+        matches!(self, Self::Defining { .. } | Self::Tagging { .. } | Self::Creating)
+    }
+}
+
+impl Start {
+    /// Reports that QEMU may be starting, so that the start cannot be aborted.
+    pub(crate) const fn is_past_abort(&self) -> bool {
+        matches!(self.step, StartStep::Creating | StartStep::Reading)
+    }
+}

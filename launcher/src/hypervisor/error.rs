@@ -1,0 +1,68 @@
+//! Failures of the hypervisor.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Failure of a call to the hypervisor.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum HypervisorError {
+    /// libvirt reported an error.
+    #[error("{message}")]
+    Libvirt {
+        /// libvirt's error number.
+        code: u32,
+        /// libvirt's text.
+        message: String,
+    },
+    /// The domain does not exist.
+    #[error("Domain not found.")]
+    NoDomain,
+    /// The guest agent does not answer.
+    #[error("the guest agent does not answer: {0}")]
+    GuestAgentUnresponsive(String),
+    /// The guest agent returned an error.
+    #[error("{0}")]
+    GuestAgentRefused(String),
+    /// The daemon cannot be reached.
+    #[error("no connection to libvirt: {0}")]
+    Disconnected(String),
+    /// libvirt did not answer in time.
+    #[error("libvirt did not answer to {0} in time")]
+    Timeout(&'static str),
+    /// Too many calls are waiting for libvirt.
+    #[error("too many concurrent calls to libvirt")]
+    Busy,
+    /// A string for libvirt contains a zero byte.
+    #[error("string for libvirt contains a zero byte")]
+    ZeroByte,
+    /// The screenshot exceeds the limit.
+    #[error("the screenshot is too large")]
+    PictureTooLarge,
+}
+
+impl HypervisorError {
+    /// Reports a failure of the daemon, not of the request: retry after a reconnect.
+    pub(crate) const fn is_transient(&self) -> bool {
+        matches!(self, Self::Disconnected(_) | Self::Timeout(_) | Self::Busy)
+    }
+}
+
+/// Failure to set up the hypervisor's daemon.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// A file cannot be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// A file of the capabilities cache has a name or size that is not accepted.
+    #[error("file {0:?} of the capabilities cache is not acceptable")]
+    CacheFile(String),
+    /// No daemon is installed.
+    #[error("neither virtqemud nor libvirtd is installed")]
+    Missing,
+}

@@ -1,0 +1,252 @@
+//! A hypervisor in memory, for tests. It records calls, and a test can hold calls, fail them and end the domain.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use protocol::{Lifecycle, StatsReply};
+use tokio::sync::watch;
+
+use super::{Call, Domain, DomainFacts, Hypervisor, HypervisorError, RebootWay, Signals, StartError};
+
+/// The hypervisor; clones share it, as workers of a pod share libvirt's daemon.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fake {
+    state: Arc<Mutex<FakeState>>,
+}
+
+#[derive(Debug)]
+struct FakeState {
+    listens: bool,
+    signals: Option<Arc<Signals>>,
+    definition: Option<String>,
+    lifecycle: Lifecycle,
+    reason: &'static str,
+    calls: Vec<String>,
+    failures: BTreeMap<&'static str, HypervisorError>,
+    held: BTreeMap<&'static str, watch::Sender<bool>>,
+}
+
+impl Default for FakeState {
+    fn default() -> Self {
+        Self {
+            listens: true,
+            signals: None,
+            definition: None,
+            lifecycle: Lifecycle::Shutoff,
+            reason: "unknown",
+            calls: Vec::new(),
+            failures: BTreeMap::new(),
+            held: BTreeMap::new(),
+        }
+    }
+}
+
+impl FakeState {
+    fn is_active(&self) -> bool {
+        !matches!(self.lifecycle, Lifecycle::Shutoff | Lifecycle::Crashed)
+    }
+
+    fn set(&mut self, lifecycle: Lifecycle, reason: &'static str) {
+        (self.lifecycle, self.reason) = (lifecycle, reason);
+        if let Some(signals) = &self.signals {
+            signals.set_changed();
+        }
+    }
+}
+
+impl Fake {
+    fn state(&self) -> MutexGuard<'_, FakeState> {
+        self.state.lock().unwrap()
+    }
+
+    /// Returns the calls since the last look.
+    pub(crate) fn take_calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().calls)
+    }
+
+    /// Lets the domain change its state without a call.
+    pub(crate) fn set_domain(&self, lifecycle: Lifecycle, reason: &'static str) {
+        self.state().set(lifecycle, reason);
+    }
+
+    /// Fails the next call of this name.
+    pub(crate) fn fail(&self, call: &'static str, error: HypervisorError) {
+        self.state().failures.insert(call, error);
+    }
+
+    /// Holds calls of this name until they are released.
+    pub(crate) fn hold(&self, call: &'static str) {
+        self.state().held.insert(call, watch::channel(true).0);
+    }
+
+    /// Releases held calls.
+    pub(crate) fn release(&self, call: &'static str) {
+        let _ = self.state().held.remove(call).map(|held| held.send_replace(false));
+    }
+
+    /// Ends the daemon: connections break, and a new one needs [`Fake::listen`].
+    pub(crate) fn end_daemon(&self) {
+        let mut state = self.state();
+        state.listens = false;
+        if let Some(signals) = state.signals.take() {
+            signals.set_closed();
+        }
+    }
+
+    /// Lets the daemon listen again.
+    pub(crate) fn listen(&self) {
+        self.state().listens = true;
+    }
+}
+
+impl Hypervisor for Fake {
+    fn write_cache(&self, _: &[protocol::CacheFile]) -> Result<(), StartError> {
+        self.state().calls.push("cache".into());
+        Ok(())
+    }
+
+    fn start(&mut self) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    fn connect(&self) -> Call<Option<Arc<dyn Domain>>> {
+        let listens = self.state().listens;
+        let domain = listens.then(|| {
+            let signals = Arc::new(Signals::default());
+            self.state().signals = Some(signals.clone());
+            Arc::new(FakeDomain { fake: self.clone(), signals }) as Arc<dyn Domain>
+        });
+        Box::pin(std::future::ready(Ok(domain)))
+    }
+
+    fn stop(&mut self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+struct FakeDomain {
+    fake: Fake,
+    signals: Arc<Signals>,
+}
+
+impl FakeDomain {
+    fn call<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&mut FakeState) -> Result<T, HypervisorError> + Send + 'static,
+    ) -> Call<T> {
+        let (fake, signals) = (self.fake.clone(), self.signals.clone());
+        Box::pin(async move {
+            fake.state().calls.push(name.to_owned());
+            let held = fake.state().held.get(name).map(watch::Sender::subscribe);
+            if let Some(mut held) = held {
+                let _ = held.wait_for(|held| !held).await;
+            }
+            let mut state = fake.state();
+            if signals.is_closed() {
+                return Err(HypervisorError::Disconnected("closed".into()));
+            }
+            match state.failures.remove(name) {
+                Some(error) => Err(error),
+                None => call(&mut state),
+            }
+        })
+    }
+
+    fn change(&self, name: &'static str, lifecycle: Lifecycle, reason: &'static str) -> Call<()> {
+        self.call(name, move |state| {
+            if !state.is_active() {
+                return Err(HypervisorError::NoDomain);
+            }
+            state.set(lifecycle, reason);
+            Ok(())
+        })
+    }
+}
+
+impl Domain for FakeDomain {
+    fn signals(&self) -> Arc<Signals> {
+        self.signals.clone()
+    }
+
+    fn warm_up(&self) -> Call<()> {
+        self.call("warm up", |_| Ok(()))
+    }
+
+    fn define(&self, xml: String) -> Call<()> {
+        self.call("define", move |state| {
+            state.definition = Some(xml);
+            Ok(())
+        })
+    }
+
+    fn definition(&self) -> Call<String> {
+        self.call("definition", |state| state.definition.clone().ok_or(HypervisorError::NoDomain))
+    }
+
+    fn create(&self, paused: bool) -> Call<()> {
+        self.call("create", move |state| {
+            let (lifecycle, reason) = if paused { (Lifecycle::Paused, "user") } else { (Lifecycle::Running, "booted") };
+            state.set(lifecycle, reason);
+            Ok(())
+        })
+    }
+
+    fn facts(&self) -> Call<DomainFacts> {
+        self.call("read", |state| {
+            let xml = state.definition.clone().ok_or(HypervisorError::NoDomain)?;
+            let xml = if state.is_active() { xml } else { String::new() };
+            let (lifecycle, reason) = (state.lifecycle, state.reason);
+            Ok(DomainFacts { lifecycle, reason, memory: 1 << 26, xml, disk_errors: Vec::new() })
+        })
+    }
+
+    fn suspend(&self) -> Call<()> {
+        self.change("suspend", Lifecycle::Paused, "user")
+    }
+
+    fn resume(&self) -> Call<()> {
+        self.change("resume", Lifecycle::Running, "unpaused")
+    }
+
+    fn reset(&self) -> Call<()> {
+        self.call("reset", |_| Ok(()))
+    }
+
+    fn reboot(&self, _: RebootWay) -> Call<()> {
+        self.call("reboot", |_| Ok(()))
+    }
+
+    fn shutdown(&self) -> Call<()> {
+        self.change("shutdown", Lifecycle::Shutoff, "shutdown")
+    }
+
+    fn destroy(&self, gently: bool) -> Call<()> {
+        let name = if gently { "destroy gently" } else { "destroy" };
+        self.change(name, Lifecycle::Shutoff, "destroyed")
+    }
+
+    fn grow_disk(&self, _: String, _: u64) -> Call<bool> {
+        self.call("grow", |_| Ok(true))
+    }
+
+    fn set_time(&self, _: i64) -> Call<()> {
+        self.call("set time", |_| Ok(()))
+    }
+
+    fn guest_agent_command(&self, _: String, _: Duration) -> Call<String> {
+        self.call("guest agent", |_| Err(HypervisorError::GuestAgentUnresponsive("none".into())))
+    }
+
+    fn stats(&self) -> Call<StatsReply> {
+        self.call("stats", |_| Ok(StatsReply::default()))
+    }
+
+    fn screenshot(&self) -> Call<(String, Vec<u8>)> {
+        self.call("screenshot", |_| Ok(("image/png".into(), Vec::new())))
+    }
+}

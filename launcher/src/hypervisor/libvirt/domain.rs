@@ -1,0 +1,208 @@
+//! libvirt's calls for the VMI's domain.
+
+use std::{sync::Arc, time::Duration};
+
+use protocol::StatsReply;
+use virt::{domain::Domain as VirtDomain, stream::Stream, sys};
+
+use super::{
+    callbacks,
+    connection::Connection,
+    lifecycle::{is_io_error, lifecycle},
+    stats,
+};
+use crate::hypervisor::{Call, Domain, DomainFacts, HypervisorError, RebootWay, Signals};
+
+/// Time limit of a plain call.
+const CALL_DEADLINE: Duration = Duration::from_secs(20);
+/// Time limit of QEMU's start.
+const CREATE_DEADLINE: Duration = Duration::from_secs(120);
+/// Time limit of statistics.
+const STATS_DEADLINE: Duration = Duration::from_secs(3);
+/// Time limit of setting the guest's clock.
+const SET_TIME_DEADLINE: Duration = Duration::from_secs(10);
+/// Time beyond its own limit that libvirt has to report a guest agent without answer.
+const AGENT_GRACE: Duration = Duration::from_secs(2);
+/// Prefix of libvirt's message for an error of the guest agent (`qemuAgentCheckError`).
+const GUEST_AGENT_REFUSED: &str = "unable to execute QEMU agent command";
+/// Limit of a screenshot, in bytes of its uncompressed form (a little above 3840x2160 in 24 bit).
+const SCREENSHOT_LIMIT: usize = 32 * 1024 * 1024;
+
+/// The VMI's domain through a connection to libvirt's daemon.
+pub(super) struct LibvirtDomain {
+    connection: Connection,
+    name: String,
+}
+
+impl LibvirtDomain {
+    pub(super) const fn new(connection: Connection, name: String) -> Self {
+        Self { connection, name }
+    }
+
+    /// Runs a call with the domain.
+    fn call<T, F>(&self, what: &'static str, deadline: Duration, call: F) -> Call<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&VirtDomain) -> Result<T, HypervisorError> + Send + 'static,
+    {
+        let (connection, name) = (self.connection.clone(), self.name.clone());
+        Box::pin(async move { connection.with_domain(what, name, deadline, call).await })
+    }
+}
+
+/// Rejects a string that libvirt's C interface would cut off.
+fn without_zero(text: &str) -> Result<(), HypervisorError> {
+    if text.contains('\0') { Err(HypervisorError::ZeroByte) } else { Ok(()) }
+}
+
+impl Domain for LibvirtDomain {
+    fn signals(&self) -> Arc<Signals> {
+        self.connection.signals().clone()
+    }
+
+    /// Reads the capabilities cache and the CPU models in the daemon (30 ms). The answer, QEMU's version, is discarded.
+    fn warm_up(&self) -> Call<()> {
+        let connection = self.connection.clone();
+        Box::pin(async move {
+            connection.run("version", CALL_DEADLINE, |connect| Ok(connect.get_hyp_version().map(drop)?)).await
+        })
+    }
+
+    fn define(&self, xml: String) -> Call<()> {
+        let connection = self.connection.clone();
+        Box::pin(async move {
+            without_zero(&xml)?;
+            let define = move |connect: &virt::connect::Connect| Ok(VirtDomain::define_xml(connect, &xml).map(drop)?);
+            connection.run("define", CALL_DEADLINE, define).await
+        })
+    }
+
+    fn definition(&self) -> Call<String> {
+        self.call("definition", CALL_DEADLINE, |domain| Ok(domain.get_xml_desc(sys::VIR_DOMAIN_XML_INACTIVE)?))
+    }
+
+    fn create(&self, paused: bool) -> Call<()> {
+        let flags = if paused { sys::VIR_DOMAIN_START_PAUSED } else { sys::VIR_DOMAIN_NONE };
+        self.call("create", CREATE_DEADLINE, move |domain| Ok(domain.create_with_flags(flags).map(drop)?))
+    }
+
+    fn facts(&self) -> Call<DomainFacts> {
+        self.call("state", CALL_DEADLINE, |domain| {
+            let (state, reason) = domain.get_state()?;
+            let active = domain.is_active()?;
+            let memory = if active { domain.get_info()?.memory.saturating_mul(1024) } else { 0 };
+            let xml = if active { domain.get_xml_desc(0)? } else { String::new() };
+            let disk_errors = if is_io_error(state, reason) { callbacks::disk_errors(domain) } else { Ok(Vec::new()) };
+            // The state is valid even if the failing disk is unknown.
+            let disk_errors = disk_errors.unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot read the errors of the domain's disks");
+                Vec::new()
+            });
+            let (lifecycle, reason) = lifecycle(state, reason);
+            Ok(DomainFacts { lifecycle, reason, memory, xml, disk_errors })
+        })
+    }
+
+    fn suspend(&self) -> Call<()> {
+        self.call("suspend", CALL_DEADLINE, |domain| Ok(domain.suspend().map(drop)?))
+    }
+
+    fn resume(&self) -> Call<()> {
+        self.call("resume", CALL_DEADLINE, |domain| Ok(domain.resume().map(drop)?))
+    }
+
+    fn reset(&self) -> Call<()> {
+        self.call("reset", CALL_DEADLINE, |domain| Ok(domain.reset().map(drop)?))
+    }
+
+    fn reboot(&self, way: RebootWay) -> Call<()> {
+        let flags = match way {
+            RebootWay::GuestAgent => sys::VIR_DOMAIN_REBOOT_GUEST_AGENT,
+            RebootWay::Acpi => sys::VIR_DOMAIN_REBOOT_ACPI_POWER_BTN,
+        };
+        let reboot = self.call("reboot", CALL_DEADLINE, move |domain| Ok(domain.reboot(flags).map(drop)?));
+        Box::pin(async move {
+            match reboot.await {
+                // The guest agent disconnects during the reboot.
+                Err(HypervisorError::GuestAgentUnresponsive(_)) => Ok(()),
+                other => other,
+            }
+        })
+    }
+
+    fn shutdown(&self) -> Call<()> {
+        self.call("shutdown", CALL_DEADLINE, |domain| {
+            Ok(domain.shutdown_flags(sys::VIR_DOMAIN_SHUTDOWN_DEFAULT).map(drop)?)
+        })
+    }
+
+    fn destroy(&self, gently: bool) -> Call<()> {
+        let flags = if gently { sys::VIR_DOMAIN_DESTROY_GRACEFUL } else { sys::VIR_DOMAIN_DESTROY_DEFAULT };
+        let (connection, name) = (self.connection.clone(), self.name.clone());
+        let destroy = move |domain: &VirtDomain| Ok(domain.destroy_flags(flags).map(drop)?);
+        Box::pin(async move { connection.end_domain("destroy", name, CALL_DEADLINE, destroy).await })
+    }
+
+    fn grow_disk(&self, target: String, size: u64) -> Call<bool> {
+        self.call("grow a disk", CALL_DEADLINE, move |domain| {
+            without_zero(&target)?;
+            if domain.get_block_info(&target, 0)?.capacity >= size {
+                return Ok(false);
+            }
+            domain.block_resize(&target, size, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?;
+            Ok(true)
+        })
+    }
+
+    fn set_time(&self, seconds: i64) -> Call<()> {
+        self.call("set time", SET_TIME_DEADLINE, move |domain| Ok(domain.set_time(seconds, 0, 0).map(drop)?))
+    }
+
+    fn guest_agent_command(&self, command: String, deadline: Duration) -> Call<String> {
+        // libvirt's own limit ends first, so that no thread stays behind.
+        let seconds = i32::try_from(deadline.as_secs().max(1)).unwrap_or(i32::MAX);
+        self.call("guest agent", deadline + AGENT_GRACE, move |domain| {
+            without_zero(&command)?;
+            match domain.qemu_agent_command(&command, seconds, 0) {
+                Ok(answer) => Ok(answer),
+                // libvirt uses one error number for errors of the guest agent and its own failures; only the message
+                // differs.
+                Err(error) if error.message().contains(GUEST_AGENT_REFUSED) => {
+                    Err(HypervisorError::GuestAgentRefused(error.message().to_owned()))
+                }
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+
+    fn stats(&self) -> Call<StatsReply> {
+        self.call("stats", STATS_DEADLINE, |domain| {
+            let parameters = callbacks::domain_stats(domain)?;
+            Ok(stats::stats(&parameters, &domain.get_xml_desc(0)?))
+        })
+    }
+
+    fn screenshot(&self) -> Call<(String, Vec<u8>)> {
+        let (connection, name) = (self.connection.clone(), self.name.clone());
+        let screenshot = move |connect: &virt::connect::Connect| {
+            let domain = VirtDomain::lookup_by_name(connect, &name)?;
+            let stream = Stream::new(connect, 0)?;
+            let kind = domain.screenshot(&stream, 0, 0)?;
+            let mut picture = Vec::new();
+            let mut buffer = vec![0; 64 * 1024];
+            loop {
+                match stream.recv(&mut buffer)? {
+                    0 => break,
+                    n if picture.len() + n > SCREENSHOT_LIMIT => {
+                        stream.abort()?;
+                        return Err(HypervisorError::PictureTooLarge);
+                    }
+                    n => picture.extend_from_slice(buffer.get(..n).unwrap_or_default()),
+                }
+            }
+            stream.finish()?;
+            Ok((kind, picture))
+        };
+        Box::pin(async move { connection.run("screenshot", CALL_DEADLINE, screenshot).await })
+    }
+}

@@ -1,0 +1,107 @@
+//! Images made of configMap, secret and downwardAPI volumes and of cloud-init's data.
+
+use std::path::{Path, PathBuf};
+
+use api::{VirtualMachineInstance, vmi::volumes::Volume};
+
+use super::disk_images::{file_source, make_parent};
+use crate::{
+    files::{FileError, UntrustedDir},
+    paths::Paths,
+    storage::{
+        DiskError, DiskSource,
+        cloud_init::{self, CloudInitData, CloudInitVolume, DataSource, TaggedInterface},
+        image::ImageFormat,
+        iso::{self, Files},
+    },
+};
+
+/// Limit of a configuration volume's file; a ConfigMap or Secret holds at most 1 MiB.
+const CONFIG_FILE_LIMIT: u64 = 4 * 1024 * 1024;
+/// Limit of a configuration volume's depth.
+const CONFIG_DEPTH: usize = 4;
+
+pub(super) fn cloud_init_volume(volume: &Volume) -> Option<CloudInitVolume<'_>> {
+    macro_rules! common {
+        ($kind:expr, $from:expr) => {
+            CloudInitVolume {
+                source: $kind,
+                name: &volume.name,
+                user_data: $from.user_data.as_deref(),
+                user_data_base64: $from.user_data_base64.as_deref(),
+                network_data: $from.network_data.as_deref(),
+                network_data_base64: $from.network_data_base64.as_deref(),
+                user_data_secret: $from.secret_ref.as_ref().is_some_and(|secret| !secret.name.is_empty()),
+                network_data_secret: $from
+                    .network_data_secret_ref
+                    .as_ref()
+                    .is_some_and(|secret| !secret.name.is_empty()),
+            }
+        };
+    }
+    if let Some(source) = &volume.cloud_init_no_cloud {
+        return Some(common!(DataSource::NoCloud, source));
+    }
+    volume.cloud_init_config_drive.as_ref().map(|source| common!(DataSource::ConfigDrive, source))
+}
+
+/// Creates the cloud-init image again with the tagged interfaces, whose addresses are known only after the domain is
+/// defined. Returns its volume and size; `None` if the data source cannot hold tags.
+///
+/// # Errors
+/// When the image cannot be created.
+pub(crate) fn write_interface_tags(
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    interfaces: Vec<TaggedInterface>,
+) -> Result<Option<(String, u64)>, DiskError> {
+    let disks = &vmi.spec.domain.devices.disks;
+    let mut volumes = vmi.spec.volumes.iter().filter(|volume| disks.iter().any(|disk| disk.name == volume.name));
+    match volumes.find_map(cloud_init_volume) {
+        Some(volume) if volume.source == DataSource::ConfigDrive => {
+            let source = make_cloud_init(&volume, vmi, paths, interfaces)?;
+            Ok(Some((volume.name.to_owned(), source.made_size)))
+        }
+        _ => Ok(None),
+    }
+}
+
+pub(super) fn make_cloud_init(
+    volume: &CloudInitVolume<'_>,
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    interfaces: Vec<TaggedInterface>,
+) -> Result<DiskSource, DiskError> {
+    let data = CloudInitData { interfaces, ..cloud_init::collect(volume, vmi, paths)? };
+    let files = cloud_init::files(volume.source, vmi, data);
+    make_iso(volume.name, paths.cloud_init(volume.name), volume.source.label(), &files)
+}
+
+pub(super) fn make_iso(volume: &str, path: PathBuf, label: &str, files: &Files) -> Result<DiskSource, DiskError> {
+    make_parent(&path)?;
+    let size =
+        iso::write(&path, label, files).map_err(|source| DiskError::Iso { volume: volume.to_owned(), source })?;
+    let mut source = file_source(path, ImageFormat::Raw);
+    source.made_size = size;
+    Ok(source)
+}
+
+/// Reads the files of a mounted configMap, secret or downwardAPI volume.
+pub(super) fn config_files(directory: &Path) -> Result<Files, FileError> {
+    let dir = UntrustedDir::open(directory)?;
+    let mut files = Files::new();
+    let mut queue = vec![(PathBuf::from("."), 0)];
+    while let Some((relative, depth)) = queue.pop() {
+        for name in dir.entries(&relative)? {
+            let path = if depth == 0 { PathBuf::from(&name) } else { relative.join(&name) };
+            match dir.read(&path, CONFIG_FILE_LIMIT) {
+                Ok(content) => {
+                    files.insert(path.to_string_lossy().into_owned(), content);
+                }
+                Err(FileError::NotRegular(_)) if depth < CONFIG_DEPTH => queue.push((path, depth + 1)),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(files)
+}

@@ -1,0 +1,156 @@
+//! Disk images: overlays over container disks, claims, host disks and empty disks.
+
+use std::{
+    fs::DirBuilder,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use api::VirtualMachineInstance;
+
+use super::Tolerance;
+use crate::{
+    files::{FileError, UntrustedDir},
+    paths::Paths,
+    storage::{
+        Backend, DiskError, DiskSource,
+        claims::{CLAIM_IMAGE, MEBIBYTE, claim_info, claim_size},
+        grow,
+        image::{self, ImageFormat},
+    },
+};
+
+/// Finds the image file of a container disk: the spec's path, else the only file in `/disk`.
+pub(super) fn container_disk(volume: &str, directory: &Path, path: Option<&str>) -> Result<PathBuf, DiskError> {
+    let failed = |source| DiskError::File { volume: volume.to_owned(), source };
+    let image = UntrustedDir::open(directory).map_err(failed)?;
+    if let Some(path) = path.filter(|p| !p.is_empty()) {
+        return image.regular_file(Path::new(path)).map_err(failed);
+    }
+    let entries = image.entries(Path::new("disk")).map_err(failed)?;
+    let [only] = entries.as_slice() else {
+        return Err(DiskError::NotOneFile { volume: volume.to_owned(), count: entries.len() });
+    };
+    image.regular_file(&Path::new("disk").join(only)).map_err(failed)
+}
+
+/// Creates a writable overlay over an image.
+pub(super) fn layer(
+    volume: &str,
+    backing: PathBuf,
+    format: ImageFormat,
+    size: u64,
+    paths: &Paths,
+) -> Result<DiskSource, DiskError> {
+    let path = paths.overlay(volume);
+    make_parent(&path)?;
+    // A disk has whole sectors; a raw file may not.
+    let size = size.next_multiple_of(512);
+    image::create_qcow2(&path, size, Some((&backing, format)))
+        .map_err(|source| DiskError::Image { volume: volume.to_owned(), source })?;
+    let direct_io = image::supports_direct_io(&path) && image::supports_direct_io(&backing);
+    Ok(DiskSource {
+        backend: Backend::File { path, format: ImageFormat::Qcow2 },
+        backing: Some((backing, format)),
+        direct_io,
+        preallocated: false,
+        made_size: 0,
+    })
+}
+
+/// Returns the source of a claim: a block device, or the image file in its file system. With a tolerance the image
+/// belongs to the VMI: it is created if missing and grows to the claim's capacity.
+pub(super) fn claim_source(
+    volume: &str,
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    own: Option<&Tolerance>,
+) -> Result<DiskSource, DiskError> {
+    let device = paths.block_volume(volume);
+    if image::is_block_device(&device) {
+        let direct_io = image::supports_direct_io(&device);
+        return Ok(DiskSource {
+            backend: Backend::Block { path: device },
+            backing: None,
+            direct_io,
+            preallocated: false,
+            made_size: 0,
+        });
+    }
+    let info = claim_info(volume, vmi);
+    let own = match (own, info) {
+        (Some(tolerance), Some(info)) => claim_size(volume, info)?.map(|size| (size, tolerance)),
+        _ => None,
+    };
+    let source = filesystem_disk(volume, &paths.filesystem_volume(volume), CLAIM_IMAGE, own)?;
+    // The image of a CD-ROM has its final size, and other VMIs may use it.
+    let in_drive = vmi.spec.domain.devices.disks.iter().any(|disk| disk.name == volume && disk.cdrom.is_some());
+    if !in_drive
+        && let (Backend::File { path, .. }, Some((size, _))) = (&source.backend, own)
+        && let Err(error) =
+            grow::grow(path, size, info.and_then(|info| info.filesystem_overhead.as_deref()), source.preallocated)
+    {
+        // For example a read-only claim. The guest still has its disk.
+        tracing::warn!(volume, %error, "cannot resize the image to its claim");
+    }
+    Ok(source)
+}
+
+pub(super) fn filesystem_disk(
+    volume: &str,
+    directory: &Path,
+    file: &str,
+    create: Option<(u64, &Tolerance)>,
+) -> Result<DiskSource, DiskError> {
+    let failed = |source| DiskError::File { volume: volume.to_owned(), source };
+    let dir = UntrustedDir::open(directory).map_err(failed)?;
+    if !Paths::is_single_component(file) {
+        return Err(DiskError::Name(file.to_owned()));
+    }
+    let path = match (dir.regular_file(Path::new(file)), create) {
+        (Err(FileError::Open { source: rustix::io::Errno::NOENT, .. }), Some((size, tolerance))) => {
+            make_raw(&directory.join(file), directory, size, tolerance)?;
+            dir.regular_file(Path::new(file)).map_err(failed)?
+        }
+        (result, _) => result.map_err(failed)?,
+    };
+    let mut source = file_source(path.clone(), ImageFormat::Raw);
+    source.preallocated = image::is_preallocated(&path);
+    Ok(source)
+}
+
+/// Creates a raw image as a sparse file.
+pub(super) fn make_raw(path: &Path, directory: &Path, size: u64, tolerance: &Tolerance) -> Result<(), DiskError> {
+    let failed = |source| DiskError::Write { path: path.to_owned(), source };
+    let stat = rustix::fs::statvfs(directory).map_err(|e| failed(e.into()))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(tolerance.reserve);
+    let mut granted = size;
+    if size > free {
+        let lack = tolerance.lack_percent;
+        if size / 100 * 100_u64.saturating_sub(lack) > free {
+            return Err(DiskError::NoSpace { path: path.to_owned(), wanted: size, free, lack });
+        }
+        granted = free / MEBIBYTE * MEBIBYTE;
+        tracing::warn!(
+            path = %path.display(),
+            "PV size too small: expected {size} B, found {free} B. Using it anyway, it is within {lack} % toleration"
+        );
+    }
+    // Exclusive: never replace a file or follow a link that appears meanwhile.
+    let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o660).open(path).map_err(failed)?;
+    file.set_len(granted).map_err(failed)
+}
+
+pub(super) fn file_source(path: PathBuf, format: ImageFormat) -> DiskSource {
+    let direct_io = image::supports_direct_io(&path);
+    DiskSource { backend: Backend::File { path, format }, backing: None, direct_io, preallocated: false, made_size: 0 }
+}
+
+pub(super) fn make_parent(path: &Path) -> Result<(), DiskError> {
+    let parent = path.parent().unwrap_or(path);
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(parent)
+        .map_err(|source| DiskError::Write { path: parent.to_owned(), source })
+}

@@ -1,0 +1,174 @@
+//! Prepares a VMI's volumes: creates missing images and grows existing ones. `disk_images` holds the disks, `config_images` the
+//! images made of configuration and of cloud-init's data.
+
+mod config_images;
+mod disk_images;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use api::{
+    VirtualMachineInstance,
+    vmi::{disks::Disk, features::FeatureState, volumes::Volume},
+};
+
+pub(crate) use self::config_images::write_interface_tags;
+use self::{
+    config_images::{cloud_init_volume, config_files, make_cloud_init, make_iso},
+    disk_images::{claim_source, container_disk, file_source, filesystem_disk, layer, make_parent},
+};
+use super::{
+    Backend, DiskError, DiskSource,
+    claims::{device_size, disk_size},
+    image::{self, BlockSizes, ImageFormat},
+};
+use crate::{files::UntrustedDir, paths::Paths};
+
+/// Sources of a VMI's disks and boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Prepared {
+    /// Sources by volume.
+    pub(crate) sources: BTreeMap<String, DiskSource>,
+    /// Block sizes by volume, for disks that match their volume's.
+    pub(crate) block_sizes: BTreeMap<String, BlockSizes>,
+    /// Kernel for direct kernel boot.
+    pub(crate) kernel: Option<PathBuf>,
+    /// Initial RAM disk for direct kernel boot.
+    pub(crate) initrd: Option<PathBuf>,
+}
+
+/// The cluster's limits for images created in file systems.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tolerance {
+    /// Percent of the size that may be missing.
+    pub(crate) lack_percent: u64,
+    /// Bytes to leave free.
+    pub(crate) reserve: u64,
+}
+
+impl Tolerance {
+    /// Reads the limits from virt-handler's options.
+    pub(crate) fn of(options: &protocol::VmiOptions) -> Self {
+        Self { lack_percent: u64::from(options.tolerated_lack_percent.min(100)), reserve: options.reserved_bytes }
+    }
+}
+
+/// Creates all images of a VMI. Existing images are kept; an image in a claim grows to the claim's capacity.
+///
+/// # Errors
+/// When a volume's content is invalid or an image cannot be created.
+pub(crate) fn prepare(
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    tolerance: &Tolerance,
+) -> Result<Prepared, DiskError> {
+    let mut prepared = Prepared::default();
+    let disks: BTreeSet<&str> = vmi.spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
+    for volume in &vmi.spec.volumes {
+        if !Paths::is_single_component(&volume.name) {
+            return Err(DiskError::Name(volume.name.clone()));
+        }
+        if !disks.contains(volume.name.as_str()) {
+            continue;
+        }
+        if let Some(cloud_init) = cloud_init_volume(volume) {
+            prepared.sources.insert(volume.name.clone(), make_cloud_init(&cloud_init, vmi, paths, Vec::new())?);
+            continue;
+        }
+        let source = make(volume, vmi, paths, tolerance)?;
+        prepared.sources.insert(volume.name.clone(), source);
+    }
+    for disk in vmi.spec.domain.devices.disks.iter().filter(|disk| matches_volume(disk)) {
+        let Some(source) = prepared.sources.get(&disk.name) else { continue };
+        let sizes = image::block_sizes(&source.backend)
+            .map_err(|source| DiskError::BlockSizes { volume: disk.name.clone(), source })?;
+        prepared.block_sizes.insert(disk.name.clone(), sizes);
+    }
+    if let Some(container) = vmi
+        .spec
+        .domain
+        .firmware
+        .as_ref()
+        .and_then(|firmware| firmware.kernel_boot.as_ref())
+        .and_then(|boot| boot.container.as_ref())
+    {
+        let failed = |source| DiskError::File { volume: "kernel-boot-volume".into(), source };
+        let image = UntrustedDir::open(&paths.kernel_boot).map_err(failed)?;
+        let file = |path: &Option<String>| {
+            path.as_ref().filter(|p| !p.is_empty()).map(|p| image.regular_file(Path::new(p))).transpose()
+        };
+        prepared.kernel = file(&container.kernel_path).map_err(failed)?;
+        prepared.initrd = file(&container.initrd_path).map_err(failed)?;
+    }
+    Ok(prepared)
+}
+
+/// Reports a disk with the block sizes of its volume.
+fn matches_volume(disk: &Disk) -> bool {
+    let matching = disk.block_size.as_ref().and_then(|size| size.match_volume.as_ref());
+    matching.is_some_and(FeatureState::is_enabled)
+}
+
+fn make(
+    volume: &Volume,
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    tolerance: &Tolerance,
+) -> Result<DiskSource, DiskError> {
+    let name = volume.name.as_str();
+    if let Some(disk) = &volume.container_disk {
+        let file = container_disk(name, &paths.container_disk(name), disk.path.as_deref())?;
+        let info = image::inspect(&file).map_err(|source| DiskError::Image { volume: name.to_owned(), source })?;
+        return layer(name, file, info.format, info.virtual_size, paths);
+    }
+    if let Some(empty) = &volume.empty_disk {
+        let size = disk_size(name, &empty.capacity)?;
+        let path = paths.empty_disk(name);
+        make_parent(&path)?;
+        image::create_qcow2(&path, size, None)
+            .map_err(|source| DiskError::Image { volume: name.to_owned(), source })?;
+        return Ok(file_source(path, ImageFormat::Qcow2));
+    }
+    if volume.ephemeral.as_ref().is_some_and(|ephemeral| ephemeral.persistent_volume_claim.is_some()) {
+        let (Backend::File { path, .. } | Backend::Block { path }) = claim_source(name, vmi, paths, None)?.backend;
+        // Raw, whatever its first bytes are: the disk belongs to the guest, which may have encrypted it.
+        let size = device_size(&path).map_err(|source| DiskError::Write { path: path.clone(), source })?;
+        return layer(name, path, ImageFormat::Raw, size, paths);
+    }
+    if volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() {
+        return claim_source(name, vmi, paths, Some(tolerance));
+    }
+    if let Some(host) = &volume.host_disk {
+        let file = Path::new(&host.path).file_name().and_then(|f| f.to_str()).unwrap_or_default();
+        let create = (host.type_ == "DiskOrCreate").then_some(host.capacity.as_ref()).flatten();
+        let size = create.map(|capacity| disk_size(name, capacity)).transpose()?;
+        return filesystem_disk(name, &paths.filesystem_volume(name), file, size.map(|size| (size, tolerance)));
+    }
+    let (directory, label) = if let Some(v) = &volume.config_map {
+        (paths.config_map(name), v.volume_label.as_deref())
+    } else if let Some(v) = &volume.secret {
+        (paths.secret(name), v.volume_label.as_deref())
+    } else if let Some(v) = &volume.downward_api {
+        (paths.downward_api(name), v.volume_label.as_deref())
+    } else if volume.service_account.is_some() {
+        (PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount"), None)
+    } else if volume.sysprep.is_some() {
+        (paths.private.join("sysprep").join(name), Some("unattendCD"))
+    } else {
+        return Err(DiskError::Unsupported(name.to_owned()));
+    };
+    let files = config_files(&directory).map_err(|source| DiskError::File { volume: name.to_owned(), source })?;
+    if volume.sysprep.is_some()
+        && !files.keys().any(|f| ["autounattend.xml", "unattend.xml"].contains(&f.to_ascii_lowercase().as_str()))
+    {
+        return Err(DiskError::Content {
+            volume: name.to_owned(),
+            message: "Sysprep drive should contain autounattend.xml or unattend.xml but neither were found.".into(),
+        });
+    }
+    make_iso(name, paths.config_disk(name), label.filter(|l| !l.is_empty()).unwrap_or("cfgdata"), &files)
+}

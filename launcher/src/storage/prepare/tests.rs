@@ -1,0 +1,228 @@
+//! Volumes prepared in a scratch directory.
+
+use serde_json::json;
+
+use super::{disk_images::make_raw, *};
+use crate::storage::{claims::MEBIBYTE, cloud_init::TaggedInterface, iso::Files};
+
+/// Default settings of a cluster.
+const DEFAULT: Tolerance = Tolerance { lack_percent: 10, reserve: 131_072 };
+
+struct Scratch(Paths, PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("launcher-prepare-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let paths = Paths {
+            private: root.join("private"),
+            sockets: root.join("sockets"),
+            runtime: root.join("run"),
+            ephemeral: root.join("ephemeral"),
+            container_disks: root.join("images"),
+            kernel_boot: root.join("kernel"),
+            dev: root.join("dev"),
+        };
+        for dir in ["private/vmi-disks/data", "private/config-map/cm", "images/root/disk", "kernel/boot"] {
+            std::fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        Self(paths, root)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.1);
+    }
+}
+
+fn vmi(volume: serde_json::Value) -> VirtualMachineInstance {
+    let name = volume["name"].clone();
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "ns", "uid": "u"},
+        "spec": {"domain": {"devices": {"disks": [{"name": name, "disk": {"bus": "virtio"}}]}}, "volumes": [volume]},
+    }))
+    .unwrap()
+}
+
+#[test]
+fn a_container_disk_gets_a_layer_of_its_size() {
+    let scratch = Scratch::new("layer");
+    std::fs::write(scratch.1.join("images/root/disk/any.img"), vec![1; 1000]).unwrap();
+    let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
+    let source = prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources.remove("root").unwrap();
+    assert_eq!(source.backend, Backend::File { path: scratch.0.overlay("root"), format: ImageFormat::Qcow2 });
+    assert_eq!(source.backing.unwrap().1, ImageFormat::Raw);
+    assert_eq!(&std::fs::read(scratch.0.overlay("root")).unwrap()[24..32], &1024_u64.to_be_bytes());
+}
+
+#[test]
+fn an_overlay_over_a_claim_ignores_the_content_of_the_disk() {
+    let scratch = Scratch::new("ephemeral");
+    let image = scratch.1.join("private/vmi-disks/data/disk.img");
+    let vmi = vmi(json!({"name": "data", "ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}}));
+    for start in [b"LUKS\xba\xbe\0\x01", b"QFI\xfb\0\0\0\x03"] {
+        let mut content = start.to_vec();
+        content.resize(2048, 0);
+        std::fs::write(&image, content).unwrap();
+        let source = prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources.remove("data").unwrap();
+        assert_eq!(source.backing.unwrap().1, ImageFormat::Raw);
+        assert_eq!(&std::fs::read(scratch.0.overlay("data")).unwrap()[24..32], &2048_u64.to_be_bytes());
+        std::fs::remove_file(scratch.0.overlay("data")).unwrap();
+    }
+}
+
+#[test]
+fn an_image_with_two_files_or_none_is_refused() {
+    let scratch = Scratch::new("count");
+    let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
+    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::NotOneFile { count: 0, .. })));
+    for name in ["a", "b"] {
+        std::fs::write(scratch.1.join("images/root/disk").join(name), "x").unwrap();
+    }
+    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::NotOneFile { count: 2, .. })));
+}
+
+#[test]
+fn cve_2022_1798_the_path_of_a_container_disk_stays_in_the_image() {
+    let scratch = Scratch::new("cve-2022-1798");
+    std::fs::write(scratch.1.join("secret"), "x").unwrap();
+    for path in ["../../secret", "/disk/../../../secret"] {
+        let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x", "path": path}}));
+        assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::File { .. })), "{path}");
+    }
+}
+
+#[test]
+fn a_claim_without_an_image_gets_one_of_the_smaller_of_request_and_capacity() {
+    let scratch = Scratch::new("claim");
+    let mut vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT).is_err());
+    vmi.status = Some(
+        serde_json::from_value(json!({"volumeStatus": [{"name": "data", "target": "", "persistentVolumeClaimInfo":
+            {"capacity": {"storage": "5Mi"}, "requests": {"storage": "3500Ki"}}}]}))
+        .unwrap(),
+    );
+    prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
+    let path = scratch.1.join("private/vmi-disks/data/disk.img");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MEBIBYTE);
+    std::fs::write(&path, "kept").unwrap();
+    prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
+    let image = std::fs::read(&path).unwrap();
+    assert!(image.starts_with(b"kept") && image.len() as u64 == 2 * MEBIBYTE, "grown to what is left of it");
+}
+
+#[test]
+fn an_image_in_a_drive_stays_as_it_is() {
+    let scratch = Scratch::new("drive");
+    let path = scratch.1.join("private/vmi-disks/data/disk.img");
+    let mut vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
+    vmi.status = Some(
+        serde_json::from_value(json!({"volumeStatus": [{"name": "data", "target": "", "persistentVolumeClaimInfo":
+            {"capacity": {"storage": "5Mi"}, "requests": {"storage": "5Mi"}}}]}))
+        .unwrap(),
+    );
+    for (disk, length) in [
+        (json!({"name": "data", "cdrom": {"bus": "sata"}}), 2048),
+        (json!({"name": "data", "disk": {"bus": "sata"}}), 4 * MEBIBYTE),
+    ] {
+        std::fs::write(&path, [7_u8; 2048]).unwrap();
+        vmi.spec.domain.devices.disks[0] = serde_json::from_value(disk.clone()).unwrap();
+        prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), length, "{disk}");
+    }
+}
+
+#[test]
+fn the_cluster_limits_the_lack_of_a_claim() {
+    let scratch = Scratch::new("tolerance");
+    let directory = scratch.1.join("private/vmi-disks/data");
+    let stat = rustix::fs::statvfs(&directory).unwrap();
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    // Free space changes during the test, so the rows stay far from the limits.
+    for (wanted, lack_percent, reserve, made) in [
+        (free / 4, 0, 0, true),
+        (free / 4, 0, free, false),
+        (free * 2, 10, 0, false),
+        (free * 2, 75, 0, true),
+        (free * 2, 100, free, true),
+    ] {
+        let path = directory.join("made.img");
+        let _ = std::fs::remove_file(&path);
+        let result = make_raw(&path, &directory, wanted, &Tolerance { lack_percent, reserve });
+        assert_eq!(result.is_ok(), made, "{lack_percent} {result:?}");
+    }
+}
+
+#[test]
+fn cve_2025_64433_a_link_in_a_claim_is_not_followed_out_of_it() {
+    let scratch = Scratch::new("cve-2025-64433");
+    std::fs::write(scratch.1.join("secret"), "x").unwrap();
+    std::os::unix::fs::symlink("../../../secret", scratch.1.join("private/vmi-disks/data/disk.img")).unwrap();
+    let vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
+    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::File { .. })));
+}
+
+#[test]
+fn a_config_map_becomes_an_image_of_its_keys() {
+    let scratch = Scratch::new("config");
+    let dir = scratch.1.join("private/config-map/cm");
+    std::fs::create_dir_all(dir.join("..2026")).unwrap();
+    std::fs::write(dir.join("..2026/key"), "value").unwrap();
+    std::os::unix::fs::symlink("..2026", dir.join("..data")).unwrap();
+    std::os::unix::fs::symlink("..data/key", dir.join("key")).unwrap();
+    assert_eq!(config_files(&dir).unwrap(), Files::from([("key".to_owned(), b"value".to_vec())]));
+    let vmi = vmi(json!({"name": "cm", "configMap": {"name": "c"}}));
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources["cm"].made_size > 0);
+}
+
+#[test]
+fn block_sizes_are_looked_up_where_the_disk_matches_those_of_the_volume() {
+    let scratch = Scratch::new("blocks");
+    let mut vmi = vmi(json!({"name": "e", "emptyDisk": {"capacity": "2Mi"}}));
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().block_sizes.is_empty());
+    let disk = &mut vmi.spec.domain.devices.disks[0];
+    disk.block_size = serde_json::from_value(json!({"matchVolume": {}})).unwrap();
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().block_sizes["e"].logical >= 512);
+}
+
+#[test]
+fn tags_of_interfaces_are_written_to_a_config_drive_only() {
+    let scratch = Scratch::new("roles");
+    let interface = TaggedInterface { address: "0000:01:00.0".into(), mac: "02::1".into(), tag: "backup".into() };
+    for (kind, tagged) in [("cloudInitConfigDrive", true), ("cloudInitNoCloud", false)] {
+        let vmi = vmi(json!({"name": "ci", kind: {"userData": "x"}}));
+        let before = prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources["ci"].made_size;
+        let after = write_interface_tags(&vmi, &scratch.0, vec![interface.clone()]).unwrap();
+        assert_eq!(after.is_some_and(|(volume, size)| volume == "ci" && size >= before), tagged, "{kind}");
+        let image = std::fs::read(scratch.0.cloud_init("ci")).unwrap();
+        let has_tag = image.windows(8).any(|text| text == b"\"backup\"");
+        assert_eq!(has_tag, tagged, "{kind}");
+    }
+}
+
+#[test]
+fn an_empty_disk_below_one_mebibyte_is_refused() {
+    let scratch = Scratch::new("empty");
+    let vmi = vmi(json!({"name": "e", "emptyDisk": {"capacity": "1000Ki"}}));
+    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::TooSmall(_))));
+}
+
+#[test]
+fn cve_2025_64324_a_host_disk_is_made_only_where_nothing_is() {
+    let scratch = Scratch::new("cve-2025-64324");
+    std::fs::write(scratch.1.join("secret"), "kept").unwrap();
+    let directory = scratch.1.join("private/vmi-disks/data");
+    let source = json!({"path": "/data/disk.img", "type": "DiskOrCreate", "capacity": "4Mi"});
+    let vmi = vmi(json!({"name": "data", "hostDisk": source}));
+    // A link out of the directory to a file, to nothing, and a link to nothing within.
+    for target in ["../../../secret", "../../../absent", "gone"] {
+        std::os::unix::fs::symlink(target, directory.join("disk.img")).unwrap();
+        let made = prepare(&vmi, &scratch.0, &DEFAULT);
+        assert!(matches!(made, Err(DiskError::File { .. } | DiskError::Write { .. })), "{target}: {made:?}");
+        std::fs::remove_file(directory.join("disk.img")).unwrap();
+    }
+    assert_eq!(std::fs::read(scratch.1.join("secret")).unwrap(), b"kept");
+    assert!(!scratch.1.join("absent").exists() && !directory.join("gone").exists());
+}
