@@ -15,15 +15,15 @@ use crate::{
     EPOCH,
     cache::{Cache, Key},
     error::{At, Result},
-    tool,
+    run,
 };
 
 /// Debian release of all images.
-pub const SUITE: &str = "trixie";
+pub(crate) const SUITE: &str = "trixie";
 
 /// Extent of the installation by mmdebstrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Variant {
+pub(crate) enum Variant {
     /// Unpacks packages and their dependencies without running anything.
     Extract,
     /// Installs and configures a bootable system with the required packages and the listed ones.
@@ -32,7 +32,7 @@ pub enum Variant {
 
 /// Packages to unpack or install into a directory.
 #[derive(Debug, Clone)]
-pub struct Request<'a> {
+pub(crate) struct Request<'a> {
     /// Extent of the installation.
     pub variant: Variant,
     /// Names of packages. Dependencies are included, recommendations are not.
@@ -43,7 +43,7 @@ pub struct Request<'a> {
 
 /// An unpacked root and the metadata of its packages.
 #[derive(Debug, Clone)]
-pub struct Root {
+pub(crate) struct Root {
     /// The root directory.
     pub path: PathBuf,
     /// One `NAME.control` and one `NAME.list` for each package, for roots of [`Variant::Extract`].
@@ -67,7 +67,7 @@ fn sources() -> String {
 }
 
 /// Returns the root for `request`, from the cache or newly built.
-pub fn root(cache: &Cache, request: &Request<'_>) -> Result<Root> {
+pub(crate) fn root(cache: &Cache, request: &Request<'_>) -> Result<Root> {
     let sources = sources();
     let mut key = Key::default().with(&sources).with(RECORD_PACKAGES).with(format!("{:?}", request.variant));
     for item in request.packages {
@@ -110,7 +110,7 @@ fn make(dir: &Path, sources: &str, request: &Request<'_>) -> Result<()> {
         command.arg(format!("--customize-hook={hook}"));
     }
     command.arg(SUITE).arg(dir.join("root")).arg(&list);
-    tool::run(&mut command, "Debian packages util-linux and mmdebstrap")?;
+    run::run(&mut command, "Debian packages util-linux and mmdebstrap")?;
     // apt assigns this folder to its own user only if that user can reach it, which depends on the path of the cache.
     let partial = dir.join("root/var/lib/apt/lists/partial");
     if partial.is_dir() { chown(&partial, Some(0), Some(0)).at(&partial) } else { Ok(()) }

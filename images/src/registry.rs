@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use crate::{error::Result, tool};
+use crate::{error::Result, run};
 
 /// Copies one archive to `registry` (host and path) under the image's name and tag, with the same digest. skopeo provides the
 /// credentials (`skopeo login`, `REGISTRY_AUTH_FILE`).
@@ -14,6 +14,6 @@ pub fn push(archive: &Path, registry: &str, image: &str, tag: &str, plain_http: 
         command.arg("--dest-tls-verify=false");
     }
     command.arg(format!("oci-archive:{}", archive.display())).arg(format!("docker://{target}"));
-    tool::run(&mut command, "Debian package skopeo")?;
+    run::run(&mut command, "Debian package skopeo")?;
     Ok(target)
 }

@@ -4,7 +4,7 @@ use elf::{ElfBytes, abi, endian::LittleEndian, gnu_symver, parse::ParseError, st
 
 /// Dynamic linking information of an ELF file.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Object {
+pub(crate) struct Object {
     /// Dynamic loader of a program.
     pub interpreter: Option<String>,
     /// Names of needed libraries.
@@ -18,12 +18,12 @@ pub struct Object {
 }
 
 /// Returns true if the bytes start with the ELF magic number.
-pub fn is_elf(bytes: &[u8]) -> bool {
+pub(crate) fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
 /// Parses an ELF file.
-pub fn parse(bytes: &[u8]) -> Result<Object, ParseError> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Object, ParseError> {
     let file = ElfBytes::<LittleEndian>::minimal_parse(bytes)?;
     let mut object = Object::default();
     if let Some(segments) = file.segments() {

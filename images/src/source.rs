@@ -39,7 +39,7 @@ impl Source {
         })
     }
 
-    /// Returns the variables that virt-api reads (see `apiserver/src/discovery.rs`).
+    /// Returns the variables that virt-api reads (see `apiserver/src/discovery/documents.rs`).
     pub fn variables(&self) -> Vec<String> {
         let state = if self.clean { "clean" } else { "dirty" };
         vec![

@@ -14,9 +14,12 @@ use crate::{
     error::{At, Error, Result},
 };
 
+/// User and group of virt-launcher and QEMU, which own the files on volumes.
+pub(crate) const QEMU_USER: u32 = 107;
+
 /// Source of a file's bytes.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub(crate) enum Source {
     /// A file on the host.
     Disk(PathBuf),
     /// Bytes in memory.
@@ -25,7 +28,7 @@ pub enum Source {
 
 impl Source {
     /// Reads the whole content.
-    pub fn read(&self) -> Result<Vec<u8>> {
+    pub(crate) fn read(&self) -> Result<Vec<u8>> {
         match self {
             Self::Disk(path) => fs::read(path).at(path),
             Self::Bytes(bytes) => Ok(bytes.clone()),
@@ -35,7 +38,7 @@ impl Source {
 
 /// Type and content of an entry.
 #[derive(Debug, Clone)]
-pub enum Content {
+pub(crate) enum Content {
     /// A directory.
     Dir,
     /// A regular file.
@@ -46,7 +49,7 @@ pub enum Content {
 
 /// An entry.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub(crate) struct Node {
     /// Permission bits.
     pub mode: u32,
     /// Owner and group, which are equal in all images.
@@ -57,43 +60,43 @@ pub struct Node {
 
 /// Files by path, without leading or trailing slash.
 #[derive(Debug, Clone, Default)]
-pub struct Tree {
+pub(crate) struct Tree {
     nodes: BTreeMap<String, Node>,
 }
 
 impl Tree {
     /// Iterates over all entries, parents before children.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
         self.nodes.iter().map(|(path, node)| (path.as_str(), node))
     }
 
     /// Returns the entry at this path.
-    pub fn get(&self, path: &str) -> Option<&Node> {
+    pub(crate) fn get(&self, path: &str) -> Option<&Node> {
         self.nodes.get(path)
     }
 
     /// Adds a directory, or changes its mode and owner, and missing parents.
-    pub fn dir(&mut self, path: &str, mode: u32, owner: u32) {
+    pub(crate) fn dir(&mut self, path: &str, mode: u32, owner: u32) {
         self.put(path, Node { mode, owner, content: Content::Dir });
     }
 
     /// Adds a file with these bytes.
-    pub fn file(&mut self, path: &str, mode: u32, bytes: impl Into<Vec<u8>>) {
+    pub(crate) fn file(&mut self, path: &str, mode: u32, bytes: impl Into<Vec<u8>>) {
         self.put(path, Node { mode, owner: 0, content: Content::File(Source::Bytes(bytes.into())) });
     }
 
     /// Adds a file of the host.
-    pub fn copy(&mut self, path: &str, mode: u32, owner: u32, from: impl Into<PathBuf>) {
+    pub(crate) fn copy(&mut self, path: &str, mode: u32, owner: u32, from: impl Into<PathBuf>) {
         self.put(path, Node { mode, owner, content: Content::File(Source::Disk(from.into())) });
     }
 
     /// Adds a symbolic link.
-    pub fn link(&mut self, path: &str, target: &str) {
+    pub(crate) fn link(&mut self, path: &str, target: &str) {
         self.put(path, Node { mode: 0o777, owner: 0, content: Content::Link(target.to_owned()) });
     }
 
     /// Adds an entry and missing parents.
-    pub fn put(&mut self, path: &str, node: Node) {
+    pub(crate) fn put(&mut self, path: &str, node: Node) {
         let path = path.trim_matches('/');
         let mut at = 0;
         while let Some(slash) = path[at..].find('/') {
@@ -105,7 +108,7 @@ impl Tree {
     }
 
     /// Adds an entry of a host directory with its mode. Fails unless it is a directory, file or link.
-    pub fn take(&mut self, root: &Path, path: &str) -> Result<()> {
+    pub(crate) fn take(&mut self, root: &Path, path: &str) -> Result<()> {
         let from = root.join(path);
         let meta = fs::symlink_metadata(&from).at(&from)?;
         // Files of packages belong to root. Images need no set-user-ID bits.
@@ -124,14 +127,14 @@ impl Tree {
     }
 
     /// Adds all entries of `other`.
-    pub fn extend(&mut self, other: Self) {
+    pub(crate) fn extend(&mut self, other: Self) {
         for (path, node) in other.nodes {
             self.put(&path, node);
         }
     }
 
     /// Returns a key of all entries. It includes size and modification time of files on disk, not their content.
-    pub fn key(&self) -> Result<Key> {
+    pub(crate) fn key(&self) -> Result<Key> {
         let mut key = Key::default();
         for (path, node) in self.iter() {
             key.add(path);
@@ -157,7 +160,7 @@ impl Tree {
     }
 
     /// Returns the total size of all files in bytes.
-    pub fn size(&self) -> Result<u64> {
+    pub(crate) fn size(&self) -> Result<u64> {
         let mut size = 0;
         for (_, node) in self.iter() {
             size += match &node.content {

@@ -11,9 +11,9 @@ use std::{
 };
 
 use crate::{
-    debian::Root,
     error::{At, Error, Result},
     object::{self, Object},
+    packages::Root,
     tree::{Content, Source, Tree},
 };
 
@@ -28,7 +28,7 @@ const MAX_LINKS: usize = 16;
 
 /// Returns the entries of `root` that match `patterns` (a path, optionally with `*` in its last part; directories include all
 /// below), except those that start with one of `except`, and the libraries needed by them and by the files of `programs`.
-pub fn select(root: &Root, patterns: &[&str], except: &[&str], programs: &Tree) -> Result<Tree> {
+pub(crate) fn select(root: &Root, patterns: &[&str], except: &[&str], programs: &Tree) -> Result<Tree> {
     let mut picked = Picked { root: &root.path, except, tree: Tree::default() };
     for link in TOP_LINKS {
         picked.tree.take(&root.path, link)?;
@@ -175,7 +175,7 @@ fn read_object(path: &str, content: &Content) -> Result<Option<Object>> {
 }
 
 /// Returns a path without `.` and `..`, without leading slash, in merged-`/usr` form.
-pub fn normalize(path: &str) -> String {
+pub(crate) fn normalize(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {

@@ -1,9 +1,9 @@
-//! Disks that boot by BIOS and by UEFI, put together from files without a loop device.
+//! Disk images that boot by BIOS and by UEFI, built from files without loop devices and mounts.
 //!
 //! ```text
-//! sector 0     boot sector of the loader for BIOS, with the partition table written into it
-//! sector 1..   the rest of the loader and its table
-//! sector 2048  partition 2: the EFI system partition with GRUB for UEFI, which carries its own configuration
+//! sector 0     boot sector of GRUB with the partition table
+//! sector 1..   GRUB for BIOS
+//! sector 2048  partition 2: the EFI system partition with GRUB for UEFI
 //! sector 6144  partition 1: the file system, last on the disk so that it can grow
 //! ```
 
@@ -13,60 +13,57 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::grub::{self, Linux, Platform};
 use crate::{
+    EPOCH,
     error::{At, Error, Result},
-    loader::{self, Boot},
-    tool,
+    run,
 };
 
 const SECTOR: u64 = 512;
-/// The EFI system partition.
+/// First sector of the EFI system partition.
 const ESP_START: u32 = 2048;
 const ESP_SECTORS: u32 = 4096;
-/// The file system's partition.
+/// First sector of the file system's partition.
 const PARTITION_START: u32 = ESP_START + ESP_SECTORS;
-/// Identity of the EFI system partition's file system, fixed so that the same content gives the same bytes.
+/// Volume ID of the EFI system partition's file system, fixed for reproducible images.
 const ESP_VOLUME: &str = "46655669";
-/// Where UEFI looks on a disk that it has no entry for.
+/// Default boot loader of a disk under UEFI (UEFI specification, section 3.5.1.1).
 const EFI_LOADER: &str = "::/EFI/BOOT/BOOTX64.EFI";
 
-/// What GRUB needs to read the partition and start Linux.
-const GRUB_MODULES: [&str; 4] = ["part_msdos", "ext2", "search_label", "linux"];
-
-/// A file system made from a directory.
+/// Parameters of an ext4 file system.
 #[derive(Debug, Clone)]
-pub struct FileSystem<'a> {
-    /// Its label.
-    pub label: &'a str,
-    /// Fixed identity, so that the same content gives the same bytes.
+pub(super) struct FileSystem<'a> {
+    /// UUID, fixed for reproducible images.
     pub uuid: &'a str,
     /// Size in bytes, a multiple of a megabyte.
     pub size: u64,
-    /// Whether it has a journal.
+    /// Adds a journal.
     pub journal: bool,
 }
 
-/// Makes `to`, a raw disk image that boots from a file system with the content of `directory`.
+/// Builds the raw disk image `to` with the content of `directory`, which boots `linux` from it.
 ///
-/// `tools` is a Debian root with binutils, grub-efi-amd64-bin, dosfstools, mtools and e2fsprogs; `work` a directory for
-/// intermediate files.
-pub fn make(
+/// `tools` is a Debian root with GRUB, dosfstools, mtools and e2fsprogs; `work` a directory for intermediate files.
+pub(super) fn build(
     tools: &Path,
     directory: &Path,
     system: &FileSystem<'_>,
-    boot: &Boot<'_>,
+    linux: &Linux<'_>,
     work: &Path,
     to: &Path,
 ) -> Result<()> {
     let partition = work.join("partition");
-    make_ext4(tools, directory, system, &partition)?;
-    let loader = loader::make(tools, directory, &partition, PARTITION_START, boot, work)?;
-    let (first, rest) = loader.split_at(SECTOR as usize);
-    let esp = make_esp(tools, &make_grub(tools, system, boot, work)?, work)?;
+    make_ext4(tools, directory, system, linux.label, &partition)?;
+    let bios = grub::image(tools, Platform::Bios, linux, work)?;
+    let esp = make_esp(tools, &grub::image(tools, Platform::Uefi, linux, work)?, work)?;
     let mut disk = File::create(to).at(to)?;
-    disk.write_all(&boot_sector(first, system.size / SECTOR)?).at(to)?;
-    disk.write_all(rest).at(to)?;
-    for (start, from) in [(ESP_START, &esp), (PARTITION_START, &partition)] {
+    disk.write_all(&boot_sector(&grub::boot_sector(tools)?, system.size / SECTOR)?).at(to)?;
+    let bios_size = fs::metadata(&bios).at(&bios)?.len();
+    if bios_size > u64::from(ESP_START - 1) * SECTOR {
+        return Err(Error::Layout("GRUB for BIOS".to_owned(), format!("{bios_size} bytes")));
+    }
+    for (start, from) in [(1, &bios), (ESP_START, &esp), (PARTITION_START, &partition)] {
         disk.seek(SeekFrom::Start(u64::from(start) * SECTOR)).at(to)?;
         copy_sparse(from, &mut disk).at(to)?;
     }
@@ -75,21 +72,21 @@ pub fn make(
 }
 
 /// Converts a raw disk to qcow2.
-pub fn to_qcow2(tools: &Path, raw: &Path, qcow2: &Path) -> Result<()> {
-    // One coroutine: clusters are then always allocated in the same order.
-    let mut command = tool::from_root(tools, "usr/bin/qemu-img");
+pub(super) fn to_qcow2(tools: &Path, raw: &Path, qcow2: &Path) -> Result<()> {
+    // A single coroutine allocates clusters always in the same order.
+    let mut command = run::from_root(tools, "usr/bin/qemu-img");
     command.args(["convert", "-m", "1", "-f", "raw", "-O", "qcow2"]).arg(raw).arg(qcow2);
-    tool::run(&mut command, "from Debian package qemu-utils")?;
+    run::run(&mut command, "from Debian package qemu-utils")?;
     Ok(())
 }
 
-fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path) -> Result<()> {
-    let mut command = tool::from_root(tools, "usr/sbin/mke2fs");
+fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, label: &str, to: &Path) -> Result<()> {
+    let mut command = run::from_root(tools, "usr/sbin/mke2fs");
     command
-        .env("SOURCE_DATE_EPOCH", crate::EPOCH.to_string())
+        .env("SOURCE_DATE_EPOCH", EPOCH.to_string())
         .env("MKE2FS_CONFIG", tools.join("etc/mke2fs.conf"))
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0"])
-        // GRUB reads none of these two, and a disk that grows later needs no second group descriptor area.
+        // GRUB cannot read file systems with these two features.
         .args([
             "-O",
             if system.journal {
@@ -98,50 +95,26 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, to: &Path)
                 "^metadata_csum_seed,^orphan_file,^has_journal"
             },
         ])
-        .args(["-L", system.label, "-U", system.uuid])
+        .args(["-L", label, "-U", system.uuid])
         .arg("-E")
         .arg(format!("hash_seed={},lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0", system.uuid))
         .arg("-d")
         .arg(directory)
         .arg(to)
         .arg(format!("{}k", system.size / 1024));
-    tool::run(&mut command, "from Debian package e2fsprogs")?;
+    run::run(&mut command, "from Debian package e2fsprogs")?;
     Ok(())
 }
 
-/// GRUB for UEFI, with everything it needs in one file. The firmware loads it from the system partition, so that it looks
-/// for the file system by its label.
-fn make_grub(tools: &Path, system: &FileSystem<'_>, boot: &Boot<'_>, work: &Path) -> Result<PathBuf> {
-    let config = work.join("grub.cfg");
-    let Boot { uefi_kernel, initrd, arguments, uefi_arguments, .. } = boot;
-    let text = format!(
-        "search.fs_label {} root\nlinux {uefi_kernel} {arguments} {uefi_arguments}\ninitrd {initrd}\nboot\n",
-        system.label
-    );
-    fs::write(&config, text).at(&config)?;
-    let image = work.join("grub.efi");
-    let mut command = tool::from_root(tools, "usr/bin/grub-mkimage");
-    command
-        .args(["-O", "x86_64-efi", "-p", "/boot/grub", "-d"])
-        .arg(tools.join("usr/lib/grub/x86_64-efi"))
-        .arg("-c")
-        .arg(&config)
-        .arg("-o")
-        .arg(&image)
-        .args(GRUB_MODULES);
-    tool::run(&mut command, "from Debian package grub-common")?;
-    Ok(image)
-}
-
-/// The file system of the EFI system partition, with the boot loader where UEFI looks for one.
+/// Builds the file system of the EFI system partition with the boot loader.
 fn make_esp(tools: &Path, loader: &Path, work: &Path) -> Result<PathBuf> {
     let esp = work.join("esp");
-    let mut format = tool::from_root(tools, "usr/sbin/mkfs.fat");
+    let mut format = run::from_root(tools, "usr/sbin/mkfs.fat");
     format.args(["--invariant", "-i", ESP_VOLUME, "-n", "EFI", "-C"]).arg(&esp).arg((ESP_SECTORS / 2).to_string());
-    tool::run(&mut format, "from Debian package dosfstools")?;
+    run::run(&mut format, "from Debian package dosfstools")?;
     let mtools = |name: &str| {
-        let mut command = tool::from_root(tools, "usr/bin/mtools");
-        command.env("SOURCE_DATE_EPOCH", crate::EPOCH.to_string()).env("TZ", "UTC").args(["-c", name, "-i"]).arg(&esp);
+        let mut command = run::from_root(tools, "usr/bin/mtools");
+        command.env("SOURCE_DATE_EPOCH", EPOCH.to_string()).env("TZ", "UTC").args(["-c", name, "-i"]).arg(&esp);
         command
     };
     let mut directories = mtools("mmd");
@@ -149,12 +122,12 @@ fn make_esp(tools: &Path, loader: &Path, work: &Path) -> Result<PathBuf> {
     let mut copy = mtools("mcopy");
     copy.arg(loader).arg(EFI_LOADER);
     for command in [&mut directories, &mut copy] {
-        tool::run(command, "from Debian package mtools")?;
+        run::run(command, "from Debian package mtools")?;
     }
     Ok(esp)
 }
 
-/// The boot sector with two partitions: the active one with Linux, and the EFI system partition.
+/// Adds two partitions to a boot sector: the active one with Linux, and the EFI system partition.
 fn boot_sector(boot: &[u8], sectors: u64) -> Result<[u8; 512]> {
     let mut sector: [u8; 512] =
         boot.try_into().map_err(|_| Error::Layout("the boot sector".to_owned(), format!("{} bytes", boot.len())))?;
@@ -169,7 +142,7 @@ fn boot_sector(boot: &[u8], sectors: u64) -> Result<[u8; 512]> {
     Ok(sector)
 }
 
-/// An entry of the partition table. Cylinder addresses are those of "beyond their range".
+/// Returns an entry of the partition table. Its cylinder addresses are out of range, as on all disks above 8 GB.
 fn entry(active: bool, kind: u8, start: u32, sectors: u32) -> [u8; 16] {
     let mut entry = [0u8; 16];
     entry[0] = if active { 0x80 } else { 0 };
@@ -181,7 +154,7 @@ fn entry(active: bool, kind: u8, start: u32, sectors: u32) -> [u8; 16] {
     entry
 }
 
-/// Copies a file to the writer's position, leaving holes where it has only zeros.
+/// Copies a file to the position of `to`. Blocks of zeros become holes.
 fn copy_sparse(from: &Path, to: &mut File) -> io::Result<()> {
     use std::io::Read;
     let mut from = File::open(from)?;
@@ -210,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_partition_table_holds_linux_and_before_it_the_efi_system_partition() {
+    fn partition_table_has_linux_and_before_it_the_efi_system_partition() {
         let sector = boot_sector(&[0x90; 512], 8192).unwrap();
         assert_eq!(sector[0], 0x90);
         assert_eq!((sector[446], sector[450]), (0x80, 0x83));

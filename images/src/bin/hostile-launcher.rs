@@ -1,13 +1,13 @@
-//! Takes the place of a launcher on a unix socket and misbehaves: for tests, part of the toolbox image.
+//! A malicious launcher on a unix socket. For tests; part of the toolbox image.
 //!
 //! ```text
-//! hostile-launcher count SOCKET    accepts connections and says nothing on them
-//! hostile-launcher endless SOCKET  answers each call with a message that does not end
-//! hostile-launcher pings SOCKET    answers no call, and sends PING frames without end
+//! hostile-launcher count SOCKET    accepts connections and stays silent
+//! hostile-launcher endless SOCKET  answers each call with an endless message
+//! hostile-launcher pings SOCKET    answers no call, and sends endless PING frames
 //! ```
 //!
-//! It prints a line for each connection, and one when it has ended. HTTP/2 is RFC 9113; no library is used, since one would
-//! keep the rules.
+//! It prints a line at the start and end of each connection. HTTP/2 (RFC 9113) is implemented here because libraries follow
+//! the protocol.
 
 use std::{
     collections::HashMap,
@@ -20,9 +20,9 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The first bytes that a client sends.
+/// Length of the client's connection preface.
 const PREFACE: usize = 24;
-/// Largest frame that a peer takes unless it says otherwise.
+/// Default frame size limit of a peer.
 const FRAME: usize = 16 << 10;
 /// Initial size of both windows of a client.
 const WINDOW: i64 = 65_535;
@@ -39,7 +39,7 @@ const INITIAL_WINDOW_SIZE: [u8; 2] = [0, 4];
 
 /// `:status: 200` and `content-type: application/grpc`, by numbers of the static table (RFC 7541, appendix A).
 const RESPONSE: &[u8] = b"\x88\x0f\x10\x10application/grpc";
-/// A message that is not compressed and as long as can be said.
+/// Header of an uncompressed gRPC message of maximum length.
 const MESSAGE: [u8; 5] = [0, 0xff, 0xff, 0xff, 0xff];
 
 fn main() -> Result<()> {
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
         "pings" => |stream| speak(stream, true),
         other => bail!("{other} is not known"),
     };
-    // As the launcher does it: the socket has its name when somebody listens.
+    // As in the launcher, the socket gets its name when it listens.
     let staging = Path::new(socket).with_extension("new");
     let listener = UnixListener::bind(&staging).with_context(|| format!("cannot listen on {}", staging.display()))?;
     std::fs::rename(&staging, socket)?;
@@ -66,20 +66,20 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Reads until the client ends.
+/// Reads until the client closes.
 fn hold(mut stream: UnixStream) -> Result<()> {
     std::io::copy(&mut stream, &mut std::io::sink())?;
     Ok(())
 }
 
-/// State of a connection that its threads share.
+/// Shared state of the threads of a connection.
 struct Shared {
     writer: Mutex<UnixStream>,
     windows: Mutex<Windows>,
     changed: Condvar,
 }
 
-/// How much the client takes.
+/// Flow control windows of the client.
 struct Windows {
     connection: i64,
     initial: i64,
@@ -97,7 +97,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until the client takes bytes of a stream; how many. None when the stream is over.
+    /// Waits for window of a stream and returns the number of bytes to send, or `None` if the stream is closed.
     fn take(&self, stream: u32) -> Option<usize> {
         let mut windows = lock(&self.windows);
         loop {
@@ -128,7 +128,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// Speaks HTTP/2 until the client ends.
+/// Serves HTTP/2 until the client closes.
 fn speak(mut stream: UnixStream, pings: bool) -> Result<()> {
     stream.read_exact(&mut [0; PREFACE])?;
     let windows = Windows { connection: WINDOW, initial: WINDOW, streams: HashMap::new(), ended: false };
@@ -143,7 +143,7 @@ fn speak(mut stream: UnixStream, pings: bool) -> Result<()> {
         thread::spawn(move || {
             let flood = frame(PING, 0, 0, b"hostile!").repeat(200);
             while shared.write(&flood).is_ok() {
-                // The thread that answers the client wants the socket as well.
+                // The thread that answers the client needs the socket, too.
                 thread::yield_now();
             }
         });
@@ -153,7 +153,7 @@ fn speak(mut stream: UnixStream, pings: bool) -> Result<()> {
     ended
 }
 
-/// Answers what the client sends.
+/// Handles the frames of the client.
 fn listen(stream: &mut UnixStream, shared: &Arc<Shared>, pings: bool) -> Result<()> {
     loop {
         let mut header = [0; 9];
@@ -191,7 +191,7 @@ fn listen(stream: &mut UnixStream, shared: &Arc<Shared>, pings: bool) -> Result<
     }
 }
 
-/// Sends a message that does not end.
+/// Sends an endless message.
 fn answer(shared: &Shared, stream: u32) {
     let mut begun = false;
     while let Some(length) = shared.take(stream) {

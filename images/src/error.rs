@@ -40,7 +40,7 @@ pub enum Error {
 }
 
 /// Adds the path to an input or output error.
-pub trait At<T> {
+pub(crate) trait At<T> {
     /// Converts an [`io::Error`] into [`Error::Io`] with `path`.
     fn at(self, path: impl Into<PathBuf>) -> Result<T>;
 }

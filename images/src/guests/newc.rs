@@ -1,12 +1,12 @@
-//! The archive format of an initial RAM file system ("newc" cpio).
+//! Packs a tree as an initial RAM file system ("newc" cpio).
 
 use crate::{
     error::Result,
     tree::{Content, Tree},
 };
 
-/// Packs a tree. All times are zero, everything belongs to root.
-pub fn pack(tree: &Tree) -> Result<Vec<u8>> {
+/// Returns the archive of a tree. All times are zero, and root owns everything.
+pub(super) fn pack(tree: &Tree) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     for (number, (path, node)) in tree.iter().enumerate() {
         let (kind, data) = match &node.content {

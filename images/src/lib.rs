@@ -5,27 +5,24 @@
 //! digest.
 //!
 //! ```text
-//! debian (unpacked packages, cached) -> select (files + libraries) -> tree -> layer (cached) -> oci (archive)
-//! guests: tools and kernel from the same source -> kernel / newc / disk -> tree -> layer -> oci
+//! services: packages (unpacked, cached) -> select (files + libraries) -> tree -> layer (cached) -> oci (archive)
+//! guests:   packages (tools, kernel)    -> newc, grub, disk (cached)  -> tree -> layer (cached) -> oci (archive)
 //! ```
 
 pub mod cache;
-pub mod debian;
-pub mod disk;
-pub mod error;
-pub mod guests;
-pub mod kernel;
-pub mod layer;
-pub mod loader;
-pub mod newc;
-pub mod object;
+mod error;
+mod guests;
+mod layer;
+mod object;
 pub mod oci;
+mod packages;
 pub mod registry;
-pub mod select;
-pub mod services;
+mod run;
+mod select;
+mod services;
 pub mod source;
-pub mod tool;
-pub mod tree;
+mod tools;
+mod tree;
 
 use std::{
     fs,

@@ -42,7 +42,7 @@ pub struct Layer {
 }
 
 /// Returns the layer of a tree, from the cache if the same files were packed before.
-pub fn layer(cache: &Cache, tree: &Tree) -> Result<Layer> {
+pub(crate) fn layer(cache: &Cache, tree: &Tree) -> Result<Layer> {
     let key = tree.key()?.with(format!("{EPOCH} zstd {ZSTD_LEVEL}")).finish();
     let entry = cache.entry("layers", &key, |dir| {
         let facts = write(tree, &dir.join("blob"))?;

@@ -10,14 +10,13 @@ use std::{
 
 use crate::{
     Options,
-    debian::{self, Request, Root, Variant},
     error::{At, Error, Result},
-    guests, layer, oci, select, tool,
-    tree::Tree,
+    layer, oci,
+    packages::{self, Request, Root, Variant},
+    run, select, tools,
+    tree::{QEMU_USER, Tree},
 };
 
-/// User and group of virt-launcher and QEMU, which own the files on volumes.
-pub const QEMU_USER: u32 = 107;
 /// User of processes without privileges on the node.
 const PLAIN_USER: u32 = 65532;
 
@@ -142,7 +141,7 @@ const LAUNCHER_EXCEPT: &[&str] = &[
 ];
 
 /// Builds a service image.
-pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> Result<oci::Summary> {
+pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> Result<oci::Summary> {
     let Some(service) = service(name) else {
         return Err(Error::UnknownImage { name: name.to_owned(), known: "see images list".to_owned() });
     };
@@ -155,7 +154,7 @@ pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> 
         binaries.copy(&format!("usr/bin/{binary}"), 0o755, 0, strip(&from, options)?);
     }
     let request = Request { variant: Variant::Extract, packages: service.packages, hooks: &[] };
-    let root = debian::root(&options.cache, &request)?;
+    let root = packages::root(&options.cache, &request)?;
     let mut base = select::select(&root, service.files, service.except, &binaries)?;
     add_common(&mut base, name);
     match name {
@@ -184,12 +183,12 @@ pub fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> 
 /// Strips the function names from a binary. Profiles can be symbolized with the unstripped binary, which has the same build
 /// ID.
 fn strip(from: &Path, options: &Options) -> Result<PathBuf> {
-    let tools = guests::tools(&options.cache)?;
+    let tools = tools::root(&options.cache)?;
     let folder = options.out.join("stripped");
     fs::create_dir_all(&folder).at(&folder)?;
     let to = folder.join(from.file_name().unwrap_or_default());
-    let mut command = tool::from_root(&tools.path, "usr/bin/x86_64-linux-gnu-objcopy");
-    tool::run(command.arg("--strip-all").arg(from).arg(&to), "from Debian package binutils")?;
+    let mut command = run::from_root(&tools.path, "usr/bin/x86_64-linux-gnu-objcopy");
+    run::run(command.arg("--strip-all").arg(from).arg(&to), "from Debian package binutils")?;
     Ok(to)
 }
 
@@ -242,7 +241,7 @@ fn add_launcher(tree: &mut Tree) {
 
 /// Adds a link for each busybox applet, and a shell for root.
 fn add_applets(tree: &mut Tree, root: &Root) -> Result<()> {
-    for applet in applets(root)? {
+    for applet in tools::applets(root)? {
         if applet != "busybox" {
             tree.link(&format!("usr/bin/{applet}"), "busybox");
         }
@@ -251,14 +250,6 @@ fn add_applets(tree: &mut Tree, root: &Root) -> Result<()> {
     // Commands must be found under the paths of other images.
     tree.link("usr/sbin", "bin");
     Ok(())
-}
-
-/// Returns the names of the busybox applets in a root.
-pub fn applets(root: &Root) -> Result<Vec<String>> {
-    let mut command = std::process::Command::new(root.path.join("usr/bin/busybox"));
-    command.arg("--list");
-    let list = tool::run(&mut command, "from Debian package busybox-static")?;
-    Ok(String::from_utf8_lossy(&list).lines().map(str::to_owned).collect())
 }
 
 #[cfg(test)]

@@ -1,0 +1,153 @@
+//! The small guest: Debian's cloud kernel and busybox, all in RAM.
+
+use std::{
+    fs::{self, File, FileTimes},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use super::{
+    GuestFile,
+    disk::{self, FileSystem},
+    grub::Linux,
+    kernel::{Kernel, modules},
+    key, newc,
+};
+use crate::{
+    EPOCH,
+    cache::Cache,
+    error::{At, Result},
+    packages::Root,
+    tools,
+    tree::Tree,
+};
+
+/// Drivers; their dependencies are added.
+const MODULES: &[&str] = &[
+    "virtio_blk",
+    "virtio_net",
+    "virtio_scsi",
+    "virtio_balloon",
+    "virtio_rng",
+    "virtio_input",
+    "ahci",
+    "sd_mod",
+    "sr_mod",
+    "isofs",
+    "vfat",
+    "nls_ascii",
+    "nls_cp437",
+    "nls_utf8",
+    "evdev",
+    "button",
+];
+
+/// Kernel arguments on the disk for its consoles.
+const ARGUMENTS: &str = "console=tty0 console=ttyS0,115200 quiet";
+
+/// Kernel arguments on the disk that save work under emulation: see the README of the guests.
+const SAVING_ARGUMENTS: &str = guest_file!("tiny/kernel-arguments");
+
+/// Files in the initial RAM file system besides busybox and modules.
+const FILES: &[GuestFile] = &[
+    ("init", 0o755, guest_file!("tiny/init")),
+    ("usr/lib/tiny/network", 0o755, guest_file!("tiny/network")),
+    ("usr/lib/tiny/lease", 0o755, guest_file!("tiny/lease")),
+    ("usr/lib/tiny/user-data", 0o644, guest_file!("tiny/user-data")),
+    ("usr/lib/tiny/cloud-config.awk", 0o644, guest_file!("tiny/cloud-config.awk")),
+    ("usr/lib/tiny/runcmd", 0o755, guest_file!("tiny/runcmd")),
+    ("usr/lib/tiny/power", 0o755, guest_file!("tiny/power")),
+    ("etc/inittab", 0o644, guest_file!("tiny/inittab")),
+    ("etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"),
+    // The password is "ferrovirt".
+    ("etc/shadow", 0o600, guest_file!("tiny/shadow")),
+    ("etc/group", 0o644, "root:x:0:\ntty:x:5:\nnobody:x:65534:\n"),
+    ("etc/hosts", 0o644, "127.0.0.1 localhost tiny\n::1 localhost\n"),
+    ("etc/hostname", 0o644, "tiny\n"),
+    ("etc/issue", 0o644, "\\n (\\l)\n"),
+    ("etc/profile", 0o644, "export PATH=/usr/sbin:/usr/bin:/sbin:/bin\nexport HOME=/root\n"),
+    ("etc/acpi/PWRF/00000080", 0o755, guest_file!("tiny/power")),
+];
+
+/// Returns the directory with `vmlinuz`, `initrd` and `disk.qcow2`.
+pub(super) fn build(cache: &Cache, tools: &Root) -> Result<PathBuf> {
+    cache.entry("guests", &format!("tiny-{}", key(tools, FILES).with(SAVING_ARGUMENTS).finish()), |dir| {
+        eprintln!("images: building the small guest ...");
+        let work = dir.join("work");
+        let boot = work.join("disk/boot");
+        fs::create_dir_all(&boot).at(&boot)?;
+        let kernel = Kernel::find(tools)?;
+        let (vmlinuz, initrd) = (dir.join("vmlinuz"), dir.join("initrd"));
+        fs::copy(&kernel.image, &vmlinuz).at(&vmlinuz)?;
+        // Not compressed: unpacking costs more under emulation than reading.
+        fs::write(&initrd, newc::pack(&initrd_tree(tools, &kernel, &work)?)?).at(&initrd)?;
+        for from in [&vmlinuz, &initrd] {
+            let to = boot.join(from.file_name().unwrap_or_default());
+            fs::copy(from, &to).at(&to)?;
+            set_time(&to)?;
+        }
+        let staging = work.join("disk");
+        set_time(&boot)?;
+        set_time(&staging)?;
+        let system = FileSystem { uuid: "7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01", size: 46 << 20, journal: false };
+        let arguments = format!("{ARGUMENTS} {}", SAVING_ARGUMENTS.trim_end());
+        let linux = Linux { label: "tiny", kernel: "/boot/vmlinuz", initrd: "/boot/initrd", arguments: &arguments };
+        let raw = work.join("disk.raw");
+        disk::build(&tools.path, &staging, &system, &linux, &work, &raw)?;
+        disk::to_qcow2(&tools.path, &raw, &dir.join("disk.qcow2"))?;
+        fs::remove_dir_all(&work).at(&work)
+    })
+}
+
+/// Returns the content of the initial RAM file system.
+fn initrd_tree(tools: &Root, kernel: &Kernel, work: &Path) -> Result<Tree> {
+    let mut tree = Tree::default();
+    for dir in ["dev", "proc", "sys", "run", "root", "mnt", "var"] {
+        tree.dir(dir, 0o755, 0);
+    }
+    tree.dir("tmp", 0o1777, 0);
+    tree.copy("usr/bin/busybox", 0o755, 0, tools.path.join("usr/bin/busybox"));
+    for applet in tools::applets(tools)? {
+        if applet != "busybox" {
+            tree.link(&format!("usr/bin/{applet}"), "busybox");
+        }
+    }
+    for (link, target) in [("bin", "usr/bin"), ("sbin", "usr/bin"), ("usr/sbin", "bin"), ("lib", "usr/lib")] {
+        tree.link(link, target);
+    }
+    tree.link("etc/resolv.conf", "/run/resolv.conf");
+    tree.link("var/run", "/run");
+    for (path, mode, content) in FILES {
+        tree.file(path, *mode, *content);
+    }
+    tree.extend(modules(tools, kernel, MODULES, work)?);
+    Ok(tree)
+}
+
+/// Sets both times of a file to [`EPOCH`].
+fn set_time(path: &Path) -> Result<()> {
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(EPOCH);
+    let times = FileTimes::new().set_accessed(time).set_modified(time);
+    File::open(path).and_then(|file| file.set_times(times)).at(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn cloud_config_becomes_calls_of_shell_functions() {
+        // The parser is for busybox; any awk will do to check it, and without one there is nothing to check with.
+        let dir = std::env::temp_dir().join(format!("ferrovirt-images-awk-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("parser"), guest_file!("tiny/cloud-config.awk")).unwrap();
+        fs::write(dir.join("data"), guest_file!("tiny/cloud-config.test.yaml")).unwrap();
+        let output = Command::new("awk").arg("-f").arg(dir.join("parser")).arg(dir.join("data")).output();
+        if let Ok(output) = output {
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), guest_file!("tiny/cloud-config.test.out"));
+        }
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
