@@ -28,7 +28,7 @@ spec:
 ";
 
 /// Measures each action `rounds` times and reports the medians.
-pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
+pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
     story.apply(VM).await?;
     let (mut start, mut pause, mut unpause) = (Vec::new(), Vec::new(), Vec::new());
     let (mut restart, mut stop) = (Vec::new(), Vec::new());
@@ -71,7 +71,7 @@ fn running(vmi: &Value) -> bool {
 }
 
 /// Returns true if a condition of the VMI is true.
-pub fn is(vmi: &Value, condition: &str) -> bool {
+pub(crate) fn is(vmi: &Value, condition: &str) -> bool {
     let all = vmi["status"]["conditions"].as_array();
     all.is_some_and(|all| all.iter().any(|c| c["type"] == condition && c["status"] == "True"))
 }

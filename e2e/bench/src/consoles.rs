@@ -102,7 +102,7 @@ const KERNEL: &str = "    firmware:
 ";
 
 /// Runs the measurement once.
-pub async fn measure(story: &Story, count: usize, figures: &mut Figures) -> Result<()> {
+pub(crate) async fn measure(story: &Story, count: usize, figures: &mut Figures) -> Result<()> {
     let mut failures = Vec::new();
     memory(story, "before", figures).await?;
     let vmis = make(story, count, figures, &mut failures).await?;
@@ -169,8 +169,8 @@ async fn make(story: &Story, count: usize, figures: &mut Figures, failures: &mut
             record_failure(failures, "start of", &vmi.name, started);
         }
     }
-    figures.insert("machines_made_s".into(), started_at.elapsed().as_secs_f64());
-    figures.insert("machines".into(), vmis.len() as f64);
+    figures.insert("vmis_created_s".into(), started_at.elapsed().as_secs_f64());
+    figures.insert("vmis".into(), vmis.len() as f64);
     let mut nodes = BTreeMap::<String, usize>::new();
     for vmi in story.list("vmi", "").await? {
         *nodes.entry(vmi["status"]["nodeName"].as_str().unwrap_or("no node").to_owned()).or_default() += 1;
@@ -203,7 +203,7 @@ async fn open(
                 consoles.push((vmi, console));
             }
             Ok(Err(answer)) => {
-                failures.push(format!("console of {}: {} {}", vmi.name, answer.code, answer.said()));
+                failures.push(format!("console of {}: {} {}", vmi.name, answer.code, answer.message()));
             }
             Err(error) => failures.push(format!("console of {}: {error:#}", vmi.name)),
         }
@@ -268,7 +268,7 @@ async fn delete(story: &Story, figures: &mut Figures, failures: &mut Vec<String>
     while let Some((name, gone)) = deletions.next().await {
         record_failure(failures, "deletion of", name, gone);
     }
-    figures.insert("machines_gone_s".into(), started_at.elapsed().as_secs_f64());
+    figures.insert("vmis_deleted_s".into(), started_at.elapsed().as_secs_f64());
     Ok(())
 }
 

@@ -15,18 +15,18 @@ const INITIAL_BUFFER: usize = 4 << 10;
 const MAX_ANSWER: usize = 1 << 20;
 
 /// A connection that carries one request at a time.
-pub struct Lane<S> {
+pub(crate) struct Lane<S> {
     stream: S,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
     /// Wraps an open stream.
-    pub fn new(stream: S) -> Self {
+    pub(crate) fn new(stream: S) -> Self {
         Self { stream }
     }
 
     /// Sends a complete request and reads the complete answer.
-    pub async fn exchange(&mut self, request: &[u8]) -> Result<Answer> {
+    pub(crate) async fn exchange(&mut self, request: &[u8]) -> Result<Answer> {
         self.stream.write_all(request).await?;
         self.stream.flush().await?;
         let mut received = Vec::with_capacity(INITIAL_BUFFER);

@@ -10,6 +10,7 @@ mod actions;
 mod consoles;
 mod lane;
 mod memory;
+mod scale;
 mod start;
 mod throughput;
 mod webhook;
@@ -36,6 +37,12 @@ struct Options {
     /// Measure only consoles, of N VMIs at once; about a hundred VMIs fit on a node
     #[arg(long, value_name = "N", conflicts_with = "reviews", value_parser = clap::value_parser!(u16).range(1..=1000))]
     consoles: Option<u16>,
+    /// Measure only thousands of VMIs on nodes that the program KWOK simulates; writes build/bench-scale.json
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles"])]
+    scale: Option<String>,
+    /// Divide the numbers of VMIs of --scale, for a quick check
+    #[arg(long, default_value_t = 1, requires = "scale")]
+    scale_divisor: usize,
 }
 
 /// Targets of figures.
@@ -63,9 +70,14 @@ fn main() -> Result<()> {
         print(&figures);
         return Ok(());
     }
+    if let Some(kwok) = options.scale {
+        story("scale", async |s| scale::measure(s, &kwok, options.scale_divisor, &mut figures).await);
+        print(&figures);
+        return write(&figures, "bench-scale.json");
+    }
     story("bench", async |s| {
         start::measure(s, options.rounds, &mut figures).await?;
-        let vmi = start::Machine::start(s, "memory").await?;
+        let vmi = start::StartedVmi::start(s, "memory").await?;
         // The worker and libvirtd need some time to settle after the guest has booted.
         tokio::time::sleep(Duration::from_secs(10)).await;
         memory::measure(s, &vmi, &mut figures).await?;
@@ -80,7 +92,12 @@ fn main() -> Result<()> {
         webhook::measure_attacked(s, &endpoint, &mut figures).await
     });
     print(&figures);
-    let file = repository().join("build/bench.json");
+    write(&figures, "bench.json")
+}
+
+/// Writes the figures into a file of the build folder.
+fn write(figures: &Figures, name: &str) -> Result<()> {
+    let file = repository().join("build").join(name);
     let rounded: BTreeMap<&String, f64> = figures.iter().map(|(k, v)| (k, (v * 1000.0).round() / 1000.0)).collect();
     std::fs::create_dir_all(repository().join("build"))?;
     std::fs::write(&file, serde_json::to_string_pretty(&rounded)?)
@@ -93,6 +110,7 @@ fn print(figures: &Figures) {
     for (name, value) in figures {
         let target = TARGETS
             .iter()
+            .chain(&scale::TARGETS)
             .find(|(of, _)| of == name)
             .map_or(String::new(), |(_, most)| format!("<= {most}{}", if value > most { "  MISSED" } else { "" }));
         println!("{name:<36} {value:>10.3}  {target}");

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use ferrovirt_e2e_tests::Story;
 
-use crate::{Figures, start::Machine};
+use crate::{Figures, start::StartedVmi};
 
 /// Prints one line per process: pod UID or "-", program, RSS and PSS in KiB.
 const LIST: &str = r#"
@@ -25,7 +25,7 @@ struct Process {
 }
 
 /// Reads the memory of the VMI's processes and of the control processes on its node.
-pub async fn measure(story: &Story, vmi: &Machine<'_>, figures: &mut Figures) -> Result<()> {
+pub(crate) async fn measure(story: &Story, vmi: &StartedVmi<'_>, figures: &mut Figures) -> Result<()> {
     let pod = story.launcher_pod(&vmi.name).await?;
     let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;
     let listing = story.on_node(LIST).await?;

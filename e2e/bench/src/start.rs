@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const UP: &str = "tiny: up";
 
 /// A started VMI with its times.
-pub struct Machine<'a> {
+pub(crate) struct StartedVmi<'a> {
     story: &'a Story,
     /// Its name.
     pub name: String,
@@ -31,9 +31,9 @@ pub struct Machine<'a> {
     guest_up: f64,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> StartedVmi<'a> {
     /// Creates a VMI from the tiny container disk and waits until its guest is up.
-    pub async fn start(story: &'a Story, name: &str) -> Result<Self> {
+    pub(crate) async fn start(story: &'a Story, name: &str) -> Result<Self> {
         let manifest = format!(
             "
 apiVersion: kubevirt.io/v1
@@ -61,7 +61,7 @@ spec:
     }
 
     /// Deletes the VMI, waits until it is deleted and returns the seconds.
-    pub async fn delete(self) -> Result<f64> {
+    pub(crate) async fn delete(self) -> Result<f64> {
         out_of_phase().await;
         let deleted = Instant::now();
         self.story.delete("vmi", &self.name).await?;
@@ -71,7 +71,7 @@ spec:
 }
 
 /// Measures `rounds` starts of each kind, one at a time and alternating, so that both see the same load of the host.
-pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
+pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
     let (mut pods, mut running, mut up, mut deleted) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut without_volumes = Vec::new();
     for round in 0..rounds {
@@ -79,7 +79,7 @@ pub async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Res
         let pod = pod(story, &name, bare_pod(story, &name)).await?;
         let name = format!("empty-{round}");
         without_volumes.push(self::pod(story, &name, story.toolbox_without_wait(&name)).await?);
-        let vmi = Machine::start(story, &format!("vmi-{round}")).await?;
+        let vmi = StartedVmi::start(story, &format!("vmi-{round}")).await?;
         println!(
             "round {round}: pod Running {pod:.2} s, VMI Running {:.2} s, guest up {:.2} s",
             vmi.running, vmi.guest_up
@@ -163,7 +163,7 @@ async fn guest_up(story: &Story, pod: &str) -> Result<()> {
 
 /// Waits for a random part of a second. kubelet publishes container states once a second, and starts at fixed intervals would
 /// all hit the same point of its period.
-pub async fn out_of_phase() {
+pub(crate) async fn out_of_phase() {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());
     // Digits below the clock resolution are sufficiently random.
     let wait = u64::from(nanos / 100).wrapping_mul(6_364_136_223_846_793_005).rotate_left(17) % 1000;

@@ -25,7 +25,7 @@ const MIB: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Measures both ways once.
-pub async fn measure(story: &Story, figures: &mut Figures) -> Result<()> {
+pub(crate) async fn measure(story: &Story, figures: &mut Figures) -> Result<()> {
     let serve =
         format!("mkdir -p /tmp/www; dd if=/dev/zero of=/tmp/www/f bs=1M count={MIB}; httpd -p 8080 -h /tmp/www");
     story

@@ -1,20 +1,19 @@
-//! Time of admission reviews.
+//! Latency of admission reviews.
 //!
 //! Reviews go to a pod of virt-api as kube-apiserver sends them: from the API server's network namespace to the pod's
-//! address, HTTP/1.1 over TLS, one review at a time on a connection, connections kept open. The time of a review is from
-//! the start of its sending to the end of its answer; connections are opened and requests written before. Load generator
-//! and server share the CPUs, and the reviews are creations of a VM of some 1.5 KiB, mutating and validating in turn.
+//! address, HTTP/1.1 over TLS, one review at a time on a connection, connections kept open. The latency of a review is measured
+//! from the start of sending to the end of the answer, on open connections and with serialized requests. Load generator and
+//! server share the CPUs. The reviews are creations of a VM of 1.5 KiB, mutating and validating in turn.
 //!
-//! Two loads, because they answer two questions:
+//! There are two loads:
 //!
-//! - `webhook_p99_ms`: [`PACED`] reviews over [`LANES`] connections, so [`LANES`] at a time: what a user waits.
-//! - `webhook_1000_at_once_p99_ms`: [`FLOOD`] reviews at the same moment, each on its connection: how long the last of
-//!   a flood waits. All reviews but the first wait for others here: with N at once the 99th percentile is the time of the
-//!   whole flood, `0.99 * N / webhook_reviews_per_s`. It says how fast the server is, not how long a review takes.
+//! - `webhook_p99_ms`: [`PACED`] reviews over [`LANES`] connections, [`LANES`] at a time. This is the latency for a user.
+//! - `webhook_1000_at_once_p99_ms`: [`FLOOD`] reviews at the same moment, each on its own connection. The 99th percentile is
+//!   the duration of the flood, `0.99 * N / webhook_reviews_per_s`: it measures throughput, not latency.
 //!
-//! The paced load once more while a pod attacks the installation ([`Flood`](ferrovirt_e2e_tests::Flood): a thousand silent
-//! connections to each port, 16 stalled reviews to each virt-api) is `webhook_attacked_p99_ms`, and how many times the quiet
-//! one it is `webhook_attacked_over_quiet`. The attacker has its share of the CPUs, too.
+//! `webhook_attacked_p99_ms` is the paced load during an attack ([`Flood`](ferrovirt_e2e_tests::Flood): a thousand silent
+//! connections to each port, 16 stalled reviews to each virt-api), `webhook_attacked_over_quiet` its ratio to the quiet load.
+//! The attacker shares the CPUs.
 
 use std::time::{Duration, Instant};
 
@@ -32,20 +31,20 @@ use tokio::{sync::Barrier, time::timeout};
 
 use crate::{Figures, lane::Lane};
 
-/// Reviews of the paced load. Whatever stops both cores stops all lanes: of a thousand reviews these are more than the
-/// slowest hundredth, which would then be the length of one hiccup of the machine.
+/// Reviews of the paced load. A stall of the host stops all lanes, which would be more than a hundredth of a thousand reviews
+/// and determine the percentile.
 const PACED: usize = 10_000;
-/// Reviews at the same moment.
+/// Concurrent reviews.
 const FLOOD: usize = 1000;
-/// Connections of the paced load: more than kube-apiserver has busy when several users write.
+/// Connections of the paced load: more than kube-apiserver uses when several users write.
 const LANES: usize = 16;
 /// Time from the start of the attack to the load.
 const ATTACK_BEGINS: Duration = Duration::from_secs(5);
-/// Longest that connecting, or a load, may take altogether.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit for connecting, and for a load.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Measures both loads. Without a direct way to the pod (a cluster that is not ours) there are no figures.
-pub async fn measure(endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
+/// Measures both loads. There are no figures without a direct connection to the pod (another cluster).
+pub(crate) async fn measure(endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
     if !endpoint.is_direct() {
         println!("virt-api is reached by forwarded ports only: reviews are not measured");
         return Ok(());
@@ -63,10 +62,10 @@ pub async fn measure(endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
 }
 
 /// Measures the paced load while the installation is attacked, after [`measure`].
-pub async fn measure_attacked(story: &Story, endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
+pub(crate) async fn measure_attacked(story: &Story, endpoint: &Endpoint, figures: &mut Figures) -> Result<()> {
     let Some(quiet) = figures.get("webhook_p99_ms").copied() else { return Ok(()) };
     let Some(flood) = story.flood("attacker").await? else { return Ok(()) };
-    // Until all of its connections have been opened.
+    // The attack opens all its connections.
     tokio::time::sleep(ATTACK_BEGINS).await;
     let load = paced(endpoint).await;
     flood.stop()?.check()?;
@@ -79,26 +78,26 @@ pub async fn measure_attacked(story: &Story, endpoint: &Endpoint, figures: &mut 
 /// Runs the paced load.
 async fn paced(endpoint: &Endpoint) -> Result<Load> {
     let mut lanes = connect(endpoint, LANES).await?;
-    // The first answers warm caches and connections, as in a server that has been up for a while.
+    // Warm up caches and connections.
     rounds(endpoint, &mut lanes, 5).await?;
     rounds(endpoint, &mut lanes, PACED / LANES).await
 }
 
-/// What was measured.
+/// A measurement.
 struct Load {
     /// Time of each review in milliseconds.
     times: Vec<f64>,
-    /// From the first request to the last answer.
+    /// Time from the first request to the last answer.
     took: Duration,
 }
 
-/// Opens so many connections, some at a time.
+/// Opens this many connections, some at a time.
 async fn connect(endpoint: &Endpoint, count: usize) -> Result<Vec<Lane<Direct>>> {
     let opened = stream::iter(0..count).map(|_| endpoint.direct()).buffer_unordered(LANES).map_ok(Lane::new);
-    timeout(PATIENCE, opened.try_collect()).await.context("the server did not let us connect in time")?
+    timeout(TIMEOUT, opened.try_collect()).await.context("the server did not let us connect in time")?
 }
 
-/// Asks `count` times on every connection, all at the same time.
+/// Sends `count` reviews on every connection, concurrently.
 async fn rounds(endpoint: &Endpoint, lanes: &mut [Lane<Direct>], count: usize) -> Result<Load> {
     let start = Barrier::new(lanes.len());
     let asking = lanes.iter_mut().enumerate().map(|(index, lane)| {
@@ -115,12 +114,12 @@ async fn rounds(endpoint: &Endpoint, lanes: &mut [Lane<Direct>], count: usize) -
             Ok::<_, anyhow::Error>(asked)
         }
     });
-    // Only lanes that have got something are looked at, unlike in a join of futures.
+    // Unlike a join of futures, this polls only lanes with data.
     let asking = asking.collect::<FuturesUnordered<_>>().try_collect::<Vec<_>>();
-    let asked = timeout(PATIENCE, asking).await.context("the reviews were not answered in time")??.concat();
+    let asked = timeout(TIMEOUT, asking).await.context("the reviews were not answered in time")??.concat();
     let first = asked.iter().map(|(sent, ..)| *sent).min().context("no review")?;
     let last = asked.iter().map(|(_, answered, _)| *answered).max().context("no review")?;
-    // Answers are read when all are there: the server is not to wait for a core that its client reads on.
+    // Answers are parsed afterwards, so that the client does not use a core that the server needs.
     for (_, _, answer) in &asked {
         ensure!(answer.status == 200, "HTTP status {}", answer.status);
         let review: Value = serde_json::from_slice(&answer.body)?;
@@ -132,7 +131,7 @@ async fn rounds(endpoint: &Endpoint, lanes: &mut [Lane<Direct>], count: usize) -
 
 fn request(endpoint: &Endpoint, index: usize) -> Vec<u8> {
     let (path, review) = question(index);
-    endpoint.written(path, &review)
+    endpoint.encode_review(path, &review)
 }
 
 /// A path and the review for it.
@@ -178,8 +177,8 @@ fn question(index: usize) -> (&'static str, String) {
     (path, review.to_string())
 }
 
-/// The value below which so many of a hundred values are (nearest rank).
-pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
+/// Returns a percentile (nearest rank).
+pub(crate) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let rank = (values.len() * percent).div_ceil(100);

@@ -2,7 +2,7 @@
 
 /// A tar archive being written.
 #[derive(Default)]
-pub struct Archive {
+pub(crate) struct Archive {
     bytes: Vec<u8>,
 }
 
@@ -10,7 +10,7 @@ const BLOCK: usize = 512;
 
 impl Archive {
     /// Adds a file owned by root, dated 1970. The format limits names to 100 bytes.
-    pub fn file(&mut self, name: &str, mode: u32, content: &[u8]) {
+    pub(crate) fn file(&mut self, name: &str, mode: u32, content: &[u8]) {
         let mut header = [0_u8; BLOCK];
         let mut put = |offset: usize, text: &[u8]| {
             for (target, byte) in header.iter_mut().skip(offset).zip(text) {
@@ -37,7 +37,7 @@ impl Archive {
 
     /// Returns the bytes of the archive with its end mark.
     #[must_use]
-    pub fn finish(mut self) -> Vec<u8> {
+    pub(crate) fn finish(mut self) -> Vec<u8> {
         self.bytes.resize(self.bytes.len() + 2 * BLOCK, 0);
         self.bytes
     }

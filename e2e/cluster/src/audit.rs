@@ -1,5 +1,4 @@
-//! The audit log of the test cluster: what the service accounts of the installation called, and which of their rights
-//! they used.
+//! The audit log of the test cluster: calls of the installation's service accounts, and the rights that they used.
 
 use std::{
     collections::BTreeSet,
@@ -9,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-/// Returns the audit log of the test cluster with this kubeconfig. Another cluster has none there.
+/// Returns the path of the audit log of the test cluster with this kubeconfig. It does not exist for other clusters.
 #[must_use]
 pub fn log(kubeconfig: &Path) -> PathBuf {
     let name = kubeconfig.file_name().unwrap_or_default().to_string_lossy();
@@ -28,22 +27,21 @@ pub struct Call {
     resource: String,
     namespace: String,
     name: String,
-    /// Path of a call that is about no resource.
+    /// Path of a call without a resource.
     path: String,
     /// Kind and name of the role that permitted the call.
     role: String,
-    /// Why RBAC or a policy of the installation refused the call.
+    /// Reason if RBAC or a policy of the installation refused the call.
     pub refusal: Option<String>,
 }
 
 impl Call {
-    /// Reads a line of the log. Returns `None` for calls of others than pods with a service account in `namespace`. Tests
-    /// that act as a service account impersonate it, or hold a token that belongs to no pod: those are not calls of the
-    /// installation.
+    /// Parses a line of the log. Returns `None` unless a pod with a service account in `namespace` made the call. Tests that act
+    /// as a service account impersonate it or have a token without a pod, so their calls do not count.
     #[must_use]
     pub fn parse(line: &str, namespace: &str) -> Option<Self> {
         let prefix = format!("system:serviceaccount:{namespace}:");
-        // Most lines are about others; this is cheaper than to parse them.
+        // Cheaper than parsing lines of other users.
         if !line.contains(&prefix) {
             return None;
         }
@@ -98,8 +96,8 @@ impl fmt::Display for Call {
     }
 }
 
-/// Returns why RBAC or a policy of the installation refused a call. What other admission refuses, such as a quota, or
-/// what does not exist, is part of life.
+/// Returns the reason if RBAC or a policy of the installation refused a call. Refusals by other admission, such as a quota,
+/// and missing objects are expected.
 fn refusal(event: &Value) -> Option<String> {
     if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
         return Some("no right".to_owned());
@@ -115,7 +113,7 @@ fn role(reason: &str) -> String {
     role.map(|(role, _)| role.replace('"', "")).unwrap_or_default()
 }
 
-/// One right of a service account: one verb on one resource, and on one object where the rule names some.
+/// A right of a service account: a verb on a resource, and on one object if the rule names objects.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Grant {
     /// Name of the service account.
@@ -130,7 +128,7 @@ pub struct Grant {
     pub group: String,
     /// With the subresource; the path for a right on one.
     pub resource: String,
-    /// Name of the object, where the rule names some.
+    /// Name of the object, if the rule names objects.
     pub name: Option<String>,
     is_path: bool,
 }
@@ -169,8 +167,8 @@ impl Grant {
         grants
     }
 
-    /// Returns true for a call that was permitted by this right. Two roles may hold the same right: RBAC names the one that
-    /// it found first, and the other is of no use.
+    /// Returns true if this right permitted the call. If two roles have the same right, RBAC names the first one, and the other is
+    /// unused.
     #[must_use]
     pub fn covers(&self, call: &Call) -> bool {
         let matches = |granted: &str, called: &str| granted == "*" || granted == called;
@@ -196,7 +194,7 @@ impl Grant {
             && self.namespace.as_ref().is_none_or(|namespace| *namespace == call.namespace)
     }
 
-    /// The right in words: verb, resource and name.
+    /// Returns the right as text: verb, resource and name.
     #[must_use]
     pub fn right(&self) -> String {
         let resource = qualified(&self.resource, &self.group);
@@ -215,7 +213,7 @@ impl fmt::Display for Grant {
     }
 }
 
-/// A resource as RBAC's messages write it: `virtualmachines.kubevirt.io/status`.
+/// Returns a resource in the notation of RBAC's messages: `virtualmachines.kubevirt.io/status`.
 fn qualified(resource: &str, group: &str) -> String {
     if group.is_empty() {
         return resource.to_owned();
@@ -233,9 +231,9 @@ pub struct Justified {
     pub account: &'static str,
     /// Verb, resource and name as [`Grant::right`] writes them; a word may have one `*` in place of any text.
     pub right: &'static str,
-    /// True for a right that the stories use in some runs only.
+    /// True for a right that the stories use only in some runs.
     pub sometimes: bool,
-    /// Why the right is needed.
+    /// Reason for the right.
     pub reason: &'static str,
 }
 
@@ -255,8 +253,8 @@ fn matches_pattern(pattern: &str, word: &str) -> bool {
     }
 }
 
-/// Compares rights and calls. Returns what is wrong: calls that were refused, rights that no call used and that are not
-/// justified, and justifications for rights that are used or do not exist.
+/// Compares rights and calls. Returns refused calls, unused rights without justification, and justifications of rights that are
+/// used or do not exist.
 #[must_use]
 pub fn judge(grants: &[Grant], calls: &BTreeSet<Call>, justified: &[Justified]) -> Vec<String> {
     let refused = calls.iter().filter_map(|call| {
@@ -429,7 +427,7 @@ mod tests {
             judge(&grants, &used, &[justified("list pods", false), justified("watch pods", true)]),
             ["justified, but not granted: a: watch pods (because)"]
         );
-        // A refused call uses nothing.
+        // A refused call uses no right.
         let refused: BTreeSet<Call> = [Call { refusal: Some("no right".into()), ..get }].into();
         assert_eq!(judge(&grants, &refused, &[justified("* pods", false)]), ["refused: a: get pods p in n: no right"]);
     }

@@ -18,7 +18,7 @@ const TAIL_LINES: usize = 15;
 const TAIL_BYTES: u64 = 16 * 1024;
 
 /// Returns a command for a program with arguments.
-pub fn program<A: AsRef<OsStr>>(name: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = A>) -> Command {
+pub(crate) fn program<A: AsRef<OsStr>>(name: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(name);
     command.args(arguments).env("PATH", system_path());
     command
@@ -35,7 +35,7 @@ fn system_path() -> OsString {
 ///
 /// # Errors
 /// Fails if it cannot be started or fails.
-pub fn run(step: &str, command: &mut Command) -> Result<String> {
+pub(crate) fn run(step: &str, command: &mut Command) -> Result<String> {
     let output = output(step, command)?;
     check(step, command, &output)?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -45,7 +45,7 @@ pub fn run(step: &str, command: &mut Command) -> Result<String> {
 ///
 /// # Errors
 /// Fails if it cannot be started.
-pub fn output(step: &str, command: &mut Command) -> Result<Output> {
+pub(crate) fn output(step: &str, command: &mut Command) -> Result<Output> {
     command.stdin(Stdio::null()).output().map_err(|source| start_error(step, command, source))
 }
 
@@ -53,7 +53,7 @@ pub fn output(step: &str, command: &mut Command) -> Result<Output> {
 ///
 /// # Errors
 /// Fails if it cannot be started or fails.
-pub fn run_with_input(step: &str, command: &mut Command, input: &str) -> Result<String> {
+pub(crate) fn run_with_input(step: &str, command: &mut Command, input: &str) -> Result<String> {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -73,7 +73,7 @@ pub fn run_with_input(step: &str, command: &mut Command, input: &str) -> Result<
 ///
 /// # Errors
 /// Fails if it cannot be started or fails.
-pub fn run_visibly(step: &str, command: &mut Command) -> Result<()> {
+pub(crate) fn run_visibly(step: &str, command: &mut Command) -> Result<()> {
     let status = command.stdin(Stdio::null()).status().map_err(|source| start_error(step, command, source))?;
     if status.success() {
         return Ok(());
@@ -88,7 +88,7 @@ pub fn run_visibly(step: &str, command: &mut Command) -> Result<()> {
 
 /// Returns the error for a program that cannot be started.
 #[must_use]
-pub fn start_error(step: &str, command: &Command, source: std::io::Error) -> Error {
+pub(crate) fn start_error(step: &str, command: &Command, source: std::io::Error) -> Error {
     Error::Start { step: step.to_owned(), command: line(command), source }
 }
 
@@ -107,7 +107,7 @@ fn check(step: &str, command: &Command, output: &Output) -> Result<()> {
 
 /// Returns the command line as typed in a shell.
 #[must_use]
-pub fn line(command: &Command) -> String {
+pub(crate) fn line(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(|part| part.to_string_lossy())
@@ -117,14 +117,14 @@ pub fn line(command: &Command) -> String {
 
 /// Returns the last lines of a text, indented.
 #[must_use]
-pub fn last_lines(text: &str) -> String {
+pub(crate) fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.trim_end().lines().collect();
     lines.iter().skip(lines.len().saturating_sub(TAIL_LINES)).map(|line| format!("    {line}\n")).collect()
 }
 
 /// Returns the name of a log file and its last lines for an error message.
 #[must_use]
-pub fn log_tail(path: &Path) -> String {
+pub(crate) fn log_tail(path: &Path) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = fs::File::open(path)?;
         let length = file.metadata()?.len();
@@ -143,7 +143,7 @@ pub fn log_tail(path: &Path) -> String {
 ///
 /// # Errors
 /// Fails after `limit`, with `detail` in the message, and with any error of `done`.
-pub fn wait(
+pub(crate) fn wait(
     step: &str,
     limit: Duration,
     pause: Duration,
@@ -166,7 +166,7 @@ pub fn wait(
 ///
 /// # Errors
 /// Fails if it cannot be created.
-pub fn open_log(path: &Path) -> Result<fs::File> {
+pub(crate) fn open_log(path: &Path) -> Result<fs::File> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).at("create", folder)?;
     }

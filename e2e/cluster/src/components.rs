@@ -15,12 +15,31 @@ use sha2::{Digest, Sha256};
 use crate::{
     command::{line, log_tail, open_log, start_error},
     error::{Error, FileContext, Result},
+    hex::hex,
     plan::Plan,
     progress::Progress,
 };
 
-/// Packages to build: the `tool` directives of the module, and the programs in its own folders.
-const PACKAGES: [&str; 3] = ["tool", "./coredns", "./etcd"];
+/// A Go module whose programs are built.
+#[derive(Clone, Copy, Debug)]
+pub struct Module {
+    /// Folder in the working tree.
+    folder: &'static str,
+    /// Packages to build: the `tool` directives of the module, and the programs in its own folders.
+    packages: &'static [&'static str],
+    /// Name in messages.
+    name: &'static str,
+}
+
+/// The programs of the cluster.
+pub const CLUSTER: Module = Module {
+    folder: "e2e/cluster/components",
+    packages: &["tool", "./coredns", "./etcd"],
+    name: "the cluster's components; cold on two cores this takes about 10 minutes, once",
+};
+
+/// KWOK, which simulates nodes and kubelets. Only the scale benchmark needs it.
+pub const KWOK: Module = Module { folder: "e2e/cluster/kwok", packages: &["tool"], name: "KWOK" };
 
 /// Version flags: clients compare the server's version.
 const LINK_FLAGS: &str = "-s -w \
@@ -35,18 +54,22 @@ const COMPILE_FLAGS: &str = "-gcflags=all=-dwarf=false";
 /// Interval of progress messages during a long build.
 const HEARTBEAT: Duration = Duration::from_secs(20);
 
-/// Returns the folder of the module.
+/// Returns the folder of the cluster's module.
 #[must_use]
 pub fn sources(plan: &Plan) -> PathBuf {
-    plan.workspace.join("e2e/cluster/components")
+    plan.workspace.join(CLUSTER.folder)
 }
 
-/// Returns the folder for the programs built from these sources.
+/// Returns the folder for the programs of the cluster.
 ///
 /// # Errors
 /// Fails if the sources cannot be read or HOME is not set.
 pub fn bin(plan: &Plan) -> Result<PathBuf> {
-    Ok(cache()?.join(fingerprint(&sources(plan))?).join("bin"))
+    bin_of(plan, &CLUSTER)
+}
+
+fn bin_of(plan: &Plan, module: &Module) -> Result<PathBuf> {
+    Ok(cache()?.join(fingerprint(&plan.workspace.join(module.folder), module.packages)?).join("bin"))
 }
 
 fn cache() -> Result<PathBuf> {
@@ -57,21 +80,21 @@ fn cache() -> Result<PathBuf> {
 }
 
 /// Returns a hash of all inputs of the build.
-fn fingerprint(sources: &Path) -> Result<String> {
+fn fingerprint(sources: &Path, packages: &[&str]) -> Result<String> {
     let mut hash = Sha256::new();
     let mut add = |bytes: &[u8]| {
         hash.update(bytes.len().to_le_bytes());
         hash.update(bytes);
     };
     add(LINK_FLAGS.as_bytes());
-    for package in PACKAGES {
+    for package in packages {
         add(package.as_bytes());
     }
     for file in files(sources)? {
         add(file.strip_prefix(sources).unwrap_or(&file).as_os_str().as_encoded_bytes());
         add(&fs::read(&file).at("read", &file)?);
     }
-    let mut name = crate::hex(&hash.finalize());
+    let mut name = hex(&hash.finalize());
     name.truncate(16);
     Ok(name)
 }
@@ -90,40 +113,48 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Builds the missing programs and returns their folder.
+/// Builds the missing programs of the cluster and returns their folder.
 ///
 /// # Errors
 /// Fails if the build fails.
 pub fn ensure(plan: &Plan, progress: &Progress) -> Result<PathBuf> {
-    let bin = bin(plan)?;
+    ensure_module(plan, &CLUSTER, progress)
+}
+
+/// Builds the missing programs of a module and returns their folder.
+///
+/// # Errors
+/// Fails if the build fails.
+pub fn ensure_module(plan: &Plan, module: &Module, progress: &Progress) -> Result<PathBuf> {
+    let bin = bin_of(plan, module)?;
     if bin.is_dir() {
         return Ok(bin);
     }
-    progress.step("building the cluster's components; cold on two cores this takes about 10 minutes, once");
-    let partial = bin.with_file_name("partial");
+    progress.step(format!("building {}", module.name));
+    let partial = bin.with_extension("partial");
     fs::create_dir_all(&partial).at("create", &partial)?;
-    build(plan, &partial, progress)?;
+    build(plan, module, &partial, progress)?;
     fs::rename(&partial, &bin).at("rename", &partial)?;
-    progress.step(format!("components built: {}", bin.display()));
+    progress.step(format!("built: {}", bin.display()));
     Ok(bin)
 }
 
-fn build(plan: &Plan, into: &Path, progress: &Progress) -> Result<()> {
+fn build(plan: &Plan, module: &Module, into: &Path, progress: &Progress) -> Result<()> {
     let log = plan.build().join("components.log");
     let _ = fs::remove_file(&log);
     let output = open_log(&log)?;
     let mut command = Command::new("go");
     command
-        .current_dir(sources(plan))
+        .current_dir(plan.workspace.join(module.folder))
         .env("CGO_ENABLED", "0")
         .args(["build", "-trimpath", "-buildvcs=false", COMPILE_FLAGS, &format!("-ldflags={LINK_FLAGS}"), "-o"])
         // go treats a path with a trailing slash as a folder.
         .arg(into.join(""))
-        .args(PACKAGES)
+        .args(module.packages)
         .stdin(Stdio::null())
         .stdout(output.try_clone().at("open", &log)?)
         .stderr(output);
-    let step = "building the cluster's components";
+    let step = "building Go programs";
     let mut child = command.spawn().map_err(|source| start_error(step, &command, source))?;
     let started = Instant::now();
     let mut reported = started;
@@ -159,11 +190,11 @@ mod tests {
         fs::create_dir_all(folder.join("etcd")).unwrap();
         fs::write(folder.join("go.mod"), "module x").unwrap();
         fs::write(folder.join("etcd/main.go"), "package main").unwrap();
-        let before = fingerprint(&folder).unwrap();
-        assert_eq!(before, fingerprint(&folder).unwrap());
+        let before = fingerprint(&folder, &["tool"]).unwrap();
+        assert_eq!(before, fingerprint(&folder, &["tool"]).unwrap());
         assert_eq!(before.len(), 16);
         fs::write(folder.join("etcd/main.go"), "changed").unwrap();
-        assert_ne!(before, fingerprint(&folder).unwrap());
+        assert_ne!(before, fingerprint(&folder, &["tool"]).unwrap());
         fs::remove_dir_all(folder).unwrap();
     }
 

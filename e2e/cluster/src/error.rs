@@ -77,10 +77,10 @@ pub enum Error {
 }
 
 /// The result of a step.
-pub type Result<T> = std::result::Result<T, Error>;
+pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 /// Adds file and operation to an `io::Error`.
-pub trait FileContext<T> {
+pub(crate) trait FileContext<T> {
     /// Converts an `io::Error` into [`Error::File`].
     fn at(self, action: &'static str, path: impl Into<PathBuf>) -> Result<T>;
 }

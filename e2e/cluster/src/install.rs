@@ -7,13 +7,11 @@ use crate::{
     error::{Error, FileContext, Result},
     images,
     kvm::{self, Images},
-    plan::Plan,
+    plan::{INSTALLATION_NAMESPACE, Plan},
     progress::Progress,
     target::Target,
 };
 
-/// Namespace of the installation.
-pub const NAMESPACE: &str = "kubevirt";
 /// Registry in the image names on our own cluster.
 const OWN_REGISTRY: &str = "ferrovirt.io";
 /// Time limit for everything to become available.
@@ -34,7 +32,7 @@ pub fn install(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> 
     let chart = plan.workspace.join("charts/ferrovirt");
     let mut helm = target.helm(&["upgrade", "--install", "ferrovirt"]);
     helm.arg(chart)
-        .args(["--namespace", NAMESPACE, "--create-namespace", "--timeout", "3m"])
+        .args(["--namespace", INSTALLATION_NAMESPACE, "--create-namespace", "--timeout", "3m"])
         .args(["--set", &format!("image.registry={registry}")])
         // A story follows the strategy for roles.
         .args(["--set", "rbac.manageAggregation=true"])
@@ -42,7 +40,7 @@ pub fn install(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> 
     run("installing the chart", &mut helm).map_err(|error| with_diagnosis(error, target))?;
     if changed {
         // Image names do not change with the content, so running pods would keep the old images.
-        let restart = ["rollout", "restart", "deployment,daemonset", "-n", NAMESPACE];
+        let restart = ["rollout", "restart", "deployment,daemonset", "-n", INSTALLATION_NAMESPACE];
         target.kubectl.run("restarting on the new images", &restart)?;
     }
     wait_until_available(target, progress).map_err(|error| with_diagnosis(error, target))?;
@@ -84,9 +82,9 @@ fn load_images(plan: &Plan, target: &Target, progress: &Progress) -> Result<bool
 fn wait_until_available(target: &Target, progress: &Progress) -> Result<()> {
     let kubectl = &target.kubectl;
     let condition = "jsonpath={.status.conditions[?(@.type==\"Available\")].status}";
-    let get = ["get", "kubevirt.kubevirt.io", "kubevirt", "-n", NAMESPACE, "-o", condition];
+    let get = ["get", "kubevirt.kubevirt.io", "kubevirt", "-n", INSTALLATION_NAMESPACE, "-o", condition];
     let columns = "custom-columns=NAME:.metadata.name,PHASE:.status.phase,READY:.status.containerStatuses[*].ready";
-    let pods = ["get", "pods", "-n", NAMESPACE, "--no-headers", "-o", columns];
+    let pods = ["get", "pods", "-n", INSTALLATION_NAMESPACE, "--no-headers", "-o", columns];
     let mut shown = String::new();
     wait(
         "waiting until the KubeVirt object is Available",
@@ -106,7 +104,7 @@ fn wait_until_available(target: &Target, progress: &Progress) -> Result<()> {
     for workload in ["deployment/virt-api", "deployment/virt-controller", "daemonset/virt-handler"] {
         kubectl.run(
             &format!("waiting for {workload}"),
-            &["rollout", "status", workload, "-n", NAMESPACE, "--timeout=120s", "--request-timeout=0"],
+            &["rollout", "status", workload, "-n", INSTALLATION_NAMESPACE, "--timeout=120s", "--request-timeout=0"],
         )?;
     }
     Ok(())
@@ -131,12 +129,12 @@ fn summary(table: &str) -> String {
 pub fn with_diagnosis(error: Error, target: &Target) -> Error {
     let mut text = error.to_string();
     let calls: [&[&str]; 3] = [
-        &["get", "pods", "-n", NAMESPACE, "-o", "wide"],
-        &["get", "events", "-n", NAMESPACE, "--field-selector=type=Warning", "--sort-by=.lastTimestamp"],
+        &["get", "pods", "-n", INSTALLATION_NAMESPACE, "-o", "wide"],
+        &["get", "events", "-n", INSTALLATION_NAMESPACE, "--field-selector=type=Warning", "--sort-by=.lastTimestamp"],
         &[
             "logs",
             "-n",
-            NAMESPACE,
+            INSTALLATION_NAMESPACE,
             "-l",
             "kubevirt.io in (virt-api,virt-controller,virt-handler)",
             "--tail=8",

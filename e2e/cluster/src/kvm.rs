@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(8);
 
 /// Names of the images used by the check.
 #[derive(Clone, Copy, Debug)]
-pub struct Images<'a> {
+pub(crate) struct Images<'a> {
     /// Image with QEMU.
     pub launcher: &'a str,
     /// Image with a kernel.
@@ -32,7 +32,7 @@ pub struct Images<'a> {
 ///
 /// # Errors
 /// Fails if the check cannot be carried out.
-pub fn usable(plan: &Plan, target: &Target, images: Images<'_>, progress: &Progress) -> Result<bool> {
+pub(crate) fn usable(plan: &Plan, target: &Target, images: Images<'_>, progress: &Progress) -> Result<bool> {
     if target.own && !Path::new("/dev/kvm").exists() {
         progress.step("no /dev/kvm: guests run under software emulation");
         return Ok(false);

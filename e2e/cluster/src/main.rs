@@ -46,6 +46,8 @@ enum Action {
     Deps,
     /// Builds the programs of the cluster, unless they are cached
     BuildComponents,
+    /// Builds KWOK, unless it is cached, and prints the path of the program
+    BuildKwok,
     /// Installs Ferrovirt into the cluster of KUBECONFIG, or into the own one, which is brought up
     Install {
         /// Minimum number of nodes of the own cluster
@@ -123,6 +125,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::Deps => {
             let own = foreign(&plan, std::env::var_os("KUBECONFIG").map(PathBuf::from)).is_none();
             deps::install(own, &progress)?;
+        }
+        Action::BuildKwok => {
+            let bin = components::ensure_module(&plan, &components::KWOK, &progress.to_stderr())?;
+            println!("{}", bin.join("kwok").display());
         }
         Action::BuildComponents => {
             let _lock = lock(&plan, &progress)?;

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The name of the image.
-pub const IMAGE: &str = "ferrovirt.io/pause:devel";
+pub(crate) const IMAGE: &str = "ferrovirt.io/pause:devel";
 
 /// x86-64 machine code and its data.
 #[rustfmt::skip]
@@ -39,7 +39,7 @@ const PROGRAM_HEADER: u16 = 56;
 
 /// Returns the program as an ELF file with a single segment.
 #[must_use]
-pub fn program() -> Vec<u8> {
+pub(crate) fn program() -> Vec<u8> {
     let code = u64::from(ELF_HEADER + PROGRAM_HEADER);
     let size = code + CODE.len() as u64;
     let mut elf = Vec::new();
@@ -66,7 +66,7 @@ pub fn program() -> Vec<u8> {
 
 /// Returns the image as an OCI archive that containerd can import.
 #[must_use]
-pub fn oci_archive() -> Vec<u8> {
+pub(crate) fn oci_archive() -> Vec<u8> {
     let mut layer = Archive::default();
     layer.file("pause", 0o755, &program());
     let layer = layer.finish();
@@ -112,12 +112,12 @@ pub fn oci_archive() -> Vec<u8> {
 ///
 /// # Errors
 /// Fails if the file cannot be written.
-pub fn write(path: &Path) -> Result<()> {
+pub(crate) fn write(path: &Path) -> Result<()> {
     std::fs::write(path, oci_archive()).at("write", path)
 }
 
 fn digest(content: &[u8]) -> String {
-    format!("sha256:{}", crate::hex(&Sha256::digest(content)))
+    format!("sha256:{}", crate::hex::hex(&Sha256::digest(content)))
 }
 
 #[cfg(test)]

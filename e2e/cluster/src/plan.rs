@@ -14,6 +14,8 @@ pub const MAX_NODES: u8 = 20;
 pub const MAX_INSTANCE: u8 = 9;
 /// The port of the API server.
 pub const API_PORT: u16 = 6443;
+/// The namespace of an installation of Ferrovirt.
+pub const INSTALLATION_NAMESPACE: &str = "kubevirt";
 /// The DNS domain of the cluster.
 pub const CLUSTER_DOMAIN: &str = "cluster.local";
 

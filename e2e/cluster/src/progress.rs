@@ -1,4 +1,4 @@
-//! Prints progress with timestamps to standard output.
+//! Prints progress with timestamps.
 
 use std::time::Instant;
 
@@ -6,18 +6,30 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     started: Instant,
+    to_stderr: bool,
 }
 
 impl Progress {
     /// Starts the clock.
     #[must_use]
     pub fn start() -> Self {
-        Self { started: Instant::now() }
+        Self { started: Instant::now(), to_stderr: false }
+    }
+
+    /// Prints to standard error, for commands whose standard output is a result.
+    #[must_use]
+    pub fn to_stderr(self) -> Self {
+        Self { to_stderr: true, ..self }
     }
 
     /// Prints one line.
     pub fn step(&self, text: impl std::fmt::Display) {
-        println!("[{:6.1}s] {text}", self.started.elapsed().as_secs_f64());
+        let line = format!("[{:6.1}s] {text}", self.started.elapsed().as_secs_f64());
+        if self.to_stderr {
+            eprintln!("{line}");
+        } else {
+            println!("{line}");
+        }
     }
 
     /// Returns the seconds since the start.

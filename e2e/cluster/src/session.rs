@@ -7,6 +7,7 @@ use crate::{
     down,
     error::Result,
     host, install,
+    lock::lock,
     plan::Plan,
     progress::Progress,
     target::{Target, foreign},
@@ -31,7 +32,7 @@ pub fn run(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) ->
         if !matches!(result, Ok(true)) {
             progress.step(format!("failed; the logs of the cluster are in {}", plan.logs().display()));
         }
-        let _lock = crate::lock(plan, progress)?;
+        let _lock = lock(plan, progress)?;
         down::down(plan, progress)?;
     }
     result

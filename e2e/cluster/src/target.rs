@@ -10,6 +10,7 @@ use crate::{
     components, deps,
     error::{Error, Result},
     kubectl::Kubectl,
+    lock::lock,
     plan::Plan,
     progress::Progress,
     up,
@@ -44,7 +45,7 @@ impl Target {
             let kubectl = Kubectl::new(Path::new(""), kubeconfig.clone());
             return Ok(Self { kubectl, kubeconfig, own: false, bin: None });
         }
-        let _lock = crate::lock(plan, progress)?;
+        let _lock = lock(plan, progress)?;
         up::up(plan, nodes, progress)?;
         let bin = components::bin(plan)?;
         let kubeconfig = plan.kubeconfig();

@@ -3,7 +3,8 @@
 use crate::{
     command::run,
     error::{Error, Result},
-    install::{NAMESPACE, with_diagnosis},
+    install::with_diagnosis,
+    plan::INSTALLATION_NAMESPACE,
     progress::Progress,
     target::Target,
 };
@@ -30,12 +31,13 @@ pub fn uninstall(target: &Target, progress: &Progress) -> Result<()> {
     let foreign = format!("{FOREIGN_LABEL}=stays");
     target.kubectl.run("labelling the nodes", &["label", "nodes", "--all", "--overwrite", &foreign])?;
     progress.step("uninstalling the chart");
-    let mut helm = target.helm(&["uninstall", "ferrovirt", "--namespace", NAMESPACE, "--timeout", "4m"]);
+    let mut helm = target.helm(&["uninstall", "ferrovirt", "--namespace", INSTALLATION_NAMESPACE, "--timeout", "4m"]);
     run("uninstalling the chart", &mut helm).map_err(|error| with_diagnosis(error, target))?;
 
     let kubectl = &target.kubectl;
     let cluster = kubectl.run("listing what is left", &["get", CLUSTER_WIDE, "-o", "name"])?;
-    let namespace = kubectl.run("listing what is left", &["get", NAMESPACED, "-n", NAMESPACE, "-o", "name"])?;
+    let namespace =
+        kubectl.run("listing what is left", &["get", NAMESPACED, "-n", INSTALLATION_NAMESPACE, "-o", "name"])?;
     let keys = "jsonpath={range .items[*]}{.metadata.labels}{.metadata.annotations}{end}";
     let nodes = kubectl.run("reading the nodes", &["get", "nodes", "-o", keys])?;
     if !nodes.contains(FOREIGN_LABEL) {

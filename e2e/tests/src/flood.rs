@@ -1,5 +1,5 @@
-//! An attack from the pod network: one pod opens connections to each port of the installation and says nothing, and begins
-//! reviews that it does not end.
+//! An attack from the pod network: one pod opens silent connections to each port of the installation, and sends incomplete
+//! reviews.
 
 use std::{
     fs::{self, File},
@@ -25,24 +25,24 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use crate::{Story, webhook};
+use crate::{environment::own_cluster, story::Story, webhook};
 
-/// Silent connections to each port.
+/// Number of silent connections to each port.
 const SILENT: usize = 1000;
-/// Reviews to each virt-api that do not end, and how much of them is sent.
+/// Number of incomplete reviews to each virt-api, and their length.
 const STALLED: usize = 16;
 const BODY: usize = 1 << 20;
-/// Files that the process may need.
+/// Number of files that the process needs.
 const FILES: usize = 16 << 10;
-/// Time after which a connection that was closed is opened again. The processors are the cluster's, too: what is measured is
-/// what the connections hold, not what it costs to make them.
+/// Pause before a closed connection is reopened. The attacker shares the processors of the cluster, and held connections are
+/// measured, not the cost of opening them.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The same of a review.
+/// Pause before an incomplete review is repeated.
 const REVIEW_PAUSE: Duration = Duration::from_secs(1);
-/// Longest that opening a connection, or sending a body, may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time limit for opening a connection or sending a body.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An attack that goes on until it is stopped.
+/// A running attack.
 pub struct Flood {
     stop: oneshot::Sender<()>,
     thread: JoinHandle<Result<()>>,
@@ -51,24 +51,24 @@ pub struct Flood {
     stalled: Arc<AtomicUsize>,
 }
 
-/// The extent of an attack.
+/// Extent of an attack.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Ports that were attacked.
+    /// Number of attacked ports.
     pub ports: usize,
-    /// Silent connections that were opened.
+    /// Number of opened silent connections.
     pub opened: usize,
-    /// Reviews that were begun.
+    /// Number of incomplete reviews.
     pub stalled: usize,
 }
 
 impl Story {
-    /// Attacks all pods of the installation from a pod of this name; `None` where the nodes are not on this machine.
+    /// Attacks all pods of the installation from a pod of this name. Returns `None` if the nodes are not on this host.
     ///
     /// # Errors
-    /// When the pod does not come up.
+    /// Fails if the pod does not start.
     pub async fn flood(&self, pod: &str) -> Result<Option<Flood>> {
-        if webhook::own_cluster()?.is_none() {
+        if own_cluster()?.is_none() {
             return Ok(None);
         }
         self.toolbox(pod).await?;
@@ -102,14 +102,14 @@ impl Flood {
         let tls = TlsConnector::from(Arc::new(webhook::tls(None)?));
         let (ports, targets, reviewers) = (silent.len(), silent.to_vec(), stalled.to_vec());
         let counters = (opened.clone(), began.clone());
-        // A thread of its own, which stays in the pod's network; so do the sockets it opens.
+        // The thread and its sockets stay in the network namespace of the pod.
         let thread = std::thread::spawn(move || {
             setns(namespace, CloneFlags::CLONE_NEWNET).context("cannot enter the pod's network")?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 for address in targets {
                     for number in 0..SILENT {
-                        tokio::spawn(say_nothing(address, number, counters.0.clone()));
+                        tokio::spawn(hold_silent(address, number, counters.0.clone()));
                     }
                 }
                 for address in reviewers {
@@ -117,7 +117,7 @@ impl Flood {
                         tokio::spawn(stall(address, tls.clone(), counters.1.clone()));
                     }
                 }
-                // An error means that nobody is left who could stop it.
+                // An error means that the handle was dropped.
                 let _ = stopped.await;
             });
             Ok(())
@@ -128,7 +128,7 @@ impl Flood {
     /// Ends the attack.
     ///
     /// # Errors
-    /// When it could not begin.
+    /// Fails if it could not start.
     pub fn stop(self) -> Result<Extent> {
         // The thread may have ended with an error.
         let _ = self.stop.send(());
@@ -142,22 +142,22 @@ impl Flood {
 }
 
 impl Extent {
-    /// Fails when the attack was smaller than it was meant to be.
+    /// Checks that the attack had its full extent.
     ///
     /// # Errors
-    /// When not every connection was opened once.
+    /// Fails unless every connection was opened once.
     pub fn check(self) -> Result<()> {
         ensure!(self.ports > 0 && self.opened >= SILENT * self.ports && self.stalled >= STALLED, "{self:?}");
         Ok(())
     }
 }
 
-/// Opens a connection and waits until the server closes it, again and again.
-async fn say_nothing(address: SocketAddr, number: usize, opened: Arc<AtomicUsize>) {
-    // All within two seconds, not in one burst that the kernel's queue of an idle server could not hold.
+/// Opens a connection and waits until the server closes it, repeatedly.
+async fn hold_silent(address: SocketAddr, number: usize, opened: Arc<AtomicUsize>) {
+    // Spread over two seconds: a burst would overflow the accept queue of an idle server.
     sleep(Duration::from_millis(2 * number as u64)).await;
     loop {
-        if let Ok(Ok(mut stream)) = timeout(PATIENCE, TcpStream::connect(address)).await {
+        if let Ok(Ok(mut stream)) = timeout(TIMEOUT, TcpStream::connect(address)).await {
             opened.fetch_add(1, Ordering::Relaxed);
             let _ = stream.read(&mut [0]).await;
         }
@@ -165,10 +165,10 @@ async fn say_nothing(address: SocketAddr, number: usize, opened: Arc<AtomicUsize
     }
 }
 
-/// Sends a review without its last byte and waits until the server gives up, again and again.
+/// Sends a review without its last byte and waits until the server closes the connection, repeatedly.
 async fn stall(address: SocketAddr, tls: TlsConnector, began: Arc<AtomicUsize>) {
     loop {
-        let sent = timeout(PATIENCE, begin_review(address, &tls)).await;
+        let sent = timeout(TIMEOUT, begin_review(address, &tls)).await;
         if let Ok(Ok(mut stream)) = sent {
             began.fetch_add(1, Ordering::Relaxed);
             let _ = stream.read(&mut [0]).await;
@@ -184,13 +184,13 @@ async fn begin_review(address: SocketAddr, tls: &TlsConnector) -> Result<tokio_r
         "POST /virtualmachines-validate HTTP/1.1\r\nhost: virt-api\r\ncontent-type: application/json\r\ncontent-length: {BODY}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await?;
-    // A server that refuses it before it has come closes the connection: that is the end of this one.
+    // The server may refuse it early and close the connection.
     let _ = stream.write_all(&vec![b' '; BODY - 1]).await;
     let _ = stream.flush().await;
     Ok(stream)
 }
 
-/// The network namespace of a pod of this machine, by the pod's UID.
+/// Returns the network namespace of a pod on this host by the pod's UID.
 fn network_of(uid: &str) -> Result<File> {
     for process in fs::read_dir("/proc")? {
         let path = process?.path();
@@ -199,16 +199,16 @@ fn network_of(uid: &str) -> Result<File> {
             return Ok(namespace);
         }
     }
-    Err(anyhow!("no process of pod {uid} on this machine"))
+    Err(anyhow!("no process of pod {uid} on this host"))
 }
 
-/// Lets this process have as many files open as the attack needs.
+/// Raises the limit of open files as far as the attack requires.
 fn allow_files() -> Result<()> {
     let status = Command::new("prlimit")
         .args(["--pid", &std::process::id().to_string(), &format!("--nofile={FILES}:")])
         .status()
         .context("cannot run prlimit")?;
-    // The limit that is there may be enough.
+    // The existing limit may suffice.
     if !status.success() {
         println!("prlimit: {status}");
     }

@@ -1,4 +1,4 @@
-//! Streams as other programs open them: a WebSocket of one's own through the API server, in the name of any user.
+//! WebSockets through the API server, as any user.
 
 use std::time::Duration;
 
@@ -14,24 +14,24 @@ use tokio_tungstenite::{
     tungstenite::{Bytes, Message, handshake::client::generate_key, protocol::Role},
 };
 
-use crate::Answer;
+use crate::answer::Answer;
 
-/// Longest that the answer to an opening may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// What pings carry, unlike those of the servers.
+/// Time limit for opening.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Payload of pings, which differs from that of the servers.
 const PING: &[u8] = b"are you there";
-/// Output kept for looking at, in bytes; older output is dropped.
-const KEPT: usize = 256 * 1024;
+/// Limit of kept output in bytes.
+const OUTPUT_LIMIT: usize = 256 * 1024;
 
-/// A stream that is open. It ends without a word when it is dropped.
+/// An open stream. Dropping it closes the connection without a close message.
 pub struct Socket(WebSocketStream<TokioIo<Upgraded>>);
 
 impl Socket {
-    /// Asks for the stream at `path`, in the name of `user` where one is named. What the server says instead of opening
-    /// one is an answer as well; a client that asks again by itself (see [`crate::connect_without_retries`]) hides it.
+    /// Opens the stream at `path`, as `user` if one is given. The inner error is a refusal of the server; a client with
+    /// retries hides it (see [`crate::connect_without_retries`]).
     ///
     /// # Errors
-    /// When there is no answer.
+    /// Fails without an answer.
     pub async fn open(client: &Client, path: &str, user: Option<&str>) -> Result<Result<Self, Box<Answer>>> {
         let mut request = Request::builder()
             .uri(path)
@@ -41,11 +41,11 @@ impl Socket {
             .header(header::SEC_WEBSOCKET_KEY, generate_key())
             .header(header::SEC_WEBSOCKET_PROTOCOL, "plain.kubevirt.io");
         if let Some(user) = user {
-            // Without groups nobody is authenticated.
+            // A user without groups is not authenticated.
             request = request.header("Impersonate-User", user).header("Impersonate-Group", "system:authenticated");
         }
         let request = request.body(Body::empty())?;
-        let asked = async {
+        let exchange = async {
             let response = client.send(request).await?;
             if response.status() != StatusCode::SWITCHING_PROTOCOLS {
                 return anyhow::Ok(Err(Box::new(Answer::read(response).await?)));
@@ -53,46 +53,45 @@ impl Socket {
             let upgraded = TokioIo::new(hyper::upgrade::on(response).await?);
             Ok(Ok(Self(WebSocketStream::from_raw_socket(upgraded, Role::Client, None).await)))
         };
-        let answered = timeout(PATIENCE, asked).await.with_context(|| format!("{path}: no answer in time"))?;
+        let answered = timeout(TIMEOUT, exchange).await.with_context(|| format!("{path}: no answer in time"))?;
         answered.with_context(|| path.to_owned())
     }
 
-    /// Asks for a sign of life. What the stream carries until it comes is passed over.
+    /// Sends a ping and waits for the pong. Other messages are skipped.
     ///
     /// # Errors
-    /// When the stream has ended, or no sign comes in time.
+    /// Fails if the stream has ended, or without a pong in time.
     pub async fn ping(&mut self, within: Duration) -> Result<()> {
-        let sign = async {
+        let pong = async {
             self.0.send(Message::Ping(Bytes::from_static(PING))).await.context("the stream has ended")?;
-            while !matches!(self.next().await?, Message::Pong(sign) if sign == PING) {}
+            while !matches!(self.next().await?, Message::Pong(payload) if payload == PING) {}
             Ok(())
         };
-        timeout(within, sign).await.context("no answer to a ping")?
+        timeout(within, pong).await.context("no answer to a ping")?
     }
 
-    /// Sends pings and texts, which nobody waits for, and reads nothing of what comes back. Returns how many were taken
-    /// within the time.
+    /// Sends pings and texts without reading. Returns the number of messages that were sent within the time limit.
     pub async fn flood(&mut self, count: usize, within: Duration) -> usize {
-        let mut taken = 0;
-        // A server that takes no more, or ends the stream, ends the flood.
+        let mut sent = 0;
+        // The server may stop reading or close the stream.
         let _ = timeout(within, async {
-            while taken < count {
+            while sent < count {
                 let text = Message::Text("x".into());
                 for message in [Message::Ping(Bytes::from_static(PING)), text] {
                     self.0.send(message).await?;
-                    taken += 1;
+                    sent += 1;
                 }
             }
             anyhow::Ok(())
         })
         .await;
-        taken
+        sent
     }
 
-    /// Reads until `text` has come.
+    /// Reads until `text`.
     ///
     /// # Errors
-    /// When the stream ends before that, or the time is over, with what came instead.
+    /// Fails if the stream ends before, or after the time limit, with the output.
     pub async fn expect(&mut self, text: &str, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         let mut seen = Vec::<u8>::new();
@@ -104,7 +103,7 @@ impl Socket {
             let message = message.with_context(|| format!("before {text:?}, after {:?}", shown()))?;
             if let Message::Binary(data) = message {
                 seen.extend_from_slice(&data);
-                seen.drain(..seen.len().saturating_sub(KEPT));
+                seen.drain(..seen.len().saturating_sub(OUTPUT_LIMIT));
             }
         }
         Ok(())

@@ -7,13 +7,12 @@ use serde_json::json;
 use super::{After, Init, Service, flags, text};
 use crate::{
     certificates::FRONT_PROXY_CLIENT,
-    install::NAMESPACE,
-    plan::{API_PORT, CLUSTER_DOMAIN, Plan},
+    plan::{API_PORT, CLUSTER_DOMAIN, INSTALLATION_NAMESPACE, Plan},
 };
 
-/// What the control plane's first process runs. `bin` is the folder of the components.
+/// Returns the configuration of the control plane's first process. `bin` is the folder of the components.
 #[must_use]
-pub fn init(plan: &Plan, bin: &Path) -> Init {
+pub(crate) fn init(plan: &Plan, bin: &Path) -> Init {
     let api = SocketAddr::from((plan.control_address(), API_PORT));
     let service = |name: &str, command: Vec<String>, after: Option<After>| Service {
         name: name.into(),
@@ -38,7 +37,7 @@ pub fn init(plan: &Plan, bin: &Path) -> Init {
     }
 }
 
-/// Succeeds once the API server serves all it should, roles included. The controllers give up when they start earlier.
+/// Returns a check for the complete start of the API server, including roles. Controllers exit if they start earlier.
 fn ready(plan: &Plan, bin: &Path) -> Vec<String> {
     let kubeconfig = plan.control().join("controller-manager.kubeconfig");
     vec![text(&bin.join("kubectl")), "--kubeconfig".into(), text(&kubeconfig), "get".into(), "--raw=/readyz".into()]
@@ -58,7 +57,7 @@ fn etcd(plan: &Plan, bin: &Path) -> Vec<String> {
             ("log-level", "warn".into()),
         ],
     );
-    // The data is thrown away with the cluster, so it need not survive a power cut.
+    // The data is removed with the cluster and need not survive a power failure.
     command.push("--unsafe-no-fsync".into());
     command
 }
@@ -92,29 +91,29 @@ fn api_server(plan: &Plan, bin: &Path) -> Vec<String> {
             ("requestheader-extra-headers-prefix", "X-Remote-Extra-".into()),
             ("proxy-client-cert-file", pki("front-proxy-client.crt")),
             ("proxy-client-key-file", pki("front-proxy-client.key")),
-            // No kube-proxy runs beside the API server: it dials the pods behind webhooks and APIServices itself.
+            // The API server has no kube-proxy and dials pods of webhooks and APIServices directly.
             ("enable-aggregator-routing", "true".into()),
             ("audit-policy-file", text(&plan.control().join("audit-policy.yaml"))),
             ("audit-log-path", text(&plan.audit_log())),
-            // In MiB. A log that is split by the default of 100 would not tell all of a run of the tests.
+            // In MiB. The default of 100 would rotate the log during a test run.
             ("audit-log-maxsize", "4096".into()),
             ("profiling", "false".into()),
         ],
     )
 }
 
-/// The audit policy: one line for each call that changes something, when it is complete; and one for each call at all of
-/// the service accounts of an installation, whose rights a test compares with what they use.
+/// Renders the audit policy: one line for each completed write, and for each call of the installation's service accounts, which
+/// a test compares with their rights.
 #[must_use]
-pub fn audit_policy() -> String {
-    super::yaml(&json!({
+pub(crate) fn audit_policy() -> String {
+    super::json_text(&json!({
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
         "omitStages": ["RequestReceived"],
         "omitManagedFields": true,
         "rules": [
             {"level": "Metadata", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
-            {"level": "Metadata", "userGroups": [format!("system:serviceaccounts:{NAMESPACE}")]},
+            {"level": "Metadata", "userGroups": [format!("system:serviceaccounts:{INSTALLATION_NAMESPACE}")]},
             {"level": "None"},
         ],
     }))
@@ -134,7 +133,7 @@ fn controller_manager(plan: &Plan, bin: &Path) -> Vec<String> {
             ("cluster-name", "ferrovirt".into()),
             ("cluster-cidr", plan.pods().to_string()),
             ("service-cluster-ip-range", plan.services().to_string()),
-            // `up` gives each node the pod network its CNI configuration says.
+            // `up` assigns the pod networks of nodes.
             ("allocate-node-cidrs", "false".into()),
             ("cluster-signing-cert-file", pki("ca.crt")),
             ("cluster-signing-key-file", pki("ca.key")),
@@ -165,10 +164,9 @@ fn dns(plan: &Plan, bin: &Path) -> Vec<String> {
     vec![text(&bin.join("coredns")), "-conf".into(), text(&plan.control().join("Corefile"))]
 }
 
-/// CoreDNS's configuration: the cluster's own names only. The cluster's network has no way out of the host, so
-/// answers for names outside would be of no use to pods.
+/// Renders the configuration of CoreDNS with only the cluster's names. Pods cannot reach addresses outside of the host.
 #[must_use]
-pub fn corefile(plan: &Plan) -> String {
+pub(crate) fn corefile(plan: &Plan) -> String {
     format!(
         ".:53 {{
     errors
@@ -221,7 +219,7 @@ mod tests {
 
     #[test]
     fn audit_policy_logs_metadata_of_changing_calls_and_of_the_installation() {
-        let policy: serde_json::Value = serde_yaml::from_str(&audit_policy()).unwrap();
+        let policy: serde_json::Value = serde_json::from_str(&audit_policy()).unwrap();
         assert_eq!(policy["rules"][0]["level"], "Metadata");
         assert!(policy["rules"][0]["verbs"].as_array().unwrap().iter().all(|verb| verb != "get" && verb != "list"));
         assert_eq!(policy["rules"][1], json!({"level": "Metadata", "userGroups": ["system:serviceaccounts:kubevirt"]}));

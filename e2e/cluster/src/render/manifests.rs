@@ -12,7 +12,7 @@ use crate::{
 /// The DNS server runs beside the API server instead of in a pod, so it answers before the first node is ready and needs no
 /// image. A Service without selector and its EndpointSlice provide the usual address.
 #[must_use]
-pub fn bootstrap(plan: &Plan) -> String {
+pub(crate) fn bootstrap(plan: &Plan) -> String {
     let binding = |name: &str, role: &str, user: &str| -> Value {
         json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",

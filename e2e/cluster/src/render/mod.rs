@@ -1,9 +1,9 @@
 //! Pure renderers of command lines and configuration files for every process of a plan.
 
-pub mod control;
-pub mod kubeconfig;
-pub mod manifests;
-pub mod node;
+pub(crate) mod control;
+pub(crate) mod kubeconfig;
+pub(crate) mod manifests;
+pub(crate) mod node;
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// A process that an init keeps running.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Service {
+pub(crate) struct Service {
     /// Name in messages.
     pub name: String,
     /// Program with arguments.
@@ -26,7 +26,7 @@ pub struct Service {
 /// Dependency of a service. An earlier start would only add the retry delays of the service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum After {
+pub(crate) enum After {
     /// A TCP address that accepts connections.
     Tcp(std::net::SocketAddr),
     /// A Unix socket that accepts connections.
@@ -38,7 +38,7 @@ pub enum After {
 /// Configuration of the first process of a node or of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Init {
+pub(crate) struct Init {
     /// Host name in the UTS namespace.
     pub hostname: String,
     /// Mounts an empty filesystem over `/run` if true.
@@ -63,7 +63,7 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn yaml(value: &serde_json::Value) -> String {
-    // A tree of strings, numbers and lists can always be rendered.
-    serde_yaml::to_string(value).unwrap_or_default()
+/// Renders a configuration file. JSON is valid YAML.
+fn json_text(value: &serde_json::Value) -> String {
+    format!("{value:#}\n")
 }

@@ -14,11 +14,11 @@ use crate::{
 };
 
 /// Socket of containerd inside the node.
-pub const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
+pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// Returns the configuration of the node's first process. `bin` is the folder of the components.
 #[must_use]
-pub fn init(plan: &Plan, node: &Node, bin: &Path) -> Init {
+pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path) -> Init {
     let api = After::Tcp(SocketAddr::from((plan.control_address(), API_PORT)));
     let folder = |name: &str| text(&node.folder.join(name));
     let service = |name: &str, command: Vec<String>, after: Option<After>| Service {
@@ -62,9 +62,9 @@ pub fn init(plan: &Plan, node: &Node, bin: &Path) -> Init {
 
 /// Renders the configuration of kubelet.
 #[must_use]
-pub fn kubelet(plan: &Plan, node: &Node) -> String {
+pub(crate) fn kubelet(plan: &Plan, node: &Node) -> String {
     let folder = |name: &str| text(&node.folder.join(name));
-    super::yaml(&json!({
+    super::json_text(&json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -100,8 +100,8 @@ pub fn kubelet(plan: &Plan, node: &Node) -> String {
 
 /// Renders the configuration of kube-proxy.
 #[must_use]
-pub fn kube_proxy(plan: &Plan, node: &Node) -> String {
-    super::yaml(&json!({
+pub(crate) fn kube_proxy(plan: &Plan, node: &Node) -> String {
+    super::json_text(&json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clientConnection": {"kubeconfig": text(&node.folder.join("kube-proxy.kubeconfig"))},
@@ -114,17 +114,17 @@ pub fn kube_proxy(plan: &Plan, node: &Node) -> String {
 }
 
 /// Name of the CNI plugin that attaches pods to additional networks.
-pub const MORE_NETWORKS: &str = "more-networks";
+pub(crate) const MORE_NETWORKS: &str = "more-networks";
 
 /// Returns the folder of CNI plugins that belong to the node.
 #[must_use]
-pub fn own_plugins(node: &Node) -> PathBuf {
+pub(crate) fn own_plugins(node: &Node) -> PathBuf {
     node.folder.join("cni/bin")
 }
 
 /// Returns the path of the kubeconfig for Multus.
 #[must_use]
-pub fn networks_kubeconfig(node: &Node) -> PathBuf {
+pub(crate) fn networks_kubeconfig(node: &Node) -> PathBuf {
     node.folder.join("multus.kubeconfig")
 }
 
@@ -134,7 +134,7 @@ pub fn networks_kubeconfig(node: &Node) -> PathBuf {
 /// It is the first plugin of the chain. Multus requires a delegate for the pod's first link, and gets one that creates
 /// none.
 #[must_use]
-pub fn more_networks(bin: &Path) -> String {
+pub(crate) fn more_networks(bin: &Path) -> String {
     format!(
         "#!/bin/sh
 configuration=$(cat)
@@ -161,7 +161,7 @@ esac
 /// Renders the CNI configuration: a bridge per node, addresses from the node's part of the pod network, and additional
 /// networks on request.
 #[must_use]
-pub fn cni(node: &Node) -> String {
+pub(crate) fn cni(node: &Node) -> String {
     format!(
         "{:#}\n",
         json!({
@@ -190,7 +190,7 @@ pub fn cni(node: &Node) -> String {
 
 /// Renders the configuration of containerd. `snapshotter` must work on the node's file system.
 #[must_use]
-pub fn containerd(node: &Node, bin: &Path, snapshotter: &str) -> String {
+pub(crate) fn containerd(node: &Node, bin: &Path, snapshotter: &str) -> String {
     format!(
         "version = 3
 root = '/var/lib/containerd'
@@ -231,7 +231,7 @@ oom_score = 0
 /// Renders the NAT rules of the node's network namespace: traffic of pods to addresses outside of the pod network gets the
 /// node's address, because there is no route back to pods.
 #[must_use]
-pub fn nat(plan: &Plan, node: &Node) -> String {
+pub(crate) fn nat(plan: &Plan, node: &Node) -> String {
     format!(
         "table ip ferrovirt-cluster {{
   chain postrouting {{
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn kubelet_uses_the_nodes_own_cgroup_and_tolerates_version_one() {
-        let value: serde_json::Value = serde_yaml::from_str(&kubelet(&plan(), &plan().node(2))).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&kubelet(&plan(), &plan().node(2))).unwrap();
         assert_eq!(value["cgroupRoot"], "/ferrovirt-fv0/node-2");
         assert_eq!(value["failCgroupV1"], false);
         assert_eq!(value["enforceNodeAllocatable"], json!([]));
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn kube_proxy_leaves_the_hosts_connection_limits_alone() {
-        let value: serde_json::Value = serde_yaml::from_str(&kube_proxy(&plan(), &plan().node(1))).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&kube_proxy(&plan(), &plan().node(1))).unwrap();
         assert_eq!(value["conntrack"]["maxPerCore"], 0);
         assert_eq!(value["mode"], "nftables");
     }

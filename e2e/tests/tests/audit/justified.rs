@@ -1,5 +1,5 @@
-//! Rights that are granted although the stories do not use them, with the reason. A right that the stories come to use, or
-//! that is granted no more, has to go from here.
+//! Granted rights that the stories do not use, with the reason. A right that stories use, or that is not granted, must be
+//! removed from the list.
 
 use ferrovirt_e2e_cluster::audit::Justified;
 
@@ -8,7 +8,7 @@ const fn unused(account: &'static str, right: &'static str, reason: &'static str
     Justified { account, right, sometimes: false, reason }
 }
 
-/// A right that the stories use in some runs only.
+/// A right that the stories use in some runs.
 const fn sometimes(account: &'static str, right: &'static str, reason: &'static str) -> Justified {
     Justified { account, right, sometimes: true, reason }
 }

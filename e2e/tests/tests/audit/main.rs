@@ -1,8 +1,8 @@
-//! After all stories: what each service account of the installation called, beside what it may call.
+//! Compares the calls of each service account with its rights, after all stories.
 //!
-//! `make e2e` runs this once the stories have passed, on the test cluster only: that of somebody else has no audit log here.
+//! `make e2e` runs this after the stories, only on the test cluster, which has an audit log on this host.
 
-#![allow(missing_docs, reason = "tests say what they are by their names")]
+#![allow(missing_docs, reason = "names of tests describe them")]
 
 mod justified;
 
@@ -21,12 +21,11 @@ use k8s_openapi::api::{
     rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding, RoleRef, Subject},
 };
 use kube::{Api, Client, ResourceExt, api::ListParams};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// Namespace of the installation.
 const NAMESPACE: &str = "kubevirt";
-/// The account whose writes policies limit.
+/// The account whose writes are limited by policies.
 const CONTROLLER: &str = "kubevirt-controller";
 
 #[test]
@@ -49,7 +48,7 @@ fn each_service_account_uses_its_rights_and_no_other() -> Result<()> {
     ensure!(
         wrong.is_empty(),
         "rights and calls since the cluster was made differ in {} places. A right that the stories cannot use belongs into \
-         e2e/tests/tests/audit/justified.rs, with the reason; one that nobody needs goes.\n{}",
+         e2e/tests/tests/audit/justified.rs, with the reason; remove those that nobody needs.\n{}",
         wrong.len(),
         wrong.join("\n")
     );
@@ -64,7 +63,7 @@ fn each_write_of_virt_controller_is_limited_by_a_policy_or_justified() -> Result
         Ok::<_, anyhow::Error>((installed(&client).await?, policies.items))
     })?;
     let unrestricted = unrestricted()?;
-    // Objects that RBAC names are those of the installation; what is in its namespace is as well.
+    // Objects with a resource name in RBAC, and all objects in its namespace, belong to the installation.
     let writes: Vec<&Grant> = grants
         .iter()
         .filter(|grant| grant.account == CONTROLLER && !["get", "list", "watch"].contains(&grant.verb.as_str()))
@@ -108,7 +107,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// The rights of all service accounts of the installation.
+/// Returns the rights of all service accounts of the installation.
 async fn installed(client: &Client) -> Result<Vec<Grant>> {
     let all = ListParams::default();
     let mut grants = Vec::new();
@@ -141,7 +140,7 @@ async fn of_binding(
     Ok(accounts.into_iter().flat_map(|account| Grant::of_rules(&account.name, &name, namespace, &rules)).collect())
 }
 
-/// The rules of a role of ours. Of one that Kubernetes brings nothing can be left out.
+/// Returns the rules of a role of the installation. Roles of Kubernetes are skipped.
 async fn rules(client: &Client, namespace: Option<&str>, role: &RoleRef) -> Result<Value> {
     const PART_OF: &str = "app.kubernetes.io/part-of";
     let (rules, metadata) = match (role.kind.as_str(), namespace) {
@@ -160,7 +159,7 @@ async fn rules(client: &Client, namespace: Option<&str>, role: &RoleRef) -> Resu
     Ok(if ours { json!(rules) } else { json!([]) })
 }
 
-/// The rights of the chart's hooks, whose service accounts exist only while they run.
+/// Returns the rights of the chart's hooks, whose service accounts exist only while they run.
 fn of_hooks() -> Result<Vec<Grant>> {
     let output = Command::new("helm")
         .args(["get", "hooks", "ferrovirt", "--namespace", NAMESPACE])
@@ -168,11 +167,8 @@ fn of_hooks() -> Result<Vec<Grant>> {
         .output()
         .context("cannot run helm: it must be on the PATH")?;
     ensure!(output.status.success(), "helm get hooks: {}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).context("hooks are no text")?;
-    let mut objects = Vec::new();
-    for document in serde_yaml::Deserializer::from_str(&text) {
-        objects.push(Value::deserialize(document).context("hooks are no YAML")?);
-    }
+    let text = String::from_utf8(output.stdout).context("hooks are not text")?;
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&text).context("hooks are not YAML")?;
     let mut grants = Vec::new();
     for binding in &objects {
         let kind = binding["kind"].as_str().unwrap_or_default();
@@ -191,12 +187,12 @@ fn of_hooks() -> Result<Vec<Grant>> {
     Ok(grants)
 }
 
-/// Writes that no policy limits, by the list in the table of the chart. The rest of the file is a template.
+/// Returns the writes that no policy limits, from the table in the chart. The rest of the file is a template.
 fn unrestricted() -> Result<BTreeSet<String>> {
     let path = repository().join("charts/ferrovirt/policies/controller.yaml");
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let (_, list) = text.split_once("\nunrestricted:\n").context("table without the list `unrestricted`")?;
-    let list: Value = serde_yaml::from_str(list).context("the list `unrestricted` is no YAML")?;
+    let list: Value = serde_saphyr::from_str(list).context("the list `unrestricted` is not YAML")?;
     let mut resources = BTreeSet::new();
     for entry in list.as_array().into_iter().flatten() {
         ensure!(entry["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{entry} has no reason");

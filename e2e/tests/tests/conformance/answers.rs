@@ -1,11 +1,11 @@
-//! What an answer has to look like.
+//! Format of answers.
 
 use anyhow::{Context, Result, bail, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use ferrovirt_e2e_tests::webhook::Answer;
 use serde_json::Value;
 
-/// Kinds of causes that clients of Kubernetes know.
+/// Reasons of causes that clients of Kubernetes know.
 const CAUSES: [&str; 8] = [
     "FieldValueNotFound",
     "FieldValueRequired",
@@ -17,8 +17,8 @@ const CAUSES: [&str; 8] = [
     "UnexpectedServerResponse",
 ];
 
-/// An answer to the question with this uid, well-formed by `admission.k8s.io/v1`; what is in it.
-pub fn response(answer: &Answer, uid: &str) -> Result<Value> {
+/// Returns the response to the request with this UID, after checking its form by `admission.k8s.io/v1`.
+pub(crate) fn response(answer: &Answer, uid: &str) -> Result<Value> {
     ensure!(answer.status == 200, "HTTP status {}: {:?}", answer.status, answer.body);
     let review: Value = serde_json::from_slice(&answer.body).context("the answer is not JSON")?;
     check(&review, uid).with_context(|| format!("in the answer {review}"))?;
@@ -34,7 +34,7 @@ fn check(review: &Value, uid: &str) -> Result<()> {
     ensure!(review["kind"] == "AdmissionReview", "wrong kind");
     let response = &review["response"];
     ensure!(response["uid"] == uid, "the uid is not {uid}");
-    let allowed = response["allowed"].as_bool().context("it is not said whether the object is allowed")?;
+    let allowed = response["allowed"].as_bool().context("allowed is missing")?;
     match (response.get("patch"), response.get("patchType")) {
         (None, None) => {}
         (Some(patch), Some(type_)) => {
@@ -77,22 +77,22 @@ fn check_status(status: &Value) -> Result<()> {
     Ok(())
 }
 
-/// A yes.
-pub fn allowed(answer: &Answer, uid: &str) -> Result<Value> {
+/// Checks that a request is allowed.
+pub(crate) fn allowed(answer: &Answer, uid: &str) -> Result<Value> {
     let response = response(answer, uid)?;
     ensure!(response["allowed"] == true, "refused: {response}");
     Ok(response)
 }
 
-/// A no.
-pub fn refused(answer: &Answer, uid: &str) -> Result<Value> {
+/// Checks that a request is denied.
+pub(crate) fn refused(answer: &Answer, uid: &str) -> Result<Value> {
     let response = response(answer, uid)?;
     ensure!(response["allowed"] == false, "allowed: {response}");
     Ok(response)
 }
 
-/// What is no question is refused, by HTTP or by a review, and never allowed.
-pub fn turned_away(answer: &Answer, what: &str) -> Result<()> {
+/// Checks that a malformed request is refused by status or review, and never allowed.
+pub(crate) fn turned_away(answer: &Answer, what: &str) -> Result<()> {
     if (400..600).contains(&answer.status) {
         let review: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
         ensure!(review["response"]["allowed"] != true, "{what}: {} but allowed", answer.status);
@@ -104,8 +104,8 @@ pub fn turned_away(answer: &Answer, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// The object with the patch of the answer, and whether there was one.
-pub fn patched(object: &Value, response: &Value) -> Result<(Value, bool)> {
+/// Applies the patch of a response. Returns the object, and true if there was a patch.
+pub(crate) fn patched(object: &Value, response: &Value) -> Result<(Value, bool)> {
     let mut object = object.clone();
     let Some(patch) = response["patch"].as_str() else { return Ok((object, false)) };
     let patch: json_patch::Patch = serde_json::from_slice(&STANDARD.decode(patch)?)?;

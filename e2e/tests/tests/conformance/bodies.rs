@@ -1,10 +1,10 @@
-//! Bodies that kube-apiserver would not send, and somebody else may.
+//! Malformed and oversized bodies.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use ferrovirt_e2e_tests::{PATIENCE, webhook::Endpoint};
+use ferrovirt_e2e_tests::{TIMEOUT, webhook::Endpoint};
 use http::Method;
 use serde_json::json;
 
@@ -17,7 +17,7 @@ use crate::{
 const PATH: &str = "/virtualmachines-validate";
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// Sends bodies that are no questions, each to every webhook over a connection of its own.
+/// Sends malformed bodies, each to every webhook on its own connection.
 async fn turn_away(endpoint: &Endpoint, bodies: &[(&str, Bytes)]) -> Result<()> {
     for path in paths() {
         for (what, body) in bodies {
@@ -34,7 +34,7 @@ fn bytes(text: impl Into<String>) -> Bytes {
 }
 
 #[test]
-fn other_content_types_are_turned_away() {
+fn other_content_types_are_refused() {
     conformance(async |endpoint| {
         for headers in [
             &[][..],
@@ -66,7 +66,7 @@ fn other_methods_get_an_answer() {
 }
 
 #[test]
-fn what_is_no_review_is_turned_away() {
+fn bodies_that_are_not_reviews_are_refused() {
     conformance(async |endpoint| {
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}).to_string();
         let mut other = Review::create(PATH, objects::vm()).wire();
@@ -97,7 +97,7 @@ fn what_is_no_review_is_turned_away() {
 }
 
 #[test]
-fn truncated_reviews_are_turned_away() {
+fn truncated_reviews_are_refused() {
     conformance(async |endpoint| {
         let body = Review::create(PATH, objects::vm()).body();
         let cuts = [1, 10, body.len() / 4, body.len() / 2, body.len() - 20, body.len() - 1];
@@ -107,7 +107,7 @@ fn truncated_reviews_are_turned_away() {
 }
 
 #[test]
-fn text_that_is_not_utf_8_is_turned_away() {
+fn text_that_is_not_utf_8_is_refused() {
     conformance(async |endpoint| {
         let inside = |odd: &[u8]| {
             let mut body = Review::create(PATH, objects::vm()).wire().to_string().into_bytes();
@@ -151,7 +151,7 @@ fn deeply_nested_values_do_no_harm() {
             ],
         )
         .await?;
-        // Deep, but not too deep to be read: an answer, whatever it is.
+        // Deep, but within the limit: any answer is valid.
         let mut inner = json!(1);
         for _ in 0..60 {
             inner = json!({"a": inner});
@@ -172,7 +172,7 @@ fn reviews_of_three_mebibytes_are_answered() {
         let large = "x".repeat(3 << 20);
         let mut vm = objects::vm();
         vm["metadata"]["annotations"] = json!({"example.org/large": large});
-        // As large as kube-apiserver lets an object be: answered like any other.
+        // The size limit of objects in kube-apiserver.
         for review in [Review::create(PATH, vm.clone()), Review::create("/virtualmachines-mutate", vm)] {
             allowed(&endpoint.connect().await?.review(review.path, review.body()).await?, &review.uid)?;
         }
@@ -190,11 +190,11 @@ fn reviews_of_three_mebibytes_are_answered() {
 }
 
 #[test]
-fn bodies_without_bounds_are_turned_away() {
+fn endless_bodies_are_refused() {
     conformance(async |endpoint| {
         let body = Bytes::from(vec![b' '; 24 << 20]);
         turned_away(&endpoint.connect().await?.review(PATH, body).await?, "24 MiB")?;
-        // Of more than that the server need not even read the end.
+        // The server need not read to the end.
         let body = Bytes::from(vec![b' '; 96 << 20]);
         if let Ok(answer) = endpoint.connect().await?.review(PATH, body).await {
             turned_away(&answer, "96 MiB")?;
@@ -208,11 +208,11 @@ fn many_large_reviews_at_a_time_do_no_harm() {
     conformance(async |endpoint| {
         let numbers = bytes(format!("[{}0]", "0,".repeat((3 << 19) - 2)));
         let calls = (0..32).map(|_| async {
-            let deadline = tokio::time::Instant::now() + PATIENCE;
+            let deadline = tokio::time::Instant::now() + TIMEOUT;
             loop {
                 let mut connection = endpoint.connect().await?;
                 match connection.review(PATH, numbers.clone()).await {
-                    // Who takes seconds to send it is hung up on, and where the machine is busy all 32 of them do.
+                    // The server closes connections of slow senders, which may be all 32 on a busy host.
                     Err(_) if tokio::time::Instant::now() < deadline => {}
                     answered => break answered,
                 }
@@ -226,12 +226,12 @@ fn many_large_reviews_at_a_time_do_no_harm() {
 }
 
 #[test]
-fn clients_that_stall_keep_nobody_waiting() {
+fn stalled_clients_do_not_delay_others() {
     conformance(async |endpoint| {
         let review = Review::create(PATH, objects::vm());
         let mut stalled = vec![];
         for mut connection in endpoint.connect_many(64).await? {
-            // Announced, begun, and never ended.
+            // Incomplete bodies.
             stalled.push(tokio::spawn(async move { connection.stall(PATH, 1 << 20, b"{\"request\":").await }));
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -240,7 +240,7 @@ fn clients_that_stall_keep_nobody_waiting() {
         allowed(&connection.review(PATH, review.body()).await?, &review.uid)?;
         let took = started.elapsed();
         stalled.iter().for_each(tokio::task::JoinHandle::abort);
-        // Not a measurement: who waits for the stalled ones waits for the end of their time, seconds.
+        // Below the time limit of stalled requests, which is seconds.
         ensure!(took < Duration::from_secs(2), "a review waited {took:?} behind clients that stall");
         Ok(())
     });

@@ -1,4 +1,4 @@
-//! Many questions at a time.
+//! Concurrent reviews.
 
 use anyhow::{Result, ensure};
 use futures::future::join_all;
@@ -10,7 +10,7 @@ use crate::{
 };
 
 const REVIEWS: usize = 1000;
-/// Connections where each goes through the API server and a kubelet, which are not under test.
+/// Number of connections if each passes the API server and a kubelet, which are not under test.
 const FORWARDED: usize = 50;
 
 #[test]

@@ -1,9 +1,8 @@
-//! Conformance of admission webhooks: the AdmissionReview protocol, and well-formed answers to whatever comes.
+//! Conformance of admission webhooks: the AdmissionReview protocol, and well-formed answers to any request.
 //!
-//! Runs against any HTTPS server of the webhooks: `WEBHOOK_URL`, with the PEM file `WEBHOOK_CA` its certificate is
-//! checked; by default against virt-api of the cluster under test (`make e2e`). The URL holds all that stands in front of
-//! the webhooks' own paths. For virt-api that includes the segment without which it answers nothing, which the webhook
-//! configurations show to administrators and which changes hourly:
+//! Runs against virt-api of the cluster under test (`make e2e`), or against any HTTPS server of the webhooks: `WEBHOOK_URL`,
+//! verified with the PEM file `WEBHOOK_CA`. The URL contains everything before the paths of the webhooks. For virt-api that
+//! includes the secret segment, which changes hourly and which the webhook configurations show to administrators:
 //!
 //! ```console
 //! $ kubectl get validatingwebhookconfiguration virt-api-validator -o jsonpath='{.webhooks[0].clientConfig.service.path}'
@@ -11,7 +10,7 @@
 //! $ WEBHOOK_URL=https://ADDRESS/admission/SEGMENT cargo test -p ferrovirt-e2e-tests --test conformance
 //! ```
 
-#![allow(missing_docs, reason = "tests say what they are by their names")]
+#![allow(missing_docs, reason = "names of tests describe them")]
 
 mod answers;
 mod bodies;
@@ -23,12 +22,12 @@ mod reviews;
 use anyhow::Result;
 use ferrovirt_e2e_tests::webhook::Endpoint;
 
-/// Runs a test against the server, and asks the server afterwards whether it lives.
+/// Runs a test against the server, and checks afterwards that the server works.
 fn conformance<F>(body: F)
 where
     F: AsyncFnOnce(&Endpoint) -> Result<()>,
 {
-    let told: Result<()> = (|| {
+    let result: Result<()> = (|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let endpoint = Endpoint::from_environment().await?;
@@ -36,15 +35,15 @@ where
             lives(&endpoint).await
         })
     })();
-    if let Err(error) = told {
-        #[expect(clippy::panic, reason = "how a test fails")]
+    if let Err(error) = result {
+        #[expect(clippy::panic, reason = "fails the test")]
         {
             panic!("{error:#}");
         }
     }
 }
 
-/// The server takes new connections, and still tells right from wrong.
+/// Checks that the server accepts new connections, allows a valid object and denies an invalid one.
 async fn lives(endpoint: &Endpoint) -> Result<()> {
     let mut connection = endpoint.connect().await?;
     let good = reviews::Review::create("/virtualmachines-validate", objects::vm());

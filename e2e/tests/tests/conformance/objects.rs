@@ -1,4 +1,4 @@
-//! Objects in reviews, as kube-apiserver sends them: their metadata is complete.
+//! Objects in reviews with the complete metadata of kube-apiserver.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn metadata(name: &str) -> Value {
 
 fn spec() -> Value {
     json!({
-        // Validation comes after the defaults, and some rules rest on them.
+        // Validation runs after defaulting, and some rules depend on defaults.
         "architecture": "amd64",
         "domain": {
             "devices": {
@@ -25,30 +25,30 @@ fn spec() -> Value {
     })
 }
 
-/// A virtual machine that breaks no rule.
-pub fn vm() -> Value {
+/// Returns a valid VM.
+pub(crate) fn vm() -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": metadata("vm"),
         "spec": {"runStrategy": "Halted", "template": {"metadata": {"labels": {"app": "a"}}, "spec": spec()}},
     })
 }
 
-/// A virtual machine whose disk has no volume.
-pub fn impossible_vm() -> Value {
+/// Returns a VM with a disk without volume.
+pub(crate) fn impossible_vm() -> Value {
     let mut vm = vm();
     vm["spec"]["template"]["spec"]["domain"]["devices"]["disks"][0]["name"] = json!("other");
     vm
 }
 
-/// A machine instance that breaks no rule.
-pub fn vmi() -> Value {
+/// Returns a valid VMI.
+pub(crate) fn vmi() -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": metadata("vmi"), "spec": spec(),
     })
 }
 
-/// A replica set that breaks no rule.
-pub fn replica_set() -> Value {
+/// Returns a valid replica set.
+pub(crate) fn replica_set() -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet", "metadata": metadata("set"),
         "spec": {

@@ -1,4 +1,4 @@
-//! Questions as kube-apiserver asks them.
+//! Reviews as kube-apiserver sends them.
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::webhook::{Answer, Connection};
@@ -16,7 +16,7 @@ async fn ask(connection: &mut Connection, review: &Review) -> Result<Answer> {
 }
 
 #[test]
-fn good_objects_are_allowed() {
+fn valid_objects_are_allowed() {
     conformance(async |endpoint| {
         let mut connection = endpoint.connect().await?;
         for review in good() {
@@ -31,7 +31,7 @@ fn good_objects_are_allowed() {
 }
 
 #[test]
-fn bad_objects_are_refused_with_causes() {
+fn invalid_objects_are_denied_with_causes() {
     conformance(async |endpoint| {
         let mut connection = endpoint.connect().await?;
         for review in bad() {
@@ -124,7 +124,7 @@ fn what_the_user_wrote_is_kept() {
     });
 }
 
-/// Whether all of `part` is in `whole`; lists may have grown at their end.
+/// Returns true if `whole` contains all of `part`. Lists may be longer.
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
@@ -138,7 +138,7 @@ fn contains(whole: &Value, part: &Value) -> bool {
 }
 
 #[test]
-fn the_same_question_has_the_same_answer() {
+fn repeated_requests_have_the_same_answer() {
     conformance(async |endpoint| {
         let (mut one, mut other) = (endpoint.connect().await?, endpoint.connect().await?);
         for review in good().into_iter().chain(bad()) {
@@ -153,7 +153,7 @@ fn the_same_question_has_the_same_answer() {
 }
 
 #[test]
-fn a_dry_run_has_the_answer_of_the_real_thing() {
+fn dry_runs_have_the_same_answer() {
     conformance(async |endpoint| {
         let mut connection = endpoint.connect().await?;
         for mut review in good().into_iter().chain(bad()) {
@@ -186,7 +186,7 @@ fn deletions_and_connections_get_an_answer() {
 }
 
 #[test]
-fn missing_objects_are_told() {
+fn missing_objects_are_reported() {
     conformance(async |endpoint| {
         let mut connection = endpoint.connect().await?;
         for path in paths() {
@@ -201,7 +201,7 @@ fn missing_objects_are_told() {
             ] {
                 let mut review = Review::new(path, operation, object, old);
                 response(&ask(&mut connection, &review).await?, &review.uid).with_context(|| path.to_owned())?;
-                // Not there at all is the same as null.
+                // A missing object is the same as null.
                 for field in ["object", "oldObject"] {
                     if review.request[field].is_null()
                         && let Some(request) = review.request.as_object_mut()
@@ -227,7 +227,7 @@ fn missing_objects_are_told() {
 }
 
 #[test]
-fn unknown_kinds_and_versions_are_told() {
+fn unknown_kinds_and_versions_are_reported() {
     conformance(async |endpoint| {
         let mut connection = endpoint.connect().await?;
         for path in paths() {
@@ -252,7 +252,7 @@ fn unknown_kinds_and_versions_are_told() {
 }
 
 #[test]
-fn fields_of_later_versions_of_the_protocol_are_passed_over() {
+fn unknown_fields_of_the_protocol_are_ignored() {
     conformance(async |endpoint| {
         let mut connection = endpoint.connect().await?;
         for mut review in good() {
@@ -268,7 +268,7 @@ fn fields_of_later_versions_of_the_protocol_are_passed_over() {
 }
 
 #[test]
-fn unknown_fields_of_a_spec_are_refused_and_named() {
+fn unknown_fields_of_a_spec_are_denied_by_name() {
     conformance(async |endpoint| {
         let mut connection = endpoint.connect().await?;
         let mut vm = objects::vm();

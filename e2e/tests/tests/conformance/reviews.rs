@@ -1,4 +1,4 @@
-//! Questions.
+//! Reviews.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 
 use crate::objects;
 
-/// A question to a webhook.
+/// A request to a webhook.
 #[derive(Clone)]
-pub struct Review {
+pub(crate) struct Review {
     pub path: &'static str,
     pub uid: String,
     pub request: Value,
 }
 
 impl Review {
-    /// An operation on an object, as the webhook at `path` is registered for.
-    pub fn new(path: &'static str, operation: &str, object: Value, old: Value) -> Self {
+    /// Returns an operation on an object for which the webhook at `path` is registered.
+    pub(crate) fn new(path: &'static str, operation: &str, object: Value, old: Value) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let uid = format!("6a6b1d6c-0b5e-4c43-9d5c-{:012x}", NEXT.fetch_add(1, Ordering::Relaxed));
         let kind = if object.is_object() { object["kind"].clone() } else { old["kind"].clone() };
@@ -36,34 +36,34 @@ impl Review {
         Self { path, uid, request }
     }
 
-    /// The creation of an object.
-    pub fn create(path: &'static str, object: Value) -> Self {
+    /// Returns the creation of an object.
+    pub(crate) fn create(path: &'static str, object: Value) -> Self {
         Self::new(path, "CREATE", object, Value::Null)
     }
 
-    /// The change of an object.
-    pub fn update(path: &'static str, object: Value, old: Value) -> Self {
+    /// Returns the update of an object.
+    pub(crate) fn update(path: &'static str, object: Value, old: Value) -> Self {
         Self::new(path, "UPDATE", object, old)
     }
 
-    /// The question as it is sent.
-    pub fn wire(&self) -> Value {
+    /// Returns the AdmissionReview.
+    pub(crate) fn wire(&self) -> Value {
         json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": self.request})
     }
 
-    /// The body of the call.
-    pub fn body(&self) -> Vec<u8> {
+    /// Returns the body of the call.
+    pub(crate) fn body(&self) -> Vec<u8> {
         self.wire().to_string().into_bytes()
     }
 }
 
-/// Group, version and plural that the webhook at a path is registered for.
+/// Returns group, version and plural of the webhook at a path.
 fn resource(path: &str) -> [&'static str; 3] {
     let webhook = WEBHOOKS.iter().find(|webhook| webhook.path == path);
-    if let Some((group, plural)) = webhook.and_then(|webhook| webhook.resources.first()) {
+    if let Some((group, plural)) = webhook.and_then(|webhook| webhook.resource) {
         return [group, "v1", plural];
     }
-    // Those that look at the resource themselves.
+    // These webhooks check the resource.
     match path {
         "/virtualmachinepool-validate" => ["pool.kubevirt.io", "v1beta1", "virtualmachinepools"],
         "/migration-policy-validate-create" => ["migrations.kubevirt.io", "v1alpha1", "migrationpolicies"],
@@ -74,13 +74,13 @@ fn resource(path: &str) -> [&'static str; 3] {
     }
 }
 
-/// The paths of all webhooks.
-pub fn paths() -> impl Iterator<Item = &'static str> {
+/// Paths of all webhooks.
+pub(crate) fn paths() -> impl Iterator<Item = &'static str> {
     WEBHOOKS.iter().map(|webhook| webhook.path)
 }
 
-/// Questions that are answered with yes, at least one for each kind of machine.
-pub fn good() -> Vec<Review> {
+/// Returns requests that are allowed, at least one of each kind.
+pub(crate) fn good() -> Vec<Review> {
     use objects::{replica_set, vm, vmi};
     vec![
         Review::create("/virtualmachines-mutate", vm()),
@@ -97,8 +97,8 @@ pub fn good() -> Vec<Review> {
     ]
 }
 
-/// Questions that are answered with no.
-pub fn bad() -> Vec<Review> {
+/// Returns requests that are denied.
+pub(crate) fn bad() -> Vec<Review> {
     use objects::{impossible_vm, replica_set, vm, vmi};
     let with = |mut object: Value, path: &str, value: Value| {
         if let Some(field) = object.pointer_mut(path) {

@@ -1,7 +1,7 @@
-//! Who may do what.
+//! RBAC of subresources.
 
 use anyhow::ensure;
-use ferrovirt_e2e_tests::{PATIENCE, story};
+use ferrovirt_e2e_tests::{TIMEOUT, story};
 
 use crate::manifests;
 
@@ -28,8 +28,8 @@ subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: 'editor-{0}'
         .await?;
         s.wait_running("box").await?;
         let (viewer, editor) = (format!("viewer-{}", s.namespace), format!("editor-{}", s.namespace));
-        // Roles are aggregated and bindings cached by controllers: the permitted case is waited for, then the others hold.
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        // Aggregated roles and bindings take effect with a delay: wait for the permitted case first.
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
         while let Err(error) = s.virt(&["pause", "vmi", "box", "--as", &editor]).await {
             ensure!(tokio::time::Instant::now() < deadline, "an editor may pause: {error:#}");
             tokio::time::sleep(std::time::Duration::from_millis(500)).await;

@@ -1,9 +1,9 @@
-//! A machine boots and is used.
+//! VMs and VMIs boot and are used.
 
 use std::time::Duration;
 
 use anyhow::ensure;
-use ferrovirt_e2e_tests::{PATIENCE, story};
+use ferrovirt_e2e_tests::{TIMEOUT, story};
 
 use crate::manifests;
 
@@ -12,20 +12,20 @@ fn vm_boots_from_container_disk_and_user_works_on_its_console() {
     story("boot", async |s| {
         s.apply(&manifests::vm("web", "Always")).await?;
         let vmi = s.wait_running("web").await?;
-        ensure!(vmi["status"]["nodeName"].is_string(), "a running machine names its node");
+        ensure!(vmi["status"]["nodeName"].is_string(), "a running VMI names its node");
         let address = vmi["status"]["interfaces"][0]["ipAddress"].as_str().unwrap_or_default().to_owned();
-        ensure!(!address.is_empty(), "a running machine has an address");
+        ensure!(!address.is_empty(), "a running VMI has an address");
 
         let vm = s
-            .wait("vm", "web", "be ready", PATIENCE, |vm| {
+            .wait("vm", "web", "be ready", TIMEOUT, |vm| {
                 vm["status"]["ready"] == true && vm["status"]["printableStatus"] == "Running"
             })
             .await?;
-        ensure!(vm["status"]["created"] == true, "a running machine is created");
+        ensure!(vm["status"]["created"] == true, "a running VMI is created");
 
         let pod = s.launcher_pod("web").await?;
-        ensure!(pod["status"]["podIP"] == address.as_str(), "the machine has its pod's address");
-        ensure!(pod["spec"]["containers"].as_array().is_some_and(|c| c.len() == 1), "one container a machine");
+        ensure!(pod["status"]["podIP"] == address.as_str(), "the VMI has its pod's address");
+        ensure!(pod["spec"]["containers"].as_array().is_some_and(|c| c.len() == 1), "a launcher pod has one container");
         ensure!(pod["spec"]["automountServiceAccountToken"] == false, "a launcher has no token");
 
         let mut console = s.console("web")?;
@@ -38,7 +38,7 @@ fn vm_boots_from_container_disk_and_user_works_on_its_console() {
         ensure!(code == 0, "no root disk: {disk}");
         console.leave().await?;
 
-        // What the guest prints on its serial port is the pod's log.
+        // The output of the serial port is in the pod's log.
         let log = s.log(pod["metadata"]["name"].as_str().unwrap_or_default(), "compute").await?;
         ensure!(log.contains("login:"), "the pod's log shows the serial console, not {log:?}");
         Ok(())
@@ -80,7 +80,7 @@ fn display_is_a_png_with_the_guests_text_console() {
 }
 
 #[test]
-fn vnc_viewer_is_greeted_through_the_local_port() {
+fn vnc_viewer_connects_through_the_local_port() {
     use tokio::io::{AsyncBufReadExt, AsyncReadExt};
     story("vnc", async |s| {
         s.apply(&manifests::kernel_vmi("screen")).await?;
@@ -97,7 +97,7 @@ fn vnc_viewer_is_greeted_through_the_local_port() {
         ensure!(greeting.starts_with(b"RFB 003."), "{:?}", String::from_utf8_lossy(&greeting));
         drop(viewer);
         let status = tokio::time::timeout(Duration::from_secs(10), plugin.wait()).await??;
-        ensure!(status.success(), "the plugin ends with its viewer: {status}");
+        ensure!(status.success(), "the plugin must exit with its viewer: {status}");
         Ok(())
     });
 }

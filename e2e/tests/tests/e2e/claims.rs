@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     manifests,
-    storage::{Backing, Storage, on_host, without_machines},
+    storage::{Backing, Storage, delete_vmis, on_host},
 };
 
 const MINUTES: Duration = Duration::from_secs(150);
@@ -18,10 +18,10 @@ const MINUTES: Duration = Duration::from_secs(150);
 fn disk_grows_with_its_claim_and_a_full_file_system_halts_the_guest_until_there_is_space() {
     story("claims", async |s| {
         let storage = Storage::make(s, "data", Backing::Small).await?;
-        let told = changes(s, &storage).await;
-        let gone = without_machines(s).await;
+        let message = changes(s, &storage).await;
+        let gone = delete_vmis(s).await;
         storage.remove(s).await?;
-        told.and(gone)
+        message.and(gone)
     });
 }
 
@@ -38,7 +38,7 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
     let (size, _) = console.run("cat /sys/block/vda/size").await?;
     ensure!(size.trim() == "32768", "16 MiB were asked for, the disk has {size} sectors");
 
-    // More is asked for, and the storage has it: 30 of 32 MiB, the rest is what a file system takes.
+    // A larger request within the capacity: 30 of 32 MiB, the rest is the overhead of a file system.
     let more = json!({"spec": {"resources": {"requests": {"storage": "32Mi"}}}});
     s.api("PersistentVolumeClaim").patch("data", &PatchParams::default(), &Patch::Merge(more)).await?;
     let grown = "for i in $(seq 40); do [ $(cat /sys/block/vda/size) = 61440 ] && break; sleep 1; done; \
@@ -46,7 +46,7 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
     let (size, _) = console.run(grown).await?;
     ensure!(size.trim() == "61440", "the disk has {size} sectors after its claim has grown");
 
-    // Something else takes all the space, and then the guest writes.
+    // The volume is filled, then the guest writes.
     let directory = &storage.directory;
     on_host(s, &format!("dd if=/dev/zero of={directory}/filler bs=1M 2>/dev/null; true")).await?;
     let write = "{ (sleep 1; dd if=/dev/zero of=/dev/vda bs=1M count=8 conv=fsync; echo code-$? >/tmp/written) \
@@ -56,20 +56,20 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
     let halted = s.wait("vmi", "guest", "stand still", MINUTES, |vmi| paused(vmi).is_some()).await?;
     let condition = paused(&halted).unwrap_or_default();
     ensure!(condition["reason"] == "PausedIOError", "{condition}");
-    let told = s.wait_event("guest", "IOerror", MINUTES).await?;
-    ensure!(told.contains("data"), "the event does not name the volume: {told:?}");
+    let message = s.wait_event("guest", "IOerror", MINUTES).await?;
+    ensure!(message.contains("data"), "the event does not name the volume: {message:?}");
 
-    // It goes on by itself.
+    // The guest resumes without a user.
     on_host(s, &format!("rm {directory}/filler")).await?;
     s.wait("vmi", "guest", "go on", MINUTES, |vmi| paused(vmi).is_none()).await?;
-    let mut console = s.console_again("guest", "root", "ferrovirt").await?;
+    let mut console = s.reopen_console("guest", "root", "ferrovirt").await?;
     let (written, _) =
         console.run("for i in $(seq 40); do test -s /tmp/written && break; sleep 1; done; cat /tmp/written").await?;
     ensure!(written.trim() == "code-0", "what the guest wrote meanwhile ended with {written:?}");
     console.leave().await
 }
 
-/// The condition Paused, while it is there.
+/// Returns the condition Paused, if present.
 fn paused(vmi: &Value) -> Option<Value> {
     let mut conditions = vmi["status"]["conditions"].as_array()?.iter();
     conditions.find(|condition| condition["type"] == "Paused" && condition["status"] == "True").cloned()

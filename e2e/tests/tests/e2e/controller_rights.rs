@@ -1,4 +1,4 @@
-//! A stolen token of virt-controller: its writes are limited to those that its work takes.
+//! A stolen token of virt-controller permits only the writes that virt-controller needs.
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, story};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::manifests;
 
-/// Makes a launcher pod into another one.
+/// Changes a launcher pod.
 type Change = fn(&mut Value);
 
 /// Pods that virt-controller must not be able to create, as changes of a launcher pod.
@@ -106,7 +106,7 @@ fn with_secret(pod: &mut Value) {
 #[test]
 fn virt_controller_creates_and_deletes_launcher_pods_only() {
     story("controller-pods", async |s| {
-        // Pod security of the namespace would refuse most of these pods to anybody.
+        // Pod security of the story's namespace would refuse most of these pods.
         let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}});
         let namespaces = s.cluster_api("Namespace");
         namespaces.patch(&s.namespace, &PatchParams::default(), &Patch::Merge(label)).await?;
@@ -116,22 +116,22 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
         let pods = format!("/api/v1/namespaces/{}/pods", s.namespace);
 
         let launcher_name = launcher["metadata"]["name"].as_str().context("a pod without name")?.to_owned();
-        let again = copy(&launcher);
-        let answer = ask(s, &Method::POST, &format!("{pods}?dryRun=All"), &again).await?;
+        let original = copy(&launcher);
+        let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &original).await?;
         ensure!(answer.is_none(), "a launcher pod is refused: {answer:?}");
-        let mut with_sidecar = again.clone();
+        let mut with_sidecar = original.clone();
         let mount = json!({"name": "private", "mountPath": "/tmp"});
         push(
             &mut with_sidecar["spec"]["containers"],
             json!({"name": "proxy", "image": "ferrovirt.io/toolbox:devel", "volumeMounts": [mount]}),
         );
-        let answer = ask(s, &Method::POST, &format!("{pods}?dryRun=All"), &with_sidecar).await?;
+        let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &with_sidecar).await?;
         ensure!(answer.is_none(), "a launcher pod with a sidecar is refused: {answer:?}");
         let mut wrong = Vec::new();
         for (what, change) in REFUSED_PODS {
-            let mut pod = again.clone();
+            let mut pod = original.clone();
             change(&mut pod);
-            let answer = ask(s, &Method::POST, &format!("{pods}?dryRun=All"), &pod).await?;
+            let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &pod).await?;
             if !by_policy(answer.as_ref(), "pod-creation") {
                 wrong.push(format!("{what}: {answer:?}"));
             }
@@ -148,7 +148,7 @@ spec: {schedulerName: nobody, containers: [{name: compute, image: 'ferrovirt.io/
         )
         .await?;
         let (bystander, launcher) = (format!("{pods}/bystander"), format!("{pods}/{launcher_name}"));
-        let owners = &again["metadata"]["ownerReferences"];
+        let owners = &original["metadata"]["ownerReferences"];
         let adoption =
             json!({"metadata": {"ownerReferences": owners, "labels": {"kubevirt.io/created-by": owners[0]["uid"]}}});
         let delete = json!({"dryRun": ["All"]});
@@ -190,7 +190,7 @@ spec: {schedulerName: nobody, containers: [{name: compute, image: 'ferrovirt.io/
 }
 
 #[test]
-fn virt_controller_changes_only_what_its_work_takes() {
+fn virt_controller_changes_only_what_it_needs() {
     story("controller-patches", async |s| {
         s.apply(&manifests::kernel_vm("box", "Halted")).await?;
         s.apply(&manifests::kernel_vmi("lonely")).await?;
@@ -277,11 +277,11 @@ fn labels(key: &str, value: &str) -> Value {
     json!({"metadata": {"labels": {key: value}}})
 }
 
-/// Sends each request as virt-controller, and compares the answer with the policy that should refuse it, if one should.
+/// Sends each request as virt-controller and compares the answer with the policy that must refuse it, if any.
 async fn check(s: &Story, requests: &[(Method, String, Value, Option<&str>)]) -> Result<()> {
     let mut wrong = Vec::new();
     for (method, path, body, policy) in requests {
-        let answer = ask(s, method, &format!("{path}?dryRun=All"), body).await?;
+        let answer = send(s, method, &format!("{path}?dryRun=All"), body).await?;
         let right = match policy {
             Some(policy) => by_policy(answer.as_ref(), policy),
             None => answer.is_none(),
@@ -298,10 +298,10 @@ fn by_policy(answer: Option<&String>, policy: &str) -> bool {
     answer.is_some_and(|text| text.contains(&format!("ValidatingAdmissionPolicy 'kubevirt-controller-{policy}'")))
 }
 
-/// A request in the name of virt-controller. Returns the error, if it is refused.
-async fn ask(s: &Story, method: &Method, path: &str, body: &Value) -> Result<Option<String>> {
+/// Sends a request as virt-controller and returns the error if it is refused.
+async fn send(s: &Story, method: &Method, path: &str, body: &Value) -> Result<Option<String>> {
     let kind = match *method {
-        // Webhooks in a list are named, as virt-controller does it.
+        // virt-controller names webhooks in a list.
         Method::PATCH if path.contains("webhookconfigurations") || path.contains("/status") => {
             "application/strategic-merge-patch+json"
         }
@@ -322,7 +322,7 @@ async fn ask(s: &Story, method: &Method, path: &str, body: &Value) -> Result<Opt
     }
 }
 
-/// An object as it was before the API server stored it.
+/// Returns an object without the fields that the API server sets.
 fn copy(object: &Value) -> Value {
     let mut copy = object.clone();
     if let Some(all) = copy.as_object_mut() {

@@ -1,24 +1,22 @@
-//! A guest in the place of its agent, with answers that do not end.
+//! A malicious guest agent with endless answers.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use ferrovirt_e2e_tests::{Console, PATIENCE, Story, story};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::manifests;
 
-/// Most that a process may grow by it, in KiB. libvirt keeps what it has of an answer, in pieces as it came; other VMs keep
-/// virt-handler busy.
+/// Limits of memory growth in KiB. libvirt buffers an answer in pieces; other VMs use virt-handler, too.
 const OF_LIBVIRT: u64 = 48 * 1024;
 const OF_LAUNCHER: u64 = 24 * 1024;
 const OF_VIRT_HANDLER: u64 = 32 * 1024;
 
-/// Answers on the guest agent's channel: short to the question for the operating system, with 3 MiB, which libvirt passes on,
-/// to that for the host name, and with more than 10 MiB to that for the time zone. It counts the blocks of 64 KiB that it
-/// got rid of.
+/// A guest agent. Its answers are short for the operating system, 3 MiB for the host name, which libvirt accepts, and more
+/// than 10 MiB for the time zone. It counts the blocks of 64 KiB that it has written.
 const AGENT: &str = r#"#!/bin/sh
 echo $$ >/tmp/pid
 for port in /sys/class/virtio-ports/*; do
@@ -60,13 +58,13 @@ while read -r line <&3; do
 	esac
 done
 "#;
-/// Blocks of the longest answer that are gone in any case: less than 10 MiB.
+/// Blocks of the longest answer that libvirt reads in any case: less than 10 MiB.
 const TAKEN: u64 = 152;
-/// How often the processes are looked at after that.
+/// Number of later measurements.
 const LOOKS: u32 = 2;
 
 #[test]
-fn cve_2026_13322_a_guest_agent_that_answers_ten_mebibytes_harms_nobody_and_is_not_believed() {
+fn cve_2026_13322_guest_agent_answers_of_ten_mebibytes_are_ignored_and_do_no_harm() {
     story("cve-agent", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;
         s.wait_running("box").await?;
@@ -74,16 +72,16 @@ fn cve_2026_13322_a_guest_agent_that_answers_ten_mebibytes_harms_nobody_and_is_n
         console.login("root", "ferrovirt").await?;
         let before = processes(s).await?;
         start_agent(&mut console).await?;
-        // The same agent is believed where it is brief.
+        // The short answer is accepted.
         let brief = |vmi: &Value| vmi["status"]["guestOSInfo"]["name"] == "Small";
-        if let Err(error) = s.wait("vmi", "box", "tell its operating system", PATIENCE, brief).await {
-            return Err(error.context(console.run("cat /tmp/said /tmp/asked").await?.0));
+        if let Err(error) = s.wait("vmi", "box", "tell its operating system", TIMEOUT, brief).await {
+            return Err(error.context(console.run("cat /tmp/message /tmp/asked").await?.0));
         }
         for (file, blocks) in [("three", 48), ("ten", TAKEN)] {
             taken(&mut console, file, blocks).await?;
         }
 
-        // libvirt reads more slowly than the guest writes, and gives up at 10 MiB.
+        // libvirt reads more slowly than the guest writes, and aborts at 10 MiB.
         for _ in 0..LOOKS {
             sleep(Duration::from_secs(3)).await;
             grown(&before, &processes(s).await?)?;
@@ -91,20 +89,20 @@ fn cve_2026_13322_a_guest_agent_that_answers_ten_mebibytes_harms_nobody_and_is_n
         let vmi = s.get("vmi", "box").await?;
         ensure!(vmi["status"]["phase"] == "Running", "the VMI is {}", vmi["status"]["phase"]);
         ensure!(brief(&vmi), "what was known is lost: {}", vmi["status"]["guestOSInfo"]);
-        ensure!(!vmi["status"].to_string().contains("believed"), "the agent was believed: {}", vmi["status"]);
+        ensure!(!vmi["status"].to_string().contains("believed"), "the answer was accepted: {}", vmi["status"]);
         s.virt(&["pause", "vmi", "box"]).await?;
         s.virt(&["unpause", "vmi", "box"]).await?;
 
-        // Without it the VMI has no agent any more, and the guest goes on. What writes for it keeps the channel open.
+        // After the agent is killed the VMI has no guest agent, and the guest runs on. The writing process keeps the channel open.
         console.run("kill $(cat /tmp/pid); killall cat").await?;
-        s.wait("vmi", "box", "lose its agent", PATIENCE, |vmi| !has_agent(vmi)).await?;
-        let (said, code) = console.run("echo it goes on").await?;
-        ensure!(code == 0 && said.contains("it goes on"), "the console: {said}");
+        s.wait("vmi", "box", "lose its agent", TIMEOUT, |vmi| !has_agent(vmi)).await?;
+        let (message, code) = console.run("echo it goes on").await?;
+        ensure!(code == 0 && message.contains("it goes on"), "the console: {message}");
         console.leave().await
     });
 }
 
-/// That the processes are the same as before, and not much larger.
+/// Checks that the processes were not restarted and have not grown much.
 fn grown(before: &BTreeMap<String, (u64, u64)>, after: &BTreeMap<String, (u64, u64)>) -> Result<()> {
     for (name, (pid, memory)) in before {
         let (pid_after, memory_after) = after.get(name).with_context(|| format!("{name} does not run any more"))?;
@@ -122,23 +120,23 @@ fn grown(before: &BTreeMap<String, (u64, u64)>, after: &BTreeMap<String, (u64, u
 }
 
 async fn start_agent(console: &mut Console) -> Result<()> {
-    // The terminal has meanings of its own for some characters, and a longest line.
+    // The terminal interprets some characters and limits the length of a line.
     for part in BASE64_STANDARD.encode(AGENT).as_bytes().chunks(256) {
         console.run(&format!("printf %s {} >>/tmp/coded", str::from_utf8(part)?)).await?;
     }
-    let (said, code) = console.run("base64 -d /tmp/coded >/tmp/agent && sh -n /tmp/agent").await?;
-    ensure!(code == 0, "the agent was not written: {said}");
-    console.run("{ sh /tmp/agent >/tmp/said 2>&1 </dev/null & }").await?;
+    let (message, code) = console.run("base64 -d /tmp/coded >/tmp/agent && sh -n /tmp/agent").await?;
+    ensure!(code == 0, "the agent could not be written: {message}");
+    console.run("{ sh /tmp/agent >/tmp/message 2>&1 </dev/null & }").await?;
     Ok(())
 }
 
-/// Waits until the agent got rid of so many blocks of an answer.
+/// Waits until the agent has written this many blocks of an answer.
 async fn taken(console: &mut Console, file: &str, blocks: u64) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while console.run(&format!("test -s /tmp/{file} && test $(cat /tmp/{file}) -ge {blocks}")).await?.1 != 0 {
         if Instant::now() > deadline {
-            let (said, _) = console.run(&format!("cat /tmp/{file} /tmp/said /tmp/asked")).await?;
-            anyhow::bail!("the answer was not taken up to block {blocks}: {said}");
+            let (message, _) = console.run(&format!("cat /tmp/{file} /tmp/message /tmp/asked")).await?;
+            anyhow::bail!("the answer was not taken up to block {blocks}: {message}");
         }
         sleep(Duration::from_millis(500)).await;
     }
@@ -150,7 +148,7 @@ fn has_agent(vmi: &Value) -> bool {
     conditions.any(|condition| condition["type"] == "AgentConnected" && condition["status"] == "True")
 }
 
-/// The processes on the way of an answer, each with its number and its memory in KiB.
+/// Returns PID and memory in KiB of the processes that handle answers.
 async fn processes(s: &Story) -> Result<BTreeMap<String, (u64, u64)>> {
     let pod = s.launcher_pod("box").await?;
     let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;

@@ -1,9 +1,9 @@
-//! A launcher pod in the hands of somebody else: what virt-handler meets in the place of the launcher's socket.
+//! A compromised launcher pod that replaces the launcher's socket.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{PATIENCE, Story, story, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story, story_alone};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -14,16 +14,16 @@ use tokio::time::{Instant, sleep};
 
 use crate::{manifests, virt_handlers};
 
-/// Most that virt-handler may grow by all of it, in KiB.
+/// Limit of virt-handler's memory growth in KiB.
 const GROWTH: u64 = 32 * 1024;
-/// How long the floods last.
+/// Duration of each flood.
 const FLOOD: Duration = Duration::from_secs(5);
-/// kubelet's directory of pods, as process 1 of the node sees it, and where the socket is in that of a pod.
+/// kubelet's directory of pods in the file system of process 1 of the node, and the socket in a pod's directory.
 const PODS: &str = "/proc/1/root/var/lib/kubelet/pods";
 const SOCKETS: &str = "volumes/kubernetes.io~empty-dir/sockets";
 
 #[test]
-fn cve_2026_7374_what_takes_the_place_of_a_launchers_socket_is_refused_and_harms_no_other_vm() {
+fn cve_2026_7374_replaced_launcher_sockets_are_refused_and_harm_no_other_vm() {
     story_alone("cve-socket", async |s| {
         for name in ["prey", "bystander"] {
             s.apply(&manifests::kernel_vmi(name)).await?;
@@ -40,13 +40,13 @@ fn cve_2026_7374_what_takes_the_place_of_a_launchers_socket_is_refused_and_harms
         let restarts = virt_handlers::restarts(s).await?;
         let before = s.memory("virt-handler", "").await?;
 
-        // A link to a socket of the pod's own, which passes every check but that of the link.
+        // A link to another socket of the same pod, which passes every check except that for links.
         virt_handlers::refuse(s, "prey", "symbolic link").await.context("a link beside the socket")?;
         let dialled = intruder.run("cat /tmp/count").await?;
         ensure!(dialled.is_empty(), "the link was followed: {dialled}");
         intruder.swap("mkfifo launcher-sock").await?;
         virt_handlers::refuse(s, "prey", "named pipe").await.context("a FIFO")?;
-        // The path leads to containerd from wherever process 1 of the node can be seen, as virt-handler can.
+        // The path leads to containerd from every process that sees process 1 of the node, such as virt-handler.
         intruder.swap("ln -s /proc/1/root/run/containerd/containerd.sock launcher-sock").await?;
         virt_handlers::refuse(s, "prey", "symbolic link").await.context("a link to the container runtime")?;
         intruder.swap("true").await?;
@@ -64,8 +64,8 @@ fn cve_2026_7374_what_takes_the_place_of_a_launchers_socket_is_refused_and_harms
             eprintln!("{mode}: virt-handler grew by {grown} KiB");
             ensure!(grown < GROWTH, "{mode}: virt-handler takes {grown} KiB more");
             if mode == "endless" {
-                let said = s.wait_event("prey", "SyncFailed", PATIENCE).await.context("a message without end")?;
-                ensure!(said.contains("too large"), "{said}");
+                let message = s.wait_event("prey", "SyncFailed", TIMEOUT).await.context("a message without end")?;
+                ensure!(message.contains("too large"), "{message}");
             }
             intruder.run("killall hostile-launcher").await?;
         }
@@ -78,7 +78,7 @@ fn cve_2026_7374_what_takes_the_place_of_a_launchers_socket_is_refused_and_harms
 }
 
 #[test]
-fn cve_2025_64435_a_pod_that_looks_like_the_launcher_in_all_but_its_owner_is_never_met() {
+fn cve_2025_64435_pod_that_copies_a_launcher_without_its_owner_is_never_dialled() {
     story("cve-lookalike", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;
         s.wait_running("box").await?;
@@ -103,24 +103,24 @@ fn cve_2025_64435_a_pod_that_looks_like_the_launcher_in_all_but_its_owner_is_nev
                 "volumes": [{"name": "sockets", "emptyDir": {}}],
             },
         });
-        // Networks are not for pods that say so themselves.
+        // Only virt-controller may request networks by annotation.
         if let Some(annotations) = pod["metadata"]["annotations"].as_object_mut() {
             annotations.retain(|name, _| !name.starts_with("k8s.v1.cni.cncf.io/"));
         }
         s.apply(&pod.to_string()).await?;
         let name = "virt-launcher-box-zzzzz";
         let running = |pod: &Value| pod["status"]["phase"] == "Running";
-        let lookalike = s.wait("Pod", name, "be Running", PATIENCE, running).await?;
+        let lookalike = s.wait("Pod", name, "be Running", TIMEOUT, running).await?;
         let lookalike = lookalike["metadata"]["uid"].as_str().context("pod without uid")?;
         let vmi = s.get("vmi", "box").await?;
         let pods = vmi["status"]["activePods"].as_object().context("no active pods")?;
         ensure!(pods.len() == 1 && pods.contains_key(uid), "active pods: {pods:?}");
 
-        // With the launcher gone nothing is left but the other: the VMI ends, and does not go on in that.
+        // Without its launcher the VMI ends. The other pod does not replace the launcher.
         let real = launcher["metadata"]["name"].as_str().context("pod without name")?;
         s.api("Pod").delete(real, &DeleteParams::default().grace_period(0)).await?;
         let over = |vmi: &Value| ["Failed", "Succeeded"].contains(&vmi["status"]["phase"].as_str().unwrap_or_default());
-        let vmi = s.wait("vmi", "box", "end with its launcher", PATIENCE, over).await?;
+        let vmi = s.wait("vmi", "box", "end with its launcher", TIMEOUT, over).await?;
         ensure!(vmi["status"]["activePods"][lookalike].is_null(), "active pods: {}", vmi["status"]["activePods"]);
         let dialled = s.log(name, "compute").await?;
         ensure!(dialled.is_empty(), "it was dialled: {dialled}");
@@ -128,14 +128,14 @@ fn cve_2025_64435_a_pod_that_looks_like_the_launcher_in_all_but_its_owner_is_nev
     });
 }
 
-/// Somebody in a launcher pod, as its user and in its control group, with a shell where its sockets are.
+/// A shell in a launcher pod, with the pod's user and cgroup, in the directory of the sockets.
 struct Intruder<'s> {
     story: &'s Story,
     pod: String,
 }
 
 impl<'s> Intruder<'s> {
-    /// A user who may debug pods comes by a container of their own.
+    /// Adds an ephemeral container, as a user may who debugs pods.
     async fn enter(story: &'s Story, vmi: &str) -> Result<Self> {
         let pod = story.launcher_pod(vmi).await?["metadata"]["name"].as_str().context("pod without name")?.to_owned();
         let container = json!({
@@ -151,23 +151,23 @@ impl<'s> Intruder<'s> {
         let patch = Patch::Strategic(json!({"spec": {"ephemeralContainers": [container]}}));
         pods.patch_ephemeral_containers(&pod, &PatchParams::default(), &patch).await.context("enter the pod")?;
         let runs = |pod: &Value| !pod["status"]["ephemeralContainerStatuses"][0]["state"]["running"].is_null();
-        story.wait("Pod", &pod, "let the intruder in", PATIENCE, runs).await?;
+        story.wait("Pod", &pod, "let the intruder in", TIMEOUT, runs).await?;
         Ok(Self { story, pod })
     }
 
-    /// Runs a script where the sockets are.
+    /// Runs a script in the directory of the sockets.
     async fn run(&self, script: &str) -> Result<String> {
         let script = format!("cd /sockets && {{ {script}\n}}");
         self.story.exec_in(&self.pod, "intruder", &["sh", "-c", &script]).await
     }
 
-    /// Removes what has the name of the socket and runs a script that puts something else there.
+    /// Removes the socket and runs a script that replaces it.
     async fn swap(&self, script: &str) -> Result<()> {
         self.run(&format!("rm -f launcher-sock && {script}")).await.map(drop)
     }
 
     async fn wait_for(&self, script: &str) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = self.run(script).await {
             ensure!(Instant::now() < deadline, "{error:#}");
             sleep(Duration::from_millis(500)).await;

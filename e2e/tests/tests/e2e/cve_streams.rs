@@ -1,4 +1,4 @@
-//! One user who floods virt-api with streams, and the streams with frames.
+//! One user floods virt-api with streams, and streams with frames.
 
 use std::time::Duration;
 
@@ -9,38 +9,38 @@ use tokio::time::{Instant, sleep};
 
 use crate::manifests;
 
-/// Streams asked for at once, how many of them one user alone gets of any virt-api, and more than of several together.
+/// Streams that are requested at once, the quota of one user at one virt-api, and a bound above the quotas of all virt-apis.
 const ASKED: usize = 250;
 const SHARE: usize = 200;
 const MOST: usize = 2048;
-/// Streams that are flooded with frames, and how.
+/// Streams that are flooded with frames, and the flood.
 const FLOODED: usize = 32;
 const FRAMES: usize = 20_000;
 const FLOOD: Duration = Duration::from_secs(4);
-/// How soon an answer comes on a machine that is not busy, and how long it is waited for on one that is.
+/// Expected time of an answer on an idle host, and its time limit on a busy one.
 const SOON: Duration = Duration::from_secs(30);
-/// How long it may take until all is free again.
+/// Time limit for the release of all streams.
 const AGAIN: Duration = Duration::from_secs(90);
-/// Most that a virt-api may grow by it, in KiB.
+/// Limit of virt-api's memory growth in KiB.
 const GROWTH: u64 = 64 * 1024;
 
 #[test]
-fn cve_2026_35469_a_flood_of_streams_and_frames_of_one_user_leaves_others_theirs() {
+fn cve_2026_35469_flood_of_streams_and_frames_of_one_user_does_not_affect_others() {
     story_alone("cve-streams", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;
         s.wait_running("box").await?;
         let (greedy, newcomer) = (format!("greedy-{}", s.namespace), format!("newcomer-{}", s.namespace));
         bind(s, &[&greedy, &newcomer]).await?;
         let client = connect_without_retries().await?;
-        // Datagrams to a port where nobody listens: the guest has no work with them.
+        // Datagrams to a port without a listener cost the guest nothing.
         let path = s.subresource("v1", "virtualmachineinstances/box", "portforward/9/udp");
         let (before, memory) = (s.open_streams().await?.api, s.virt_api_memory().await?);
-        // Bindings are cached by the API server, which may not know this one yet.
+        // The API server caches bindings and may not know this one yet.
         let deadline = Instant::now() + AGAIN;
         let mut taken = loop {
             match Socket::open(&client, &path, Some(&greedy)).await? {
                 Ok(stream) => break vec![stream],
-                Err(answer) if Instant::now() > deadline => bail!("refused: {} {}", answer.code, answer.said()),
+                Err(answer) if Instant::now() > deadline => bail!("refused: {} {}", answer.code, answer.message()),
                 Err(_) => sleep(Duration::from_secs(1)).await,
             }
         };
@@ -52,7 +52,7 @@ fn cve_2026_35469_a_flood_of_streams_and_frames_of_one_user_leaves_others_theirs
                 match asked? {
                     Ok(stream) => taken.push(stream),
                     Err(answer) => {
-                        ensure!(answer.code == 429, "refused with {} {}", answer.code, answer.said());
+                        ensure!(answer.code == 429, "refused with {} {}", answer.code, answer.message());
                         refused += 1;
                     }
                 }
@@ -75,7 +75,7 @@ fn cve_2026_35469_a_flood_of_streams_and_frames_of_one_user_leaves_others_theirs
         let grown = s.virt_api_memory().await?.saturating_sub(memory);
         eprintln!("{} frames were taken; virt-api grew by {grown} KiB", frames.iter().sum::<usize>());
         ensure!(grown < GROWTH, "virt-api takes {grown} KiB more");
-        // Those that nobody has flooded are as they were.
+        // Streams without a flood still work.
         try_join_all(taken.iter_mut().skip(FLOODED).map(|stream| stream.ping(SOON))).await?;
 
         drop(taken);

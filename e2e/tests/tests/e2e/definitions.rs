@@ -1,4 +1,4 @@
-//! The definitions of the kinds, as a user of kubectl meets them.
+//! The definitions of the kinds, as kubectl shows them.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,14 @@ use ferrovirt_e2e_tests::{repository, story};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-/// The definitions that the chart brings.
+/// Returns the definitions of the chart.
 fn definitions() -> Result<Vec<Value>> {
     let folder = repository().join("charts/ferrovirt/crds");
     let mut found = vec![];
     for entry in std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
         let path = entry?.path();
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        found.push(serde_yaml::from_str(&text).with_context(|| format!("{} is not YAML", path.display()))?);
+        found.push(serde_saphyr::from_str(&text).with_context(|| format!("{} is not YAML", path.display()))?);
     }
     Ok(found)
 }
@@ -39,7 +39,7 @@ fn all_kinds_are_established_under_all_their_names() {
                     .is_some_and(|all| all.iter().any(|c| c["type"] == type_ && c["status"] == "True"));
                 ensure!(holds, "{name} is not {type_}: {}", there["status"]);
             }
-            // The API server fills in the kind of lists.
+            // The API server defaults the kind of lists.
             let mut names = there["spec"]["names"].clone();
             names["listKind"] = definition["spec"]["names"]["listKind"].clone();
             let mut wanted = definition["spec"]["names"].clone();
@@ -50,7 +50,7 @@ fn all_kinds_are_established_under_all_their_names() {
                 let short = short.as_str().context("a short name is no text")?;
                 s.kubectl(&["get", short]).await.with_context(|| format!("kubectl get {short}"))?;
             }
-            // With its structure in doubt the API server would say so, and prune nothing.
+            // The API server reports a schema that is not structural, and prunes nothing.
             let doubts = there["status"]["conditions"].as_array().into_iter().flatten();
             let doubts: Vec<&Value> = doubts.filter(|c| c["type"] == "NonStructuralSchema").collect();
             ensure!(doubts.is_empty(), "{name}: {doubts:?}");
@@ -59,7 +59,7 @@ fn all_kinds_are_established_under_all_their_names() {
     });
 }
 
-/// Paths of all fields below a schema, as `kubectl explain --recursive` shows them: lists do not count as a level.
+/// Collects the paths of all fields below a schema, as `kubectl explain --recursive` shows them: lists are not a level.
 fn fields(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
         let path = format!("{path}.{name}");
@@ -74,7 +74,7 @@ fn fields(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The same from the output: `  name<TAB><type>`, two more spaces a level.
+/// Returns the same paths from the output: `  name<TAB><type>`, two spaces per level.
 fn explained(output: &str) -> BTreeSet<String> {
     let mut names: Vec<String> = vec![];
     let mut found = BTreeSet::new();
@@ -91,12 +91,12 @@ fn explained(output: &str) -> BTreeSet<String> {
 #[test]
 fn kubectl_explains_every_field() {
     story("explain", async |s| {
-        // One wrong word of ours, and kube-apiserver has no such document for anybody.
+        // A mistake in our document would remove the merged document for all users.
         let document = s.kubectl(&["get", "--raw", "/openapi/v2"]).await?;
         ensure!(document.contains("subresources.kubevirt.io"), "the subresources are not in OpenAPI 2");
         let definitions = definitions()?;
         let vmi = definitions.iter().find(|d| d["spec"]["names"]["kind"] == "VirtualMachineInstance");
-        let schema = vmi.context("no definition of machines")?.pointer("/spec/versions/0/schema/openAPIV3Schema");
+        let schema = vmi.context("no definition of VMIs")?.pointer("/spec/versions/0/schema/openAPIV3Schema");
         let domain =
             schema.and_then(|schema| schema.pointer("/properties/spec/properties/domain")).context("no domain")?;
         let mut wanted = BTreeSet::new();
@@ -107,8 +107,11 @@ fn kubectl_explains_every_field() {
         ensure!(missing.is_empty(), "not explained: {missing:?}");
         for field in ["vmi.spec.domain.cpu.cores", "vm.spec.runStrategy", "vm.spec.template.spec.domain.memory.guest"] {
             let output = s.kubectl(&["explain", field]).await?;
-            let told = output.split_once("DESCRIPTION:").map_or("", |(_, told)| told.trim());
-            ensure!(!told.is_empty() && !told.starts_with("<empty>"), "{field} is not described: {output}");
+            let description = output.split_once("DESCRIPTION:").map_or("", |(_, description)| description.trim());
+            ensure!(
+                !description.is_empty() && !description.starts_with("<empty>"),
+                "{field} is not described: {output}"
+            );
         }
         Ok(())
     });
@@ -122,13 +125,13 @@ fn appliers_share_lists_that_have_keys() {
                 .map(|key| json!({"topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}))
                 .collect()
         };
-        let machine = |template: Value| {
+        let vm = |template: Value| {
             json!({
                 "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "shared"},
                 "spec": {"template": {"spec": template}},
             })
         };
-        let mut whole = machine(json!({
+        let mut whole = vm(json!({
             "domain": {"memory": {"guest": "128Mi"}, "devices": {"disks": [{"name": "root", "disk": {"bus": "virtio"}}]}},
             "volumes": [{"name": "root", "containerDisk": {"image": "registry.example/web:1"}}],
             "topologySpreadConstraints": spread(&["zone"]),
@@ -143,17 +146,17 @@ fn appliers_share_lists_that_have_keys() {
             Ok(list.into_iter().flatten().map(|c| c["topologyKey"].as_str().unwrap_or_default().to_owned()).collect())
         };
         apply("owner", &whole).await?;
-        apply("platform", &machine(json!({"domain": {"devices": {}}, "topologySpreadConstraints": spread(&["rack"])})))
+        apply("platform", &vm(json!({"domain": {"devices": {}}, "topologySpreadConstraints": spread(&["rack"])})))
             .await?;
         ensure!(keys().await? == ["zone", "rack"], "{:?}", keys().await?);
-        // Each takes back only its own.
-        apply("platform", &machine(json!({"domain": {"devices": {}}}))).await?;
+        // Each applier removes only its own entry.
+        apply("platform", &vm(json!({"domain": {"devices": {}}}))).await?;
         ensure!(keys().await? == ["zone"], "{:?}", keys().await?);
-        // Disks have no key: who is not their owner does not change them unasked.
+        // Disks have no key: another applier needs force to change them.
         let disks = json!([{"name": "root", "disk": {"bus": "sata"}}]);
-        let torn = apply("platform", &machine(json!({"domain": {"devices": {"disks": disks}}}))).await;
-        let conflict = matches!(&torn, Err(kube::Error::Api(status)) if status.code == 409);
-        ensure!(conflict, "no conflict: {torn:?}");
+        let refused = apply("platform", &vm(json!({"domain": {"devices": {"disks": disks}}}))).await;
+        let conflict = matches!(&refused, Err(kube::Error::Api(status)) if status.code == 409);
+        ensure!(conflict, "no conflict: {refused:?}");
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! Disks of every kind, as the guest sees them, and what outlives a machine.
+//! Disks of every kind in the guest, and data that outlives a VMI.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use ferrovirt_e2e_tests::{Console, Story, story};
 
 use crate::{
     manifests,
-    storage::{Backing, Storage, on_host, without_machines},
+    storage::{Backing, Storage, delete_vmis, on_host},
 };
 
 const MINUTES: Duration = Duration::from_secs(150);
 const MEBIBYTE: u64 = 1024 * 1024;
 
-/// Functions for the guest's shell: the device with a serial number, and a file of the image on it.
+/// Functions for the guest's shell: the device with a serial number, and a file of the file system on it.
 const HELPERS: &str = "disk() { for d in /sys/block/vd*; do [ \"$(cat $d/serial)\" = $1 ] && echo /dev/${d##*/}; done; }; \
      show() { mount -r -t iso9660 $(disk $1) /mnt && cat /mnt/$2; umount /mnt; }";
 
-/// The output of a command that must succeed.
+/// Returns the output of a command that must succeed.
 async fn run(console: &mut Console, command: &str) -> Result<String> {
     let (output, code) = console.run(command).await?;
     ensure!(code == 0, "{command:?} ended with {code}: {output}");
     Ok(output.trim().to_owned())
 }
 
-fn machine(claim: &str) -> String {
+fn vm_with_disks(claim: &str) -> String {
     format!(
         "
 apiVersion: v1
@@ -97,16 +97,16 @@ spec:
 fn guest_sees_disks_of_every_kind_and_its_claim_outlives_it() {
     story("disks", async |s| {
         let storage = Storage::make(s, "data", Backing::Directory).await?;
-        let told = disks(s, &storage).await;
-        // Machines go first: nobody uses the storage when it is taken away.
-        let gone = without_machines(s).await;
+        let result = disks(s, &storage).await;
+        // VMIs are removed before their storage.
+        let gone = delete_vmis(s).await;
         storage.remove(s).await?;
-        told.and(gone)
+        result.and(gone)
     });
 }
 
 async fn disks(s: &Story, storage: &Storage) -> Result<()> {
-    s.apply(&machine("data")).await?;
+    s.apply(&vm_with_disks("data")).await?;
     let first = s.wait_running("box").await?;
     let volume = |name: &str| {
         let all = first["status"]["volumeStatus"].as_array().cloned().unwrap_or_default();
@@ -122,12 +122,12 @@ async fn disks(s: &Story, storage: &Storage) -> Result<()> {
     run(&mut console, HELPERS).await?;
     let hostname = run(&mut console, "hostname").await?;
     ensure!(hostname == "from-config-drive", "hostname from the config drive, not {hostname:?}");
-    // A claim holds an image of the size asked for, though the volume is larger.
+    // The image has the requested size, though the volume is larger.
     for (serial, size) in [("DATA", 16), ("SCRATCH", 8)] {
         let sectors = run(&mut console, &format!("cat /sys/block/$(basename $(disk {serial}))/size")).await?;
         ensure!(sectors.parse() == Ok(size * MEBIBYTE / 512), "{serial} has {sectors} sectors");
     }
-    // File systems of nodes have blocks of more than the 512 bytes that a disk has otherwise.
+    // File systems of nodes have larger blocks than the 512 bytes of other disks.
     let block = run(&mut console, "cat /sys/block/$(basename $(disk SCRATCH))/queue/logical_block_size").await?;
     ensure!(block.parse::<u64>().is_ok_and(|size| size > 512), "the blocks of SCRATCH have {block} bytes");
     for (serial, file, expected) in [
@@ -144,7 +144,7 @@ async fn disks(s: &Story, storage: &Storage) -> Result<()> {
     }
     let token = run(&mut console, "show ACCOUNT token").await?;
     ensure!(token.split('.').count() == 3, "the service account's token is {} characters long", token.len());
-    // The driver of SATA disks is loaded beside the rest.
+    // The driver of SATA disks is loaded in the background.
     run(&mut console, "for i in $(seq 20); do test -b /dev/sr0 && break; sleep 1; done").await?;
     let answers = "mount -r -t iso9660 /dev/sr0 /mnt && cat /mnt/autounattend.xml; umount /mnt";
     let answers = run(&mut console, answers).await?;
@@ -176,7 +176,7 @@ async fn disks(s: &Story, storage: &Storage) -> Result<()> {
     s.virt(&["stop", "box"]).await?;
     s.wait_gone("vmi", "box", MINUTES).await?;
 
-    // A machine that uses the claim's image as a base writes to a layer of its own.
+    // An ephemeral disk writes to an overlay of the claim's image.
     let before = checksum(s, storage).await?;
     s.apply(
         &manifests::kernel_vmi("guest")
@@ -209,10 +209,10 @@ async fn checksum(s: &Story, storage: &Storage) -> Result<String> {
 fn claim_of_block_mode_is_a_device_of_the_guest() {
     story("block", async |s| {
         let storage = Storage::make(s, "raw", Backing::Device).await?;
-        let told = block(s, &storage).await;
-        let gone = without_machines(s).await;
+        let result = block(s, &storage).await;
+        let gone = delete_vmis(s).await;
         storage.remove(s).await?;
-        told.and(gone)
+        result.and(gone)
     });
 }
 

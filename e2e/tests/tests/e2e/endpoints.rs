@@ -1,4 +1,4 @@
-//! Each endpoint of the aggregated API on a machine that runs, in both versions, and the documents about them.
+//! Every endpoint of the aggregated API for a running VM, in both versions, and discovery and OpenAPI documents.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ const VMI: &str = "virtualmachineinstances/box";
 const GROUP: &str = "/apis/subresources.kubevirt.io";
 const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
 
-/// Method, object, subresource, body, the code of the answer and a part of its text.
+/// Method, object, subresource, body, expected status code and part of the text.
 type Row = (Method, &'static str, &'static str, Value, u16, &'static str);
 
-/// What a VM from a container disk that runs, without guest agent, answers. Nothing in here changes it.
+/// Returns the calls with the expected answers for a running VM from a container disk without guest agent. None changes it.
 fn rows() -> Vec<Row> {
     let none = Value::Null;
     let all = json!({"dryRun": ["All"]});
@@ -81,7 +81,7 @@ fn rows() -> Vec<Row> {
         (GET, VMI, "portforward/80/tcp", none.clone(), 400, "websocket"),
         (PUT, VMI, "addvolume", volume, 400, "is owned by a VM"),
         (PUT, VMI, "removevolume", json!({"name": "root"}), 400, "is owned by a VM"),
-        (PUT, VMI, "backup", json!({"backupName": "b"}), 501, "backup of running machines is not available yet"),
+        (PUT, VMI, "backup", json!({"backupName": "b"}), 501, "backup of running VMIs is not available yet"),
         (PUT, VMI, "redefine-checkpoint", json!({"name": "c"}), 409, "ChangedBlockTracking is not enabled"),
         (GET, VMI, "objectgraph", none.clone(), 400, "ObjectGraph feature gate not enabled"),
         (PUT, VMI, "evacuate/cancel", json!({"evacuationNodeName": "n"}), 200, ""),
@@ -100,7 +100,7 @@ fn rows() -> Vec<Row> {
 }
 
 #[test]
-fn each_subresource_answers_as_it_should() {
+fn every_subresource_answers_as_documented() {
     story("endpoints", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
         let before = s.wait_running("box").await?;
@@ -108,23 +108,23 @@ fn each_subresource_answers_as_it_should() {
         for version in VERSIONS {
             for (method, object, subresource, body, code, text) in rows() {
                 let answer = s.call(&method, &s.subresource(version, object, subresource), &body).await?;
-                if answer.code != code || !answer.said().contains(text) {
-                    let said = answer.said().chars().take(300).collect::<String>();
-                    wrong.push(format!("{method} {version} {object}/{subresource} {body}: {} {said}", answer.code));
+                if answer.code != code || !answer.message().contains(text) {
+                    let message = answer.message().chars().take(300).collect::<String>();
+                    wrong.push(format!("{method} {version} {object}/{subresource} {body}: {} {message}", answer.code));
                 }
             }
         }
         ensure!(wrong.is_empty(), "{} answers are wrong:\n{}", wrong.len(), wrong.join("\n"));
         expand(s).await?;
         let after = s.get("vmi", "box").await?;
-        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the machine was started anew");
-        ensure!(after["status"]["phase"] == "Running", "the machine is {}", after["status"]["phase"]);
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the VMI was recreated");
+        ensure!(after["status"]["phase"] == "Running", "the VMI is {}", after["status"]["phase"]);
         plugin(s).await?;
         metrics(s).await
     });
 }
 
-/// The subresource of namespaces: a VM that is sent along, with its instance type applied.
+/// Checks the subresource of namespaces, which applies the instance type of a VM in the body.
 async fn expand(s: &Story) -> Result<()> {
     let vm = s.dry_run(&manifests::vm("new", "Halted")).await?;
     for version in VERSIONS {
@@ -140,10 +140,10 @@ async fn expand(s: &Story) -> Result<()> {
         ] {
             let refused = s.call(&PUT, &path, &body).await?;
             ensure!(
-                refused.code == 400 && refused.said().contains(text),
+                refused.code == 400 && refused.message().contains(text),
                 "{body}: {} {}",
                 refused.code,
-                refused.said()
+                refused.message()
             );
         }
         let text = Request::put(&path).header("Content-Type", "text/plain").body(Body::from(b"{}".to_vec()))?;
@@ -153,7 +153,7 @@ async fn expand(s: &Story) -> Result<()> {
     Ok(())
 }
 
-/// The same through the plugin: what is not there yet is refused with the server's words.
+/// Checks the plugin: unsupported calls fail with the server's message.
 async fn plugin(s: &Story) -> Result<()> {
     for (words, text) in [
         (&["migrate", "box"][..], "live migration is not available yet"),
@@ -170,13 +170,13 @@ async fn plugin(s: &Story) -> Result<()> {
         (&["evacuate-cancel", "node", "none"], "not found"),
     ] {
         let refused = s.virt(words).await.err().map(|error| error.to_string());
-        ensure!(refused.as_ref().is_some_and(|said| said.contains(text)), "{words:?}: {refused:?}");
+        ensure!(refused.as_ref().is_some_and(|message| message.contains(text)), "{words:?}: {refused:?}");
     }
     let stays = s.virt(&["evacuate-cancel", "vm", "box"]).await?;
     ensure!(stays == format!("VM {}/box was canceled evacuation\n", s.namespace), "{stays:?}");
     let tried = s.virt(&["pause", "box", "--dry-run=true"]).await?;
     ensure!(tried.starts_with("Dry Run execution"), "{tried:?}");
-    // A shell's completion asks kubectl, which asks the plugin.
+    // Shell completion calls the plugin through kubectl.
     let completed = tokio::process::Command::new("kubectl").args(["__complete", "virt", "soft"]).output().await?;
     let completed = String::from_utf8_lossy(&completed.stdout);
     ensure!(completed.starts_with("soft-reboot\t"), "kubectl does not complete the plugin's commands: {completed:?}");
@@ -189,7 +189,7 @@ async fn plugin(s: &Story) -> Result<()> {
     Ok(())
 }
 
-/// What was asked is counted, and the machine's own figures have the names that dashboards look for.
+/// Checks that calls are counted and the VMI's metrics have the names that dashboards use.
 async fn metrics(s: &Story) -> Result<()> {
     let api = s.metrics("virt-api").await?;
     for part in [
@@ -219,14 +219,14 @@ async fn metrics(s: &Story) -> Result<()> {
             .iter()
             .find(|line| line.starts_with(&format!("{name}{{node=")) && line.contains(&own) && line.contains(more));
         let line =
-            found.with_context(|| format!("{name} of the machine with {more:?} is not in virt-handler's metrics"))?;
+            found.with_context(|| format!("{name} of the VMI with {more:?} is not in virt-handler's metrics"))?;
         let value = line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok());
         ensure!(value.is_some_and(|value| value >= 0.0), "{line}");
     }
     scraped(s).await
 }
 
-/// Prometheus finds the metrics of all processes by one Service.
+/// Checks that Prometheus finds the metrics of all components by one Service.
 async fn scraped(s: &Story) -> Result<()> {
     let path = "/apis/discovery.k8s.io/v1/namespaces/kubevirt/endpointslices\
                 ?labelSelector=kubernetes.io/service-name=kubevirt-prometheus-metrics";
@@ -251,9 +251,9 @@ fn aggregated_api_describes_itself() {
         for version in VERSIONS {
             let version_info = s.call(&GET, &format!("{GROUP}/{version}/version"), &Value::Null).await?.json();
             ensure!(version_info["gitVersion"].as_str().is_some_and(|v| v.starts_with('v')), "{version_info}");
-            // Images that were built without git tell none of these.
-            let told = ["gitCommit", "gitTreeState", "buildDate"].map(|key| version_info[key] != "");
-            ensure!(told == [told[0]; 3], "{version_info}");
+            // All are empty in images that were built without git.
+            let known = ["gitCommit", "gitTreeState", "buildDate"].map(|key| version_info[key] != "");
+            ensure!(known == [known[0]; 3], "{version_info}");
             let health = s.call(&GET, &format!("{GROUP}/{version}/healthz"), &Value::Null).await?;
             let health = (health.code, health.json());
             ensure!(health.0 == 200 && health.1["apiserver"]["connectivity"] == "ok", "healthz: {health:?}");
@@ -273,23 +273,23 @@ fn aggregated_api_describes_itself() {
                 let path = format!("{GROUP}/{version}/{action}-cluster-profiler");
                 let answer = s.call(&GET, &path, &Value::Null).await?;
                 let text = format!("{text} \"ClusterProfiler\" feature gate must be enabled");
-                ensure!(answer.code == 403 && answer.said() == text, "{path}: {} {}", answer.code, answer.said());
+                ensure!(answer.code == 403 && answer.message() == text, "{path}: {} {}", answer.code, answer.message());
             }
             for (method, path, code) in
                 [(&GET, "nothing", 401), (&Method::POST, "version", 405), (&PUT, "healthz", 405)]
             {
                 let answer = s.call(method, &format!("{GROUP}/{version}/{path}"), &Value::Null).await?;
-                ensure!(answer.code == code, "{method} {version}/{path}: {} {}", answer.code, answer.said());
+                ensure!(answer.code == code, "{method} {version}/{path}: {} {}", answer.code, answer.message());
             }
         }
         let unknown = s.call(&GET, &format!("{GROUP}/v2/version"), &Value::Null).await?;
-        ensure!(unknown.code == 404, "a version that is none: {} {}", unknown.code, unknown.said());
+        ensure!(unknown.code == 404, "a version that is none: {} {}", unknown.code, unknown.message());
         guestfs(s).await?;
         kubectl(s).await
     });
 }
 
-/// Where the tool for looking into disks finds its image: as the status of the installation says.
+/// Checks the image of `virtctl guestfs` against the status of the installation.
 async fn guestfs(s: &Story) -> Result<()> {
     let installation = s.installation_api("KubeVirt").get("kubevirt").await?;
     let status = &installation.data["status"];
@@ -314,25 +314,25 @@ async fn guestfs(s: &Story) -> Result<()> {
     Ok(())
 }
 
-/// What kubectl makes of it.
+/// Checks kubectl's view of the API.
 async fn kubectl(s: &Story) -> Result<()> {
     let versions = s.kubectl(&["api-versions"]).await?;
     for version in VERSIONS {
         let version = format!("subresources.kubevirt.io/{version}");
         ensure!(versions.lines().any(|line| line == version), "{version} is not among {versions}");
     }
-    // Short names of other groups resolve beside it.
+    // Short names of other groups still resolve.
     let resources = s.kubectl(&["api-resources", "--api-group", "kubevirt.io", "-o", "name"]).await?;
     ensure!(resources.contains("virtualmachineinstances.kubevirt.io"), "{resources}");
     s.kubectl(&["get", "vm,vmi,vmirs"]).await?;
-    // Subresources are no resources of their own: there is nothing to list, nor to explain.
+    // Subresources are not resources: kubectl neither lists nor explains them.
     let listed = s.kubectl(&["api-resources", "--api-group", "subresources.kubevirt.io", "-o", "name"]).await?;
     ensure!(listed.trim().is_empty(), "kubectl offers subresources as resources: {listed}");
     let explained = s.kubectl(&["explain", "virtualmachines", "--api-version", "subresources.kubevirt.io/v1"]).await;
     let refused = explained.err().map(|error| error.to_string()).context("a subresource was explained")?;
     ensure!(refused.contains("subresources.kubevirt.io"), "{refused}");
     let raw = s.kubectl(&["get", "--raw", "/openapi/v3/apis/subresources.kubevirt.io/v1"]).await?;
-    ensure!(raw.contains("\"v1Start\""), "no operation to start a machine");
+    ensure!(raw.contains("\"v1Start\""), "no operation to start a VM");
     tokio::time::timeout(Duration::from_secs(30), s.kubectl(&["get", "--raw", "/openapi/v2"]))
         .await
         .context("the merged document")??;

@@ -1,4 +1,4 @@
-//! A machine that others move: who drains its node asks for it, and may take that back.
+//! Evictions with strategy External: a drain requests evacuation, and a user can cancel it.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::manifests;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Asks to evict a pod, as a drain does, and returns why it stays.
+/// Requests an eviction as a drain does and returns the reason of the refusal.
 async fn drain(s: &Story, pod: &str, dry_run: bool) -> Result<String> {
     let pods: Api<Pod> = Api::namespaced(connect_without_retries().await?, &s.namespace);
     let post_options = PostParams { dry_run, ..PostParams::default() };
@@ -36,7 +36,7 @@ fn in_progress(pod: &Value) -> bool {
     pod["metadata"]["annotations"]["descheduler.alpha.kubernetes.io/eviction-in-progress"] == "true"
 }
 
-/// Waits until machine and pod say that the machine is to leave `node`.
+/// Waits until VMI and pod report the evacuation from `node`.
 async fn leaves(s: &Story, pod: &str, node: &Value) -> Result<()> {
     s.wait("vmi", "box", "be marked", MINUTE, |vmi| vmi["status"]["evacuationNodeName"] == *node && requested(vmi))
         .await?;
@@ -44,7 +44,7 @@ async fn leaves(s: &Story, pod: &str, node: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Waits until neither says so any more.
+/// Waits until neither reports an evacuation.
 async fn stays(s: &Story, pod: &str) -> Result<()> {
     let unmarked = |vmi: &Value| vmi["status"]["evacuationNodeName"].is_null() && !requested(vmi);
     s.wait("vmi", "box", "be no longer marked", MINUTE, unmarked).await?;
@@ -53,7 +53,7 @@ async fn stays(s: &Story, pod: &str) -> Result<()> {
 }
 
 #[test]
-fn machine_that_is_to_leave_its_node_may_stay_after_all() {
+fn requested_evacuation_can_be_cancelled() {
     story("evacuation", async |s| {
         let grace = "      terminationGracePeriodSeconds: 0\n";
         let strategy = format!("{grace}      evictionStrategy: External\n");
@@ -64,46 +64,47 @@ fn machine_that_is_to_leave_its_node_may_stay_after_all() {
         let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
         let asked = format!("Eviction triggered evacuation of VMI \"{}/box\"", s.namespace);
 
-        let said = drain(s, pod, true).await?;
-        ensure!(said.contains(&asked), "{said}");
-        ensure!(s.get("vmi", "box").await?["status"]["evacuationNodeName"].is_null(), "a trial marked the machine");
+        let message = drain(s, pod, true).await?;
+        ensure!(message.contains(&asked), "{message}");
+        ensure!(s.get("vmi", "box").await?["status"]["evacuationNodeName"].is_null(), "a dry run marked the VMI");
 
-        let said = drain(s, pod, false).await?;
-        ensure!(said.contains(&asked) && !said.contains("in progress"), "{said}");
+        let message = drain(s, pod, false).await?;
+        ensure!(message.contains(&asked) && !message.contains("in progress"), "{message}");
         leaves(s, pod, node).await?;
-        let said = drain(s, pod, false).await?;
-        ensure!(said.contains(&format!("Evacuation in progress: {asked}")), "{said}");
+        let message = drain(s, pod, false).await?;
+        ensure!(message.contains(&format!("Evacuation in progress: {asked}")), "{message}");
 
-        // Tried out, and with another node than the one that it is to leave: nothing happens.
+        // A dry run, and another node: no effect.
         s.virt(&["evacuate-cancel", "vm", "box", "--dry-run"]).await?;
         let other = json!({"evacuationNodeName": "another-node"});
-        let (code, said) = s.ask(&Method::PUT, "virtualmachineinstances/box", "evacuate/cancel", &other).await?;
-        ensure!(code == 500, "{code} {said}");
+        let (code, message) =
+            s.call_subresource(&Method::PUT, "virtualmachineinstances/box", "evacuate/cancel", &other).await?;
+        ensure!(code == 500, "{code} {message}");
         leaves(s, pod, node).await?;
 
-        let said = s.virt(&["evacuate-cancel", "vm", "box"]).await?;
-        ensure!(said == format!("VM {}/box was canceled evacuation\n", s.namespace), "{said:?}");
+        let message = s.virt(&["evacuate-cancel", "vm", "box"]).await?;
+        ensure!(message == format!("VM {}/box was canceled evacuation\n", s.namespace), "{message:?}");
         stays(s, pod).await?;
 
-        // The drain goes on asking, until it is over for all machines of the node.
+        // The drain repeats the request until it is cancelled for all VMIs of the node.
         drain(s, pod, false).await?;
         leaves(s, pod, node).await?;
-        let said = s.virt(&["evacuate-cancel", "node", node.as_str().context("no node")?]).await?;
-        ensure!(said.contains(&format!("VMI {}/box was canceled evacuation\n", s.namespace)), "{said:?}");
+        let message = s.virt(&["evacuate-cancel", "node", node.as_str().context("no node")?]).await?;
+        ensure!(message.contains(&format!("VMI {}/box was canceled evacuation\n", s.namespace)), "{message:?}");
         stays(s, pod).await?;
 
-        // One that only a migration may move stays, since it cannot migrate.
+        // A VMI with strategy LiveMigrate stays, since it cannot migrate.
         let strategy = format!("{grace}      evictionStrategy: LiveMigrate\n");
         s.apply(&manifests::kernel_vm("fixed", "Always").replace(grace, &strategy)).await?;
         s.wait_running("fixed").await?;
         let pod = s.launcher_pod("fixed").await?;
-        let said = drain(s, pod["metadata"]["name"].as_str().context("pod without name")?, false).await?;
+        let message = drain(s, pod["metadata"]["name"].as_str().context("pod without name")?, false).await?;
         let expected = "VMI fixed is configured with an eviction strategy but is not live-migratable";
-        ensure!(said.contains(expected), "{said}");
+        ensure!(message.contains(expected), "{message}");
 
         let after = s.get("vmi", "box").await?;
-        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the machine was started anew");
-        ensure!(after["status"]["phase"] == "Running", "the machine is {}", after["status"]["phase"]);
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the VMI was recreated");
+        ensure!(after["status"]["phase"] == "Running", "the VMI is {}", after["status"]["phase"]);
         Ok(())
     });
 }

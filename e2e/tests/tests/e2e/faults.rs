@@ -1,4 +1,4 @@
-//! What survives what.
+//! Recovery from failures of components.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::manifests;
 type Pods = Api<k8s_openapi::api::core::v1::Pod>;
 
 #[test]
-fn machine_runs_on_while_the_node_agent_is_replaced() {
-    story_alone("agent", async |s| {
+fn vmi_runs_while_virt_handler_is_replaced() {
+    story_alone("handler", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
         let before = s.wait_running("box").await?;
         let mut console = s.console("box")?;
@@ -28,22 +28,22 @@ fn machine_runs_on_while_the_node_agent_is_replaced() {
             agents.delete(&pod.metadata.name.unwrap_or_default(), &DeleteParams::default().grace_period(0)).await?;
         }
         let end = console.wait_end(Duration::from_secs(15)).await?;
-        ensure!(!end.status.success(), "a console whose agent is gone ends with an error");
+        ensure!(!end.status.success(), "a console without virt-handler must end with an error");
 
-        let mut console = s.console_again("box", "root", "story").await?;
+        let mut console = s.reopen_console("box", "root", "story").await?;
         let (mark, _) = console.run("cat /tmp/mark").await?;
         ensure!(mark.contains("kept"), "the guest is another one: {mark:?}");
         console.leave().await?;
         let after = s.get("vmi", "box").await?;
-        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the machine was replaced");
-        // The new agent drives the machine.
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the VMI was recreated");
+        // The new virt-handler manages the VMI.
         s.virt(&["stop", "box"]).await?;
         s.wait_gone("vmi", "box", Duration::from_secs(60)).await
     });
 }
 
 #[test]
-fn killed_qemu_makes_the_machine_fail_and_run_strategy_always_restarts_it() {
+fn killed_qemu_fails_the_vmi_and_run_strategy_always_restarts_it() {
     story("qemu", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
         let first = s.wait_running("box").await?;
@@ -60,14 +60,14 @@ fn killed_qemu_makes_the_machine_fail_and_run_strategy_always_restarts_it() {
 }
 
 #[test]
-fn second_controller_leads_when_the_first_is_gone() {
+fn second_controller_leads_after_the_first() {
     story_alone("leader", async |s| {
         let pods: Pods = Api::namespaced(s.client.clone(), "kubevirt");
         let labels = ListParams::default().labels("kubevirt.io=virt-controller");
         for pod in pods.list(&labels).await? {
             pods.delete(&pod.metadata.name.unwrap_or_default(), &DeleteParams::default().grace_period(0)).await?;
         }
-        // No write is lost: the machine is made by whoever leads next.
+        // The next leader creates the VMI.
         s.apply(&manifests::kernel_vmi("later")).await?;
         s.wait_running("later").await?;
         Ok(())

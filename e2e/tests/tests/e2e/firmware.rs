@@ -1,12 +1,12 @@
-//! Machines that boot by UEFI.
+//! UEFI firmware.
 
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use ferrovirt_e2e_tests::story;
 
-/// A machine from the tiny container disk with UEFI firmware.
-fn machine(name: &str, secure_boot: bool) -> String {
+/// Returns a VM from the tiny container disk with UEFI firmware.
+fn uefi_vm(name: &str, secure_boot: bool) -> String {
     format!(
         "
 apiVersion: kubevirt.io/v1
@@ -27,19 +27,19 @@ spec:
 }
 
 #[test]
-fn machine_boots_by_uefi_and_with_secure_boot_only_what_is_signed() {
+fn guest_boots_by_uefi_and_secure_boot_refuses_an_unsigned_loader() {
     story("uefi", async |s| {
-        s.apply(&machine("plain", false)).await?;
-        s.apply(&machine("secure", true)).await?;
+        s.apply(&uefi_vm("plain", false)).await?;
+        s.apply(&uefi_vm("secure", true)).await?;
         s.wait_running("plain").await?;
         let mut console = s.console("plain")?;
         console.login("root", "ferrovirt").await?;
-        let (said, code) = console.run("test -d /sys/firmware/efi").await?;
-        ensure!(code == 0, "the guest was not started by UEFI firmware: {said}");
+        let (message, code) = console.run("test -d /sys/firmware/efi").await?;
+        ensure!(code == 0, "the guest was not started by UEFI firmware: {message}");
         console.leave().await?;
         s.delete("vmi", "plain").await?;
 
-        // Nobody has signed the boot loader of the tiny guest, and the firmware says so.
+        // The boot loader of the tiny guest is not signed.
         s.wait_running("secure").await?;
         let pod = s.launcher_pod("secure").await?;
         let pod = pod["metadata"]["name"].as_str().context("pod without name")?;

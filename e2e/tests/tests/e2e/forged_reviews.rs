@@ -1,10 +1,10 @@
-//! Reviews that somebody else than an API server sends, and the path segment that tells them apart.
+//! Forged reviews, and the secret path segment that detects them.
 
 use std::{cell::Cell, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
-    PATIENCE, Story, connect_without_retries, kubeconfig, repository, story, story_alone,
+    Story, TIMEOUT, connect_without_retries, kubeconfig, repository, story, story_alone,
     webhook::{Connection, Endpoint},
 };
 use http::Method;
@@ -20,10 +20,10 @@ use crate::manifests;
 
 /// Secret with the segments.
 const SECRET: &str = "kubevirt-webhook-path";
-/// Pause between two looks.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// A review as kube-apiserver sends it.
+/// Returns a review as kube-apiserver sends it.
 fn review(resource: [&str; 3], kind: &str, namespace: &str, name: &str, operation: &str, object: &Value) -> String {
     let [group, version, plural] = resource;
     let kind = json!({"group": group, "version": version, "kind": kind});
@@ -44,7 +44,7 @@ fn review(resource: [&str; 3], kind: &str, namespace: &str, name: &str, operatio
     .to_string()
 }
 
-/// Forged requests about another namespace: paths, and reviews that virt-api answers when an API server sends them.
+/// Returns requests about another namespace: paths, and reviews that virt-api answers when an API server sends them.
 fn forgeries(namespace: &str, pod: &str) -> [(&'static str, String); 3] {
     let eviction =
         json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}});
@@ -73,7 +73,7 @@ fn forgeries(namespace: &str, pod: &str) -> [(&'static str, String); 3] {
     ]
 }
 
-/// HTTP status of the answer to a review.
+/// Returns the HTTP status of the answer to a review.
 async fn post(connection: &mut Connection, path: &str, body: &str) -> Result<u16> {
     let answer = connection.review(path, body.to_owned()).await.with_context(|| format!("review to {path}"))?;
     if answer.status == 404 {
@@ -83,7 +83,7 @@ async fn post(connection: &mut Connection, path: &str, body: &str) -> Result<u16
 }
 
 #[test]
-fn review_that_a_pod_makes_up_is_not_answered() {
+fn forged_review_from_a_pod_is_refused() {
     story("forger", async |s| {
         let vmi = manifests::kernel_vmi("box");
         s.apply(&vmi.replace("spec:\n  term", "spec:\n  evictionStrategy: External\n  term")).await?;
@@ -95,9 +95,9 @@ fn review_that_a_pod_makes_up_is_not_answered() {
         let namespaces: Api<Namespace> = Api::all(s.client.clone());
         let object = json!({"metadata": {"name": outside.namespace, "labels": {"ferrovirt.io/e2e": "forger"}}});
         namespaces.create(&Default::default(), &serde_json::from_value(object)?).await?;
-        let told = forge(s, &outside, launcher).await;
+        let result = forge(s, &outside, launcher).await;
         let removed = namespaces.delete(&outside.namespace, &DeleteParams::background()).await;
-        told?;
+        result?;
         removed.context("cannot delete the namespace of the forger")?;
         Ok(())
     });
@@ -105,7 +105,7 @@ fn review_that_a_pod_makes_up_is_not_answered() {
 
 /// Posts reviews about the story's namespace from a pod in another one.
 async fn forge(s: &Story, outside: &Story, launcher: &str) -> Result<()> {
-    outside.wait("ServiceAccount", "default", "be created", PATIENCE, |_| true).await?;
+    outside.wait("ServiceAccount", "default", "be created", TIMEOUT, |_| true).await?;
     outside.toolbox("forger").await?;
     let server = Endpoint::of_cluster(&s.client).await?;
     let pods: Api<Pod> = Api::namespaced(s.client.clone(), &outside.namespace);
@@ -118,7 +118,7 @@ async fn forge(s: &Story, outside: &Story, launcher: &str) -> Result<()> {
         format!("/admission/{guess}"),
         format!("/admission/{}", segment.to_uppercase()),
         format!("/admission/{}", segment.get(1..).unwrap_or_default()),
-        format!("/admission//{segment}"),
+        format!("/admission/{segment}0"),
     ];
     for (path, body) in forgeries(&s.namespace, launcher) {
         for prefix in &prefixes {
@@ -126,7 +126,7 @@ async fn forge(s: &Story, outside: &Story, launcher: &str) -> Result<()> {
             let status = post(&mut connection, &format!("{prefix}{path}"), &body).await?;
             ensure!(status == 404, "{prefix}{path} is answered {status}");
         }
-        // An API server is answered, over the same way: nothing else is wrong with the review.
+        // Counter-check: the same review is answered with the segment.
         let dry = body.replace(r#""dryRun":false"#, r#""dryRun":true"#);
         let mut connection = endpoint.connect().await?;
         let prefix = Endpoint::of_cluster(&s.client).await?.prefix().to_owned();
@@ -139,7 +139,7 @@ async fn forge(s: &Story, outside: &Story, launcher: &str) -> Result<()> {
 }
 
 #[test]
-fn segment_is_not_for_users() {
+fn users_cannot_read_the_segment() {
     story("segment", async |s| {
         s.apply(
             "
@@ -151,10 +151,10 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: jane}]
 ",
         )
         .await?;
-        // The binding counts from a moment after it was made.
+        // The binding takes effect with a delay.
         let began = Instant::now();
         while !may(s, "get", ["kubevirt.io", "virtualmachines", &s.namespace, "box"]).await? {
-            ensure!(began.elapsed() < PATIENCE, "an administrator of a namespace has no rights in it");
+            ensure!(began.elapsed() < TIMEOUT, "an administrator of a namespace has no rights in it");
             tokio::time::sleep(LOOK).await;
         }
         let webhooks = "admissionregistration.k8s.io";
@@ -189,22 +189,22 @@ async fn scale(s: &Story, replicas: &Value) -> Result<()> {
 }
 
 #[test]
-fn segment_that_a_user_reads_from_an_error_is_worth_nothing_soon_after() {
+fn segment_in_an_error_message_becomes_invalid_soon() {
     story_alone("exposed", async |s| {
         let replicas = s.installation_api("Deployment").get("virt-api").await?.data["spec"]["replicas"].clone();
         scale(s, &json!(0)).await?;
         let read = exposed(s).await;
-        // Whatever came of it, later stories need virt-api.
+        // Later stories need virt-api, also after a failure.
         scale(s, &replicas).await?;
         let exposed = read?;
         s.apply_when_accepted(&manifests::kernel_vm("first", "Halted")).await?;
 
         let began = Instant::now();
         loop {
-            // Users notice nothing of the rotation.
+            // The rotation does not affect users.
             s.dry_run(&manifests::kernel_vm("next", "Halted")).await?;
             let endpoint = Endpoint::of_cluster(&s.client).await?;
-            let mut connection = endpoint.bare().connect().await?;
+            let mut connection = endpoint.without_prefix().connect().await?;
             let (path, body) = &forgeries(&s.namespace, "none")[0];
             let status = post(&mut connection, &format!("/admission/{exposed}{path}"), body).await?;
             if status == 404 {
@@ -213,7 +213,7 @@ fn segment_that_a_user_reads_from_an_error_is_worth_nothing_soon_after() {
                 println!("refused {} ms after virt-api was back", began.elapsed().as_millis());
                 break;
             }
-            ensure!(began.elapsed() < PATIENCE, "the exposed segment is still good");
+            ensure!(began.elapsed() < TIMEOUT, "the exposed segment is still good");
             tokio::time::sleep(LOOK).await;
         }
         s.dry_run(&manifests::kernel_vm("next", "Halted")).await?;
@@ -221,16 +221,16 @@ fn segment_that_a_user_reads_from_an_error_is_worth_nothing_soon_after() {
     });
 }
 
-/// The segment in what a user is told while no virt-api answers.
+/// Returns the segment from the error message of kube-apiserver while no virt-api runs.
 async fn exposed(s: &Story) -> Result<String> {
-    let said = s.refused_soon(&manifests::kernel_vm("first", "Halted")).await?;
-    let (_, rest) = said.split_once("/admission/").with_context(|| format!("no URL in the error: {said}"))?;
-    let (segment, _) = rest.split_once('/').with_context(|| format!("no path in the error: {said}"))?;
-    // No VMs are made meanwhile; virt-controller has seen that nothing answers, too.
+    let message = s.refused_soon(&manifests::kernel_vm("first", "Halted")).await?;
+    let (_, rest) = message.split_once("/admission/").with_context(|| format!("no URL in the error: {message}"))?;
+    let (segment, _) = rest.split_once('/').with_context(|| format!("no path in the error: {message}"))?;
+    // No VMI is created meanwhile, since the webhook fails for virt-controller, too.
     let labels = ListParams::default().labels("kubevirt.io=virt-api");
     let began = Instant::now();
     while !s.installation_api("Pod").list(&labels).await?.items.is_empty() {
-        ensure!(began.elapsed() < PATIENCE, "virt-api does not end");
+        ensure!(began.elapsed() < TIMEOUT, "virt-api does not end");
         tokio::time::sleep(LOOK).await;
     }
     Ok(segment.to_owned())
@@ -267,7 +267,7 @@ fn no_review_fails_while_the_segment_of_a_deleted_secret_rotates() {
     });
 }
 
-/// Deletes the Secret and waits until another segment is the only one.
+/// Deletes the Secret and waits until a new segment is the only one.
 async fn rotate(s: &Story, before: &Value) -> Result<()> {
     s.installation_api("Secret").delete(SECRET, &DeleteParams::default()).await?;
     let began = Instant::now();
@@ -282,12 +282,12 @@ async fn rotate(s: &Story, before: &Value) -> Result<()> {
             return Ok(());
         }
         let held: Vec<String> = now.iter().filter_map(Value::as_object).flat_map(|now| now.keys().cloned()).collect();
-        ensure!(began.elapsed() < PATIENCE, "the segment did not rotate; the Secret holds {held:?}");
+        ensure!(began.elapsed() < TIMEOUT, "the segment did not rotate; the Secret holds {held:?}");
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// Waits until no rotation is under way, as there may be after a story that stopped virt-api.
+/// Waits until no rotation is in progress, as after a story that stopped virt-api.
 async fn quiet(s: &Story) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -297,12 +297,12 @@ async fn quiet(s: &Story) -> Result<()> {
         if held == 1 && annotations.all(|(name, _)| name != "ferrovirt.io/exposed-at") {
             return Ok(());
         }
-        ensure!(began.elapsed() < PATIENCE, "the segment still rotates");
+        ensure!(began.elapsed() < TIMEOUT, "the segment still rotates");
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// The generations of the webhook configurations, which count the changes of their content, and the paths in them.
+/// Returns the generations of the webhook configurations, which count changes, and their paths.
 async fn configurations(s: &Story) -> Result<Vec<(Option<i64>, Vec<Value>)>> {
     let mut found = Vec::new();
     for (kind, name) in [
@@ -319,7 +319,7 @@ async fn configurations(s: &Story) -> Result<Vec<(Option<i64>, Vec<Value>)>> {
 }
 
 #[test]
-fn helm_leaves_the_paths_of_webhooks_alone() {
+fn helm_keeps_the_paths_of_webhooks() {
     story_alone("paths", async |s| {
         quiet(s).await?;
         let before = configurations(s).await?;
@@ -338,7 +338,7 @@ fn helm_leaves_the_paths_of_webhooks_alone() {
         let output = command.output().await.context("cannot run helm: it must be on the PATH")?;
         ensure!(output.status.success(), "helm upgrade: {}", String::from_utf8_lossy(&output.stderr));
         let after = configurations(s).await?;
-        // Nor was it taken away and put back, or the order of the webhooks changed: that would be another generation.
+        // Every intermediate change would increase the generation.
         let generations = |all: &[(Option<i64>, Vec<Value>)]| all.iter().map(|(count, _)| *count).collect::<Vec<_>>();
         ensure!(before == after, "changed from generations {:?} to {:?}", generations(&before), generations(&after));
         Ok(())

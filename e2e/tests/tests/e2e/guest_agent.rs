@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, PATIENCE, Story, story};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story};
 use serde_json::{Value, json};
 use tokio::{
     process::Command,
@@ -15,19 +15,19 @@ use tokio::{
 
 use crate::manifests;
 
-/// From creation to a guest agent that answers: a whole distribution under emulation, beside other tests.
+/// Time limit from creation to a connected guest agent: a full distribution boots under emulation, beside other tests.
 const BOOT: Duration = Duration::from_secs(420);
-const MACHINE: &str = "virtualmachineinstances/deb";
+const VMI: &str = "virtualmachineinstances/deb";
 
 #[test]
-fn guest_agent_tells_freezes_and_reboots_and_ssh_gets_in() {
+fn guest_agent_reports_freezes_and_reboots_and_ssh_connects() {
     story("agent", async |s| {
         let files = Files::new(&s.namespace)?;
         let key = files.key().await?;
         s.apply(SECRETS).await?;
         s.apply(&manifests::debian("deb", &key).replace("      volumes:\n", WITH_CREDENTIALS)).await?;
-        let vmi = s.wait("vmi", "deb", "have its guest agent connected", BOOT, is_connected).await?;
-        ensure!(vmi["status"]["phase"] == "Running", "the machine is {}", vmi["status"]["phase"]);
+        let vmi = s.wait("vmi", "deb", "connect its guest agent", BOOT, is_connected).await?;
+        ensure!(vmi["status"]["phase"] == "Running", "the VMI is {}", vmi["status"]["phase"]);
         let vmi = s
             .wait("vmi", "deb", "tell its operating system", Duration::from_secs(60), |vmi| {
                 vmi["status"]["guestOSInfo"]["id"] == "debian"
@@ -56,7 +56,7 @@ fn is_connected(vmi: &Value) -> bool {
     condition(vmi, "AgentConnected").is_some_and(|c| c["status"] == "True")
 }
 
-/// A key and a password that the guest agent puts into the guest.
+/// Returns the Secrets with a key and a password that the guest agent sets in the guest.
 const SECRETS: &str = "
 apiVersion: v1
 kind: Secret
@@ -75,7 +75,7 @@ const WITH_CREDENTIALS: &str = "      accessCredentials:
       volumes:
 ";
 
-/// The guest has what the secrets hold.
+/// Waits until the guest has key and password of the Secrets.
 async fn credentials(s: &Story, console: &mut Console) -> Result<()> {
     s.wait("vmi", "deb", "have its credentials", Duration::from_secs(120), |vmi| {
         condition(vmi, "AccessCredentialsSynchronized").is_some_and(|c| c["status"] == "True")
@@ -83,12 +83,12 @@ async fn credentials(s: &Story, console: &mut Console) -> Result<()> {
     .await?;
     let (keys, _) = console.run("cat /root/.ssh/authorized_keys").await?;
     ensure!(keys.contains("of-the-story"), "the key of the secret is not in the guest: {keys}");
-    let (said, code) = console.run("grep -q '^debian:[$]' /etc/shadow").await?;
-    ensure!(code == 0, "the user has no password: {said}");
+    let (message, code) = console.run("grep -q '^debian:[$]' /etc/shadow").await?;
+    ensure!(code == 0, "the user has no password: {message}");
     Ok(())
 }
 
-/// Probes are carried out by the guest agent.
+/// Checks probes through the guest agent.
 async fn probes(s: &Story) -> Result<()> {
     s.wait("vmi", "deb", "be ready by its probe", Duration::from_secs(60), |vmi| {
         condition(vmi, "Ready").is_some_and(|c| c["status"] == "True")
@@ -98,19 +98,18 @@ async fn probes(s: &Story) -> Result<()> {
     let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
     let probe = ["virt-probe", "--domainName", "deb", "--timeoutSeconds", "10"];
     s.exec(pod, &[&probe[..], &["--guestAgentPing"]].concat()).await?;
-    let said = s.exec(pod, &[&probe[..], &["--command", "echo", "--", "from", "within"]].concat()).await?;
-    ensure!(said == "from within\n", "the guest says {said:?}");
+    let message = s.exec(pod, &[&probe[..], &["--command", "echo", "--", "from", "within"]].concat()).await?;
+    ensure!(message == "from within\n", "the guest says {message:?}");
     let failed = s.exec(pod, &[&probe[..], &["--command", "false"]].concat()).await;
     ensure!(failed.is_err(), "a program that fails fails no probe");
     Ok(())
 }
 
-/// The record of a log-in, as `login` used to leave it for all who ask who is there: Debian 13's does not any more, and the
-/// guest agent looks nowhere else.
+/// Writes a login record. The guest agent lists users from utmp, which `login` of Debian 13 does not write.
 const LOGGED_IN: &str = "python3 -c \"import struct, time; open('/run/utmp', 'wb').write(struct.pack( \
     'hi32s4s32s256shhiii36x', 7, 1, b'ttyS0', b'tyS0', b'root', b'', 0, 0, 0, int(time.time()), 0))\"";
 
-/// What users ask the guest agent for.
+/// Checks the subresources that use the guest agent.
 async fn queries(s: &Story, console: &mut Console) -> Result<()> {
     let info: Value = serde_json::from_str(&s.virt(&["guestosinfo", "deb"]).await?)?;
     ensure!(info["os"]["id"] == "debian" && info["os"]["kernelRelease"].is_string(), "guestosinfo: {info}");
@@ -120,10 +119,10 @@ async fn queries(s: &Story, console: &mut Console) -> Result<()> {
     let table = s.virt(&["guestosinfo", "deb", "-o", "table"]).await?;
     ensure!(table.starts_with("NAME") && table.contains("Debian"), "guestosinfo as a table: {table}");
 
-    let (said, code) = console.run(LOGGED_IN).await?;
-    ensure!(code == 0, "no record of the log-in: {said}");
-    // An answer of the agent counts for a few seconds.
-    let deadline = Instant::now() + PATIENCE;
+    let (message, code) = console.run(LOGGED_IN).await?;
+    ensure!(code == 0, "no record of the log-in: {message}");
+    // Answers of the guest agent are cached for a few seconds.
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let users: Value = serde_json::from_str(&s.virt(&["userlist", "deb"]).await?)?;
         let root = users["items"].as_array().and_then(|all| all.iter().find(|user| user["userName"] == "root"));
@@ -143,13 +142,13 @@ async fn queries(s: &Story, console: &mut Console) -> Result<()> {
     let yaml = s.virt(&["fslist", "deb", "-o", "yaml"]).await?;
     ensure!(yaml.contains("mountPoint: /"), "fslist as YAML: {yaml}");
 
-    let told = s.metrics("virt-handler").await?;
+    let metrics = s.metrics("virt-handler").await?;
     let named = format!("kubevirt_vmi_filesystem_capacity_bytes{{node=\"{}\"", node(s).await?);
     let own = format!("namespace=\"{}\",name=\"deb\"", s.namespace);
     ensure!(
-        told.iter().any(|l| l.starts_with(&named) && l.contains(&own) && l.contains("mount_point=\"/\"")),
+        metrics.iter().any(|l| l.starts_with(&named) && l.contains(&own) && l.contains("mount_point=\"/\"")),
         "the guest's file systems are not in the metrics: {:?}",
-        told.iter().filter(|line| line.contains("filesystem")).collect::<Vec<_>>()
+        metrics.iter().filter(|line| line.contains("filesystem")).collect::<Vec<_>>()
     );
     Ok(())
 }
@@ -159,9 +158,9 @@ async fn node(s: &Story) -> Result<String> {
     vmi["status"]["nodeName"].as_str().map(str::to_owned).context("no node")
 }
 
-/// Commands by SSH with the key that cloud-init has put in, and files there and back.
+/// Runs commands by SSH with the key from cloud-init and copies files in both directions.
 async fn ssh(s: &Story, files: &Files) -> Result<()> {
-    // The agent may be there before cloud-init is through.
+    // The guest agent may connect before cloud-init has finished.
     let deadline = Instant::now() + Duration::from_secs(180);
     let hostname = loop {
         match output(files.ssh(s, "ssh", &["-c", "hostname", "debian@vm/deb"])).await? {
@@ -185,38 +184,38 @@ async fn ssh(s: &Story, files: &Files) -> Result<()> {
     Ok(())
 }
 
-/// The guest cannot write between freeze and thaw, and its status says so; a thaw comes by itself if nobody calls for it.
+/// Checks that the guest cannot write between freeze and thaw, the status, and the automatic thaw.
 async fn freeze(s: &Story, console: &mut Console) -> Result<()> {
     let is = |status: &'static str| {
         move |vmi: &Value| vmi["status"]["fsFreezeStatus"].as_str().unwrap_or("thawed") == status
     };
     backup_hook(s, "pre").await?;
-    s.wait("vmi", "deb", "be frozen", PATIENCE, is("frozen")).await?;
-    // What is below /run is in memory; the disk takes nothing.
+    s.wait("vmi", "deb", "be frozen", TIMEOUT, is("frozen")).await?;
+    // Only /run, which is in memory, is writable.
     console.run("{ echo text > /root/written && echo done > /run/written & } 2>/dev/null").await?;
     sleep(Duration::from_secs(3)).await;
     let (_, code) = console.run("test -e /run/written").await?;
     ensure!(code == 1, "a write went through while file systems were frozen");
     let info: Value = serde_json::from_str(&s.virt(&["guestosinfo", "deb"]).await?)?;
     ensure!(info["fsFreezeStatus"] == "frozen" && info["os"]["id"] == "debian", "guestosinfo while frozen: {info}");
-    // To freeze what is frozen changes nothing, nor does it fail.
-    s.put(MACHINE, "freeze", &json!({"unfreezeTimeout": "5m"})).await?;
+    // A repeated freeze succeeds without effect.
+    s.put(VMI, "freeze", &json!({"unfreezeTimeout": "5m"})).await?;
     backup_hook(s, "post").await?;
-    s.wait("vmi", "deb", "thaw", PATIENCE, is("thawed")).await?;
-    // So is a thaw of what is thawed.
-    s.put(MACHINE, "unfreeze", &Value::Null).await?;
+    s.wait("vmi", "deb", "thaw", TIMEOUT, is("thawed")).await?;
+    // A repeated thaw, too.
+    s.put(VMI, "unfreeze", &Value::Null).await?;
     wait_written(console).await?;
 
     let asked = Instant::now();
-    s.put(MACHINE, "freeze", &json!({"unfreezeTimeout": "5s"})).await?;
-    s.wait("vmi", "deb", "be frozen again", PATIENCE, is("frozen")).await?;
+    s.put(VMI, "freeze", &json!({"unfreezeTimeout": "5s"})).await?;
+    s.wait("vmi", "deb", "be frozen again", TIMEOUT, is("frozen")).await?;
     s.wait("vmi", "deb", "thaw by itself", Duration::from_secs(60), is("thawed")).await?;
     ensure!(asked.elapsed() >= Duration::from_secs(4), "it thawed before its time: {:?}", asked.elapsed());
     console.run("rm /run/written; echo text > /root/written && echo done > /run/written").await?;
     wait_written(console).await
 }
 
-/// Runs what a backup program runs in the pod before or after it copies its volumes.
+/// Runs the hook of a backup program in the pod.
 async fn backup_hook(s: &Story, when: &str) -> Result<()> {
     let pod = s.launcher_pod("deb").await?;
     let annotation = |name: &str| {
@@ -231,7 +230,7 @@ async fn backup_hook(s: &Story, when: &str) -> Result<()> {
 }
 
 async fn wait_written(console: &mut Console) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while console.run("test -e /run/written").await?.1 != 0 {
         ensure!(Instant::now() < deadline, "the guest cannot write after the thaw");
         sleep(Duration::from_millis(500)).await;
@@ -239,19 +238,19 @@ async fn wait_written(console: &mut Console) -> Result<()> {
     Ok(())
 }
 
-/// The guest's own system reboots: its agent goes, the machine stays.
+/// Reboots from inside the guest: the guest agent disconnects, the VMI stays.
 async fn reboot(s: &Story) -> Result<()> {
     let before = s.get("vmi", "deb").await?;
     s.virt(&["soft-reboot", "deb"]).await?;
     let gone = |vmi: &Value| !is_connected(vmi);
-    let after = s.wait("vmi", "deb", "lose its agent by the reboot", Duration::from_secs(120), gone).await?;
-    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "a reboot keeps the machine");
-    ensure!(after["status"]["phase"] == "Running", "the machine is {}", after["status"]["phase"]);
+    let after = s.wait("vmi", "deb", "disconnect its guest agent", Duration::from_secs(120), gone).await?;
+    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "a reboot must keep the VMI");
+    ensure!(after["status"]["phase"] == "Running", "the VMI is {}", after["status"]["phase"]);
     ensure!(after["status"]["fsFreezeStatus"].as_str().unwrap_or_default() != "frozen", "{}", after["status"]);
     Ok(())
 }
 
-/// A directory for the user's key and files, removed in the end.
+/// A temporary directory for the user's key and files.
 struct Files(PathBuf);
 
 impl Files {
@@ -265,7 +264,7 @@ impl Files {
         self.0.join(name)
     }
 
-    /// Makes a key and returns its public half.
+    /// Generates a key and returns its public half.
     async fn key(&self) -> Result<String> {
         let mut command = Command::new("ssh-keygen");
         command.args(["-q", "-t", "ed25519", "-N", "", "-C", "story", "-f"]).arg(self.path("key"));
@@ -274,7 +273,7 @@ impl Files {
         Ok(tokio::fs::read_to_string(self.path("key.pub")).await?.trim().to_owned())
     }
 
-    /// `kubectl virt ssh` or `scp` with the key; a new guest has a host key that nobody knows.
+    /// Runs `kubectl virt ssh` or `scp` with the key. The host key of a new guest is unknown.
     fn ssh(&self, s: &Story, program: &str, words: &[&str]) -> Command {
         let mut command = s.virt_command(&[program, "-i"]);
         command.arg(self.path("key")).arg("--known-hosts").arg(self.path("known-hosts"));
@@ -286,7 +285,7 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // Nothing of it is needed any more; what cannot be removed is a small thing in a temporary directory.
+        // Failures are ignored: the files are small and temporary.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -295,7 +294,7 @@ fn text_of(path: &Path) -> Result<&str> {
     path.to_str().context("the path is no text")
 }
 
-/// Exit code and all output of a command.
+/// Returns exit code and output of a command.
 async fn output(mut command: Command) -> Result<(Option<i32>, String)> {
     let command = command.stdin(std::process::Stdio::null()).kill_on_drop(true).output();
     let output = tokio::time::timeout(Duration::from_secs(120), command).await.context("the command did not end")??;

@@ -7,7 +7,7 @@ use ferrovirt_e2e_tests::{Console, story};
 
 use crate::manifests;
 
-/// Has a guest's packets for 127.0.0.1 go to its gateway, and takes the answers.
+/// Routes the guest's packets for 127.0.0.1 to its gateway and accepts the answers.
 const TURN: &str = "for link in all eth0; do \
         echo 1 > /proc/sys/net/ipv4/conf/$link/route_localnet; echo 0 > /proc/sys/net/ipv4/conf/$link/rp_filter; \
     done; \
@@ -22,10 +22,9 @@ fn guest_does_not_reach_the_loopback_of_its_pod() {
         let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?.to_owned();
         let mut console = s.console("box")?;
         console.login("root", "story").await?;
-        let (said, code) = console.run(TURN).await?;
-        ensure!(code == 0, "{said}");
-        // In the pod's network one listens on the loopback address, and one on all: that the guest reaches it shows that
-        // it reaches the pod at all.
+        let (message, code) = console.run(TURN).await?;
+        ensure!(code == 0, "{message}");
+        // Two listeners in the pod's network, on the loopback address and on all addresses. The second is the counter-check.
         let listen = format!(
             "for p in /proc/[0-9]*; do \
                if grep -qs {uid} $p/cgroup && [ \"$(cat $p/comm)\" = virt-launcher ]; then pid=${{p#/proc/}}; fi; \
@@ -42,7 +41,7 @@ fn guest_does_not_reach_the_loopback_of_its_pod() {
     });
 }
 
-/// Returns if the guest reaches the listener on all addresses, and while that listens the one on the loopback address.
+/// Returns whether the guest reaches the listener on all addresses, and that on the loopback address meanwhile.
 async fn attempts(console: &mut Console) -> Result<(bool, bool)> {
     let mut answers = async |address: &str| {
         let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 2 {address}");

@@ -1,16 +1,16 @@
-//! File systems that never answer, mounted where virt-handler looks into launcher pods.
+//! Hanging file systems in launcher pods where virt-handler reads.
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Node, PATIENCE, Story, story_alone};
+use ferrovirt_e2e_tests::{Node, Story, TIMEOUT, story_alone};
 use tokio::time::{Duration, Instant, sleep};
 
 use crate::{manifests, virt_handlers};
 
-/// VMs whose pods hang: as many as virt-handler has threads for its tasks.
+/// Number of VMs with hanging pods: the number of virt-handler's threads.
 const HANGING: [&str; 2] = ["first", "second"];
 
 #[test]
-fn pods_that_hang_make_only_their_own_vmis_wait() {
+fn hanging_pods_delay_only_their_own_vmis() {
     story_alone("hanging", async |s| {
         for name in HANGING {
             s.apply(&manifests::kernel_vmi(name)).await?;
@@ -22,10 +22,10 @@ fn pods_that_hang_make_only_their_own_vmis_wait() {
             pods.push(pod["metadata"]["uid"].as_str().context("pod without uid")?.to_owned());
         }
         let node = s.enter_node().await?;
-        let told = while_pods_hang(s, &node, &pods).await;
-        // Whatever came of it: with the pod goes what holds the file systems, and they hang no longer.
+        let result = while_pods_hang(s, &node, &pods).await;
+        // Removing the pod ends the hanging mounts, also after a failure.
         let left = node.leave().await;
-        told?;
+        result?;
         left?;
         Ok(())
     });
@@ -33,7 +33,7 @@ fn pods_that_hang_make_only_their_own_vmis_wait() {
 
 async fn while_pods_hang(s: &Story, node: &Node, pods: &[String]) -> Result<()> {
     mount(node, pods).await?;
-    // A new virt-handler gives all launchers their devices.
+    // A new virt-handler prepares the devices of all launchers.
     virt_handlers::replace(s).await?;
     let restarts = virt_handlers::restarts(s).await?;
     for name in HANGING {
@@ -47,7 +47,7 @@ async fn while_pods_hang(s: &Story, node: &Node, pods: &[String]) -> Result<()> 
     ensure!(answer.trim() == "42", "the console does not answer: {answer:?}");
     console.leave().await?;
     virt_handlers::serves(s, "third").await?;
-    // Not even now do the others go on.
+    // The hanging VMIs are still not managed.
     for name in HANGING {
         virt_handlers::refuse(s, name, "fuse").await?;
     }
@@ -61,7 +61,7 @@ async fn while_pods_hang(s: &Story, node: &Node, pods: &[String]) -> Result<()> 
     Ok(())
 }
 
-/// Lets `/dev` of launchers' containers hang.
+/// Mounts a hanging file system on `/dev` of the launchers' containers.
 async fn mount(node: &Node, pods: &[String]) -> Result<()> {
     let script = format!(
         "set -e; pids=; \
@@ -74,13 +74,13 @@ async fn mount(node: &Node, pods: &[String]) -> Result<()> {
         pods.join(" ")
     );
     node.run(&script).await?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        let said = node.run("cat /tmp/mounted").await?;
-        if said.lines().filter(|line| line.starts_with("mounted")).count() == pods.len() {
+        let message = node.run("cat /tmp/mounted").await?;
+        if message.lines().filter(|line| line.starts_with("mounted")).count() == pods.len() {
             return Ok(());
         }
-        ensure!(Instant::now() < deadline && !said.contains("Error"), "the file systems are not mounted: {said}");
+        ensure!(Instant::now() < deadline && !message.contains("Error"), "the file systems are not mounted: {message}");
         sleep(Duration::from_millis(250)).await;
     }
 }

@@ -1,10 +1,9 @@
-//! Devices of the host, and VSOCK, which takes one. The nodes of a test cluster have none that could be given away, so the
-//! story ends with the scheduler, which waits for a node that has.
+//! Host devices, and VSOCK, which is one. Nodes of the test cluster have none, so the pod stays unschedulable.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{PATIENCE, Story, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story_alone};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -12,21 +11,24 @@ use tokio::time::{Instant, sleep};
 use crate::manifests;
 
 #[test]
-fn a_machine_waits_for_a_device_that_is_permitted() {
+fn vmi_waits_for_a_permitted_device() {
     story_alone("hostdev", async |s| {
         let card = json!({"pciVendorSelector": "1AF4:FFFF", "resourceName": "ferrovirt.test/card"});
         let stick =
             json!({"resourceName": "ferrovirt.test/stick", "selectors": [{"vendor": "46f4", "product": "ffff"}]});
-        let said = s.refused(&talker()).await?;
-        ensure!(said.contains("VSOCK feature gate is not enabled"), "VSOCK is refused without naming its gate: {said}");
+        let message = s.refused(&talker()).await?;
+        ensure!(
+            message.contains("VSOCK feature gate is not enabled"),
+            "VSOCK is refused without naming its gate: {message}"
+        );
         configure(s, &json!(["HostDevices", "VSOCK"]), &json!({"pciHostDevices": [card], "usb": [stick]})).await?;
-        let told = async {
+        let result = async {
             wait_for_device(s).await?;
             wait_for_vsock(s).await
         }
         .await;
         configure(s, &Value::Null, &Value::Null).await?;
-        told
+        result
     });
 }
 
@@ -39,7 +41,7 @@ async fn configure(s: &Story, gates: &Value, permitted: &Value) -> Result<()> {
     Ok(())
 }
 
-fn machine(name: &str, resource: &str) -> String {
+fn vmi_with_device(name: &str, resource: &str) -> String {
     let devices = format!("devices: {{hostDevices: [{{name: card, deviceName: {resource}}}]}}");
     manifests::kernel_vm(name, "Always").replace("devices: {}", &devices)
 }
@@ -48,34 +50,37 @@ fn talker() -> String {
     manifests::kernel_vm("talker", "Always").replace("devices: {}", "devices: {autoattachVSOCK: true}")
 }
 
-/// Makes a machine that the new configuration permits.
-async fn make(s: &Story, machine: &str) -> Result<()> {
-    // Each virt-api hears of the configuration a moment after its administrator.
-    let deadline = Instant::now() + PATIENCE;
-    while let Err(error) = s.apply(machine).await {
-        ensure!(Instant::now() < deadline, "a machine with a permitted device is refused: {error:#}");
+/// Creates a VMI that the new configuration permits.
+async fn make(s: &Story, vmi: &str) -> Result<()> {
+    // virt-api sees the new configuration with a delay.
+    let deadline = Instant::now() + TIMEOUT;
+    while let Err(error) = s.apply(vmi).await {
+        ensure!(Instant::now() < deadline, "a VMI with a permitted device is refused: {error:#}");
         sleep(Duration::from_millis(250)).await;
     }
     Ok(())
 }
 
 async fn wait_for_device(s: &Story) -> Result<()> {
-    make(s, &machine("box", "ferrovirt.test/card")).await?;
-    let deadline = Instant::now() + PATIENCE;
+    make(s, &vmi_with_device("box", "ferrovirt.test/card")).await?;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        let said = s.refused(&machine("other", "ferrovirt.test/unknown")).await?;
-        if said.contains("spec.template.spec.domain.devices.hostDevices[0].deviceName") {
+        let message = s.refused(&vmi_with_device("other", "ferrovirt.test/unknown")).await?;
+        if message.contains("spec.template.spec.domain.devices.hostDevices[0].deviceName") {
             break;
         }
-        ensure!(Instant::now() < deadline, "a device that is not permitted is refused without naming it: {said}");
+        ensure!(Instant::now() < deadline, "a device that is not permitted is refused without naming it: {message}");
         sleep(Duration::from_millis(250)).await;
     }
     let minute = Duration::from_secs(60);
     let unschedulable = |vm: &Value| vm["status"]["printableStatus"] == "ErrorUnschedulable";
     s.wait("vm", "box", "wait for a node with its device", minute, unschedulable).await?;
     let pod = s.launcher_pod("box").await?;
-    let said = pod["status"]["conditions"].to_string();
-    ensure!(said.contains("Insufficient ferrovirt.test/card"), "the scheduler does not say what is missing: {said}");
+    let message = pod["status"]["conditions"].to_string();
+    ensure!(
+        message.contains("Insufficient ferrovirt.test/card"),
+        "the scheduler does not say what is missing: {message}"
+    );
     s.delete("vm", "box").await?;
     s.wait_gone("vmi", "box", minute).await
 }
@@ -83,16 +88,16 @@ async fn wait_for_device(s: &Story) -> Result<()> {
 async fn wait_for_vsock(s: &Story) -> Result<()> {
     make(s, &talker()).await?;
     let minute = Duration::from_secs(60);
-    // Clusters of others may have what those of tests have not.
+    // Other clusters may have such a device.
     let settled = |vm: &Value| vm["status"]["printableStatus"] == "ErrorUnschedulable" || vm["status"]["ready"] == true;
     s.wait("vm", "talker", "wait for a node with VSOCK, or run on one", minute, settled).await?;
     let cid = s.get("vmi", "talker").await?["status"]["VSOCKCID"].clone();
-    ensure!(cid.as_u64().is_some_and(|cid| cid >= 3), "the machine has no context id of a guest: {cid}");
+    ensure!(cid.as_u64().is_some_and(|cid| cid >= 3), "the VMI has no CID of a guest: {cid}");
     let pod = s.launcher_pod("talker").await?;
     if pod["spec"]["nodeName"].is_null() {
-        let said = pod["status"]["conditions"].to_string();
+        let message = pod["status"]["conditions"].to_string();
         let missing = "Insufficient devices.kubevirt.io/vhost-vsock";
-        ensure!(said.contains(missing), "the scheduler does not say what is missing: {said}");
+        ensure!(message.contains(missing), "the scheduler does not say what is missing: {message}");
     }
     s.delete("vm", "talker").await?;
     s.wait_gone("vmi", "talker", minute).await

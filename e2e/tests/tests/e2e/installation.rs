@@ -1,9 +1,9 @@
-//! Helm and the installation.
+//! Helm, configuration and upgrades of the installation.
 
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{PATIENCE, Story, kubeconfig, registry, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, registry, story_alone};
 use http::Request;
 use kube::{
     ResourceExt,
@@ -15,14 +15,14 @@ use tokio::{process::Command, time::Instant};
 use crate::manifests;
 
 #[test]
-fn uninstalling_is_refused_under_a_running_machine_and_tells_the_way_back() {
+fn uninstalling_is_refused_while_a_vmi_runs_with_a_command_to_continue() {
     story_alone("uninstall", async |s| {
         s.apply(&manifests::kernel_vmi("busy")).await?;
         let before = s.wait_running("busy").await?;
 
         let refusal = helm(&["uninstall", "ferrovirt", "-n", "kubevirt"]).await;
         let keep = refused(s, refusal).await;
-        // Whatever the refusal says, later stories need the installation.
+        // Later stories need the installation, also after a failure.
         let back = helm(&["rollback", "ferrovirt", &revision().await?, "-n", "kubevirt"]).await?;
         ensure!(back.0, "helm rollback: {}", back.1);
         let (keep, revision) = (keep?, revision().await?);
@@ -31,22 +31,22 @@ fn uninstalling_is_refused_under_a_running_machine_and_tells_the_way_back() {
         ensure!(status.contains("STATUS: deployed"), "revision {revision} is not deployed: {status}");
 
         let after = s.get("vmi", "busy").await?;
-        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the machine is another one");
-        ensure!(after["status"]["phase"] == "Running", "the machine is {}", after["status"]["phase"]);
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the VMI was recreated");
+        ensure!(after["status"]["phase"] == "Running", "the VMI is {}", after["status"]["phase"]);
         Ok(())
     });
 }
 
-/// The command that the refusal offers.
+/// Checks the command in the refusal.
 async fn refused(s: &Story, refusal: Result<(bool, String)>) -> Result<String> {
-    let (uninstalled, said) = refusal?;
-    ensure!(!uninstalled, "uninstalled under a running machine: {said}");
-    ensure!(said.contains(&format!("{}/busy", s.namespace)), "the machine is not named: {said}");
-    let keep = said.split("To keep the installation").nth(1).and_then(|rest| rest.split('`').nth(1));
-    Ok(keep.with_context(|| format!("no way back in: {said}"))?.to_owned())
+    let (uninstalled, output) = refusal?;
+    ensure!(!uninstalled, "uninstalled under a running VMI: {output}");
+    ensure!(output.contains(&format!("{}/busy", s.namespace)), "the VMI is not named: {output}");
+    let keep = output.split("To keep the installation").nth(1).and_then(|rest| rest.split('`').nth(1));
+    Ok(keep.with_context(|| format!("no way back in: {output}"))?.to_owned())
 }
 
-/// The newest revision of the release.
+/// Returns the newest revision of the release.
 async fn revision() -> Result<String> {
     let (_, history) = helm(&["history", "ferrovirt", "-n", "kubevirt", "-o", "json"]).await?;
     let history: serde_json::Value = serde_json::from_str(history.trim()).context("helm history is not JSON")?;
@@ -54,7 +54,7 @@ async fn revision() -> Result<String> {
     Ok(newest.context("no revision")?.to_string())
 }
 
-/// Whether Helm succeeded, and what it printed.
+/// Runs Helm and returns success and output.
 async fn helm(arguments: &[&str]) -> Result<(bool, String)> {
     let mut command = Command::new("helm");
     command.args(arguments).env("KUBECONFIG", kubeconfig()).stdin(Stdio::null()).kill_on_drop(true);
@@ -64,7 +64,7 @@ async fn helm(arguments: &[&str]) -> Result<(bool, String)> {
 }
 
 #[test]
-fn configuration_is_followed_by_processes_and_roles_and_the_status_tells_what_is_missing() {
+fn components_and_roles_follow_the_configuration_and_the_status_reports_what_is_missing() {
     story_alone("configuration", async |s| {
         let before = installation(s).await?;
         let period = before["spec"]["configuration"]["memBalloonStatsPeriod"].clone();
@@ -77,7 +77,7 @@ fn configuration_is_followed_by_processes_and_roles_and_the_status_tells_what_is
         let devices = json!({"mediatedDevicesConfiguration": {"mediatedDeviceTypes": ["nvidia-222"]}});
         let patch = Patch::Merge(json!({"spec": {"configuration": devices}}));
         let trial = s.installation_api("KubeVirt").patch("kubevirt", &PatchParams::default().dry_run(), &patch).await;
-        let refusal = trial.err().context("a configuration that nobody carries out is taken")?.to_string();
+        let refusal = trial.err().context("an unsupported configuration is accepted")?.to_string();
         ensure!(refusal.contains("mediatedDevicesConfiguration is not supported yet"), "{refusal}");
 
         let deployments = s.installation_api("Deployment");
@@ -91,7 +91,7 @@ fn configuration_is_followed_by_processes_and_roles_and_the_status_tells_what_is
         let missed = settled(s, "False", "True").await;
         scale(&replicas).await?;
         let missed = missed?;
-        // The controller sees the pods go, the API services, or both.
+        // The controller notices the missing pods, the API services, or both.
         let why = message(&missed, "Available");
         ensure!(why.contains("virt-api") || why.contains("API services"), "{}", missed["status"]);
         ensure!(missed["status"]["phase"] == "Deployed", "phase {}", missed["status"]["phase"]);
@@ -101,12 +101,12 @@ fn configuration_is_followed_by_processes_and_roles_and_the_status_tells_what_is
 }
 
 #[test]
-fn machine_of_a_former_launcher_is_told_and_evicted_where_the_installation_says_so() {
+fn vmi_with_an_outdated_launcher_is_labelled_and_evicted_if_configured() {
     story_alone("former", async |s| {
-        // All machines would be of a former launcher.
-        let machines = s.cluster_api("vmi").list(&ListParams::default()).await?;
-        if !machines.items.is_empty() {
-            println!("not told: it would evict machines of others");
+        // The new launcher makes all VMIs outdated.
+        let vmis = s.cluster_api("vmi").list(&ListParams::default()).await?;
+        if !vmis.items.is_empty() {
+            println!("skipped: it would evict other VMIs");
             return Ok(());
         }
         s.apply(&manifests::kernel_vm("box", "Manual")).await?;
@@ -120,11 +120,11 @@ fn machine_of_a_former_launcher_is_told_and_evicted_where_the_installation_says_
 
         let strategy = installation(s).await?["spec"]["workloadUpdateStrategy"].clone();
         let image = before["status"]["launcherContainerImageVersion"].as_str().context("no image in the status")?;
-        let told = replace_launcher(s).await;
-        // Whatever came of it, later stories need a launcher that there is.
+        let result = replace_launcher(s).await;
+        // Later stories need an existing launcher image, also after a failure.
         launch_with(s, image).await?;
         set_update(s, &strategy).await?;
-        told?;
+        result?;
 
         s.virt(&["start", "box"]).await?;
         let after = s.wait_running("box").await?;
@@ -135,32 +135,32 @@ fn machine_of_a_former_launcher_is_told_and_evicted_where_the_installation_says_
     });
 }
 
-/// The label of a machine whose launcher is not the installation's.
+/// Label of a VMI with an outdated launcher.
 const OUTDATED: &str = "kubevirt.io/outdatedLauncherImage";
 
-/// Gives the installation another launcher, as an upgrade does: the machine stays until the strategy is to evict.
+/// Sets another launcher image, as an upgrade does. The VMI runs until the strategy is to evict.
 async fn replace_launcher(s: &Story) -> Result<()> {
     set_update(s, &json!({"workloadUpdateMethods": []})).await?;
     launch_with(s, &format!("{}/virt-launcher:next", registry())).await?;
     let outdated = |vmi: &Value| vmi["metadata"]["labels"][OUTDATED] == "";
-    s.wait("vmi", "box", "be outdated", PATIENCE, outdated).await?;
+    s.wait("vmi", "box", "be outdated", TIMEOUT, outdated).await?;
     let counted = async || Ok::<_, anyhow::Error>(installation(s).await?["status"][COUNT].clone());
     let started = Instant::now();
     while counted().await? != 1 {
-        ensure!(started.elapsed() < PATIENCE, "{} machines are counted as outdated", counted().await?);
+        ensure!(started.elapsed() < TIMEOUT, "{} VMIs are counted as outdated", counted().await?);
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
     let phase = s.get("vmi", "box").await?["status"]["phase"].clone();
-    ensure!(phase == "Running", "the machine is {phase}, and nobody was to evict it");
+    ensure!(phase == "Running", "the VMI is {phase}, and must not be evicted");
 
     set_update(s, &json!({"workloadUpdateMethods": ["Evict"], "batchEvictionInterval": "1s"})).await?;
-    let said = s.wait_event("box", "SuccessfulEvict", PATIENCE).await?;
-    ensure!(said.contains("as part of automated workload update"), "the eviction is told as {said:?}");
-    s.wait("vm", "box", "be Stopped", PATIENCE, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
+    let output = s.wait_event("box", "SuccessfulEvict", TIMEOUT).await?;
+    ensure!(output.contains("as part of automated workload update"), "the message of the eviction is {output:?}");
+    s.wait("vm", "box", "be Stopped", TIMEOUT, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
     Ok(())
 }
 
-/// Has virt-controller make launcher pods of this image, and waits until nobody makes others.
+/// Sets the launcher image of virt-controller and waits until all replicas use it.
 async fn launch_with(s: &Story, image: &str) -> Result<()> {
     let deployments = s.installation_api("Deployment");
     let deployment = deployments.get("virt-controller").await?;
@@ -183,16 +183,16 @@ async fn launch_with(s: &Story, image: &str) -> Result<()> {
         if changed && !pods.items.is_empty() {
             return Ok(());
         }
-        ensure!(started.elapsed() < PATIENCE, "virt-controller was not replaced");
+        ensure!(started.elapsed() < TIMEOUT, "virt-controller was not replaced");
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
 }
 
-/// Where the installation counts such machines.
+/// JSON pointer to the number of outdated VMIs in the status of the installation.
 const COUNT: &str = "outdatedVirtualMachineInstanceWorkloads";
 
 async fn set_update(s: &Story, strategy: &Value) -> Result<()> {
-    // First none at all: a merge would keep what the new one does not name.
+    // Removed first, since a merge keeps fields that the new strategy lacks.
     for strategy in [&Value::Null, strategy] {
         let patch = Patch::Merge(json!({"spec": {"workloadUpdateStrategy": strategy}}));
         let installation = s.installation_api("KubeVirt");
@@ -205,14 +205,14 @@ async fn installation(s: &Story) -> Result<Value> {
     Ok(serde_json::to_value(s.installation_api("KubeVirt").get("kubevirt").await?)?)
 }
 
-/// Changes a setting that disturbs nobody; the version of the object that says so.
+/// Changes a harmless setting and returns the new resource version.
 async fn set_period(s: &Story, period: &Value) -> Result<u64> {
     let patch = Patch::Merge(json!({"spec": {"configuration": {"memBalloonStatsPeriod": period}}}));
     let object = s.installation_api("KubeVirt").patch("kubevirt", &PatchParams::default(), &patch).await?;
     Ok(object.resource_version().context("no version")?.parse()?)
 }
 
-/// Changes the configuration and waits until each process has it in force.
+/// Changes the configuration and waits until it is in effect in each component.
 async fn followed(s: &Story, period: &Value) -> Result<()> {
     let pods = s.installation_api("Pod");
     let mut processes = vec![];
@@ -237,8 +237,8 @@ async fn followed(s: &Story, period: &Value) -> Result<()> {
                 println!("{process} has the configuration after at most {} ms", changed.elapsed().as_millis());
                 break;
             }
-            // Two seconds are what is promised; what it took is printed.
-            ensure!(changed.elapsed() < PATIENCE, "{process} has {in_force}, not {version}");
+            // The documented limit is two seconds.
+            ensure!(changed.elapsed() < TIMEOUT, "{process} has {in_force}, not {version}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -248,19 +248,19 @@ async fn followed(s: &Story, period: &Value) -> Result<()> {
             println!("its generation is observed after at most {} ms", changed.elapsed().as_millis());
             return Ok(());
         }
-        ensure!(changed.elapsed() < PATIENCE, "the generation is not observed: {}", object["status"]);
+        ensure!(changed.elapsed() < TIMEOUT, "the generation is not observed: {}", object["status"]);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Takes the roles for users out of those that each cluster has, and puts them back as they were.
+/// Removes the roles for users from the aggregated roles of the cluster, and adds them again.
 async fn roles_follow_the_strategy(s: &Story) -> Result<()> {
     let before = installation(s).await?["spec"]["configuration"]["roleAggregationStrategy"].clone();
     let apart = match set_strategy(s, &json!("Manual")).await {
         Ok(()) => aggregated(s, "false").await,
         failed => failed,
     };
-    // Whatever came of it, users need their rights again.
+    // Users need their rights, also after a failure.
     let restored = set_strategy(s, &before).await;
     apart.and(restored)?;
     aggregated(s, if before == "Manual" { "false" } else { "true" }).await
@@ -272,7 +272,7 @@ async fn set_strategy(s: &Story, strategy: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the label of each role says whether it is part of the cluster's own.
+/// Waits until each role has or lacks the aggregation label.
 async fn aggregated(s: &Story, wanted: &str) -> Result<()> {
     let roles = s.cluster_api("ClusterRole");
     let started = Instant::now();
@@ -285,14 +285,14 @@ async fn aggregated(s: &Story, wanted: &str) -> Result<()> {
             if known == Some(wanted) {
                 break;
             }
-            ensure!(started.elapsed() < PATIENCE, "{name} has {label} {known:?}, not {wanted}");
+            ensure!(started.elapsed() < TIMEOUT, "{name} has {label} {known:?}, not {wanted}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
     Ok(())
 }
 
-/// The installation, as soon as its conditions Available and Degraded are so.
+/// Waits until the conditions Available and Degraded have these values and returns the installation.
 async fn settled(s: &Story, available: &str, degraded: &str) -> Result<Value> {
     let started = Instant::now();
     loop {

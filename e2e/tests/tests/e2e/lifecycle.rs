@@ -10,7 +10,7 @@ use crate::manifests;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What libvirt answers to a command about a machine, asked as administrators do who look into its pod.
+/// Returns libvirt's answer to a command about the domain, from virsh in the pod.
 async fn in_libvirt(s: &Story, vmi: &str, command: &str) -> Result<String> {
     let uri = "qemu+unix:///session?socket=/var/run/libvirt/virtqemud-sock";
     let pod = s.launcher_pod(vmi).await?;
@@ -27,13 +27,13 @@ fn user_starts_stops_and_restarts_a_vm() {
     story("lifecycle", async |s| {
         s.apply(&manifests::vm("box", "Halted")).await?;
         s.wait("vm", "box", "be Stopped", MINUTE, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
-        ensure!(s.get("vmi", "box").await.is_err(), "a halted machine has no instance");
+        ensure!(s.get("vmi", "box").await.is_err(), "a halted VM has no VMI");
 
-        let said = s.virt(&["start", "box"]).await?;
-        ensure!(said.contains("VM box was scheduled to start"), "{said}");
+        let message = s.virt(&["start", "box"]).await?;
+        ensure!(message.contains("VM box was scheduled to start"), "{message}");
         let first = s.wait_running("box").await?;
-        let again = s.virt(&["start", "box"]).await.err().map(|e| e.to_string()).unwrap_or_default();
-        ensure!(again.contains("VM is already running"), "a second start says so, not {again:?}");
+        let refused = s.virt(&["start", "box"]).await.err().map(|e| e.to_string()).unwrap_or_default();
+        ensure!(refused.contains("VM is already running"), "a second start says so, not {refused:?}");
 
         s.virt(&["restart", "box"]).await?;
         let uid = first["metadata"]["uid"].clone();
@@ -52,7 +52,7 @@ fn user_starts_stops_and_restarts_a_vm() {
 }
 
 #[test]
-fn paused_machine_stands_still_and_goes_on() {
+fn paused_guest_stops_and_resumes() {
     story("pause", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
         s.wait_running("box").await?;
@@ -63,8 +63,8 @@ fn paused_machine_stands_still_and_goes_on() {
         let paused = |vmi: &Value| condition(vmi, "Paused").is_some_and(|c| c["reason"] == "PausedByUser");
         s.wait("vmi", "box", "be Paused", MINUTE, paused).await?;
         s.wait("vm", "box", "show Paused", MINUTE, |vm| vm["status"]["printableStatus"] == "Paused").await?;
-        let again = s.virt(&["pause", "vm", "box"]).await.err().map(|e| e.to_string()).unwrap_or_default();
-        ensure!(again.contains("already paused"), "{again:?}");
+        let refused = s.virt(&["pause", "vm", "box"]).await.err().map(|e| e.to_string()).unwrap_or_default();
+        ensure!(refused.contains("already paused"), "{refused:?}");
         console.send("echo still-$((40+2))\n").await?;
         ensure!(console.expect("still-42", Duration::from_secs(3)).await.is_err(), "a paused guest answers");
         let state = in_libvirt(s, "box", "domstate").await?;
@@ -98,16 +98,16 @@ fn deleted_vm_is_shut_down_by_acpi_and_leaves_nothing_on_its_node() {
         console.login("root", "story").await?;
 
         s.delete("vm", "box").await?;
-        // Only a guest that was asked says good-bye.
+        // Only a guest that shuts down prints this.
         console.expect("Power down", MINUTE).await?;
         console.wait_end(Duration::from_secs(30)).await?;
         s.wait_gone("vm", "box", MINUTE).await?;
         s.wait_gone("vmi", "box", MINUTE).await?;
         s.wait_gone("Pod", &pod_name, MINUTE).await?;
-        let said = s.wait_event("box", "Deleted", Duration::from_secs(10)).await?;
-        ensure!(said == "Signaled Deletion", "{said}");
+        let message = s.wait_event("box", "Deleted", Duration::from_secs(10)).await?;
+        ensure!(message == "Signaled Deletion", "{message}");
 
-        // kubelet removes a pod's directory in its own time, a little after the pod.
+        // kubelet removes a pod's directory after the pod.
         let search = format!(
             "for i in $(seq 30); do \
                left=$(find /host/var/lib/kubelet/pods /host/var/run/kubevirt /host/var/run/kubevirt-private -maxdepth 6 \
@@ -139,7 +139,7 @@ fn powered_off_guest_of_run_strategy_manual_stays_off() {
 }
 
 #[test]
-fn powered_off_guest_of_run_strategy_always_comes_back() {
+fn powered_off_guest_of_run_strategy_always_is_restarted() {
     story("always", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
         let first = s.wait_running("box").await?;

@@ -2,7 +2,7 @@
 //!
 //! `make e2e` runs them against the test cluster, or against the cluster of `KUBECONFIG`.
 
-#![allow(missing_docs, reason = "tests say what they are by their names")]
+#![allow(missing_docs, reason = "names of tests describe them")]
 
 mod access;
 mod actions;

@@ -1,7 +1,7 @@
-//! Manifests the stories share.
+//! Manifests that stories share.
 
-/// A machine from the tiny container disk, with a name for its guest and a known password.
-pub fn vm(name: &str, run_strategy: &str) -> String {
+/// Returns a VM from the tiny container disk with a host name and a known password.
+pub(crate) fn vm(name: &str, run_strategy: &str) -> String {
     format!(
         "
 apiVersion: kubevirt.io/v1
@@ -31,8 +31,8 @@ spec:
     )
 }
 
-/// A machine like that of [`vm`], but for its guest's address: that of its pod is translated to one of the guest's own.
-pub fn masqueraded(name: &str, run_strategy: &str) -> String {
+/// Returns the VM of [`vm`] with masquerade binding.
+pub(crate) fn masqueraded(name: &str, run_strategy: &str) -> String {
     vm(name, run_strategy).replace(
         "      volumes:\n",
         "          interfaces:
@@ -44,16 +44,20 @@ pub fn masqueraded(name: &str, run_strategy: &str) -> String {
     )
 }
 
-/// A machine from the Debian container disk: systemd, cloud-init, the guest agent and an SSH server that knows the key.
-pub fn debian(name: &str, key: &str) -> String {
+/// Returns a VM from the Debian container disk with systemd, cloud-init, guest agent and an SSH server that accepts the key.
+pub(crate) fn debian(name: &str, key: &str) -> String {
     vm(name, "Always")
         .replace("guests/tiny:devel", "guests/debian:devel")
         .replace("guest: 128Mi", "guest: 512Mi")
         .replace("            password: story\n", &format!("            ssh_authorized_keys: ['{key}']\n"))
 }
 
-/// A VM booted from a kernel image, without disks: the fastest to come up.
-pub fn kernel_vm(name: &str, run_strategy: &str) -> String {
+/// Kernel arguments that save boot time under emulation.
+const SAVING_ARGUMENTS: &str = include_str!("../../../guests/tiny/kernel-arguments").trim_ascii_end();
+
+/// Returns a VM that boots a kernel image without disks, which is fastest.
+pub(crate) fn kernel_vm(name: &str, run_strategy: &str) -> String {
+    let arguments = SAVING_ARGUMENTS;
     format!(
         "
 apiVersion: kubevirt.io/v1
@@ -69,7 +73,7 @@ spec:
         memory: {{guest: 128Mi}}
         firmware:
           kernelBoot:
-            kernelArgs: console=ttyS0
+            kernelArgs: console=ttyS0 {arguments}
             container:
               image: ferrovirt.io/guests/tiny-kernel:devel
               imagePullPolicy: IfNotPresent
@@ -80,8 +84,9 @@ spec:
     )
 }
 
-/// A machine instance of its own, booted from a kernel image: the fastest to come up.
-pub fn kernel_vmi(name: &str) -> String {
+/// Returns a VMI that boots a kernel image without disks, which is fastest.
+pub(crate) fn kernel_vmi(name: &str) -> String {
+    let arguments = SAVING_ARGUMENTS;
     format!(
         "
 apiVersion: kubevirt.io/v1
@@ -93,7 +98,7 @@ spec:
     memory: {{guest: 128Mi}}
     firmware:
       kernelBoot:
-        kernelArgs: console=ttyS0 quiet
+        kernelArgs: console=ttyS0 quiet {arguments}
         container:
           image: ferrovirt.io/guests/tiny-kernel:devel
           imagePullPolicy: IfNotPresent

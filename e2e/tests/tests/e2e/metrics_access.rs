@@ -1,4 +1,4 @@
-//! Access to the metrics of the processes.
+//! Access to the metrics of the components.
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, story};
@@ -6,7 +6,7 @@ use http::Method;
 use serde_json::Value;
 
 #[test]
-fn metrics_are_for_accounts_that_may_read_them() {
+fn only_authorized_accounts_read_metrics() {
     story("metrics-access", async |s| {
         let (reader, stranger) = (s.metrics_token().await?, s.token("default").await?);
         for component in ["virt-api", "virt-controller", "virt-handler"] {
@@ -18,7 +18,8 @@ fn metrics_are_for_accounts_that_may_read_them() {
 
 async fn asked(s: &Story, component: &str, reader: &str, stranger: &str) -> Result<()> {
     let pod = s.pods_of(component).await?.into_iter().next().context("no pod")?;
-    let code = async |path: &str, token: Option<&str>| anyhow::Ok(s.ask_process(&pod, path, token).await?.status);
+    let code =
+        async |path: &str, token: Option<&str>| anyhow::Ok(s.get_from_component(&pod, path, token).await?.status);
     for path in ["/healthz", "/livez", "/readyz"] {
         let status = code(path, None).await?;
         ensure!(status == 200, "{path}: {status}");
@@ -28,13 +29,13 @@ async fn asked(s: &Story, component: &str, reader: &str, stranger: &str) -> Resu
     let lines = s.metrics(component).await?;
     ensure!(lines.iter().any(|line| line.starts_with("process_resident_memory_bytes ")), "no metrics");
 
-    // kube-apiserver keeps the user's own credentials to itself.
+    // kube-apiserver does not forward the user's credentials.
     let name = pod.metadata.name.clone().unwrap_or_default();
     let proxied = format!("/api/v1/namespaces/kubevirt/pods/https:{name}:8443/proxy/metrics");
     let answer = s.call(&Method::GET, &proxied, &Value::Null).await?;
-    ensure!(answer.code == 401, "through the API server: {} {}", answer.code, answer.said());
+    ensure!(answer.code == 401, "through the API server: {} {}", answer.code, answer.message());
 
-    // The refusals, and then far more tokens than are reviewed: whoever may read reads on.
+    // Many unknown tokens, more than are reviewed, do not affect an authorized reader.
     let status = code("/metrics", Some(stranger)).await?;
     ensure!([403, 429].contains(&status), "an account without the right: {status}");
     let mut refused = 0;

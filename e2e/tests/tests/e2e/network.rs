@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, PATIENCE, Story, story};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story};
 
 use crate::manifests;
 
 #[test]
 fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
     story("network", async |s| {
-        // One behind the address of its pod, the other, which asks for nothing, in the place of its pod.
+        // One with masquerade, the other with the default binding.
         s.apply(&manifests::masqueraded("web", "Always")).await?;
-        // Messages of its kernel would stand between the words of its console.
+        // Kernel messages would interrupt the output of the console.
         let plain = manifests::kernel_vm("plain", "Always").replace("console=ttyS0", "console=ttyS0 quiet");
         s.apply(&plain).await?;
         for name in ["web", "plain"] {
@@ -38,7 +38,7 @@ fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
             let pod = s.launcher_pod(name).await?;
             let address = pod["status"]["podIP"].as_str().context("pod without address")?;
             let shown = &vmi["status"]["interfaces"][0];
-            ensure!(shown["ipAddress"] == address, "the machine does not have its pod's address {address}: {shown}");
+            ensure!(shown["ipAddress"] == address, "the VMI does not have its pod's address {address}: {shown}");
             let asked = &vmi["spec"]["domain"]["devices"]["interfaces"][0];
             let own = if asked["masquerade"].is_object() { "10.0.2.2" } else { address };
             ensure!(asked["bridge"].is_object() == (name == "plain"), "the binding of {name} is {asked}");
@@ -49,33 +49,33 @@ fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
             let page = format!("mkdir -p /www && echo {name}-works > /www/index.html && httpd -p 8080 -h /www");
             console.run(&page).await?;
             console.leave().await?;
-            let said = visited(s, name).await.with_context(|| name.to_owned())?;
-            ensure!(said.trim() == format!("{name}-works"), "{said:?}");
+            let message = visited(s, name).await.with_context(|| name.to_owned())?;
+            ensure!(message.trim() == format!("{name}-works"), "{message:?}");
         }
         Ok(())
     });
 }
 
-/// The guest was given its address by DHCP, reaches services and nodes, and resolves the cluster's names.
+/// Checks that the guest has its address by DHCP, reaches services and nodes, and resolves cluster names.
 async fn reaches_the_cluster(console: &mut Console, own: &str, api_server: &str, node: &str) -> Result<()> {
     let wait = "for look in $(seq 100); do ip -4 -o addr show dev eth0 | grep inet && break; usleep 300000; done";
     let (address, _) = console.run(wait).await?;
     ensure!(address.contains(&format!("inet {own}/")), "the guest has {address:?}, not {own}");
-    // A server that expects TLS tells a client that talks plainly so: an answer from the server itself.
+    // A TLS server answers a plain request with an error, which proves the connection.
     for (what, address, port) in [("the API server's service address", api_server, 443), ("its node", node, 10250)] {
         let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 {address} {port}");
-        let (said, _) = console.run(&ask).await?;
-        ensure!(said.contains("HTTPS server"), "the guest does not reach {what}: {said:?}");
+        let (message, _) = console.run(&ask).await?;
+        ensure!(message.contains("HTTPS server"), "the guest does not reach {what}: {message:?}");
     }
     let (names, code) = console.run("nslookup kubernetes.default.svc.cluster.local").await?;
     ensure!(code == 0 && names.contains(api_server), "the guest does not resolve cluster names: {names}");
     Ok(())
 }
 
-/// The page that a pod gets through the Service of that name.
+/// Returns the page that a pod gets through the Service.
 async fn visited(s: &Story, service: &str) -> Result<String> {
     let url = format!("http://{service}/");
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         match s.exec("visitor", &["wget", "-q", "-T", "5", "-O", "-", &url]).await {
             Ok(page) => return Ok(page),

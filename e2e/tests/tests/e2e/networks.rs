@@ -1,18 +1,18 @@
-//! Machines on networks besides the pods' own.
+//! VMIs on secondary networks.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, PATIENCE, Story, story};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story};
 use serde_json::Value;
 
 use crate::manifests;
 
-/// The kind by which such networks are described; a cluster without it has no plugin for them.
+/// The CRD of secondary networks. A cluster without it has no plugin for them.
 const DEFINITIONS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 #[test]
-fn machines_meet_on_a_second_network_and_leave_nothing_on_the_node() {
+fn vmis_connect_on_a_second_network_and_leave_nothing_on_the_node() {
     story("lan", async |s| {
         if s.cluster_api("CustomResourceDefinition").get_opt(DEFINITIONS).await?.is_none() {
             eprintln!("SKIPPED: the cluster has no Multus");
@@ -33,10 +33,10 @@ spec:
 "#
         ))
         .await?;
-        let told = meet(s, &network).await;
-        // The machine that had its pod's address has given it back, too.
-        let address = told.as_deref().unwrap_or("none");
-        // The plugin that made the node's bridge leaves it there.
+        let result = meet(s, &network).await;
+        // The address of the pod with bridge binding is released, too.
+        let address = result.as_deref().unwrap_or("none");
+        // The network plugin does not remove its bridge.
         let look = format!(
             "for look in $(seq 60); do \
                left=$(ls /sys/class/net/{network}/brif; ls /host/var/lib/cni/networks/{network} | grep '^10[.]'; \
@@ -45,15 +45,15 @@ spec:
              done; ip link del {network}; echo $left"
         );
         let left = s.on_node(&look).await;
-        told?;
+        result?;
         let left = left?;
         ensure!(left.trim().is_empty(), "links or addresses are left on the node: {left}");
         Ok(())
     });
 }
 
-/// Two machines on the network: one behind the address of its pod, the other in its pod's place. Returns that pod's
-/// address.
+/// Checks two VMIs on the network, one with masquerade, the other with bridge binding. Returns the address of the latter's
+/// pod.
 async fn meet(s: &Story, network: &str) -> Result<String> {
     for (name, binding) in [("alice", "masquerade"), ("bob", "bridge")] {
         let networks = format!(
@@ -69,7 +69,7 @@ async fn meet(s: &Story, network: &str) -> Result<String> {
 
     let mut console = s.console("bob")?;
     console.login("root", "ferrovirt").await?;
-    // In the place of its pod a guest has the pod's addresses, without any translation.
+    // With bridge binding the guest has the pod's addresses without translation.
     for (device, seen) in [("eth0", &bob[0]), ("eth1", &bob[1])] {
         has(&mut console, device, seen).await?;
     }
@@ -97,20 +97,20 @@ async fn meet(s: &Story, network: &str) -> Result<String> {
     Ok(pod_network.address)
 }
 
-/// An interface as a machine's status shows it.
+/// Returns an interface in the status of a VMI.
 #[derive(Debug)]
 struct Seen {
     mac: String,
     address: String,
 }
 
-/// Waits until the machine runs and its status tells of both networks.
+/// Waits until the VMI runs and its status has both networks.
 async fn connected(s: &Story, name: &str) -> Result<[Seen; 2]> {
     s.wait_running(name).await?;
     let tells = |vmi: &Value| {
         vmi["status"]["interfaces"][1]["infoSource"].as_str().is_some_and(|source| source == "domain, multus-status")
     };
-    let vmi = s.wait("vmi", name, "tell of its second network", PATIENCE, tells).await?;
+    let vmi = s.wait("vmi", name, "tell of its second network", TIMEOUT, tells).await?;
     let interfaces = &vmi["status"]["interfaces"];
     let seen = |index: usize, network: &str, link: &str| -> Result<Seen> {
         let shown = &interfaces[index];
@@ -124,7 +124,7 @@ async fn connected(s: &Story, name: &str) -> Result<[Seen; 2]> {
     Ok([default, lan])
 }
 
-/// The guest was given by DHCP what the status shows.
+/// Checks that the guest has the address in the status by DHCP.
 async fn has(console: &mut Console, device: &str, seen: &Seen) -> Result<()> {
     let wait =
         format!("for look in $(seq 100); do ip -4 -o addr show dev {device} | grep inet && break; usleep 300000; done");

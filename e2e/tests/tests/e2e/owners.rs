@@ -1,9 +1,9 @@
-//! Ownership of pods: only pods of virt-controller are taken for launchers, whatever users write into pods and templates.
+//! Ownership of pods: only pods of virt-controller are launchers, regardless of labels and owners in pods and templates.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{PATIENCE, Socket, Story, connect_without_retries, story, story_alone};
+use ferrovirt_e2e_tests::{Socket, Story, TIMEOUT, connect_without_retries, story, story_alone};
 use futures::{StreamExt, TryStreamExt, stream};
 use http::{Method, Request};
 use kube::api::{DeleteParams, ListParams};
@@ -11,23 +11,23 @@ use serde_json::{Value, json};
 
 use crate::manifests;
 
-/// Pods of strangers, more than one page of any list.
+/// Number of foreign pods, more than one page of a list.
 const STRANGERS: usize = 70;
-/// Pods that are to exhaust virt-controller.
+/// Number of pods for exhausting virt-controller.
 const BURDENS: usize = 500;
-/// Size of their annotations: the most that Kubernetes permits.
+/// Size of their annotations: the limit of Kubernetes.
 const BURDEN: usize = 255 * 1024;
-/// Requests under way at a time.
+/// Concurrent requests.
 const AT_ONCE: usize = 8;
 const MERGE: &str = "application/merge-patch+json";
 
-/// Calls the API as a service account of the namespace that may edit all in it.
+/// Calls the API as a service account with role edit in the namespace.
 async fn as_tenant(s: &Story, method: &Method, path: &str, body: &Value) -> Result<(u16, String)> {
     let user = format!("system:serviceaccount:{}:default", s.namespace);
     call_as(s, &user, "system:authenticated", method, path, body).await
 }
 
-/// Calls the API as somebody who may do everything.
+/// Calls the API as administrator.
 async fn as_admin(s: &Story, method: &Method, path: &str, body: &Value) -> Result<(u16, String)> {
     call_as(s, "admin", "system:masters", method, path, body).await
 }
@@ -53,7 +53,7 @@ async fn call_as(
     }
 }
 
-/// Lets the service account edit all in the namespace, and waits until it may.
+/// Binds the service account to role edit and waits until the binding is in effect.
 async fn become_tenant(s: &Story) -> Result<()> {
     s.apply(&format!(
         "
@@ -66,7 +66,7 @@ subjects: [{{kind: ServiceAccount, name: default, namespace: {}}}]
         s.namespace
     ))
     .await?;
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while as_tenant(s, &Method::GET, &pods(s), &Value::Null).await?.0 == 403 {
         ensure!(tokio::time::Instant::now() < deadline, "a service account that may edit cannot list pods");
         tokio::time::sleep(Duration::from_millis(250)).await;
@@ -78,7 +78,7 @@ fn pods(s: &Story) -> String {
     format!("/api/v1/namespaces/{}/pods", s.namespace)
 }
 
-/// A pod that no scheduler looks at.
+/// Returns a pod that is never scheduled.
 fn stranger(name: &str, metadata: &Value) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
@@ -103,7 +103,7 @@ fn owner(vmi: &Value) -> Value {
     })
 }
 
-/// Ensures that `pod` is all that the VMI runs in.
+/// Checks that `pod` is the only active pod of the VMI.
 async fn runs_in(s: &Story, vmi: &str, pod: &Value) -> Result<()> {
     let vmi = s.get("vmi", vmi).await?;
     let active = vmi["status"]["activePods"].as_object().context("no active pods")?;
@@ -114,7 +114,7 @@ async fn runs_in(s: &Story, vmi: &str, pod: &Value) -> Result<()> {
 }
 
 #[test]
-fn cve_2025_64435_pod_of_a_tenant_is_never_taken_for_a_launcher() {
+fn cve_2025_64435_pod_of_a_tenant_is_never_used_as_launcher() {
     story("fake-launcher", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;
         become_tenant(s).await?;
@@ -125,21 +125,21 @@ fn cve_2025_64435_pod_of_a_tenant_is_never_taken_for_a_launcher() {
         let made_by = "only virt-controller makes pods of virtual machine instances";
 
         let direct = stranger("direct", &json!({"ownerReferences": [owner(&vmi)]}));
-        let (code, said) = as_tenant(s, &Method::POST, &pods(s), &direct).await?;
-        ensure!(code == 403 && said.contains(made_by), "{code} {said}");
-        // An owner of an invented kind is nobody's business, until it becomes the VMI.
+        let (code, message) = as_tenant(s, &Method::POST, &pods(s), &direct).await?;
+        ensure!(code == 403 && message.contains(made_by), "{code} {message}");
+        // An owner of an unknown kind is allowed, until it is changed to the VMI.
         let mut invented = owner(&vmi);
         invented["apiVersion"] = json!("example.org/v1");
         invented["kind"] = json!("Invented");
         let fake = stranger("fake", &json!({"labels": labels, "ownerReferences": [invented]}));
-        let (code, said) = as_tenant(s, &Method::POST, &pods(s), &fake).await?;
-        ensure!(code == 200, "{code} {said}");
+        let (code, message) = as_tenant(s, &Method::POST, &pods(s), &fake).await?;
+        ensure!(code == 200, "{code} {message}");
         let path = format!("{}/fake", pods(s));
         let become_launcher = json!({"metadata": {"ownerReferences": [owner(&vmi)]}});
-        let (code, said) = as_tenant(s, &Method::PATCH, &path, &become_launcher).await?;
-        ensure!(code == 403 && said.contains(made_by), "{code} {said}");
+        let (code, message) = as_tenant(s, &Method::PATCH, &path, &become_launcher).await?;
+        ensure!(code == 403 && message.contains(made_by), "{code} {message}");
 
-        // The launcher stays what it is.
+        // The launcher cannot be changed.
         let name = launcher["metadata"]["name"].as_str().context("pod without name")?;
         let path = format!("{}/{name}", pods(s));
         let mut other_name = owner(&vmi);
@@ -156,17 +156,17 @@ fn cve_2025_64435_pod_of_a_tenant_is_never_taken_for_a_launcher() {
             (json!({"labels": null}), "cannot be changed"),
         ] {
             let body = json!({"metadata": change});
-            let (code, said) = as_tenant(s, &Method::PATCH, &path, &body).await?;
-            ensure!(code == 403 && said.contains(words), "{change}: {code} {said}");
-            // By way of the status, where the API server itself keeps the owners.
+            let (code, message) = as_tenant(s, &Method::PATCH, &path, &body).await?;
+            ensure!(code == 403 && message.contains(words), "{change}: {code} {message}");
+            // Through the status, where the API server keeps the owners.
             if change.get("labels").is_some() {
-                let (code, said) = as_admin(s, &Method::PATCH, &format!("{path}/status"), &body).await?;
-                ensure!(code == 403 && said.contains(words), "{change} of the status: {code} {said}");
+                let (code, message) = as_admin(s, &Method::PATCH, &format!("{path}/status"), &body).await?;
+                ensure!(code == 403 && message.contains(words), "{change} of the status: {code} {message}");
             }
         }
         let own = json!({"metadata": {"labels": {"team": "blue"}, "annotations": {"team": "blue"}}});
-        let (code, said) = as_tenant(s, &Method::PATCH, &path, &own).await?;
-        ensure!(code == 200, "{code} {said}");
+        let (code, message) = as_tenant(s, &Method::PATCH, &path, &own).await?;
+        ensure!(code == 200, "{code} {message}");
         runs_in(s, "box", &launcher).await
     });
 }
@@ -183,20 +183,21 @@ fn launcher_is_found_among_many_pods_with_its_label() {
         let (labels, path) = (&labels, &pods(s));
         stream::iter(0..STRANGERS)
             .map(|number| async move {
-                let (code, said) = as_tenant(s, &Method::POST, path, &stranger(&format!("a{number}"), labels)).await?;
-                ensure!(code == 200, "{code} {said}");
+                let (code, message) =
+                    as_tenant(s, &Method::POST, path, &stranger(&format!("a{number}"), labels)).await?;
+                ensure!(code == 200, "{code} {message}");
                 Ok(())
             })
             .buffer_unordered(AT_ONCE)
             .try_collect::<Vec<()>>()
             .await?;
-        // Nothing listens there, but virt-api has found where.
+        // The port has no listener, but virt-api has found the launcher.
         let forward = format!(
             "/apis/subresources.kubevirt.io/v1/namespaces/{}/virtualmachineinstances/box/portforward/7",
             s.namespace
         );
         if let Err(answer) = Socket::open(&connect_without_retries().await?, &forward, None).await? {
-            ensure!(answer.said().contains("dialing VM"), "{} {}", answer.code, answer.said());
+            ensure!(answer.message().contains("dialing VM"), "{} {}", answer.code, answer.message());
         }
         runs_in(s, "box", &launcher).await?;
         let all = DeleteParams::default().grace_period(0);
@@ -226,18 +227,18 @@ fn vmi_that_does_not_exist_blocks_no_drain() {
                 Err(error) => Err(anyhow::Error::from(error)),
             }
         };
-        let (code, said) = evict().await?;
-        ensure!(code == 429, "a VMI that only a migration may move holds its launcher: {code} {said}");
-        // Gone before its launcher, as when somebody takes its finalizers away.
+        let (code, message) = evict().await?;
+        ensure!(code == 429, "a VMI that only a migration may move holds its launcher: {code} {message}");
+        // Removed before its launcher, as after a removal of its finalizers.
         s.delete("vmi", "ghost").await?;
         let vmi = format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/ghost", s.namespace);
         let bare = json!({"metadata": {"finalizers": null}});
-        let (code, said) = as_admin(s, &Method::PATCH, &vmi, &bare).await?;
-        ensure!([200, 404].contains(&code), "{code} {said}");
-        s.wait_gone("vmi", "ghost", PATIENCE).await?;
-        let (code, said) = evict().await?;
-        ensure!([201, 404].contains(&code), "{code} {said}");
-        s.wait_gone("Pod", name, PATIENCE).await
+        let (code, message) = as_admin(s, &Method::PATCH, &vmi, &bare).await?;
+        ensure!([200, 404].contains(&code), "{code} {message}");
+        s.wait_gone("vmi", "ghost", TIMEOUT).await?;
+        let (code, message) = evict().await?;
+        ensure!([201, 404].contains(&code), "{code} {message}");
+        s.wait_gone("Pod", name, TIMEOUT).await
     });
 }
 
@@ -268,15 +269,18 @@ spec:
             for (manifest, field) in
                 [(set(label), "spec.template.metadata.labels"), (vm, "spec.template.metadata.labels")]
             {
-                let said = s.refused(&manifest).await?;
-                ensure!(said.contains("reserved kubevirt.io/ labels") && said.contains(field), "{label}: {said}");
+                let message = s.refused(&manifest).await?;
+                ensure!(
+                    message.contains("reserved kubevirt.io/ labels") && message.contains(field),
+                    "{label}: {message}"
+                );
             }
         }
         Ok(())
     });
 }
 
-/// Memory in bytes of the containers of virt-controller, as kubelet counts it, and how often they were started again.
+/// Returns the memory of virt-controller's containers in bytes by kubelet, and their restarts.
 async fn controllers(s: &Story) -> Result<Vec<(String, Option<u64>, i64)>> {
     let pods = s.installation_api("Pod").list(&ListParams::default().labels("kubevirt.io=virt-controller")).await?;
     let mut found = Vec::new();
@@ -303,7 +307,7 @@ fn pods_with_the_label_of_launchers_do_not_exhaust_a_new_leader() {
         let limit = limit.parse::<u64>()? << 20;
 
         become_tenant(s).await?;
-        // Under a key that virt-controller reads of launchers.
+        // A key that virt-controller reads from launchers.
         let metadata = json!({
             "labels": {"kubevirt.io": "virt-launcher"},
             "annotations": {"descheduler.alpha.kubernetes.io/evict": "x".repeat(BURDEN)},
@@ -311,23 +315,23 @@ fn pods_with_the_label_of_launchers_do_not_exhaust_a_new_leader() {
         let (metadata, path) = (&metadata, &pods(s));
         stream::iter(0..BURDENS)
             .map(|number| async move {
-                let (code, said) =
+                let (code, message) =
                     as_tenant(s, &Method::POST, path, &stranger(&format!("p{number}"), metadata)).await?;
-                ensure!(code == 200, "{code} {said}");
+                ensure!(code == 200, "{code} {message}");
                 Ok(())
             })
             .buffer_unordered(AT_ONCE)
             .try_collect::<Vec<()>>()
             .await?;
 
-        // Only a leader has caches: the next one has to fill them.
+        // A new leader fills its caches.
         let api = s.installation_api("Pod");
         for (name, ..) in controllers(s).await? {
             api.delete(&name, &DeleteParams::default().grace_period(0)).await?;
         }
         s.apply(&manifests::kernel_vmi("later")).await?;
         s.wait_running("later").await?;
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
         let measured = loop {
             let measured = controllers(s).await?;
             if measured.len() > 1 && measured.iter().all(|(_, memory, _)| memory.is_some_and(|memory| memory > 0)) {
@@ -337,7 +341,7 @@ fn pods_with_the_label_of_launchers_do_not_exhaust_a_new_leader() {
             tokio::time::sleep(Duration::from_secs(1)).await;
         };
         eprintln!("virt-controller with {BURDENS} burdens: {measured:?}, limit {limit}");
-        // Far below, since what is measured is not the peak: nothing of these pods is kept, and little at a time is read.
+        // Far below the limit, since the measurement may miss the peak. Foreign pods are not kept, and pages are small.
         let most = limit / 4;
         let fits =
             |(_, memory, restarts): &(String, Option<u64>, i64)| *restarts == 0 && memory.is_some_and(|m| m < most);

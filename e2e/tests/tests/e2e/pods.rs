@@ -1,4 +1,4 @@
-//! What a machine has because it is a pod: probes, names, ports, a place, a priority, eviction.
+//! Pod features of VMIs: probes, names, ports, scheduling, priority, eviction.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::manifests;
 
 const MINUTES: Duration = Duration::from_secs(150);
 
-fn machine(priority: &str) -> String {
+fn vmi_manifest(priority: &str) -> String {
     manifests::kernel_vmi("box")
         .replace("metadata: {name: box}", "metadata: {name: box, labels: {app: box}}")
         .replace("devices: {}\n", "devices: {disks: [{name: seed, disk: {bus: virtio}}], interfaces: [{name: default, masquerade: {}, ports: [{name: web, port: 8080}, {port: 8081, protocol: TCP}]}]}\n")
@@ -45,9 +45,9 @@ fn machine(priority: &str) -> String {
         )
 }
 
-/// A VM with this machine.
+/// Returns a VM with this VMI as template.
 fn vm(priority: &str) -> Result<String> {
-    let instance: Value = serde_yaml::from_str(&machine(priority))?;
+    let instance: Value = serde_saphyr::from_str(&vmi_manifest(priority))?;
     let template = json!({"metadata": {"labels": instance["metadata"]["labels"]}, "spec": instance["spec"]});
     let vm = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "box"},
         "spec": {"runStrategy": "Always", "template": template}});
@@ -60,16 +60,16 @@ fn ready(vmi: &Value, status: &str) -> bool {
 }
 
 #[test]
-fn machine_is_probed_named_placed_and_evicted_like_any_pod() {
+fn vmi_is_probed_named_scheduled_and_evicted_like_a_pod() {
     story("pods", async |s| {
         let priority = format!("{}-high", s.namespace);
         let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
-            "metadata": {"name": priority}, "value": 1234, "description": "For a test of machines."});
+            "metadata": {"name": priority}, "value": 1234, "description": "For a test of VMIs."});
         let classes = s.cluster_api("PriorityClass");
         classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
-        let told = like_any_pod(s, &priority).await;
+        let result = like_any_pod(s, &priority).await;
         let removed = classes.delete(&priority, &Default::default()).await;
-        told?;
+        result?;
         removed.context("cannot delete the priority class")?;
         Ok(())
     });
@@ -88,14 +88,14 @@ spec: {clusterIP: None, selector: {app: box}, ports: [{name: web, port: 8080}]}
     s.apply(&vm(priority)?).await?;
     s.toolbox("visitor").await?;
     let first = s.wait_running("box").await?;
-    ensure!(!ready(&first, "True"), "a machine whose guest does not answer yet is ready");
+    ensure!(!ready(&first, "True"), "a VMI whose guest does not answer yet is ready");
     let pod = s.launcher_pod("box").await?;
     let name = pod["metadata"]["name"].as_str().context("pod without name")?;
     let address = pod["status"]["podIP"].as_str().context("pod without address")?;
     ensure!(pod["spec"]["priority"] == 1234, "priority {}", pod["spec"]["priority"]);
     ensure!(pod["spec"]["nodeSelector"]["kubernetes.io/os"] == "linux", "{}", pod["spec"]["nodeSelector"]);
     ensure!(pod["metadata"]["labels"]["app"] == "box", "{}", pod["metadata"]["labels"]);
-    // The guest's ten seconds, and time for launcher and kubelet.
+    // Ten seconds in the guest, and time for launcher and kubelet.
     ensure!(pod["spec"]["terminationGracePeriodSeconds"] == 40, "{}", pod["spec"]["terminationGracePeriodSeconds"]);
 
     s.wait("vmi", "box", "be ready by its probe", MINUTES, |vmi| ready(vmi, "True")).await?;
@@ -106,7 +106,7 @@ spec: {clusterIP: None, selector: {app: box}, ports: [{name: web, port: 8080}]}
     let fqdn = format!("box-host.boxes.{}.svc.cluster.local", s.namespace);
     let found = s.exec("visitor", &["nslookup", &fqdn]).await?;
     ensure!(found.contains(address), "{fqdn} is not {address}: {found}");
-    // By its short name, in the domain that it was told to search first.
+    // By its short name, in the first search domain.
     let (found, _) = console.run("nslookup box-host").await?;
     ensure!(found.contains(address), "box-host is not {address} to the guest: {found}");
 
@@ -115,14 +115,14 @@ spec: {clusterIP: None, selector: {app: box}, ports: [{name: web, port: 8080}]}
         async move { s.exec("visitor", &["wget", "-q", "-T", "3", "-O", "-", &url]).await }
     };
     for port in [8080, 8081] {
-        let said = page(port).await?;
-        ensure!(said.trim() == "it-works", "port {port} says {said:?}");
+        let message = page(port).await?;
+        ensure!(message.trim() == "it-works", "port {port} says {message:?}");
     }
     ensure!(page(8082).await.is_err(), "a port that was not declared is reached");
     let (own, _) = console.run("wget -q -O - http://localhost:8082/").await?;
     ensure!(own.contains("it-works"), "the guest does not serve the port that was not declared: {own:?}");
 
-    // An unready guest gets no traffic; one that is back does.
+    // An unready guest gets no traffic, a ready one does.
     let stop = "kill $(ps | awk '/httpd -p 8080/ && !/awk/ {print $1}')";
     console.run(stop).await?;
     s.wait("vmi", "box", "be unready by its probe", MINUTES, |vmi| ready(vmi, "False")).await?;
@@ -130,17 +130,17 @@ spec: {clusterIP: None, selector: {app: box}, ports: [{name: web, port: 8080}]}
     console.run("httpd -p 8080 -h /www").await?;
     s.wait("vmi", "box", "be ready again", MINUTES, |vmi| ready(vmi, "True")).await?;
 
-    // An eviction that is only tried out changes nothing; a real one shuts the guest down, and its VM starts it again.
+    // A dry run has no effect; an eviction shuts the guest down, and its VM restarts it.
     let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(s.client.clone(), &s.namespace);
     let dry =
         EvictParams { post_options: PostParams { dry_run: true, ..PostParams::default() }, ..EvictParams::default() };
     pods.evict(name, &dry).await?;
-    ensure!(s.get("vmi", "box").await?["metadata"]["uid"] == first["metadata"]["uid"], "the machine was replaced");
+    ensure!(s.get("vmi", "box").await?["metadata"]["uid"] == first["metadata"]["uid"], "the VMI was recreated");
     pods.evict(name, &EvictParams::default()).await?;
     console.expect("power button pressed", MINUTES).await?;
     let second = anew(s, &first).await?;
 
-    // A guest that is up and does not answer where it should is started anew.
+    // A failed liveness probe restarts the guest.
     s.wait("vmi", "box", "be ready", MINUTES, |vmi| ready(vmi, "True")).await?;
     let mut console = s.console("box")?;
     console.login("root", "ferrovirt").await?;
@@ -149,7 +149,7 @@ spec: {clusterIP: None, selector: {app: box}, ports: [{name: web, port: 8080}]}
     Ok(())
 }
 
-/// Waits until another machine runs in the place of this one.
+/// Waits until another VMI of the same name runs.
 async fn anew(s: &Story, former: &Value) -> Result<Value> {
     s.wait("vmi", "box", "be Running anew", MINUTES, |vmi| {
         vmi["metadata"]["uid"] != former["metadata"]["uid"] && vmi["status"]["phase"] == "Running"

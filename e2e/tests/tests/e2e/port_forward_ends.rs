@@ -1,9 +1,9 @@
-//! Ports are forwarded to guests that run, and to nobody who comes after them.
+//! Forwarded ports end with the pod of the guest.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{PATIENCE, Socket, Story, connect_without_retries, echo, ends, story};
+use ferrovirt_e2e_tests::{Socket, Story, TIMEOUT, connect_without_retries, echo, ends, story};
 use kube::api::DeleteParams;
 
 use crate::manifests;
@@ -15,14 +15,14 @@ fn port_of_a_guest_that_has_ended_is_refused() {
         s.wait_running("box").await?;
         let mut console = s.console("box")?;
         console.login("root", "ferrovirt").await?;
-        // The console stays open: what was typed is on its way.
+        // The console stays open until the input has arrived.
         console.send("poweroff\n").await?;
-        s.wait("vmi", "box", "have ended", PATIENCE, |vmi| vmi["status"]["phase"] == "Succeeded").await?;
-        // The pod that has ended still shows the address that it had, which is another pod's before long.
+        s.wait("vmi", "box", "have ended", TIMEOUT, |vmi| vmi["status"]["phase"] == "Succeeded").await?;
+        // A completed pod still shows its former address, which another pod may get.
         let address = s.launcher_pod("box").await?["status"]["podIP"].clone();
         ensure!(address.is_string(), "the pod shows no address");
-        let said = refused(s, "virtualmachineinstances/box", 7000).await?;
-        ensure!(said.0 == 409 && said.1.contains("VMI is not running"), "{said:?}");
+        let message = refused(s, "virtualmachineinstances/box", 7000).await?;
+        ensure!(message.0 == 409 && message.1.contains("VMI is not running"), "{message:?}");
         Ok(())
     });
 }
@@ -41,7 +41,7 @@ fn forwarded_connection_ends_with_the_pod() {
         echo(&mut stream, "before").await?;
         let pod = s.launcher_pod("box").await?;
         let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
-        // Its object goes at once, and says no more how it ended.
+        // The object is removed at once, without a final status.
         s.api("Pod").delete(pod, &DeleteParams::default().grace_period(0)).await?;
         ends(stream, Duration::from_secs(60)).await?;
         forward.stop().await?;
@@ -49,11 +49,11 @@ fn forwarded_connection_ends_with_the_pod() {
     });
 }
 
-/// Returns the server's refusal to forward a port.
+/// Returns the message of a refused port forwarding.
 async fn refused(s: &Story, object: &str, port: u16) -> Result<(u16, String)> {
     let path = s.subresource("v1", object, &format!("portforward/{port}"));
     match Socket::open(&connect_without_retries().await?, &path, None).await? {
         Ok(_) => bail!("port {port} of {object} is forwarded"),
-        Err(answer) => Ok((answer.code, answer.said())),
+        Err(answer) => Ok((answer.code, answer.message())),
     }
 }

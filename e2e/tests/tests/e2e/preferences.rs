@@ -1,4 +1,4 @@
-//! What presets and preferences give to machines that leave things open.
+//! Presets and preferences set fields that a VMI leaves open.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use ferrovirt_e2e_tests::story;
 use crate::manifests;
 
 #[test]
-fn preset_gives_memory_and_processors_to_machines_with_its_labels() {
+fn preset_sets_memory_and_processors_of_vmis_with_its_labels() {
     story("preset", async |s| {
         s.apply(
             "
@@ -24,25 +24,25 @@ spec:
 ",
         )
         .await?;
-        // Under emulation QEMU may abort where several processors run while PCI devices are set up (its issue 1921): of the
-        // guest's only the first is brought up.
-        let machine = manifests::kernel_vmi("box")
+        // QEMU may abort under emulation when several processors run while PCI devices are set up (QEMU issue 1921), so the
+        // guest starts only one.
+        let vmi_yaml = manifests::kernel_vmi("box")
             .replace("    memory: {guest: 128Mi}\n", "")
             .replace("console=ttyS0 quiet", "console=ttyS0 quiet maxcpus=1");
-        let said = s.refused(&machine).await?;
-        ensure!(said.contains("no memory requested"), "{said}");
-        let labelled = machine.replace("metadata: {name: box}", "metadata: {name: box, labels: {size: medium}}");
-        // A preset counts from the moment that virt-api's watch tells of it.
+        let message = s.refused(&vmi_yaml).await?;
+        ensure!(message.contains("no memory requested"), "{message}");
+        let labelled = vmi_yaml.replace("metadata: {name: box}", "metadata: {name: box, labels: {size: medium}}");
+        // virt-api sees the preset with a delay.
         s.apply_when_accepted(&labelled).await?;
         let vmi = s.wait_running("box").await?;
         ensure!(vmi["spec"]["domain"]["memory"]["guest"] == "160Mi", "memory is {}", vmi["spec"]["domain"]["memory"]);
         let applied = &vmi["metadata"]["annotations"]["virtualmachinepreset.kubevirt.io/medium"];
-        ensure!(applied == "kubevirt.io/v1", "the machine does not say which preset it has: {}", vmi["metadata"]);
+        ensure!(applied == "kubevirt.io/v1", "the annotation of the preset is missing: {}", vmi["metadata"]);
 
         let mut console = s.console("box")?;
         console.login("root", "ferrovirt").await?;
         let (memory, _) = console.run("awk '/MemTotal/ {print int($2 / 1024)}' /proc/meminfo").await?;
-        // The kernel keeps a part for itself.
+        // The kernel reserves a part.
         let megabytes: u32 = memory.trim().parse()?;
         ensure!((100..160).contains(&megabytes), "the guest has {megabytes} MiB");
         let (processors, _) = console.run("cat /sys/devices/system/cpu/present").await?;
@@ -59,14 +59,14 @@ spec:
 ";
         s.apply(twice).await?;
         let other = labelled.replace("name: box", "name: other");
-        let said = s.refused_soon(&other).await?;
-        ensure!(["'large'", "'medium'", "conflict"].iter().all(|word| said.contains(word)), "{said}");
+        let message = s.refused_soon(&other).await?;
+        ensure!(["'large'", "'medium'", "conflict"].iter().all(|word| message.contains(word)), "{message}");
         Ok(())
     });
 }
 
 #[test]
-fn preference_chooses_the_bus_and_firmware_that_a_machine_leaves_open() {
+fn preference_sets_bus_and_firmware_that_a_vm_leaves_open() {
     story("preference", async |s| {
         s.apply(
             "
@@ -87,16 +87,16 @@ spec: {cpu: {guest: 1}, memory: {guest: 256Mi}}
 ",
         )
         .await?;
-        let machine = manifests::vm("box", "Always")
+        let vm_yaml = manifests::vm("box", "Always")
             .replace("  runStrategy: Always\n", "  runStrategy: Always\n  preference: {kind: VirtualMachinePreference, name: modern}\n  instancetype: {kind: VirtualMachineInstancetype, name: small}\n")
             .replace("        memory: {guest: 128Mi}\n", "")
             .replace("      terminationGracePeriodSeconds: 30\n", "")
             .replace("{name: root, disk: {bus: virtio}}", "{name: root, disk: {}}");
-        s.apply(&machine).await?;
+        s.apply(&vm_yaml).await?;
         let vmi = s.wait_running("box").await?;
         let spec = &vmi["spec"];
         ensure!(spec["domain"]["devices"]["disks"][0]["disk"]["bus"] == "scsi", "{}", spec["domain"]["devices"]);
-        // What the machine says itself stays.
+        // Fields of the VM take precedence.
         ensure!(spec["domain"]["devices"]["disks"][1]["disk"]["bus"] == "virtio", "{}", spec["domain"]["devices"]);
         ensure!(spec["domain"]["devices"]["autoattachGraphicsDevice"] == false, "{}", spec["domain"]["devices"]);
         ensure!(spec["terminationGracePeriodSeconds"] == 7, "{}", spec["terminationGracePeriodSeconds"]);
@@ -111,8 +111,8 @@ spec: {cpu: {guest: 1}, memory: {guest: 256Mi}}
             ),
             ("UEFI firmware", "test -d /sys/firmware/efi"),
         ] {
-            let (said, code) = console.run(command).await?;
-            ensure!(code == 0, "the guest has no {what}: {said}");
+            let (message, code) = console.run(command).await?;
+            ensure!(code == 0, "the guest has no {what}: {message}");
         }
         console.leave().await?;
         let pictures = s.virt(&["vnc", "box", "--screenshot", "/dev/null"]);

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use ferrovirt_e2e_tests::{PATIENCE, Story, story_alone};
+use daemon::profiler::pprof::Profile;
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story_alone};
 use http::Method;
 use kube::{
     ResourceExt,
     api::{ListParams, Patch, PatchParams},
 };
-use process::profiler::pprof::Profile;
 use prost::Message;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -20,11 +20,11 @@ const GROUP: &str = "/apis/subresources.kubevirt.io/v1";
 const COMPONENTS: [&str; 3] = ["virt-api", "virt-controller", "virt-handler"];
 
 #[test]
-fn administrator_profiles_all_components_and_nobody_else_does() {
+fn only_an_administrator_profiles_components() {
     story_alone("profiles", async |s| {
         let before = allow(s, &json!(true)).await?;
         let done = allowed_and_then_not(s).await;
-        // Whatever came of it, the installation is to be as it was.
+        // The former configuration is restored, also after a failure.
         allow(s, &before).await?;
         done
     });
@@ -39,14 +39,14 @@ async fn allowed_and_then_not(s: &Story) -> Result<()> {
     ask_until(s, "start", 403).await?;
     let asked = Instant::now();
     while samplers(s).await? > 0 {
-        ensure!(asked.elapsed() < PATIENCE, "components are sampled that nobody may profile");
+        ensure!(asked.elapsed() < TIMEOUT, "components are sampled that nobody may profile");
     }
     Ok(())
 }
 
-/// How many processes sample another one, on the node.
+/// Returns the number of processes on the node that sample another one.
 async fn samplers(s: &Story) -> Result<usize> {
-    // The pattern does not match itself.
+    // The brackets keep the pattern from matching itself.
     let script =
         "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f 2>/dev/null | grep '[s]ample-parent' || true; done";
     Ok(s.on_node(script).await?.lines().count())
@@ -54,7 +54,7 @@ async fn samplers(s: &Story) -> Result<usize> {
 
 async fn profiled(s: &Story) -> Result<()> {
     ask_until(s, "start", 200).await?;
-    // What virt-api is seen to do. Calls are counted too: on a machine that stands still, time alone is no work.
+    // virt-api is busy until a number of calls, since a stalled host does no work in any time.
     let (work, mut calls) = (Instant::now(), 0);
     while calls < 500 || work.elapsed().as_secs() < 3 {
         s.call(&GET, &format!("{GROUP}/version"), &Value::Null).await?;
@@ -92,8 +92,7 @@ async fn profiled(s: &Story) -> Result<()> {
     not_past_the_api_server(s, profiles.keys()).await
 }
 
-/// A pod's own port serves no profile to who has no certificate of virt-api, and virt-api none of others to who does
-/// not come through kube-apiserver.
+/// Checks that components serve profiles only to virt-api's certificate, and virt-api only through kube-apiserver.
 async fn not_past_the_api_server(s: &Story, pods: impl Iterator<Item = &String>) -> Result<()> {
     for pod in pods {
         let proxy = format!("/api/v1/namespaces/kubevirt/pods/https:{pod}:8443/proxy");
@@ -103,13 +102,13 @@ async fn not_past_the_api_server(s: &Story, pods: impl Iterator<Item = &String>)
         }
         for path in paths {
             let answer = s.call(&GET, &format!("{proxy}{path}"), &Value::Null).await?;
-            ensure!(answer.code == 401, "{pod} {path}: {} {}", answer.code, answer.said());
+            ensure!(answer.code == 401, "{pod} {path}: {} {}", answer.code, answer.message());
         }
     }
     Ok(())
 }
 
-/// Every profile, two pods at a time.
+/// Gets every profile, two pods at a time.
 async fn pages(s: &Story) -> Result<BTreeMap<String, Profile>> {
     let mut profiles = BTreeMap::new();
     let mut token = String::new();
@@ -136,7 +135,7 @@ async fn ask(s: &Story, action: &str, body: &Value) -> Result<(u16, String)> {
     Ok((answer.code, answer.text()))
 }
 
-/// Asks until all processes have the configuration that the answer follows from.
+/// Repeats a call until the configuration is in effect in all components.
 async fn ask_until(s: &Story, action: &str, code: u16) -> Result<()> {
     let asked = Instant::now();
     loop {
@@ -144,12 +143,12 @@ async fn ask_until(s: &Story, action: &str, code: u16) -> Result<()> {
         if answer.0 == code {
             return Ok(());
         }
-        ensure!(asked.elapsed() < PATIENCE, "{action}: {answer:?}");
+        ensure!(asked.elapsed() < TIMEOUT, "{action}: {answer:?}");
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }
 }
 
-/// Sets whether profiles are allowed; what was set before.
+/// Enables or disables profiles and returns the former setting.
 async fn allow(s: &Story, allowed: &Value) -> Result<Value> {
     let installation = s.installation_api("KubeVirt");
     let developer =

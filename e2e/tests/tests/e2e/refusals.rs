@@ -1,22 +1,22 @@
-//! Bad input: a clear answer, and nothing stuck.
+//! Invalid input: clear errors, and no stuck objects.
 
 use std::time::Duration;
 
 use anyhow::ensure;
-use ferrovirt_e2e_tests::{PATIENCE, story};
+use ferrovirt_e2e_tests::{TIMEOUT, story};
 use serde_json::Value;
 
 use crate::manifests;
 
 #[test]
-fn unknown_image_is_told_and_the_machine_can_be_deleted() {
+fn unknown_image_is_reported_and_the_vm_can_be_deleted() {
     story("image", async |s| {
         let manifest = manifests::vm("box", "Always").replace("guests/tiny:devel", "guests/no-such-image:devel");
         s.apply(&manifest).await?;
         let minute = Duration::from_secs(60);
-        let told =
+        let reported =
             |vm: &Value| matches!(vm["status"]["printableStatus"].as_str(), Some("ErrImagePull" | "ImagePullBackOff"));
-        s.wait("vm", "box", "tell that its image cannot be pulled", minute, told).await?;
+        s.wait("vm", "box", "report that its image cannot be pulled", minute, reported).await?;
         let synchronized = |vmi: &Value| {
             vmi["status"]["conditions"].as_array().is_some_and(|conditions| {
                 conditions.iter().any(|c| {
@@ -34,19 +34,19 @@ fn unknown_image_is_told_and_the_machine_can_be_deleted() {
 }
 
 #[test]
-fn image_without_a_disk_is_told() {
+fn image_without_a_disk_is_reported() {
     story("nodisk", async |s| {
         let manifest = manifests::vm("box", "Always").replace("guests/tiny:devel", "toolbox:devel");
         s.apply(&manifest).await?;
-        let said = s.wait_event("box", "SyncFailed", Duration::from_secs(60)).await?;
-        ensure!(said.contains("disk"), "{said}");
+        let message = s.wait_event("box", "SyncFailed", Duration::from_secs(60)).await?;
+        ensure!(message.contains("disk"), "{message}");
         s.delete("vm", "box").await?;
         s.wait_gone("vmi", "box", Duration::from_secs(60)).await
     });
 }
 
 #[test]
-fn impossible_machines_are_refused_with_the_field_named() {
+fn invalid_vms_are_refused_with_the_field_named() {
     story("refusals", async |s| {
         let good = manifests::masqueraded("box", "Halted");
         for (from, to, expected) in [
@@ -63,17 +63,17 @@ fn impossible_machines_are_refused_with_the_field_named() {
             ("memory: {guest: 128Mi}", "memory: {guest: 128Mi, hugepages: {pageSize: 2Mi}}", "hugepages"),
         ] {
             ensure!(good.contains(from), "the manifest has no {from:?}");
-            let said = s.refused(&good.replacen(from, to, 1)).await?;
-            ensure!(said.contains(expected), "{to:?} is refused without naming {expected:?}: {said}");
+            let message = s.refused(&good.replacen(from, to, 1)).await?;
+            ensure!(message.contains(expected), "{to:?} is refused without naming {expected:?}: {message}");
         }
-        // Nothing of all this exists, and the good one still does.
-        ensure!(s.list("vm", "").await?.is_empty(), "a refused machine exists");
+        // No refused object exists.
+        ensure!(s.list("vm", "").await?.is_empty(), "a refused VM exists");
         s.apply(&good).await
     });
 }
 
 #[test]
-fn machine_larger_than_any_node_waits_and_says_so() {
+fn vm_larger_than_any_node_is_unschedulable() {
     story("huge", async |s| {
         let huge = "resources: {requests: {memory: 1Ei, cpu: 1M}}";
         s.apply(&manifests::vm("box", "Always").replace("memory: {guest: 128Mi}", huge)).await?;
@@ -86,7 +86,7 @@ fn machine_larger_than_any_node_waits_and_says_so() {
 }
 
 #[test]
-fn namespace_quota_applies_to_machines_as_to_pods() {
+fn namespace_quota_applies_to_vmis() {
     story("quota", async |s| {
         s.apply(
             "
@@ -98,11 +98,11 @@ spec: {hard: {requests.memory: 64Mi}}
         )
         .await?;
         let used = |quota: &Value| quota["status"]["hard"].is_object();
-        s.wait("ResourceQuota", "small", "be in force", PATIENCE, used).await?;
+        s.wait("ResourceQuota", "small", "be in force", TIMEOUT, used).await?;
         s.apply(&manifests::vm("box", "Always")).await?;
-        let said = s.wait_event("box", "FailedCreate", Duration::from_secs(60)).await?;
-        ensure!(said.contains("quota"), "{said}");
-        // With room the machine starts by itself.
+        let message = s.wait_event("box", "FailedCreate", Duration::from_secs(60)).await?;
+        ensure!(message.contains("quota"), "{message}");
+        // The VM starts when the quota allows it.
         s.delete("ResourceQuota", "small").await?;
         s.wait_running("box").await?;
         Ok(())

@@ -1,4 +1,4 @@
-//! Replica sets of machines.
+//! Replica sets of VMIs.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ spec:
             .await?;
         let deadline = tokio::time::Instant::now() + minutes;
         while !s.list("vmi", "app=pool").await?.is_empty() {
-            ensure!(tokio::time::Instant::now() < deadline, "machines are left");
+            ensure!(tokio::time::Instant::now() < deadline, "VMIs remain");
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         Ok(())

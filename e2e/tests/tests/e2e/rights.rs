@@ -1,15 +1,15 @@
-//! The rights of the roles that users get: each subresource, asked for by each kind of user through the API server.
+//! Rights of user roles: each kind of user calls each subresource through the API server.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{PATIENCE, Story, story};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story};
 use http::{Method, Request};
 use serde_json::{Value, json};
 
 use crate::manifests;
 
-/// Who may use a subresource: the roles that Kubernetes hands out in a namespace.
+/// Roles of a namespace that may use a subresource.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum May {
     /// `admin` only.
@@ -29,7 +29,7 @@ const PUT: Method = Method::PUT;
 const VM: &str = "virtualmachines/none";
 const VMI: &str = "virtualmachineinstances/none";
 
-/// Verb, object, subresource, and who may.
+/// Verb, object, subresource, and the roles that may use it.
 const RIGHTS: &[(Method, &str, &str, May)] = &[
     (GET, VMI, "console", Edit),
     (GET, VMI, "vnc", Edit),
@@ -71,7 +71,7 @@ const RIGHTS: &[(Method, &str, &str, May)] = &[
 ];
 
 #[test]
-fn each_role_reaches_the_subresources_it_should_and_no_other() {
+fn each_role_uses_exactly_its_subresources() {
     story("rights", async |s| {
         let users = bind_roles(s).await?;
         let mut wrong = Vec::new();
@@ -82,8 +82,8 @@ fn each_role_reaches_the_subresources_it_should_and_no_other() {
                         "/apis/subresources.kubevirt.io/{version}/namespaces/{}/{object}/{subresource}",
                         s.namespace
                     );
-                    // No such machine exists: whoever may ask learns that, all others only that they may not ask. The
-                    // API server, which checks the first part of a subresource, says 403; virt-api, the whole, 401.
+                    // The object does not exist: an authorized user gets 404. The API server checks the first part of a
+                    // subresource and returns 403; virt-api checks the whole and returns 401.
                     let permitted = ![401, 403].contains(&code(s, verb, &path, user).await?);
                     let expected = match may {
                         Admin => *role == "admin",
@@ -103,7 +103,7 @@ fn each_role_reaches_the_subresources_it_should_and_no_other() {
 }
 
 #[test]
-fn everybody_who_is_authenticated_reads_the_version_only() {
+fn authenticated_users_without_roles_read_only_the_version() {
     story("version", async |s| {
         for (path, expected) in [
             ("/apis/subresources.kubevirt.io/v1/version", 200),
@@ -117,7 +117,7 @@ fn everybody_who_is_authenticated_reads_the_version_only() {
     });
 }
 
-/// Users and their roles: those of a namespace, one without any, and a service account without any.
+/// Creates users with the roles of a namespace, a user without roles, and a service account without roles.
 async fn bind_roles(s: &Story) -> Result<Vec<(String, &'static str)>> {
     let mut users = Vec::new();
     for role in ["admin", "edit", "view"] {
@@ -136,9 +136,9 @@ subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {user}}}]
     }
     users.push(("nobody-at-all".to_owned(), "nobody"));
     users.push((format!("system:serviceaccount:{}:default", s.namespace), "service account"));
-    // Bindings are cached by the API server: the last one must have come.
+    // The API server caches bindings: wait for the last one.
     let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{}/{VM}/expand-spec", s.namespace);
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while [401, 403].contains(&code(s, &GET, &path, &format!("view-{}", s.namespace)).await?) {
         ensure!(tokio::time::Instant::now() < deadline, "a viewer may not read what viewers may");
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -146,14 +146,14 @@ subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {user}}}]
     Ok(users)
 }
 
-/// The HTTP status of a call in the name of the user.
+/// Returns the HTTP status of a call as the user.
 async fn code(s: &Story, verb: &Method, path: &str, user: &str) -> Result<u16> {
     let request = Request::builder()
         .method(verb)
         .uri(path)
         .header("Impersonate-User", user)
         .header("Content-Type", "application/json");
-    // A service account is of the groups its token would name; without groups nobody is authenticated.
+    // A service account has the groups of its token. A user without groups is not authenticated.
     let request = ["system:authenticated"].iter().fold(request, |r, group| r.header("Impersonate-Group", *group));
     match s.client.request_text(request.body(Vec::new())?).await {
         Ok(_) => Ok(200),
@@ -162,12 +162,12 @@ async fn code(s: &Story, verb: &Method, path: &str, user: &str) -> Result<u16> {
     }
 }
 
-/// With a token that is bound to a node, as kubelet gets one for the agent's pod.
-async fn as_agent(s: &Story, node: &str, verb: &Method, path: &str, body: &Value) -> Result<u16> {
+/// Calls the API as virt-handler with a token that is bound to a node, as kubelet requests it.
+async fn as_handler(s: &Story, node: &str, verb: &Method, path: &str, body: &Value) -> Result<u16> {
     as_account(s, "kubevirt-handler", node, verb, path, body).await
 }
 
-/// As a service account of the installation, with a token that is bound to a node.
+/// Calls the API as a service account of the installation with a token that is bound to a node.
 async fn as_account(s: &Story, account: &str, node: &str, verb: &Method, path: &str, body: &Value) -> Result<u16> {
     let request = Request::builder()
         .method(verb)
@@ -187,37 +187,38 @@ async fn as_account(s: &Story, account: &str, node: &str, verb: &Method, path: &
 }
 
 #[test]
-fn cve_2023_26484_cve_2025_64436_an_agent_writes_its_own_node_and_machines_and_reads_no_secret() {
-    story("agent-rights", async |s| {
+fn cve_2023_26484_cve_2025_64436_virt_handler_writes_only_its_own_node_and_vmis_and_reads_no_secret() {
+    story("handler-rights", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;
         let vmi = s.wait_running("box").await?;
-        let own = vmi["status"]["nodeName"].as_str().context("the machine names no node")?;
+        let own = vmi["status"]["nodeName"].as_str().context("the VMI has no node")?;
         let node = format!("/api/v1/nodes/{own}?dryRun=All");
-        let machine = format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/box?dryRun=All", s.namespace);
-        for (agent_of, path, patch, expected) in [
+        let vmi_path =
+            format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/box?dryRun=All", s.namespace);
+        for (handler_of, path, patch, expected) in [
             (own, &node, json!({"metadata": {"labels": {"kubevirt.io/x": "y"}}}), 200),
             ("another", &node, json!({"metadata": {"labels": {"kubevirt.io/x": "y"}}}), 403),
             ("", &node, json!({"metadata": {"labels": {"kubevirt.io/x": "y"}}}), 403),
             (own, &node, json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}), 403),
             (own, &node, json!({"spec": {"unschedulable": true}}), 403),
-            (own, &machine, json!({"status": {"reason": "x"}}), 200),
-            ("another", &machine, json!({"status": {"reason": "x"}}), 403),
-            (own, &machine, json!({"status": {"nodeName": "another"}}), 403),
-            (own, &machine, json!({"spec": {"hostname": "x"}}), 403),
-            (own, &machine, json!({"metadata": {"labels": {"kubevirt.io/nodeName": "another"}}}), 403),
-            (own, &machine, json!({"metadata": {"finalizers": null}}), 403),
-            (own, &machine, json!({"status": {"activePods": {"p": "another"}}}), 403),
-            (own, &machine, json!({"status": {"VSOCKCID": 5}}), 403),
+            (own, &vmi_path, json!({"status": {"reason": "x"}}), 200),
+            ("another", &vmi_path, json!({"status": {"reason": "x"}}), 403),
+            (own, &vmi_path, json!({"status": {"nodeName": "another"}}), 403),
+            (own, &vmi_path, json!({"spec": {"hostname": "x"}}), 403),
+            (own, &vmi_path, json!({"metadata": {"labels": {"kubevirt.io/nodeName": "another"}}}), 403),
+            (own, &vmi_path, json!({"metadata": {"finalizers": null}}), 403),
+            (own, &vmi_path, json!({"status": {"activePods": {"p": "another"}}}), 403),
+            (own, &vmi_path, json!({"status": {"VSOCKCID": 5}}), 403),
         ] {
-            let code = as_agent(s, agent_of, &Method::PATCH, path, &patch).await?;
-            ensure!(code == expected, "agent of {agent_of:?}, {path}, {patch}: {code} instead of {expected}");
+            let code = as_handler(s, handler_of, &Method::PATCH, path, &patch).await?;
+            ensure!(code == expected, "virt-handler of {handler_of:?}, {path}, {patch}: {code} instead of {expected}");
         }
         let nothing = json!(null);
         for path in ["/api/v1/secrets", "/api/v1/namespaces/kubevirt/secrets/kubevirt-ca", "/api/v1/pods"] {
-            let code = as_agent(s, own, &Method::GET, path, &nothing).await?;
-            ensure!(code == 403, "the agent may read {path}: {code}");
+            let code = as_handler(s, own, &Method::GET, path, &nothing).await?;
+            ensure!(code == 403, "virt-handler may read {path}: {code}");
         }
-        // virt-controller says whether the roles for users are part of those of the cluster, and nothing else about roles.
+        // virt-controller may change the aggregation labels of the roles for users, and nothing else about roles.
         let labels = |key: &str, value: &str| json!({"metadata": {"labels": {(format!("rbac.authorization.k8s.io/aggregate-to-{key}")): value}}});
         for (role, patch, expected) in [
             ("kubevirt.io:edit", labels("edit", "false"), 200),
@@ -230,7 +231,7 @@ fn cve_2023_26484_cve_2025_64436_an_agent_writes_its_own_node_and_machines_and_r
             let code = as_account(s, "kubevirt-controller", own, &Method::PATCH, &path, &patch).await?;
             ensure!(code == expected, "virt-controller, {role}, {patch}: {code} instead of {expected}");
         }
-        // A pod that says to be of the machine, by somebody who may do anything but is not virt-controller.
+        // A pod with the VMI as owner, created by an administrator.
         let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "box",
             "uid": vmi["metadata"]["uid"], "controller": true}]);
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger", "ownerReferences": owner},

@@ -3,21 +3,21 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{PATIENCE, Story, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story_alone};
 use kube::api::ListParams;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::manifests;
 
-/// How long the attack lasts, in seconds, where this variable does not say otherwise.
+/// Default duration of the attack in seconds, and the variable that changes it.
 const SECONDS: &str = "FLOOD_SECONDS";
 const DEFAULT_SECONDS: u64 = 30;
 /// A failed probe is reported after its time limit.
 const REPORTED: Duration = Duration::from_secs(3);
 
 #[test]
-fn silent_connections_and_stalled_reviews_stop_nothing() {
+fn silent_connections_and_stalled_reviews_do_not_affect_the_installation() {
     story_alone("silent", async |s| {
         let seconds = std::env::var(SECONDS).ok().map(|text| text.parse()).transpose().context(SECONDS)?;
         let duration = Duration::from_secs(seconds.unwrap_or(DEFAULT_SECONDS));
@@ -42,7 +42,7 @@ fn silent_connections_and_stalled_reviews_stop_nothing() {
     });
 }
 
-/// Creates and deletes VMs, and pauses and resumes a VMI, which takes virt-api, virt-handler and the way between them.
+/// Creates and deletes VMs, and pauses and resumes a VMI, which uses virt-api, virt-handler and their connection.
 async fn use_the_cluster(s: &Story, until: Instant) -> Result<usize> {
     let mut uses = 0;
     while Instant::now() < until {
@@ -51,7 +51,7 @@ async fn use_the_cluster(s: &Story, until: Instant) -> Result<usize> {
         s.delete("vm", &name).await?;
         for (action, paused) in [("pause", true), ("unpause", false)] {
             s.virt(&[action, "vmi", "box"]).await.with_context(|| format!("use {uses}"))?;
-            s.wait("vmi", "box", action, PATIENCE, |vmi| is_paused(vmi) == paused).await?;
+            s.wait("vmi", "box", action, TIMEOUT, |vmi| is_paused(vmi) == paused).await?;
         }
         uses += 1;
         sleep(Duration::from_millis(250)).await;
@@ -64,7 +64,7 @@ fn is_paused(vmi: &Value) -> bool {
     conditions.into_iter().flatten().any(|condition| condition["type"] == "Paused" && condition["status"] == "True")
 }
 
-/// The pods of the installation: restarts, and since when each is ready.
+/// Returns restarts and start of readiness of the installation's pods.
 async fn pods(s: &Story) -> Result<BTreeMap<String, (i64, Value)>> {
     let labels = ListParams::default().labels("kubevirt.io in (virt-api,virt-controller,virt-handler)");
     let pods = s.installation_api("Pod").list(&labels).await?;
@@ -80,7 +80,7 @@ async fn pods(s: &Story) -> Result<BTreeMap<String, (i64, Value)>> {
     Ok(described.collect())
 }
 
-/// Failed probes in the namespace of the installation, and how often each was seen.
+/// Returns the failed probes in the namespace of the installation with their counts.
 async fn failed_probes(s: &Story) -> Result<BTreeMap<String, i64>> {
     let events = s.installation_api("Event").list(&ListParams::default()).await?;
     let unhealthy = events.items.into_iter().filter(|event| event.data["reason"] == "Unhealthy");

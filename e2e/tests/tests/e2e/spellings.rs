@@ -1,4 +1,4 @@
-//! What users may write in several ways, or leave out in several ways, means the same to every part.
+//! Values with several spellings have the same meaning in every component.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,13 +7,13 @@ use ferrovirt_e2e_tests::story;
 
 use crate::manifests;
 
-/// Asia/Kolkata is ahead of UTC by this, all year round.
+/// Offset of Asia/Kolkata, without daylight saving time.
 const AHEAD: i64 = 5 * 3600 + 30 * 60;
-/// The guest boots, and the test's own clock goes on.
+/// Tolerance for the time of the boot.
 const NEAR: i64 = 600;
 
 #[test]
-fn addresses_amounts_and_clocks_are_read_as_they_are_written() {
+fn addresses_quantities_and_clocks_are_parsed_in_every_spelling() {
     story("spellings", async |s| {
         let manifest = manifests::kernel_vmi("odd")
             .replace(
@@ -46,13 +46,13 @@ fn addresses_amounts_and_clocks_are_read_as_they_are_written() {
 }
 
 #[test]
-fn a_machine_that_cannot_be_started_waits_and_says_why() {
+fn vmi_that_cannot_start_reports_the_reason() {
     story("waits", async |s| {
         let lost =
             manifests::kernel_vmi("lost").replace("    memory:", "    clock: {timezone: Mars/Olympus}\n    memory:");
         s.apply(&lost).await?;
-        let said = s.wait_event("lost", "SyncFailed", Duration::from_secs(60)).await?;
-        ensure!(said.contains("timezone"), "{said}");
+        let message = s.wait_event("lost", "SyncFailed", Duration::from_secs(60)).await?;
+        ensure!(message.contains("timezone"), "{message}");
         // Long enough for several attempts.
         tokio::time::sleep(Duration::from_secs(8)).await;
         let vmi = s.get("vmi", "lost").await?;

@@ -1,4 +1,4 @@
-//! What a machine was started from, what reaches it while it runs, and what becomes of one that does not start.
+//! Generations of VMs and their VMIs, and start failures.
 
 use std::time::Duration;
 
@@ -22,8 +22,7 @@ fn asks_for_restart(vm: &Value) -> bool {
         .is_some_and(|all| all.iter().any(|known| known["type"] == "RestartRequired" && known["status"] == "True"))
 }
 
-/// Waits until the VM's status speaks of generation `desired`, and both it and the machine say that the machine reflects
-/// `observed`.
+/// Waits until the VM's status has `desired` as its generation, and VM and VMI report `observed` for the VMI.
 async fn wait_generations(s: &Story, desired: i64, observed: i64) -> anyhow::Result<()> {
     s.wait("vm", "box", &format!("be at {desired} and show {observed}"), MINUTES, |vm| {
         vm["status"]["desiredGeneration"] == desired && vm["status"]["observedGeneration"] == observed
@@ -37,7 +36,7 @@ async fn wait_generations(s: &Story, desired: i64, observed: i64) -> anyhow::Res
 }
 
 #[test]
-fn user_sees_what_of_a_changed_vm_has_reached_its_machine() {
+fn status_reports_which_generation_a_vmi_reflects() {
     story("generations", async |s| {
         s.apply(&manifests::kernel_vm("box", "Always")).await?;
         let vmi = s.wait_running("box").await?;
@@ -49,7 +48,7 @@ fn user_sees_what_of_a_changed_vm_has_reached_its_machine() {
         ensure!(revision["revision"] == 1, "{revision}");
         let mut kept = revision["data"]["spec"].clone();
         if let Some(domain) = kept["template"]["spec"]["domain"].as_object_mut() {
-            // Clients in Go write it, too, and mean the same.
+            // Clients in Go write it for an empty value.
             domain.retain(|name, value| name != "resources" || *value != json!({}));
         }
         ensure!(kept == s.get("vm", "box").await?["spec"], "{revision}");
@@ -93,7 +92,7 @@ fn user_sees_what_of_a_changed_vm_has_reached_its_machine() {
 }
 
 #[test]
-fn machine_that_does_not_start_is_tried_at_growing_intervals_until_it_is_stopped_or_mended() {
+fn failed_starts_are_retried_at_growing_intervals_until_the_vm_is_stopped_or_repaired() {
     story("crash-loop", async |s| {
         let annotation = "kubevirt.io/func-test-virt-launcher-fail-fast";
         let failing = manifests::kernel_vm("box", "Always")
@@ -107,9 +106,9 @@ fn machine_that_does_not_start_is_tried_at_growing_intervals_until_it_is_stopped
             }
         };
         let vm = s.wait("vm", "box", "be in a crash loop", MINUTES, looping(1)).await?;
-        let machine = vm["status"]["startFailure"]["lastFailedVMIUID"].clone();
+        let failed = vm["status"]["startFailure"]["lastFailedVMIUID"].clone();
         let vm = s.wait("vm", "box", "have failed again", MINUTES, looping(2)).await?;
-        ensure!(vm["status"]["startFailure"]["lastFailedVMIUID"] != machine, "{}", vm["status"]);
+        ensure!(vm["status"]["startFailure"]["lastFailedVMIUID"] != failed, "{}", vm["status"]);
 
         s.virt(&["stop", "box"]).await?;
         s.wait("vm", "box", "be Stopped", MINUTES, |vm| {

@@ -9,28 +9,28 @@ use serde_json::json;
 
 const MINUTES: Duration = Duration::from_secs(150);
 
-/// What is behind a claim.
+/// Backend of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Backing {
+pub(crate) enum Backing {
     /// A directory of the node's own file system.
     Directory,
-    /// A file system of 40 MiB, all of which can be filled.
+    /// A file system of 40 MiB that a test may fill.
     Small,
     /// A device backed by a file.
     Device,
 }
 
-/// Storage on the node that a claim of the story has.
-pub struct Storage {
+/// Storage of a claim on the node.
+pub(crate) struct Storage {
     name: String,
-    /// Where it is on the node.
+    /// Path on the node.
     pub directory: String,
 }
 
 impl Storage {
-    /// Makes a directory on the node and a volume in it, for the claim of that name. The claim asks for less than the
-    /// volume has, and may ask for more later.
-    pub async fn make(s: &Story, claim: &str, backing: Backing) -> Result<Self> {
+    /// Creates a directory on the node with a volume for the claim of that name. The claim requests less than the capacity
+    /// and can be expanded.
+    pub(crate) async fn make(s: &Story, claim: &str, backing: Backing) -> Result<Self> {
         let name = format!("{}-{claim}", s.namespace);
         let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name };
         let made = storage.fill(s, claim, backing).await;
@@ -90,8 +90,8 @@ spec:
         .await
     }
 
-    /// Takes away what was made.
-    pub async fn remove(&self, s: &Story) -> Result<()> {
+    /// Removes the storage.
+    pub(crate) async fn remove(&self, s: &Story) -> Result<()> {
         for kind in ["PersistentVolume", "StorageClass"] {
             match s.cluster_api(kind).delete(&self.name, &DeleteParams::background()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
@@ -99,7 +99,7 @@ spec:
             }
         }
         let directory = &self.directory;
-        // Detached when kubelet and QEMU have let go of it.
+        // kubelet and QEMU may still use it.
         let detach = format!("losetup --associated {directory}/backing | cut -d: -f1 | xargs -r losetup --detach");
         let unmount = format!("umount -l {directory} 2>/dev/null");
         on_host(s, &format!("{detach}; {unmount}; rm -rf {directory}")).await?;
@@ -108,12 +108,12 @@ spec:
 }
 
 /// Runs a script on the node with the node's own programs and files.
-pub async fn on_host(s: &Story, script: &str) -> Result<String> {
+pub(crate) async fn on_host(s: &Story, script: &str) -> Result<String> {
     s.on_node(&format!("nsenter -t 1 -m -- /bin/sh -c '{script}'")).await
 }
 
-/// Deletes the machines of the story, so that nobody uses its storage any more.
-pub async fn without_machines(s: &Story) -> Result<()> {
+/// Deletes the VMIs of the story, which use its storage.
+pub(crate) async fn delete_vmis(s: &Story) -> Result<()> {
     for kind in ["vm", "vmi"] {
         for object in s.list(kind, "").await? {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();

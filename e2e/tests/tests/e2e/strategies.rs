@@ -1,4 +1,4 @@
-//! Run strategies that tell a guest that was shut down from one that failed.
+//! Run strategies that distinguish a shutdown from a failure.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use serde_json::Value;
 use crate::manifests;
 
 const MINUTES: Duration = Duration::from_secs(150);
-/// Long enough for a restart that must not be to begin.
+/// Time in which a forbidden restart would begin.
 const NOTHING_HAPPENS: Duration = Duration::from_secs(8);
 
-/// A machine booted from a kernel image.
-fn machine(name: &str, run_strategy: &str) -> Result<String> {
-    let instance: Value = serde_yaml::from_str(&manifests::kernel_vmi(name))?;
-    let machine = serde_json::json!({
+/// Returns a VM that boots a kernel image.
+fn kernel_vm(name: &str, run_strategy: &str) -> Result<String> {
+    let instance: Value = serde_saphyr::from_str(&manifests::kernel_vmi(name))?;
+    let vm = serde_json::json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": name},
         "spec": {"runStrategy": run_strategy, "template": {"spec": instance["spec"]}},
     });
-    Ok(machine.to_string())
+    Ok(vm.to_string())
 }
 
 async fn kill(s: &Story, vmi: &str) -> Result<()> {
@@ -31,7 +31,7 @@ async fn power_off(s: &Story, vmi: &str) -> Result<()> {
     let mut console = s.console(vmi)?;
     console.login("root", "ferrovirt").await?;
     console.send("poweroff\n").await?;
-    // The console has to stay until the guest has read what was typed.
+    // The console stays open until the guest has read the input.
     console.expect("Power down", MINUTES).await?;
     Ok(())
 }
@@ -41,9 +41,9 @@ fn stopped(vm: &Value) -> bool {
 }
 
 #[test]
-fn rerun_on_failure_starts_a_failed_guest_again_and_leaves_one_that_was_shut_down() {
+fn rerun_on_failure_restarts_a_failed_guest_and_no_guest_that_was_shut_down() {
     story("rerun", async |s| {
-        s.apply(&machine("box", "RerunOnFailure")?).await?;
+        s.apply(&kernel_vm("box", "RerunOnFailure")?).await?;
         let first = s.wait_running("box").await?;
         kill(s, "box").await?;
         let uid = first["metadata"]["uid"].clone();
@@ -59,7 +59,7 @@ fn rerun_on_failure_starts_a_failed_guest_again_and_leaves_one_that_was_shut_dow
         ensure!(s.list("vmi", "").await?.is_empty(), "a guest that was shut down runs again");
         ensure!(s.get("vm", "box").await?["spec"]["runStrategy"] == "RerunOnFailure", "the strategy was changed");
 
-        // Its user can start it, and stop it for good.
+        // A user can start and stop it.
         s.virt(&["start", "box"]).await?;
         s.wait_running("box").await?;
         s.virt(&["stop", "box"]).await?;
@@ -70,10 +70,10 @@ fn rerun_on_failure_starts_a_failed_guest_again_and_leaves_one_that_was_shut_dow
 }
 
 #[test]
-fn once_starts_a_guest_once_however_it_ends() {
+fn once_starts_a_guest_only_once() {
     story("once", async |s| {
         for name in ["failed", "done"] {
-            s.apply(&machine(name, "Once")?).await?;
+            s.apply(&kernel_vm(name, "Once")?).await?;
         }
         let mut ends = Vec::new();
         for (name, phase) in [("failed", "Failed"), ("done", "Succeeded")] {
@@ -90,10 +90,10 @@ fn once_starts_a_guest_once_however_it_ends() {
         tokio::time::sleep(NOTHING_HAPPENS).await;
         for (name, uid) in ends {
             let now = s.get("vmi", name).await?;
-            ensure!(now["metadata"]["uid"] == uid, "the machine {name} was started a second time");
+            ensure!(now["metadata"]["uid"] == uid, "the VM {name} was started a second time");
         }
-        let again = s.virt(&["start", "done"]).await.err().map(|error| error.to_string()).unwrap_or_default();
-        ensure!(again.contains("Once does not support manual start requests"), "{again:?}");
+        let refused = s.virt(&["start", "done"]).await.err().map(|error| error.to_string()).unwrap_or_default();
+        ensure!(refused.contains("Once does not support manual start requests"), "{refused:?}");
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! What becomes of streams when one user wants all of them, and when something between client and guest dies.
+//! Streams of one user at the quota, and failures between client and guest.
 
 use std::{future::Future, time::Duration};
 
@@ -12,23 +12,23 @@ use tokio::{
 
 use crate::manifests;
 
-/// How soon a client learns that its stream is over: within five seconds, on a machine that is not busy.
+/// Time limit for the end of a stream at the client: five seconds on an idle host.
 const SOON: Duration = Duration::from_secs(30);
-/// How long a user tries to open a stream again.
-const AGAIN: Duration = Duration::from_secs(90);
-/// Where the guest sends back what it gets.
+/// Time limit for reopening a stream.
+const REOPEN_TIMEOUT: Duration = Duration::from_secs(90);
+/// Port of the echo server in the guest.
 const ECHO: u16 = 7000;
-/// Streams that one user alone gets of any virt-api, and more than those of several together.
+/// Quota of one user at one virt-api, and a bound above the quotas of all virt-apis.
 const SHARE: usize = 200;
 const MOST: usize = 2048;
-/// Streams that the user asks for at once.
+/// Streams that the user requests at once.
 const LANES: usize = 8;
 
 #[test]
-fn streams_leave_room_for_others_end_clearly_with_what_carries_them_and_can_be_opened_again() {
+fn streams_have_a_quota_end_with_their_components_and_can_be_reopened() {
     story_alone("streamfaults", async |s| {
         s.apply(&manifests::vm("box", "Always")).await?;
-        let machine = s.wait_running("box").await?;
+        let vmi = s.wait_running("box").await?;
         let forward = s.forward("vm/box", ECHO).await?;
 
         let mut streams = Streams::open(s, &forward).await?;
@@ -36,7 +36,7 @@ fn streams_leave_room_for_others_end_clearly_with_what_carries_them_and_can_be_o
         streams.console.run("echo kept > /tmp/mark").await?;
         s.kill_on_node("virt-handler").await?;
         let mut tunnel = streams.end("connection to virt-handler was lost").await.context("virt-handler killed")?;
-        // It does not lead through the agent.
+        // This stream does not pass virt-handler.
         echo(&mut tunnel, "still here").await.context("virt-handler killed: a forwarded port")?;
         drop(tunnel);
         s.no_streams_left(true).await?;
@@ -58,13 +58,13 @@ fn streams_leave_room_for_others_end_clearly_with_what_carries_them_and_can_be_o
         ends(tunnel, SOON).await.context("virt-api killed: a forwarded port")?;
         s.no_streams_left(true).await?;
 
-        // The supervisor is the pod's first process: the machine ends with it, and its VM starts another.
+        // The supervisor is the pod's first process: the VMI ends with it, and its VM starts another.
         let streams = Streams::open(s, &forward).await?;
         s.kill_in_launcher(&pod, "virt-launcher-monitor").await?;
         let tunnel = streams.end("launcher was lost").await.context("virt-launcher-monitor killed")?;
         ends(tunnel, SOON).await.context("virt-launcher-monitor killed: a forwarded port")?;
         s.no_streams_left(true).await?;
-        let uid = machine["metadata"]["uid"].clone();
+        let uid = vmi["metadata"]["uid"].clone();
         s.wait("vmi", "box", "be Running anew", Duration::from_secs(120), |vmi| {
             vmi["metadata"]["uid"] != uid && vmi["status"]["phase"] == "Running"
         })
@@ -73,18 +73,17 @@ fn streams_leave_room_for_others_end_clearly_with_what_carries_them_and_can_be_o
         streams.close().await?;
         s.no_streams_left(true).await?;
 
-        let said = forward.stop().await?;
-        for reason in ["the connection was lost", "the machine has stopped"] {
-            ensure!(said.contains(reason), "{reason:?} was not said: {said}");
+        let message = forward.stop().await?;
+        for reason in ["the connection was lost", "the VMI has stopped"] {
+            ensure!(message.contains(reason), "{reason:?} was not message: {message}");
         }
-        // The machine is driven by what came after those that died.
+        // The replacements manage the VMI.
         s.virt(&["stop", "box"]).await?;
         s.wait_gone("vmi", "box", Duration::from_secs(60)).await
     });
 }
 
-/// One user opens streams until there are no more for this user: the streams of others go on, there is a place for who
-/// comes next, and what is closed is free again.
+/// Checks the quota: one user opens streams until a refusal, other users are not affected, and closed streams are released.
 async fn leave_room(s: &Story, streams: &mut Streams) -> Result<()> {
     let client = connect_without_retries().await?;
     let (greedy, newcomer) = (format!("greedy-{}", s.namespace), format!("newcomer-{}", s.namespace));
@@ -104,7 +103,7 @@ subjects:
     let path = s.subresource("v1", "virtualmachineinstances/box", "portforward/9/udp");
     let before = s.open_streams().await?.api;
     // Bindings are cached by the API server, which may not know this one yet.
-    let first = again(|| async { opened(Socket::open(&client, &path, Some(&greedy)).await?) }).await?;
+    let first = retry(|| async { opened(Socket::open(&client, &path, Some(&greedy)).await?) }).await?;
     let mut taken = vec![first];
     let refused = loop {
         ensure!(taken.len() < MOST, "{} streams of one user are open, and none was refused", taken.len());
@@ -126,7 +125,7 @@ subjects:
             && status["kind"] == "Status"
             && status["reason"] == "TooManyRequests"
             && status["details"]["retryAfterSeconds"] == 1
-            && refused.said().contains("too many streams of this user"),
+            && refused.message().contains("too many streams of this user"),
         "refused with {} {headers:?} {status}",
         refused.code
     );
@@ -136,16 +135,16 @@ subjects:
     other.ping(SOON).await.context("another user")?;
     try_join_all(taken.iter_mut().map(|stream| stream.ping(SOON))).await?;
     echo(&mut streams.tunnel, "still here").await?;
-    let (said, _) = streams.console.run("echo $((6 * 7))").await?;
-    ensure!(said.trim() == "42", "the console answers {said:?}");
+    let (message, _) = streams.console.run("echo $((6 * 7))").await?;
+    ensure!(message.trim() == "42", "the console answers {message:?}");
     let open = s.open_streams().await?.api;
     ensure!(open > taken.len() as u64, "{open} streams are counted, and {} of one user are open", taken.len());
 
     drop((taken, other));
-    let deadline = Instant::now() + AGAIN;
+    let deadline = Instant::now() + REOPEN_TIMEOUT;
     loop {
         let open = s.open_streams().await?.api;
-        // Fewer where an attempt at the first streams was still counted.
+        // One less if an earlier attempt was still counted.
         if open <= before {
             return Ok(());
         }
@@ -154,15 +153,15 @@ subjects:
     }
 }
 
-/// The stream, or what the server said instead.
+/// Returns the stream, or fails with the server's message.
 fn opened(asked: Result<Socket, Box<Answer>>) -> Result<Socket> {
     match asked {
         Ok(stream) => Ok(stream),
-        Err(answer) => bail!("refused: {} {}", answer.code, answer.said()),
+        Err(answer) => bail!("refused: {} {}", answer.code, answer.message()),
     }
 }
 
-/// One stream of each kind.
+/// A stream of each kind.
 struct Streams {
     console: Console,
     display: Served,
@@ -172,10 +171,10 @@ struct Streams {
 
 impl Streams {
     async fn open(s: &Story, forward: &Served) -> Result<Self> {
-        let mut console = s.console_again("box", "root", "story").await?;
+        let mut console = s.reopen_console("box", "root", "story").await?;
         console.serve(&format!("nc -ll -p {ECHO} -e cat"), ECHO).await?;
-        let (display, viewer) = again(|| s.display("box")).await.context("display")?;
-        let tunnel = again(|| async {
+        let (display, viewer) = retry(|| s.display("box")).await.context("display")?;
+        let tunnel = retry(|| async {
             let mut tunnel = forward.connect().await?;
             echo(&mut tunnel, "hello").await?;
             Ok(tunnel)
@@ -183,15 +182,15 @@ impl Streams {
         Ok(Self { console, display, viewer, tunnel: tunnel.await.context("forwarded port")? })
     }
 
-    /// Waits until console and display have ended and said so; gives the forwarded connection back.
+    /// Waits until console and display have ended with an error. Returns the forwarded connection.
     async fn end(self, reason: &str) -> Result<TcpStream> {
         let began = Instant::now();
         let console = self.console.wait_end(SOON).await?;
-        ensure!(!console.status.success() && console.said.contains(reason), "console: {console:?}");
+        ensure!(!console.status.success() && console.stderr.contains(reason), "console: {console:?}");
         let display = self.display.wait_end(SOON).await.context("display")?;
-        ensure!(!display.status.success() && display.said.contains(reason), "display: {display:?}");
+        ensure!(!display.status.success() && display.stderr.contains(reason), "display: {display:?}");
         ends(self.viewer, SOON).await.context("display")?;
-        eprintln!("{reason}: said within {:.1} s", began.elapsed().as_secs_f64());
+        eprintln!("{reason}: message within {:.1} s", began.elapsed().as_secs_f64());
         Ok(self.tunnel)
     }
 
@@ -202,12 +201,12 @@ impl Streams {
     }
 }
 
-/// Tries as long as a user would.
-async fn again<T, F>(mut attempt: impl FnMut() -> F) -> Result<T>
+/// Retries until [`REOPEN_TIMEOUT`].
+async fn retry<T, F>(mut attempt: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
-    let deadline = Instant::now() + AGAIN;
+    let deadline = Instant::now() + REOPEN_TIMEOUT;
     loop {
         match attempt().await {
             Ok(done) => return Ok(done),

@@ -1,4 +1,4 @@
-//! Streams through the whole chain: plugin, API server, virt-api, agent, launcher, guest.
+//! Streams through the whole chain: plugin, API server, virt-api, virt-handler, launcher, guest.
 
 use std::{process::Stdio, time::Duration};
 
@@ -13,14 +13,14 @@ use tokio::{
 
 use crate::manifests;
 
-/// What is sent each way over a forwarded port.
+/// Bytes in each direction over a forwarded port.
 const SENT: usize = 10 * 1024 * 1024;
-/// Connections that are open at the same time: by so many plugins, so many each ...
+/// Concurrent connections: number of plugins, connections of each ...
 const PLUGINS: usize = 2;
 const EACH: usize = 100;
-/// ... of which so many are opened at once ...
+/// ... connections opened at once ...
 const LANES: usize = 4;
-/// ... and so many whose clients do not read.
+/// ... and connections whose clients do not read.
 const IDLERS: usize = 8;
 
 #[test]
@@ -32,11 +32,14 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         console.login("root", "story").await?;
 
         let sent = pattern();
-        // The server closes its half before it has read anything: it has nothing to say.
+        // The server closes its half before it reads.
         let forward = s.forward("vmi/box", 7000).await?;
         receive(&mut console, 7000, "nc -l -p 7000 </dev/null >/tmp/in", async || {
             let mut stream = forward.connect().await?;
-            ensure!(timeout(Duration::from_secs(20), stream.read(&mut [0])).await?? == 0, "the guest said something");
+            ensure!(
+                timeout(Duration::from_secs(20), stream.read(&mut [0])).await?? == 0,
+                "the guest message something"
+            );
             stream.write_all(&sent).await.context("sending")?;
             stream.shutdown().await?;
             Ok(stream)
@@ -51,13 +54,13 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         timeout(Duration::from_secs(120), stream.read_exact(&mut received))
             .await
             .context("the guest's file did not come in time")??;
-        // What came back went both ways: a difference would be in either.
+        // The echo covers both directions.
         let differs = sent.iter().zip(&received).position(|(a, b)| a != b);
         ensure!(differs.is_none(), "byte {differs:?} is another one");
         forward.stop().await?;
 
-        // As clients that know of no half-closed connections do: when the server closes its half, which this one does after
-        // a megabyte, the stream ends as a whole, once they are quiet.
+        // A client without half-closed connections: after the server has closed its half, here after a megabyte, the stream
+        // ends when it is idle.
         let server = "(sleep 600 & echo $! >/tmp/pid; wait) | nc -l -p 7002 | \
                       { dd bs=1000 count=1000 iflag=fullblock; kill $(cat /tmp/pid); cat; } >/tmp/in 2>/dev/null";
         receive(&mut console, 7002, server, async || {
@@ -74,7 +77,7 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
     });
 }
 
-/// Starts a server that reads to the end, lets `send` send to it, and looks at what has arrived.
+/// Starts a server that reads to the end, runs `send`, and checks the received data.
 async fn receive<T>(
     console: &mut Console,
     port: u16,
@@ -94,7 +97,7 @@ async fn receive<T>(
 }
 
 #[test]
-fn later_console_takes_the_place_of_the_former_and_sees_what_it_saw_if_it_asks() {
+fn later_console_replaces_the_former_and_can_request_its_output() {
     story("consoles", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;
         s.wait_running("box").await?;
@@ -104,13 +107,13 @@ fn later_console_takes_the_place_of_the_former_and_sees_what_it_saw_if_it_asks()
         let mut second = s.console("box")?;
         let end =
             first.wait_end(Duration::from_secs(15)).await.context("the first console goes on beside the second")?;
-        ensure!(!end.status.success() && end.said.contains("another client has taken"), "{end:?}");
-        // Whoever comes later finds the shell of the former, and of what was printed before nothing ...
+        ensure!(!end.status.success() && end.stderr.contains("another client has taken"), "{end:?}");
+        // The later console has the same shell without earlier output ...
         second.login_or_shell("root", "ferrovirt").await?;
         let (answer, _) = second.run("echo here").await?;
         ensure!(answer.contains("here") && !answer.contains("seen-42"), "{answer:?}");
         second.leave().await?;
-        // ... unless they ask.
+        // ... unless it requests it.
         let mut third = Console::open(s.virt_command(&["console", "--replay", "box"]))?;
         third.expect("seen-42", Duration::from_secs(15)).await.context("replay")?;
         third.leave().await
@@ -118,7 +121,7 @@ fn later_console_takes_the_place_of_the_former_and_sees_what_it_saw_if_it_asks()
 }
 
 #[test]
-fn two_hundred_streams_at_once_and_forty_that_vanish_leave_nothing_behind() {
+fn two_hundred_concurrent_streams_and_forty_lost_clients_are_released() {
     story("many", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;
         s.wait_running("box").await?;
@@ -138,8 +141,8 @@ fn two_hundred_streams_at_once_and_forty_that_vanish_leave_nothing_behind() {
                 client.kill().await?;
             }
         }
-        // A machine has one console, and it answers the next user.
-        let mut console = s.console_again("box", "root", "ferrovirt").await?;
+        // A VMI has one console, which the next user can open.
+        let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
         console.serve("nc -ll -p 7000 -e cat", 7000).await?;
         console.serve("nc -ll -p 7001 -e yes", 7001).await?;
         let (display, viewer) = s.display("box").await?;
@@ -148,7 +151,7 @@ fn two_hundred_streams_at_once_and_forty_that_vanish_leave_nothing_behind() {
         let (mut plugins, mut echoes) = (Vec::new(), Vec::new());
         for _ in 0..PLUGINS {
             let plugin = s.forward("vmi/box", 7000).await?;
-            // The guest's server lets no more than two connections wait.
+            // The accept queue of the guest's server holds two connections.
             for lane in (0..EACH).step_by(LANES) {
                 echoes.extend(
                     try_join_all((lane..EACH.min(lane + LANES)).map(async |number| {
@@ -161,7 +164,7 @@ fn two_hundred_streams_at_once_and_forty_that_vanish_leave_nothing_behind() {
             }
             plugins.push(plugin);
         }
-        // Some that do not read what never ends: it waits in the guest.
+        // Some do not read an endless stream.
         let endless = s.forward("vmi/box", 7001).await?;
         let idlers: Vec<TcpStream> = try_join_all((0..IDLERS).map(async |_| endless.connect().await)).await?;
         sleep(Duration::from_secs(10)).await;
@@ -182,14 +185,14 @@ fn two_hundred_streams_at_once_and_forty_that_vanish_leave_nothing_behind() {
         s.no_streams_left(false).await?;
         endless.stop().await?;
         for plugin in plugins {
-            let said = plugin.stop().await?;
-            ensure!(said.is_empty(), "connections failed: {said}");
+            let message = plugin.stop().await?;
+            ensure!(message.is_empty(), "connections failed: {message}");
         }
         Ok(())
     });
 }
 
-/// Bytes that repeat at no power of two, so that a lost or doubled block shows.
+/// Returns bytes without a period of a power of two, so that lost or duplicate blocks are detected.
 fn pattern() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     (0..SENT)

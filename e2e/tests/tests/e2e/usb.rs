@@ -1,4 +1,4 @@
-//! USB devices of users' computers in machines.
+//! Redirected USB devices.
 
 use std::{process::Stdio, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::manifests;
 
-/// Machines have this many channels for redirected devices.
+/// Number of channels for redirected devices.
 const CHANNELS: usize = 4;
 /// Length of a greeting's text.
 const VERSION: usize = 64;
@@ -34,9 +34,9 @@ fn usb_devices_are_redirected_one_to_a_channel() {
         }
         let refused = s.virt(&["usbredir", "--no-launch", "box"]).await.err().map(|e| e.to_string());
         let refused = refused.context("one client more than there are channels")?;
-        ensure!(refused.contains("503"), "the fifth client is told {refused:?}");
+        ensure!(refused.contains("503"), "the fifth client gets {refused:?}");
 
-        // A client that goes leaves its channel to the next.
+        // The channel of a closed client can be reused.
         clients.swap_remove(1).stop().await?;
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
@@ -56,7 +56,7 @@ fn usb_devices_are_redirected_one_to_a_channel() {
         s.wait_running("plain").await?;
         let refused = s.virt(&["usbredir", "--no-launch", "plain"]).await.err().map(|e| e.to_string());
         ensure!(refused.is_some_and(|text| text.contains("Not configured with USB Redirection")));
-        ensure!(s.get("vmi", "box").await?["status"]["phase"] == "Running", "the machine does not run any more");
+        ensure!(s.get("vmi", "box").await?["status"]["phase"] == "Running", "the VMI does not run");
         Ok(())
     });
 }
@@ -83,7 +83,7 @@ impl Client {
         Ok(Self { plugin, stream: TcpStream::connect(address).await.with_context(|| line.clone())? })
     }
 
-    /// The other side's hello: type, length and number, a text, and bits of what it can do.
+    /// Reads the hello of the peer: type, length and number, a text, and capabilities.
     async fn greeting(&mut self) -> Result<String> {
         let mut head = [0_u8; 12];
         let read = async {
@@ -98,7 +98,7 @@ impl Client {
         Ok(String::from_utf8_lossy(&version).trim_end_matches('\0').to_owned())
     }
 
-    /// A hello of our own, of somebody who can do nothing special.
+    /// Returns a hello without capabilities.
     async fn greet(&mut self) -> Result<()> {
         let mut hello = Vec::new();
         for word in [0, u32::try_from(VERSION + 4)?, 0] {

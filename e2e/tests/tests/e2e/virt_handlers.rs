@@ -1,9 +1,9 @@
-//! virt-handler as stories see it that disturb it.
+//! Steps of stories that disturb virt-handler.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use ferrovirt_e2e_tests::{PATIENCE, Story};
+use ferrovirt_e2e_tests::{Story, TIMEOUT};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -12,8 +12,8 @@ use kube::{
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-/// Waits until a VMI that runs says why virt-handler does not manage it.
-pub async fn refuse(s: &Story, vmi: &str, why: &str) -> Result<()> {
+/// Waits until a running VMI reports why virt-handler does not manage it.
+pub(crate) async fn refuse(s: &Story, vmi: &str, why: &str) -> Result<()> {
     let says = |vmi: &Value| {
         let conditions = vmi["status"]["conditions"].as_array().into_iter().flatten();
         let mut messages = conditions.filter(|c| c["type"] == "Synchronized").filter_map(|c| c["message"].as_str());
@@ -24,9 +24,9 @@ pub async fn refuse(s: &Story, vmi: &str, why: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a VMI is paused and goes on, by the hand of virt-handler and its launcher.
-pub async fn serves(s: &Story, vmi: &str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+/// Pauses and resumes a VMI, which virt-handler and launcher carry out.
+pub(crate) async fn serves(s: &Story, vmi: &str) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
     while let Err(error) = s.virt(&["pause", "vmi", vmi]).await {
         ensure!(Instant::now() < deadline, "it is not paused: {error:#}");
         sleep(Duration::from_secs(1)).await;
@@ -42,14 +42,14 @@ async fn list(s: &Story) -> Result<Vec<Pod>> {
     Ok(pods(s).list(&ListParams::default().labels("kubevirt.io=virt-handler")).await?.items)
 }
 
-/// Puts new virt-handlers in the place of those that run: a new one dials all launchers of its node.
-pub async fn replace(s: &Story) -> Result<()> {
+/// Replaces all virt-handlers. A new one dials all launchers of its node.
+pub(crate) async fn replace(s: &Story) -> Result<()> {
     let former: Vec<Pod> = list(s).await?;
     for pod in &former {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         pods(s).delete(name, &DeleteParams::default().grace_period(0)).await?;
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let pods = list(s).await?;
         let new = pods.iter().filter(|pod| former.iter().all(|known| known.metadata.uid != pod.metadata.uid));
@@ -66,8 +66,8 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// The virt-handlers, and how often their containers were restarted. All of them are ready.
-pub async fn restarts(s: &Story) -> Result<Vec<(Option<String>, i32)>> {
+/// Returns the virt-handlers with their restarts. All are ready.
+pub(crate) async fn restarts(s: &Story) -> Result<Vec<(Option<String>, i32)>> {
     let mut restarts = Vec::new();
     for pod in list(s).await? {
         ensure!(is_ready(&pod), "virt-handler is not ready");

@@ -1,4 +1,4 @@
-//! Looking at a node itself, from a privileged pod in a namespace of its own.
+//! Access to a node from a privileged pod in a namespace of its own.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -10,31 +10,32 @@ use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{Api, Client, api::DeleteParams};
 use serde_json::json;
 
-use crate::{PATIENCE, Story, diagnosis, story::exec};
+use super::{Story, diagnosis, pods::exec};
+use crate::environment::{TIMEOUT, registry};
 
 impl Story {
-    /// Runs a shell script as root on the node of the story's machines (of a cluster with one node: on it). The node's
-    /// files are below `/host`; its processes and network are the script's own.
+    /// Runs a shell script as root on the node, in its PID and network namespaces. The files of the node are below
+    /// `/host`. Requires a cluster with one node.
     ///
     /// # Errors
-    /// When the pod does not come up or the script fails.
+    /// Fails if the pod does not start or the script fails.
     pub async fn on_node(&self, script: &str) -> Result<String> {
         let node = self.enter_node().await?;
-        let done = node.run(script).await;
-        let left = node.leave().await;
-        let output = done?;
-        left?;
+        let output = node.run(script).await;
+        let removed = node.leave().await;
+        let output = output?;
+        removed?;
         Ok(output)
     }
 
-    /// As [`on_node`](Self::on_node), for several scripts: what one leaves running goes on until the node is left, ten
-    /// minutes at most.
+    /// Starts the pod of [`on_node`](Self::on_node) for several scripts. Their background processes run until the node is left,
+    /// for ten minutes at most.
     ///
     /// # Errors
-    /// When the pod does not come up.
+    /// Fails if the pod does not start.
     pub async fn enter_node(&self) -> Result<Node> {
-        static LOOKS: AtomicU32 = AtomicU32::new(0);
-        let namespace = format!("{}-node-{}", self.namespace, LOOKS.fetch_add(1, Ordering::Relaxed));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let namespace = format!("{}-node-{}", self.namespace, COUNT.fetch_add(1, Ordering::Relaxed));
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {
             "ferrovirt.io/e2e": "node", "pod-security.kubernetes.io/enforce": "privileged"}}});
@@ -49,37 +50,37 @@ impl Story {
         }
     }
 
-    /// Kills a process of a launcher pod, by the name of its program.
+    /// Kills a process of a launcher pod by program name.
     ///
     /// # Errors
-    /// When there is no such process.
+    /// Fails without such a process.
     pub async fn kill_in_launcher(&self, pod: &str, program: &str) -> Result<()> {
         let pod = self.get("Pod", pod).await?;
         let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;
         self.kill(program, uid).await.with_context(|| format!("kill {program} of pod {uid}"))
     }
 
-    /// Kills all processes of a program on the node of the story's machines.
+    /// Kills all processes of a program on the node.
     ///
     /// # Errors
-    /// When there is none.
+    /// Fails without such a process.
     pub async fn kill_on_node(&self, program: &str) -> Result<()> {
         self.kill(program, "").await.with_context(|| format!("kill {program}"))
     }
 
-    /// Memory of virt-api on the node of the story's machines, in KiB: of several processes the largest.
+    /// Returns the memory of the largest virt-api process on the node in KiB.
     ///
     /// # Errors
-    /// When there is none.
+    /// Fails without such a process.
     pub async fn virt_api_memory(&self) -> Result<u64> {
         self.memory("virt-api", "").await
     }
 
-    /// Memory of a program on the node of the story's VMs, in KiB: of several processes the largest. Only those with a word
-    /// in their cgroup count, such as the UID of a pod.
+    /// Returns the memory of the largest process of a program on the node in KiB. Only processes whose cgroup contains
+    /// `cgroup` count, such as the UID of a pod.
     ///
     /// # Errors
-    /// When there is none.
+    /// Fails without such a process.
     pub async fn memory(&self, program: &str, cgroup: &str) -> Result<u64> {
         let name: String = program.chars().take(15).collect();
         let script = format!(
@@ -92,7 +93,7 @@ impl Story {
         sizes.max().with_context(|| format!("{program} does not run"))
     }
 
-    /// Kills processes by the name of their program and a word in their cgroup.
+    /// Kills the processes of a program whose cgroup contains `cgroup`.
     async fn kill(&self, program: &str, cgroup: &str) -> Result<()> {
         let name: String = program.chars().take(15).collect();
         let script = format!(
@@ -120,7 +121,7 @@ impl Node {
                 "hostPID": true, "hostNetwork": true, "terminationGracePeriodSeconds": 0,
                 "automountServiceAccountToken": false,
                 "containers": [{
-                    "name": "node", "image": format!("{}/toolbox:devel", crate::registry()), "imagePullPolicy": "IfNotPresent",
+                    "name": "node", "image": format!("{}/toolbox:devel", registry()), "imagePullPolicy": "IfNotPresent",
                     "command": ["sleep", "600"],
                     "securityContext": {"privileged": true, "runAsUser": 0},
                     "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true}],
@@ -128,10 +129,10 @@ impl Node {
                 "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
             },
         }))?;
-        // The namespace's service account is made a moment after the namespace.
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        // The service account of a new namespace is created with a delay.
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
         while let Err(error) = pods.create(&Default::default(), &pod).await {
-            ensure!(tokio::time::Instant::now() < deadline, "cannot make the node's pod: {error}");
+            ensure!(tokio::time::Instant::now() < deadline, "cannot create the node's pod: {error}");
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
         loop {
@@ -150,15 +151,15 @@ impl Node {
     /// Runs a shell script; see [`Story::on_node`].
     ///
     /// # Errors
-    /// When it fails.
+    /// Fails if the script fails.
     pub async fn run(&self, script: &str) -> Result<String> {
         exec(&self.pods(), "node", &["sh", "-c", script]).await
     }
 
-    /// Removes the pod, and with it what scripts left running.
+    /// Removes the pod with all processes of its scripts.
     ///
     /// # Errors
-    /// When the namespace cannot be deleted.
+    /// Fails if the namespace cannot be deleted.
     pub async fn leave(self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client);
         let removed = namespaces.delete(&self.namespace, &DeleteParams::background()).await;

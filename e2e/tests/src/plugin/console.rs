@@ -1,4 +1,4 @@
-//! A guest's serial console, through the plugin that users use.
+//! Serial consoles of guests.
 
 use std::{
     process::Stdio,
@@ -13,10 +13,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::plugin::{Ended, listen};
+use super::served::{Ended, collect};
 
-/// Output kept for looking at, in bytes; older output is dropped.
-const KEPT: usize = 256 * 1024;
+/// Limit of kept output in bytes.
+const OUTPUT_LIMIT: usize = 256 * 1024;
 
 /// An open console.
 pub struct Console {
@@ -24,15 +24,14 @@ pub struct Console {
     input: Option<ChildStdin>,
     output: ChildStdout,
     seen: String,
-    /// What the plugin says on standard error.
-    said: Option<JoinHandle<String>>,
+    stderr: Option<JoinHandle<String>>,
 }
 
 impl Console {
     /// Starts the plugin's `console` command.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// Fails if it cannot be started.
     pub fn open(mut command: Command) -> Result<Self> {
         let mut process = command
             .stdin(Stdio::piped())
@@ -42,32 +41,32 @@ impl Console {
             .context("cannot start kubectl-virt")?;
         let input = process.stdin.take();
         let output = process.stdout.take().context("no output")?;
-        let said = listen(process.stderr.take().context("no standard error")?);
-        Ok(Self { process, input, output, seen: String::new(), said: Some(said) })
+        let stderr = collect(process.stderr.take().context("no standard error")?);
+        Ok(Self { process, input, output, seen: String::new(), stderr: Some(stderr) })
     }
 
-    /// Sends these bytes.
+    /// Sends text.
     ///
     /// # Errors
-    /// When the plugin has ended.
+    /// Fails if the plugin has exited.
     pub async fn send(&mut self, text: &str) -> Result<()> {
-        let input = self.input.as_mut().context("the console was left")?;
+        let input = self.input.as_mut().context("the console is closed")?;
         input.write_all(text.as_bytes()).await.context("the console has ended")?;
         Ok(input.flush().await?)
     }
 
-    /// Waits until `text` was printed and returns all that was printed before it; what follows it is kept.
+    /// Waits for `text` and returns the output before it. Output after it is kept.
     ///
     /// # Errors
-    /// When it does not come in time, with what came instead.
+    /// Fails after the time limit, with the output.
     pub async fn expect(&mut self, text: &str, within: Duration) -> Result<String> {
         Ok(self.expect_one(&[text], within).await?.1)
     }
 
-    /// Waits until one of the texts was printed, and returns it and all that was printed before it.
+    /// Waits for one of the texts and returns it with the output before it.
     ///
     /// # Errors
-    /// When none comes in time, with what came instead.
+    /// Fails after the time limit, with the output.
     pub async fn expect_one<'t>(&mut self, texts: &[&'t str], within: Duration) -> Result<(&'t str, String)> {
         let deadline = tokio::time::Instant::now() + within;
         let mut buffer = vec![0_u8; 4096];
@@ -82,14 +81,17 @@ impl Console {
                 Err(_) => bail!("none of {texts:?} was printed within {within:?}; printed: {:?}", self.seen),
                 Ok(read) => match read? {
                     0 => {
-                        let said = self.said().await;
-                        bail!("the console ended before one of {texts:?} was printed: {said}; printed: {:?}", self.seen)
+                        let stderr = self.stderr().await;
+                        bail!(
+                            "the console ended before one of {texts:?} was printed: {stderr}; printed: {:?}",
+                            self.seen
+                        )
                     }
                     length => self.seen.push_str(&String::from_utf8_lossy(&buffer[..length])),
                 },
             }
-            if self.seen.len() > KEPT {
-                let mut cut = self.seen.len() - KEPT;
+            if self.seen.len() > OUTPUT_LIMIT {
+                let mut cut = self.seen.len() - OUTPUT_LIMIT;
                 while !self.seen.is_char_boundary(cut) {
                     cut += 1;
                 }
@@ -98,13 +100,13 @@ impl Console {
         }
     }
 
-    /// Logs in at the prompt of the guest; waits for it while the guest boots.
+    /// Logs in at the prompt of the guest, which may still boot.
     ///
     /// # Errors
-    /// When there is no prompt in time, or the password is wrong.
+    /// Fails without a prompt in time, or if the password is wrong.
     pub async fn login(&mut self, user: &str, password: &str) -> Result<()> {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
-        // A prompt printed before the console was opened comes again after Enter.
+        // Enter repeats a prompt from before the console was opened.
         loop {
             self.send("\n").await?;
             match self.expect("login: ", Duration::from_secs(3)).await {
@@ -113,41 +115,41 @@ impl Console {
                 Err(_) => {}
             }
         }
-        // The Enters of above may have made more prompts.
+        // There may be several prompts.
         self.send(&format!("{user}\n")).await?;
         self.expect("assword: ", Duration::from_secs(20)).await?;
-        // login throws away what was typed before it has turned the echo off, which it does after the prompt.
+        // login discards input until it has turned the echo off, after the prompt.
         tokio::time::sleep(Duration::from_secs(1)).await;
         self.send(&format!("{password}\n")).await?;
-        // What is typed before the shell prompts is lost: log-in and shell both set up the terminal.
-        let (said, _) = self.expect_one(&["# ", "$ ", "incorrect"], Duration::from_secs(60)).await.context("log in")?;
-        if said == "incorrect" {
-            bail!("the password was not taken");
+        // Input before the prompt of the shell is lost: login and shell both set up the terminal.
+        let (text, _) = self.expect_one(&["# ", "$ ", "incorrect"], Duration::from_secs(60)).await.context("log in")?;
+        if text == "incorrect" {
+            bail!("the password is wrong");
         }
         let (_, status) = self.run("true").await.context("log in")?;
-        if status == 0 { Ok(()) } else { bail!("no shell after the log-in") }
+        if status == 0 { Ok(()) } else { bail!("no shell after login") }
     }
 
-    /// Logs in, or goes on with the shell that a former console left logged in.
+    /// Logs in unless the guest has a shell of an earlier console.
     ///
     /// # Errors
-    /// When neither a prompt nor a shell answers.
+    /// Fails if neither a prompt nor a shell answers.
     pub async fn login_or_shell(&mut self, user: &str, password: &str) -> Result<()> {
         match self.run("true").await {
             Ok(_) => Ok(()),
-            // Nobody answers a console that has ended.
+            // The plugin has exited.
             Err(error) if matches!(self.process.try_wait(), Ok(Some(_))) => Err(error),
             Err(_) => self.login(user, password).await,
         }
     }
 
-    /// Runs a shell command in the guest; returns what it printed and its exit code.
+    /// Runs a shell command in the guest and returns its output and exit code.
     ///
     /// # Errors
-    /// When it does not end in time.
+    /// Fails after the time limit.
     pub async fn run(&mut self, command: &str) -> Result<(String, i32)> {
         static COMMANDS: AtomicU32 = AtomicU32::new(0);
-        // Unlike any of a former console, whose end may still stand on the screen.
+        // Unique: the output of an earlier console may still follow.
         let n = COMMANDS.fetch_add(1, Ordering::Relaxed);
         // The terminal echoes the line, which therefore must not contain the marks themselves.
         self.send(&format!("printf '<%s>' begin-{n}; {command}; printf '<%s:%s>' end-{n} $?\n")).await?;
@@ -159,10 +161,10 @@ impl Console {
         Ok((output.replace("\r\n", "\n"), status.parse().context("no exit code")?))
     }
 
-    /// Starts a server in the guest, unless one listens at the port already, and waits until it listens.
+    /// Starts a server in the guest unless the port has a listener, and waits until it listens.
     ///
     /// # Errors
-    /// When it does not.
+    /// Fails if it does not listen in time.
     pub async fn serve(&mut self, server: &str, port: u16) -> Result<()> {
         let listens = format!("grep -qi ':{port:04x} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6");
         self.run(&format!("{listens} || {{ {server} & }}")).await?;
@@ -174,33 +176,33 @@ impl Console {
         Ok(())
     }
 
-    /// What the plugin has said on standard error when it has ended.
-    async fn said(&mut self) -> String {
-        match self.said.take() {
-            Some(said) => said.await.unwrap_or_default(),
+    /// Returns the standard error of a plugin that has exited.
+    async fn stderr(&mut self) -> String {
+        match self.stderr.take() {
+            Some(stderr) => stderr.await.unwrap_or_default(),
             None => String::new(),
         }
     }
 
-    /// Types the escape character and waits until the plugin ends.
+    /// Sends the escape character and waits until the plugin exits.
     ///
     /// # Errors
-    /// When it does not end, or not with success.
+    /// Fails if it does not exit or fails.
     pub async fn leave(mut self) -> Result<()> {
         self.send("\u{1d}").await?;
         let status = tokio::time::timeout(Duration::from_secs(10), self.process.wait()).await??;
         if status.success() { Ok(()) } else { bail!("kubectl virt console ended with {status}") }
     }
 
-    /// Waits until the plugin ends by itself, as it does when the machine stops.
+    /// Waits until the plugin exits, as it does when the VMI stops.
     ///
     /// # Errors
-    /// When it does not end in time.
+    /// Fails after the time limit.
     pub async fn wait_end(mut self, within: Duration) -> Result<Ended> {
         let mut rest = Vec::new();
         tokio::time::timeout(within, async {
             self.output.read_to_end(&mut rest).await?;
-            Ok(Ended { status: self.process.wait().await?, said: self.said().await })
+            Ok(Ended { status: self.process.wait().await?, stderr: self.stderr().await })
         })
         .await
         .context("the console did not end")?

@@ -1,4 +1,4 @@
-//! Reads the metrics of the processes as a reader with a token.
+//! Metrics of the components, read with the token of a service account.
 
 use std::{
     collections::HashMap,
@@ -17,30 +17,31 @@ use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::{PATIENCE, Story, webhook};
+use super::Story;
+use crate::{environment::TIMEOUT, webhook};
 
-/// Port of the metrics of every process.
+/// Metrics port of every component.
 const PORT: u16 = 8443;
-/// The account that may read metrics.
+/// Service account that may read metrics.
 const READER: &str = "metrics-reader";
 
-/// Tokens of the reader, by namespace. A new token costs a review, and there are not many in ten seconds.
+/// Tokens of the reader by namespace. Components limit the rate of reviews of new tokens.
 static TOKENS: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
 impl Story {
-    /// The metrics of all pods of a component, such as `virt-api`, line by line.
+    /// Returns the lines of the metrics of all pods of a component, such as `virt-api`.
     ///
     /// # Errors
-    /// When a pod does not tell.
+    /// Fails if a pod does not serve them.
     pub async fn metrics(&self, component: &str) -> Result<Vec<String>> {
         let token = self.metrics_token().await?;
         let mut lines = Vec::new();
         for pod in self.pods_of(component).await? {
             let name = pod.metadata.name.clone().unwrap_or_default();
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             let answer = loop {
-                let answer = self.ask_process(&pod, "/metrics", Some(&token)).await?;
-                // A new token may have to wait for its turn to be reviewed, and a new right to be known.
+                let answer = self.get_from_component(&pod, "/metrics", Some(&token)).await?;
+                // The review of a new token may be delayed, and the authorizer may not know the new right yet.
                 if answer.status == 200 || Instant::now() > deadline {
                     break answer;
                 }
@@ -53,30 +54,30 @@ impl Story {
         Ok(lines)
     }
 
-    /// The pods of a component of the installation.
+    /// Returns the pods of a component of the installation.
     ///
     /// # Errors
-    /// Those of the API server.
+    /// Fails with errors of the API server.
     pub async fn pods_of(&self, component: &str) -> Result<Vec<Pod>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), "kubevirt");
         Ok(pods.list(&ListParams::default().labels(&format!("kubevirt.io={component}"))).await?.items)
     }
 
-    /// Gets a path from a pod's own port, past the API server, with a token or without.
+    /// Gets a path from a component's own port, without the API server.
     ///
     /// # Errors
-    /// When there is no answer.
-    pub async fn ask_process(&self, pod: &Pod, path: &str, token: Option<&str>) -> Result<webhook::Answer> {
+    /// Fails without an answer.
+    pub async fn get_from_component(&self, pod: &Pod, path: &str, token: Option<&str>) -> Result<webhook::Answer> {
         let endpoint = webhook::Endpoint::of_pod(&self.client, pod, PORT)?;
         let token = token.map(|token| format!("Bearer {token}"));
         let headers: Vec<_> = token.iter().map(|token| ("authorization", token.as_str())).collect();
         endpoint.connect().await?.request(Method::GET, path, &headers, Bytes::new()).await
     }
 
-    /// A token of an account of the story's namespace that may read metrics.
+    /// Returns a token of an account of the story's namespace that may read metrics.
     ///
     /// # Errors
-    /// Those of the API server.
+    /// Fails with errors of the API server.
     pub async fn metrics_token(&self) -> Result<String> {
         let known = TOKENS.lock().unwrap_or_else(PoisonError::into_inner).get(&self.namespace).cloned();
         if let Some(token) = known {
@@ -84,7 +85,7 @@ impl Story {
         }
         self.apply(&format!("{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {READER}}}}}")).await?;
         let namespace = self.cluster_api("Namespace").get(&self.namespace).await?;
-        // Nobody but the namespace holds it, so that it goes with the story.
+        // The namespace owns it, so it is removed with the story.
         let binding = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
             "metadata": {"name": format!("{}-{READER}", self.namespace), "ownerReferences": [{
@@ -97,32 +98,32 @@ impl Story {
         });
         let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
         let made = self.call(&Method::POST, path, &binding).await?;
-        ensure!([201, 409].contains(&made.code), "binding of the reader: {} {}", made.code, made.said());
+        ensure!([201, 409].contains(&made.code), "binding of the reader: {} {}", made.code, made.message());
         self.may_read_metrics(READER).await?;
         let token = self.token(READER).await?;
         TOKENS.lock().unwrap_or_else(PoisonError::into_inner).insert(self.namespace.clone(), token.clone());
         Ok(token)
     }
 
-    /// A token of a service account of the story's namespace.
+    /// Returns a token of a service account of the story's namespace.
     ///
     /// # Errors
-    /// Those of the API server.
+    /// Fails with errors of the API server.
     pub async fn token(&self, account: &str) -> Result<String> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);
-        let asked: TokenRequest =
+        let request: TokenRequest =
             serde_json::from_value(json!({"spec": {"audiences": [], "expirationSeconds": 3600}}))?;
-        let answer = accounts.create_token_request(account, &Default::default(), &asked).await?;
+        let answer = accounts.create_token_request(account, &Default::default(), &request).await?;
         answer.status.and_then(|status| status.token).context("no token")
     }
 
-    /// Waits until the API server knows of the right, which it learns by a watch.
+    /// Waits until the authorizer of the API server knows the new right.
     async fn may_read_metrics(&self, account: &str) -> Result<()> {
         let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
             "user": format!("system:serviceaccount:{}:{account}", self.namespace),
             "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
         }});
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         while self.call(&Method::POST, path, &review).await?.json()["status"]["allowed"] != Value::Bool(true) {
             ensure!(Instant::now() < deadline, "the reader of metrics was not allowed to read");

@@ -1,4 +1,4 @@
-//! What is printed about a failed story.
+//! Diagnosis of a failed story.
 
 use k8s_openapi::api::core::v1::Event;
 use kube::{
@@ -7,13 +7,13 @@ use kube::{
 };
 use serde_json::Value;
 
-use crate::Story;
+use super::Story;
 
-/// Lines of a pod's log that are printed.
+/// Number of printed lines of a log.
 const LINES: i64 = 60;
 
-/// Prints events, objects, and the ends of pod logs (the launcher's log holds the domain XML).
-pub async fn print(story: &Story) {
+/// Prints events, objects and the ends of pod logs (the launcher's log holds the domain XML).
+pub(super) async fn print(story: &Story) {
     for kind in ["vm", "vmi", "vmirs"] {
         for mut object in story.list(kind, "").await.unwrap_or_default() {
             object["metadata"]["managedFields"] = Value::Null;
@@ -29,7 +29,7 @@ pub async fn print(story: &Story) {
 }
 
 /// Prints the events of a namespace.
-pub async fn events(client: &Client, namespace: &str) {
+pub(super) async fn events(client: &Client, namespace: &str) {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
     let Ok(events) = events.list(&ListParams::default()).await else { return };
     for event in events {

@@ -1,0 +1,238 @@
+//! Creation of many pods or VMIs at a rate, and the time from the creation of each until it is Running.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use ferrovirt_e2e_tests::Story;
+use futures::{StreamExt, TryStreamExt};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, ListParams, PostParams},
+    runtime::{WatchStreamExt, watcher},
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::Semaphore,
+    task::{AbortHandle, JoinSet},
+};
+
+use super::nodes::SIMULATED;
+use crate::Figures;
+
+/// Concurrent creations.
+const CREATIONS: usize = 64;
+/// Time limit for the last of all created objects to become Running.
+const RUNNING_LIMIT: Duration = Duration::from_secs(600);
+/// Time limit of the deletion of all objects.
+const DELETION_LIMIT: Duration = Duration::from_secs(900);
+
+/// Instants at which objects became Running, by UID: later objects reuse names.
+type Seen = Arc<Mutex<HashMap<String, Instant>>>;
+
+fn lock(seen: &Seen) -> MutexGuard<'_, HashMap<String, Instant>> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Times of objects.
+#[derive(Default)]
+pub(super) struct Times {
+    /// Creation to Running, seconds.
+    seconds: Vec<f64>,
+    /// First creation.
+    first: Option<Instant>,
+    /// Last time that an object became Running.
+    last: Option<Instant>,
+}
+
+impl Times {
+    /// Adds the times of later objects.
+    pub(super) fn extend(&mut self, other: Self) {
+        self.seconds.extend(other.seconds);
+        self.first = self.first.or(other.first);
+        self.last = other.last.or(self.last);
+    }
+
+    /// Adds median and 95th percentile under a prefix.
+    pub(super) fn report(&self, prefix: &str, figures: &mut Figures) -> Result<()> {
+        let mut seconds = self.seconds.clone();
+        seconds.sort_by(f64::total_cmp);
+        for (name, percent) in [("p50", 50), ("p95", 95)] {
+            let index = (seconds.len() * percent / 100).min(seconds.len().saturating_sub(1));
+            let value = *seconds.get(index).context("no object was created")?;
+            println!("  {prefix} {name}: {value:.3} s");
+            figures.insert(format!("{prefix}_{name}_running_s"), value);
+        }
+        Ok(())
+    }
+
+    /// Returns the objects that became Running per second, from the first creation to the last of them.
+    pub(super) fn rate(&self) -> Result<f64> {
+        let (first, last) = self.first.zip(self.last).context("no object was created")?;
+        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+        let count = self.seconds.len() as f64;
+        Ok(count / last.duration_since(first).as_secs_f64())
+    }
+}
+
+/// Objects of one kind in the namespace of the benchmark.
+pub(super) struct Load {
+    api: Api<DynamicObject>,
+    prefix: &'static str,
+    spec: Value,
+    types: Value,
+    seen: Seen,
+    watch: AbortHandle,
+}
+
+impl Load {
+    /// Returns a load of bare pods like the launcher's: one container, restricted pod security.
+    pub(super) fn pods(story: &Story) -> Self {
+        let spec = json!({
+            "nodeSelector": {SIMULATED: "true"},
+            "tolerations": [{"key": SIMULATED, "operator": "Exists"}],
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "a", "image": "ferrovirt.io/toolbox:devel",
+                "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}],
+        });
+        Self::of(story.api("Pod"), "pod", "v1", "Pod", spec)
+    }
+
+    /// Returns a load of VMIs with one interface and no disk.
+    pub(super) fn vmis(story: &Story) -> Self {
+        let spec = json!({
+            "nodeSelector": {SIMULATED: "true"},
+            "tolerations": [{"key": SIMULATED, "operator": "Exists"}],
+            "terminationGracePeriodSeconds": 0,
+            "domain": {"memory": {"guest": "64Mi"}, "resources": {"requests": {"cpu": "10m"}},
+                "devices": {"interfaces": [{"name": "default", "masquerade": {}}]}},
+            "networks": [{"name": "default", "pod": {}}],
+        });
+        Self::of(story.api("vmi"), "vmi", "kubevirt.io/v1", "VirtualMachineInstance", spec)
+    }
+
+    fn of(api: Api<DynamicObject>, prefix: &'static str, version: &str, kind: &str, spec: Value) -> Self {
+        let seen = Seen::default();
+        let watch = tokio::spawn(follow(api.clone(), seen.clone())).abort_handle();
+        Self { api, prefix, spec, types: json!({"apiVersion": version, "kind": kind}), seen, watch }
+    }
+
+    /// Creates objects with these numbers at a rate per second and waits until all are Running.
+    pub(super) async fn create(&self, numbers: Range<usize>, rate: f64) -> Result<Times> {
+        let permits = Arc::new(Semaphore::new(CREATIONS));
+        let first = Instant::now();
+        let mut creations = JoinSet::new();
+        let count = numbers.len();
+        for (position, number) in numbers.enumerate() {
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            let due = Duration::from_secs_f64(position as f64 / rate);
+            tokio::time::sleep_until((first + due).into()).await;
+            let permit = permits.clone().acquire_owned().await?;
+            let name = format!("{}-{number}", self.prefix);
+            let mut object = self.types.clone();
+            object["metadata"] = json!({"name": name});
+            object["spec"] = self.spec.clone();
+            let (api, object) = (self.api.clone(), serde_json::from_value::<DynamicObject>(object)?);
+            creations.spawn(async move {
+                let created = Instant::now();
+                let result = api.create(&PostParams::default(), &object).await;
+                drop(permit);
+                result.map(|stored| (stored.uid().unwrap_or_default(), created))
+            });
+        }
+        let mut created = HashMap::new();
+        while let Some(result) = creations.join_next().await {
+            let (uid, instant) = result?.context("cannot create an object")?;
+            created.insert(uid, instant);
+        }
+        let deadline = Instant::now() + RUNNING_LIMIT;
+        loop {
+            let seen = lock(&self.seen).clone();
+            let times: Vec<(Instant, Instant)> =
+                created.iter().filter_map(|(uid, created)| Some((*created, *seen.get(uid)?))).collect();
+            if times.len() == count {
+                return Ok(Times {
+                    seconds: times.iter().map(|(from, to)| to.duration_since(*from).as_secs_f64()).collect(),
+                    first: Some(first),
+                    last: times.iter().map(|(_, to)| *to).max(),
+                });
+            }
+            if Instant::now() > deadline {
+                bail!("{} of {count} objects are Running after {RUNNING_LIMIT:?}", times.len());
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// Deletes all objects and waits until none exists.
+    pub(super) async fn delete(&self) -> Result<()> {
+        let parameters = DeleteParams {
+            propagation_policy: Some(kube::api::PropagationPolicy::Background),
+            ..DeleteParams::default()
+        };
+        self.api.delete_collection(&parameters, &ListParams::default()).await?;
+        let deadline = Instant::now() + DELETION_LIMIT;
+        loop {
+            let left = self.api.list_metadata(&ListParams::default().limit(1)).await?;
+            if left.items.is_empty() {
+                lock(&self.seen).clear();
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("{}s still exist after {DELETION_LIMIT:?}", self.prefix);
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+/// Records the first time that each object is Running.
+async fn follow(api: Api<DynamicObject>, seen: Seen) {
+    let mut events = watcher(api, watcher::Config::default()).default_backoff().applied_objects().boxed();
+    loop {
+        match events.try_next().await {
+            Ok(Some(object)) => {
+                if object.data["status"]["phase"] == "Running" {
+                    lock(&seen).entry(object.uid().unwrap_or_default()).or_insert_with(Instant::now);
+                }
+            }
+            Ok(None) => return,
+            Err(error) => eprintln!("watch: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_all_objects() {
+        let mut times = Times::default();
+        for n in 1..=100_u32 {
+            times.extend(Times {
+                seconds: vec![f64::from(n)],
+                first: Some(Instant::now()),
+                last: Some(Instant::now()),
+            });
+        }
+        let mut figures = Figures::new();
+        times.report("x", &mut figures).unwrap();
+        assert_eq!(figures["x_p50_running_s"], 51.0);
+        assert_eq!(figures["x_p95_running_s"], 96.0);
+        assert!(Times::default().report("y", &mut figures).is_err());
+        assert!(Times::default().rate().is_err());
+    }
+}

@@ -1,0 +1,116 @@
+//! Nodes that KWOK simulates.
+
+use std::{process::Stdio, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, repository};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Map, Value, json};
+use tokio::{
+    process::{Child, Command},
+    time::{Instant, sleep},
+};
+
+/// Label, taint and node selector of simulated nodes.
+pub(super) const SIMULATED: &str = "ferrovirt.io/simulated";
+/// Pods of a simulated node.
+const PODS_PER_NODE: usize = 250;
+
+/// Simulated nodes. KWOK ends with this value. After a failure the next start removes the nodes.
+pub(super) struct Nodes {
+    /// Names of the nodes.
+    pub(super) names: Vec<String>,
+    _kwok: Child,
+}
+
+impl Nodes {
+    /// Starts KWOK and creates nodes for this number of pods.
+    pub(super) async fn start(story: &Story, kwok: &str, pods: usize) -> Result<Self> {
+        let api = story.cluster_api("Node");
+        let simulated = ListParams::default().labels(SIMULATED);
+        api.delete_collection(&DeleteParams::default(), &simulated).await.context("cannot remove earlier nodes")?;
+        let log = repository().join("build/kwok.log");
+        let log = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let child = Command::new(kwok)
+            .args(["--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"])
+            .args(["--node-lease-duration-seconds=40", "--kubeconfig"])
+            .arg(kubeconfig())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start KWOK ({kwok})"))?;
+        let labels = product_labels(story).await?;
+        // virt-handler's DaemonSet has a pod on each node, too.
+        let count = pods.div_ceil(PODS_PER_NODE - 10);
+        let names: Vec<String> = (0..count).map(|n| format!("scale-{n:02}")).collect();
+        for name in &names {
+            let node = serde_json::from_value(node(name, &labels))?;
+            api.create(&PostParams::default(), &node).await.with_context(|| format!("cannot create node {name}"))?;
+            let status = json!({"status": {"capacity": capacity(), "allocatable": capacity()}});
+            api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+        }
+        for name in &names {
+            story.wait("Node", name, "be ready", TIMEOUT, is_ready).await?;
+        }
+        Ok(Self { names, _kwok: child })
+    }
+
+    /// Removes the nodes and waits until virt-handler's pods on them are deleted, so that the installation can be removed.
+    pub(super) async fn remove(self, story: &Story) -> Result<()> {
+        let simulated = ListParams::default().labels(SIMULATED);
+        story.cluster_api("Node").delete_collection(&DeleteParams::default(), &simulated).await?;
+        let handlers = ListParams::default().labels("kubevirt.io=virt-handler");
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let pods = story.installation_api("Pod").list(&handlers).await?;
+            let node = |pod: &DynamicObject| pod.data["spec"]["nodeName"].as_str().map(str::to_owned);
+            if !pods.iter().filter_map(node).any(|node| self.names.contains(&node)) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "pods of virt-handler remain on simulated nodes");
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+}
+
+/// Returns the labels of virt-handler on the real node.
+async fn product_labels(story: &Story) -> Result<Map<String, Value>> {
+    let nodes = story.cluster_api("Node").list(&ListParams::default().labels("kubevirt.io/schedulable=true")).await?;
+    let labels = nodes.items.into_iter().next().context("no node has a virt-handler")?.metadata.labels;
+    let labels = labels.unwrap_or_default().into_iter().filter(|(key, _)| key.contains("kubevirt.io/"));
+    Ok(labels.map(|(key, value)| (key, Value::String(value))).collect())
+}
+
+fn node(name: &str, labels: &Map<String, Value>) -> Value {
+    let mut labels = labels.clone();
+    for (key, value) in [
+        (SIMULATED, "true"),
+        ("kubernetes.io/hostname", name),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", "amd64"),
+    ] {
+        labels.insert(key.to_owned(), json!(value));
+    }
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}},
+        "spec": {"taints": [{"key": SIMULATED, "effect": "NoSchedule"}]},
+    })
+}
+
+fn capacity() -> Value {
+    json!({
+        "cpu": "256", "memory": "1Ti", "ephemeral-storage": "1Ti", "pods": PODS_PER_NODE.to_string(),
+        "devices.kubevirt.io/kvm": "1000", "devices.kubevirt.io/tun": "1000", "devices.kubevirt.io/vhost-net": "1000",
+    })
+}
+
+fn is_ready(node: &Value) -> bool {
+    let conditions = node["status"]["conditions"].as_array();
+    let ready = conditions.into_iter().flatten().find(|condition| condition["type"] == "Ready");
+    ready.is_some_and(|condition| condition["status"] == "True")
+        && node["status"]["allocatable"]["devices.kubevirt.io/tun"].is_string()
+}

@@ -1,0 +1,113 @@
+//! Commands of kubectl and of the plugin.
+
+use std::{process::Stdio, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use tokio::{
+    io::AsyncReadExt,
+    net::TcpStream,
+    process::Command,
+    time::{Instant, sleep, timeout},
+};
+
+use super::Story;
+use crate::{
+    environment::{kubeconfig, kubectl_virt},
+    plugin::{Console, Served},
+};
+
+impl Story {
+    /// Runs `kubectl virt` with these arguments and returns its standard output.
+    ///
+    /// # Errors
+    /// Fails if the command fails, with its standard error.
+    pub async fn virt(&self, args: &[&str]) -> Result<String> {
+        let output = self.virt_command(args).stdin(Stdio::null()).output().await.context("cannot run kubectl-virt")?;
+        ensure!(
+            output.status.success(),
+            "kubectl virt {}: {} {}",
+            args.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs `kubectl` with these arguments and returns its standard output.
+    ///
+    /// # Errors
+    /// Fails if the command fails, with its standard error.
+    pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
+        let mut command = Command::new("kubectl");
+        command.arg("--kubeconfig").arg(kubeconfig()).arg("--namespace").arg(&self.namespace).args(args);
+        let output = command.kill_on_drop(true).stdin(Stdio::null()).output().await.context("cannot run kubectl")?;
+        ensure!(
+            output.status.success(),
+            "kubectl {}: {} {}",
+            args.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Returns the command `kubectl virt` with these arguments, not started.
+    #[must_use]
+    pub fn virt_command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(kubectl_virt());
+        command.arg("--kubeconfig").arg(kubeconfig()).arg("--namespace").arg(&self.namespace).args(args);
+        command.kill_on_drop(true);
+        command
+    }
+
+    /// Opens the serial console of a VMI.
+    ///
+    /// # Errors
+    /// Fails if the plugin cannot be started.
+    pub fn console(&self, vmi: &str) -> Result<Console> {
+        Console::open(self.virt_command(&["console", vmi]))
+    }
+
+    /// Opens the console after a fault, with retries, and logs in unless the guest has a shell.
+    ///
+    /// # Errors
+    /// Fails after a minute without success.
+    pub async fn reopen_console(&self, vmi: &str, user: &str, password: &str) -> Result<Console> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let mut console = self.console(vmi)?;
+            match console.login_or_shell(user, password).await {
+                Ok(()) => return Ok(console),
+                Err(error) if Instant::now() > deadline => return Err(error),
+                Err(_) => sleep(Duration::from_secs(1)).await,
+            }
+        }
+    }
+
+    /// Starts `kubectl virt port-forward` to a port of an object (`vmi/NAME`).
+    ///
+    /// # Errors
+    /// Fails if it does not start.
+    pub async fn forward(&self, object: &str, port: u16) -> Result<Served> {
+        let command = self.virt_command(&["port-forward", object, &format!("0:{port}")]);
+        let bound = |line: &str| line.split("127.0.0.1:").nth(1)?.split(' ').next()?.parse().ok();
+        Served::start(command, bound).await.with_context(|| format!("forward port {port} of {object}"))
+    }
+
+    /// Opens the display of a VMI. Returns the plugin and a connection of a viewer that has read the greeting.
+    ///
+    /// # Errors
+    /// Fails without a display or greeting.
+    pub async fn display(&self, vmi: &str) -> Result<(Served, TcpStream)> {
+        let port = |line: &str| {
+            let parsed: serde_json::Value = serde_json::from_str(line).ok()?;
+            u16::try_from(parsed["port"].as_u64()?).ok()
+        };
+        let plugin = Served::start(self.virt_command(&["vnc", vmi, "--proxy-only"]), port).await?;
+        let mut viewer = plugin.connect().await?;
+        let mut greeting = [0_u8; 12];
+        timeout(Duration::from_secs(20), viewer.read_exact(&mut greeting)).await.context("no greeting in time")??;
+        ensure!(greeting.starts_with(b"RFB 003."), "{:?}", String::from_utf8_lossy(&greeting));
+        Ok((plugin, viewer))
+    }
+}
