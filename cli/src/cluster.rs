@@ -14,13 +14,13 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use crate::Error;
 
 /// Verbosity that logs the commands this program runs.
-pub const VERBOSITY_COMMANDS: u8 = 3;
+pub(crate) const VERBOSITY_COMMANDS: u8 = 3;
 /// Verbosity that makes those commands log too.
-pub const VERBOSITY_COMMAND_OUTPUT: u8 = 4;
+pub(crate) const VERBOSITY_COMMAND_OUTPUT: u8 = 4;
 
 /// Connection flags that kubectl defines and plugins are expected to accept.
 #[derive(Args, Default)]
-pub struct ClusterOptions {
+pub(crate) struct ClusterOptions {
     /// Path to the kubeconfig file to use
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -76,7 +76,7 @@ pub struct ClusterOptions {
 
 impl ClusterOptions {
     /// Returns the flags that give another run of this program the same cluster and user.
-    pub fn arguments(&self) -> Result<Vec<String>, Error> {
+    pub(crate) fn arguments(&self) -> Result<Vec<String>, Error> {
         let mut words = Vec::new();
         let mut add = |flag: &str, value: Option<&str>| {
             if let Some(value) = value {
@@ -172,35 +172,52 @@ impl ClusterOptions {
     }
 }
 
+/// The reason why the value of an option is not valid.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum OptionError {
+    /// The text is not a URL.
+    #[error("{0}")]
+    Url(String),
+    /// The URL is not one of a server.
+    #[error("not a server address; example: https://192.0.2.1:6443")]
+    Server,
+    /// The text is not a time limit.
+    #[error("not a time limit; examples: 10s, 2m, 1h")]
+    TimeLimit,
+    /// The text is not a local address.
+    #[error("must be an IP address or localhost")]
+    LocalAddress,
+}
+
 /// Parses the address of an API server. The default scheme is https.
-fn server(text: &str) -> Result<Uri, String> {
+fn server(text: &str) -> Result<Uri, OptionError> {
     let url = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
-    let uri = url.parse::<Uri>().map_err(|error| error.to_string())?;
+    let uri = url.parse::<Uri>().map_err(|error| OptionError::Url(error.to_string()))?;
     match (uri.scheme_str(), uri.host()) {
         (Some("https" | "http"), Some(host)) if !host.is_empty() => Ok(uri),
-        _ => Err("not a server address; example: https://192.0.2.1:6443".to_owned()),
+        _ => Err(OptionError::Server),
     }
 }
 
 /// Parses a time limit as kubectl does: with a unit, or in seconds.
-fn time_limit(text: &str) -> Result<Duration, String> {
+fn time_limit(text: &str) -> Result<Duration, OptionError> {
     if let Ok(seconds) = text.parse() {
         return Ok(Duration::from_secs(seconds));
     }
     let limit = text.parse::<SignedDuration>().ok().and_then(|limit| Duration::try_from(limit).ok());
-    limit.ok_or_else(|| "not a time limit; examples: 10s, 2m, 1h".to_owned())
+    limit.ok_or(OptionError::TimeLimit)
 }
 
 /// Parses a local address to listen on: an IP address or `localhost`.
-pub fn local_address(text: &str) -> Result<IpAddr, String> {
+pub(crate) fn local_address(text: &str) -> Result<IpAddr, OptionError> {
     if text == "localhost" {
         return Ok(Ipv4Addr::LOCALHOST.into());
     }
-    text.parse().map_err(|_| "must be an IP address or localhost".to_owned())
+    text.parse().map_err(|_| OptionError::LocalAddress)
 }
 
 /// A client and the namespace that commands use.
-pub struct Connection {
+pub(crate) struct Connection {
     pub client: kube::Client,
     pub namespace: String,
     /// Time limit of a request; zero means none.
@@ -210,7 +227,7 @@ pub struct Connection {
 
 impl Connection {
     /// Creates the client. Sends no request.
-    pub async fn open(options: &ClusterOptions) -> Result<Self, Error> {
+    pub(crate) async fn open(options: &ClusterOptions) -> Result<Self, Error> {
         let mut config = options.loaded().await?;
         options.adjust(&mut config)?;
         // Streams have no time limit.
@@ -222,7 +239,7 @@ impl Connection {
     }
 
     /// Switches to another namespace, if one is set.
-    pub fn within(self, namespace: Option<&str>) -> Self {
+    pub(crate) fn within(self, namespace: Option<&str>) -> Self {
         match namespace {
             Some(namespace) => Self { namespace: namespace.to_owned(), ..self },
             None => self,

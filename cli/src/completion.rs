@@ -12,7 +12,7 @@ const NO_FILES: &str = ":4";
 /// Time limit for looking up names in the cluster, since the user waits at the prompt.
 const LOOKUP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
 
-pub async fn complete(words: &[String]) -> Result<(), Error> {
+pub(crate) async fn complete(words: &[String]) -> Result<(), Error> {
     let (typed, before) = words.split_last().map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
     for candidate in words_of_commands(before, typed) {
         say!("{candidate}")?;

@@ -22,7 +22,7 @@ const ESCAPE: u8 = 0x1d;
 
 /// Options of `console`.
 #[derive(Args)]
-pub struct ConsoleOptions {
+pub(crate) struct ConsoleOptions {
     /// Name of the VirtualMachineInstance
     #[arg(value_name = "VMI")]
     vmi: String,
@@ -42,7 +42,7 @@ enum End {
     Closed(String),
 }
 
-pub async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<(), Error> {
+pub(crate) async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<(), Error> {
     let name = object_name(&options.vmi)?;
     let subresource = if options.replay { "console?replay=true" } else { "console" };
     let path = connection.path("virtualmachineinstances", name, subresource);

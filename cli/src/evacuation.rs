@@ -25,7 +25,7 @@ enum Subject {
 
 /// Options of `evacuate-cancel`.
 #[derive(Args)]
-pub struct EvacuateOptions {
+pub(crate) struct EvacuateOptions {
     /// Type of the object: vm, vmi or node
     #[arg(ignore_case = true)]
     kind: Subject,
@@ -41,7 +41,7 @@ pub struct EvacuateOptions {
 
 /// Options of `migrate-cancel`.
 #[derive(Args)]
-pub struct MigrateCancelOptions {
+pub(crate) struct MigrateCancelOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
@@ -149,7 +149,7 @@ async fn cancel_evacuation(
     if options.migrate_cancel { cancel_migration(connection, name, options.dry_run).await } else { Ok(()) }
 }
 
-pub async fn evacuate_cancel(connection: Connection, options: &EvacuateOptions) -> Result<(), Error> {
+pub(crate) async fn evacuate_cancel(connection: Connection, options: &EvacuateOptions) -> Result<(), Error> {
     let name = object_name(&options.name)?;
     if options.kind != Subject::Node {
         return cancel_evacuation(&connection, options.kind, name, options).await;
@@ -171,7 +171,7 @@ pub async fn evacuate_cancel(connection: Connection, options: &EvacuateOptions) 
     Ok(())
 }
 
-pub async fn migrate_cancel(connection: &Connection, options: &MigrateCancelOptions) -> Result<(), Error> {
+pub(crate) async fn migrate_cancel(connection: &Connection, options: &MigrateCancelOptions) -> Result<(), Error> {
     let vm = object_name(&options.vm)?;
     cancel_migration(connection, vm, options.dry_run).await?;
     say!("VM {vm} was scheduled to migrate-cancel")?;

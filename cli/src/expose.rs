@@ -75,7 +75,7 @@ enum FamilyPolicy {
 
 /// Options of `expose`.
 #[derive(Args)]
-pub struct ExposeOptions {
+pub(crate) struct ExposeOptions {
     /// Type of the object to expose: vm, vmi or vmirs
     #[arg(value_name = "TYPE", ignore_case = true)]
     subject: Subject,
@@ -253,7 +253,7 @@ fn word<V: ValueEnum>(value: V) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-pub async fn run(connection: &Connection, options: &ExposeOptions) -> Result<(), Error> {
+pub(crate) async fn run(connection: &Connection, options: &ExposeOptions) -> Result<(), Error> {
     let name = object_name(&options.object)?;
     let namespace = &connection.namespace;
     let path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/{}/{name}", options.subject.resource());
@@ -269,13 +269,14 @@ mod tests {
     use super::*;
     use crate::{Command, parse};
 
-    fn service(words: &[&str], object: &Value) -> Result<Value, String> {
-        let cli = parse([&["kubectl-virt", "expose"], words].concat()).map_err(|error| error.to_string())?;
+    fn service(words: &[&str], object: &Value) -> Result<Value, Error> {
+        let cli =
+            parse([&["kubectl-virt", "expose"], words].concat()).map_err(|error| Error::Usage(error.to_string()))?;
         let Command::Expose(options) = cli.command else { panic!("another command") };
-        options.manifest(object, "web").map_err(|error| error.to_string())
+        options.manifest(object, "web")
     }
 
-    fn made(words: &[&str], object: &Value) -> Result<Value, String> {
+    fn made(words: &[&str], object: &Value) -> Result<Value, Error> {
         service(words, object).map(|service| service["spec"].clone())
     }
 
@@ -339,7 +340,7 @@ mod tests {
                 ],
             })
         );
-        assert!(made(&["vmi", "web", "--name=svc"], &json!({"spec": {}})).unwrap_err().contains("--port"));
+        assert!(made(&["vmi", "web", "--name=svc"], &json!({"spec": {}})).unwrap_err().to_string().contains("--port"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::{
 
 /// Options of `objectgraph`.
 #[derive(Args)]
-pub struct GraphOptions {
+pub(crate) struct GraphOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
@@ -39,7 +39,7 @@ fn request(options: &GraphOptions) -> Result<Value, Error> {
     Ok(request)
 }
 
-pub async fn run(connection: &Connection, options: &GraphOptions) -> Result<(), Error> {
+pub(crate) async fn run(connection: &Connection, options: &GraphOptions) -> Result<(), Error> {
     let name = object_name(&options.vm)?;
     let resource = if options.vmi { "virtualmachineinstances" } else { "virtualmachines" };
     let body = request(options)?.to_string().into_bytes();

@@ -16,7 +16,7 @@ const MAX_FILE: u64 = 3 << 20;
 
 /// Output formats of the guest agent's reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub(crate) enum Format {
     /// JSON
     Json,
     /// YAML
@@ -27,7 +27,7 @@ pub enum Format {
 
 /// Output formats of other documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Document {
+pub(crate) enum Document {
     /// JSON
     Json,
     /// YAML
@@ -36,10 +36,10 @@ pub enum Document {
 
 impl Document {
     /// Renders an answer as text.
-    pub fn rendered(self, answer: &Value) -> Result<String, Error> {
+    pub(crate) fn rendered(self, answer: &Value) -> Result<String, Error> {
         match self {
             Self::Json => Ok(format!("{answer:#}\n")),
-            Self::Yaml => serde_yaml::to_string(answer)
+            Self::Yaml => serde_saphyr::to_string(answer)
                 .map_err(|error| Error::Transport(format!("cannot render the answer: {error}"))),
         }
     }
@@ -47,7 +47,7 @@ impl Document {
 
 /// Options of the guest agent commands.
 #[derive(Args)]
-pub struct QueryOptions {
+pub(crate) struct QueryOptions {
     /// Name of the VirtualMachineInstance
     #[arg(value_name = "VMI")]
     vmi: String,
@@ -58,7 +58,7 @@ pub struct QueryOptions {
 
 /// Options of `expand`.
 #[derive(Args)]
-pub struct ExpandOptions {
+pub(crate) struct ExpandOptions {
     /// Name of the VirtualMachine
     #[arg(long, required_unless_present = "file", conflicts_with = "file")]
     vm: Option<String>,
@@ -72,7 +72,7 @@ pub struct ExpandOptions {
 
 /// Report of the guest agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Query {
+pub(crate) enum Query {
     /// The operating system.
     OsInfo,
     /// Users logged in.
@@ -187,18 +187,18 @@ fn rendered(answer: &Value, format: Format, query: Query) -> Result<String, Erro
 }
 
 /// Parses an answer as JSON.
-pub fn read(answer: &[u8]) -> Result<Value, Error> {
+pub(crate) fn read(answer: &[u8]) -> Result<Value, Error> {
     serde_json::from_slice(answer).map_err(|error| Error::Transport(format!("unreadable answer: {error}")))
 }
 
-pub async fn query(connection: &Connection, options: &QueryOptions, query: Query) -> Result<(), Error> {
+pub(crate) async fn query(connection: &Connection, options: &QueryOptions, query: Query) -> Result<(), Error> {
     let name = object_name(&options.vmi)?;
     let path = connection.path("virtualmachineinstances", name, query.subresource());
     let answer = connection.call(Method::GET, &path, Vec::new()).await?;
     print(format_args!("{}", rendered(&read(&answer)?, options.output, query)?))
 }
 
-pub async fn expand(connection: &Connection, options: &ExpandOptions) -> Result<(), Error> {
+pub(crate) async fn expand(connection: &Connection, options: &ExpandOptions) -> Result<(), Error> {
     let answer = match (&options.vm, &options.file) {
         (Some(vm), _) => {
             let path = connection.path("virtualmachines", object_name(vm)?, "expand-spec");
@@ -222,7 +222,7 @@ fn vm_of_file(file: &Path) -> Result<Value, Error> {
         Box::new(std::fs::File::open(file).map_err(failed())?)
     };
     source.take(MAX_FILE).read_to_string(&mut text).map_err(failed())?;
-    serde_yaml::from_str(&text)
+    serde_saphyr::from_str(&text)
         .map_err(|error| Error::Usage(format!("{} is not a VirtualMachine: {error}", file.display())))
 }
 

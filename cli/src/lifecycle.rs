@@ -8,7 +8,7 @@ use crate::{Connection, Error, Kind, object_name};
 
 /// Options of `start`.
 #[derive(Args)]
-pub struct StartOptions {
+pub(crate) struct StartOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
@@ -22,7 +22,7 @@ pub struct StartOptions {
 
 /// Options of `stop`.
 #[derive(Args)]
-pub struct StopOptions {
+pub(crate) struct StopOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
@@ -39,7 +39,7 @@ pub struct StopOptions {
 
 /// Options of `restart`.
 #[derive(Args)]
-pub struct RestartOptions {
+pub(crate) struct RestartOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
@@ -56,7 +56,7 @@ pub struct RestartOptions {
 
 /// Options of `pause` and `unpause`.
 #[derive(Args)]
-pub struct PauseOptions {
+pub(crate) struct PauseOptions {
     /// Target: vm NAME, vmi NAME, or NAME alone
     #[arg(value_names = ["TYPE", "NAME"], num_args = 1..=2, required = true)]
     words: Vec<String>,
@@ -67,7 +67,7 @@ pub struct PauseOptions {
 
 /// Options of `soft-reboot` and `reset`.
 #[derive(Args)]
-pub struct InstanceOptions {
+pub(crate) struct InstanceOptions {
     /// Name of the VirtualMachineInstance
     #[arg(value_name = "VMI")]
     vmi: String,
@@ -75,7 +75,7 @@ pub struct InstanceOptions {
 
 /// Options of `migrate`.
 #[derive(Args)]
-pub struct MigrateOptions {
+pub(crate) struct MigrateOptions {
     /// Name of the VirtualMachine
     #[arg(value_name = "VM")]
     vm: String,
@@ -88,7 +88,7 @@ pub struct MigrateOptions {
 }
 
 /// Renders the options as a request body. Without options the body is empty.
-pub fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
+pub(crate) fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
     let mut object: Map<String, Value> =
         fields.iter().filter_map(|(key, value)| value.clone().map(|v| ((*key).to_owned(), v))).collect();
     if dry_run {
@@ -107,7 +107,7 @@ async fn act_on_vm(connection: &Connection, vm: &str, action: &str, body: Vec<u8
     Ok(())
 }
 
-pub async fn start(connection: &Connection, options: &StartOptions) -> Result<(), Error> {
+pub(crate) async fn start(connection: &Connection, options: &StartOptions) -> Result<(), Error> {
     let body = body(&[("paused", options.paused.then_some(Value::Bool(true)))], options.dry_run);
     act_on_vm(connection, &options.vm, "start", body, options.dry_run).await
 }
@@ -134,20 +134,24 @@ impl RestartOptions {
     }
 }
 
-pub async fn stop(connection: &Connection, options: &StopOptions) -> Result<(), Error> {
+pub(crate) async fn stop(connection: &Connection, options: &StopOptions) -> Result<(), Error> {
     options.check()?;
     let body = body(&[("gracePeriod", options.grace_period.map(|s| json!(s)))], options.dry_run);
     act_on_vm(connection, &options.vm, "stop", body, options.dry_run).await
 }
 
-pub async fn restart(connection: &Connection, options: &RestartOptions) -> Result<(), Error> {
+pub(crate) async fn restart(connection: &Connection, options: &RestartOptions) -> Result<(), Error> {
     options.check()?;
     let body = body(&[("gracePeriodSeconds", options.grace_period.map(|s| json!(s)))], options.dry_run);
     act_on_vm(connection, &options.vm, "restart", body, options.dry_run).await
 }
 
 /// Calls a subresource of a running VMI. Its name is the command without the hyphen.
-pub async fn act_on_instance(connection: &Connection, options: &InstanceOptions, command: &str) -> Result<(), Error> {
+pub(crate) async fn act_on_instance(
+    connection: &Connection,
+    options: &InstanceOptions,
+    command: &str,
+) -> Result<(), Error> {
     let name = object_name(&options.vmi)?;
     let path = connection.path("virtualmachineinstances", name, &command.replace('-', ""));
     connection.call(Method::PUT, &path, Vec::new()).await?;
@@ -155,14 +159,14 @@ pub async fn act_on_instance(connection: &Connection, options: &InstanceOptions,
     Ok(())
 }
 
-pub async fn migrate(connection: &Connection, options: &MigrateOptions) -> Result<(), Error> {
+pub(crate) async fn migrate(connection: &Connection, options: &MigrateOptions) -> Result<(), Error> {
     let selector = labels(&options.added_node_selector)?;
     let body = body(&[("addedNodeSelector", selector)], options.dry_run);
     act_on_vm(connection, &options.vm, "migrate", body, options.dry_run).await
 }
 
 /// Parses labels of the form `LABEL=VALUE` into an object.
-pub fn labels(words: &[String]) -> Result<Option<Value>, Error> {
+pub(crate) fn labels(words: &[String]) -> Result<Option<Value>, Error> {
     let pair = |word: &String| match word.split_once('=') {
         Some((label, value)) if !label.is_empty() => Ok((label.to_owned(), json!(value))),
         _ => Err(Error::Usage(format!("{word:?} is not of the form LABEL=VALUE"))),
@@ -187,7 +191,7 @@ impl PauseOptions {
     }
 }
 
-pub async fn pause(connection: &Connection, options: &PauseOptions, action: &str) -> Result<(), Error> {
+pub(crate) async fn pause(connection: &Connection, options: &PauseOptions, action: &str) -> Result<(), Error> {
     let (name, of_vm) = options.target()?;
     // A VirtualMachine and its VMI have the same name.
     let path = connection.path("virtualmachineinstances", name, action);
@@ -204,7 +208,7 @@ pub async fn pause(connection: &Connection, options: &PauseOptions, action: &str
     Ok(())
 }
 
-pub async fn version(connection: &Connection) -> Result<(), Error> {
+pub(crate) async fn version(connection: &Connection) -> Result<(), Error> {
     say!("Client Version: v{}", env!("CARGO_PKG_VERSION"))?;
     let answer = connection.call(Method::GET, "/apis/subresources.kubevirt.io/v1/version", Vec::new()).await?;
     let version: Value =

@@ -23,14 +23,14 @@ const CHUNK: usize = 64 * 1024;
 const MAX_EARLY: usize = 64 * 1024;
 
 /// Connection of the local program, and the bytes received before it connected.
-pub struct Client {
+pub(crate) struct Client {
     connection: TcpStream,
     early: Vec<u8>,
 }
 
 /// Waits for the local program to connect, without a time limit. Reads the stream meanwhile, which answers pings and
 /// detects its end. `what` and `why` become part of error messages.
-pub async fn accept<S>(
+pub(crate) async fn accept<S>(
     listener: &TcpListener,
     stream: &mut WebSocketStream<S>,
     what: &str,
@@ -67,7 +67,7 @@ fn bytes(message: Option<Result<Message, tungstenite::Error>>, why: &str) -> Res
 }
 
 /// Copies until one side ends. Fails with `why` if the server ends the stream.
-pub async fn copy<S>(stream: WebSocketStream<S>, client: Client, why: &str) -> Result<(), Error>
+pub(crate) async fn copy<S>(stream: WebSocketStream<S>, client: Client, why: &str) -> Result<(), Error>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {

@@ -8,7 +8,7 @@ use crate::{ClusterOptions, Connection, Error, cluster::VERBOSITY_COMMANDS, targ
 
 /// Connection to the SSH server of the guest.
 #[derive(Args)]
-pub struct Access {
+pub(crate) struct Access {
     /// User to log in as; default: that of ssh
     #[arg(long, short = 'l')]
     username: Option<String>,
@@ -28,7 +28,7 @@ pub struct Access {
 
 /// Options of `ssh`.
 #[derive(Args)]
-pub struct SshOptions {
+pub(crate) struct SshOptions {
     /// Target: [USER@]TYPE/NAME[/NAMESPACE], where TYPE is vm or vmi
     #[arg(value_name = "[USER@]TARGET")]
     target: String,
@@ -41,7 +41,7 @@ pub struct SshOptions {
 
 /// Options of `scp`.
 #[derive(Args)]
-pub struct ScpOptions {
+pub(crate) struct ScpOptions {
     /// Source: a local path, or [USER@]TYPE/NAME[/NAMESPACE]:PATH, where TYPE is vm or vmi
     #[arg(value_name = "FROM")]
     from: String,
@@ -59,12 +59,12 @@ pub struct ScpOptions {
 }
 
 /// Replaces this process with ssh. Returns only errors.
-pub fn run(connection: &Connection, cluster: &ClusterOptions, options: &SshOptions) -> Result<(), Error> {
+pub(crate) fn run(connection: &Connection, cluster: &ClusterOptions, options: &SshOptions) -> Result<(), Error> {
     replaced_by("ssh", ssh_arguments(&own_path()?, &connection.namespace, cluster, options)?, cluster.verbosity)
 }
 
 /// Replaces this process with scp. Returns only errors.
-pub fn run_scp(connection: &Connection, cluster: &ClusterOptions, options: &ScpOptions) -> Result<(), Error> {
+pub(crate) fn run_scp(connection: &Connection, cluster: &ClusterOptions, options: &ScpOptions) -> Result<(), Error> {
     replaced_by("scp", scp_arguments(&own_path()?, &connection.namespace, cluster, options)?, cluster.verbosity)
 }
 

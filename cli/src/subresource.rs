@@ -27,22 +27,22 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 const VERBOSITY_REQUESTS: u8 = 6;
 
 /// A websocket that carries a raw byte stream in binary frames.
-pub type Stream = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
+pub(crate) type Stream = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
 
 impl Connection {
     /// Returns the path of a subresource in the connection's namespace. `resource` is `virtualmachines` or
     /// `virtualmachineinstances`.
-    pub fn path(&self, resource: &str, name: &str, subresource: &str) -> String {
+    pub(crate) fn path(&self, resource: &str, name: &str, subresource: &str) -> String {
         format!("{API}/namespaces/{}/{resource}/{name}/{subresource}", self.namespace)
     }
 
     /// Returns the path of another resource in the connection's namespace.
-    pub fn namespaced(&self, resource: &str) -> String {
+    pub(crate) fn namespaced(&self, resource: &str) -> String {
         format!("{API}/namespaces/{}/{resource}", self.namespace)
     }
 
     /// Sends `body`, which may be empty, and returns the body of the answer.
-    pub async fn call(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
+    pub(crate) async fn call(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
         let request = Request::builder()
             .method(method.clone())
             .uri(path)
@@ -73,7 +73,7 @@ impl Connection {
     }
 
     /// Opens a stream.
-    pub async fn stream(&self, path: &str) -> Result<Stream, Error> {
+    pub(crate) async fn stream(&self, path: &str) -> Result<Stream, Error> {
         let request = Request::builder()
             .uri(path)
             .header(header::CONNECTION, "Upgrade")
@@ -96,12 +96,12 @@ impl Connection {
 }
 
 /// Describes a broken stream.
-pub fn lost(error: &tungstenite::Error) -> String {
+pub(crate) fn lost(error: &tungstenite::Error) -> String {
     format!("the connection was lost: {error}")
 }
 
 /// Returns the reason that the server gave for closing the stream.
-pub fn close_reason(frame: Option<&CloseFrame>) -> String {
+pub(crate) fn close_reason(frame: Option<&CloseFrame>) -> String {
     match frame.map(|frame| frame.reason.as_str()) {
         None | Some("") => {
             "the server closed it; the guest may have stopped, or another user may have opened it".into()

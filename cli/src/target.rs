@@ -6,7 +6,7 @@ use crate::{Error, Kind, object_name};
 
 /// A VM or VMI named by the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub(crate) struct Target {
     /// Kind in the argument.
     pub kind: Kind,
     /// Its name.
@@ -17,7 +17,7 @@ pub struct Target {
 
 impl Target {
     /// Parses an argument.
-    pub fn parse(argument: &str) -> Result<Self, Error> {
+    pub(crate) fn parse(argument: &str) -> Result<Self, Error> {
         let parts = argument.split('/').collect::<Vec<_>>();
         let (kind, name, namespace) = match parts.as_slice() {
             [name] => ("vmi", *name, None),
@@ -36,7 +36,7 @@ impl Target {
     }
 
     /// Returns the plural resource name.
-    pub fn resource(&self) -> &'static str {
+    pub(crate) fn resource(&self) -> &'static str {
         match self.kind {
             Kind::Vm => "virtualmachines",
             Kind::Vmi => "virtualmachineinstances",
@@ -44,7 +44,7 @@ impl Target {
     }
 
     /// Returns the short name of the kind.
-    pub fn word(&self) -> &'static str {
+    pub(crate) fn word(&self) -> &'static str {
         match self.kind {
             Kind::Vm => "vm",
             Kind::Vmi => "vmi",

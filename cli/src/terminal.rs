@@ -14,11 +14,11 @@ use crate::Error;
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Guard that holds the terminal in raw mode. It does nothing if standard input is no terminal.
-pub struct RawMode(());
+pub(crate) struct RawMode(());
 
 impl RawMode {
     /// Switches standard input to raw mode.
-    pub fn enter() -> Result<Self, Error> {
+    pub(crate) fn enter() -> Result<Self, Error> {
         if std::io::stdin().is_terminal() {
             let failed = |e: rustix::io::Errno| Error::io("cannot switch the terminal to raw mode")(e.into());
             let before = tcgetattr(std::io::stdin()).map_err(failed)?;
@@ -46,7 +46,7 @@ impl Drop for RawMode {
 
 /// Reads standard input in chunks on a separate thread, since a blocked read of a terminal cannot be cancelled and must
 /// not delay the exit. The channel closes at the end of input.
-pub fn input() -> mpsc::Receiver<Vec<u8>> {
+pub(crate) fn input() -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(8);
     std::thread::spawn(move || {
         let mut buffer = [0_u8; 16 * 1024];

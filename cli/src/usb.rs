@@ -20,7 +20,7 @@ const CLOSED: &str = "the USB redirection was closed";
 
 /// Options of `usbredir`.
 #[derive(Args)]
-pub struct UsbOptions {
+pub(crate) struct UsbOptions {
     /// The device as VENDOR:PRODUCT or BUS-DEVICE (see lsusb; omit with --no-launch) and the name of the VirtualMachineInstance
     #[arg(value_names = ["DEVICE", "VMI"], num_args = 1..=2, required = true)]
     words: Vec<String>,
@@ -59,7 +59,7 @@ fn is_device(text: &str) -> bool {
     }
 }
 
-pub async fn run(connection: &Connection, options: &UsbOptions) -> Result<(), Error> {
+pub(crate) async fn run(connection: &Connection, options: &UsbOptions) -> Result<(), Error> {
     let (device, vmi) = parse_names(options)?;
     // The stream is opened before the port so that a VMI without redirection fails at once.
     let mut stream = connection.stream(&connection.path("virtualmachineinstances", vmi, "usbredir")).await?;

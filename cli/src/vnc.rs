@@ -25,7 +25,7 @@ const CLOSED: &str = "the display was closed";
 /// Options of `vnc`.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct VncOptions {
+pub(crate) struct VncOptions {
     #[command(subcommand)]
     command: Option<VncCommand>,
     /// Name of the VirtualMachineInstance
@@ -67,7 +67,7 @@ enum VncCommand {
     },
 }
 
-pub async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Error> {
+pub(crate) async fn run(connection: &Connection, options: &VncOptions) -> Result<(), Error> {
     if let Some(VncCommand::Screenshot { vmi, file, move_cursor }) = &options.command {
         if *move_cursor {
             eprintln!("--move-cursor has no effect: the screenshot shows the screen as it is");

@@ -24,7 +24,7 @@ enum DiskType {
 
 /// Options of `addvolume`.
 #[derive(Args)]
-pub struct AddOptions {
+pub(crate) struct AddOptions {
     /// Name of the VirtualMachine or VirtualMachineInstance
     #[arg(value_name = "VMI")]
     vm: String,
@@ -56,7 +56,7 @@ pub struct AddOptions {
 
 /// Options of `removevolume`.
 #[derive(Args)]
-pub struct RemoveOptions {
+pub(crate) struct RemoveOptions {
     /// Name of the VirtualMachine or VirtualMachineInstance
     #[arg(value_name = "VMI")]
     vm: String,
@@ -84,7 +84,7 @@ enum DumpAction {
 
 /// Options of `memory-dump`.
 #[derive(Args)]
-pub struct DumpOptions {
+pub(crate) struct DumpOptions {
     /// Action
     #[arg(value_enum)]
     action: DumpAction,
@@ -191,7 +191,7 @@ fn warn_persist_deprecated(persist: bool) {
     }
 }
 
-pub async fn add(connection: &Connection, options: &AddOptions) -> Result<(), Error> {
+pub(crate) async fn add(connection: &Connection, options: &AddOptions) -> Result<(), Error> {
     let vm = object_name(&options.vm)?;
     options.name()?;
     warn_persist_deprecated(options.persist);
@@ -201,7 +201,7 @@ pub async fn add(connection: &Connection, options: &AddOptions) -> Result<(), Er
     Ok(())
 }
 
-pub async fn remove(connection: &Connection, options: &RemoveOptions) -> Result<(), Error> {
+pub(crate) async fn remove(connection: &Connection, options: &RemoveOptions) -> Result<(), Error> {
     let vm = object_name(&options.vm)?;
     warn_persist_deprecated(options.persist);
     let mut request = json!({"name": options.volume_name});
@@ -213,7 +213,7 @@ pub async fn remove(connection: &Connection, options: &RemoveOptions) -> Result<
     Ok(())
 }
 
-pub async fn memory_dump(connection: &Connection, options: &DumpOptions) -> Result<(), Error> {
+pub(crate) async fn memory_dump(connection: &Connection, options: &DumpOptions) -> Result<(), Error> {
     let vm = object_name(&options.vm)?;
     match options.action {
         DumpAction::Get => {

@@ -6,9 +6,9 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a fuzz target reports findings by a panic")]
 
-pub mod bodies;
 pub mod objects;
 pub mod patches;
+pub mod review_bytes;
 pub mod specs;
 
 mod review;

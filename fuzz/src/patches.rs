@@ -8,9 +8,8 @@ use serde_json::Value;
 pub fn check(input: &[u8]) -> bool {
     let mut documents = serde_json::Deserializer::from_slice(input).into_iter::<Value>();
     let (Some(Ok(before)), Some(Ok(after))) = (documents.next(), documents.next()) else { return false };
-    assert!(admission::patch::between(&before, &before, &before).is_empty());
-    let patch = admission::patch::between(&before, &before, &after);
-    let patch: json_patch::Patch = serde_json::from_value(patch.into()).expect("it is a JSON patch");
+    assert!(admission::context::patch::between(&before, &before, &before).is_empty());
+    let patch = admission::context::patch::between(&before, &before, &after);
     let mut result = before.clone();
     json_patch::patch(&mut result, &patch).expect("it applies");
     assert_eq!(result, after);

@@ -1,9 +1,6 @@
 //! Shared by all checks: calls webhooks and checks properties of every answer.
 
-use admission::{
-    AdmissionReview, handle,
-    neighbours::{Ask, MAX_ROUNDS, Neighbours, Outcome, Wanted},
-};
+use admission::{AdmissionReview, LookupResult, Lookups, ObjectQuery, Selection, context::lookups::MAX_ROUNDS, handle};
 use api::config::ClusterConfig;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
@@ -14,18 +11,18 @@ const UID: &str = "0c8f1c9e-3a0d-4f6e-9f55-6b0a4a4b6f11";
 /// Returns the answer to a body, for a cluster without other objects.
 pub(crate) fn answer(path: &str, body: &[u8]) -> AdmissionReview {
     let config = ClusterConfig::default();
-    let mut known = Neighbours::new();
+    let mut lookups = Lookups::new();
     for _ in 0..=MAX_ROUNDS {
-        match handle(path, body, &config, "kubevirt", &known) {
-            Ok(review) => {
-                check(&review);
-                return review;
+        match handle(path, body, &config, "kubevirt", &lookups) {
+            Ok(evaluation) => {
+                check(&evaluation.review);
+                return evaluation.review;
             }
-            Err(wanted) => {
-                assert!(!wanted.is_empty(), "{path} requests no lookups");
-                for wanted in wanted {
-                    let outcome = nothing(&wanted);
-                    known.insert(wanted, outcome);
+            Err(queries) => {
+                assert!(!queries.is_empty(), "{path} requests no lookups");
+                for query in queries {
+                    let result = nothing(&query);
+                    lookups.insert(query, result);
                 }
             }
         }
@@ -33,13 +30,13 @@ pub(crate) fn answer(path: &str, body: &[u8]) -> AdmissionReview {
     panic!("{path} exceeds the rounds of lookups")
 }
 
-fn nothing(wanted: &Wanted) -> Outcome {
+fn nothing(query: &ObjectQuery) -> LookupResult {
     // Covers the path of the request that the server would send.
-    let _ = wanted.collection();
-    let _ = wanted.to_string();
-    match &wanted.ask {
-        Ask::List { .. } => Outcome::List(vec![]),
-        _ => Outcome::Object(None),
+    let _ = query.collection();
+    let _ = query.to_string();
+    match &query.selection {
+        Selection::List { .. } => LookupResult::List(vec![]),
+        Selection::Get { .. } => LookupResult::Object(None),
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{bodies, objects, patches, specs};
+use crate::{objects, patches, review_bytes, specs};
 
 /// Maximum number of variations of each seed.
 const ROUNDS: usize = 300;
@@ -99,7 +99,7 @@ fn holds(target: &str, check: fn(&[u8]) -> bool) {
 
 #[test]
 fn any_body_has_a_well_formed_answer() {
-    holds("bodies", bodies::check);
+    holds("review_bytes", review_bytes::check);
 }
 
 #[test]

@@ -9,7 +9,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels of every object. The component is what tools look for pods of an installation by. */}}
+{{/* Labels of every object. Tools select pods of an installation by the component. */}}
 {{- define "ferrovirt.labels" -}}
 app.kubernetes.io/name: ferrovirt
 app.kubernetes.io/part-of: ferrovirt
@@ -29,7 +29,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Security of a pod that needs nothing of its node: passes the pod security standard "restricted". */}}
+{{/* Security of an unprivileged pod: passes the pod security standard "restricted". */}}
 {{- define "ferrovirt.restrictedPod" -}}
 securityContext:
   runAsNonRoot: true
@@ -87,7 +87,7 @@ livenessProbe:
   failureThreshold: 3
 {{- end -}}
 
-{{/* Replicas on different nodes where there are several. */}}
+{{/* Replicas on different nodes, if there are several. */}}
 {{- define "ferrovirt.spread" -}}
 affinity:
   podAntiAffinity:
@@ -100,7 +100,7 @@ affinity:
               kubevirt.io: {{ . }}
 {{- end -}}
 
-{{/* A webhook's way to virt-api. caBundle and path are put in by virt-controller. */}}
+{{/* A webhook's connection to virt-api. virt-controller sets caBundle and path. */}}
 {{- define "ferrovirt.webhookClient" -}}
 admissionReviewVersions: [v1]
 failurePolicy: Fail

@@ -46,7 +46,7 @@ const DATAGRAM_IDLE: Duration = Duration::from_secs(60);
 
 /// Options of `port-forward`.
 #[derive(Args)]
-pub struct ForwardOptions {
+pub(crate) struct ForwardOptions {
     /// Target: TYPE/NAME[/NAMESPACE], where TYPE is vm or vmi
     #[arg(value_name = "TARGET")]
     target: String,
@@ -122,7 +122,7 @@ impl Remote {
     }
 }
 
-pub async fn run(connection: Connection, options: &ForwardOptions) -> Result<(), Error> {
+pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Result<(), Error> {
     let target = Target::parse(&options.target)?;
     let ports = options.ports.iter().map(|port| Port::parse(port)).collect::<Result<Vec<_>, _>>()?;
     let connection = Arc::new(connection.within(target.namespace.as_deref()));

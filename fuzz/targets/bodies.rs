@@ -1,7 +1,0 @@
-//! See `fuzz::bodies`.
-
-#![no_main]
-
-use libfuzzer_sys::{Corpus, fuzz_target};
-
-fuzz_target!(|input: &[u8]| -> Corpus { if fuzz::bodies::check(input) { Corpus::Keep } else { Corpus::Reject } });
