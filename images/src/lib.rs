@@ -36,7 +36,7 @@ pub use error::{Error, Result};
 pub const EPOCH: u64 = 1_735_689_600;
 
 /// All images in build order: name of the archive, and name of the image below its prefix.
-pub const IMAGES: [(&str, &str); 8] = [
+pub const IMAGES: [(&str, &str); 9] = [
     ("virt-api", "virt-api"),
     ("virt-controller", "virt-controller"),
     ("virt-handler", "virt-handler"),
@@ -44,6 +44,7 @@ pub const IMAGES: [(&str, &str); 8] = [
     ("toolbox", "toolbox"),
     ("guest-tiny", "guests/tiny"),
     ("guest-tiny-kernel", "guests/tiny-kernel"),
+    ("guest-tiny-signed", "guests/tiny-signed"),
     ("guest-debian", "guests/debian"),
 ];
 
@@ -98,7 +99,7 @@ pub fn build(name: &str, options: &Options) -> Result<oci::Summary> {
     fs::create_dir_all(&options.out).at(&options.out)?;
     let archive = archive_path(&options.out, name);
     match name {
-        "guest-tiny" | "guest-tiny-kernel" | "guest-debian" => guests::build(name, &reference, &archive, options),
+        name if name.starts_with("guest-") => guests::build(name, &reference, &archive, options),
         _ => services::build(name, &reference, &archive, options),
     }
 }
@@ -116,7 +117,10 @@ mod tests {
     fn groups_and_names_are_resolved_without_duplicates() {
         let names = |given: &[&str]| resolve(&given.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
         assert_eq!(names(&[]).unwrap().len(), IMAGES.len());
-        assert_eq!(names(&["guest-tiny", "guests"]).unwrap(), ["guest-tiny", "guest-tiny-kernel", "guest-debian"]);
+        assert_eq!(
+            names(&["guest-tiny", "guests"]).unwrap(),
+            ["guest-tiny", "guest-tiny-kernel", "guest-tiny-signed", "guest-debian"]
+        );
         assert_eq!(names(&["toolbox", "virt-api"]).unwrap(), ["virt-api", "toolbox"]);
         assert!(names(&["virt"]).unwrap_err().to_string().contains("virt-launcher"));
     }

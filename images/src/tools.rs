@@ -9,13 +9,15 @@ use crate::{
     run,
 };
 
-/// Packages for building: kernel and busybox of the small guest, boot loader, file system tools, disk tools, objcopy.
-const PACKAGES: [&str; 11] = [
+/// Packages for building: kernel and busybox of the small guest, boot loaders, file system tools, disk tools, objcopy.
+const PACKAGES: [&str; 13] = [
     "base-files",
     "linux-image-cloud-amd64",
     "busybox-static",
     "binutils",
     "grub-efi-amd64-bin",
+    "grub-efi-amd64-signed",
+    "shim-signed",
     "grub-pc-bin",
     "grub-common",
     "dosfstools",

@@ -77,6 +77,7 @@ pub(super) fn build(cache: &Cache, tools: &Root) -> Result<PathBuf> {
             kernel: "/vmlinuz",
             initrd: "/initrd.img",
             arguments: "root=LABEL=debian ro console=tty0 console=ttyS0,115200 net.ifnames=0 quiet",
+            signed: false,
         };
         let raw = work.join("disk.raw");
         disk::build(&tools.path, &root.path, &system, &linux, &work, &raw)?;

@@ -4,7 +4,7 @@
 //! sector 0     boot sector of GRUB with the partition table
 //! sector 1..   GRUB for BIOS
 //! sector 2048  partition 2: the EFI system partition with GRUB for UEFI
-//! sector 6144  partition 1: the file system, last on the disk so that it can grow
+//! sector 18432 partition 1: the file system, last on the disk so that it can grow
 //! ```
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::grub::{self, Linux, Platform};
+use super::grub::{self, EfiFile, Linux, Platform};
 use crate::{
     EPOCH,
     error::{At, Error, Result},
@@ -23,13 +23,13 @@ use crate::{
 const SECTOR: u64 = 512;
 /// First sector of the EFI system partition.
 const ESP_START: u32 = 2048;
-const ESP_SECTORS: u32 = 4096;
+const ESP_SECTORS: u32 = 16 * 1024;
 /// First sector of the file system's partition.
 const PARTITION_START: u32 = ESP_START + ESP_SECTORS;
 /// Volume ID of the EFI system partition's file system, fixed for reproducible images.
 const ESP_VOLUME: &str = "46655669";
-/// Default boot loader of a disk under UEFI (UEFI specification, section 3.5.1.1).
-const EFI_LOADER: &str = "::/EFI/BOOT/BOOTX64.EFI";
+/// Directories of the EFI system partition.
+const ESP_DIRECTORIES: [&str; 3] = ["::/EFI", "::/EFI/BOOT", "::/EFI/debian"];
 
 /// Parameters of an ext4 file system.
 #[derive(Debug, Clone)]
@@ -56,7 +56,7 @@ pub(super) fn build(
     let partition = work.join("partition");
     make_ext4(tools, directory, system, linux.label, &partition)?;
     let bios = grub::image(tools, Platform::Bios, linux, work)?;
-    let esp = make_esp(tools, &grub::image(tools, Platform::Uefi, linux, work)?, work)?;
+    let esp = make_esp(tools, &grub::efi_files(tools, linux, work)?, work)?;
     let mut disk = File::create(to).at(to)?;
     disk.write_all(&boot_sector(&grub::boot_sector(tools)?, system.size / SECTOR)?).at(to)?;
     let bios_size = fs::metadata(&bios).at(&bios)?.len();
@@ -106,8 +106,8 @@ fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, label: &st
     Ok(())
 }
 
-/// Builds the file system of the EFI system partition with the boot loader.
-fn make_esp(tools: &Path, loader: &Path, work: &Path) -> Result<PathBuf> {
+/// Builds the file system of the EFI system partition with these files.
+fn make_esp(tools: &Path, files: &[EfiFile], work: &Path) -> Result<PathBuf> {
     let esp = work.join("esp");
     let mut format = run::from_root(tools, "usr/sbin/mkfs.fat");
     format.args(["--invariant", "-i", ESP_VOLUME, "-n", "EFI", "-C"]).arg(&esp).arg((ESP_SECTORS / 2).to_string());
@@ -117,12 +117,9 @@ fn make_esp(tools: &Path, loader: &Path, work: &Path) -> Result<PathBuf> {
         command.env("SOURCE_DATE_EPOCH", EPOCH.to_string()).env("TZ", "UTC").args(["-c", name, "-i"]).arg(&esp);
         command
     };
-    let mut directories = mtools("mmd");
-    directories.args(["::/EFI", "::/EFI/BOOT"]);
-    let mut copy = mtools("mcopy");
-    copy.arg(loader).arg(EFI_LOADER);
-    for command in [&mut directories, &mut copy] {
-        run::run(command, "from Debian package mtools")?;
+    run::run(mtools("mmd").args(ESP_DIRECTORIES), "from Debian package mtools")?;
+    for (name, from) in files {
+        run::run(mtools("mcopy").arg(from).arg(format!("::/{name}")), "from Debian package mtools")?;
     }
     Ok(esp)
 }
@@ -187,11 +184,11 @@ mod tests {
         let sector = boot_sector(&[0x90; 512], 8192).unwrap();
         assert_eq!(sector[0], 0x90);
         assert_eq!((sector[446], sector[450]), (0x80, 0x83));
-        assert_eq!(sector[454..458], 6144u32.to_le_bytes());
+        assert_eq!(sector[454..458], 18_432u32.to_le_bytes());
         assert_eq!(sector[458..462], 8192u32.to_le_bytes());
         assert_eq!((sector[462], sector[466]), (0, 0xef));
         assert_eq!(sector[470..474], 2048u32.to_le_bytes());
-        assert_eq!(sector[474..478], 4096u32.to_le_bytes());
+        assert_eq!(sector[474..478], 16_384u32.to_le_bytes());
         assert!(sector[478..510].iter().all(|byte| *byte == 0));
         assert_eq!(sector[510..], [0x55, 0xaa]);
         assert!(boot_sector(&[0; 511], 1).is_err());

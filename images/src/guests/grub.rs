@@ -1,4 +1,4 @@
-//! GRUB for BIOS and for UEFI, each one file with its modules and its configuration.
+//! GRUB for BIOS and for UEFI, each one file with its modules and its configuration; for secure boot Debian's signed files.
 
 use std::{
     fs,
@@ -9,6 +9,9 @@ use crate::{
     error::{At, Result},
     run,
 };
+
+/// Default boot loader of a disk under UEFI (UEFI specification, section 3.5.1.1).
+const EFI_LOADER: &str = "EFI/BOOT/BOOTX64.EFI";
 
 /// Linux on a file system that GRUB finds by its label.
 #[derive(Debug, Clone)]
@@ -21,6 +24,8 @@ pub(super) struct Linux<'a> {
     pub initrd: &'a str,
     /// Kernel command line.
     pub arguments: &'a str,
+    /// Starts under UEFI by Debian's signed boot loaders, which secure boot accepts.
+    pub signed: bool,
 }
 
 /// A platform of GRUB.
@@ -50,7 +55,7 @@ impl Platform {
 
 /// Returns the configuration.
 fn config(linux: &Linux<'_>) -> String {
-    let Linux { label, kernel, initrd, arguments } = linux;
+    let Linux { label, kernel, initrd, arguments, signed: _ } = linux;
     format!("search.fs_label {label} root\nlinux {kernel} {arguments}\ninitrd {initrd}\nboot\n")
 }
 
@@ -64,6 +69,26 @@ pub(super) fn image(tools: &Path, platform: Platform, linux: &Linux<'_>, work: &
     command.arg("-c").arg(&text).arg("-o").arg(&image).args(platform.modules());
     run::run(&mut command, "from Debian package grub-common")?;
     Ok(image)
+}
+
+/// A file of the EFI system partition: its path there, and its source.
+pub(super) type EfiFile = (&'static str, PathBuf);
+
+/// Returns the boot loader for UEFI, built or copied to the directory `work`.
+///
+/// The signed chain begins with shim, which Microsoft has signed. It verifies the GRUB beside it with Debian's key, and GRUB
+/// verifies the kernel by calling shim. Debian's GRUB reads its configuration from `EFI/debian`.
+pub(super) fn efi_files(tools: &Path, linux: &Linux<'_>, work: &Path) -> Result<Vec<EfiFile>> {
+    if !linux.signed {
+        return Ok(vec![(EFI_LOADER, image(tools, Platform::Uefi, linux, work)?)]);
+    }
+    let text = work.join("grub-signed.cfg");
+    fs::write(&text, config(linux)).at(&text)?;
+    Ok(vec![
+        (EFI_LOADER, tools.join("usr/lib/shim/shimx64.efi.signed")),
+        ("EFI/BOOT/grubx64.efi", tools.join("usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed")),
+        ("EFI/debian/grub.cfg", text),
+    ])
 }
 
 /// Returns GRUB's boot sector. It loads the image for BIOS from the sectors that follow it.
@@ -82,7 +107,7 @@ mod tests {
 
     #[test]
     fn configuration_finds_the_file_system_by_label_and_boots_linux() {
-        let linux = Linux { label: "a", kernel: "/k", initrd: "/i", arguments: "quiet b=c" };
+        let linux = Linux { label: "a", kernel: "/k", initrd: "/i", arguments: "quiet b=c", signed: false };
         assert_eq!(config(&linux), "search.fs_label a root\nlinux /k quiet b=c\ninitrd /i\nboot\n");
     }
 }

@@ -40,8 +40,9 @@ impl Kernel {
     }
 }
 
-/// Returns modules and their dependencies, uncompressed, with the index files of modprobe.
-pub(super) fn modules(tools: &Root, kernel: &Kernel, names: &[&str], work: &Path) -> Result<Tree> {
+/// Returns modules and their dependencies, uncompressed, with the index files of modprobe. Modules that keep their signature
+/// are larger and load more slowly; a kernel that was started by secure boot loads no other.
+pub(super) fn modules(tools: &Root, kernel: &Kernel, names: &[&str], signed: bool, work: &Path) -> Result<Tree> {
     let all = work.join("all-modules");
     depmod(tools, &tools.path, &all, &kernel.version)?;
     let index = format!("lib/modules/{}", kernel.version);
@@ -71,7 +72,7 @@ pub(super) fn modules(tools: &Root, kernel: &Kernel, names: &[&str], work: &Path
         } else {
             fs::read(&from).at(&from)?
         };
-        let content = slim(tools, work, &content)?;
+        let content = if signed { content } else { slim(tools, work, &content)? };
         let to = small.join(&path);
         if let Some(parent) = to.parent() {
             fs::create_dir_all(parent).at(parent)?;

@@ -23,7 +23,7 @@ use std::path::Path;
 use crate::{
     Options,
     cache::Key,
-    error::Result,
+    error::{Error, Result},
     layer, oci,
     packages::Root,
     tools,
@@ -59,7 +59,11 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
             container_disk(&mut tree, &tiny::build(cache, &tools)?);
             "Small guest (Linux and busybox), as container disk"
         }
-        _ => {
+        "guest-tiny-signed" => {
+            container_disk(&mut tree, &tiny::build_signed(cache, &tools)?);
+            "Small guest for secure boot, as container disk"
+        }
+        "guest-tiny-kernel" => {
             let guest = tiny::build(cache, &tools)?;
             tree.dir("boot", 0o555, QEMU_USER);
             for name in ["vmlinuz", "initrd"] {
@@ -67,6 +71,7 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
             }
             "Small guest (Linux and busybox), as kernel and initial RAM file system"
         }
+        _ => return Err(Error::UnknownImage { name: name.to_owned(), known: "see images list".to_owned() }),
     };
     let layers = [layer::layer(cache, &tree)?];
     oci::write(archive, reference, &oci::Run { description, ..Default::default() }, &layers)

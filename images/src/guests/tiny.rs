@@ -40,13 +40,24 @@ const MODULES: &[&str] = &[
     "nls_utf8",
     "evdev",
     "button",
+    "i6300esb",
 ];
+
+/// Driver of the variables of UEFI, in the guest for secure boot.
+const EFI_MODULE: &str = "efivarfs";
 
 /// Kernel arguments on the disk for its consoles.
 const ARGUMENTS: &str = "console=tty0 console=ttyS0,115200 quiet";
 
 /// Kernel arguments on the disk that save work under emulation: see the README of the guests.
 const SAVING_ARGUMENTS: &str = guest_file!("tiny/kernel-arguments");
+
+/// Saving argument that leaves the kernel without keys for the signatures of modules.
+const NO_MODULE_KEYS: &str = ",load_system_certificate_list";
+
+/// File systems of the disks.
+const DISK: FileSystem<'_> =
+    FileSystem { uuid: "7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01", size: 46 << 20, journal: false };
 
 /// Files in the initial RAM file system besides busybox and modules.
 const FILES: &[GuestFile] = &[
@@ -71,8 +82,18 @@ const FILES: &[GuestFile] = &[
 
 /// Returns the directory with `vmlinuz`, `initrd` and `disk.qcow2`.
 pub(super) fn build(cache: &Cache, tools: &Root) -> Result<PathBuf> {
-    cache.entry("guests", &format!("tiny-{}", key(tools, FILES).with(SAVING_ARGUMENTS).finish()), |dir| {
-        eprintln!("images: building the small guest ...");
+    build_variant(cache, tools, false)
+}
+
+/// Returns the directory with the same files for secure boot: signed boot loaders, and modules with their signatures.
+pub(super) fn build_signed(cache: &Cache, tools: &Root) -> Result<PathBuf> {
+    build_variant(cache, tools, true)
+}
+
+fn build_variant(cache: &Cache, tools: &Root, signed: bool) -> Result<PathBuf> {
+    let name = if signed { "tiny-signed" } else { "tiny" };
+    cache.entry("guests", &format!("{name}-{}", key(tools, FILES).with(SAVING_ARGUMENTS).finish()), |dir| {
+        eprintln!("images: building the guest {name} ...");
         let work = dir.join("work");
         let boot = work.join("disk/boot");
         fs::create_dir_all(&boot).at(&boot)?;
@@ -80,7 +101,7 @@ pub(super) fn build(cache: &Cache, tools: &Root) -> Result<PathBuf> {
         let (vmlinuz, initrd) = (dir.join("vmlinuz"), dir.join("initrd"));
         fs::copy(&kernel.image, &vmlinuz).at(&vmlinuz)?;
         // Not compressed: unpacking costs more under emulation than reading.
-        fs::write(&initrd, newc::pack(&initrd_tree(tools, &kernel, &work)?)?).at(&initrd)?;
+        fs::write(&initrd, newc::pack(&initrd_tree(tools, &kernel, signed, &work)?)?).at(&initrd)?;
         for from in [&vmlinuz, &initrd] {
             let to = boot.join(from.file_name().unwrap_or_default());
             fs::copy(from, &to).at(&to)?;
@@ -89,18 +110,24 @@ pub(super) fn build(cache: &Cache, tools: &Root) -> Result<PathBuf> {
         let staging = work.join("disk");
         set_time(&boot)?;
         set_time(&staging)?;
-        let system = FileSystem { uuid: "7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01", size: 46 << 20, journal: false };
-        let arguments = format!("{ARGUMENTS} {}", SAVING_ARGUMENTS.trim_end());
-        let linux = Linux { label: "tiny", kernel: "/boot/vmlinuz", initrd: "/boot/initrd", arguments: &arguments };
+        let arguments = format!("{ARGUMENTS} {}", saving_arguments(signed));
+        let linux =
+            Linux { label: "tiny", kernel: "/boot/vmlinuz", initrd: "/boot/initrd", arguments: &arguments, signed };
         let raw = work.join("disk.raw");
-        disk::build(&tools.path, &staging, &system, &linux, &work, &raw)?;
+        disk::build(&tools.path, &staging, &DISK, &linux, &work, &raw)?;
         disk::to_qcow2(&tools.path, &raw, &dir.join("disk.qcow2"))?;
         fs::remove_dir_all(&work).at(&work)
     })
 }
 
+/// Returns the kernel arguments that save work.
+fn saving_arguments(signed: bool) -> String {
+    let arguments = SAVING_ARGUMENTS.trim_end();
+    if signed { arguments.replace(NO_MODULE_KEYS, "") } else { arguments.to_owned() }
+}
+
 /// Returns the content of the initial RAM file system.
-fn initrd_tree(tools: &Root, kernel: &Kernel, work: &Path) -> Result<Tree> {
+fn initrd_tree(tools: &Root, kernel: &Kernel, signed: bool, work: &Path) -> Result<Tree> {
     let mut tree = Tree::default();
     for dir in ["dev", "proc", "sys", "run", "root", "mnt", "var"] {
         tree.dir(dir, 0o755, 0);
@@ -120,7 +147,8 @@ fn initrd_tree(tools: &Root, kernel: &Kernel, work: &Path) -> Result<Tree> {
     for (path, mode, content) in FILES {
         tree.file(path, *mode, *content);
     }
-    tree.extend(modules(tools, kernel, MODULES, work)?);
+    let names: Vec<&str> = MODULES.iter().copied().chain(signed.then_some(EFI_MODULE)).collect();
+    tree.extend(modules(tools, kernel, &names, signed, work)?);
     Ok(tree)
 }
 
@@ -136,6 +164,14 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn guest_for_secure_boot_keeps_the_keys_of_modules() {
+        assert!(saving_arguments(false).contains("load_system_certificate_list"));
+        let signed = saving_arguments(true);
+        assert!(!signed.contains("load_system_certificate_list"));
+        assert_eq!(signed.len() + NO_MODULE_KEYS.len(), saving_arguments(false).len());
+    }
 
     #[test]
     fn cloud_config_becomes_calls_of_shell_functions() {
