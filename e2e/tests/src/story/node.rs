@@ -68,6 +68,26 @@ impl Story {
         self.kill(program, "").await.with_context(|| format!("kill {program}"))
     }
 
+    /// Kills the processes of a program in a pod of the installation and removes the pod, so that kubelet does not restart them.
+    ///
+    /// # Errors
+    /// Fails without such a process.
+    pub async fn kill_installed(&self, pod: &str, program: &str) -> Result<()> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "kubevirt");
+        let uid =
+            pods.get(pod).await.with_context(|| format!("get pod {pod}"))?.metadata.uid.context("pod without uid")?;
+        let node = self.enter_node().await?;
+        let killed = node.run(&killing(program, &uid)).await.with_context(|| format!("kill {program} of {pod}"));
+        // At once: kubelet notices the end of a container with a delay.
+        let removed = match &killed {
+            Ok(_) => pods.delete(pod, &DeleteParams::default().grace_period(0)).await.map(drop),
+            Err(_) => Ok(()),
+        };
+        node.leave().await?;
+        killed?;
+        removed.with_context(|| format!("delete pod {pod}"))
+    }
+
     /// Returns the memory of the largest virt-api process on the node in KiB.
     ///
     /// # Errors
@@ -95,15 +115,18 @@ impl Story {
 
     /// Kills the processes of a program whose cgroup contains `cgroup`.
     async fn kill(&self, program: &str, cgroup: &str) -> Result<()> {
-        let name: String = program.chars().take(15).collect();
-        let script = format!(
-            "killed=1; for p in /proc/[0-9]*; do \
-               if grep -qs -e '{cgroup}' $p/cgroup && [ \"$(cat $p/comm)\" = '{name}' ]; then kill -9 ${{p#/proc/}} && killed=0; fi; \
-             done; exit $killed"
-        );
-        self.on_node(&script).await?;
-        Ok(())
+        self.on_node(&killing(program, cgroup)).await.map(drop)
     }
+}
+
+/// Returns a script that kills the processes of a program whose cgroup contains `cgroup`. It fails without such a process.
+fn killing(program: &str, cgroup: &str) -> String {
+    let name: String = program.chars().take(15).collect();
+    format!(
+        "killed=1; for p in /proc/[0-9]*; do \
+           if grep -qs -e '{cgroup}' $p/cgroup && [ \"$(cat $p/comm)\" = '{name}' ]; then kill -9 ${{p#/proc/}} && killed=0; fi; \
+         done; exit $killed"
+    )
 }
 
 /// A privileged pod on a node, in a namespace of its own.

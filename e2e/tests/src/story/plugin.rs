@@ -89,9 +89,21 @@ impl Story {
     /// # Errors
     /// Fails if it does not start.
     pub async fn forward(&self, object: &str, port: u16) -> Result<Served> {
-        let command = self.virt_command(&["port-forward", object, &format!("0:{port}")]);
+        self.forward_as(object, &format!("0:{port}")).await
+    }
+
+    /// Starts as [`Self::forward`] for datagrams (UDP).
+    ///
+    /// # Errors
+    /// Fails if it does not start.
+    pub async fn forward_datagrams(&self, object: &str, port: u16) -> Result<Served> {
+        self.forward_as(object, &format!("udp/0:{port}")).await
+    }
+
+    async fn forward_as(&self, object: &str, port: &str) -> Result<Served> {
         let bound = |line: &str| line.split("127.0.0.1:").nth(1)?.split(' ').next()?.parse().ok();
-        Served::start(command, bound).await.with_context(|| format!("forward port {port} of {object}"))
+        let forwarded = Served::start(self.virt_command(&["port-forward", object, port]), bound).await;
+        forwarded.with_context(|| format!("forward {port} of {object}"))
     }
 
     /// Opens the display of a VMI. Returns the plugin and a connection of a viewer that has read the greeting.

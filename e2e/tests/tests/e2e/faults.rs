@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use ferrovirt_e2e_tests::{story, story_alone};
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story, story_alone};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api,
     api::{DeleteParams, ListParams},
 };
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
 
-use crate::manifests;
+use crate::{manifests, virt_handlers};
 
 type Pods = Api<k8s_openapi::api::core::v1::Pod>;
 
@@ -60,16 +63,102 @@ fn killed_qemu_fails_the_vmi_and_run_strategy_always_restarts_it() {
 }
 
 #[test]
-fn second_controller_leads_after_the_first() {
-    story_alone("leader", async |s| {
-        let pods: Pods = Api::namespaced(s.client.clone(), "kubevirt");
-        let labels = ListParams::default().labels("kubevirt.io=virt-controller");
-        for pod in pods.list(&labels).await? {
-            pods.delete(&pod.metadata.name.unwrap_or_default(), &DeleteParams::default().grace_period(0)).await?;
+fn guest_runs_on_when_libvirtd_and_the_worker_are_killed() {
+    story("launcher", async |s| {
+        s.apply(&manifests::kernel_vmi("box")).await?;
+        let before = s.wait_running("box").await?;
+        let pod = s.launcher_pod("box").await?;
+        let name = pod["metadata"]["name"].as_str().context("pod without name")?;
+        let boot = boot_id(s).await?;
+        for program in ["libvirtd", "virt-launcher"] {
+            s.kill_in_launcher(name, program).await?;
+            unharmed(s, &before, &pod, &boot).await.with_context(|| format!("{program} was killed"))?;
         }
-        // The next leader creates the VMI.
+        s.delete("vmi", "box").await?;
+        s.wait_gone("vmi", "box", TIMEOUT).await
+    });
+}
+
+/// Checks that the guest was not restarted, that its VMI and pod have not noticed, and that actions have effect.
+async fn unharmed(s: &Story, vmi: &Value, pod: &Value, boot: &str) -> Result<()> {
+    virt_handlers::serves(s, "box").await?;
+    ensure!(boot_id(s).await? == boot, "the guest was restarted");
+    s.virt(&["vnc", "box", "--screenshot", "/dev/null"]).await?;
+    let now = s.get("vmi", "box").await?;
+    ensure!(now["metadata"]["uid"] == vmi["metadata"]["uid"], "the VMI was recreated");
+    let phases = |vmi: &Value| vmi["status"]["phaseTransitionTimestamps"].clone();
+    ensure!(phases(&now) == phases(vmi), "the VMI has left its phase: {}", phases(&now));
+    ensure!(now["status"]["phase"] == "Running", "the VMI is {}", now["status"]["phase"]);
+    let present = s.launcher_pod("box").await?;
+    ensure!(present["metadata"]["uid"] == pod["metadata"]["uid"], "the VMI has another pod");
+    let restarts = &present["status"]["containerStatuses"][0]["restartCount"];
+    ensure!(*restarts == 0, "the launcher's container was restarted {restarts} times");
+    Ok(())
+}
+
+/// Returns the identifier that the guest's kernel generates at each boot.
+async fn boot_id(s: &Story) -> Result<String> {
+    let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
+    let (id, code) = console.run("cat /proc/sys/kernel/random/boot_id").await?;
+    ensure!(code == 0 && id.trim().len() == 36, "no identifier of the boot: {id:?}");
+    console.leave().await?;
+    Ok(id)
+}
+
+#[test]
+fn another_controller_leads_within_fifteen_seconds_of_the_last_renewal_of_a_killed_leader() {
+    story_alone("leader", async |s| {
+        let leases: Api<Lease> = Api::namespaced(s.client.clone(), "kubevirt");
+        let leader = holder(&changed(&leases, |lease| !holder(lease).is_empty()).await?).to_owned();
+        // Killed, the leader does not release its lease.
+        s.kill_installed(&leader, "virt-controller").await?;
+        let mut last = leases.get(LEASE).await?;
+        ensure!(holder(&last) == leader, "{leader} has released its lease: {last:?}");
+        let next = loop {
+            let next = changed(&leases, |next| next.spec != last.spec).await?;
+            if holder(&next) != leader {
+                break next;
+            }
+            last = next;
+        };
+        // Both times are those that the replicas wrote.
+        let renewed = last.spec.and_then(|spec| spec.renew_time).context("a lease without renewal")?;
+        let taken = next.spec.clone().and_then(|spec| spec.acquire_time).context("a lease that was not acquired")?;
+        let pause = taken.0.duration_since(renewed.0);
+        eprintln!("{} leads {pause:#} after the last renewal of {leader}", holder(&next));
+        ensure!(pause.as_secs() < 15, "the next leader has taken the lease {pause:#} after its last renewal");
+
+        // The new leader creates the VMI.
         s.apply(&manifests::kernel_vmi("later")).await?;
         s.wait_running("later").await?;
-        Ok(())
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let deployment = serde_json::to_value(s.installation_api("Deployment").get("virt-controller").await?)?;
+            if deployment["status"]["readyReplicas"] == deployment["spec"]["replicas"] {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "the killed replica was not replaced");
+            sleep(Duration::from_millis(250)).await;
+        }
     });
+}
+
+/// Name of virt-controller's Lease.
+const LEASE: &str = "virt-controller";
+
+/// Waits until this is true for the lease.
+async fn changed(leases: &Api<Lease>, done: impl Fn(&Lease) -> bool) -> Result<Lease> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let lease = leases.get(LEASE).await?;
+        if done(&lease) {
+            return Ok(lease);
+        }
+        ensure!(Instant::now() < deadline, "the lease does not change: {:?}", lease.spec);
+        sleep(Duration::from_millis(250)).await;
+    }
+}
+
+fn holder(lease: &Lease) -> &str {
+    lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default()
 }

@@ -9,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story};
 use serde_json::{Value, json};
 use tokio::{
+    net::UdpSocket,
     process::Command,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::manifests;
@@ -20,7 +21,7 @@ const BOOT: Duration = Duration::from_secs(420);
 const VMI: &str = "virtualmachineinstances/deb";
 
 #[test]
-fn guest_agent_reports_freezes_and_reboots_and_ssh_connects() {
+fn guest_agent_reports_freezes_and_reboots_and_ssh_and_udp_connect() {
     story("agent", async |s| {
         let files = Files::new(&s.namespace)?;
         let key = files.key().await?;
@@ -46,6 +47,7 @@ fn guest_agent_reports_freezes_and_reboots_and_ssh_connects() {
         credentials(s, &mut console).await?;
         probes(s).await?;
         ssh(s, &files).await?;
+        datagrams(s, &mut console).await?;
         freeze(s, &mut console).await?;
         console.leave().await?;
         reboot(s).await
@@ -182,6 +184,53 @@ async fn ssh(s: &Story, files: &Files) -> Result<()> {
     }
     ensure!(tokio::fs::read(&back).await? == sent, "what came back is not what was sent");
     Ok(())
+}
+
+/// Port of the guest's server that returns each datagram.
+const DATAGRAMS: u16 = 7000;
+/// The server; the small guest has no program for UDP.
+const DATAGRAM_ECHO: &str = "{ python3 -c $'import socket\\ns = socket.socket(type=socket.SOCK_DGRAM)\\n\
+    s.bind((\"\", 7000))\\nwhile True: s.sendto(*s.recvfrom(65535))' & }";
+
+/// Forwards datagrams of two local programs to the guest. Each gets its own answers, with their boundaries.
+async fn datagrams(s: &Story, console: &mut Console) -> Result<()> {
+    let (message, code) = console.run(DATAGRAM_ECHO).await?;
+    ensure!(code == 0, "the server does not start: {message}");
+    let forward = s.forward_datagrams("vmi/deb", DATAGRAMS).await?;
+    let mut programs = Vec::new();
+    for name in ["first", "second"] {
+        let socket = UdpSocket::bind("127.0.0.1:0").await?;
+        socket.connect(("127.0.0.1", forward.port)).await?;
+        programs.push((name, socket));
+    }
+    for length in [1, 1400] {
+        for (name, socket) in &programs {
+            let datagram = format!("{name} {}", "x".repeat(length));
+            answered(socket, datagram.as_bytes()).await.with_context(|| format!("{length} bytes of the {name}"))?;
+        }
+    }
+    let message = forward.stop().await?;
+    ensure!(message.is_empty(), "datagrams failed: {message}");
+    Ok(())
+}
+
+/// Sends a datagram until it comes back: it may be lost, and the server may still start.
+async fn answered(socket: &UdpSocket, datagram: &[u8]) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    let mut buffer = vec![0; 65_536];
+    loop {
+        socket.send(datagram).await?;
+        if let Ok(length) = timeout(Duration::from_secs(2), socket.recv(&mut buffer)).await {
+            let answer = &buffer[..length?];
+            if answer == datagram {
+                return Ok(());
+            }
+            // A late answer to a repeated datagram of this program.
+            let own = datagram.split(|byte| *byte == b' ').next().unwrap_or_default();
+            ensure!(answer.starts_with(own), "another answer: {:?}", String::from_utf8_lossy(answer));
+        }
+        ensure!(Instant::now() < deadline, "no answer in time");
+    }
 }
 
 /// Checks that the guest cannot write between freeze and thaw, the status, and the automatic thaw.
