@@ -90,6 +90,10 @@ lint: ## Checks format, clippy, and the dependency tree if cargo-deny is install
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check bans licenses sources; else echo 'cargo-deny is not installed: skipped'; fi
 
+.PHONY: docs
+docs: ## Renews the generated parts of the documents
+	RENEW=1 $(CARGO) test --locked -p ferrovirt-layout
+
 .PHONY: unit
 unit: ## Runs unit tests
 	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked

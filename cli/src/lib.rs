@@ -341,6 +341,36 @@ mod tests {
         definition().debug_assert();
     }
 
+    /// Returns the commands of this plugin in the blocks `console` of a document.
+    fn commands(markdown: &str) -> Vec<Vec<String>> {
+        let blocks = markdown.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let joined = blocks.map(|block| block.replace("\\\n", " ")).collect::<Vec<_>>();
+        let lines = joined.iter().flat_map(|block| block.lines());
+        let ours = lines.filter_map(|line| line.strip_prefix("$ kubectl virt "));
+        let words = ours.map(|line| {
+            let words = line.split_whitespace().take_while(|word| !["#", "&", "|", ">"].contains(word));
+            words.map(str::to_owned).collect()
+        });
+        words.collect()
+    }
+
+    #[test]
+    fn commands_in_the_guides_are_accepted() {
+        assert_eq!(commands("```console\n$ kubectl virt a \\\n  b  # c\n$ x\n```\n"), [["a", "b"]]);
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+        let guides = std::fs::read_dir(root.join("docs/guides")).unwrap().map(|entry| entry.unwrap().path());
+        let mut found = 0;
+        for document in guides.chain([root.join("README.md"), root.join("CONTRIBUTING.md")]) {
+            for words in commands(&std::fs::read_to_string(&document).unwrap()) {
+                let line = [vec!["kubectl-virt".to_owned()], words].concat();
+                let error = parse(line.clone()).err().map(|error| error.to_string());
+                assert_eq!(error, None, "{}: {line:?}", document.display());
+                found += 1;
+            }
+        }
+        assert!(found > 30, "{found} commands");
+    }
+
     #[test]
     fn exit_codes_match_those_of_kubectl() {
         for (words, code) in [

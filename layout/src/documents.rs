@@ -13,15 +13,13 @@ use crate::{
     source::Crate,
 };
 
-/// Markers of the generated part of `docs/architecture.md`.
-pub const MARKERS: (&str, &str) = ("<!-- folders: RENEW=1 cargo test -p ferrovirt-layout -->", "<!-- /folders -->");
-
-/// Returns all documents: `README.md` and what is below `docs`, decision records apart, which tell of their day.
+/// Returns the documents whose paths must exist: those of the root and those below `docs` except decision records, which
+/// describe the state of their day.
 ///
 /// # Errors
 /// When a folder cannot be read.
 pub fn documents(root: &Path) -> Result<Vec<PathBuf>, Error> {
-    let mut found = vec![root.join("README.md")];
+    let mut found = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root.join(name)).to_vec();
     let mut waiting = vec![root.join("docs")];
     while let Some(folder) = waiting.pop() {
         let failed = |source| Error::File { path: folder.clone(), source };
@@ -138,21 +136,91 @@ fn order(level: &Level, modules: &BTreeSet<String>) -> Vec<String> {
     ordered
 }
 
-/// Puts `generated` between the markers of a document, or returns whether it stands there when `renew` is false.
+/// Replaces the part `name` of a document by `generated`. With `renew` false, only returns true if the part is current.
 ///
 /// # Errors
-/// When the document cannot be read or written, or has no markers.
-pub fn renew(document: &Path, generated: &str, renew: bool) -> Result<bool, Error> {
-    let (begin, end) = MARKERS;
+/// When the document cannot be read or written, or has no markers of the part.
+pub fn renew(document: &Path, name: &str, generated: &str, renew: bool) -> Result<bool, Error> {
+    let (begin, end) = (format!("<!-- {name}: make docs -->"), format!("<!-- /{name} -->"));
     let text = read(document)?;
-    let missing = || Error::Markers { path: document.to_owned(), begin, end };
-    let (before, rest) = text.split_once(begin).ok_or_else(missing)?;
-    let (_, after) = rest.split_once(end).ok_or_else(missing)?;
+    let missing = || Error::Markers { path: document.to_owned(), begin: begin.clone(), end: end.clone() };
+    let (before, rest) = text.split_once(&begin).ok_or_else(missing)?;
+    let (_, after) = rest.split_once(&end).ok_or_else(missing)?;
     let renewed = format!("{before}{begin}\n{generated}\n{end}{after}");
     if renew && renewed != text {
         std::fs::write(document, &renewed).map_err(|source| Error::File { path: document.to_owned(), source })?;
     }
     Ok(renew || renewed == text)
+}
+
+/// A row of the status table.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Status {
+    /// First column.
+    pub area: String,
+    /// State, as "works".
+    pub state: String,
+    /// Names of stories.
+    pub stories: Vec<String>,
+}
+
+/// Returns the rows of the table with the columns area, state and tests.
+#[must_use]
+pub fn status_rows(text: &str) -> Vec<Status> {
+    let table = text.lines().skip_while(|line| *line != "| area | state | tests |").skip(2);
+    let rows = table.take_while(|line| line.starts_with('|')).filter_map(|line| {
+        let mut cells = line.trim_matches('|').split(" | ").map(str::trim);
+        let (area, state, stories) = (cells.next()?, cells.next()?, cells.next()?);
+        let stories = stories.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        Some(Status { area: area.to_owned(), state: state.to_owned(), stories })
+    });
+    rows.collect()
+}
+
+/// A decision record.
+#[derive(Debug)]
+pub struct Record {
+    /// Name of the file, which begins with the date.
+    pub file: String,
+    /// Title.
+    pub title: String,
+    /// Missing sections.
+    pub missing: Vec<&'static str>,
+}
+
+/// Returns the decision records by name, which is by date.
+///
+/// # Errors
+/// When a record cannot be read.
+pub fn records(root: &Path) -> Result<Vec<Record>, Error> {
+    let folder = root.join("docs/decisions");
+    let failed = |source| Error::File { path: folder.clone(), source };
+    let mut records = Vec::new();
+    for entry in std::fs::read_dir(&folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if file == "README.md" {
+            continue;
+        }
+        let text = read(&path)?;
+        let sections = ["# ", "Status: ", "## Context", "## Decision", "## Consequence", "## Figure"];
+        let absent = |section: &&str| !text.lines().any(|line| line.starts_with(*section));
+        let title = text.lines().find_map(|line| line.strip_prefix("# ")).unwrap_or_default().to_owned();
+        records.push(Record { file, title, missing: sections.into_iter().filter(absent).collect() });
+    }
+    records.sort_by(|a, b| a.file.cmp(&b.file));
+    Ok(records)
+}
+
+/// Returns the rows of the records as a table.
+#[must_use]
+pub fn record_table(records: &[Record]) -> String {
+    let mut text = String::from("\n| date | record |\n|---|---|\n");
+    for Record { file, title, .. } in records {
+        let date = file.get(..10).unwrap_or_default();
+        let _ = writeln!(text, "| {date} | [{title}]({file}) |");
+    }
+    text
 }
 
 #[cfg(test)]
@@ -164,6 +232,17 @@ mod tests {
         let text = "see [a](b.md#part), [c](https://x.io/d) and `api/src`\n```\n`no/span`\n```\nand `node/server`.";
         assert_eq!(links(text).collect::<Vec<_>>(), ["b.md"]);
         assert_eq!(code_spans(text).collect::<Vec<_>>(), ["api/src", "node/server"]);
+    }
+
+    #[test]
+    fn status_rows_have_stories() {
+        let text = "| x |\n\n| area | state | tests |\n|---|---|---|\n| `a` | works; b | `one`, `two` |\n| c | not yet | – |\n\nend";
+        let row = |area: &str, state: &str, stories: &[&str]| Status {
+            area: area.into(),
+            state: state.into(),
+            stories: stories.iter().map(|&name| name.to_owned()).collect(),
+        };
+        assert_eq!(status_rows(text), [row("`a`", "works; b", &["one", "two"]), row("c", "not yet", &[])]);
     }
 
     #[test]

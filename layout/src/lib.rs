@@ -1,13 +1,15 @@
-//! Checks of the structure of this workspace. `tests/workspace.rs` applies them; `RENEW=1` renews what documents show.
+//! Checks of the structure of this workspace and of its documents. `tests/` applies them; `make docs` renews generated parts.
 //!
 //! - [`source`]: the modules of a crate and what each of them imports.
 //! - [`folders`]: imports between modules, level by level, and their cycles.
 //! - [`crates`]: the order of the crates.
-//! - [`documents`]: paths named in documents, and the graph of folders that `docs/architecture.md` shows.
+//! - [`documents`]: paths named in documents, the graph of folders that `docs/architecture.md` shows, decision records.
+//! - [`lists`]: annotations, labels, metrics and subresources, read from the sources.
 
 pub mod crates;
 pub mod documents;
 pub mod folders;
+pub mod lists;
 pub mod source;
 
 use std::path::PathBuf;
@@ -31,6 +33,14 @@ pub enum Error {
         /// The error of the parser.
         source: syn::Error,
     },
+    /// A list could not be read from the sources.
+    #[error("{path}: {reason}")]
+    List {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
     /// cargo did not describe the workspace.
     #[error("cargo metadata failed: {0}")]
     Metadata(String),
@@ -40,9 +50,9 @@ pub enum Error {
         /// The document.
         path: PathBuf,
         /// The first marker.
-        begin: &'static str,
+        begin: String,
         /// The last marker.
-        end: &'static str,
+        end: String,
     },
 }
 

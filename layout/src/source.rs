@@ -98,6 +98,15 @@ impl Crate {
     }
 }
 
+/// Returns the source files of a crate without its tests and programs, sorted by path.
+pub(crate) fn files(src: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mut files = Vec::new();
+    collect(src, &mut Vec::new(), &mut files)?;
+    let mut paths: Vec<PathBuf> = files.into_iter().map(|(_, path)| path).collect();
+    paths.sort();
+    Ok(paths)
+}
+
 /// Collects the source files below a folder with the paths of their modules. Programs in `bin` are left out: they are crates
 /// of their own.
 fn collect(folder: &Path, module: &mut ModulePath, files: &mut Vec<(ModulePath, PathBuf)>) -> Result<(), Error> {
@@ -258,7 +267,7 @@ impl<'ast> Visit<'ast> for Scan<'_> {
     }
 }
 
-fn attributes(item: &Item) -> &[Attribute] {
+pub(crate) fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
         Item::Enum(item) => &item.attrs,
@@ -276,7 +285,7 @@ fn attributes(item: &Item) -> &[Attribute] {
 }
 
 /// Returns true for `#[cfg(test)]` and `#[cfg(any(test, ..))]`.
-fn is_test(attribute: &Attribute) -> bool {
+pub(crate) fn is_test(attribute: &Attribute) -> bool {
     let syn::Meta::List(list) = &attribute.meta else { return false };
     attribute.path().is_ident("cfg") && contains_test(list.tokens.clone())
 }

@@ -3,7 +3,7 @@
 use layout::{
     crates, documents,
     folders::{Cycle, cycles},
-    root,
+    lists, root,
     source::Crate,
 };
 
@@ -55,6 +55,27 @@ fn graph_of_folders_is_current() {
     let root = root();
     let graph = documents::folder_graph(&root, SHOWN).unwrap();
     let renew = std::env::var_os("RENEW").is_some();
-    let current = documents::renew(&root.join("docs/architecture.md"), &graph, renew).unwrap();
-    assert!(current, "docs/architecture.md is stale: RENEW=1 cargo test -p ferrovirt-layout");
+    let current = documents::renew(&root.join("docs/architecture.md"), "folders", &graph, renew).unwrap();
+    assert!(current, "docs/architecture.md is stale: run `make docs`");
+}
+
+#[test]
+fn status_rows_that_work_name_stories() {
+    let root = root();
+    let stories = lists::tests(&root.join("e2e/tests/tests/e2e")).unwrap();
+    let rows = documents::status_rows(&std::fs::read_to_string(root.join("README.md")).unwrap());
+    assert!(rows.len() > 20, "{} rows of the status table", rows.len());
+    let mut wrong = Vec::new();
+    for row in rows {
+        if row.state.to_lowercase().contains("works") && row.stories.is_empty() {
+            wrong.push(format!("{}: no story", row.area));
+        }
+        wrong.extend(
+            row.stories
+                .iter()
+                .filter(|name| !stories.contains(*name))
+                .map(|name| format!("{}: there is no story {name}", row.area)),
+        );
+    }
+    assert!(wrong.is_empty(), "the status table of README.md:\n{}", wrong.join("\n"));
 }

@@ -47,10 +47,19 @@ pub(crate) fn validate(root: &str, metadata: &ObjectMeta, config: &ClusterConfig
     errors
 }
 
+/// Unsupported if it is true.
+const PLACED: &str = annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX;
+
+/// Returns the unsupported annotations of a VMI, for documents.
+#[must_use]
+pub fn unsupported_annotations() -> Vec<&'static str> {
+    GATED.iter().map(|(key, ..)| *key).chain([PLACED]).collect()
+}
+
 /// Adds errors for unsupported annotations in the metadata at `root`.
 pub(crate) fn validate_supported(root: &str, metadata: &ObjectMeta, errors: &mut FieldErrors) {
     let gated = GATED.iter().map(|(key, ..)| *key).filter(|key| !annotation_of(metadata, key).is_empty());
-    let placed = [annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX].into_iter();
+    let placed = [PLACED].into_iter();
     for key in gated.chain(placed.filter(|key| annotation_of(metadata, key) == "true")) {
         let field = format!("{root}.annotations");
         let message = format!("{field}.{key} is not supported yet");

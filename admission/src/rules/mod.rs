@@ -19,7 +19,7 @@ mod images;
 pub(crate) mod label_selector;
 pub(crate) mod launch_security;
 pub(crate) mod live_update;
-pub(crate) mod metadata;
+pub mod metadata;
 pub(crate) mod network;
 mod pod_errors;
 pub(crate) mod probes;

@@ -18,8 +18,34 @@ const NAMES: [&str; 2] = ["name", "namespace"];
 const CARD: [&str; 7] = ["name", "namespace", "vnic_name", "binding_type", "network", "binding_name", "model"];
 const REQUEST: [&str; 5] = ["name", "namespace", "resource", "unit", "source"];
 const LIMIT: [&str; 4] = ["name", "namespace", "resource", "unit"];
-/// Groups of statuses; a status of none counts as an error.
-const GROUPS: [&str; 5] = ["starting", "running", "migrating", "non_running", "error"];
+/// Metrics of the groups of statuses: name, help, group. A status of no group counts as an error.
+const GROUPS: [(&str, &str, &str); 5] = [
+    (
+        "kubevirt_vm_starting_status_last_transition_timestamp_seconds",
+        "When a VirtualMachine came to a status of starting",
+        "starting",
+    ),
+    (
+        "kubevirt_vm_running_status_last_transition_timestamp_seconds",
+        "When a VirtualMachine came to a status of running",
+        "running",
+    ),
+    (
+        "kubevirt_vm_migrating_status_last_transition_timestamp_seconds",
+        "When a VirtualMachine came to a status of migrating",
+        "migrating",
+    ),
+    (
+        "kubevirt_vm_non_running_status_last_transition_timestamp_seconds",
+        "When a VirtualMachine came to a status of not running",
+        "non_running",
+    ),
+    (
+        "kubevirt_vm_error_status_last_transition_timestamp_seconds",
+        "When a VirtualMachine came to a status of an error",
+        ERROR,
+    ),
+];
 const ERROR: &str = "error";
 /// Conditions whose last change is that of the status.
 const CHANGING: [&str; 3] = [condition::READY, condition::FAILURE, condition::PAUSED];
@@ -39,9 +65,7 @@ impl Details {
     pub(super) fn new() -> Result<Self, prometheus::Error> {
         let gauge = |name: &str, help: &str, labels: &[&str]| GaugeVec::new(Opts::new(name, help), labels);
         let mut changes = Vec::new();
-        for group in GROUPS {
-            let name = format!("kubevirt_vm_{group}_status_last_transition_timestamp_seconds");
-            let help = "When a VirtualMachine came to a status of this group";
+        for (name, help, group) in GROUPS {
             changes.push((group, CounterVec::new(Opts::new(name, help), &NAMES)?));
         }
         Ok(Self {
@@ -74,7 +98,7 @@ impl Details {
         let (name, namespace) = (vm.name_any(), vm.namespace().unwrap_or_default());
         let conditions = vm.status.iter().flat_map(|status| &status.conditions);
         let changed = last_change(conditions.filter(|known| CHANGING.contains(&known.type_.as_str())));
-        let group = if GROUPS.contains(&group) { group } else { ERROR };
+        let group = if GROUPS.iter().any(|(_, _, known)| *known == group) { group } else { ERROR };
         for (of, counter) in &self.changes {
             let counter = counter.with_label_values(&[&name, &namespace]);
             if *of == group {

@@ -22,6 +22,12 @@ use crate::{
     rules::scheduling,
 };
 
+/// Returns the unsupported fields of the KubeVirt object with their reasons, for documents.
+#[must_use]
+pub fn unsupported_fields() -> Vec<(String, &'static str)> {
+    unsupported::fields()
+}
+
 const PLURAL: &str = "kubevirts";
 const CONFIGURATION: &str = "spec.configuration";
 

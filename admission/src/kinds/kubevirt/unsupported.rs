@@ -107,6 +107,13 @@ pub(super) fn field_errors(spec: &KubeVirtSpec, errors: &mut FieldErrors) {
     add_errors(CONFIGURATION, CLUSTER, &spec.configuration, errors);
 }
 
+/// Returns the unsupported fields with their reasons, for documents.
+pub(super) fn fields() -> Vec<(String, &'static str)> {
+    let spec = SPEC.iter().map(|(path, reason, _)| (format!("spec.{path}"), *reason));
+    let cluster = CLUSTER.iter().map(|(path, reason, _)| (format!("{CONFIGURATION}.{path}"), *reason));
+    spec.chain(cluster).collect()
+}
+
 fn add_errors<T>(root: &str, entries: &[Entry<T>], from: &T, errors: &mut FieldErrors) {
     for (path, why, _) in entries.iter().filter(|(_, _, used)| used(from)) {
         let field = format!("{root}.{path}");

@@ -14,6 +14,8 @@ type Spec = VirtualMachineInstanceSpec;
 type Uses = fn(&Spec) -> Vec<String>;
 
 struct Entry {
+    /// The field below the spec, for documents. A list has no index.
+    field: &'static str,
     reason: &'static str,
     uses: Uses,
 }
@@ -53,6 +55,7 @@ const ENCRYPTION: &str = "encrypted guests";
 
 const SPEC: &[Entry] = &[
     Entry {
+        field: "architecture",
         reason: "CPU architectures other than amd64",
         uses: |spec| {
             when(is_set(spec.architecture.as_ref()) && spec.architecture.as_deref() != Some("amd64"), "architecture")
@@ -60,6 +63,7 @@ const SPEC: &[Entry] = &[
     },
     // CPU.
     Entry {
+        field: "domain.cpu.dedicatedCpuPlacement",
         reason: PINNING,
         uses: |spec| {
             when(
@@ -69,6 +73,7 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "domain.cpu.isolateEmulatorThread",
         reason: PINNING,
         uses: |spec| {
             when(
@@ -78,14 +83,17 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "domain.cpu.realtime",
         reason: PINNING,
         uses: |spec| when(spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.realtime.is_some()), "domain.cpu.realtime"),
     },
     Entry {
+        field: "domain.cpu.numa",
         reason: "NUMA topology",
         uses: |spec| when(spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.numa.is_some()), "domain.cpu.numa"),
     },
     Entry {
+        field: "domain.cpu.maxSockets",
         reason: HOTPLUG,
         uses: |spec| {
             let grows = spec.domain.cpu.as_ref().is_some_and(|cpu| {
@@ -97,6 +105,7 @@ const SPEC: &[Entry] = &[
     },
     // Memory.
     Entry {
+        field: "domain.memory.maxGuest",
         reason: HOTPLUG,
         uses: |spec| {
             let grows = spec.domain.memory.as_ref().is_some_and(|memory| match (&memory.max_guest, &memory.guest) {
@@ -107,6 +116,7 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "domain.memory.hugepages",
         reason: "huge pages",
         uses: |spec| {
             when(
@@ -116,6 +126,7 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "domain.memory.reservedOverhead.memLock",
         reason: "locked memory",
         uses: |spec| {
             let overhead = spec.domain.memory.as_ref().and_then(|memory| memory.reserved_overhead.as_ref());
@@ -127,15 +138,21 @@ const SPEC: &[Entry] = &[
     },
     // Firmware.
     Entry {
+        field: "domain.firmware.bootloader.efi.persistent",
         reason: "persistent state of a VM",
         uses: |spec| {
             let efi = spec.domain.firmware.as_ref().and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
             when(efi.is_some_and(|efi| efi.persistent == Some(true)), "domain.firmware.bootloader.efi.persistent")
         },
     },
-    Entry { reason: ENCRYPTION, uses: |spec| when(spec.domain.launch_security.is_some(), "domain.launchSecurity") },
+    Entry {
+        field: "domain.launchSecurity",
+        reason: ENCRYPTION,
+        uses: |spec| when(spec.domain.launch_security.is_some(), "domain.launchSecurity"),
+    },
     // Devices.
     Entry {
+        field: "domain.devices.tpm",
         reason: "an emulated TPM",
         uses: |spec| {
             let tpm = spec.domain.devices.tpm.as_ref();
@@ -143,6 +160,7 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "domain.devices.gpus[].claimName",
         reason: CLAIMED,
         uses: |spec| {
             each(&spec.domain.devices.gpus, GPUS, "claimName", |gpu| {
@@ -151,6 +169,7 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "domain.devices.hostDevices[].claimName",
         reason: CLAIMED,
         uses: |spec| {
             each(&spec.domain.devices.host_devices, HOST_DEVICES, "claimName", |device| {
@@ -158,8 +177,13 @@ const SPEC: &[Entry] = &[
             })
         },
     },
-    Entry { reason: CLAIMED, uses: |spec| each(&spec.resource_claims, "resourceClaims", "", |_| true) },
     Entry {
+        field: "resourceClaims[]",
+        reason: CLAIMED,
+        uses: |spec| each(&spec.resource_claims, "resourceClaims", "", |_| true),
+    },
+    Entry {
+        field: "domain.devices.gpus[].virtualGPUOptions.display",
         reason: "displays of virtual GPUs",
         uses: |spec| {
             each(&spec.domain.devices.gpus, GPUS, "virtualGPUOptions.display", |gpu| {
@@ -168,21 +192,29 @@ const SPEC: &[Entry] = &[
             })
         },
     },
-    Entry { reason: ROLES, uses: |spec| each(&spec.domain.devices.gpus, GPUS, "tag", |gpu| is_set(gpu.tag.as_ref())) },
     Entry {
+        field: "domain.devices.gpus[].tag",
+        reason: ROLES,
+        uses: |spec| each(&spec.domain.devices.gpus, GPUS, "tag", |gpu| is_set(gpu.tag.as_ref())),
+    },
+    Entry {
+        field: "domain.devices.hostDevices[].tag",
         reason: ROLES,
         uses: |spec| each(&spec.domain.devices.host_devices, HOST_DEVICES, "tag", |device| is_set(device.tag.as_ref())),
     },
     Entry {
+        field: "domain.devices.filesystems[]",
         reason: "virtiofs",
         uses: |spec| each(&spec.domain.devices.filesystems, "domain.devices.filesystems", "", |_| true),
     },
     Entry {
+        field: "domain.devices.downwardMetrics",
         reason: "host metrics",
         uses: |spec| when(spec.domain.devices.downward_metrics.is_some(), "domain.devices.downwardMetrics"),
     },
     // Disks.
     Entry {
+        field: "domain.devices.disks[].lun.reservation",
         reason: "SCSI persistent reservations",
         uses: |spec| {
             each(&spec.domain.devices.disks, DISKS, "lun.reservation", |disk| {
@@ -191,6 +223,7 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "domain.devices.disks[].changedBlockTracking",
         reason: "incremental backup",
         uses: |spec| {
             each(&spec.domain.devices.disks, DISKS, "changedBlockTracking", |disk| {
@@ -199,15 +232,18 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "domain.devices.disks[].tag",
         reason: ROLES,
         uses: |spec| each(&spec.domain.devices.disks, DISKS, "tag", |disk| is_set(disk.tag.as_ref())),
     },
     // Networks.
     Entry {
+        field: "domain.devices.interfaces[].sriov",
         reason: "SR-IOV",
         uses: |spec| each(&spec.domain.devices.interfaces, INTERFACES, "sriov", |interface| interface.sriov.is_some()),
     },
     Entry {
+        field: "domain.devices.interfaces[].passtBinding",
         reason: "passt",
         uses: |spec| {
             each(&spec.domain.devices.interfaces, INTERFACES, "passtBinding", |interface| {
@@ -216,37 +252,45 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "domain.devices.interfaces[].binding",
         reason: "binding plugins",
         uses: |spec| {
             each(&spec.domain.devices.interfaces, INTERFACES, "binding", |interface| interface.binding.is_some())
         },
     },
     Entry {
+        field: "networks[].resourceClaim",
         reason: CLAIMED,
         uses: |spec| each(&spec.networks, "networks", "resourceClaim", |network| network.resource_claim.is_some()),
     },
     // Volumes.
     Entry {
+        field: "volumes[].dataVolume",
         reason: "DataVolumes",
         uses: |spec| each(&spec.volumes, VOLUMES, "dataVolume", |volume| volume.data_volume.is_some()),
     },
     Entry {
+        field: "volumes[].hostDisk",
         reason: "host disks",
         uses: |spec| each(&spec.volumes, VOLUMES, "hostDisk", |volume| volume.host_disk.is_some()),
     },
     Entry {
+        field: "volumes[].downwardMetrics",
         reason: "host metrics",
         uses: |spec| each(&spec.volumes, VOLUMES, "downwardMetrics", |volume| volume.downward_metrics.is_some()),
     },
     Entry {
+        field: "volumes[].memoryDump",
         reason: "memory dumps",
         uses: |spec| each(&spec.volumes, VOLUMES, "memoryDump", |volume| volume.memory_dump.is_some()),
     },
     Entry {
+        field: "volumes[].containerPath",
         reason: "virtiofs",
         uses: |spec| each(&spec.volumes, VOLUMES, "containerPath", |volume| volume.container_path.is_some()),
     },
     Entry {
+        field: "volumes[].persistentVolumeClaim.hotpluggable",
         reason: HOTPLUG,
         uses: |spec| {
             each(&spec.volumes, VOLUMES, "persistentVolumeClaim.hotpluggable", |volume| {
@@ -255,6 +299,7 @@ const SPEC: &[Entry] = &[
         },
     },
     Entry {
+        field: "volumes[]",
         reason: "more than one cloud-init volume: the guest reads only one",
         uses: |spec| {
             let mut seen = false;
@@ -285,20 +330,19 @@ pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErr
     }
 }
 
+/// Unsupported fields of a VM outside its template: path, reason, and test for their use.
+const VM: &[(&str, &str, fn(&VirtualMachineSpec) -> bool)] = &[
+    ("dataVolumeTemplates", "DataVolumes", |spec| !spec.data_volume_templates.is_empty()),
+    ("updateVolumesStrategy", "volume migration", |spec| {
+        spec.update_volumes_strategy.as_deref().is_some_and(|strategy| !["", "Replacement"].contains(&strategy))
+    }),
+];
+
 /// Returns an error for each unsupported field of the VM spec at `root` outside its template.
 pub fn vm(root: &str, spec: &VirtualMachineSpec) -> FieldErrors {
     let mut errors = FieldErrors::new();
-    for (used, path, reason) in [
-        (!spec.data_volume_templates.is_empty(), "dataVolumeTemplates", "DataVolumes"),
-        (
-            spec.update_volumes_strategy.as_deref().is_some_and(|strategy| !["", "Replacement"].contains(&strategy)),
-            "updateVolumesStrategy",
-            "volume migration",
-        ),
-    ] {
-        if used {
-            add_error(format!("{root}.{path}"), reason, &mut errors);
-        }
+    for (path, reason, _) in VM.iter().filter(|(_, _, used)| used(spec)) {
+        add_error(format!("{root}.{path}"), reason, &mut errors);
     }
     errors
 }
@@ -324,6 +368,17 @@ pub fn kind(kind: &str) -> FieldErrors {
         errors.not_supported("kind", format!("{kind} is not supported yet: {feature}"));
     }
     errors
+}
+
+/// Returns the unsupported fields of a VMI spec and of a VM spec, each with its reason, and the unsupported kinds with their
+/// features, for documents.
+#[must_use]
+pub fn tables() -> [Vec<(&'static str, &'static str)>; 3] {
+    [
+        SPEC.iter().map(|entry| (entry.field, entry.reason)).collect(),
+        VM.iter().map(|(path, reason, _)| (*path, *reason)).collect(),
+        KINDS.to_vec(),
+    ]
 }
 
 #[cfg(test)]

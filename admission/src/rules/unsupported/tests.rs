@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -45,6 +47,7 @@ fn each_entry_names_its_field() {
     let disk = |disk: Value| json!({"domain": {"devices": {"disks": [disk]}}});
     let interface = |interface: Value| json!({"domain": {"devices": {"interfaces": [interface]}}});
     let volume = |source: Value| json!({"volumes": [source]});
+    let mut named = BTreeSet::new();
     for (change, field) in [
         (json!({"architecture": "arm64"}), "architecture"),
         (json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}), "domain.cpu.dedicatedCpuPlacement"),
@@ -103,7 +106,10 @@ fn each_entry_names_its_field() {
         ),
     ] {
         assert_eq!(refused(change.clone()), [format!("spec.{field}")], "{change}");
+        named.insert(field.replace("[0]", "[]").replace("[1]", "[]"));
     }
+    let documented: BTreeSet<String> = SPEC.iter().map(|entry| entry.field.to_owned()).collect();
+    assert_eq!(named, documented, "the rows above and the fields for documents");
 }
 
 /// A guest gets no metrics of its node, for any user and with any feature gates: channel and volume are refused.

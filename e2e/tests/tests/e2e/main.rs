@@ -24,6 +24,7 @@ mod firmware;
 mod forged_reviews;
 mod guest_agent;
 mod guest_loopback;
+mod guides;
 mod hanging_mounts;
 mod host_devices;
 mod installation;

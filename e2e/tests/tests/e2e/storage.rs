@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use ferrovirt_e2e_tests::Story;
 use kube::api::{DeleteParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const MINUTES: Duration = Duration::from_secs(150);
 
@@ -40,6 +40,41 @@ impl Storage {
         made.map(|()| storage)
     }
 
+    /// Creates a directory on the node with a volume that fits a claim of this name and spec. The story creates the claim.
+    pub(crate) async fn for_claim(s: &Story, claim: &str, spec: &Value) -> Result<Self> {
+        let name = format!("{}-{claim}", s.namespace);
+        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name };
+        let volume = json!({
+            "capacity": {"storage": spec["resources"]["requests"]["storage"]}, "accessModes": spec["accessModes"],
+            "volumeMode": "Filesystem", "storageClassName": spec["storageClassName"].as_str().unwrap_or_default(),
+            "local": {"path": storage.directory},
+        });
+        let made = async {
+            on_host(s, &format!("mkdir -p {}", storage.directory)).await?;
+            storage.add_volume(s, claim, volume).await
+        };
+        let made = made.await;
+        if made.is_err() {
+            storage.remove(s).await?;
+        }
+        made.map(|()| storage)
+    }
+
+    /// Creates the volume for a claim on the first node.
+    async fn add_volume(&self, s: &Story, claim: &str, mut spec: Value) -> Result<()> {
+        let node = s.cluster_api("Node").list(&Default::default()).await?;
+        let node = node.items.first().and_then(|node| node.metadata.name.clone()).context("no node")?;
+        spec["persistentVolumeReclaimPolicy"] = json!("Retain");
+        spec["claimRef"] = json!({"namespace": s.namespace, "name": claim});
+        spec["nodeAffinity"] = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]}});
+        let volume = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": self.name}, "spec": spec,
+        });
+        s.cluster_api("PersistentVolume").create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
+        Ok(())
+    }
+
     async fn fill(&self, s: &Story, claim: &str, backing: Backing) -> Result<()> {
         let Self { name, directory } = self;
         let mut path = directory.clone();
@@ -61,19 +96,11 @@ impl Storage {
             "provisioner": "kubernetes.io/no-provisioner", "allowVolumeExpansion": true,
         });
         s.cluster_api("StorageClass").create(&PostParams::default(), &serde_json::from_value(class)?).await?;
-        let node = s.cluster_api("Node").list(&Default::default()).await?;
-        let node = node.items.first().and_then(|node| node.metadata.name.clone()).context("no node")?;
-        let volume = json!({
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
-            "spec": {
-                "capacity": {"storage": "64Mi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
-                "persistentVolumeReclaimPolicy": "Retain", "storageClassName": name,
-                "claimRef": {"namespace": s.namespace, "name": claim}, "local": {"path": path},
-                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
-                    {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]}},
-            },
+        let spec = json!({
+            "capacity": {"storage": "64Mi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
+            "storageClassName": name, "local": {"path": path},
         });
-        s.cluster_api("PersistentVolume").create(&PostParams::default(), &serde_json::from_value(volume)?).await?;
+        self.add_volume(s, claim, spec).await?;
         s.apply(&format!(
             "
 apiVersion: v1

@@ -1,0 +1,133 @@
+//! The generated parts of the documents are current. `make docs` renews them.
+
+use std::fmt::Write;
+
+use api::{FeatureGate, gates::State};
+use layout::{documents, lists, root};
+
+/// Crates of the product.
+const PRODUCT: &[&str] = &["api", "daemon", "admission", "controllers", "apiserver", "node", "launcher", "cli"];
+/// Crates with metrics, and the processes that export them.
+const EXPORTERS: &[(&str, &str)] = &[
+    ("daemon", "virt-api, virt-controller and virt-handler"),
+    ("apiserver", "virt-api"),
+    ("controllers", "virt-controller"),
+    ("node", "virt-handler"),
+];
+
+/// Renews a part of a document, or fails when it is stale.
+fn check(document: &str, part: &str, generated: &str) {
+    let renew = std::env::var_os("RENEW").is_some();
+    let current = documents::renew(&root().join(document), part, generated, renew).unwrap();
+    assert!(current, "{document}, part {part}, is stale: run `make docs`");
+}
+
+/// Returns a table in Markdown.
+fn table<const COLUMNS: usize>(head: [&str; COLUMNS], rows: impl IntoIterator<Item = [String; COLUMNS]>) -> String {
+    let mut text = String::new();
+    let mut line = |cells: &[String]| {
+        let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+    };
+    line(&head.map(str::to_owned));
+    line(&head.map(|_| "---".to_owned()));
+    rows.into_iter().for_each(|row| line(&row));
+    format!("\n{text}")
+}
+
+fn code(text: &str) -> String {
+    format!("`{text}`")
+}
+
+#[test]
+fn decision_records_are_complete_and_listed() {
+    let records = documents::records(&root()).unwrap();
+    for record in &records {
+        assert!(record.missing.is_empty(), "{} lacks {:?}", record.file, record.missing);
+    }
+    assert!(records.len() > 30, "{} records", records.len());
+    check("docs/decisions/README.md", "records", &documents::record_table(&records));
+}
+
+#[test]
+fn feature_gates_are_current() {
+    let root = root();
+    let definition = root.join("api/src/gates.rs");
+    let rows = FeatureGate::ALL.iter().map(|gate| {
+        let readers = lists::crates_with(&root, PRODUCT, &format!("FeatureGate::{gate:?}"), &definition).unwrap();
+        let state = match gate.state() {
+            State::Ga => "general availability: always on",
+            State::Beta => "beta: on unless disabled",
+            State::Alpha => "alpha: off unless enabled",
+            State::Deprecated => "deprecated: off unless enabled",
+            State::Discontinued => "discontinued",
+        };
+        let named = readers.iter().map(|name| code(name)).collect::<Vec<_>>().join(", ");
+        let readers = if named.is_empty() { "nothing".to_owned() } else { named };
+        [code(gate.name()), state.to_owned(), readers]
+    });
+    check("docs/reference/feature-gates.md", "gates", &table(["gate", "state", "read by"], rows));
+}
+
+#[test]
+fn unsupported_fields_are_current() {
+    let root = root();
+    let [spec, vm, kinds] = admission::rules::unsupported::tables();
+    let fields = |rows: Vec<(&str, &str)>| {
+        table(["field", "missing feature"], rows.into_iter().map(|(field, why)| [code(field), why.to_owned()]))
+    };
+    let document = "docs/reference/not-yet.md";
+    check(document, "vmi", &fields(spec));
+    check(document, "vm", &fields(vm));
+    let rows = kinds.into_iter().map(|(kind, why)| [code(kind), why.to_owned()]);
+    check(document, "kinds", &table(["kind", "missing feature"], rows));
+    let rows = admission::kinds::kubevirt::unsupported_fields();
+    let rows = rows.into_iter().map(|(field, why)| [code(&field), why.to_owned()]);
+    check(document, "kubevirt", &table(["field", "reason"], rows));
+    let rows = admission::rules::metadata::unsupported_annotations().into_iter().map(|key| [code(key)]);
+    check(document, "annotations", &table(["annotation"], rows));
+    let refused = lists::refused_subresources(&root.join("apiserver/src/subresources")).unwrap();
+    assert!(refused.len() > 10, "{refused:?}");
+    let rows = refused.into_iter().map(|found| [code(&found.name), found.feature]);
+    check(document, "subresources", &table(["subresource", "missing feature"], rows));
+}
+
+#[test]
+fn annotations_and_labels_are_current() {
+    let root = root();
+    let constants = root.join("api/src/constants.rs");
+    let rows = |names: Vec<lists::Name>| {
+        table(["name", "purpose"], names.into_iter().map(|found| [code(&found.name), found.purpose]))
+    };
+    for (document, module) in [("docs/reference/annotations.md", "annotation"), ("docs/reference/labels.md", "label")] {
+        let mut names = lists::constants(&constants, module).unwrap();
+        // The module also has a value.
+        names.retain(|found| module == "label" || found.name.contains('/'));
+        assert!(names.len() > 20 && names.iter().all(|name| !name.purpose.is_empty()), "{names:?}");
+        check(document, module, &rows(names));
+    }
+    let mut own: Vec<lists::Name> = Vec::new();
+    for name in PRODUCT {
+        own.extend(lists::constants_with(&root.join(name).join("src"), "ferrovirt.io/").unwrap());
+    }
+    own.sort();
+    check("docs/reference/annotations.md", "own", &rows(own));
+}
+
+#[test]
+fn metrics_are_current() {
+    let root = root();
+    let mut text = String::new();
+    for (name, process) in EXPORTERS {
+        let metrics = lists::metrics(&root.join(name).join("src")).unwrap();
+        assert!(!metrics.is_empty(), "{name} has no metrics");
+        let rows = metrics.into_iter().map(|metric| [code(&metric.name), metric.help]);
+        let _ = write!(text, "\n## {}\n{}", heading(process), table(["metric", "help"], rows));
+    }
+    check("docs/reference/metrics.md", "metrics", &text);
+}
+
+/// Returns the heading of a table of metrics.
+fn heading(process: &str) -> String {
+    format!("Exported by {process}")
+}
