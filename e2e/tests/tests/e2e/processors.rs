@@ -72,7 +72,7 @@ async fn shape(s: &Story, vmi: &str) -> Result<()> {
     let (memory, _) = console.run("awk '/MemTotal/ {print int($2 / 1024)}' /proc/meminfo").await?;
     // The kernel reserves a part.
     let megabytes: u32 = memory.trim().parse()?;
-    ensure!((150..192).contains(&megabytes), "the guest has {megabytes} MiB");
+    ensure!((130..192).contains(&megabytes), "the guest has {megabytes} MiB");
     console.leave().await
 }
 
