@@ -138,7 +138,7 @@ pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Res
         let [port] = ports.as_slice() else {
             return Err(Error::Usage("only one port supported when forwarding to stdout".into()));
         };
-        return stdio(remote(port).open().await?).await;
+        return stdio(remote(port).open().await?, port.protocol).await;
     }
     let mut forwards = JoinSet::new();
     for port in &ports {
@@ -171,8 +171,9 @@ pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Res
     }
 }
 
-/// Copies standard input and output. Neither can be half-closed, so the program ends when the guest closes its half.
-async fn stdio(stream: Stream) -> Result<(), Error> {
+/// Copies standard input and output. Neither can be half-closed, so the program ends when the guest closes its half. Datagrams
+/// have no end, and an empty message is one of them.
+async fn stdio(stream: Stream, protocol: Protocol) -> Result<(), Error> {
     let (mut to_guest, mut from_guest) = stream.split();
     let mut typed = input();
     let up = async {
@@ -181,16 +182,23 @@ async fn stdio(stream: Stream) -> Result<(), Error> {
                 break;
             }
         }
-        let _ = to_guest.send(Message::Binary(Bytes::new())).await;
+        if protocol == Protocol::Tcp {
+            let _ = to_guest.send(Message::Binary(Bytes::new())).await;
+        }
         std::future::pending::<()>().await;
     };
     let mut output = tokio::io::stdout();
     let down = async {
-        while let Received::Bytes(data) = next(&mut from_guest).await? {
-            output.write_all(&data).await.map_err(Error::io("cannot write to standard output"))?;
-            output.flush().await.map_err(Error::io("cannot write to standard output"))?;
+        loop {
+            match next(&mut from_guest).await? {
+                Received::Bytes(data) => {
+                    output.write_all(&data).await.map_err(Error::io("cannot write to standard output"))?;
+                    output.flush().await.map_err(Error::io("cannot write to standard output"))?;
+                }
+                Received::HalfClosed if protocol == Protocol::Udp => {}
+                Received::HalfClosed | Received::Closed => return Ok(()),
+            }
         }
-        Ok(())
     };
     tokio::select! {
         () = up => Ok(()),
@@ -328,7 +336,11 @@ async fn serve_udp(socket: UdpSocket, remote: Remote) -> Result<(), Error> {
                 let (sender, receiver) = mpsc::channel(MAX_DATAGRAMS);
                 let (socket, remote) = (socket.clone(), remote.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = datagrams(receiver, &socket, peer, &remote).await {
+                    let done = match remote.open().await {
+                        Ok(stream) => datagrams(receiver, &socket, peer, stream).await,
+                        Err(error) => Err(error),
+                    };
+                    if let Err(error) = done {
                         eprintln!("datagrams of {peer}: {error}");
                     }
                 });
@@ -342,13 +354,15 @@ async fn serve_udp(socket: UdpSocket, remote: Remote) -> Result<(), Error> {
 }
 
 /// Copies datagrams between one local sender and the guest until both are idle.
-async fn datagrams(
+async fn datagrams<C>(
     mut receiver: mpsc::Receiver<Bytes>,
     socket: &UdpSocket,
     peer: SocketAddr,
-    remote: &Remote,
-) -> Result<(), Error> {
-    let mut stream = remote.open().await?;
+    mut stream: WebSocketStream<C>,
+) -> Result<(), Error>
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+{
     loop {
         let silence = tokio::time::sleep(DATAGRAM_IDLE);
         tokio::pin!(silence);

@@ -116,6 +116,32 @@ async fn close_reason_is_reported_and_a_local_disconnect_is_no_failure() {
     copy.await.unwrap().unwrap();
 }
 
+#[tokio::test]
+async fn each_datagram_is_a_message_and_goes_to_its_sender() {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let local = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    local.connect(socket.local_addr().unwrap()).await.unwrap();
+    let peer = local.local_addr().unwrap();
+    let (near, far) = duplex(64 << 10);
+    let stream = WebSocketStream::from_raw_socket(near, Role::Client, None).await;
+    let mut server = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
+    let (sender, receiver) = mpsc::channel(MAX_DATAGRAMS);
+    let copy = tokio::spawn(async move { datagrams(receiver, &socket, peer, stream).await });
+    for text in ["one", "", "two"] {
+        let datagram = Bytes::from_static(text.as_bytes());
+        sender.send(datagram.clone()).await.unwrap();
+        assert_eq!(server.next().await.unwrap().unwrap(), Message::Binary(datagram.clone()));
+        server.send(Message::Ping(Bytes::new())).await.unwrap();
+        server.send(Message::Binary(datagram.clone())).await.unwrap();
+        assert!(server.next().await.unwrap().unwrap().is_pong());
+        let mut buffer = [0; 16];
+        let length = local.recv(&mut buffer).await.unwrap();
+        assert_eq!(&buffer[..length], &datagram[..]);
+    }
+    server.send(close(CloseCode::Normal, "")).await.unwrap();
+    copy.await.unwrap().unwrap();
+}
+
 #[test]
 fn ports_are_taken_in_all_their_forms() {
     let port = |protocol, local, remote| Port { protocol, local, remote };
