@@ -34,19 +34,30 @@ deps: ## Installs the build dependencies on this host (Debian, root), or names t
 # minutes and more of a first `make up`. `up` and `e2e` wait for it and build the components afterwards, which repeats and reports
 # failures.
 COMPONENTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ferrovirt/components
+# COMPILE_FLAGS of e2e/cluster/src/components.rs.
+GO_FLAGS := '-gcflags=all=-dwarf=false' '-gcflags=k8s.io/kubernetes/...=-dwarf=false -l' \
+	'-gcflags=k8s.io/kubectl/...=-dwarf=false -l' \
+	'-gcflags=k8s.io/client-go/applyconfigurations/...=-dwarf=false -l' \
+	'-gcflags=k8s.io/client-go/informers/...=-dwarf=false -l' \
+	'-gcflags=helm.sh/helm/...=-dwarf=false -l'
 AWAIT_AHEAD := test ! -e build/ahead.lock || flock build/ahead.lock true
 .PHONY: ahead
 ahead: deps
 	@test -n "$$KUBECONFIG" || test -d $(COMPONENTS) || { mkdir -p build; cd e2e/cluster/components; \
-	CGO_ENABLED=0 flock ../../../build/ahead.lock nice -n 19 go list -trimpath -buildvcs=false -gcflags=all=-dwarf=false \
+	CGO_ENABLED=0 flock ../../../build/ahead.lock nice -n 19 go list -trimpath -buildvcs=false $(GO_FLAGS) \
 	-export -deps tool ./coredns ./etcd \
 	</dev/null >../../../build/ahead.log 2>&1 & }
 
+# Without crates that have no programs. They would add features to dependencies. `bench` is built with the same features when it
+# is run.
+PROGRAMS := --workspace $(addprefix --exclude ferrovirt-,fuzz layout e2e-tests skips)
+BINARIES := virt-api virt-controller virt-handler virt-launcher virt-launcher-monitor kubectl-virt cluster images hanging-mount \
+	hostile-launcher
 # `cluster deps` installs further dependencies (e2e/cluster/src/deps.rs lists them with their purposes).
 .PHONY: build
 build: ahead ## Builds all programs (release profile) and puts those for users into build/bin
-	$(CARGO) build --release --locked --workspace --bins
-	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/images $(RELEASE)/bench
+	$(CARGO) build --release --locked $(PROGRAMS) $(addprefix --bin ,$(BINARIES))
+	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/images
 	@ln -sf kubectl-virt $(BIN)/$(COMPLETER)
 	$(CLUSTER) deps
 
@@ -68,13 +79,17 @@ tiny: images
 	$(IMAGES) build guest-tiny guest-tiny-kernel
 	@$(AWAIT_AHEAD)
 
+.PHONY: domains
+domains: build ## Checks recorded domain XML with the libvirt of the launcher image
+	$(IMAGES) check-domains launcher/src/domain/recorded/*.xml
+
 .PHONY: up
 up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt and starts a VM
 	$(CLUSTER) demo
 
 # If it was not built, or cleaned.
 $(CLUSTER):
-	$(CARGO) build --release --locked --package ferrovirt-e2e-cluster --bins
+	$(CARGO) build --release --locked $(PROGRAMS) --bin cluster
 
 .PHONY: down
 down: $(CLUSTER) ## Removes the cluster and everything it created
@@ -84,11 +99,24 @@ down: $(CLUSTER) ## Removes the cluster and everything it created
 status: $(CLUSTER) ## Shows the status of the cluster
 	$(CLUSTER) status
 
+DENY_VERSION := 0.20.2
+TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ferrovirt/tools
+DENY := $(TOOLS)/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+# Not optimized: that takes a quarter of the time, and a check takes two seconds.
+$(DENY):
+	env -u CARGO_TARGET_DIR CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=256 \
+	CARGO_PROFILE_RELEASE_DEBUG=false $(CARGO) install --quiet --locked --root $(TOOLS)/cargo-deny-$(DENY_VERSION) \
+	cargo-deny --version $(DENY_VERSION)
+
+# Seconds for fetching the database of advisories, which is on GitHub.
+ADVISORIES_LIMIT := 20
 .PHONY: lint
-lint: ## Checks format, clippy, and the dependency tree if cargo-deny is installed
+lint: $(DENY) ## Checks format, clippy and the dependency tree
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny check bans licenses sources; else echo 'cargo-deny is not installed: skipped'; fi
+	$(DENY) --log-level error check bans licenses sources
+	@if timeout $(ADVISORIES_LIMIT) $(DENY) fetch db 2>/dev/null; then $(DENY) --offline --log-level error check advisories; \
+	else echo 'ADVISORIES NOT CHECKED: the database of RustSec could not be fetched from GitHub'; fi
 
 .PHONY: docs
 docs: ## Renews the generated parts of the documents
@@ -98,29 +126,36 @@ docs: ## Renews the generated parts of the documents
 unit: ## Runs unit tests
 	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked
 
+# Nodes of the test cluster.
+NODES := 1
 # Selected from the workspace: for a single package cargo would rebuild dependencies with fewer features.
-STORIES := --workspace --locked --test conformance --test e2e
-# Reads the audit log of all stories, so it runs after them.
-AUDIT := --workspace --locked --test audit
+export TESTS := $(CARGO) test --workspace --locked
 .PHONY: e2e
 e2e: images guests ## Runs end-to-end tests on the test cluster or on that of KUBECONFIG
-	$(CARGO) test $(STORIES) --test audit --no-run
+	$(TESTS) --test conformance --test e2e --test audit --no-run
 	@$(AWAIT_AHEAD)
-	$(CLUSTER) run -- sh -c '$(CARGO) test $(STORIES) && $(CARGO) test $(AUDIT) -- --nocapture'
+	$(CLUSTER) run --nodes $(NODES) -- e2e/run.sh
 
 .PHONY: test
-test: deps lint unit e2e ## Runs everything: lint, unit tests, cluster up, end-to-end tests, cluster down
+test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster up, end-to-end tests, cluster down
 
 .PHONY: test-long
 test-long: export FLOOD_SECONDS = 120
-test-long: test ## Runs test with attacks of realistic duration
+test-long: export FUZZ_SECONDS = 60
+test-long: test ## Runs test with attacks of realistic duration and more fuzzing
+
+# Builds the benchmark.
+.PHONY: benchmark
+benchmark: tiny
+	$(CARGO) build --release --locked $(PROGRAMS) --bin bench
+	install -D -t $(BIN) $(RELEASE)/bench
 
 .PHONY: bench
-bench: tiny ## Measures starts, memory and API calls; writes build/bench.json
+bench: benchmark ## Measures starts, memory and API calls; writes build/bench.json
 	$(CLUSTER) run -- $(RELEASE)/bench
 
 .PHONY: bench-scale
-bench-scale: tiny ## Measures thousands of VMIs on simulated nodes (about 30 minutes); writes build/bench-scale.json
+bench-scale: benchmark ## Measures thousands of VMIs on simulated nodes (about 30 minutes); writes build/bench-scale.json
 	kwok=$$($(CLUSTER) build-kwok) && $(CLUSTER) run -- $(RELEASE)/bench --scale "$$kwok"
 
 .PHONY: clients

@@ -12,6 +12,8 @@ use crate::{objects, patches, review_bytes, specs};
 const ROUNDS: usize = 300;
 /// Time limit for all variations of a check. Fuzzing covers more.
 const TIME: Duration = Duration::from_millis(900);
+/// Variable with the seconds for each check, for `make test-long`. The number of variations has no limit then.
+const SECONDS: &str = "FUZZ_SECONDS";
 
 /// Reproducible pseudo-random numbers (SplitMix64).
 struct Numbers(u64);
@@ -82,9 +84,11 @@ fn holds(target: &str, check: fn(&[u8]) -> bool) {
     for (name, seed) in &seeds {
         assert!(check(seed), "seed {name} of {target} is not of its kind");
     }
-    let end = Instant::now() + TIME;
+    let seconds = std::env::var(SECONDS).ok().map(|text| Duration::from_secs(text.parse().expect(SECONDS)));
+    let (rounds, time) = seconds.map_or((ROUNDS, TIME), |time| (usize::MAX, time));
+    let end = Instant::now() + time;
     let mut numbers = Numbers(1);
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         for (name, seed) in &seeds {
             if Instant::now() >= end {
                 return;

@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Failure of a build, listing or push.
+/// Failure of a build, listing, push or check.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Error {
@@ -35,6 +35,8 @@ pub enum Error {
     TooLarge { name: String, size: u64, limit: u64 },
     #[error("cannot serialize the image metadata")]
     Json(#[from] serde_json::Error),
+    #[error("domain XML is refused:\n{output}\nlibvirtd:\n{log}")]
+    DomainsRefused { output: String, log: String },
     #[error("{0} does not fit: {1}")]
     Layout(String, String),
 }

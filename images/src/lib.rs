@@ -10,6 +10,7 @@
 //! ```
 
 pub mod cache;
+pub mod domains;
 mod error;
 mod guests;
 mod layer;

@@ -39,6 +39,12 @@ enum Command {
     },
     /// Show names, sizes and digests of the archives
     List,
+    /// Check domain XML with virt-xml-validate and libvirtd of the launcher image
+    CheckDomains {
+        /// The files
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
     /// Push archives to a registry
     Push {
         /// Registry host and path for the images, such as registry.example.org/ferrovirt
@@ -88,6 +94,10 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
                     println!("{name:<18} not built");
                 }
             }
+        }
+        Command::CheckDomains { files } => {
+            images::domains::check(&Cache::of_user(), &files)?;
+            println!("{} domains are valid and were defined", files.len());
         }
         Command::Push { registry, tag, insecure, names } => {
             let mut pushed = 0;

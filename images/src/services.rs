@@ -153,8 +153,7 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
         }
         binaries.copy(&format!("usr/bin/{binary}"), 0o755, 0, strip(&from, options)?);
     }
-    let request = Request { variant: Variant::Extract, packages: service.packages, hooks: &[] };
-    let root = packages::root(&options.cache, &request)?;
+    let root = packages::root(&options.cache, &request(service.packages))?;
     let mut base = select::select(&root, service.files, service.except, &binaries)?;
     add_common(&mut base, name);
     match name {
@@ -178,6 +177,15 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
         return Err(Error::TooLarge { name: name.to_owned(), size: summary.unpacked, limit: service.limit });
     }
     Ok(summary)
+}
+
+fn request(packages: &'static [&'static str]) -> Request<'static> {
+    Request { variant: Variant::Extract, packages, hooks: &[] }
+}
+
+/// Returns the request for the packages of the launcher image.
+pub(crate) fn packages_of_launcher() -> Request<'static> {
+    request(service("virt-launcher").map_or(&[], |launcher| launcher.packages))
 }
 
 /// Strips the function names from a binary. Profiles can be symbolized with the unstripped binary, which has the same build

@@ -81,7 +81,7 @@ mod tests {
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(dir.join("sub")).unwrap();
         if git(&dir, &["init", "--quiet"]).is_none() {
-            eprintln!("SKIPPED: git is not there");
+            skips::skip("git");
             return;
         }
         assert_eq!(Source::of(&dir), None, "there is no commit yet");

@@ -3,6 +3,7 @@
 //! - [`source`]: the modules of a crate and what each of them imports.
 //! - [`folders`]: imports between modules, level by level, and their cycles.
 //! - [`crates`]: the order of the crates.
+//! - [`sources`]: the text of all files.
 //! - [`documents`]: paths named in documents, the graph of folders that `docs/architecture.md` shows, decision records.
 //! - [`lists`]: annotations, labels, metrics and subresources, read from the sources.
 
@@ -11,6 +12,7 @@ pub mod documents;
 pub mod folders;
 pub mod lists;
 pub mod source;
+pub mod sources;
 
 use std::path::PathBuf;
 

@@ -5,6 +5,7 @@ use layout::{
     folders::{Cycle, cycles},
     lists, root,
     source::Crate,
+    sources,
 };
 
 /// Crates whose folders `docs/architecture.md` shows.
@@ -78,4 +79,22 @@ fn status_rows_that_work_name_stories() {
         );
     }
     assert!(wrong.is_empty(), "the status table of README.md:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn tests_are_skipped_only_by_the_helper_and_each_accepted_need_is_one_of_a_test() {
+    let sources = sources::sources(&root()).unwrap();
+    let (mut own, mut calls) = (Vec::new(), String::new());
+    for (path, text) in &sources {
+        own.extend(sources::own_skips(text).map(|line| format!("{}: {line}", path.display())));
+        calls.push_str(text);
+    }
+    assert!(own.is_empty(), "tests call skips::skip before they return early:\n{}", own.join("\n"));
+    for (need, _) in skips::ACCEPTED {
+        let name = need.strip_prefix(skips::FOREIGN_CLUSTER).unwrap_or(need);
+        assert!(
+            calls.contains(&format!("skip(\"{name}\")")),
+            "no test skips for {need}: remove it from skips/src/lib.rs"
+        );
+    }
 }

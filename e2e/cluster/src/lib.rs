@@ -24,6 +24,7 @@ mod kubectl;
 mod kvm;
 mod lock;
 mod pause;
+pub mod places;
 pub mod plan;
 pub mod progress;
 mod render;

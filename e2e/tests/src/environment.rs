@@ -92,3 +92,15 @@ pub fn own_cluster() -> Result<Option<Plan>> {
     let own = target::foreign(&plan, Some(kubeconfig())).is_none();
     Ok(own.then_some(plan))
 }
+
+/// Reports that a test does not run, or not in full, because the cluster lacks `need`; see [`skips::skip`]. Only other
+/// clusters than the test cluster may lack it where `CI=true`.
+///
+/// # Errors
+/// Fails if FERROVIRT_INSTANCE is not a number.
+#[track_caller]
+pub fn skip(need: &str) -> Result<()> {
+    let prefix = if own_cluster()?.is_some() { "" } else { skips::FOREIGN_CLUSTER };
+    skips::skip(&format!("{prefix}{need}"));
+    Ok(())
+}

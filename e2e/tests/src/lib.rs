@@ -21,8 +21,9 @@ pub mod webhook;
 pub use answer::Answer;
 pub use environment::{
     TIMEOUT, audit_log, connect, connect_without_retries, kubeconfig, kubectl_virt, own_cluster, registry, repository,
+    skip,
 };
 pub use flood::{Extent, Flood};
 pub use plugin::{Console, Ended, Served, echo, ends};
 pub use socket::Socket;
-pub use story::{Node, OpenStreams, Story, story, story_alone};
+pub use story::{Node, OpenStreams, Story, story, story_alone, story_large};

@@ -14,13 +14,19 @@ mod pods;
 mod streams;
 
 use std::{
-    sync::RwLock,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    io::Write,
+    num::NonZero,
+    sync::LazyLock,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use ferrovirt_e2e_cluster::places::Places;
 use futures::FutureExt;
-use kube::{Client, api::DeleteParams};
+use kube::{
+    Client,
+    api::{DeleteParams, ListParams},
+};
 use serde_json::json;
 
 pub use self::{node::Node, streams::OpenStreams};
@@ -28,8 +34,8 @@ use crate::environment::{TIMEOUT, connect};
 
 /// Polling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// Time limit for the removal of a namespace with its VMs.
-const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time limit for the removal of the VMs of a namespace.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A user's access to the cluster: a client and a namespace of their own.
 pub struct Story {
@@ -39,15 +45,28 @@ pub struct Story {
     pub namespace: String,
 }
 
-/// Runs `body` in a new namespace, prints a diagnosis if it fails, and removes the namespace.
+/// Runs `body` in a new namespace, prints a diagnosis if it fails, and removes the namespace. Other stories run meanwhile, as
+/// many as there are places.
 ///
 /// # Panics
-/// Panics if the body fails or the namespace cannot be removed, which fails the test.
+/// Panics if the body fails or the VMIs of the namespace cannot be removed, which fails the test.
 pub fn story<F>(name: &str, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
-    let _shared = RUNNING.read();
+    let _place = PLACES.take(1);
+    run(name, body);
+}
+
+/// Runs as [`story`] and takes two places, for stories whose guests need minutes of a core.
+///
+/// # Panics
+/// Panics as [`story`].
+pub fn story_large<F>(name: &str, body: F)
+where
+    F: AsyncFnOnce(&Story) -> Result<()>,
+{
+    let _places = PLACES.take(2);
     run(name, body);
 }
 
@@ -59,17 +78,22 @@ pub fn story_alone<F>(name: &str, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
-    let _exclusive = RUNNING.write();
+    let _places = PLACES.take_all();
     run(name, body);
 }
 
-/// Lock of running stories. A failed story poisons it, which the others ignore.
-static RUNNING: RwLock<()> = RwLock::new(());
+/// Places for stories: two for each core, since stories wait half of their time, or `STORIES`.
+static PLACES: LazyLock<Places> = LazyLock::new(|| {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let named = std::env::var("STORIES").ok().and_then(|text| text.parse().ok());
+    Places::new(named.unwrap_or(2 * cores).max(1))
+});
 
 fn run<F>(name: &str, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
+    let began = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = runtime.context("cannot start the runtime").and_then(|runtime| {
         runtime.block_on(async {
@@ -89,12 +113,23 @@ where
             result.and(ended)
         })
     });
+    let outcome = outcome.and(record(name, began.elapsed()));
     if let Err(error) = outcome {
         #[expect(clippy::panic, reason = "fails the test")]
         {
             panic!("story {name}: {error:#}");
         }
     }
+}
+
+/// Appends the duration of a story to the file that `STORY_TIMES` names, if any.
+fn record(name: &str, duration: Duration) -> Result<()> {
+    let Some(path) = std::env::var_os("STORY_TIMES") else { return Ok(()) };
+    // The thread of a test has its name.
+    let test = std::thread::current().name().map_or_else(|| name.to_owned(), |test| format!("{test} ({name})"));
+    let line = format!("{:7.1} s {test}\n", duration.as_secs_f64());
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    file.and_then(|mut file| file.write_all(line.as_bytes())).context("cannot write STORY_TIMES")
 }
 
 impl Story {
@@ -111,17 +146,28 @@ impl Story {
         Ok(story)
     }
 
+    /// Deletes VMs and VMIs, waits until no VMI is left, and deletes the namespace. It ends later: Kubernetes leaves each
+    /// deleted namespace alone for five seconds, and asks for its pods at long intervals. A test after all stories waits for
+    /// all namespaces.
     async fn end(self) -> Result<()> {
-        let namespaces = self.cluster_api("Namespace");
-        namespaces.delete(&self.namespace, &DeleteParams::background()).await.context("cannot delete the namespace")?;
-        let deadline = tokio::time::Instant::now() + NAMESPACE_TIMEOUT;
-        while let Some(namespace) = namespaces.get_opt(&self.namespace).await? {
-            if tokio::time::Instant::now() > deadline {
+        for kind in ["vm", "vmirs", "vmi"] {
+            let deleted = self.api(kind).delete_collection(&DeleteParams::background(), &ListParams::default()).await;
+            deleted.with_context(|| format!("cannot delete each {kind}"))?;
+        }
+        let deadline = Instant::now() + REMOVAL_TIMEOUT;
+        loop {
+            let left = self.list("vmi", "").await?;
+            if left.is_empty() {
+                break;
+            }
+            if Instant::now() > deadline {
                 diagnosis::print(&self).await;
-                bail!("namespace {} still exists: {}", self.namespace, namespace.data["status"]);
+                bail!("VMIs of namespace {} still exist: {}", self.namespace, serde_json::to_string(&left)?);
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
+        let namespaces = self.cluster_api("Namespace");
+        namespaces.delete(&self.namespace, &DeleteParams::background()).await.context("cannot delete the namespace")?;
         Ok(())
     }
 }

@@ -1,26 +1,68 @@
 //! Access to a node from a privileged pod in a namespace of its own.
 
 use std::{
+    collections::BTreeSet,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
-use kube::{Api, Client, api::DeleteParams};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams},
+};
 use serde_json::json;
 
 use super::{Story, diagnosis, pods::exec};
 use crate::environment::{TIMEOUT, registry};
 
 impl Story {
-    /// Runs a shell script as root on the node, in its PID and network namespaces. The files of the node are below
-    /// `/host`. Requires a cluster with one node.
+    /// Returns the node of a VMI.
+    ///
+    /// # Errors
+    /// Fails if it has none.
+    pub async fn node_of(&self, vmi: &str) -> Result<String> {
+        let vmi = self.get("vmi", vmi).await?;
+        vmi["status"]["nodeName"].as_str().map(str::to_owned).context("the VMI has no node")
+    }
+
+    /// Returns name and label `kubernetes.io/hostname` of a node that takes VMIs, for stories whose objects must be on one node.
+    ///
+    /// # Errors
+    /// Fails if there is none.
+    pub async fn one_node(&self) -> Result<(String, String)> {
+        let takers = ListParams::default().labels("kubevirt.io/schedulable=true");
+        for node in self.cluster_api("Node").list(&takers).await? {
+            let taints = node.data["spec"]["taints"].as_array().into_iter().flatten();
+            let closed = taints.into_iter().any(|taint| taint["effect"] != "PreferNoSchedule");
+            let hostname = node.metadata.labels.as_ref().and_then(|labels| labels.get("kubernetes.io/hostname"));
+            if let (Some(name), Some(hostname), false) = (&node.metadata.name, hostname, closed) {
+                return Ok((name.clone(), hostname.clone()));
+            }
+        }
+        bail!("no node takes VMIs")
+    }
+
+    /// Returns the nodes of the pods of a component of the installation, such as `virt-api`.
+    ///
+    /// # Errors
+    /// Fails if there is none.
+    pub async fn nodes_of(&self, component: &str) -> Result<BTreeSet<String>> {
+        let labels = ListParams::default().labels(&format!("kubevirt.io={component}"));
+        let pods = self.installation_api("Pod").list(&labels).await?;
+        let nodes: BTreeSet<String> =
+            pods.items.iter().filter_map(|pod| pod.data["spec"]["nodeName"].as_str().map(str::to_owned)).collect();
+        ensure!(!nodes.is_empty(), "{component} runs on no node");
+        Ok(nodes)
+    }
+
+    /// Runs a shell script as root on a node, in its PID and network namespaces. The files of the node are below `/host`.
     ///
     /// # Errors
     /// Fails if the pod does not start or the script fails.
-    pub async fn on_node(&self, script: &str) -> Result<String> {
-        let node = self.enter_node().await?;
+    pub async fn on_node(&self, node: &str, script: &str) -> Result<String> {
+        let node = self.enter_node(node).await?;
         let output = node.run(script).await;
         let removed = node.leave().await;
         let output = output?;
@@ -33,18 +75,18 @@ impl Story {
     ///
     /// # Errors
     /// Fails if the pod does not start.
-    pub async fn enter_node(&self) -> Result<Node> {
+    pub async fn enter_node(&self, node: &str) -> Result<Node> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let namespace = format!("{}-node-{}", self.namespace, COUNT.fetch_add(1, Ordering::Relaxed));
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {
             "ferrovirt.io/e2e": "node", "pod-security.kubernetes.io/enforce": "privileged"}}});
         namespaces.create(&Default::default(), &serde_json::from_value(object)?).await?;
-        let node = Node { client: self.client.clone(), namespace };
-        match node.start().await {
-            Ok(()) => Ok(node),
+        let entered = Node { client: self.client.clone(), namespace };
+        match entered.start(node).await {
+            Ok(()) => Ok(entered),
             Err(error) => {
-                node.leave().await?;
+                entered.leave().await?;
                 Err(error)
             }
         }
@@ -57,15 +99,19 @@ impl Story {
     pub async fn kill_in_launcher(&self, pod: &str, program: &str) -> Result<()> {
         let pod = self.get("Pod", pod).await?;
         let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;
-        self.kill(program, uid).await.with_context(|| format!("kill {program} of pod {uid}"))
+        let node = pod["spec"]["nodeName"].as_str().context("pod without node")?;
+        self.kill(node, program, uid).await.with_context(|| format!("kill {program} of pod {uid}"))
     }
 
-    /// Kills all processes of a program on the node.
+    /// Kills all processes of a component of the installation.
     ///
     /// # Errors
-    /// Fails without such a process.
-    pub async fn kill_on_node(&self, program: &str) -> Result<()> {
-        self.kill(program, "").await.with_context(|| format!("kill {program}"))
+    /// Fails if a node with a pod of it has no such process.
+    pub async fn kill_component(&self, component: &str) -> Result<()> {
+        for node in self.nodes_of(component).await? {
+            self.kill(&node, component, "").await.with_context(|| format!("kill {component} on {node}"))?;
+        }
+        Ok(())
     }
 
     /// Kills the processes of a program in a pod of the installation and removes the pod, so that kubelet does not restart them.
@@ -74,9 +120,10 @@ impl Story {
     /// Fails without such a process.
     pub async fn kill_installed(&self, pod: &str, program: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), "kubevirt");
-        let uid =
-            pods.get(pod).await.with_context(|| format!("get pod {pod}"))?.metadata.uid.context("pod without uid")?;
-        let node = self.enter_node().await?;
+        let found = pods.get(pod).await.with_context(|| format!("get pod {pod}"))?;
+        let uid = found.metadata.uid.context("pod without uid")?;
+        let node = found.spec.and_then(|spec| spec.node_name).context("pod without node")?;
+        let node = self.enter_node(&node).await?;
         let killed = node.run(&killing(program, &uid)).await.with_context(|| format!("kill {program} of {pod}"));
         // At once: kubelet notices the end of a container with a delay.
         let removed = match &killed {
@@ -88,34 +135,35 @@ impl Story {
         removed.with_context(|| format!("delete pod {pod}"))
     }
 
-    /// Returns the memory of the largest virt-api process on the node in KiB.
+    /// Returns the memory of the largest virt-api process in KiB.
     ///
     /// # Errors
     /// Fails without such a process.
     pub async fn virt_api_memory(&self) -> Result<u64> {
-        self.memory("virt-api", "").await
+        let mut largest = 0;
+        for node in self.nodes_of("virt-api").await? {
+            largest = largest.max(self.memory(&node, "virt-api").await?);
+        }
+        Ok(largest)
     }
 
-    /// Returns the memory of the largest process of a program on the node in KiB. Only processes whose cgroup contains
-    /// `cgroup` count, such as the UID of a pod.
+    /// Returns the memory of the largest process of a program on a node in KiB.
     ///
     /// # Errors
     /// Fails without such a process.
-    pub async fn memory(&self, program: &str, cgroup: &str) -> Result<u64> {
+    pub async fn memory(&self, node: &str, program: &str) -> Result<u64> {
         let name: String = program.chars().take(15).collect();
         let script = format!(
-            "for p in /proc/[0-9]*; do \
-               grep -qs -e '{cgroup}' $p/cgroup && [ \"$(cat $p/comm)\" = '{name}' ] && grep VmRSS $p/status; \
-             done 2>/dev/null; true"
+            "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = '{name}' ] && grep VmRSS $p/status; done 2>/dev/null; true"
         );
-        let sizes = self.on_node(&script).await?;
+        let sizes = self.on_node(node, &script).await?;
         let sizes = sizes.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse().ok());
-        sizes.max().with_context(|| format!("{program} does not run"))
+        sizes.max().with_context(|| format!("{program} does not run on {node}"))
     }
 
-    /// Kills the processes of a program whose cgroup contains `cgroup`.
-    async fn kill(&self, program: &str, cgroup: &str) -> Result<()> {
-        self.on_node(&killing(program, cgroup)).await.map(drop)
+    /// Kills the processes of a program on a node whose cgroup contains `cgroup`.
+    async fn kill(&self, node: &str, program: &str, cgroup: &str) -> Result<()> {
+        self.on_node(node, &killing(program, cgroup)).await.map(drop)
     }
 }
 
@@ -136,11 +184,12 @@ pub struct Node {
 }
 
 impl Node {
-    async fn start(&self) -> Result<()> {
+    async fn start(&self, node: &str) -> Result<()> {
         let pods = self.pods();
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "node"},
             "spec": {
+                "nodeName": node, "tolerations": [{"operator": "Exists"}],
                 "hostPID": true, "hostNetwork": true, "terminationGracePeriodSeconds": 0,
                 "automountServiceAccountToken": false,
                 "containers": [{

@@ -1,6 +1,6 @@
-//! Compares the calls of each service account with its rights, after all stories.
+//! Tests after all stories: the calls of each service account match its rights, and the namespaces of stories end.
 //!
-//! `make e2e` runs this after the stories, only on the test cluster, which has an audit log on this host.
+//! The audit log is on this host only for the test cluster.
 
 #![allow(missing_docs, reason = "names of tests describe them")]
 
@@ -11,13 +11,15 @@ use std::{
     fs::File,
     io::{BufRead, BufReader},
     process::Command,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_cluster::audit::{Call, Grant, judge};
-use ferrovirt_e2e_tests::{audit_log, connect, kubeconfig, repository};
+use ferrovirt_e2e_tests::{TIMEOUT, audit_log, connect, kubeconfig, repository, skip};
 use k8s_openapi::api::{
     admissionregistration::v1::ValidatingAdmissionPolicy,
+    core::v1::Namespace,
     rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding, RoleRef, Subject},
 };
 use kube::{Api, Client, ResourceExt, api::ListParams};
@@ -32,8 +34,7 @@ const CONTROLLER: &str = "kubevirt-controller";
 fn each_service_account_uses_its_rights_and_no_other() -> Result<()> {
     let path = audit_log();
     let Ok(log) = File::open(&path) else {
-        println!("skipped: no audit log at {}, the cluster is not one of `cluster up`", path.display());
-        return Ok(());
+        return skip("audit log");
     };
     let mut grants = runtime()?.block_on(async { installed(&connect().await?).await })?;
     grants.extend(of_hooks()?);
@@ -53,6 +54,22 @@ fn each_service_account_uses_its_rights_and_no_other() -> Result<()> {
         wrong.join("\n")
     );
     Ok(())
+}
+
+#[test]
+fn namespaces_of_stories_end() -> Result<()> {
+    runtime()?.block_on(async {
+        let namespaces = Api::<Namespace>::all(connect().await?);
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        loop {
+            let left = namespaces.list(&ListParams::default().labels("ferrovirt.io/e2e")).await?.items;
+            if left.is_empty() {
+                return Ok(());
+            }
+            ensure!(tokio::time::Instant::now() < deadline, "left: {}", serde_json::to_string(&left)?);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    })
 }
 
 #[test]

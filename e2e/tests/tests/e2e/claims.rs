@@ -48,7 +48,7 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
 
     // The volume is filled, then the guest writes.
     let directory = &storage.directory;
-    on_host(s, &format!("dd if=/dev/zero of={directory}/filler bs=1M 2>/dev/null; true")).await?;
+    on_host(s, &storage.node, &format!("dd if=/dev/zero of={directory}/filler bs=1M 2>/dev/null; true")).await?;
     let write = "{ (sleep 1; dd if=/dev/zero of=/dev/vda bs=1M count=8 conv=fsync; echo code-$? >/tmp/written) \
                  >/dev/null 2>&1 & }";
     console.run(write).await?;
@@ -60,7 +60,7 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
     ensure!(message.contains("data"), "the event does not name the volume: {message:?}");
 
     // The guest resumes without a user.
-    on_host(s, &format!("rm {directory}/filler")).await?;
+    on_host(s, &storage.node, &format!("rm {directory}/filler")).await?;
     s.wait("vmi", "guest", "go on", MINUTES, |vmi| paused(vmi).is_none()).await?;
     let mut console = s.reopen_console("guest", "root", "ferrovirt").await?;
     let (written, _) =

@@ -164,7 +164,7 @@ async fn processes(s: &Story) -> Result<BTreeMap<String, (u64, u64)>> {
          done 2>/dev/null; true"
     );
     let mut processes = BTreeMap::new();
-    for line in s.on_node(&script).await?.lines() {
+    for line in s.on_node(&s.node_of("box").await?, &script).await?.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         if let [name, pid, "VmRSS:", memory, "kB"] = words[..] {
             processes.insert(name.to_owned(), (pid.parse()?, memory.parse()?));

@@ -25,8 +25,9 @@ const SOCKETS: &str = "volumes/kubernetes.io~empty-dir/sockets";
 #[test]
 fn cve_2026_7374_replaced_launcher_sockets_are_refused_and_harm_no_other_vm() {
     story_alone("cve-socket", async |s| {
+        let (node, hostname) = s.one_node().await?;
         for name in ["prey", "bystander"] {
-            s.apply(&manifests::kernel_vmi(name)).await?;
+            s.apply(&manifests::kernel_vmi_on(&hostname, name)).await?;
         }
         for name in ["prey", "bystander"] {
             s.wait_running(name).await?;
@@ -38,7 +39,7 @@ fn cve_2026_7374_replaced_launcher_sockets_are_refused_and_harm_no_other_vm() {
         intruder.run("ln -s decoy launcher-sock").await?;
         virt_handlers::replace(s).await?;
         let restarts = virt_handlers::restarts(s).await?;
-        let before = s.memory("virt-handler", "").await?;
+        let before = s.memory(&node, "virt-handler").await?;
 
         // A link to another socket of the same pod, which passes every check except that for links.
         virt_handlers::refuse(s, "prey", "symbolic link").await.context("a link beside the socket")?;
@@ -51,7 +52,8 @@ fn cve_2026_7374_replaced_launcher_sockets_are_refused_and_harm_no_other_vm() {
         virt_handlers::refuse(s, "prey", "symbolic link").await.context("a link to the container runtime")?;
         intruder.swap("true").await?;
         let (prey, other) = (pod_uid(s, "prey").await?, pod_uid(s, "bystander").await?);
-        s.on_node(&format!("ln {PODS}/{other}/{SOCKETS}/launcher-sock {PODS}/{prey}/{SOCKETS}/launcher-sock")).await?;
+        let link = format!("ln {PODS}/{other}/{SOCKETS}/launcher-sock {PODS}/{prey}/{SOCKETS}/launcher-sock");
+        s.on_node(&node, &link).await?;
         virt_handlers::refuse(s, "prey", "is not in pod").await.context("the socket of another launcher")?;
 
         for mode in ["endless", "pings"] {
@@ -60,7 +62,7 @@ fn cve_2026_7374_replaced_launcher_sockets_are_refused_and_harm_no_other_vm() {
             intruder.wait_for(&format!("grep -q connected /tmp/{mode}")).await.with_context(|| mode.to_owned())?;
             sleep(FLOOD).await;
             virt_handlers::serves(s, "bystander").await.with_context(|| format!("{mode}: another VM"))?;
-            let grown = s.memory("virt-handler", "").await?.saturating_sub(before);
+            let grown = s.memory(&node, "virt-handler").await?.saturating_sub(before);
             eprintln!("{mode}: virt-handler grew by {grown} KiB");
             ensure!(grown < GROWTH, "{mode}: virt-handler takes {grown} KiB more");
             if mode == "endless" {

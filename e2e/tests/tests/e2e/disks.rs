@@ -202,7 +202,7 @@ async fn disks(s: &Story, storage: &Storage) -> Result<()> {
 }
 
 async fn checksum(s: &Story, storage: &Storage) -> Result<String> {
-    s.on_node(&format!("sha256sum /host{}/disk.img", storage.directory)).await
+    s.on_node(&storage.node, &format!("sha256sum /host{}/disk.img", storage.directory)).await
 }
 
 #[test]
@@ -231,7 +231,7 @@ async fn block(s: &Story, storage: &Storage) -> Result<()> {
     ensure!(sectors.parse() == Ok(16 * MEBIBYTE / 512), "the device has {sectors} sectors");
     run(&mut console, "echo on-the-device | dd of=$(disk RAW) bs=512 conv=sync,fsync").await?;
     console.leave().await?;
-    let device = on_host(s, &format!("sync; head -c 13 {}/backing", storage.directory)).await?;
+    let device = on_host(s, &storage.node, &format!("sync; head -c 13 {}/backing", storage.directory)).await?;
     ensure!(device == "on-the-device", "the device holds {device:?}");
     Ok(())
 }

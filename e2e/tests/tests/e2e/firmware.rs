@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use ferrovirt_e2e_tests::story;
+use ferrovirt_e2e_tests::story_large;
 
 /// Returns a VMI from a container disk of the tiny guest with UEFI firmware.
 fn uefi_vmi(name: &str, image: &str, secure_boot: bool) -> String {
@@ -28,7 +28,7 @@ spec:
 
 #[test]
 fn guest_boots_by_uefi_and_secure_boot_refuses_an_unsigned_loader() {
-    story("uefi", async |s| {
+    story_large("uefi", async |s| {
         s.apply(&uefi_vmi("plain", "tiny", false)).await?;
         s.apply(&uefi_vmi("secure", "tiny", true)).await?;
         s.wait_running("plain").await?;
@@ -63,7 +63,7 @@ const SECURE_BOOT: &str = "modprobe efivarfs && mount -t efivarfs none /sys/firm
 
 #[test]
 fn secure_boot_starts_a_signed_guest_that_loads_only_signed_modules() {
-    story("secure-boot", async |s| {
+    story_large("secure-boot", async |s| {
         s.apply(&uefi_vmi("signed", "tiny-signed", true)).await?;
         s.wait_running("signed").await?;
         let mut console = s.console("signed")?;

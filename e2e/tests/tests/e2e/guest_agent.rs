@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story_large};
 use serde_json::{Value, json};
 use tokio::{
     net::UdpSocket,
@@ -22,7 +22,7 @@ const VMI: &str = "virtualmachineinstances/deb";
 
 #[test]
 fn guest_agent_reports_freezes_and_reboots_and_ssh_and_udp_connect() {
-    story("agent", async |s| {
+    story_large("agent", async |s| {
         let files = Files::new(&s.namespace)?;
         let key = files.key().await?;
         s.apply(SECRETS).await?;
@@ -145,7 +145,7 @@ async fn queries(s: &Story, console: &mut Console) -> Result<()> {
     ensure!(yaml.contains("mountPoint: /"), "fslist as YAML: {yaml}");
 
     let metrics = s.metrics("virt-handler").await?;
-    let named = format!("kubevirt_vmi_filesystem_capacity_bytes{{node=\"{}\"", node(s).await?);
+    let named = format!("kubevirt_vmi_filesystem_capacity_bytes{{node=\"{}\"", s.node_of("deb").await?);
     let own = format!("namespace=\"{}\",name=\"deb\"", s.namespace);
     ensure!(
         metrics.iter().any(|l| l.starts_with(&named) && l.contains(&own) && l.contains("mount_point=\"/\"")),
@@ -153,11 +153,6 @@ async fn queries(s: &Story, console: &mut Console) -> Result<()> {
         metrics.iter().filter(|line| line.contains("filesystem")).collect::<Vec<_>>()
     );
     Ok(())
-}
-
-async fn node(s: &Story) -> Result<String> {
-    let vmi = s.get("vmi", "deb").await?;
-    vmi["status"]["nodeName"].as_str().map(str::to_owned).context("no node")
 }
 
 /// Runs commands by SSH with the key from cloud-init and copies files in both directions.

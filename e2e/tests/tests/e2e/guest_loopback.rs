@@ -20,6 +20,7 @@ fn guest_does_not_reach_the_loopback_of_its_pod() {
         s.wait_running("box").await?;
         let pod = s.launcher_pod("box").await?;
         let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?.to_owned();
+        let node = s.node_of("box").await?;
         let mut console = s.console("box")?;
         console.login("root", "story").await?;
         let (message, code) = console.run(TURN).await?;
@@ -34,7 +35,7 @@ fn guest_does_not_reach_the_loopback_of_its_pod() {
              done; \
              wait"
         );
-        let ((open, secret), _) = tokio::try_join!(attempts(&mut console), s.on_node(&listen))?;
+        let ((open, secret), _) = tokio::try_join!(attempts(&mut console), s.on_node(&node, &listen))?;
         ensure!(open, "the guest does not reach its pod");
         ensure!(!secret, "the guest reaches the loopback address of its pod");
         console.leave().await

@@ -12,8 +12,9 @@ const HANGING: [&str; 2] = ["first", "second"];
 #[test]
 fn hanging_pods_delay_only_their_own_vmis() {
     story_alone("hanging", async |s| {
+        let (node, hostname) = s.one_node().await?;
         for name in HANGING {
-            s.apply(&manifests::kernel_vmi(name)).await?;
+            s.apply(&manifests::kernel_vmi_on(&hostname, name)).await?;
         }
         let mut pods = Vec::new();
         for name in HANGING {
@@ -21,8 +22,8 @@ fn hanging_pods_delay_only_their_own_vmis() {
             let pod = s.launcher_pod(name).await?;
             pods.push(pod["metadata"]["uid"].as_str().context("pod without uid")?.to_owned());
         }
-        let node = s.enter_node().await?;
-        let result = while_pods_hang(s, &node, &pods).await;
+        let node = s.enter_node(&node).await?;
+        let result = while_pods_hang(s, &node, &hostname, &pods).await;
         // Removing the pod ends the hanging mounts, also after a failure.
         let left = node.leave().await;
         result?;
@@ -31,7 +32,7 @@ fn hanging_pods_delay_only_their_own_vmis() {
     });
 }
 
-async fn while_pods_hang(s: &Story, node: &Node, pods: &[String]) -> Result<()> {
+async fn while_pods_hang(s: &Story, node: &Node, hostname: &str, pods: &[String]) -> Result<()> {
     mount(node, pods).await?;
     // A new virt-handler prepares the devices of all launchers.
     virt_handlers::replace(s).await?;
@@ -39,7 +40,7 @@ async fn while_pods_hang(s: &Story, node: &Node, pods: &[String]) -> Result<()> 
     for name in HANGING {
         virt_handlers::refuse(s, name, "/dev of the container is on a file system of type fuse").await?;
     }
-    s.apply(&manifests::kernel_vmi("third")).await?;
+    s.apply(&manifests::kernel_vmi_on(hostname, "third")).await?;
     s.wait_running("third").await?;
     let mut console = s.console("third")?;
     console.login("root", "ferrovirt").await?;

@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, registry, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, registry, skip, story_alone};
 use http::Request;
 use kube::{
     ResourceExt,
@@ -106,8 +106,7 @@ fn vmi_with_an_outdated_launcher_is_labelled_and_evicted_if_configured() {
         // The new launcher makes all VMIs outdated.
         let vmis = s.cluster_api("vmi").list(&ListParams::default()).await?;
         if !vmis.items.is_empty() {
-            println!("skipped: it would evict other VMIs");
-            return Ok(());
+            return skip("no other VMI");
         }
         s.apply(&manifests::kernel_vm("box", "Manual")).await?;
         s.virt(&["start", "box"]).await?;

@@ -90,6 +90,7 @@ fn deleted_vm_is_shut_down_by_acpi_and_leaves_nothing_on_its_node() {
         let pod_name = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
         let vmi = s.get("vmi", "box").await?;
         let vmi_uid = vmi["metadata"]["uid"].as_str().context("no uid")?.to_owned();
+        let node = s.node_of("box").await?;
         let held = vmi["metadata"]["finalizers"].to_string();
         for name in ["kubevirt.io/virtualMachineControllerFinalize", "kubevirt.io/foregroundDeleteVirtualMachine"] {
             ensure!(held.contains(name), "{name} is not among the finalizers {held}");
@@ -115,9 +116,9 @@ fn deleted_vm_is_shut_down_by_acpi_and_leaves_nothing_on_its_node() {
                [ -z \"$left\" ] && break; sleep 1; \
              done; echo \"$left\""
         );
-        let left = s.on_node(&search).await?;
+        let left = s.on_node(&node, &search).await?;
         ensure!(left.trim().is_empty(), "files are left on the node: {left}");
-        let links = s.on_node("ip -o link | grep -e k6t- -e ' tap'; true").await?;
+        let links = s.on_node(&node, "ip -o link | grep -e k6t- -e ' tap'; true").await?;
         ensure!(links.trim().is_empty(), "links are left on the node: {links}");
         Ok(())
     });

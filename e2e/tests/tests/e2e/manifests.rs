@@ -84,6 +84,11 @@ spec:
     )
 }
 
+/// Returns the VMI of [`kernel_vmi`] for the node with this host name.
+pub(crate) fn kernel_vmi_on(hostname: &str, name: &str) -> String {
+    kernel_vmi(name).replace("spec:\n", &format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {hostname}}}\n"))
+}
+
 /// Returns a VMI that boots a kernel image without disks, which is fastest.
 pub(crate) fn kernel_vmi(name: &str) -> String {
     let arguments = SAVING_ARGUMENTS;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, skip, story};
 use serde_json::Value;
 
 use crate::manifests;
@@ -15,8 +15,7 @@ const DEFINITIONS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 fn vmis_connect_on_a_second_network_and_leave_nothing_on_the_node() {
     story("lan", async |s| {
         if s.cluster_api("CustomResourceDefinition").get_opt(DEFINITIONS).await?.is_none() {
-            eprintln!("SKIPPED: the cluster has no Multus");
-            return Ok(());
+            return skip("Multus");
         }
         let network = format!("lan-{}", s.namespace.rsplit('-').next().unwrap_or_default());
         s.apply(&format!(
@@ -33,7 +32,9 @@ spec:
 "#
         ))
         .await?;
-        let result = meet(s, &network).await;
+        // Bridges of the plugin do not connect nodes.
+        let (node, hostname) = s.one_node().await?;
+        let result = meet(s, &network, &hostname).await;
         // The address of the pod with bridge binding is released, too.
         let address = result.as_deref().unwrap_or("none");
         // The network plugin does not remove its bridge.
@@ -44,7 +45,7 @@ spec:
                [ -z \"$left\" ] && break; sleep 0.5; \
              done; ip link del {network}; echo $left"
         );
-        let left = s.on_node(&look).await;
+        let left = s.on_node(&node, &look).await;
         result?;
         let left = left?;
         ensure!(left.trim().is_empty(), "links or addresses are left on the node: {left}");
@@ -52,15 +53,15 @@ spec:
     });
 }
 
-/// Checks two VMIs on the network, one with masquerade, the other with bridge binding. Returns the address of the latter's
+/// Checks two VMIs of a node on the network, one with masquerade, the other with bridge binding. Returns the address of the latter's
 /// pod.
-async fn meet(s: &Story, network: &str) -> Result<String> {
+async fn meet(s: &Story, network: &str, hostname: &str) -> Result<String> {
     for (name, binding) in [("alice", "masquerade"), ("bob", "bridge")] {
         let networks = format!(
             "    devices: {{interfaces: [{{name: default, {binding}: {{}}}}, {{name: lan, bridge: {{}}}}]}}\n  \
              networks: [{{name: default, pod: {{}}}}, {{name: lan, multus: {{networkName: lan}}}}]\n"
         );
-        s.apply(&manifests::kernel_vmi(name).replace("    devices: {}\n", &networks)).await?;
+        s.apply(&manifests::kernel_vmi_on(hostname, name).replace("    devices: {}\n", &networks)).await?;
     }
     let (alice, bob) = (connected(s, "alice").await?, connected(s, "bob").await?);
     ensure!(alice[1].address != bob[1].address && alice[1].mac != bob[1].mac, "{alice:?} {bob:?}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, story};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story_large};
 use serde_json::Value;
 
 use crate::manifests;
@@ -42,7 +42,8 @@ fn typed_vm(name: &str) -> String {
 
 #[test]
 fn guest_runs_on_the_processors_and_memory_of_its_instance_type() {
-    story("processors", async |s| {
+    // On a busy host QEMU aborts more often.
+    story_large("processors", async |s| {
         s.apply(INSTANCE_TYPE).await?;
         despite_aborts(s, "box", async || {
             s.apply(&typed_vm("box")).await?;

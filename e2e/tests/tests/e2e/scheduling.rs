@@ -29,8 +29,7 @@ fn node_selector_excludes_nodes_and_the_vmi_runs_where_it_permits() {
         ensure!(message.contains("node affinity/selector"), "the VMI does not report its selector: {message:?}");
 
         // An administrator labels one node; the others remain excluded.
-        let nodes = s.cluster_api("Node").list(&Default::default()).await?;
-        let node = nodes.items.last().and_then(|node| node.metadata.name.clone()).context("no node")?;
+        let (node, _) = s.one_node().await?;
         set_label(s, &node, &label, &json!("chosen")).await?;
         let result = runs_on(s, &node).await;
         set_label(s, &node, &label, &Value::Null).await?;

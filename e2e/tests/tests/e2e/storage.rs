@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use ferrovirt_e2e_tests::Story;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
@@ -23,6 +23,9 @@ pub(crate) enum Backing {
 /// Storage of a claim on the node.
 pub(crate) struct Storage {
     name: String,
+    /// Name and host name of the node.
+    pub node: String,
+    hostname: String,
     /// Path on the node.
     pub directory: String,
 }
@@ -32,7 +35,8 @@ impl Storage {
     /// and can be expanded.
     pub(crate) async fn make(s: &Story, claim: &str, backing: Backing) -> Result<Self> {
         let name = format!("{}-{claim}", s.namespace);
-        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name };
+        let (node, hostname) = s.one_node().await?;
+        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name, node, hostname };
         let made = storage.fill(s, claim, backing).await;
         if made.is_err() {
             storage.remove(s).await?;
@@ -43,14 +47,15 @@ impl Storage {
     /// Creates a directory on the node with a volume that fits a claim of this name and spec. The story creates the claim.
     pub(crate) async fn for_claim(s: &Story, claim: &str, spec: &Value) -> Result<Self> {
         let name = format!("{}-{claim}", s.namespace);
-        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name };
+        let (node, hostname) = s.one_node().await?;
+        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name, node, hostname };
         let volume = json!({
             "capacity": {"storage": spec["resources"]["requests"]["storage"]}, "accessModes": spec["accessModes"],
             "volumeMode": "Filesystem", "storageClassName": spec["storageClassName"].as_str().unwrap_or_default(),
             "local": {"path": storage.directory},
         });
         let made = async {
-            on_host(s, &format!("mkdir -p {}", storage.directory)).await?;
+            on_host(s, &storage.node, &format!("mkdir -p {}", storage.directory)).await?;
             storage.add_volume(s, claim, volume).await
         };
         let made = made.await;
@@ -60,14 +65,12 @@ impl Storage {
         made.map(|()| storage)
     }
 
-    /// Creates the volume for a claim on the first node.
+    /// Creates the volume for a claim on the node.
     async fn add_volume(&self, s: &Story, claim: &str, mut spec: Value) -> Result<()> {
-        let node = s.cluster_api("Node").list(&Default::default()).await?;
-        let node = node.items.first().and_then(|node| node.metadata.name.clone()).context("no node")?;
         spec["persistentVolumeReclaimPolicy"] = json!("Retain");
         spec["claimRef"] = json!({"namespace": s.namespace, "name": claim});
         spec["nodeAffinity"] = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
-            {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]}});
+            {"key": "kubernetes.io/hostname", "operator": "In", "values": [self.hostname]}]}]}});
         let volume = json!({
             "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": self.name}, "spec": spec,
         });
@@ -76,18 +79,18 @@ impl Storage {
     }
 
     async fn fill(&self, s: &Story, claim: &str, backing: Backing) -> Result<()> {
-        let Self { name, directory } = self;
+        let Self { name, node, directory, .. } = self;
         let mut path = directory.clone();
-        on_host(s, &format!("mkdir -p {directory}")).await?;
+        on_host(s, node, &format!("mkdir -p {directory}")).await?;
         match backing {
             Backing::Directory => {}
             Backing::Small => {
-                on_host(s, &format!("mount -t tmpfs -o size=40m,mode=755 {name} {directory}")).await?;
+                on_host(s, node, &format!("mount -t tmpfs -o size=40m,mode=755 {name} {directory}")).await?;
             }
             Backing::Device => {
                 let attach =
                     format!("truncate -s 16M {directory}/backing && losetup --find --show {directory}/backing");
-                path = on_host(s, &attach).await?.trim().to_owned();
+                path = on_host(s, node, &attach).await?.trim().to_owned();
             }
         }
         let mode = if backing == Backing::Device { "Block" } else { "Filesystem" };
@@ -129,14 +132,14 @@ spec:
         // kubelet and QEMU may still use it.
         let detach = format!("losetup --associated {directory}/backing | cut -d: -f1 | xargs -r losetup --detach");
         let unmount = format!("umount -l {directory} 2>/dev/null");
-        on_host(s, &format!("{detach}; {unmount}; rm -rf {directory}")).await?;
+        on_host(s, &self.node, &format!("{detach}; {unmount}; rm -rf {directory}")).await?;
         Ok(())
     }
 }
 
-/// Runs a script on the node with the node's own programs and files.
-pub(crate) async fn on_host(s: &Story, script: &str) -> Result<String> {
-    s.on_node(&format!("nsenter -t 1 -m -- /bin/sh -c '{script}'")).await
+/// Runs a script on a node with the node's own programs and files.
+pub(crate) async fn on_host(s: &Story, node: &str, script: &str) -> Result<String> {
+    s.on_node(node, &format!("nsenter -t 1 -m -- /bin/sh -c '{script}'")).await
 }
 
 /// Deletes the VMIs of the story, which use its storage.

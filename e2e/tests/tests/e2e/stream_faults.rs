@@ -34,7 +34,7 @@ fn streams_have_a_quota_end_with_their_components_and_can_be_reopened() {
         let mut streams = Streams::open(s, &forward).await?;
         leave_room(s, &mut streams).await.context("one user wants all streams")?;
         streams.console.run("echo kept > /tmp/mark").await?;
-        s.kill_on_node("virt-handler").await?;
+        s.kill_component("virt-handler").await?;
         let mut tunnel = streams.end("connection to virt-handler was lost").await.context("virt-handler killed")?;
         // This stream does not pass virt-handler.
         echo(&mut tunnel, "still here").await.context("virt-handler killed: a forwarded port")?;
@@ -53,7 +53,7 @@ fn streams_have_a_quota_end_with_their_components_and_can_be_reopened() {
         let mut streams = Streams::open(s, &forward).await?;
         let (mark, _) = streams.console.run("cat /tmp/mark").await?;
         ensure!(mark.contains("kept"), "the guest is another one: {mark:?}");
-        s.kill_on_node("virt-api").await?;
+        s.kill_component("virt-api").await?;
         let tunnel = streams.end("connection was lost").await.context("virt-api killed")?;
         ends(tunnel, SOON).await.context("virt-api killed: a forwarded port")?;
         s.no_streams_left(true).await?;

@@ -154,8 +154,9 @@ fn full() -> Value {
     })
 }
 
+/// `make domains` checks the recorded XML with the libvirt of the launcher image.
 #[test]
-fn vmis_become_the_recorded_xml_and_libvirts_schema_accepts_it() {
+fn vmis_become_the_recorded_xml() {
     let plain = json!({"domain": {"memory": {"guest": "128Mi"}, "features": {"acpi": {}},
             "devices": {"interfaces": [{"name": "default", "masquerade": {}}],
                 "disks": [{"name": "root", "disk": {"bus": "virtio"}}, {"name": "ci", "disk": {"bus": "virtio"}}]}},
@@ -169,10 +170,6 @@ fn vmis_become_the_recorded_xml_and_libvirts_schema_accepts_it() {
             std::fs::write(&path, &xml).unwrap();
         }
         assert_eq!(xml, std::fs::read_to_string(&path).unwrap(), "{name}; run with RECORD=1 to record anew");
-        match std::process::Command::new("virt-xml-validate").arg(&path).arg("domain").output() {
-            Ok(output) => assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr)),
-            Err(_) => eprintln!("virt-xml-validate is not installed: {name} was not checked against the schema"),
-        }
     }
 }
 

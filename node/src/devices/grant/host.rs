@@ -143,7 +143,7 @@ mod tests {
         if mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, minor)).is_ok() {
             return true;
         }
-        eprintln!("SKIPPED: device nodes cannot be made here; run the test as root");
+        skips::skip("permission to make device nodes: root");
         false
     }
 

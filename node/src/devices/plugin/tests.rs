@@ -100,7 +100,7 @@ async fn plugins_register_serve_and_register_again_with_a_new_kubelet() {
             tokio::time::timeout(Duration::from_secs(5), list.message()).await.unwrap().unwrap().unwrap().devices;
         assert!(devices.iter().all(|device| device.health == "Healthy"));
     } else {
-        eprintln!("SKIPPED in part: device nodes cannot be made here; run the test as root");
+        skips::skip("permission to make device nodes: root");
     }
     let request =
         AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids: vec!["tun1".into()] }] };
@@ -176,7 +176,7 @@ async fn permitted_devices_of_the_node_are_resources_of_their_own() {
         let paths: Vec<&str> = response.devices.iter().map(|device| device.host_path.as_str()).collect();
         assert_eq!(paths, ["/dev/vfio/17", "/dev/vfio/vfio"]);
     } else {
-        eprintln!("SKIPPED in part: device nodes cannot be made here; run the test as root");
+        skips::skip("permission to make device nodes: root");
     }
     assert!(requests.try_recv().is_err(), "a resource without devices is not offered");
 

@@ -11,12 +11,12 @@ use tokio::{
 use super::*;
 use crate::safe_dir::SafeDir;
 
-/// Returns true if namespaces can be created; prints a message otherwise.
+/// Returns true if namespaces can be created.
 pub(super) fn can_make_namespaces() -> bool {
     if std::thread::spawn(|| nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)).join().unwrap().is_ok() {
         return true;
     }
-    eprintln!("SKIPPED: network namespaces cannot be made here; run the test as root");
+    skips::skip("permission to make network namespaces: root");
     false
 }
 

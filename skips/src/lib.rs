@@ -1,0 +1,69 @@
+//! Skipping of tests, or of parts of them, that need what a host or a cluster lacks.
+//!
+//! Tests call [`skip`] before they return early. With `CI=true` it fails the test, unless [`ACCEPTED`] lists the need with a
+//! reason. A test of `layout/` keeps tests from skipping in another way.
+
+use std::io::Write;
+
+/// Needs that may be missing where `CI=true`, with the reason.
+pub const ACCEPTED: &[(&str, &str)] = &[
+    ("foreign cluster: audit log", "only the test cluster writes an audit log to a file of this host"),
+    ("foreign cluster: client certificate in the kubeconfig", "a kubeconfig may have a token instead"),
+    ("foreign cluster: key of the front proxy's authority", "only the test cluster has its keys on this host"),
+    ("foreign cluster: Multus", "a cluster of KUBECONFIG is used as it is, and Multus is optional"),
+    ("foreign cluster: route to pods", "the attacker runs on this host and dials pod addresses"),
+    ("foreign cluster: no other VMI", "a cluster of KUBECONFIG may run VMIs of others, which the story would evict"),
+];
+
+/// Prefix of needs that only a cluster of `KUBECONFIG` may lack.
+pub const FOREIGN_CLUSTER: &str = "foreign cluster: ";
+
+/// Reports that a test does not run, or not in full, because `need` is missing here.
+///
+/// # Panics
+/// Panics with `CI=true` unless [`ACCEPTED`] lists the need.
+#[track_caller]
+pub fn skip(need: &str) {
+    let ci = std::env::var_os("CI").is_some_and(|value| value == "true");
+    match decide(ci, need) {
+        // Written directly: the test harness shows the captured output of failed tests only.
+        Ok(line) => drop(writeln!(std::io::stderr(), "SKIPPED {}: {line}", std::panic::Location::caller())),
+        #[expect(clippy::panic, reason = "fails the test")]
+        Err(line) => panic!("{line}"),
+    }
+}
+
+fn decide(ci: bool, need: &str) -> Result<String, String> {
+    match ACCEPTED.iter().find(|(accepted, _)| *accepted == need) {
+        Some((_, reason)) => Ok(format!("{need}: {reason}")),
+        None if ci => Err(format!("missing here, and not accepted by skips/src/lib.rs: {need}")),
+        None => Ok(format!("missing here: {need}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_accepted_needs_may_be_missing_in_ci() {
+        for (ci, need, skipped) in [
+            (false, "device nodes", true),
+            (true, "device nodes", false),
+            (false, "foreign cluster: Multus", true),
+            (true, "foreign cluster: Multus", true),
+            (true, "Multus", false),
+        ] {
+            let outcome = decide(ci, need);
+            assert_eq!(outcome.is_ok(), skipped, "{ci} {need}: {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn each_accepted_need_is_listed_once_with_a_reason() {
+        for (index, (need, reason)) in ACCEPTED.iter().enumerate() {
+            assert!(!reason.is_empty(), "{need}");
+            assert!(ACCEPTED[..index].iter().all(|(other, _)| other != need), "{need}");
+        }
+    }
+}
