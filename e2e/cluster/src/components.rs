@@ -47,9 +47,17 @@ const LINK_FLAGS: &str = "-s -w \
     -X k8s.io/component-base/version.gitMajor=1 \
     -X k8s.io/component-base/version.gitMinor=36";
 
-/// Skips debug information, which the linker leaves out anyway. This saves a seventh of the compile time. The Makefile's
-/// `ahead` target must use the same flag, or its results cannot be reused.
-const COMPILE_FLAGS: &str = "-gcflags=all=-dwarf=false";
+/// Flags of the compiler. Debug information is skipped, which the linker leaves out anyway: this saves a seventh of the compile
+/// time. Packages that are large and not hot are compiled without inlining: this saves a quarter of theirs. The Makefile's
+/// `ahead` target must use the same flags, or its results cannot be reused.
+const COMPILE_FLAGS: &[&str] = &[
+    "-gcflags=all=-dwarf=false",
+    "-gcflags=k8s.io/kubernetes/...=-dwarf=false -l",
+    "-gcflags=k8s.io/kubectl/...=-dwarf=false -l",
+    "-gcflags=k8s.io/client-go/applyconfigurations/...=-dwarf=false -l",
+    "-gcflags=k8s.io/client-go/informers/...=-dwarf=false -l",
+    "-gcflags=helm.sh/helm/...=-dwarf=false -l",
+];
 
 /// Interval of progress messages during a long build.
 const HEARTBEAT: Duration = Duration::from_secs(20);
@@ -147,7 +155,9 @@ fn build(plan: &Plan, module: &Module, into: &Path, progress: &Progress) -> Resu
     command
         .current_dir(plan.workspace.join(module.folder))
         .env("CGO_ENABLED", "0")
-        .args(["build", "-trimpath", "-buildvcs=false", COMPILE_FLAGS, &format!("-ldflags={LINK_FLAGS}"), "-o"])
+        .args(["build", "-trimpath", "-buildvcs=false"])
+        .args(COMPILE_FLAGS)
+        .args([&format!("-ldflags={LINK_FLAGS}"), "-o"])
         // go treats a path with a trailing slash as a folder.
         .arg(into.join(""))
         .args(module.packages)
@@ -196,6 +206,16 @@ mod tests {
         fs::write(folder.join("etcd/main.go"), "changed").unwrap();
         assert_ne!(before, fingerprint(&folder, &["tool"]).unwrap());
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn makefile_compiles_with_the_same_flags() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Makefile");
+        let makefile = fs::read_to_string(path).unwrap();
+        for flag in COMPILE_FLAGS {
+            assert!(makefile.contains(&format!(" '{flag}'")), "{flag}");
+        }
+        assert_eq!(makefile.matches("-gcflags=").count(), COMPILE_FLAGS.len());
     }
 
     #[test]
