@@ -1,7 +1,7 @@
 //! Access to the metrics of the components.
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{Story, repository, story};
 use http::Method;
 use serde_json::Value;
 
@@ -28,6 +28,10 @@ async fn asked(s: &Story, component: &str, reader: &str, stranger: &str) -> Resu
     ensure!(status == 401, "without a token: {status}");
     let lines = s.metrics(component).await?;
     ensure!(lines.iter().any(|line| line.starts_with("process_resident_memory_bytes ")), "no metrics");
+    let list = std::fs::read_to_string(repository().join("docs/reference/metrics.md"))?;
+    for name in lines.iter().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
+        ensure!(list.contains(&format!("| `{name}` |")), "docs/reference/metrics.md does not list {name}");
+    }
 
     // kube-apiserver does not forward the user's credentials.
     let name = pod.metadata.name.clone().unwrap_or_default();
