@@ -40,22 +40,12 @@ pub fn levels(source: &Crate) -> BTreeMap<ModulePath, Level> {
     levels
 }
 
-/// Returns the cycles of a crate. Below the first level only those count in which a folder takes part: the files of one folder
-/// belong to one idea.
+/// Returns the cycles of a crate, between folders and between files.
 #[must_use]
 pub fn cycles(source: &Crate) -> Vec<Cycle> {
-    let folders: BTreeSet<ModulePath> = source
-        .modules()
-        .filter(|module| !module.is_empty())
-        .map(|module| module[..module.len() - 1].to_vec())
-        .collect();
     let mut cycles = Vec::new();
     for (parent, level) in levels(source) {
         for members in components(&level) {
-            let folder = |name: &String| folders.contains(&[parent.as_slice(), std::slice::from_ref(name)].concat());
-            if !parent.is_empty() && !members.iter().any(folder) {
-                continue;
-            }
             let examples = members.iter().flat_map(|user| {
                 let used = level.imports.get(user).into_iter().flatten();
                 used.filter(|(used, _)| members.contains(used))
@@ -117,13 +107,15 @@ mod tests {
     }
 
     #[test]
-    fn files_count_on_the_first_level() {
+    fn files_count_on_every_level() {
         assert_eq!(found(&[("a", "use crate::b::X;"), ("b", "use crate::a::X;")]).len(), 1);
+        let files = [("a", ""), ("a/x", "use super::y::Z;"), ("a/y", "use super::x::Z;")];
+        assert_eq!(found(&files), [("a".to_owned(), vec!["x".into(), "y".into()])]);
     }
 
     #[test]
-    fn parents_and_files_of_one_folder_may_use_each_other() {
-        let files = [("a", "use self::x::Z;"), ("a/x", "use super::Z; use super::y::Z;"), ("a/y", "use super::x::Z;")];
+    fn parents_and_their_files_may_use_each_other() {
+        let files = [("a", "use self::x::Z;"), ("a/x", "use super::Z;")];
         assert_eq!(found(&files), []);
     }
 }

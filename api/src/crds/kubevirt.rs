@@ -4,15 +4,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
-use super::{CONDITION, CrdError, Definition, Rule, embedded_metadata, migration};
+use super::{CONDITION, CrdError, Definition, OLD, Rule, V1ALPHA3_WARNING, embedded_metadata, migration};
 use crate::{KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet};
-
-/// Old version of the group's kinds, which is still served.
-pub(super) const OLD: &str = "v1alpha3";
-
-/// Warning for clients of the old version.
-pub(super) const V1ALPHA3_WARNING: &str =
-    "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
 
 /// Default of an optional name in a reference, as in Kubernetes' own types. Admission reports a missing name.
 const EMPTY: fn() -> Value = || json!({"default": ""});

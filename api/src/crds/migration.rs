@@ -4,7 +4,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
-use super::{CONDITION, CrdError, Definition, Rule, kubevirt};
+use super::{CONDITION, CrdError, Definition, OLD, Rule, V1ALPHA3_WARNING};
 use crate::{MigrationPolicy, VirtualMachineInstanceMigration};
 
 const AT_LEAST_ONE: fn() -> Value = || json!({"minimum": 1});
@@ -29,7 +29,7 @@ pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
         Definition::new(&VirtualMachineInstanceMigration::crd())?
             .rules("status", CONDITION)?
             .rules("status.migrationState.migrationConfiguration", OPTIONS)?
-            .deprecated_version(kubevirt::OLD, kubevirt::V1ALPHA3_WARNING)
+            .deprecated_version(OLD, V1ALPHA3_WARNING)
             .finish()?,
         Definition::new(&MigrationPolicy::crd())?
             .rules("spec", OPTIONS)?

@@ -70,6 +70,12 @@ const ATOMIC: [&[&str]; 6] = [
     &["nodeSelectorTerms"],
 ];
 
+/// Old version of the kinds of kubevirt.io, which is still served.
+const OLD: &str = "v1alpha3";
+
+/// Warning for clients of the old version.
+const V1ALPHA3_WARNING: &str = "kubevirt.io/v1alpha3 is now deprecated and will be removed in a future release.";
+
 /// A rule: a path of property names (`[]` selects list items, `{}` map values), and the keys to set at this path.
 type Rule = (&'static str, fn() -> Value);
 

@@ -3,7 +3,7 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 
-use super::{CrdError, Definition, Rule, kubevirt};
+use super::{CrdError, Definition, OLD, Rule, kubevirt};
 use crate::VirtualMachineInstancePreset;
 
 const V1_WARNING: &str = "kubevirt.io/v1 VirtualMachineInstancePresets is now deprecated and will be removed in v2.";
@@ -18,9 +18,9 @@ pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
         Definition::new(&VirtualMachineInstancePreset::crd())?
             .rules("spec", &domain)?
             .spec_optional()
-            .deprecated_version(kubevirt::OLD, OLD_WARNING)
+            .deprecated_version(OLD, OLD_WARNING)
             .deprecate("v1", V1_WARNING)
-            .stored_in(kubevirt::OLD)
+            .stored_in(OLD)
             .finish()?,
     ])
 }

@@ -10,7 +10,7 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sha1::{Digest, Sha1};
 
-use super::{Inputs, RenderError, networks};
+use super::{Inputs, networks};
 use crate::runtime::Kind;
 
 /// Annotation of VMIs and label of pods that requests Istio's proxy.
@@ -18,16 +18,16 @@ pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
 /// Longest label value.
 const NAME_LIMIT: usize = 63;
 
-pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> Result<ObjectMeta, RenderError> {
+pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> ObjectMeta {
     let instance = inputs.instance;
     let name = instance.metadata.name.clone().unwrap_or_default();
-    Ok(ObjectMeta {
+    ObjectMeta {
         generate_name: Some(format!("virt-launcher-{name}-")),
         labels: Some(labels(instance)),
-        annotations: Some(annotations(inputs, overhead)?),
+        annotations: Some(annotations(inputs, overhead)),
         owner_references: Some(vec![Kind::Instance.owner_reference(&instance.metadata)]),
         ..ObjectMeta::default()
-    })
+    }
 }
 
 fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
@@ -50,7 +50,7 @@ pub(crate) fn identity_labels(instance: &VirtualMachineInstance) -> BTreeMap<Str
     ])
 }
 
-fn annotations(inputs: &Inputs<'_>, overhead: i64) -> Result<BTreeMap<String, String>, RenderError> {
+fn annotations(inputs: &Inputs<'_>, overhead: i64) -> BTreeMap<String, String> {
     let instance = inputs.instance;
     let name = instance.metadata.name.clone().unwrap_or_default();
     let mut annotations = BTreeMap::from([(annotation::DOMAIN.to_owned(), name)]);
@@ -77,11 +77,11 @@ fn annotations(inputs: &Inputs<'_>, overhead: i64) -> Result<BTreeMap<String, St
             set(key, &value);
         }
     }
-    for (key, value) in networks::annotations(instance).map_err(|error| RenderError::Networks(error.to_string()))? {
+    for (key, value) in networks::annotations(instance) {
         set(key, &value);
     }
     set(annotation::MEMORY_OVERHEAD_BYTES, &overhead.to_string());
-    Ok(annotations)
+    annotations
 }
 
 /// Returns true if backups of a pod freeze its guest, which VMI and cluster can turn off.

@@ -49,9 +49,6 @@ pub(crate) enum RenderError {
     /// The label with the log verbosity is no number.
     #[error("label logVerbosity: {0:?} is not a number")]
     Verbosity(String),
-    /// An annotation cannot be written.
-    #[error("networks: {0}")]
-    Networks(String),
     /// An invalid quantity.
     #[error("{field}: {source}")]
     Quantity {
@@ -105,7 +102,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let has_service_account_disk = spec.volumes.iter().any(|volume| volume.service_account.is_some());
     let istio = annotation(instance, metadata::ISTIO_INJECT).is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let pod = Pod {
-        metadata: metadata::metadata(inputs, resources.overhead)?,
+        metadata: metadata::metadata(inputs, resources.overhead),
         spec: Some(PodSpec {
             hostname: Some(instance.hostname()),
             subdomain: spec.subdomain.clone(),

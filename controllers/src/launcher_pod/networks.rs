@@ -1,21 +1,10 @@
 //! Annotations and resources for the plugins that connect a pod to networks.
 
 use api::{VirtualMachineInstance, constants::annotation, vmi::network::Network};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::{Inputs, RenderError};
 use crate::resources::vmis::{connected_networks, network_names};
-
-/// One network that the pod is connected to beside its own, as Multus reads it.
-#[derive(Serialize)]
-struct Selection<'a> {
-    name: &'a str,
-    namespace: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mac: Option<String>,
-    /// Name of the link in the pod.
-    interface: String,
-}
 
 /// Returns the resources of a node that these networks need, one of each.
 pub(super) fn resources(inputs: &Inputs<'_>) -> Result<Vec<String>, RenderError> {
@@ -32,25 +21,30 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<Vec<String>, RenderError>
 }
 
 /// Returns the annotations that request a VMI's networks.
-pub(super) fn annotations(instance: &VirtualMachineInstance) -> Result<Vec<(&'static str, String)>, serde_json::Error> {
+pub(super) fn annotations(instance: &VirtualMachineInstance) -> Vec<(&'static str, String)> {
     let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
     let mac = |network: &Network| {
         let mut interfaces = instance.spec.domain.devices.interfaces.iter();
         interfaces.find(|interface| interface.name == network.name)?.mac()
     };
-    let selections: Vec<Selection<'_>> = connected_networks(instance)
+    // The networks that the pod is connected to beside its own, as Multus reads them.
+    let selections: Vec<Value> = connected_networks(instance)
         .filter(|(network, _)| !network.is_primary())
         .map(|(network, multus)| {
             let (namespace, name) = multus.definition(namespace);
-            Selection { name, namespace, mac: mac(network), interface: network.pod_link() }
+            let mut selection = json!({"name": name, "namespace": namespace, "interface": network.pod_link()});
+            if let Some(mac) = mac(network) {
+                selection["mac"] = mac.into();
+            }
+            selection
         })
         .collect();
     let mut annotations = Vec::new();
     if !selections.is_empty() {
-        annotations.push((annotation::NETWORKS, serde_json::to_string(&selections)?));
+        annotations.push((annotation::NETWORKS, Value::from(selections).to_string()));
     }
     if let Some((_, multus)) = connected_networks(instance).find(|(_, multus)| multus.default_) {
         annotations.push((annotation::DEFAULT_NETWORK, multus.network_name.clone()));
     }
-    Ok(annotations)
+    annotations
 }

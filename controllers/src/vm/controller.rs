@@ -12,7 +12,7 @@ use daemon::config::ConfigHandle;
 
 use super::{
     Observed,
-    instancetype::{Lookup, look_up},
+    lookup::{Lookup, look_up},
 };
 use crate::{
     cache::Key,

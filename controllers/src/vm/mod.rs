@@ -8,9 +8,11 @@
 //! ```
 
 mod backoff;
+mod chosen;
 mod controller;
 mod instancetype;
 mod live;
+mod lookup;
 mod printable;
 mod restart;
 mod revision;
@@ -32,10 +34,7 @@ use api::{
 use jiff::Timestamp;
 
 pub(crate) use self::controller::Vms;
-use self::{
-    instancetype::{Chosen, Lookup, Settled},
-    run_strategy::Action,
-};
+use self::{chosen::Chosen, instancetype::Settled, lookup::Lookup, run_strategy::Action};
 use crate::{
     owned_vmis::{adopt, delete_vmi},
     resources::{claims::CachedClaim, start_revisions::StartRevision},
@@ -97,7 +96,7 @@ fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
         wanted.metadata.finalizers.get_or_insert_default().push(finalizer::VM.to_owned());
         decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
     }
-    let chosen = instancetype::chosen(observed);
+    let chosen = chosen::chosen(observed);
     let mut failed_instance_restarts = false;
     if vm.metadata.deletion_timestamp.is_none() {
         match observed.instance {

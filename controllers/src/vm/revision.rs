@@ -7,10 +7,7 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
-use super::{
-    Observed,
-    instancetype::{Chosen, Lookup},
-};
+use super::{Observed, chosen::Chosen, lookup::Lookup};
 use crate::{
     resources::start_revisions::{EXPANDED, LABEL, SPEC, StartRevision},
     runtime::{Decision, Effect, Event, Kind},

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use uuid::Uuid;
 
 use super::{
-    instancetype::{ApplyError, Chosen},
+    chosen::{ApplyError, Chosen},
     revision,
 };
 use crate::{owned_vmis::template_labels, runtime::Kind};

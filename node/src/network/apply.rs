@@ -18,8 +18,10 @@ use tokio::{
 
 use super::{
     Error, PodNetwork,
-    plan::{Address, Link, Observed, Route, Step, TAP_OWNER, decide, is_link_local},
+    observed::{Address, Link, Observed, Route, is_link_local},
+    plan::decide,
     request::Request,
+    step::{Step, TAP_OWNER},
 };
 use crate::safe_dir::SafeDir;
 

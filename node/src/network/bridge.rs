@@ -19,10 +19,10 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Error, PodInterface, PodNetwork,
-    plan::{
-        self, GENERATION, Link, MIN_MTU, Observed, Plan, Route, Step, bridge_name, is_link_local, local_mac, tap_name,
-    },
+    mac::local_mac,
+    observed::{Link, Observed, Route, is_link_local},
     request::Request,
+    step::{GENERATION, MIN_MTU, Plan, Step, bridge_name, change, tap_name, tap_steps},
 };
 
 /// Prefix of the note on a keeper; the routes follow.
@@ -82,7 +82,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
     let mut steps = Vec::new();
     match bridge_link {
         None => steps.push(Step::CreateBridge { name: bridge.clone(), mac: bridge_mac, mtu, up: true }),
-        Some(link) => steps.extend(plan::change(link, mtu, None)),
+        Some(link) => steps.extend(change(link, mtu, None)),
     }
     if v4.is_some() && !bridge_link.is_some_and(|link| observed.has(link.index, server.into(), 32)) {
         steps.push(Step::AddAddress { link: bridge.clone(), ip: server.into(), prefix: 32 });
@@ -104,7 +104,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
             steps.push(Step::Rename { from: early_name, to: pod.clone() });
             steps.push(Step::SetLink { name: pod.clone(), mtu: None, controller: None, up: true });
         }
-        Some(link) => steps.extend(plan::change(link, link.mtu, None)),
+        Some(link) => steps.extend(change(link, link.mtu, None)),
     }
     let attached = nic.controller.is_some() && nic.controller == bridge_link.map(|link| link.index);
     if !renamed || !attached || !nic.up {
@@ -116,7 +116,7 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
         // The guest also answers ARP for the addresses of the keeper.
         steps.push(Step::SetKernel { path: "net/ipv4/conf/all/arp_ignore".to_owned(), value: "1" });
     }
-    steps.extend(plan::tap_steps(request, tap_link, bridge_link, &bridge, mtu));
+    steps.extend(tap_steps(request, tap_link, bridge_link, &bridge, mtu));
     if !marked {
         steps.push(Step::Mark { link: bridge.clone(), mark });
     }

@@ -6,16 +6,19 @@
 //!   eth0 (CNI) <- nftables NAT -> k6t-eth0 (bridge, 10.0.2.1) - tap0 - guest (10.0.2.2 by DHCP)
 //! ```
 //!
-//! [`request`] parses the VMI, [`plan`] compares it with the observed links and addresses and returns the missing steps, [`apply`]
+//! [`request`] parses the VMI, [`plan`] compares it with the [`observed`] links and addresses and returns the missing steps, [`apply`]
 //! executes them. An interrupted setup is continued by the next attempt. A mark on the bridge identifies a complete setup, which
 //! is left alone, so that running VMIs keep their rules.
 
 mod apply;
 mod bridge;
+mod mac;
 mod namespace;
-pub(crate) mod plan;
+pub(crate) mod observed;
+mod plan;
 pub(crate) mod request;
 pub(crate) mod ruleset;
+mod step;
 
 use std::{net::IpAddr, time::Duration};
 

@@ -3,172 +3,17 @@
 //! The order of steps makes an interrupted setup safe to continue: the tap device, which lets the guest's packets in, comes
 //! after the rules, and the mark of a complete setup comes last.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use sha2::{Digest, Sha256};
 
 use super::{
     Error, PodInterface, PodNetwork, bridge,
+    observed::Observed,
     request::{Binding, Masquerade, Pair, Request},
     ruleset::{Translation, ruleset},
+    step::{BRIDGE_MAC, GENERATION, MIN_MTU, Plan, Step, bridge_name, change, tap_name, tap_steps},
 };
-
-/// Version of the steps. A new version repeats the setup of running VMIs.
-pub(super) const GENERATION: u32 = 1;
-/// MAC address of every bridge with address translation: the guest's gateway has the same address on every node.
-pub(crate) const BRIDGE_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0];
-/// User and group that may open the tap device: the launcher's.
-pub(crate) const TAP_OWNER: u32 = 107;
-/// Smallest MTU of IPv4, and of a bridge in the kernel.
-pub(super) const MIN_MTU: u32 = 68;
-
-/// A link of the pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
-    /// Index.
-    pub index: u32,
-    /// Name.
-    pub name: String,
-    /// `bridge`, `tun`, `veth` and so on; empty if the kernel does not report it.
-    pub kind: String,
-    /// MAC address, if it has one.
-    pub mac: Option<[u8; 6]>,
-    /// MTU.
-    pub mtu: u32,
-    /// Index of the bridge that it belongs to.
-    pub controller: Option<u32>,
-    /// It is up.
-    pub up: bool,
-    /// Alias: a text that the kernel stores with the link.
-    pub alias: Option<String>,
-}
-
-/// An address of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
-    /// Index of the link.
-    pub link: u32,
-    /// The address.
-    pub ip: IpAddr,
-    /// Prefix length.
-    pub prefix: u8,
-}
-
-/// A route of the main table with one link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Route {
-    /// Index of the link.
-    pub link: u32,
-    /// Destination.
-    pub destination: Ipv4Addr,
-    /// Prefix length of the destination.
-    pub prefix: u8,
-    /// Gateway; `None` for destinations on the link.
-    pub gateway: Option<Ipv4Addr>,
-}
-
-/// Links, addresses and routes of the pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Observed {
-    /// All links.
-    pub links: Vec<Link>,
-    /// All addresses.
-    pub addresses: Vec<Address>,
-    /// IPv4 routes in the kernel's order.
-    pub routes: Vec<Route>,
-}
-
-/// A step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Creates a bridge.
-    CreateBridge {
-        /// Name.
-        name: String,
-        /// MAC address.
-        mac: [u8; 6],
-        /// MTU.
-        mtu: u32,
-        /// Sets it up.
-        up: bool,
-    },
-    /// Creates the tap device.
-    CreateTap {
-        /// Name.
-        name: String,
-        /// Number of queues.
-        queues: u32,
-    },
-    /// Changes a link.
-    SetLink {
-        /// Name.
-        name: String,
-        /// New MTU.
-        mtu: Option<u32>,
-        /// New bridge.
-        controller: Option<String>,
-        /// Sets it up.
-        up: bool,
-    },
-    /// Adds an address to a link.
-    AddAddress {
-        /// Name of the link.
-        link: String,
-        /// The address.
-        ip: IpAddr,
-        /// Prefix length.
-        prefix: u8,
-    },
-    /// Sets a link down and renames it.
-    Rename {
-        /// Name.
-        from: String,
-        /// New name.
-        to: String,
-    },
-    /// Changes the MAC address of a link.
-    SetMac {
-        /// Name.
-        link: String,
-        /// The address.
-        mac: [u8; 6],
-    },
-    /// Removes all addresses of a link except link-local ones.
-    TakeAddresses {
-        /// Name.
-        link: String,
-    },
-    /// Disables learning on a bridge port.
-    StopLearning {
-        /// Name of the port's link.
-        link: String,
-    },
-    /// Changes a kernel setting.
-    SetKernel {
-        /// Path beneath `/proc/sys`.
-        path: String,
-        /// Value.
-        value: &'static str,
-    },
-    /// Applies rules.
-    Rules(String),
-    /// Marks a link as complete.
-    Mark {
-        /// Name of the link.
-        link: String,
-        /// The mark.
-        mark: String,
-    },
-}
-
-/// The missing steps and the resulting network.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Plan {
-    /// Steps in order; empty if the setup is complete.
-    pub steps: Vec<Step>,
-    /// The network after the steps.
-    pub network: PodNetwork,
-}
 
 /// Plans the steps for one interface.
 pub(crate) fn decide(request: &Request, observed: &Observed) -> Result<Plan, Error> {
@@ -250,34 +95,6 @@ fn masquerade(request: &Request, binding: &Masquerade, observed: &Observed) -> R
     Ok(Plan { steps, network: PodNetwork { nics: vec![nic], interfaces: vec![interface] } })
 }
 
-/// Returns the steps that create the tap device and attach it to the bridge.
-pub(super) fn tap_steps(
-    request: &Request,
-    tap: Option<&Link>,
-    bridge_link: Option<&Link>,
-    bridge: &str,
-    mtu: u32,
-) -> Vec<Step> {
-    let Some(link) = tap else {
-        let name = tap_name(&request.pod_link);
-        return vec![
-            Step::CreateTap { name: name.clone(), queues: request.queues },
-            Step::SetLink { name, mtu: Some(mtu), controller: Some(bridge.to_owned()), up: true },
-        ];
-    };
-    let attached = link.controller.is_some() && link.controller == bridge_link.map(|link| link.index);
-    change(link, mtu, (!attached).then_some(bridge)).into_iter().collect()
-}
-
-/// Returns the step that corrects an existing link, if any.
-pub(super) fn change(link: &Link, mtu: u32, controller: Option<&str>) -> Option<Step> {
-    let new_mtu = (link.mtu != mtu).then_some(mtu);
-    if new_mtu.is_none() && controller.is_none() && link.up {
-        return None;
-    }
-    Some(Step::SetLink { name: link.name.clone(), mtu: new_mtu, controller: controller.map(str::to_owned), up: true })
-}
-
 /// Returns the kernel settings for forwarding between the pod's link and the bridge.
 fn settings(bridge: &str, guest: IpAddr) -> Vec<Step> {
     if guest.is_ipv4() {
@@ -291,75 +108,9 @@ fn settings(bridge: &str, guest: IpAddr) -> Vec<Step> {
     }
 }
 
-/// Returns the name of the bridge for a pod's link.
-pub(super) fn bridge_name(pod_link: &str) -> String {
-    format!("k6t-{}", pod_link.strip_prefix("pod").unwrap_or(pod_link))
-}
-
-/// Returns the name of the tap device for a pod's link.
-pub(super) fn tap_name(pod_link: &str) -> String {
-    match pod_link {
-        "eth0" => "tap0".to_owned(),
-        other => format!("tap{}", other.get(3..).unwrap_or_default()),
-    }
-}
-
-/// Returns a locally administered MAC address made from the first bytes of a digest.
-pub(super) fn local_mac(bytes: &[u8]) -> [u8; 6] {
-    let mut mac = [0x02, 0, 0, 0, 0, 0];
-    for (to, from) in mac.iter_mut().skip(1).zip(bytes) {
-        *to = *from;
-    }
-    mac
-}
-
 /// Returns the mark of a setup with these rules.
 fn mark(rules: &str) -> String {
     let digest = Sha256::digest(rules.as_bytes());
     let hex: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     format!("ferrovirt-{GENERATION}-{hex}")
-}
-
-impl Observed {
-    pub(super) fn link(&self, name: &str) -> Option<&Link> {
-        self.links.iter().find(|link| link.name == name)
-    }
-
-    /// Returns the link of this name, which must be of this kind.
-    pub(super) fn own(&self, name: &str, kind: &str) -> Result<Option<&Link>, Error> {
-        match self.link(name) {
-            Some(link) if link.kind != kind => Err(Error::ForeignLink(name.to_owned())),
-            other => Ok(other),
-        }
-    }
-
-    pub(super) fn has(&self, link: u32, ip: IpAddr, prefix: u8) -> bool {
-        self.addresses.contains(&Address { link, ip, prefix })
-    }
-
-    /// Returns the first global address of each family, IPv4 first.
-    fn unicast(&self, link: u32) -> Vec<IpAddr> {
-        let all = || self.addresses.iter().filter(|address| address.link == link).map(|address| address.ip);
-        let v4 = all().find(|ip| ip.is_ipv4() && is_global_unicast(ip));
-        let v6 = all().find(|ip| ip.is_ipv6() && is_global_unicast(ip));
-        v4.into_iter().chain(v6).collect()
-    }
-}
-
-/// Returns true if the address is valid on its link only.
-pub(crate) fn is_link_local(ip: &IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    }
-}
-
-/// Returns true if others can reach the address: not loopback, link-local, multicast, broadcast or unspecified.
-fn is_global_unicast(ip: &IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(v4) => {
-            !(v4.is_unspecified() || v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_broadcast())
-        }
-        IpAddr::V6(v6) => !(v6.is_unspecified() || v6.is_loopback() || v6.is_unicast_link_local() || v6.is_multicast()),
-    }
 }

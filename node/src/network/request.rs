@@ -12,7 +12,7 @@ use api::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Error, plan::local_mac};
+use super::{Error, mac::local_mac};
 
 /// Default IPv4 subnet of the guest.
 const SUBNET_V4: &str = "10.0.2.0/24";

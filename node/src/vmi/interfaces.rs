@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use api::{VirtualMachineInstance, vmi::status::VirtualMachineInstanceNetworkInterface as Interface};
 use protocol::GuestInterface;
 
-use crate::network::{PodNetwork, plan::is_link_local, request::queues};
+use crate::network::{PodNetwork, observed::is_link_local, request::queues};
 
 /// Most interfaces that only the guest reports.
 const MAX_GUEST_ONLY: usize = 10;

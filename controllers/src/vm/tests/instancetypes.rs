@@ -206,7 +206,7 @@ fn halted_vm_gets_its_copies_and_no_vmi() {
 fn missing_instance_type_prevents_the_start_and_is_reported() {
     let vm = naming("Always", &Value::Null);
     let config = ClusterConfig::default();
-    let missing = || instancetype::look_up(&vm, api::instancetype::matcher::Role::Instancetype, |_| None, |_, _| None);
+    let missing = || lookup::look_up(&vm, api::instancetype::matcher::Role::Instancetype, |_| None, |_, _| None);
     let decided = |vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>| {
         decide(&Observed { instancetype: missing(), ..observed(vm, instance, None, &config) }).unwrap()
     };

@@ -1,8 +1,6 @@
-//! Limits of a server, and the addresses that have connections of their own.
+//! Limits of a server.
 
-use std::{net::IpAddr, time::Duration};
-
-use super::{ProbeAddresses, TrustedAddresses, connections::Sender};
+use std::time::Duration;
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +13,7 @@ pub struct Limits {
     pub share: usize,
     /// Connections at a time of addresses without a proof from which no request has come yet.
     pub silent: usize,
-    /// Connections at a time of [`ProbeAddresses`] that do not count for any of the above.
+    /// Connections at a time of [`super::ProbeAddresses`] that do not count for any of the above.
     pub probes: usize,
     /// A handshake proves the address of the client, because the server requires a certificate.
     pub handshake_proves: bool,
@@ -54,21 +52,5 @@ impl Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self::DEFAULT
-    }
-}
-
-/// Addresses with connections of their own.
-#[derive(Clone, Debug, Default)]
-pub struct Callers {
-    /// Addresses with a proof.
-    pub trusted: TrustedAddresses,
-    /// Addresses that kubelet's probes come from.
-    pub probes: ProbeAddresses,
-}
-
-impl Callers {
-    pub(super) fn sender(&self, address: IpAddr) -> Sender {
-        let address = address.to_canonical();
-        Sender { address, trusted: self.trusted.contains(address), probes: self.probes.contains(address) }
     }
 }

@@ -3,6 +3,7 @@
 //! `connections` decides which connection gives way to a new one, `handshake` and `limits` bound one, `write_timeout` and
 //! `repoll` wrap it, `probes` and `trusted` hold addresses with connections of their own.
 
+mod callers;
 mod connections;
 mod handshake;
 mod limits;
@@ -47,7 +48,8 @@ use self::{
 };
 use super::{Peer, ServerTls};
 
-pub use limits::{Callers, Limits};
+pub use callers::Callers;
+pub use limits::Limits;
 pub use listen::{listen, listen_everywhere};
 pub use probes::ProbeAddresses;
 pub use trusted::TrustedAddresses;

@@ -14,8 +14,10 @@ use api::VirtualMachineInstance;
 use serde_json::{Value, json};
 
 use super::{
-    plan::{Address, Link, Observed, Plan, Route, Step, decide},
+    observed::{Address, Link, Observed, Route},
+    plan::decide,
     request::{Binding, Forward, Masquerade, Protocol, Request, requests},
+    step::{Plan, Step},
     *,
 };
 
