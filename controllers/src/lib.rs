@@ -89,8 +89,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     spawner
         .spawn_once("readiness", watch_readiness(identity.clone(), config.clone(), readiness.clone(), metrics.clone()));
     let ops = Ops::new(client.clone(), config.clone(), readiness, registry.clone(), roots);
-    server::start(options.listen, ops, metrics.clone(), &identity, config.clone(), stop.clone(), &spawner)
-        .map_err(RunError::Server)?;
+    server::start(options.listen, ops, metrics.clone(), &identity, stop.clone(), &spawner).map_err(RunError::Server)?;
 
     // Every replica keeps its caches up to date, so that a new leader need not fill them.
     let caches = Arc::new(Caches::default());

@@ -2,13 +2,12 @@
 
 use std::net::SocketAddr;
 
-use axum::{Json, routing::get};
+use axum::{Json, Router, routing::get};
 use daemon::{
     CancellationToken,
-    config::ConfigHandle,
     ops::Ops,
     tasks::Spawner,
-    tls::{Callers, ClientPolicy, Identity, Limits, ProbeAddresses, ServerTls, TlsError, listen, serve},
+    tls::{ClientPolicy, Identity, Limits, TlsError, listen},
 };
 use serde_json::{Value, json};
 
@@ -31,16 +30,15 @@ pub(crate) fn start(
     ops: Ops,
     metrics: Metrics,
     identity: &Identity,
-    config: ConfigHandle,
     stop: CancellationToken,
     tasks: &Spawner,
 ) -> Result<(), ServerError> {
-    let router = ops.router().route("/leader", get(move || std::future::ready(leader(&metrics))));
-    let tls =
-        ServerTls::following(identity, ClientPolicy::Unjudged, &["http/1.1"], config).map_err(ServerError::Tls)?;
+    let more = Router::new().route("/leader", get(move || std::future::ready(leader(&metrics))));
     let listener = listen(address).map_err(|error| ServerError::Listen(address, error))?;
-    let callers = Callers { probes: ProbeAddresses::of_this_pod(), ..Callers::default() };
-    tasks.spawn("server", serve(listener, tls, router, Limits::default(), callers, stop));
+    let server = ops
+        .serve(listener, more, identity, ClientPolicy::Unjudged, Limits::default(), stop)
+        .map_err(ServerError::Tls)?;
+    tasks.spawn("server", server);
     Ok(())
 }
 

@@ -32,7 +32,7 @@ use daemon::{
     ops::{Ops, Readiness},
     quota::StreamQuota,
     tasks::{Spawner, Tasks},
-    tls::{Callers, ClientPolicy, Identity, Limits, ProbeAddresses, Roots, ServerTls, TlsError},
+    tls::{Callers, ClientPolicy, Identity, Limits, Roots, ServerTls, TlsError},
 };
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::task::TaskTracker;
@@ -236,15 +236,14 @@ impl Process {
             let domains = domains.clone();
             Box::pin(async move { domains.refresh().await })
         });
-        let tls =
-            ServerTls::following(&identity, ClientPolicy::Optional(roots.clone()), &["http/1.1"], config.clone())?;
-        let callers = Callers { probes: ProbeAddresses::of_this_pod(), ..Callers::default() };
         // All addresses of the pod: `kubectl port-forward` connects to its loopback address.
         let listener = daemon::tls::listen_everywhere(options.metrics_port).map_err(|source| Error::Listen {
             address: SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), options.metrics_port),
             source,
         })?;
-        self.spawn("metrics-server", daemon::tls::serve(listener, tls, ops.router(), METRICS, callers, stop.clone()));
+        let clients = ClientPolicy::Optional(roots.clone());
+        let server = ops.serve(listener, axum::Router::new(), &identity, clients, METRICS, stop.clone())?;
+        self.spawn("metrics-server", server);
 
         let mut gates = config.clone();
         let enabled = async move { vsock::service::gate(&mut gates, true).await };

@@ -22,12 +22,14 @@ use kube::Client;
 use profiler::{Profiler, ProfilerAction};
 use prometheus::{Encoder, IntGauge, Registry, TextEncoder};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 use self::access::MetricsAccess;
 use crate::{
     client,
     config::ConfigHandle,
-    tls::{Peer, Roots},
+    tls::{Callers, ClientPolicy, Identity, Limits, Peer, ProbeAddresses, Roots, ServerTls, TlsError, serve},
 };
 
 pub use readiness::Readiness;
@@ -96,6 +98,25 @@ impl Ops {
             .route("/stop-profiler", profiler(ProfilerAction::Stop))
             .route("/dump-profiler", profiler(ProfilerAction::Dump))
             .with_state(self)
+    }
+
+    /// Serves the endpoints and those of `more` until `stop` is cancelled. Handshakes succeed from the moment `identity` has a
+    /// certificate. kubelet's probes have connections of their own.
+    ///
+    /// # Errors
+    /// When TLS cannot be set up.
+    pub fn serve(
+        self,
+        listener: TcpListener,
+        more: Router,
+        identity: &Identity,
+        clients: ClientPolicy,
+        limits: Limits,
+        stop: CancellationToken,
+    ) -> Result<impl Future<Output = ()> + Send + use<>, TlsError> {
+        let tls = ServerTls::following(identity, clients, &["http/1.1"], self.config.clone())?;
+        let callers = Callers { probes: ProbeAddresses::of_this_pod(), ..Callers::default() };
+        Ok(serve(listener, tls, self.router().merge(more), limits, callers, stop))
     }
 
     /// Returns status and body of `/healthz`: an error when the API server does not answer.

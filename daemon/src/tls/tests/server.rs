@@ -1,6 +1,12 @@
 //! The accept loop.
 
+use api::config::ClusterConfig;
+
 use super::*;
+use crate::{
+    config::ConfigHandle,
+    ops::{Ops, Readiness},
+};
 
 /// A server of one page, and how to ask it.
 struct Site {
@@ -252,5 +258,55 @@ async fn header_lines_are_limited_by_the_kind_of_client() {
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{lines}: {answer}");
+    }
+}
+
+/// Sends a request without a body to a path and returns the answer.
+async fn get_path(address: std::net::SocketAddr, tls: &Arc<rustls::ClientConfig>, path: &str) -> String {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from("a.example").unwrap();
+    let mut stream = TlsConnector::from(tls.clone()).connect(name, stream).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+// virt-controller and virt-handler serve their endpoints this way, and virt-api its documents with the same accept loop.
+#[tokio::test]
+async fn endpoints_are_found_with_repeated_slashes_on_every_address() {
+    let authority = Authority::new();
+    let identity = authority.identity("server", "a.example");
+    let unreachable = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        Err::<http::Response<axum::body::Body>, _>(std::io::Error::other("no API server"))
+    });
+    let config = ConfigHandle::fixed(ClusterConfig::default());
+    let client = kube::Client::new(unreachable, "default");
+    let ops = Ops::new(client, config, Readiness::new(), prometheus::Registry::new(), authority.roots());
+    let listener = listen_everywhere(0).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let more = Router::new().route("/leader", get(|| async { "{}" }));
+    let policy = ClientPolicy::Optional(authority.roots());
+    let server = ops.serve(listener, more, &identity, policy, Limits::default(), CancellationToken::new()).unwrap();
+    tokio::spawn(server);
+    let tls = client_config(&authority.roots(), None, &["http/1.1"]).unwrap();
+    // `kubectl port-forward` connects to the loopback addresses of a pod.
+    let loopback = [std::net::Ipv4Addr::LOCALHOST.into(), std::net::IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
+    let has_ipv6 = std::net::UdpSocket::bind("[::1]:0").is_ok();
+    for address in loopback.into_iter().filter(|address| address.is_ipv4() || has_ipv6) {
+        for (path, expected) in [
+            ("//livez", "200 OK"),
+            ("//readyz", "200 OK"),
+            ("///leader", "200 OK"),
+            ("//healthz?a=//b", "500 "),
+            ("//metrics", "401 "),
+            ("//other", "404 "),
+        ] {
+            let answer = get_path((address, port).into(), &tls, path).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{address} {path}: {answer}");
+            let health = path.starts_with("//healthz");
+            assert_eq!(answer.contains("config-resource-version"), health, "{address} {path}: {answer}");
+        }
     }
 }

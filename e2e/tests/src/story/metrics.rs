@@ -74,6 +74,15 @@ impl Story {
         endpoint.connect().await?.request(Method::GET, path, &headers, Bytes::new()).await
     }
 
+    /// Gets a path from a component's own port through a port-forward, as `kubectl port-forward` does.
+    ///
+    /// # Errors
+    /// Fails without an answer.
+    pub async fn get_through_forward(&self, pod: &Pod, path: &str) -> Result<webhook::Answer> {
+        let endpoint = webhook::Endpoint::forwarded(&self.client, pod, PORT)?;
+        endpoint.connect().await?.request(Method::GET, path, &[], Bytes::new()).await
+    }
+
     /// Returns a token of an account of the story's namespace that may read metrics.
     ///
     /// # Errors

@@ -173,6 +173,21 @@ impl Endpoint {
             Some(namespace) => Route::Namespace(namespace, SocketAddr::new(address.parse()?, port)),
             None => Route::Forward(Box::new(Api::namespaced(client.clone(), namespace)), name, port),
         };
+        Self::unverified(route)
+    }
+
+    /// Returns a port of a pod behind a port-forward, which connects to the pod's loopback address. Its certificate is not
+    /// verified.
+    ///
+    /// # Errors
+    /// Fails if the pod has no name.
+    pub(crate) fn forwarded(client: &Client, pod: &Pod, port: u16) -> Result<Self> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let name = pod.metadata.name.clone().context("pod without name")?;
+        Self::unverified(Route::Forward(Box::new(Api::namespaced(client.clone(), namespace)), name, port))
+    }
+
+    fn unverified(route: Route) -> Result<Self> {
         let host = "pod.invalid".to_owned();
         let tls = TlsConnector::from(Arc::new(tls(None)?));
         Ok(Self { route, tls, name: ServerName::try_from(host.clone())?, host, prefix: String::new() })
