@@ -55,8 +55,10 @@ const RECENT_DEADLINE: Duration = Duration::from_secs(1);
 /// Failure of a request to the guest agent.
 #[derive(Debug, Error)]
 pub(crate) enum GuestAgentError {
-    /// No guest agent is connected.
-    #[error("VMI does not have guest agent connected")]
+    /// No guest agent is connected. Clients match libvirt's text in the form that KubeVirt gives it.
+    #[error(
+        "LibvirtError(Code=86, Domain=10, Message='Guest agent is not responding: QEMU guest agent is not connected')"
+    )]
     NotConnected,
     /// The guest agent does not support the command.
     #[error("the guest agent does not support {0}")]

@@ -97,6 +97,10 @@ impl FakeLauncher {
     }
 }
 
+/// Text of a launcher without guest agent.
+const NO_AGENT: &str =
+    "LibvirtError(Code=86, Domain=10, Message='Guest agent is not responding: QEMU guest agent is not connected')";
+
 #[derive(Clone)]
 struct Served(Arc<FakeLauncher>);
 
@@ -205,7 +209,7 @@ impl LauncherService for Served {
         }))
     }
     async fn users(&self, _: Rpc<UsersRequest>) -> Result<Response<UsersReply>, Status> {
-        Err(Status::failed_precondition("VMI does not have guest agent connected"))
+        Err(Status::failed_precondition(NO_AGENT))
     }
     async fn file_systems(&self, _: Rpc<FileSystemsRequest>) -> Result<Response<FileSystemsReply>, Status> {
         let root = GuestFileSystem { name: "vda1".into(), mount_point: "/".into(), ..GuestFileSystem::default() };
@@ -213,7 +217,7 @@ impl LauncherService for Served {
     }
     async fn freeze(&self, request: Rpc<FreezeRequest>) -> Result<Response<Done>, Status> {
         match request.into_inner().unfreeze_timeout_seconds {
-            13 => Err(Status::internal("no freeze today")),
+            13 => Err(Status::failed_precondition(NO_AGENT)),
             seconds => {
                 self.0.note(format!("freeze {seconds}"));
                 Ok(Response::new(Done {}))

@@ -17,7 +17,7 @@ use axum::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use protocol::{GuestInfo, GuestReportReply};
 
-use super::{Failure, Served};
+use super::{Failure, Served, failed_call};
 use crate::vmi::{Event, Refusal};
 
 pub(super) async fn os_info(
@@ -63,8 +63,9 @@ pub(super) async fn freeze(
     let timeout = unfreeze_timeout(&body)?;
     let _slot = served.call_slot(&namespace)?;
     if let Err(error) = handle.launcher()?.freeze(timeout).await {
-        served.vmis.publish(&handle, Event::warning("FreezeError", format!("Failed to freeze VMI: {error}")));
-        return Err(Failure(StatusCode::BAD_REQUEST, error.to_string()));
+        let text = failed_call(&error);
+        served.vmis.publish(&handle, Event::warning("FreezeError", format!("Failed to freeze VMI: {text}")));
+        return Err(Failure(StatusCode::BAD_REQUEST, text));
     }
     Ok(StatusCode::ACCEPTED)
 }
@@ -76,7 +77,7 @@ pub(super) async fn unfreeze(
     let handle = served.handle(&namespace, &name)?;
     let _slot = served.call_slot(&namespace)?;
     let unfrozen = handle.launcher()?.unfreeze().await;
-    unfrozen.map_err(|error| Failure(StatusCode::BAD_REQUEST, error.to_string()))?;
+    unfrozen.map_err(|error| Failure(StatusCode::BAD_REQUEST, failed_call(&error)))?;
     Ok(StatusCode::ACCEPTED)
 }
 

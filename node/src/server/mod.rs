@@ -25,6 +25,7 @@ use daemon::quota::{Exceeded, HOLDER_HEADER, Slot, StreamQuota};
 use tokio_util::task::TaskTracker;
 
 use crate::{
+    launcher::LauncherError,
     metrics::{StreamKind, StreamMetrics},
     vmi::{Handle, Refusal, Vmis},
     vsock::Guests,
@@ -135,8 +136,27 @@ impl Failure {
 
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
-        Self(StatusCode::INTERNAL_SERVER_ERROR, refusal.to_string())
+        let text = match &refusal {
+            Refusal::Launcher(error) => failed_call(error),
+            other => other.to_string(),
+        };
+        Self(StatusCode::INTERNAL_SERVER_ERROR, text)
     }
+}
+
+/// Returns the text of a failed call. Clients match the form that KubeVirt's virt-handler gives to refusals of a launcher, with
+/// the names of its commands; it has no calls for streams.
+fn failed_call(error: &LauncherError) -> String {
+    let LauncherError::Refused { call, message, .. } = error else { return error.to_string() };
+    let command = match *call {
+        "Pause" | "Unpause" | "Reset" | "SoftReboot" | "Freeze" | "Unfreeze" => call,
+        "GuestReport" => "GetGuestInfo",
+        "Users" => "GetUsers",
+        "FileSystems" => "GetFilesystems",
+        "Screenshot" => "GetScreenshot",
+        _ => return error.to_string(),
+    };
+    format!("server error. command {command} failed: {message:?}")
 }
 
 impl IntoResponse for Failure {

@@ -27,6 +27,9 @@ use crate::{
 
 const VMI_PATH: &str = "/v1/namespaces/ns/virtualmachineinstances/m";
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The text of a missing guest agent in KubeVirt.
+const NO_AGENT: &str =
+    "\"LibvirtError(Code=86, Domain=10, Message='Guest agent is not responding: QEMU guest agent is not connected')\"";
 
 async fn served(stage: &Stage) -> SocketAddr {
     counted(stage).await.0
@@ -303,7 +306,7 @@ async fn the_report_of_the_guest_agent_is_returned_as_json() {
     let (code, body) = ask(address, "GET", &format!("{VMI_PATH}/filesystemlist")).await;
     assert_eq!(code, 200);
     assert!(body.contains(r#""mountPoint":"/""#) && body.contains(r#""metadata":{}"#), "{body}");
-    let missing = (500, "VMI does not have guest agent connected".to_owned());
+    let missing = (500, format!("server error. command GetUsers failed: {NO_AGENT}"));
     assert_eq!(ask(address, "GET", &format!("{VMI_PATH}/userlist")).await, missing);
 }
 
@@ -318,9 +321,10 @@ async fn a_freeze_has_a_timeout_and_its_failure_is_returned() {
     let unset = "Unfreeze timeout in freeze request is not set".to_owned();
     assert_eq!(send(address, "PUT", &path, "").await, (400, unset));
     let failed = send(address, "PUT", &path, r#"{"unfreezeTimeout":"13s"}"#).await;
-    assert_eq!(failed, (400, "no freeze today".to_owned()));
+    assert_eq!(failed, (400, format!("server error. command Freeze failed: {NO_AGENT}")));
     assert!(stage.records.reasons().contains(&"FreezeError"));
-    assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/unfreeze")).await, (400, "too cold".to_owned()));
+    let refused = (400, "server error. command Unfreeze failed: \"too cold\"".to_owned());
+    assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/unfreeze")).await, refused);
 }
 
 /// Adds a VSOCK device to the VMI.
@@ -423,7 +427,8 @@ async fn requests_are_answered_with_the_codes_and_texts_of_the_reference() {
     assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/pause")).await, (202, String::new()));
     assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/unpause")).await.0, 202);
     assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/softreboot")).await.0, 202);
-    assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/reset")).await, (500, "no button".to_owned()));
+    let refused = (500, "server error. command Reset failed: \"no button\"".to_owned());
+    assert_eq!(ask(address, "PUT", &format!("{VMI_PATH}/reset")).await, refused);
     assert_eq!(ask(address, "GET", &format!("{VMI_PATH}/vnc/screenshot")).await.0, 200);
     let unknown = "/v1/namespaces/ns/virtualmachineinstances/other/pause";
     assert_eq!(ask(address, "PUT", unknown).await, (404, "VMI ns/other does not exist".to_owned()));

@@ -1,12 +1,13 @@
 //! Every endpoint of the aggregated API for a running VM, in both versions, and discovery and OpenAPI documents.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story};
 use http::{Method, Request};
 use kube::client::Body;
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use crate::manifests;
 
@@ -16,6 +17,12 @@ const VM: &str = "virtualmachines/box";
 const VMI: &str = "virtualmachineinstances/box";
 const GROUP: &str = "/apis/subresources.kubevirt.io";
 const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
+
+/// The answers of KubeVirt when no guest agent is connected.
+const NOT_FROZEN: &str = "Internal error occurred: unexpected return code 400 (400 Bad Request), message: server error. \
+    command Freeze failed: \"LibvirtError(Code=86, Domain=10, Message='Guest agent is not responding: QEMU guest agent is not connected')\"";
+const NOT_THAWED: &str = "Internal error occurred: unexpected return code 400 (400 Bad Request), message: server error. \
+    command Unfreeze failed: \"LibvirtError(Code=86, Domain=10, Message='Guest agent is not responding: QEMU guest agent is not connected')\"";
 
 /// Method, object, subresource, body, expected status code and part of the text.
 type Row = (Method, &'static str, &'static str, Value, u16, &'static str);
@@ -68,8 +75,8 @@ fn rows() -> Vec<Row> {
         (PUT, VMI, "pause", all.clone(), 200, ""),
         (PUT, VMI, "unpause", json!({}), 409, "VMI is not paused"),
         (PUT, VMI, "freeze", json!({}), 400, "Unfreeze timeout in freeze request is not set"),
-        (PUT, VMI, "freeze", json!({"unfreezeTimeout": "1m"}), 500, "VMI does not have guest agent connected"),
-        (PUT, VMI, "unfreeze", none.clone(), 500, "VMI does not have guest agent connected"),
+        (PUT, VMI, "freeze", json!({"unfreezeTimeout": "1m"}), 500, NOT_FROZEN),
+        (PUT, VMI, "unfreeze", none.clone(), 500, NOT_THAWED),
         (GET, VMI, "guestosinfo", none.clone(), 500, "VMI does not have guest agent connected"),
         (GET, VMI, "userlist", none.clone(), 500, "VMI does not have guest agent connected"),
         (GET, VMI, "filesystemlist", none.clone(), 500, "VMI does not have guest agent connected"),
@@ -285,8 +292,35 @@ fn aggregated_api_describes_itself() {
         let unknown = s.call(&GET, &format!("{GROUP}/v2/version"), &Value::Null).await?;
         ensure!(unknown.code == 404, "a version that is none: {} {}", unknown.code, unknown.message());
         guestfs(s).await?;
+        configuration_version(s).await?;
         kubectl(s).await
     });
+}
+
+/// Checks the version of the configuration that every component reports. Tools read it from all pods after a change of the
+/// KubeVirt object, through a forwarded port and with a repeated slash.
+async fn configuration_version(s: &Story) -> Result<()> {
+    for component in ["virt-api", "virt-controller", "virt-handler"] {
+        let pods = s.pods_of(component).await?;
+        ensure!(!pods.is_empty(), "there is no pod of {component}");
+        for pod in pods {
+            let deadline = Instant::now() + TIMEOUT;
+            loop {
+                // Status and annotations of the object change as well, so both are read again.
+                let object = s.installation_api("KubeVirt").get("kubevirt").await?;
+                let answer = s.get_through_forward(&pod, "//healthz").await?;
+                let health: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+                if answer.status == 200 && health["config-resource-version"] == json!(object.metadata.resource_version)
+                {
+                    ensure!(health["apiserver"]["connectivity"] == "ok", "{component}: {health}");
+                    break;
+                }
+                ensure!(Instant::now() < deadline, "{component}: {} {health}", answer.status);
+                sleep(Duration::from_millis(250)).await;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks the image of `virtctl guestfs` against the status of the installation.
