@@ -158,7 +158,9 @@ impl Launcher for Service {
         let unsupported = Unsupported::find(&object);
         let vmi: VirtualMachineInstance = serde_json::from_value(object).map_err(unreadable)?;
         let started = self.engine.sync(vmi, unsupported, request.options.unwrap_or_default()).await?;
-        Ok(Response::new(SyncReply { started }))
+        // The engine publishes the results before it answers.
+        let state_sequence = self.engine.watch().borrow().sequence;
+        Ok(Response::new(SyncReply { started, state_sequence }))
     }
 
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

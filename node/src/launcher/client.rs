@@ -12,7 +12,8 @@ use protocol::{
     CacheFile, Chunk, ConsoleInput, FileSystemsRequest, FinishRequest, FreezeRequest, GuestFileSystem,
     GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest, LauncherState, MAX_CHUNK,
     MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply,
-    StatsRequest, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, VmiOptions, WatchRequest,
+    StatsRequest, SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, VmiOptions,
+    WatchRequest,
     features::{self, Feature},
     launcher_client::LauncherClient,
 };
@@ -171,11 +172,11 @@ impl Launcher {
         Ok(Hello { version: bounded(&reply.launcher_version), features: features::common(&reply.features) })
     }
 
-    /// Sends the desired VMI (JSON). Returns true if this started the domain.
-    pub(crate) async fn sync(&self, vmi: Vec<u8>, options: VmiOptions) -> Result<bool, LauncherError> {
+    /// Sends the desired VMI (JSON).
+    pub(crate) async fn sync(&self, vmi: Vec<u8>, options: VmiOptions) -> Result<SyncReply, LauncherError> {
         let mut client = self.client.clone();
         let request = SyncRequest { vmi, options: Some(options) };
-        Ok(call("Sync", SYNC_TIMEOUT, client.sync(request)).await?.started)
+        call("Sync", SYNC_TIMEOUT, client.sync(request)).await
     }
 
     /// Streams the current state and each change.

@@ -136,7 +136,7 @@ impl LauncherService for Served {
         if started {
             self.0.become_(Lifecycle::Running, "booted");
         }
-        Ok(Response::new(SyncReply { started }))
+        Ok(Response::new(SyncReply { started, state_sequence: self.0.state.borrow().sequence }))
     }
     async fn watch(&self, _: Rpc<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         Ok(Response::new(Box::pin(WatchStream::new(self.0.state.subscribe()).map(Ok))))

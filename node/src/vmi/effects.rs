@@ -12,7 +12,7 @@ use std::{
 
 use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
 use daemon::{merge_patch, tasks::panics};
-use protocol::{VmiOptions, features::Feature};
+use protocol::{SyncReply, VmiOptions, features::Feature};
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -332,7 +332,11 @@ async fn hello(
     Ok(reply.features)
 }
 
-async fn sync(launcher: &Launcher, vmi: &VirtualMachineInstance, options: VmiOptions) -> Result<bool, LauncherError> {
+async fn sync(
+    launcher: &Launcher,
+    vmi: &VirtualMachineInstance,
+    options: VmiOptions,
+) -> Result<SyncReply, LauncherError> {
     let json = serde_json::to_vec(vmi).map_err(|error| LauncherError::Refused {
         call: "Sync",
         message: error.to_string(),

@@ -102,9 +102,13 @@ pub(super) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
     let sync = match failure {
         Some(message) => Sync::Failed(message),
         None if observed.unsupported_change => Sync::Unsupported,
-        None => match &observed.report {
-            Some(report) if !report.items.is_empty() => Sync::Items(&report.items),
-            _ if matches!(&observed.link, Link::Up { synced: Some(_), .. }) => Sync::Done,
+        None => match (&observed.link, &observed.report) {
+            // The results are on their way: those of the Sync before would show for a moment.
+            (Link::Up { synced: Some(_), results_from, .. }, Some(report)) if report.sequence < *results_from => {
+                Sync::Unknown
+            }
+            (_, Some(report)) if !report.items.is_empty() => Sync::Items(&report.items),
+            (Link::Up { synced: Some(_), .. }, _) => Sync::Done,
             _ => Sync::Unknown,
         },
     };

@@ -247,7 +247,7 @@ fn log(outcome: &Outcome) {
         Outcome::Network(_, Err(failure)) => tracing::warn!(error = %failure, "network setup failed"),
         Outcome::Greeted(_, Err(error)) => tracing::warn!(%error, "Hello failed"),
         Outcome::Synced(_, _, Err(error)) => tracing::warn!(%error, "Sync failed"),
-        Outcome::Synced(_, _, Ok(started)) => tracing::info!(started, "Sync succeeded"),
+        Outcome::Synced(_, _, Ok(reply)) => tracing::info!(started = reply.started, "Sync succeeded"),
         Outcome::Signalled(Err(error)) => tracing::warn!(%error, "Shutdown or Kill failed"),
         Outcome::Finished(Err(error)) if !error.is_lost() => tracing::warn!(%error, "Finish failed"),
         Outcome::Written(Err(WriteError::Conflict), _) => tracing::debug!("the object has changed since it was read"),

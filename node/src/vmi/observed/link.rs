@@ -43,6 +43,8 @@ pub(crate) enum Link {
         networked: bool,
         /// Fingerprint of the last successful Sync over this connection.
         synced: Option<u64>,
+        /// Sequence of the first report with the results of that Sync. Reports and answers arrive in any order.
+        results_from: u64,
     },
 }
 
@@ -104,7 +106,8 @@ impl Observed {
             Ok(connection) => {
                 self.connected_at = now.since_start;
                 let features = BTreeSet::new();
-                self.link = Link::Up { connection, greeted: false, features, networked: false, synced: None };
+                self.link =
+                    Link::Up { connection, greeted: false, features, networked: false, synced: None, results_from: 0 };
             }
             Err(error) => {
                 let Link::Down { retry_at, pod_missing_since, refused, .. } = &mut self.link else { return };

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use api::{VirtualMachineInstance, VmiPhase as Phase};
-use protocol::features::Feature;
+use protocol::{SyncReply, features::Feature};
 use sha2::{Digest, Sha256};
 
 use super::{Failure, Link, Now, ObjectState, Observed, WRITE_INTERVAL, link::RECONNECT};
@@ -27,8 +27,8 @@ pub(crate) enum Outcome {
     Greeted(u64, Result<BTreeSet<Feature>, LauncherError>),
     /// The network was set up over this connection.
     Network(u64, Result<PodNetwork, NetworkFailure>),
-    /// Sync of this fingerprint was answered over this connection; true if it started the guest.
-    Synced(u64, u64, Result<bool, LauncherError>),
+    /// Sync of this fingerprint was answered over this connection.
+    Synced(u64, u64, Result<SyncReply, LauncherError>),
     /// Shutdown or Kill was answered.
     Signalled(Result<(), LauncherError>),
     /// Finish was answered.
@@ -85,11 +85,11 @@ impl Observed {
                 self.busy.sync = false;
                 self.delay_retries(now);
                 match result {
-                    Ok(started) => {
+                    Ok(SyncReply { started, state_sequence }) => {
                         self.failure = None;
                         self.ran |= started;
-                        if let Some(Link::Up { synced, .. }) = self.link_of(connection) {
-                            *synced = Some(fingerprint);
+                        if let Some(Link::Up { synced, results_from, .. }) = self.link_of(connection) {
+                            (*synced, *results_from) = (Some(fingerprint), state_sequence);
                         }
                         // Once, independent of later answers of the launcher.
                         if started && !std::mem::replace(&mut self.created_sent, true) {

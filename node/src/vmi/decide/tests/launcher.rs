@@ -89,7 +89,7 @@ fn a_changed_spec_is_synchronized_once() {
     let decision = decide(&observed, at(1));
     assert_eq!(names(&decision), ["sync"]);
     observed.begin(&decision.effects[0], at(1));
-    observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(false)), NODE, at(2));
+    observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(answered(false))), NODE, at(2));
     assert!(decide(&observed, at(2)).effects.is_empty());
 }
 
@@ -139,8 +139,14 @@ fn a_deleted_vmi_is_shut_down_repeatedly_and_killed_after_its_grace_period() {
 fn a_launcher_that_did_not_accept_the_uid_never_ends_the_vmi() {
     for phase in ["Running", "Failed"] {
         let mut observed = prepared(phase, Lifecycle::Running, "");
-        observed.link =
-            Link::Up { connection: 1, greeted: false, features: all_features(), networked: false, synced: None };
+        observed.link = Link::Up {
+            connection: 1,
+            greeted: false,
+            features: all_features(),
+            networked: false,
+            synced: None,
+            results_from: 0,
+        };
         observed.busy.hello = true;
         deleting(&mut observed);
         assert!(!names(&decide(&observed, at(0))).iter().any(|name| ["shutdown", "kill", "finish"].contains(name)));
@@ -249,7 +255,7 @@ fn a_launcher_that_closes_its_connections_is_connected_at_growing_intervals() {
     for connection in 1..=9 {
         observed.apply_outcome(Outcome::Connected(Ok(connection)), NODE, now);
         observed.apply_outcome(Outcome::Greeted(connection, Ok(all_features())), NODE, now);
-        events.extend(observed.apply_outcome(Outcome::Synced(connection, 0, Ok(true)), NODE, now));
+        events.extend(observed.apply_outcome(Outcome::Synced(connection, 0, Ok(answered(true))), NODE, now));
         observed.apply_disconnect(connection, now);
         let Link::Down { retry_at, .. } = observed.link else { panic!("there is a connection") };
         waits.push((retry_at - now.since_start).as_millis());

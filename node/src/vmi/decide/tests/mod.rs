@@ -7,7 +7,7 @@ mod write;
 use std::{collections::BTreeSet, sync::Arc};
 
 use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
-use protocol::{LauncherState, Lifecycle, features::Feature};
+use protocol::{LauncherState, Lifecycle, SyncReply, features::Feature};
 use serde_json::json;
 
 use super::*;
@@ -47,10 +47,22 @@ fn state(lifecycle: Lifecycle, reason: &str) -> LauncherState {
     state
 }
 
+/// Returns the answer to a Sync of a launcher that does not number its results.
+fn answered(started: bool) -> SyncReply {
+    SyncReply { started, state_sequence: 0 }
+}
+
 /// Returns a VMI with a connection, after Hello and network setup.
 fn prepared(phase: &str, lifecycle: Lifecycle, reason: &str) -> Observed {
     let mut observed = Observed::new(Arc::new(vmi(phase)), NODE);
-    observed.link = Link::Up { connection: 1, greeted: true, features: all_features(), networked: true, synced: None };
+    observed.link = Link::Up {
+        connection: 1,
+        greeted: true,
+        features: all_features(),
+        networked: true,
+        synced: None,
+        results_from: 0,
+    };
     observed.apply_report(state(lifecycle, reason), at(0));
     observed
 }
@@ -64,6 +76,7 @@ fn live() -> Observed {
         features: all_features(),
         networked: true,
         synced: Some(observed.facts.fingerprint),
+        results_from: 0,
     };
     settle(&mut observed);
     observed

@@ -14,7 +14,7 @@ fn sync_is_repeated_at_growing_intervals_after_an_io_error() {
     for wait in [20, 40, 80, 160, 180, 180] {
         assert_eq!(names(&decide(&observed, at(now))), ["sync"]);
         observed.begin(&Effect::Sync { fingerprint: 1 }, at(now));
-        observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(false)), NODE, at(now));
+        observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(answered(false))), NODE, at(now));
         assert_eq!(decide(&observed, at(now)).wake_at, Some(Duration::from_secs(now + wait)));
         now += wait;
     }
@@ -55,7 +55,7 @@ fn an_io_pause_soon_after_another_waits_longer_and_a_later_one_starts_at_the_fir
     observed.apply_report(paused(), at(100));
     assert_eq!(retry_at(&observed), Some(110));
     let fingerprint = observed.facts.fingerprint;
-    observed.apply_outcome(Outcome::Synced(1, fingerprint, Ok(false)), NODE, at(110));
+    observed.apply_outcome(Outcome::Synced(1, fingerprint, Ok(answered(false))), NODE, at(110));
     observed.apply_report(running(), at(110));
     settle(&mut observed);
     assert!(!names(&decide(&observed, at(140))).contains(&"sync"), "it runs");
@@ -182,7 +182,7 @@ fn sync_is_repeated_at_growing_intervals_while_items_fail() {
         assert!(decide(&observed, at(now - 1)).effects.is_empty());
         assert_eq!(names(&decide(&observed, at(now))), ["sync"]);
         observed.begin(&Effect::Sync { fingerprint: 1 }, at(now));
-        observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(false)), NODE, at(now));
+        observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(answered(false))), NODE, at(now));
         observed.apply_report(report.clone(), at(now));
         now += wait;
     }
@@ -190,4 +190,41 @@ fn sync_is_repeated_at_growing_intervals_while_items_fail() {
     observed.apply_report(report, at(now));
     settle(&mut observed);
     assert!(decide(&observed, at(now)).effects.is_empty());
+}
+
+#[test]
+fn restarted_launcher_changes_nothing_until_it_reports_the_results_of_its_sync() {
+    let item = protocol::ItemResult { name: "data".into(), needs_restart: true, ..Default::default() };
+    let report = |sequence: u64, items: Vec<protocol::ItemResult>| LauncherState {
+        sequence,
+        items,
+        ..state(Lifecycle::Running, "booted")
+    };
+    let mut observed = live();
+    observed.apply_report(report(7, vec![item.clone()]), at(100));
+    settle(&mut observed);
+    let shown = observed.vmi.condition("Synchronized").unwrap().clone();
+    // The new worker adopts the domain, reports it, and answers Sync before its results arrive.
+    observed.link = Link::Up {
+        connection: 2,
+        greeted: true,
+        features: all_features(),
+        networked: true,
+        synced: None,
+        results_from: 0,
+    };
+    observed.apply_report(report(1, Vec::new()), at(110));
+    let fingerprint = observed.facts.fingerprint;
+    let reply = SyncReply { started: false, state_sequence: 3 };
+    assert_eq!(names(&decide(&observed, at(110))), ["sync"]);
+    observed.apply_outcome(Outcome::Synced(2, fingerprint, Ok(reply)), NODE, at(111));
+    observed.apply_report(report(2, Vec::new()), at(111));
+    assert_eq!(decide(&observed, at(111)), Decision::default());
+    assert_eq!(observed.vmi.condition("Synchronized"), Some(&shown));
+    observed.apply_report(report(3, vec![item]), at(112));
+    assert_eq!(decide(&observed, at(112)), Decision::default());
+    observed.apply_report(report(4, Vec::new()), at(113));
+    let decision = decide(&observed, at(113));
+    let status = written(&decision).unwrap();
+    assert!(status.condition("Synchronized").is_none());
 }

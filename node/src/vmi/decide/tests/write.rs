@@ -71,6 +71,7 @@ fn a_failed_write_is_retried_later_and_a_conflict_reads_first() {
         features: all_features(),
         networked: true,
         synced: Some(observed.facts.fingerprint),
+        results_from: 0,
     };
     let write = crate::vmi::records::WriteError::Other("server is away".into());
     observed.apply_outcome(Outcome::Written(Err(write), Vec::new()), NODE, at(10));
