@@ -22,6 +22,8 @@ use crate::{
 const LINGER: Duration = Duration::from_millis(200);
 /// File of the container's termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
+/// Most threads for calls that block: those to libvirt, and a few for files and pictures.
+pub(crate) const BLOCKING_THREADS: usize = 15;
 /// Exit code of a Rust program that panicked: virt-launcher-monitor restarts the worker.
 const RESTART: u8 = 101;
 
@@ -33,7 +35,7 @@ pub fn run(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
     // One thread: the worker mostly waits, and each thread costs memory in each pod.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(12)
+        .max_blocking_threads(BLOCKING_THREADS)
         .thread_keep_alive(Duration::from_secs(1))
         .thread_stack_size(512 * 1024)
         .build()?;
@@ -45,8 +47,9 @@ pub fn run(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
 }
 
 async fn work(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
-    let listener = server::listen(&paths.launcher_socket())?;
+    // First: until then a signal ends the worker, and the supervisor delays it.
     let signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
+    let listener = server::listen(&paths.launcher_socket())?;
     let grace = args.grace_period_seconds;
     let (tasks, mut failures) = Tasks::new();
     let domain = domain_name(&args.namespace, &args.name);

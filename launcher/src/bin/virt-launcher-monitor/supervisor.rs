@@ -28,6 +28,13 @@ const CRASH_WINDOW: Duration = Duration::from_secs(300);
 /// Time that processes have to end after SIGTERM.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 
+/// Time that a worker has to install its signal handlers: its libraries are loaded first.
+const HANDLERS_DEADLINE: Duration = Duration::from_secs(10);
+/// Interval at which its handlers are looked for.
+const HANDLERS_CHECK: Duration = Duration::from_millis(20);
+/// Wait for a signal; a missed one costs at most this.
+const IDLE: Duration = Duration::from_secs(60);
+
 /// Argument of the supervisor: keep a failed pod for inspection until it is deleted.
 const KEEP: &str = "--keep-after-failure";
 
@@ -87,7 +94,7 @@ pub(crate) fn run(args: Vec<OsString>) -> ExitCode {
     if code != 0 && !kept.is_empty() {
         eprintln!("virt-launcher-monitor: the VMI has failed, keeping its pod until it is deleted");
         while !terminating {
-            wait_for_signal(&signals);
+            wait_for_signal(&signals, IDLE);
             terminating = signals.take_end_request();
         }
     }
@@ -108,6 +115,8 @@ fn start(worker: &OsString, args: &[OsString]) -> std::io::Result<Child> {
 /// Waits for the worker's end, forwards signals and reaps other children meanwhile.
 fn watch(signals: &signals::Signals, child: &mut Child, terminating: &mut bool) -> ExitStatus {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    // The latest time at which a signal that was received is forwarded.
+    let mut due: Option<Instant> = None;
     loop {
         // Children are reaped at each wake-up; a missed one costs at most the timeout.
         while let Ok(Some((reaped, status))) = wait(WaitOptions::NOHANG) {
@@ -115,20 +124,39 @@ fn watch(signals: &signals::Signals, child: &mut Child, terminating: &mut bool) 
                 return ExitStatus::from_raw(status.as_raw());
             }
         }
-        wait_for_signal(signals);
         if signals.take_end_request() {
             *terminating = true;
-            if let Some(pid) = pid {
-                let _ = kill_process(pid, Signal::TERM);
-            }
+            due.get_or_insert(Instant::now() + HANDLERS_DEADLINE);
         }
+        if let (Some(pid), Some(latest)) = (pid, due)
+            && (handles_term(pid) || Instant::now() >= latest)
+        {
+            let _ = kill_process(pid, Signal::TERM);
+            due = None;
+        }
+        wait_for_signal(signals, if due.is_some() { HANDLERS_CHECK } else { IDLE });
     }
 }
 
-/// Waits for a signal; a missed one costs at most a minute.
-fn wait_for_signal(signals: &signals::Signals) {
+/// Returns true once a process has a handler for SIGTERM. Without one the signal would end the worker, and the guest without
+/// its grace period.
+fn handles_term(pid: Pid) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
+    is_caught(&status, Signal::TERM)
+}
+
+/// Reports a handler of a signal in the text of `/proc/PID/status`.
+fn is_caught(status: &str, signal: Signal) -> bool {
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    mask & (1 << (signal.as_raw() - 1)) != 0
+}
+
+/// Waits for a signal, for at most `limit`.
+fn wait_for_signal(signals: &signals::Signals, limit: Duration) {
     let mut fds = [PollFd::from_borrowed_fd(signals.fd(), PollFlags::IN)];
-    let _ = poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 }));
+    let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
+    let _ = poll(&mut fds, Some(&limit));
 }
 
 /// Ends the remaining processes of the pod. Returns true if all have ended.
@@ -233,5 +261,26 @@ mod tests {
     fn a_worker_that_keeps_crashing_or_a_pod_that_ends_is_given_up() {
         assert_eq!(judge(ExitStatus::from_raw(11), CRASH_LIMIT, false), Next::Exit(1));
         assert_eq!(judge(ExitStatus::from_raw(11), 0, true), Next::Exit(1));
+    }
+
+    #[test]
+    fn handlers_are_read_from_the_status_of_a_process() {
+        let status = |mask: &str| format!("Name:\tx\nSigIgn:\t0000000000004000\nSigCgt:\t{mask}\n");
+        assert!(is_caught(&status("0000000180014a02"), Signal::TERM));
+        assert!(!is_caught(&status("0000000180010a02"), Signal::TERM));
+        assert!(!is_caught(&status(""), Signal::TERM));
+        assert!(!is_caught("", Signal::TERM), "the process is gone");
+    }
+
+    #[test]
+    fn signal_before_the_worker_has_handlers_reaches_them() {
+        let signals = signals::Signals::new().unwrap();
+        let slow = "sleep 0.5; trap 'exit 7' TERM; while :; do sleep 0.05; done";
+        let mut worker = start(&"/bin/sh".into(), &["-c".into(), slow.into()]).unwrap();
+        kill_process(rustix::process::getpid(), Signal::TERM).unwrap();
+        let mut terminating = false;
+        let status = watch(&signals, &mut worker, &mut terminating);
+        assert!(terminating);
+        assert_eq!(judge(status, 0, terminating), Next::Exit(7), "{status}");
     }
 }

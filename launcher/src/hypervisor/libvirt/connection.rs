@@ -6,18 +6,58 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use virt::{connect::Connect, domain::Domain};
 
 use super::callbacks::{self, Registrations};
 use crate::hypervisor::{HypervisorError, Signals};
 
-/// Limit of concurrent calls. A call past its deadline keeps its thread until libvirt answers; this bounds the threads
-/// of a blocked daemon.
-const CALLS_AT_ONCE: usize = 6;
-/// The same for calls that end the domain. A guest agent that never answers must not hold them back: it can block the others
-/// for as long as the guest runs.
-const LAST_CALLS_AT_ONCE: usize = 2;
+/// Kinds of calls, each with a limit of its own. A call past its deadline keeps its thread until libvirt answers; the limits
+/// bound the threads of a blocked daemon, and no kind can use up the calls of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallKind {
+    /// Calls that libvirt and QEMU answer.
+    Ordinary,
+    /// Calls that wait for the guest agent, which may never answer.
+    GuestAgent,
+    /// Calls that end the domain.
+    End,
+}
+
+impl CallKind {
+    /// Returns the limit of concurrent calls. Their sum is less than the blocking threads of the worker.
+    pub(crate) const fn limit(self) -> usize {
+        match self {
+            Self::Ordinary => 6,
+            // A command, the clock, and a shutdown or reboot.
+            Self::GuestAgent => 3,
+            Self::End => 2,
+        }
+    }
+}
+
+/// Permits of the calls in progress by kind.
+struct Permits {
+    ordinary: Arc<Semaphore>,
+    guest_agent: Arc<Semaphore>,
+    end: Arc<Semaphore>,
+}
+
+impl Permits {
+    fn new() -> Self {
+        let of = |kind: CallKind| Arc::new(Semaphore::new(kind.limit()));
+        Self { ordinary: of(CallKind::Ordinary), guest_agent: of(CallKind::GuestAgent), end: of(CallKind::End) }
+    }
+
+    fn acquire(&self, kind: CallKind) -> Result<OwnedSemaphorePermit, HypervisorError> {
+        let permits = match kind {
+            CallKind::Ordinary => &self.ordinary,
+            CallKind::GuestAgent => &self.guest_agent,
+            CallKind::End => &self.end,
+        };
+        permits.clone().try_acquire_owned().map_err(|_| HypervisorError::Busy)
+    }
+}
 
 /// A connection to the daemon. Dropping it closes it.
 #[derive(Clone)]
@@ -30,8 +70,7 @@ struct Inner {
     _registrations: Registrations,
     connect: Connect,
     signals: Arc<Signals>,
-    calls: Arc<Semaphore>,
-    last_calls: Arc<Semaphore>,
+    permits: Permits,
 }
 
 /// Starts libvirt's event loop on its own thread, once per process.
@@ -69,13 +108,7 @@ impl Connection {
             let signals = Arc::new(Signals::default());
             let registrations = Registrations::new(&connect, &signals)?;
             Ok(Self {
-                inner: Arc::new(Inner {
-                    _registrations: registrations,
-                    connect,
-                    signals,
-                    calls: Arc::new(Semaphore::new(CALLS_AT_ONCE)),
-                    last_calls: Arc::new(Semaphore::new(LAST_CALLS_AT_ONCE)),
-                }),
+                inner: Arc::new(Inner { _registrations: registrations, connect, signals, permits: Permits::new() }),
             })
         })
         .await
@@ -87,17 +120,9 @@ impl Connection {
     }
 
     /// Runs `call` on a blocking thread, for at most `deadline`.
-    pub(super) async fn run<T, F>(&self, what: &'static str, deadline: Duration, call: F) -> Result<T, HypervisorError>
-    where
-        T: Send + 'static,
-        F: FnOnce(&Connect) -> Result<T, HypervisorError> + Send + 'static,
-    {
-        self.run_within(&self.inner.calls, what, deadline, call).await
-    }
-
-    async fn run_within<T, F>(
+    pub(super) async fn run<T, F>(
         &self,
-        calls: &Arc<Semaphore>,
+        kind: CallKind,
         what: &'static str,
         deadline: Duration,
         call: F,
@@ -109,7 +134,7 @@ impl Connection {
         if self.inner.signals.is_closed() {
             return Err(HypervisorError::Disconnected("connection closed".into()));
         }
-        let permit = calls.clone().try_acquire_owned().map_err(|_| HypervisorError::Busy)?;
+        let permit = self.inner.permits.acquire(kind)?;
         let inner = self.inner.clone();
         blocking(what, deadline, move || {
             let result = call(&inner.connect);
@@ -122,6 +147,7 @@ impl Connection {
     /// Runs `call` with the domain of this name.
     pub(super) async fn with_domain<T, F>(
         &self,
+        kind: CallKind,
         what: &'static str,
         name: String,
         deadline: Duration,
@@ -131,21 +157,7 @@ impl Connection {
         T: Send + 'static,
         F: FnOnce(&Domain) -> Result<T, HypervisorError> + Send + 'static,
     {
-        self.run(what, deadline, with_domain(name, call)).await
-    }
-
-    /// Runs a call that ends the domain of this name.
-    pub(super) async fn end_domain<F>(
-        &self,
-        what: &'static str,
-        name: String,
-        deadline: Duration,
-        call: F,
-    ) -> Result<(), HypervisorError>
-    where
-        F: FnOnce(&Domain) -> Result<(), HypervisorError> + Send + 'static,
-    {
-        self.run_within(&self.inner.last_calls, what, deadline, with_domain(name, call)).await
+        self.run(kind, what, deadline, with_domain(name, call)).await
     }
 
     /// Returns libvirt's description of the host (`virConnectGetCapabilities`).
@@ -153,7 +165,7 @@ impl Connection {
     /// # Errors
     /// A failed call.
     pub(crate) async fn host_capabilities(&self, deadline: Duration) -> Result<String, HypervisorError> {
-        self.run("capabilities", deadline, |connect| Ok(connect.get_capabilities()?)).await
+        self.run(CallKind::Ordinary, "capabilities", deadline, |connect| Ok(connect.get_capabilities()?)).await
     }
 
     /// Returns libvirt's description of the domains the host can run (`virConnectGetDomainCapabilities`).
@@ -166,7 +178,7 @@ impl Connection {
         virtualization: String,
         deadline: Duration,
     ) -> Result<String, HypervisorError> {
-        self.run("domain capabilities", deadline, move |connect| {
+        self.run(CallKind::Ordinary, "domain capabilities", deadline, move |connect| {
             callbacks::domain_capabilities(connect, &machine_type, &virtualization)
         })
         .await
@@ -195,5 +207,27 @@ where
         Ok(Ok(result)) => result,
         Ok(Err(_)) => Err(HypervisorError::Timeout(what)),
         Err(_) => Err(HypervisorError::Timeout(what)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_kind_of_call_uses_up_the_permits_of_another() {
+        const KINDS: [CallKind; 3] = [CallKind::Ordinary, CallKind::GuestAgent, CallKind::End];
+        for greedy in KINDS {
+            let permits = Permits::new();
+            let held: Vec<_> = std::iter::from_fn(|| permits.acquire(greedy).ok()).collect();
+            assert_eq!(held.len(), greedy.limit());
+            for kind in KINDS {
+                assert_eq!(permits.acquire(kind).is_ok(), kind != greedy, "{greedy:?} {kind:?}");
+            }
+            drop(held);
+            assert!(permits.acquire(greedy).is_ok());
+        }
+        let all: usize = KINDS.iter().map(|kind| kind.limit()).sum();
+        assert!(all < crate::worker::BLOCKING_THREADS, "{all} calls leave no thread for files");
     }
 }

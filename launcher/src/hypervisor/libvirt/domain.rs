@@ -7,7 +7,7 @@ use virt::{domain::Domain as VirtDomain, stream::Stream, sys};
 
 use super::{
     callbacks,
-    connection::Connection,
+    connection::{CallKind, Connection},
     lifecycle::{is_io_error, lifecycle},
     stats,
 };
@@ -39,14 +39,23 @@ impl LibvirtDomain {
         Self { connection, name }
     }
 
-    /// Runs a call with the domain.
+    /// Runs an ordinary call with the domain.
     fn call<T, F>(&self, what: &'static str, deadline: Duration, call: F) -> Call<T>
     where
         T: Send + 'static,
         F: FnOnce(&VirtDomain) -> Result<T, HypervisorError> + Send + 'static,
     {
+        self.call_of(CallKind::Ordinary, what, deadline, call)
+    }
+
+    /// Runs a call of this kind with the domain.
+    fn call_of<T, F>(&self, kind: CallKind, what: &'static str, deadline: Duration, call: F) -> Call<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&VirtDomain) -> Result<T, HypervisorError> + Send + 'static,
+    {
         let (connection, name) = (self.connection.clone(), self.name.clone());
-        Box::pin(async move { connection.with_domain(what, name, deadline, call).await })
+        Box::pin(async move { connection.with_domain(kind, what, name, deadline, call).await })
     }
 }
 
@@ -64,7 +73,9 @@ impl Domain for LibvirtDomain {
     fn warm_up(&self) -> Call<()> {
         let connection = self.connection.clone();
         Box::pin(async move {
-            connection.run("version", CALL_DEADLINE, |connect| Ok(connect.get_hyp_version().map(drop)?)).await
+            connection
+                .run(CallKind::Ordinary, "version", CALL_DEADLINE, |connect| Ok(connect.get_hyp_version().map(drop)?))
+                .await
         })
     }
 
@@ -73,7 +84,7 @@ impl Domain for LibvirtDomain {
         Box::pin(async move {
             without_zero(&xml)?;
             let define = move |connect: &virt::connect::Connect| Ok(VirtDomain::define_xml(connect, &xml).map(drop)?);
-            connection.run("define", CALL_DEADLINE, define).await
+            connection.run(CallKind::Ordinary, "define", CALL_DEADLINE, define).await
         })
     }
 
@@ -116,11 +127,11 @@ impl Domain for LibvirtDomain {
     }
 
     fn reboot(&self, way: RebootWay) -> Call<()> {
-        let flags = match way {
-            RebootWay::GuestAgent => sys::VIR_DOMAIN_REBOOT_GUEST_AGENT,
-            RebootWay::Acpi => sys::VIR_DOMAIN_REBOOT_ACPI_POWER_BTN,
+        let (kind, flags) = match way {
+            RebootWay::GuestAgent => (CallKind::GuestAgent, sys::VIR_DOMAIN_REBOOT_GUEST_AGENT),
+            RebootWay::Acpi => (CallKind::Ordinary, sys::VIR_DOMAIN_REBOOT_ACPI_POWER_BTN),
         };
-        let reboot = self.call("reboot", CALL_DEADLINE, move |domain| Ok(domain.reboot(flags).map(drop)?));
+        let reboot = self.call_of(kind, "reboot", CALL_DEADLINE, move |domain| Ok(domain.reboot(flags).map(drop)?));
         Box::pin(async move {
             match reboot.await {
                 // The guest agent disconnects during the reboot.
@@ -131,16 +142,17 @@ impl Domain for LibvirtDomain {
     }
 
     fn shutdown(&self) -> Call<()> {
-        self.call("shutdown", CALL_DEADLINE, |domain| {
+        // libvirt tries the guest agent first, if one is connected.
+        self.call_of(CallKind::GuestAgent, "shutdown", CALL_DEADLINE, |domain| {
             Ok(domain.shutdown_flags(sys::VIR_DOMAIN_SHUTDOWN_DEFAULT).map(drop)?)
         })
     }
 
     fn destroy(&self, gently: bool) -> Call<()> {
         let flags = if gently { sys::VIR_DOMAIN_DESTROY_GRACEFUL } else { sys::VIR_DOMAIN_DESTROY_DEFAULT };
-        let (connection, name) = (self.connection.clone(), self.name.clone());
-        let destroy = move |domain: &VirtDomain| Ok(domain.destroy_flags(flags).map(drop)?);
-        Box::pin(async move { connection.end_domain("destroy", name, CALL_DEADLINE, destroy).await })
+        self.call_of(CallKind::End, "destroy", CALL_DEADLINE, move |domain| {
+            Ok(domain.destroy_flags(flags).map(drop)?)
+        })
     }
 
     fn grow_disk(&self, target: String, size: u64) -> Call<bool> {
@@ -155,13 +167,15 @@ impl Domain for LibvirtDomain {
     }
 
     fn set_time(&self, seconds: i64) -> Call<()> {
-        self.call("set time", SET_TIME_DEADLINE, move |domain| Ok(domain.set_time(seconds, 0, 0).map(drop)?))
+        self.call_of(CallKind::GuestAgent, "set time", SET_TIME_DEADLINE, move |domain| {
+            Ok(domain.set_time(seconds, 0, 0).map(drop)?)
+        })
     }
 
     fn guest_agent_command(&self, command: String, deadline: Duration) -> Call<String> {
         // libvirt's own limit ends first, so that no thread stays behind.
         let seconds = i32::try_from(deadline.as_secs().max(1)).unwrap_or(i32::MAX);
-        self.call("guest agent", deadline + AGENT_GRACE, move |domain| {
+        self.call_of(CallKind::GuestAgent, "guest agent", deadline + AGENT_GRACE, move |domain| {
             without_zero(&command)?;
             match domain.qemu_agent_command(&command, seconds, 0) {
                 Ok(answer) => Ok(answer),
@@ -203,6 +217,59 @@ impl Domain for LibvirtDomain {
             stream.finish()?;
             Ok((kind, picture))
         };
-        Box::pin(async move { connection.run("screenshot", CALL_DEADLINE, screenshot).await })
+        Box::pin(async move { connection.run(CallKind::Ordinary, "screenshot", CALL_DEADLINE, screenshot).await })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Occupies all calls of a kind until the senders are dropped.
+    async fn occupy(connection: &Connection, kind: CallKind) -> Vec<mpsc::Sender<()>> {
+        let mut held = Vec::new();
+        for _ in 0..kind.limit() {
+            let (release, released) = mpsc::channel::<()>();
+            let (started, has_started) = tokio::sync::oneshot::channel();
+            let connection = connection.clone();
+            tokio::spawn(async move {
+                let block = move |_: &virt::connect::Connect| {
+                    let _ = started.send(());
+                    let _ = released.recv();
+                    Ok(())
+                };
+                connection.run(kind, "test", CALL_DEADLINE, block).await
+            });
+            has_started.await.unwrap();
+            held.push(release);
+        }
+        held
+    }
+
+    // libvirt's test driver needs no daemon. A wedged guest agent holds calls for as long as the guest runs.
+    #[tokio::test]
+    async fn domain_ends_while_all_other_calls_are_held() {
+        let connection = Connection::open("test:///default".to_owned(), CALL_DEADLINE).await.unwrap();
+        let domain = LibvirtDomain::new(connection.clone(), "test".to_owned());
+        let guest_agent = occupy(&connection, CallKind::GuestAgent).await;
+        assert_eq!(domain.guest_agent_command("{}".to_owned(), CALL_DEADLINE).await, Err(HypervisorError::Busy));
+        assert_eq!(domain.set_time(0).await, Err(HypervisorError::Busy));
+        assert_eq!(domain.shutdown().await, Err(HypervisorError::Busy));
+        assert_eq!(domain.facts().await.map(|facts| facts.lifecycle), Ok(protocol::Lifecycle::Running));
+        let ordinary = occupy(&connection, CallKind::Ordinary).await;
+        assert_eq!(domain.facts().await, Err(HypervisorError::Busy));
+        assert_eq!(domain.destroy(false).await, Ok(()));
+        drop((guest_agent, ordinary));
+        let ended = tokio::time::timeout(CALL_DEADLINE, async {
+            loop {
+                match domain.facts().await {
+                    Err(HypervisorError::Busy) => tokio::time::sleep(Duration::from_millis(5)).await,
+                    facts => return facts.map(|facts| facts.lifecycle),
+                }
+            }
+        });
+        assert_eq!(ended.await.unwrap(), Ok(protocol::Lifecycle::Shutoff));
     }
 }
