@@ -46,6 +46,14 @@ pub(crate) enum ComponentError {
         /// Error of HTTP.
         source: hyper::Error,
     },
+    /// The connection ended between the request and its answer, so that the request may have been carried out.
+    #[error("{component} closed the connection before it answered, the request may have been carried out: {source}")]
+    Interrupted {
+        /// The component.
+        component: String,
+        /// Error of HTTP.
+        source: hyper::Error,
+    },
     /// The request is invalid.
     #[error("request is not valid: {0}")]
     Request(#[from] http::Error),

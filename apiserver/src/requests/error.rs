@@ -98,6 +98,9 @@ pub(crate) enum ApiError {
     /// 429: a limit is reached.
     #[error("{0}")]
     TooManyRequests(String),
+    /// 503: a process behind virt-api ended during the request.
+    #[error("{0}")]
+    Unavailable(String),
     /// 500: a process or service behind virt-api failed.
     #[error("Internal error occurred: {0}")]
     Internal(String),
@@ -136,6 +139,7 @@ impl ApiError {
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::NotAvailable(_) => StatusCode::NOT_IMPLEMENTED,
             Self::TooManyRequests(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal(_) | Self::Handler(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -153,6 +157,7 @@ impl ApiError {
             Self::UnsupportedMediaType => "UnsupportedMediaType",
             Self::NotAvailable(_) => "NotImplemented",
             Self::TooManyRequests(_) => "TooManyRequests",
+            Self::Unavailable(_) => "ServiceUnavailable",
             Self::Internal(_) | Self::Handler(_) => "InternalError",
         }
     }
@@ -184,7 +189,8 @@ impl ApiError {
             | Self::WrongMethod(_)
             | Self::NotAcceptable
             | Self::UnsupportedMediaType
-            | Self::NotAvailable(_) => None,
+            | Self::NotAvailable(_)
+            | Self::Unavailable(_) => None,
         };
         if let (Some(details), Some(body)) = (details, body.as_object_mut()) {
             body.insert("details".to_owned(), details);
@@ -259,6 +265,7 @@ mod tests {
             (ApiError::BadRequest("VMI is not running".into()), 400, "VMI is not running"),
             (ApiError::Internal("boom".into()), 500, "Internal error occurred: boom"),
             (ApiError::Handler("unexpected return code 500".into()), 500, "unexpected return code 500"),
+            (ApiError::Unavailable("closed".into()), 503, "closed"),
             (ApiError::NotAvailable("live migration"), 501, "live migration is not available yet"),
             (ApiError::NoSuchPath, 404, "the server could not find the requested resource"),
             (

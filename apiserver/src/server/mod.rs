@@ -214,7 +214,7 @@ impl Server {
             Ok(response) => return response,
             Err(error) => error,
         };
-        if matches!(error, ApiError::Internal(_) | ApiError::Handler(_)) {
+        if matches!(error, ApiError::Internal(_) | ApiError::Handler(_) | ApiError::Unavailable(_)) {
             tracing::warn!(
                 subresource = subresource.full_name(),
                 namespace = object.namespace,

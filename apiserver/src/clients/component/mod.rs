@@ -43,6 +43,10 @@ impl Component {
     fn http_error(&self, source: hyper::Error) -> ComponentError {
         ComponentError::Http { component: self.name.clone(), source }
     }
+
+    fn interrupted(&self, source: hyper::Error) -> ComponentError {
+        ComponentError::Interrupted { component: self.name.clone(), source }
+    }
 }
 
 /// Sends requests to components.
@@ -111,6 +115,9 @@ impl ComponentClient {
         connection.sender.send_request(request).await.map_err(|error| component.http_error(error))
     }
 
+    /// Sends a request on a pooled connection or a new one. A pooled connection may end at any time: a request that was not sent,
+    /// or changes nothing, is repeated on a new one. No other is, since a second one may do more than the first, such as a
+    /// second reset (RFC 9110, section 9.2.2).
     async fn send(
         &self,
         component: &Component,
@@ -118,20 +125,20 @@ impl ComponentClient {
     ) -> Result<(Connection, Parts, Incoming), ComponentError> {
         insert_host(component, &mut request)?;
         if let Some(mut connection) = self.pool.take(&component.identity()) {
+            let repeatable = repeatable(&request);
             match connection.sender.try_send_request(request).await {
                 Ok(answer) => {
                     let (parts, body) = answer.into_parts();
                     return Ok((connection, parts, body));
                 }
-                // The component closed the connection before the request was sent.
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) => request = unsent,
-                    None => return Err(component.http_error(error.into_error())),
+                Err(mut error) => match error.take_message().or(repeatable) {
+                    Some(again) => request = again,
+                    None => return Err(component.interrupted(error.into_error())),
                 },
             }
         }
         let mut connection = self.connect(component).await?;
-        let answer = connection.sender.send_request(request).await.map_err(|error| component.http_error(error))?;
+        let answer = connection.sender.send_request(request).await.map_err(|error| component.interrupted(error))?;
         let (parts, body) = answer.into_parts();
         Ok((connection, parts, body))
     }
@@ -144,6 +151,18 @@ impl ComponentClient {
             .map_err(|source| ComponentError::Connect { component: component.name.clone(), source })?;
         Ok(Connection { sender, since: Instant::now() })
     }
+}
+
+/// Returns a copy of a request that changes nothing. Such requests have no body.
+fn repeatable(request: &Request<Body>) -> Option<Request<Body>> {
+    if !request.method().is_safe() {
+        return None;
+    }
+    let mut copy = Request::new(Body::empty());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    Some(copy)
 }
 
 fn insert_host(component: &Component, request: &mut Request<Body>) -> Result<(), ComponentError> {

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use daemon::tls::{ClientPolicy, Identity, Roots, client_config, server_config};
@@ -28,7 +28,8 @@ fn authority() -> Authority {
     Authority { pem, issuer: Issuer::new(params, key) }
 }
 
-/// Serves a component and counts the connections that were opened. Each connection answers `requests` requests.
+/// Serves a component and counts the connections that were opened. Each connection answers `requests` requests. The first
+/// request for `/cut` ends its connection without an answer.
 async fn serve(authority: &Authority, name: &str, requests: usize) -> (Component, Arc<AtomicUsize>) {
     daemon::tls::install_provider();
     let key = KeyPair::generate().unwrap();
@@ -41,10 +42,11 @@ async fn serve(authority: &Authority, name: &str, requests: usize) -> (Component
     let address = listener.local_addr().unwrap();
     let opened = Arc::new(AtomicUsize::new(0));
     let counter = opened.clone();
+    let cut = Arc::new(AtomicBool::new(false));
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            let (acceptor, counter) = (acceptor.clone(), counter.clone());
+            let (acceptor, counter, cut) = (acceptor.clone(), counter.clone(), cut.clone());
             tokio::spawn(async move {
                 let Ok(stream) = acceptor.accept(stream).await else { return };
                 counter.fetch_add(1, Ordering::SeqCst);
@@ -52,13 +54,17 @@ async fn serve(authority: &Authority, name: &str, requests: usize) -> (Component
                 let answer = service_fn(|request: Request<Incoming>| {
                     let last = answered.fetch_add(1, Ordering::SeqCst) + 1 >= requests;
                     let path = request.uri().path().to_owned();
+                    let cuts = path == "/cut" && !cut.swap(true, Ordering::SeqCst);
                     async move {
+                        if cuts {
+                            return Err(std::io::Error::other("cut"));
+                        }
                         let status = if path == "/refused" { 409 } else { 200 };
                         let mut answer = Response::builder().status(status);
                         if last {
                             answer = answer.header(header::CONNECTION, "close");
                         }
-                        answer.body(Full::new(Bytes::from(path)))
+                        answer.body(Full::new(Bytes::from(path))).map_err(std::io::Error::other)
                     }
                 });
                 let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
@@ -146,4 +152,34 @@ async fn answer_beyond_its_limit_is_an_error() {
     let (component, _) = serve(&authority, "n1.virt-handler", usize::MAX).await;
     let error = client(&authority).call(&component, get("/too-long"), 3).await.unwrap_err();
     assert!(matches!(error, ComponentError::Body { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn only_a_request_that_changes_nothing_is_repeated_after_it_was_sent() {
+    let authority = authority();
+    for (method, repeated) in [("GET", true), ("PUT", false)] {
+        let (component, opened) = serve(&authority, "n1.virt-handler", usize::MAX).await;
+        let client = client(&authority);
+        client.call(&component, get("/a"), 100).await.unwrap();
+        let request = || Request::builder().method(method).uri("/cut").body(Body::empty()).unwrap();
+        let answer = client.call(&component, request(), 100).await;
+        if repeated {
+            assert_eq!(answer.unwrap(), "/cut");
+        } else {
+            let error = answer.unwrap_err();
+            assert!(matches!(error, ComponentError::Interrupted { .. }), "{error}");
+            assert_eq!(opened.load(Ordering::SeqCst), 1, "it was sent again");
+            assert_eq!(client.call(&component, request(), 100).await.unwrap(), "/cut");
+        }
+        assert_eq!(opened.load(Ordering::SeqCst), 2);
+    }
+}
+
+#[tokio::test]
+async fn request_on_a_new_connection_is_not_repeated() {
+    let authority = authority();
+    let (component, opened) = serve(&authority, "n1.virt-handler", usize::MAX).await;
+    let error = client(&authority).call(&component, get("/cut"), 100).await.unwrap_err();
+    assert!(matches!(error, ComponentError::Interrupted { .. }), "{error}");
+    assert_eq!(opened.load(Ordering::SeqCst), 1);
 }

@@ -146,6 +146,8 @@ pub(super) fn handler_error(error: ComponentError) -> ApiError {
         | ComponentError::Refused { status: StatusCode::TOO_MANY_REQUESTS, message } => {
             ApiError::TooManyRequests(message)
         }
+        // Without Retry-After, with which clients would repeat the request by themselves.
+        ComponentError::Interrupted { .. } => ApiError::Unavailable(error.to_string()),
         _ => ApiError::Internal(error.to_string()),
     }
 }
