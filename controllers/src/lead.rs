@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use daemon::{config::ConfigHandle, tasks::Spawner};
-use futures::future::join_all;
+use futures::{
+    FutureExt,
+    future::{join, join_all},
+};
 
 use crate::{
     cache::Source,
@@ -11,7 +14,7 @@ use crate::{
     runtime::{ConfigChange, Executor, Needs, Run},
 };
 
-/// Starts the controllers once their caches are as new as the lease, then passes changes of the configuration on.
+/// Starts each controller once its caches are as new as the lease, and passes changes of the configuration on.
 pub(crate) async fn lead(
     controllers: Vec<Arc<dyn Run>>,
     sources: Sources,
@@ -27,24 +30,35 @@ pub(crate) async fn lead(
     // Certificates come first: other writes may need the webhooks.
     catch_up(&sources.certificates).await;
     start(Needs::Certificates);
-    catch_up(&sources.workloads).await;
     // Pods must not be created from the defaults that hold until the configuration has been read.
     config.read_once().await;
-    tracing::info!(
-        vms = caches.vms.len(),
-        vmis = caches.vmis.len(),
-        pods = caches.pods.len(),
-        "caches are as new as the lease"
-    );
-    let mut former = config.current();
-    start(Needs::Workloads);
-    loop {
-        config.changed().await;
-        let present = config.current();
-        let change = ConfigChange { former, present: present.clone() };
-        controllers.iter().for_each(|controller| controller.config_changed(&change));
-        former = present;
-    }
+    let former = config.current();
+    let workloads = catch_up(&sources.workloads).shared();
+    let started = async {
+        workloads.clone().await;
+        tracing::info!(vmis = caches.vmis.len(), pods = caches.pods.len(), "caches are as new as the lease");
+        start(Needs::Workloads);
+    };
+    // A list that fails holds back only the controllers that depend on it.
+    let dependent = [(Needs::VirtualMachines, &sources.virtual_machines), (Needs::ReplicaSets, &sources.replica_sets)];
+    let dependent = dependent.into_iter().map(|(needs, sources)| {
+        let (workloads, start) = (workloads.clone(), &start);
+        async move {
+            join(workloads, catch_up(sources)).await;
+            start(needs);
+        }
+    });
+    let follow = async {
+        let mut former = former;
+        loop {
+            config.changed().await;
+            let present = config.current();
+            let change = ConfigChange { former, present: present.clone() };
+            controllers.iter().for_each(|controller| controller.config_changed(&change));
+            former = present;
+        }
+    };
+    join(join(started, join_all(dependent)), follow).await;
 }
 
 /// Waits until caches are as new as the API server is now. Nothing may be decided from older ones: the former leader may
@@ -113,18 +127,19 @@ mod tests {
         let caches = Arc::new(Caches::default());
         let executor = Executor::new(client, election.leadership(), recorder, metrics, caches.clone());
         let slow = || Arc::new(Slow(watch::Sender::new(false)));
-        let (certificates, workloads) = (slow(), slow());
+        let (certificates, workloads, machines, sets) = (slow(), slow(), slow(), slow());
         let sources = Sources {
             certificates: vec![certificates.clone()],
             workloads: vec![workloads.clone()],
+            virtual_machines: vec![machines.clone()],
+            replica_sets: vec![sets.clone()],
             // Nothing waits for the others.
             others: vec![slow()],
         };
         let started: Arc<Mutex<Vec<Needs>>> = Arc::default();
-        let controllers: Vec<Arc<dyn Run>> = vec![
-            Arc::new(Recorded(Needs::Workloads, started.clone())),
-            Arc::new(Recorded(Needs::Certificates, started.clone())),
-        ];
+        let needs = [Needs::ReplicaSets, Needs::VirtualMachines, Needs::Workloads, Needs::Certificates];
+        let controllers =
+            needs.into_iter().map(|needs| Arc::new(Recorded(needs, started.clone())) as Arc<dyn Run>).collect();
         let config = ConfigHandle::fixed(ClusterConfig::default());
         tasks.spawn("leader", lead(controllers, sources, caches, executor, config, tasks.spawner()));
         let after = |done: Option<Arc<Slow>>| {
@@ -139,6 +154,11 @@ mod tests {
         };
         assert_eq!(after(None).await, []);
         assert_eq!(after(Some(certificates)).await, [Needs::Certificates]);
-        assert_eq!(after(Some(workloads)).await, [Needs::Certificates, Needs::Workloads]);
+        // Without the VMIs no VM is decided on.
+        assert_eq!(after(Some(machines)).await, [Needs::Certificates]);
+        // The list of replica sets fails.
+        let others = [Needs::Certificates, Needs::Workloads, Needs::VirtualMachines];
+        assert_eq!(after(Some(workloads)).await, others);
+        assert_eq!(after(Some(sets)).await.last(), Some(&Needs::ReplicaSets));
     }
 }

@@ -44,6 +44,11 @@ const LONGEST_PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 const RESTART_INTERVAL: Duration = Duration::from_secs(10);
 /// Wait after a list that failed.
 const RETRY: Duration = Duration::from_millis(500);
+/// Time for which the API server must not know a resource until it counts as one that is not installed: it may be about to read
+/// its definitions.
+const ABSENT: Duration = Duration::from_secs(10);
+/// Interval at which an unchanged failure is logged again.
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A watch of any resource.
 pub(crate) trait Source: Send + Sync {
@@ -51,7 +56,7 @@ pub(crate) trait Source: Send + Sync {
     fn run(self: Arc<Self>) -> BoxFuture<'static, ()>;
     /// Waits until the first list has been read.
     fn synced(&self) -> BoxFuture<'_, ()>;
-    /// Waits until the cache is as new as the API server was at the call.
+    /// Waits until the cache is as new as the API server was at the call. A resource that is not installed has no objects.
     fn catch_up(&self) -> BoxFuture<'_, ()>;
 }
 
@@ -83,6 +88,33 @@ enum CompareError {
     /// The API server did not answer.
     #[error("no answer in time")]
     Timeout,
+}
+
+impl CompareError {
+    /// Returns true if the API server does not know the resource. A list by selectors is never "not found" otherwise.
+    fn is_absent(&self) -> bool {
+        matches!(self, Self::List(kube::Error::Api(status)) if status.code == 404)
+    }
+}
+
+/// Consecutive failures of comparisons: each reason is logged once per interval.
+#[derive(Debug, Default)]
+struct Failures {
+    logged: Option<(Instant, String)>,
+    absent_since: Option<Instant>,
+}
+
+impl Failures {
+    /// Records a failure. Returns true if the resource counts as one that is not installed.
+    fn record(&mut self, resource: &str, error: &CompareError) -> bool {
+        let (now, text) = (Instant::now(), error.to_string());
+        if self.logged.as_ref().is_none_or(|(at, known)| now >= *at + LOG_INTERVAL || *known != text) {
+            tracing::warn!(resource, error = text, "cache cannot be compared with the API server");
+            self.logged = Some((now, text));
+        }
+        self.absent_since = error.is_absent().then(|| self.absent_since.unwrap_or(now));
+        self.absent_since.is_some_and(|since| now >= since + ABSENT)
+    }
 }
 
 impl<W, K> Watch<W, K>
@@ -138,6 +170,23 @@ where
     pub(crate) fn keeping_unseen(mut self, keeps: impl Fn(&K) -> bool + Send + Sync + 'static) -> Self {
         self.keeps_unseen = Box::new(keeps);
         self
+    }
+
+    /// Waits until the resource counts as one that is not installed. Its first list never comes then.
+    async fn absent(&self, resource: &str) {
+        let mut failures = Failures::default();
+        let one = ListParams { field_selector: self.config.field_selector.clone(), ..ListParams::default().limit(1) };
+        loop {
+            // The watch usually reads its first list meanwhile.
+            tokio::time::sleep(PAGE_TIMEOUT).await;
+            let listed = tokio::time::timeout(PAGE_TIMEOUT, self.api.list_metadata(&one)).await;
+            let listed = listed.map_err(|_| CompareError::Timeout).and_then(|listed| Ok(listed?));
+            match listed {
+                Ok(_) => failures = Failures::default(),
+                Err(error) if failures.record(resource, &error) => return log_absent(resource),
+                Err(_) => {}
+            }
+        }
     }
 
     fn covers(&self, key: &Key) -> bool {
@@ -254,6 +303,10 @@ where
     }
 }
 
+fn log_absent(resource: &str) {
+    tracing::warn!(resource, "the API server does not serve the resource, its cache is used as it is");
+}
+
 /// A difference between a cache and the API server.
 #[derive(Debug)]
 enum Difference {
@@ -282,7 +335,15 @@ where
 
     fn catch_up(&self) -> BoxFuture<'_, ()> {
         async {
-            self.synced().await;
+            let resource = self.api.resource_url();
+            let is_absent = tokio::select! {
+                () = self.synced() => false,
+                () = self.absent(resource) => true,
+            };
+            if is_absent {
+                return;
+            }
+            let mut failures = Failures::default();
             let mut restarted: Option<Instant> = None;
             let mut limit = PAGE_TIMEOUT;
             loop {
@@ -297,7 +358,8 @@ where
                         if differences.is_empty() {
                             return;
                         }
-                        tracing::warn!(differences = differences.len(), "cache is behind the API server");
+                        failures = Failures::default();
+                        tracing::warn!(resource, differences = differences.len(), "cache is behind the API server");
                         // The connection of a silent watch may be dead, which shows only when its time limit ends.
                         let is_silent = self.delivered.load(Ordering::Relaxed) == delivered;
                         if is_silent && restarted.is_none_or(|at| at.elapsed() >= RESTART_INTERVAL) {
@@ -306,7 +368,9 @@ where
                         }
                     }
                     Err(error) => {
-                        tracing::warn!(error = %error, "cache cannot be compared with the API server");
+                        if failures.record(resource, &error) {
+                            return log_absent(resource);
+                        }
                         if matches!(error, CompareError::Timeout) {
                             limit = (limit * 2).min(LONGEST_PAGE_TIMEOUT);
                         }
@@ -429,5 +493,47 @@ mod tests {
         let (_, watch) = standby(&server, &[]);
         assert!(tokio::time::timeout(Duration::from_secs(5), watch.catch_up()).await.is_ok());
         assert_eq!(server.requests().len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn resource_that_is_not_installed_does_not_hold_the_leader_back() {
+        let absent = || Reply::Answer(404, status(404, "NotFound"));
+        let server = Server::new(std::iter::repeat_with(absent).take(200));
+        // Once a standby whose watch has read a list before, once one that never could.
+        for synced in [true, false] {
+            let (_cache, watch) = standby(&server, &[]);
+            watch.synced.send_replace(synced);
+            assert!(tokio::time::timeout(ABSENT - RETRY, watch.catch_up()).await.is_err(), "{synced}");
+            assert!(tokio::time::timeout(ABSENT * 2, watch.catch_up()).await.is_ok(), "{synced}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_that_is_refused_holds_the_leader_back_until_it_is_read() {
+        let refused = || Reply::Answer(403, status(403, "Forbidden"));
+        let absent_for_a_moment = Reply::Answer(404, status(404, "NotFound"));
+        let replies = std::iter::repeat_with(refused).take(100).chain([absent_for_a_moment]);
+        let server = Server::new(replies.chain([Reply::Answer(200, list(20, &[]))]));
+        let (_cache, watch) = standby(&server, &[]);
+        let mut waits = std::pin::pin!(watch.catch_up());
+        assert!(tokio::time::timeout(RETRY * 99, &mut waits).await.is_err());
+        assert!(tokio::time::timeout(RETRY * 5, &mut waits).await.is_ok());
+    }
+
+    #[test]
+    fn failures_are_logged_once_for_each_reason() {
+        let failure = |code: u16| {
+            let status = serde_json::from_value(status(code, "x")).unwrap();
+            CompareError::List(kube::Error::Api(Box::new(status)))
+        };
+        let mut failures = Failures::default();
+        assert!(!failures.record("things", &failure(404)));
+        let first = failures.logged.clone();
+        assert!(!failures.record("things", &failure(404)));
+        assert_eq!(failures.logged, first, "the same reason is not logged again");
+        assert!(failures.absent_since.is_some());
+        assert!(!failures.record("things", &failure(500)));
+        assert_ne!(failures.logged, first);
+        assert!(failures.absent_since.is_none(), "only consecutive answers count");
     }
 }

@@ -12,7 +12,7 @@ use crate::{
         vmis::VmiIndex,
         vms::{ReplicaSetIndex, required_label},
     },
-    runtime::{Attempt, Controller, Decision, Wake},
+    runtime::{Attempt, Controller, Decision, Needs, Wake},
 };
 
 /// The controller of VirtualMachineInstanceReplicaSets.
@@ -35,6 +35,7 @@ pub(crate) struct Snapshot {
 impl Controller for ReplicaSets {
     const NAME: &'static str = "replicaset";
     const WORKERS: usize = 3;
+    const NEEDS: Needs = Needs::ReplicaSets;
     type Caches = Caches;
     type Snapshot = Snapshot;
 

@@ -52,6 +52,10 @@ pub(crate) struct Sources {
     pub certificates: Vec<Arc<dyn Source>>,
     /// Required by all other controllers.
     pub workloads: Vec<Arc<dyn Source>>,
+    /// Also required by the controller of VMs.
+    pub virtual_machines: Vec<Arc<dyn Source>>,
+    /// Also required by the controller of replica sets.
+    pub replica_sets: Vec<Arc<dyn Source>>,
     /// Required by none: decisions about these objects wait for each object.
     pub others: Vec<Arc<dyn Source>>,
 }
@@ -59,7 +63,8 @@ pub(crate) struct Sources {
 impl Sources {
     /// Returns all of them.
     pub(crate) fn all(&self) -> impl Iterator<Item = Arc<dyn Source>> {
-        self.certificates.iter().chain(&self.workloads).chain(&self.others).cloned()
+        let groups = [&self.certificates, &self.workloads, &self.virtual_machines, &self.replica_sets, &self.others];
+        groups.into_iter().flatten().cloned()
     }
 }
 
@@ -79,15 +84,12 @@ where
 pub(crate) fn sources(caches: &Caches, client: &Client, namespace: &str) -> Sources {
     Sources {
         certificates: certificates(caches, client, namespace),
-        workloads: [
-            installation(caches, client, namespace),
-            instancetypes(caches, client),
-            launcher_pods(caches, client),
-            cluster(caches, client),
-        ]
-        .into_iter()
-        .flatten()
-        .collect(),
+        workloads: [installation(caches, client, namespace), launcher_pods(caches, client), cluster(caches, client)]
+            .into_iter()
+            .flatten()
+            .collect(),
+        virtual_machines: virtual_machines(caches, client),
+        replica_sets: vec![all(&caches.replica_sets, client, |object| object)],
         others: AGGREGATED_ROLES
             .into_iter()
             .map(|name| -> Arc<dyn Source> {
@@ -137,7 +139,7 @@ fn installation(caches: &Caches, client: &Client, namespace: &str) -> Vec<Arc<dy
     sources
 }
 
-fn instancetypes(caches: &Caches, client: &Client) -> Vec<Arc<dyn Source>> {
+fn virtual_machines(caches: &Caches, client: &Client) -> Vec<Arc<dyn Source>> {
     fn of_kind<W>(caches: &Caches, client: &Client, kind: MatchedKind) -> Arc<dyn Source>
     where
         W: kube::Resource<DynamicType = ()>
@@ -153,6 +155,7 @@ fn instancetypes(caches: &Caches, client: &Client) -> Vec<Arc<dyn Source>> {
     }
     let revisions = || Api::<ControllerRevision>::all(client.clone());
     vec![
+        all(&caches.vms, client, |object| object),
         of_kind::<VirtualMachineInstancetype>(caches, client, MatchedKind::Instancetype),
         of_kind::<VirtualMachineClusterInstancetype>(caches, client, MatchedKind::ClusterInstancetype),
         of_kind::<VirtualMachinePreference>(caches, client, MatchedKind::Preference),
@@ -187,9 +190,7 @@ fn launcher_pods(caches: &Caches, client: &Client) -> Vec<Arc<dyn Source>> {
 
 fn cluster(caches: &Caches, client: &Client) -> Vec<Arc<dyn Source>> {
     vec![
-        all(&caches.vms, client, |object| object),
         all(&caches.vmis, client, |object| object),
-        all(&caches.replica_sets, client, |object| object),
         all::<Node, _>(&caches.nodes, client, CachedNode::from),
         all::<PersistentVolumeClaim, _>(&caches.claims, client, CachedClaim::from),
         all::<ResourceQuota, _>(&caches.quotas, client, CachedQuota::from),

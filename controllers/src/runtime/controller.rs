@@ -44,8 +44,12 @@ pub(crate) trait Controller: Send + Sync + 'static {
 pub(crate) enum Needs {
     /// Those about certificates. Every other write may depend on webhooks, and so on certificates.
     Certificates,
-    /// All.
+    /// Those of VMIs, pods, nodes and the installation, too.
     Workloads,
+    /// Those of VMs, instance types and preferences, too.
+    VirtualMachines,
+    /// Those of replica sets, too.
+    ReplicaSets,
 }
 
 /// A change of the cluster configuration.

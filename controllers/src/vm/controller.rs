@@ -22,7 +22,7 @@ use crate::{
         start_revisions::{StartRevision, StartRevisionIndex},
         vms::{VmIndex, claim_names, instancetype_key},
     },
-    runtime::{Attempt, ConfigChange, Controller, Decision, Wake},
+    runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
     setup::Setup,
 };
 
@@ -52,6 +52,7 @@ pub(crate) struct Snapshot {
 impl Controller for Vms {
     const NAME: &'static str = "vm";
     const WORKERS: usize = 3;
+    const NEEDS: Needs = Needs::VirtualMachines;
     type Caches = Caches;
     type Snapshot = Snapshot;
 
