@@ -1,7 +1,8 @@
-//! Quotas: a fixed number of slots, of which one holder gets at most seven eighths.
+//! Quotas: a fixed number of slots, of which one holder gets at most seven eighths. The last ones are only for holders without
+//! any.
 //!
-//! A holder is a user, a namespace or a guest. The cap keeps one holder from taking every slot; it does not divide the
-//! slots evenly. An idle server lets one holder use almost all of it.
+//! A holder is a user, a namespace or a guest. The cap keeps one holder from taking every slot, the last slots keep a few
+//! holders from it; the slots are not divided evenly. An idle server lets one holder use almost all of it.
 
 use std::{
     collections::HashMap,
@@ -15,6 +16,8 @@ pub const HOLDER_HEADER: &str = "x-ferrovirt-holder";
 /// One of so many slots is out of reach for a single holder: enough for other users to open consoles, and small enough that
 /// the only user of a server hardly meets the cap.
 const RESERVED_FRACTION: usize = 8;
+/// One of so many slots is only for holders without any.
+const FIRST_FRACTION: usize = 32;
 
 /// A quota of streams by user name.
 pub type StreamQuota = Quota<String>;
@@ -25,7 +28,7 @@ pub enum Exceeded {
     /// All slots are in use.
     #[error("all slots are in use")]
     Total,
-    /// The holder uses as many slots as one holder may.
+    /// The holder uses as many slots as one holder may, or the free ones are for holders without any.
     #[error("the holder uses as many slots as one holder may")]
     Holder,
 }
@@ -97,12 +100,12 @@ const fn cap(total: usize) -> usize {
 
 /// Decides on one more slot for a holder that uses `held`.
 fn check(total: usize, used: usize, held: usize) -> Result<(), Exceeded> {
-    if used >= total {
-        Err(Exceeded::Total)
-    } else if held >= cap(total) {
-        Err(Exceeded::Holder)
-    } else {
-        Ok(())
+    let free = total.saturating_sub(used);
+    match (free, held) {
+        (0, _) => Err(Exceeded::Total),
+        (_, 0) => Ok(()),
+        _ if free > total / FIRST_FRACTION && held < cap(total) => Ok(()),
+        _ => Err(Exceeded::Holder),
     }
 }
 
@@ -136,6 +139,12 @@ mod tests {
             (256, 255, 0, Ok(())),
             (256, 256, 0, Err(Exceeded::Total)),
             (256, 256, 224, Err(Exceeded::Total)),
+            // A second holder.
+            (256, 247, 23, Ok(())),
+            (256, 248, 24, Err(Exceeded::Holder)),
+            (256, 248, 0, Ok(())),
+            (48, 47, 1, Err(Exceeded::Holder)),
+            (48, 47, 0, Ok(())),
             (8, 7, 7, Err(Exceeded::Holder)),
             (1, 0, 0, Ok(())),
             (1, 1, 1, Err(Exceeded::Total)),
@@ -155,6 +164,30 @@ mod tests {
         drop((greedy, others));
         assert_eq!(quota.used(), 0);
         assert!(lock(&quota.used).by_holder.is_empty());
+    }
+
+    #[test]
+    fn few_holders_cannot_fill_a_quota() {
+        let quota = StreamQuota::new(256);
+        let fill = |holder: &str| std::iter::from_fn(|| quota.acquire(holder.to_owned()).ok()).collect::<Vec<_>>();
+        let mut held: Vec<_> = (0..8).map(|number| fill(&format!("greedy {number}"))).collect();
+        let counts: Vec<_> = held.iter().map(Vec::len).collect();
+        assert_eq!(counts, [224, 24, 1, 1, 1, 1, 1, 1]);
+        held.push(vec![quota.acquire("other".to_owned()).unwrap()]);
+        drop(held);
+        assert_eq!(fill("alone").len(), 224);
+    }
+
+    #[test]
+    fn holders_that_grow_together_share_almost_evenly() {
+        let quota = StreamQuota::new(256);
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        while let (Ok(one), Ok(other)) = (quota.acquire("first".to_owned()), quota.acquire("second".to_owned())) {
+            first.push(one);
+            second.push(other);
+        }
+        assert!((112..128).contains(&first.len()), "{}", first.len());
+        assert!(quota.acquire("third".to_owned()).is_ok());
     }
 
     #[test]
