@@ -70,6 +70,10 @@ components: build ## Builds Kubernetes and the rest of the test cluster from the
 images: build ## Builds the images of all processes into build/images
 	$(IMAGES) build services
 
+.PHONY: debug-image
+debug-image: images ## Builds the launcher image with a shell and tools (see launcherPods.debug of the chart)
+	$(IMAGES) build virt-launcher-debug
+
 .PHONY: guests
 guests: build ## Builds the images of all test guests into build/images
 	$(IMAGES) build guests
@@ -131,7 +135,7 @@ NODES := 1
 # Selected from the workspace: for a single package cargo would rebuild dependencies with fewer features.
 export TESTS := $(CARGO) test --workspace --locked
 .PHONY: e2e
-e2e: images guests ## Runs end-to-end tests on the test cluster or on that of KUBECONFIG
+e2e: images debug-image guests ## Runs end-to-end tests on the test cluster or on that of KUBECONFIG
 	$(TESTS) --test conformance --test e2e --test audit --no-run
 	@$(AWAIT_AHEAD)
 	$(CLUSTER) run --nodes $(NODES) -- e2e/run.sh

@@ -36,17 +36,47 @@ pub use error::{Error, Result};
 /// The time of every file in every image: the first second of 2025.
 pub const EPOCH: u64 = 1_735_689_600;
 
-/// All images in build order: name of the archive, and name of the image below its prefix.
-pub const IMAGES: [(&str, &str); 9] = [
-    ("virt-api", "virt-api"),
-    ("virt-controller", "virt-controller"),
-    ("virt-handler", "virt-handler"),
-    ("virt-launcher", "virt-launcher"),
-    ("toolbox", "toolbox"),
-    ("guest-tiny", "guests/tiny"),
-    ("guest-tiny-kernel", "guests/tiny-kernel"),
-    ("guest-tiny-signed", "guests/tiny-signed"),
-    ("guest-debian", "guests/debian"),
+/// An image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Name of the archive.
+    pub name: &'static str,
+    /// Name below the prefix of all images.
+    pub path: &'static str,
+    /// End of its tag. Variants of an image differ only in this.
+    pub tag_suffix: &'static str,
+}
+
+impl Image {
+    const fn plain(name: &'static str, path: &'static str) -> Self {
+        Self { name, path, tag_suffix: "" }
+    }
+
+    /// Returns the image with the archive of this name.
+    #[must_use]
+    pub fn find(name: &str) -> Option<Self> {
+        IMAGES.into_iter().find(|image| image.name == name)
+    }
+
+    /// Returns the tag of the image in a build with this tag.
+    #[must_use]
+    pub fn tag(&self, tag: &str) -> String {
+        format!("{tag}{}", self.tag_suffix)
+    }
+}
+
+/// All images in build order.
+pub const IMAGES: [Image; 10] = [
+    Image::plain("virt-api", "virt-api"),
+    Image::plain("virt-controller", "virt-controller"),
+    Image::plain("virt-handler", "virt-handler"),
+    Image::plain("virt-launcher", "virt-launcher"),
+    Image { name: "virt-launcher-debug", path: "virt-launcher", tag_suffix: "-debug" },
+    Image::plain("toolbox", "toolbox"),
+    Image::plain("guest-tiny", "guests/tiny"),
+    Image::plain("guest-tiny-kernel", "guests/tiny-kernel"),
+    Image::plain("guest-tiny-signed", "guests/tiny-signed"),
+    Image::plain("guest-debian", "guests/debian"),
 ];
 
 /// Options of a build.
@@ -66,9 +96,10 @@ pub struct Options {
     pub source: Option<source::Source>,
 }
 
-/// Resolves names and the groups `services`, `guests` and `all`. No names mean all images.
+/// Resolves names and the groups `services`, `guests` and `all`. No names mean all images. Variants for debugging belong to no
+/// group but `all`.
 pub fn resolve(names: &[String]) -> Result<Vec<&'static str>> {
-    let all = IMAGES.iter().map(|(name, _)| *name);
+    let all = IMAGES.iter().map(|image| image.name);
     if names.is_empty() {
         return Ok(all.collect());
     }
@@ -79,7 +110,7 @@ pub fn resolve(names: &[String]) -> Result<Vec<&'static str>> {
             .filter(|name| match wanted.as_str() {
                 "all" => true,
                 "guests" => name.starts_with("guest-"),
-                "services" => !name.starts_with("guest-"),
+                "services" => !name.starts_with("guest-") && !name.ends_with("-debug"),
                 wanted => *name == wanted,
             })
             .collect();
@@ -95,8 +126,11 @@ pub fn resolve(names: &[String]) -> Result<Vec<&'static str>> {
 
 /// Builds one image and returns its summary.
 pub fn build(name: &str, options: &Options) -> Result<oci::Summary> {
-    let path = IMAGES.iter().find(|(known, _)| *known == name).map(|(_, path)| *path).unwrap_or(name);
-    let reference = format!("{}/{path}:{}", options.prefix, options.tag);
+    let image = Image::find(name).ok_or_else(|| Error::UnknownImage {
+        name: name.to_owned(),
+        known: IMAGES.map(|image| image.name).join(", "),
+    })?;
+    let reference = format!("{}/{}:{}", options.prefix, image.path, image.tag(&options.tag));
     fs::create_dir_all(&options.out).at(&options.out)?;
     let archive = archive_path(&options.out, name);
     match name {
@@ -124,5 +158,17 @@ mod tests {
         );
         assert_eq!(names(&["toolbox", "virt-api"]).unwrap(), ["virt-api", "toolbox"]);
         assert!(names(&["virt"]).unwrap_err().to_string().contains("virt-launcher"));
+        assert_eq!(names(&["services"]).unwrap().len(), 5);
+        assert_eq!(names(&["virt-launcher-debug"]).unwrap(), ["virt-launcher-debug"]);
+    }
+
+    #[test]
+    fn variants_for_debugging_have_a_tag_of_their_own() {
+        let image = Image::find("virt-launcher-debug").unwrap();
+        assert_eq!((image.path, image.tag("v1").as_str()), ("virt-launcher", "v1-debug"));
+        assert_eq!(Image::find("virt-launcher").unwrap().tag("v1"), "v1");
+        let references: std::collections::BTreeSet<_> =
+            IMAGES.iter().map(|image| (image.path, image.tag("v1"))).collect();
+        assert_eq!(references.len(), IMAGES.len());
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
-use images::{Options, archive_path, cache::Cache, oci, registry, resolve, source::Source};
+use images::{Image, Options, archive_path, cache::Cache, oci, registry, resolve, source::Source};
 
 #[derive(Parser)]
 #[command(about = "Builds service and guest images as OCI archives, without daemon or registry")]
@@ -109,8 +109,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
                     }
                     bail!("{} does not exist: build it first", path.display());
                 }
-                let image = images::IMAGES.iter().find(|(known, _)| *known == name).map_or(name, |(_, image)| image);
-                let target = registry::push(&path, &registry, image, &tag, insecure)?;
+                let image = Image::find(name).with_context(|| format!("{name} is not an image"))?;
+                let target = registry::push(&path, &registry, image.path, &image.tag(&tag), insecure)?;
                 println!("{name:<18} {target}");
                 pushed += 1;
             }

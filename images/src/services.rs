@@ -33,6 +33,8 @@ struct Service {
     /// Files of the packages, without libraries.
     files: &'static [&'static str],
     except: &'static [&'static str],
+    /// Files of a layer over the others, in which busybox adds the commands that are still missing. Empty: no such layer.
+    tools: &'static [&'static str],
     /// Size limit, which detects unexpected growth.
     limit: u64,
 }
@@ -46,6 +48,7 @@ fn service(name: &str) -> Option<Service> {
         packages: &["base-files", "libc6", "libgcc-s1"],
         files: &["etc/os-release", "etc/debian_version"],
         except: &[],
+        tools: &[],
         limit: 40 * MEGABYTE,
     };
     Some(match name {
@@ -56,6 +59,12 @@ fn service(name: &str) -> Option<Service> {
             packages: &["base-files", "libc6", "libgcc-s1", "nftables"],
             files: &["etc/os-release", "etc/debian_version", "usr/sbin/nft"],
             ..plain("Ferrovirt node agent", &["virt-handler"], "/usr/bin/virt-handler")
+        },
+        "virt-launcher-debug" => Service {
+            description: "Ferrovirt virtual machine launcher with libvirt, QEMU, a shell and tools",
+            tools: LAUNCHER_TOOLS,
+            limit: 275 * MEGABYTE,
+            ..service("virt-launcher")?
         },
         "virt-launcher" => Service {
             description: "Ferrovirt virtual machine launcher with libvirt and QEMU",
@@ -77,9 +86,17 @@ fn service(name: &str) -> Option<Service> {
                 "ovmf",
                 "tzdata",
                 "tzdata-legacy",
+                // For the debug variant; from one root, so that it shares the layers of the plain image.
+                "bash",
+                "busybox-static",
+                "coreutils",
+                "grep",
+                "iproute2",
+                "procps",
             ],
             files: LAUNCHER_FILES,
             except: LAUNCHER_EXCEPT,
+            tools: &[],
             limit: 250 * MEGABYTE,
         },
         "toolbox" => Service {
@@ -90,6 +107,7 @@ fn service(name: &str) -> Option<Service> {
             packages: &["base-files", "busybox-static", "libc6", "libgcc-s1"],
             files: &["etc/os-release", "usr/bin/busybox"],
             except: &[],
+            tools: &[],
             limit: 10 * MEGABYTE,
         },
         _ => return None,
@@ -140,6 +158,33 @@ const LAUNCHER_EXCEPT: &[&str] = &[
     "usr/share/zoneinfo/localtime",
 ];
 
+/// Programs whose options scripts rely on; busybox has the others.
+const LAUNCHER_TOOLS: &[&str] = &[
+    "usr/bin/bash",
+    "usr/bin/busybox",
+    "usr/bin/cat",
+    "usr/bin/cp",
+    "usr/bin/date",
+    "usr/bin/dd",
+    "usr/bin/df",
+    "usr/bin/du",
+    "usr/bin/grep",
+    "usr/bin/head",
+    "usr/bin/ls",
+    "usr/bin/readlink",
+    "usr/bin/sort",
+    "usr/bin/stat",
+    "usr/bin/tail",
+    "usr/bin/timeout",
+    "usr/bin/ip",
+    "usr/bin/ss",
+    "usr/bin/free",
+    "usr/bin/pgrep",
+    "usr/bin/pkill",
+    "usr/bin/ps",
+    "usr/bin/top",
+];
+
 /// Builds a service image.
 pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Options) -> Result<oci::Summary> {
     let Some(service) = service(name) else {
@@ -157,7 +202,7 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
     let mut base = select::select(&root, service.files, service.except, &binaries)?;
     add_common(&mut base, name);
     match name {
-        "virt-launcher" => add_launcher(&mut base),
+        "virt-launcher" | "virt-launcher-debug" => add_launcher(&mut base),
         "toolbox" => add_applets(&mut base, &root)?,
         _ => {}
     }
@@ -165,6 +210,12 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
     let mut layers = vec![layer::layer(&options.cache, &base)?];
     if !service.binaries.is_empty() {
         layers.push(layer::layer(&options.cache, &binaries)?);
+    }
+    if !service.tools.is_empty() {
+        let mut whole = base.clone();
+        whole.extend(select::select(&root, service.tools, service.except, &Tree::default())?);
+        add_missing_applets(&mut whole, &root)?;
+        layers.push(layer::layer(&options.cache, &whole.over(&base))?);
     }
     let variables = match &options.source {
         Some(source) if name == "virt-api" => source.variables(),
@@ -204,7 +255,7 @@ fn strip(from: &Path, options: &Options) -> Result<PathBuf> {
 fn add_common(tree: &mut Tree, name: &str) {
     let (mut passwd, mut group) =
         (String::from("root:x:0:0:root:/root:/usr/sbin/nologin\n"), String::from("root:x:0:\ntty:x:5:\nkvm:x:36:\n"));
-    if name == "virt-launcher" {
+    if name.starts_with("virt-launcher") {
         passwd.push_str("qemu:x:107:107:qemu:/run/kubevirt-private:/usr/sbin/nologin\n");
         group.push_str("qemu:x:107:\n");
     }
@@ -260,14 +311,38 @@ fn add_applets(tree: &mut Tree, root: &Root) -> Result<()> {
     Ok(())
 }
 
+/// Adds a link for each busybox applet whose command is missing, and bash as the shell.
+fn add_missing_applets(tree: &mut Tree, root: &Root) -> Result<()> {
+    tree.link("usr/bin/sh", "bash");
+    for applet in tools::applets(root)? {
+        let known = ["usr/bin", "usr/sbin"].iter().any(|folder| tree.get(&format!("{folder}/{applet}")).is_some());
+        if !known {
+            tree.link(&format!("usr/bin/{applet}"), "busybox");
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn every_image_that_is_not_a_guest_is_described() {
-        for (name, _) in crate::IMAGES {
-            assert_eq!(service(name).is_some(), !name.starts_with("guest-"), "{name}");
+        for image in crate::IMAGES {
+            assert_eq!(service(image.name).is_some(), !image.name.starts_with("guest-"), "{image:?}");
+        }
+    }
+
+    #[test]
+    fn debug_variant_is_the_plain_launcher_and_a_layer_of_tools() {
+        let (plain, debug) = (service("virt-launcher").unwrap(), service("virt-launcher-debug").unwrap());
+        // The same inputs of the shared layers.
+        assert_eq!((plain.packages, plain.files, plain.except), (debug.packages, debug.files, debug.except));
+        assert_eq!((plain.binaries, plain.entrypoint, plain.user), (debug.binaries, debug.entrypoint, debug.user));
+        assert!(plain.tools.is_empty());
+        for tool in ["bash", "cat", "grep", "ip", "ls", "ps", "stat", "tail"] {
+            assert!(debug.tools.contains(&format!("usr/bin/{tool}").as_str()), "{tool}");
         }
     }
 }

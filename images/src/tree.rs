@@ -18,7 +18,7 @@ use crate::{
 pub(crate) const QEMU_USER: u32 = 107;
 
 /// Source of a file's bytes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A file on the host.
     Disk(PathBuf),
@@ -37,7 +37,7 @@ impl Source {
 }
 
 /// Type and content of an entry.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Content {
     /// A directory.
     Dir,
@@ -48,7 +48,7 @@ pub(crate) enum Content {
 }
 
 /// An entry.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Node {
     /// Permission bits.
     pub mode: u32,
@@ -133,6 +133,21 @@ impl Tree {
         }
     }
 
+    /// Returns the entries that `base` lacks or has in another form: the layer that makes this tree of it.
+    pub(crate) fn over(&self, base: &Self) -> Self {
+        let mut layer = Self::default();
+        for (path, node) in self.iter().filter(|(path, node)| base.get(path) != Some(node)) {
+            // Parents keep the mode and owner that they have in the whole tree.
+            for (end, _) in path.match_indices('/') {
+                if let Some((parent, known)) = self.nodes.get_key_value(&path[..end]) {
+                    layer.nodes.insert(parent.clone(), known.clone());
+                }
+            }
+            layer.nodes.insert(path.to_owned(), node.clone());
+        }
+        layer
+    }
+
     /// Returns a key of all entries. It includes size and modification time of files on disk, not their content.
     pub(crate) fn key(&self) -> Result<Key> {
         let mut key = Key::default();
@@ -186,6 +201,22 @@ mod tests {
         let paths: Vec<_> = tree.iter().map(|(path, _)| path).collect();
         assert_eq!(paths, ["etc", "etc/passwd", "run", "run/kubevirt", "run/kubevirt/a"]);
         assert_eq!(tree.get("run/kubevirt").unwrap().mode, 0o700);
+    }
+
+    #[test]
+    fn layer_over_a_base_has_what_the_base_lacks() {
+        let mut base = Tree::default();
+        base.dir("usr/bin", 0o700, 7);
+        base.file("usr/bin/a", 0o755, "a");
+        base.file("etc/passwd", 0o644, "x");
+        let mut whole = base.clone();
+        whole.file("usr/bin/b", 0o755, "b");
+        whole.file("etc/passwd", 0o644, "y");
+        let layer = whole.over(&base);
+        let paths: Vec<_> = layer.iter().map(|(path, _)| path).collect();
+        assert_eq!(paths, ["etc", "etc/passwd", "usr", "usr/bin", "usr/bin/b"]);
+        assert_eq!(layer.get("usr/bin").unwrap().owner, 7);
+        assert_eq!(whole.over(&whole).iter().count(), 0);
     }
 
     #[test]

@@ -9,6 +9,19 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The image of launcher pods. */}}
+{{- define "ferrovirt.launcherImage" -}}
+{{- $image := include "ferrovirt.image" (list . "virt-launcher") -}}
+{{- if .Values.launcherPods.debug -}}
+{{- if or (contains "@" $image) (not (regexMatch ":[^/:@]+$" $image)) -}}
+{{- fail (printf "launcherPods.debug adds -debug to the tag of image virt-launcher, and %s ends with none: name the debug image in image.overrides instead" $image) -}}
+{{- end -}}
+{{ $image }}-debug
+{{- else -}}
+{{ $image }}
+{{- end -}}
+{{- end -}}
+
 {{/* Labels of every object. Tools select pods of an installation by the component. */}}
 {{- define "ferrovirt.labels" -}}
 app.kubernetes.io/name: ferrovirt

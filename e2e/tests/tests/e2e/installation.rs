@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, registry, skip, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, registry, repository, skip, story_alone};
 use http::Request;
 use kube::{
     ResourceExt,
@@ -134,6 +134,71 @@ fn vmi_with_an_outdated_launcher_is_labelled_and_evicted_if_configured() {
     });
 }
 
+#[test]
+fn debug_launcher_has_a_shell_and_tools_and_the_default_one_has_none() {
+    story_alone("debug", async |s| {
+        let debugged = debugged(s).await;
+        // Later stories need the default image, also after a failure.
+        choose_debug_image(s, false).await?;
+        debugged?;
+        s.delete("vmi", "debug").await?;
+        s.apply(&manifests::kernel_vmi("plain")).await?;
+        let running = s.wait_running("plain").await?;
+        let image = running["status"]["launcherContainerImageVersion"].as_str().unwrap_or_default();
+        ensure!(!image.ends_with("-debug"), "the VMI runs in {image}");
+        let pod = launcher_pod(s, "plain").await?;
+        let refused = s.exec_in(&pod, "compute", &["sh", "-c", "true"]).await.err().map(|error| error.to_string());
+        ensure!(refused.is_some(), "the default image has a shell");
+        Ok(())
+    });
+}
+
+/// Starts a VMI with the debug image and uses its tools.
+async fn debugged(s: &Story) -> Result<()> {
+    choose_debug_image(s, true).await?;
+    s.apply(&manifests::kernel_vmi("debug")).await?;
+    let running = s.wait_running("debug").await?;
+    let image = running["status"]["launcherContainerImageVersion"].as_str().unwrap_or_default();
+    ensure!(image.ends_with("-debug"), "the VMI runs in {image}");
+    let pod = launcher_pod(s, "debug").await?;
+    for (command, text) in [
+        (&["ls", "-l", "/usr/bin/virt-launcher"][..], "/usr/bin/virt-launcher"),
+        (&["ps", "-ef"], "/usr/bin/qemu-system-x86_64"),
+        (&["ip", "-o", "link"], "tap0"),
+        (&["stat", "-c", "%u", "/proc/1"], "107"),
+        (&["sh", "-c", "grep -c PRETTY_NAME /etc/os-release"], "1"),
+        (&["bash", "-c", "cat /etc/os-release | tail -n 20 | grep ^ID="], "ID=debian"),
+        (&["awk", "BEGIN {print 6 * 7}"], "42"),
+        (&["virsh", "--version"], "."),
+    ] {
+        let output = s.exec_in(&pod, "compute", command).await.with_context(|| format!("{command:?}"))?;
+        ensure!(output.contains(text), "{command:?}: {output}");
+    }
+    Ok(())
+}
+
+async fn launcher_pod(s: &Story, vmi: &str) -> Result<String> {
+    let pod = s.launcher_pod(vmi).await?;
+    Ok(pod["metadata"]["name"].as_str().context("a pod without name")?.to_owned())
+}
+
+/// Upgrades the release with this value of `launcherPods.debug`, and waits until all replicas of virt-controller use the image.
+async fn choose_debug_image(s: &Story, debug: bool) -> Result<()> {
+    let chart = repository().join("charts/ferrovirt");
+    let value = format!("launcherPods.debug={debug}");
+    let chart = chart.to_str().context("the path of the chart is not UTF-8")?;
+    let (upgraded, output) =
+        helm(&["upgrade", "ferrovirt", chart, "-n", "kubevirt", "--reuse-values", "--set", &value, "--timeout", "3m"])
+            .await?;
+    ensure!(upgraded, "helm upgrade: {output}");
+    let deployment = s.installation_api("Deployment").get("virt-controller").await?;
+    let args = deployment.data["spec"]["template"]["spec"]["containers"][0]["args"].clone();
+    let words = args.as_array().map(Vec::as_slice).unwrap_or_default();
+    let image = words.iter().filter_map(Value::as_str).skip_while(|word| *word != "--launcher-image").nth(1);
+    ensure!(image.is_some_and(|image| image.ends_with("-debug") == debug), "virt-controller has {args}");
+    replaced(s, &args).await
+}
+
 /// Label of a VMI with an outdated launcher.
 const OUTDATED: &str = "kubevirt.io/outdatedLauncherImage";
 
@@ -170,13 +235,17 @@ async fn launch_with(s: &Story, image: &str) -> Result<()> {
     let containers = json!([{"name": "virt-controller", "args": args}]);
     let patch = Patch::Strategic(json!({"spec": {"template": {"spec": {"containers": containers}}}}));
     deployments.patch("virt-controller", &PatchParams::default(), &patch).await.context("change the launcher")?;
+    replaced(s, &args).await
+}
 
+/// Waits until all replicas of virt-controller have these arguments.
+async fn replaced(s: &Story, args: &Value) -> Result<()> {
     let started = Instant::now();
     loop {
         let pods = s.installation_api("Pod").list(&ListParams::default().labels("kubevirt.io=virt-controller")).await?;
         let changed = pods.iter().all(|pod| {
             pod.metadata.deletion_timestamp.is_none()
-                && pod.data["spec"]["containers"][0]["args"] == args
+                && pod.data["spec"]["containers"][0]["args"] == *args
                 && pod.data["status"]["containerStatuses"][0]["ready"] == true
         });
         if changed && !pods.items.is_empty() {
