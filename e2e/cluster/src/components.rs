@@ -213,7 +213,7 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Makefile");
         let makefile = fs::read_to_string(path).unwrap();
         for flag in COMPILE_FLAGS {
-            assert!(makefile.contains(&format!(" '{flag}'")), "{flag}");
+            assert!(makefile.contains(&format!("'{flag}'")), "{flag}");
         }
         assert_eq!(makefile.matches("-gcflags=").count(), COMPILE_FLAGS.len());
     }
