@@ -330,8 +330,11 @@ pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErr
     }
 }
 
-/// Unsupported fields of a VM outside its template: path, reason, and test for their use.
-const VM: &[(&str, &str, fn(&VirtualMachineSpec) -> bool)] = &[
+/// Path, reason, and test for the use of a field.
+type VmEntry = (&'static str, &'static str, fn(&VirtualMachineSpec) -> bool);
+
+/// Unsupported fields of a VM outside its template.
+const VM: &[VmEntry] = &[
     ("dataVolumeTemplates", "DataVolumes", |spec| !spec.data_volume_templates.is_empty()),
     ("updateVolumesStrategy", "volume migration", |spec| {
         spec.update_volumes_strategy.as_deref().is_some_and(|strategy| !["", "Replacement"].contains(&strategy))
