@@ -155,7 +155,7 @@ fn documents() -> Result<Vec<Vec<Manifest>>> {
         let text = std::fs::read_to_string(root.join(Path::new(path))).with_context(|| path.clone())?;
         manifests(path, &text)
     };
-    paths.iter().map(read).filter(|found| found.as_ref().map_or(true, |found| !found.is_empty())).collect()
+    paths.iter().map(read).filter(|found| !found.as_ref().is_ok_and(Vec::is_empty)).collect()
 }
 
 #[test]
