@@ -17,6 +17,7 @@ mod layer;
 mod object;
 pub mod oci;
 mod packages;
+mod placeholder;
 pub mod registry;
 mod run;
 mod select;

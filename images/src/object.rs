@@ -17,6 +17,17 @@ pub(crate) struct Object {
     pub versions: Vec<String>,
 }
 
+/// A symbol that a library defines.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Export {
+    /// Name.
+    pub name: String,
+    /// Its default version, if the library has versions.
+    pub version: Option<String>,
+    /// It is data.
+    pub is_object: bool,
+}
+
 /// Returns true if the bytes start with the ELF magic number.
 pub(crate) fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
@@ -46,6 +57,33 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Object, ParseError> {
     }
     read_versions(&file, &mut object)?;
     Ok(object)
+}
+
+/// Returns the symbols that a library defines, without former versions of them.
+pub(crate) fn exports(bytes: &[u8]) -> Result<Vec<Export>, ParseError> {
+    let file = ElfBytes::<LittleEndian>::minimal_parse(bytes)?;
+    let versions = file.symbol_version_table()?;
+    let mut exports = Vec::new();
+    let Some((symbols, strings)) = file.dynamic_symbol_table()? else { return Ok(exports) };
+    for (index, symbol) in symbols.iter().enumerate() {
+        // A symbol with an absolute value is the name of a version.
+        if symbol.is_undefined() || symbol.st_shndx == abi::SHN_ABS || symbol.st_bind() == abi::STB_LOCAL {
+            continue;
+        }
+        let mut version = None;
+        if let Some(mut definition) = versions.as_ref().map(|table| table.get_definition(index)).transpose()?.flatten()
+        {
+            if definition.hidden {
+                continue;
+            }
+            if definition.flags & abi::VER_FLG_BASE == 0 {
+                version = definition.names.next().transpose()?.map(str::to_owned);
+            }
+        }
+        let name = strings.get(symbol.st_name as usize)?.to_owned();
+        exports.push(Export { name, version, is_object: symbol.st_symtype() == abi::STT_OBJECT });
+    }
+    Ok(exports)
 }
 
 fn read_versions(file: &ElfBytes<'_, LittleEndian>, object: &mut Object) -> Result<(), ParseError> {

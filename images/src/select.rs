@@ -27,9 +27,16 @@ const TOP_LINKS: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 const MAX_LINKS: usize = 16;
 
 /// Returns the entries of `root` that match `patterns` (a path, optionally with `*` in its last part; directories include all
-/// below), except those that start with one of `except`, and the libraries needed by them and by the files of `programs`.
-pub(crate) fn select(root: &Root, patterns: &[&str], except: &[&str], programs: &Tree) -> Result<Tree> {
-    let mut picked = Picked { root: &root.path, except, tree: Tree::default() };
+/// below), except those that start with one of `except`, and the libraries needed by them and by the files of `programs`. Files of
+/// `placeholders` replace those of the root.
+pub(crate) fn select(
+    root: &Root,
+    patterns: &[&str],
+    except: &[&str],
+    programs: &Tree,
+    placeholders: Tree,
+) -> Result<Tree> {
+    let mut picked = Picked { root: &root.path, except, placeholders, tree: Tree::default() };
     for link in TOP_LINKS {
         picked.tree.take(&root.path, link)?;
     }
@@ -38,6 +45,7 @@ pub(crate) fn select(root: &Root, patterns: &[&str], except: &[&str], programs: 
     }
     picked.libraries(programs)?;
     let mut tree = picked.tree;
+    tree.extend(picked.placeholders);
     add_package_data(root, &mut tree)?;
     Ok(tree)
 }
@@ -45,6 +53,7 @@ pub(crate) fn select(root: &Root, patterns: &[&str], except: &[&str], programs: 
 struct Picked<'a> {
     root: &'a Path,
     except: &'a [&'a str],
+    placeholders: Tree,
     tree: Tree,
 }
 
@@ -114,6 +123,11 @@ impl Picked<'_> {
             }
             for library in &object.needed {
                 let at = self.find(&path, &object, library)?;
+                if let Some(node) = self.placeholders.get(&at) {
+                    let versions = read_object(&at, &node.content)?.unwrap_or_default().versions;
+                    known.insert(library.clone(), versions);
+                    continue;
+                }
                 self.add(&at)?;
                 let real = self.real(&at);
                 if let Some(node) = self.tree.get(&real)

@@ -100,6 +100,8 @@ const DAEMON_CONF: &str = "\
 log_level = 3
 log_outputs = \"3:stderr\"
 auth_unix_rw = \"none\"
+# There is no audit daemon in the pod.
+audit_level = 0
 min_workers = 2
 max_workers = 8
 prio_workers = 1
