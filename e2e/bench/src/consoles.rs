@@ -24,7 +24,7 @@ use futures::{StreamExt, future::join_all, stream};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::{Figures, actions::is, webhook::percentile};
+use crate::{Figures, actions::is, percentile};
 
 /// Concurrent starts or deletions of VMIs.
 const AT_ONCE: usize = 4;

@@ -1,10 +1,13 @@
 //! Measures the time from creation to Running and to a booted guest, compared with a bare pod.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::{Context, Result, bail};
 use ferrovirt_e2e_tests::Story;
-use futures::{AsyncBufReadExt, TryStreamExt};
+use futures::{AsyncBufReadExt, TryStreamExt, future::try_join_all};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -34,25 +37,10 @@ pub(crate) struct StartedVmi<'a> {
 impl<'a> StartedVmi<'a> {
     /// Creates a VMI from the tiny container disk and waits until its guest is up.
     pub(crate) async fn start(story: &'a Story, name: &str) -> Result<Self> {
-        let manifest = format!(
-            "
-apiVersion: kubevirt.io/v1
-kind: VirtualMachineInstance
-metadata: {{name: {name}}}
-spec:
-  terminationGracePeriodSeconds: 0
-  domain:
-    memory: {{guest: 128Mi}}
-    devices:
-      disks: [{{name: root, disk: {{bus: virtio}}}}]
-  volumes: [{{name: root, containerDisk: {{image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}}}]
-"
-        );
         out_of_phase().await;
         let created = Instant::now();
-        story.apply(&manifest).await?;
-        let running = |vmi: Option<&DynamicObject>| vmi.is_some_and(|vmi| vmi.data["status"]["phase"] == "Running");
-        wait(story.api("vmi"), name, running).await.context("VMI was not Running")?;
+        story.apply(&manifest(name)).await?;
+        wait(story.api("vmi"), name, is_running).await.context("VMI was not Running")?;
         let running = created.elapsed().as_secs_f64();
         let pod = story.launcher_pod(name).await?;
         let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
@@ -70,41 +58,59 @@ spec:
     }
 }
 
-/// Measures `rounds` starts of each kind, one at a time and alternating, so that both see the same load of the host.
+/// Returns a VMI that boots the tiny container disk.
+fn manifest(name: &str) -> String {
+    format!(
+        "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 0
+  domain:
+    memory: {{guest: 128Mi}}
+    devices:
+      disks: [{{name: root, disk: {{bus: virtio}}}}]
+  volumes: [{{name: root, containerDisk: {{image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}}}]
+"
+    )
+}
+
+/// Measures `rounds` starts and deletions of each kind, one at a time and alternating, so that all see the same load of the
+/// host.
 pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
-    let (mut pods, mut running, mut up, mut deleted) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut without_volumes = Vec::new();
+    let mut times = BTreeMap::<&str, Vec<f64>>::new();
     for round in 0..rounds {
         let name = format!("pod-{round}");
-        let pod = pod(story, &name, bare_pod(story, &name)).await?;
+        let (pod, pod_deleted) = pod(story, &name, bare_pod(story, &name)).await?;
         let name = format!("empty-{round}");
-        without_volumes.push(self::pod(story, &name, story.toolbox_without_wait(&name)).await?);
+        let (empty, _) = self::pod(story, &name, story.toolbox_without_wait(&name)).await?;
         let vmi = StartedVmi::start(story, &format!("vmi-{round}")).await?;
+        let (running, up) = (vmi.running, vmi.guest_up);
+        let deleted = vmi.delete().await?;
         println!(
-            "round {round}: pod Running {pod:.2} s, VMI Running {:.2} s, guest up {:.2} s",
-            vmi.running, vmi.guest_up
+            "round {round}: pod Running {pod:.2} s, deleted {pod_deleted:.2} s; VMI Running {running:.2} s, guest up {up:.2} s, deleted {deleted:.2} s"
         );
-        pods.push(pod);
-        running.push(vmi.running);
-        up.push(vmi.guest_up);
-        deleted.push(vmi.delete().await?);
+        for (name, value) in [
+            ("pod_running_s", pod),
+            ("pod_delete_s", pod_deleted),
+            ("pod_without_volumes_running_s", empty),
+            ("vmi_running_s", running),
+            ("vmi_guest_up_s", up),
+            ("delete_s", deleted),
+        ] {
+            times.entry(name).or_default().push(value);
+        }
     }
-    let pod = median(pods).context("no round")?;
-    let vmi = median(running).context("no round")?;
-    figures.insert("pod_running_s".into(), pod);
-    figures.insert("vmi_running_s".into(), vmi);
-    figures.insert("vmi_running_over_pod".into(), vmi / pod);
-    let pod = median(without_volumes).context("no round")?;
-    figures.insert("pod_without_volumes_running_s".into(), pod);
-    figures.insert("vmi_running_over_pod_without_volumes".into(), vmi / pod);
-    figures.insert("vmi_guest_up_s".into(), median(up).context("no round")?);
-    figures.insert("delete_s".into(), median(deleted).context("no round")?);
+    for (name, values) in times {
+        figures.insert(name.into(), median(&values).context("no round")?);
+    }
     Ok(())
 }
 
-/// Creates a usual pod. It has the default volume with the token of its service account. kubelet checks every 0.3 s if the
-/// volumes of a pod are mounted, and skips the check for a pod without volumes.
-async fn bare_pod(story: &Story, name: &str) -> Result<()> {
+/// Creates a usual pod, which ends as soon as it is asked to. It has the default volume with the token of its service account.
+/// kubelet checks every 0.3 s if the volumes of a pod are mounted, and skips the check for a pod without volumes.
+pub(crate) async fn bare_pod(story: &Story, name: &str) -> Result<()> {
     story
         .apply(&format!(
             "
@@ -112,30 +118,60 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: {name}}}
 spec:
-  terminationGracePeriodSeconds: 0
   securityContext: {{runAsNonRoot: true, runAsUser: 1000, seccompProfile: {{type: RuntimeDefault}}}}
   containers:
   - name: toolbox
     image: ferrovirt.io/toolbox:devel
     imagePullPolicy: IfNotPresent
-    command: [sleep, '3600']
+    command: [sh, -c, 'trap \"exit 0\" TERM; sleep 3600 & wait']
     securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
 "
         ))
         .await
 }
 
-/// Returns the seconds until a pod with one idle container is Running. `create` creates the pod.
-async fn pod(story: &Story, name: &str, create: impl Future<Output = Result<()>>) -> Result<f64> {
+/// Returns the seconds until a pod with one idle container is Running, and those until it is deleted. `create` creates the pod.
+async fn pod(story: &Story, name: &str, create: impl Future<Output = Result<()>>) -> Result<(f64, f64)> {
     out_of_phase().await;
     let created = Instant::now();
     create.await?;
-    let running = |pod: Option<&DynamicObject>| pod.is_some_and(|pod| pod.data["status"]["phase"] == "Running");
-    wait(story.api("Pod"), name, running).await.context("pod was not Running")?;
-    let took = created.elapsed().as_secs_f64();
+    wait(story.api("Pod"), name, is_running).await.context("pod was not Running")?;
+    let running = created.elapsed().as_secs_f64();
+    out_of_phase().await;
+    let deleted = Instant::now();
     story.delete("Pod", name).await?;
     wait(story.api("Pod"), name, gone()).await.context("pod was not gone")?;
-    Ok(took)
+    Ok((running, deleted.elapsed().as_secs_f64()))
+}
+
+/// Returns true for a pod or VMI in phase Running.
+fn is_running(object: Option<&DynamicObject>) -> bool {
+    object.is_some_and(|object| object.data["status"]["phase"] == "Running")
+}
+
+/// Measures the time from the creation of ten objects at once until all are Running, for bare pods and for VMIs.
+pub(crate) async fn measure_ten(story: &Story, figures: &mut Figures) -> Result<()> {
+    for (kind, figure) in [("Pod", "ten_pods_running_s"), ("vmi", "ten_vmis_running_s")] {
+        out_of_phase().await;
+        let created = Instant::now();
+        let one = async |name: &str| {
+            match kind {
+                "Pod" => bare_pod(story, name).await?,
+                _ => story.apply(&manifest(name)).await?,
+            }
+            wait(story.api(kind), name, is_running).await.with_context(|| format!("{kind} {name} was not Running"))
+        };
+        let names: Vec<String> = (0..10).map(|number| format!("ten-{number}")).collect();
+        try_join_all(names.iter().map(|name| one(name))).await?;
+        figures.insert(figure.into(), created.elapsed().as_secs_f64());
+        for name in &names {
+            story.delete(kind, name).await?;
+        }
+        for name in &names {
+            wait(story.api(kind), name, gone()).await.with_context(|| format!("{kind} {name} was not gone"))?;
+        }
+    }
+    Ok(())
 }
 
 fn gone() -> impl Condition<DynamicObject> {

@@ -70,7 +70,6 @@ spec:
     story.delete("vmi", "server").await?;
     figures.insert("portforward_mib_s".into(), guest);
     figures.insert("portforward_pod_mib_s".into(), pod);
-    figures.insert("portforward_over_kubectl".into(), guest / pod);
     Ok(())
 }
 

@@ -15,6 +15,66 @@ use tokio::{
 pub(super) const SIMULATED: &str = "ferrovirt.io/simulated";
 /// Pods of a simulated node.
 const PODS_PER_NODE: usize = 250;
+/// Stages of pods as kubelet shows them: KWOK's own would open readiness gates, which virt-controller does.
+const STAGES: &str = r#"
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: pod-running}
+spec:
+  resourceRef: {apiGroup: v1, kind: Pod}
+  selector:
+    matchExpressions:
+    - {key: .metadata.deletionTimestamp, operator: DoesNotExist}
+    - {key: .status.podIP, operator: DoesNotExist}
+  next:
+    statusTemplate: |
+      phase: Running
+      startTime: {{ Now | Quote }}
+      hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
+      podIP: {{ PodIPWith .spec.nodeName false .metadata.uid .metadata.name .metadata.namespace | Quote }}
+      conditions:
+      {{ range $type := list "Initialized" "ContainersReady" }}
+      - {type: {{ $type }}, status: "True", lastTransitionTime: {{ Now | Quote }}}
+      {{ end }}
+      - {type: Ready, status: {{ if .spec.readinessGates }}"False"{{ else }}"True"{{ end }}, lastTransitionTime: {{ Now | Quote }}}
+      containerStatuses:
+      {{ range .spec.containers }}
+      - name: {{ .name | Quote }}
+        image: {{ .image | Quote }}
+        ready: true
+        restartCount: 0
+        state: {running: {startedAt: {{ Now | Quote }}}}
+      {{ end }}
+---
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: pod-ready}
+spec:
+  resourceRef: {apiGroup: v1, kind: Pod}
+  selector:
+    matchExpressions:
+    - {key: .metadata.deletionTimestamp, operator: DoesNotExist}
+    - key: '.status.conditions.[] | select(.type == "kubevirt.io/virtual-machine-unpaused") | .status'
+      operator: In
+      values: ["True"]
+    - key: '.status.conditions.[] | select(.type == "Ready") | .status'
+      operator: In
+      values: ["False"]
+  next:
+    statusTemplate: |
+      conditions:
+      - {type: Ready, status: "True", lastTransitionTime: {{ Now | Quote }}}
+---
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: pod-delete}
+spec:
+  resourceRef: {apiGroup: v1, kind: Pod}
+  selector:
+    matchExpressions:
+    - {key: .metadata.deletionTimestamp, operator: Exists}
+  next: {delete: true}
+"#;
 
 /// Simulated nodes. KWOK ends with this value. After a failure the next start removes the nodes.
 pub(super) struct Nodes {
@@ -29,12 +89,16 @@ impl Nodes {
         let api = story.cluster_api("Node");
         let simulated = ListParams::default().labels(SIMULATED);
         api.delete_collection(&DeleteParams::default(), &simulated).await.context("cannot remove earlier nodes")?;
-        let log = repository().join("build/kwok.log");
+        let build = repository().join("build");
+        let (log, stages) = (build.join("kwok.log"), build.join("kwok-stages.yaml"));
+        std::fs::write(&stages, STAGES).with_context(|| format!("cannot write {}", stages.display()))?;
         let log = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
         let child = Command::new(kwok)
             .args(["--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"])
             .args(["--node-lease-duration-seconds=40", "--kubeconfig"])
             .arg(kubeconfig())
+            .arg("--config")
+            .arg(stages)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
