@@ -28,7 +28,7 @@ struct Process {
 pub(crate) async fn measure(story: &Story, vmi: &StartedVmi<'_>, figures: &mut Figures) -> Result<()> {
     let pod = story.launcher_pod(&vmi.name).await?;
     let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;
-    let listing = story.on_node(LIST).await?;
+    let listing = story.on_node(&story.node_of(&vmi.name).await?, LIST).await?;
     let processes = parse(&listing)?;
     let (mut outside, mut qemu) = (0.0, 0.0);
     for process in processes.iter().filter(|p| p.pod.contains(uid) || p.pod.contains(&uid.replace('-', "_"))) {
