@@ -28,6 +28,7 @@ pub mod replicaset;
 pub mod snapshot;
 pub mod subresources;
 pub mod tls;
+pub mod traceparent;
 pub mod tsc;
 pub mod vm;
 pub mod vmi;

@@ -3,6 +3,7 @@
 //! - [`tasks`]: long-lived tasks under supervision, panics as errors; [`signals`], [`logging`].
 //! - [`client`]: the client of the API server; [`config`]: the cluster configuration.
 //! - [`events`], [`merge_patch`]: writes to the cluster.
+//! - [`telemetry`]: traces of starts, exported to a collector.
 //! - [`tls`]: identities, trust and the TLS server; [`ops`]: health, metrics and profiles; [`quota`]: slots by user.
 //!
 //! Everything is followed live: a changed configuration, Secret or CA bundle takes effect without a restart.
@@ -24,6 +25,8 @@ pub mod ops;
 pub mod quota;
 pub mod signals;
 pub mod tasks;
+#[cfg(feature = "cluster")]
+pub mod telemetry;
 #[cfg(feature = "cluster")]
 pub mod tls;
 #[cfg(feature = "cluster")]
