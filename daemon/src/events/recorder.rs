@@ -118,11 +118,20 @@ impl Writer {
             let outcome = match tokio::time::timeout(WRITE_TIMEOUT, self.write(event)).await {
                 Ok(Ok(outcome)) => outcome,
                 Ok(Err(error)) => {
+                    let cause = crate::errors::chain(&error);
                     // The API server refuses events of objects in a namespace that is being deleted.
-                    tracing::debug!(reason, error = %crate::errors::chain(&error), "event was not written");
+                    match error {
+                        kube::Error::Api(status) if matches!(status.code, 403 | 404) => {
+                            tracing::debug!(reason, error = cause, "event was refused");
+                        }
+                        _ => tracing::warn!(reason, error = cause, "event was not written"),
+                    }
                     Outcome::Failed
                 }
-                Err(_) => Outcome::Failed,
+                Err(_) => {
+                    tracing::warn!(reason, "event was not written in time");
+                    Outcome::Failed
+                }
             };
             count(outcome);
         }

@@ -34,7 +34,7 @@ use crate::{
 
 pub use readiness::Readiness;
 
-/// Time for which the version of the API server is reused, so that probes cause no load.
+/// Time for which the answer of the API server, or its failure, is reused, so that probes cause no load.
 const VERSION_TTL: Duration = Duration::from_secs(10);
 /// Longest wait for the API server while answering a health request.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(4);
@@ -49,7 +49,7 @@ pub struct Ops {
     roots: Roots,
     profiler: Profiler,
     resident: Option<IntGauge>,
-    version: Arc<tokio::sync::Mutex<Option<(Instant, Value)>>>,
+    version: Arc<tokio::sync::Mutex<Option<(Instant, Result<Value, String>)>>>,
     access: Arc<MetricsAccess>,
     refresh: Option<Refresh>,
 }
@@ -123,35 +123,33 @@ impl Ops {
     pub async fn health(&self) -> (StatusCode, Value) {
         let resource_version = self.config.resource_version();
         let mut cached = self.version.lock().await;
-        if let Some((at, version)) = cached.as_ref()
-            && at.elapsed() < VERSION_TTL
-        {
-            return (StatusCode::OK, healthy(version, &resource_version));
-        }
+        let version = match cached.as_ref() {
+            Some((at, version)) if at.elapsed() < VERSION_TTL => version.clone(),
+            _ => {
+                let version = self.api_server_version().await;
+                *cached = Some((Instant::now(), version.clone()));
+                version
+            }
+        };
+        drop(cached);
+        let (status, connectivity) = match version {
+            Ok(version) => (StatusCode::OK, json!({"connectivity": "ok", "version": version})),
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, json!({"connectivity": "failed", "error": error})),
+        };
+        (status, json!({"apiserver": connectivity, "config-resource-version": resource_version}))
+    }
+
+    /// Requests the version of the API server. A failure is logged here, once for each request.
+    async fn api_server_version(&self) -> Result<Value, String> {
         let answer = tokio::time::timeout(VERSION_TIMEOUT, self.client.apiserver_version()).await;
         let failure = match answer {
-            Ok(Ok(info)) => {
-                let version = serde_json::to_value(&info).unwrap_or(Value::Null);
-                let body = healthy(&version, &resource_version);
-                *cached = Some((Instant::now(), version));
-                return (StatusCode::OK, body);
-            }
+            Ok(Ok(info)) => return Ok(serde_json::to_value(&info).unwrap_or(Value::Null)),
             Ok(Err(error)) => crate::errors::chain(&error),
             Err(_) => "no answer in time".to_owned(),
         };
-        let body = json!({
-            "apiserver": {"connectivity": "failed", "error": failure},
-            "config-resource-version": resource_version,
-        });
-        (StatusCode::INTERNAL_SERVER_ERROR, body)
+        tracing::warn!(error = failure, "the API server does not answer; /healthz fails");
+        Err(failure)
     }
-}
-
-fn healthy(version: &Value, resource_version: &str) -> Value {
-    json!({
-        "apiserver": {"connectivity": "ok", "version": version},
-        "config-resource-version": resource_version,
-    })
 }
 
 /// Returns the metrics of the registry in the text format.
@@ -226,6 +224,8 @@ fn resident_bytes() -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use api::config::ClusterConfig;
     use axum::{body::Body, http::Request};
     use tower::ServiceExt;
@@ -266,6 +266,32 @@ mod tests {
         ] {
             let request = Request::get(path).body(Body::empty()).unwrap();
             assert_eq!(ops.clone().router().oneshot(request).await.unwrap().status(), code, "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn health_asks_the_api_server_once_whether_it_answers_or_fails() {
+        for (answers, code) in [(true, StatusCode::OK), (false, StatusCode::INTERNAL_SERVER_ERROR)] {
+            let asked = Arc::new(AtomicUsize::new(0));
+            let count = asked.clone();
+            let server = tower::service_fn(move |_: Request<kube::client::Body>| {
+                count.fetch_add(1, Ordering::Relaxed);
+                let version = json!({
+                    "major": "1", "minor": "36", "gitVersion": "v1.36.0", "gitCommit": "", "gitTreeState": "",
+                    "buildDate": "", "goVersion": "", "compiler": "", "platform": "",
+                });
+                let answer = axum::http::Response::new(Body::from(version.to_string()));
+                std::future::ready(if answers { Ok(answer) } else { Err(std::io::Error::other("away")) })
+            });
+            let config = ConfigHandle::fixed(ClusterConfig::default());
+            let client = Client::new(server, "default");
+            let ops = Ops::new(client, config, Readiness::new(), Registry::new(), Roots::empty());
+            for _ in 0..3 {
+                let (status, body) = ops.health().await;
+                assert_eq!(status, code, "{body}");
+                assert_eq!(body["apiserver"]["error"].is_string(), !answers);
+            }
+            assert_eq!(asked.load(Ordering::Relaxed), 1, "answers: {answers}");
         }
     }
 
