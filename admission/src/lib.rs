@@ -22,7 +22,7 @@ mod registry;
 pub mod rules;
 
 pub use context::{
-    AdmissionResponse, AdmissionReview, Effect, Failure, FieldError, FieldErrors, Generated, LookupError, LookupResult,
-    Lookups, ObjectQuery, Selection, decode,
+    AdmissionRequest, AdmissionResponse, AdmissionReview, Effect, Failure, FieldError, FieldErrors, Generated,
+    LookupError, LookupResult, Lookups, ObjectQuery, ReviewTrace, Selection, decode,
 };
 pub use registry::{Evaluation, Review, WEBHOOKS, Webhook, handle};

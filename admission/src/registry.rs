@@ -5,12 +5,13 @@
 
 use std::sync::OnceLock;
 
-use api::config::ClusterConfig;
+use api::{config::ClusterConfig, traceparent::TraceParent};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::{
     context::{
         AdmissionRequest, AdmissionReview, Context, Decision, DenialForm, Effect, Failure, Generated, Interrupt,
-        LookupError, Lookups, ObjectQuery, Operation, Outcome, TrustedUsers, request,
+        LookupError, Lookups, ObjectQuery, Operation, Outcome, ReviewTrace, TrustedUsers, request, trace,
     },
     kinds::{
         backup, clone, eviction, export, instancetype, kubevirt, migration, plugin, policy, pool, preset, replica_set,
@@ -194,6 +195,7 @@ pub struct Review {
     webhook: &'static Webhook,
     request: AdmissionRequest,
     generated: OnceLock<Generated>,
+    trace: Option<TraceParent>,
 }
 
 impl Review {
@@ -203,12 +205,30 @@ impl Review {
             AdmissionReview::failed(&request::uid(body), 400, format!("cannot read the admission review: {error}"))
         })?;
         match Webhook::at(path) {
-            Some(webhook) => Ok(Self { webhook, request, generated: OnceLock::new() }),
+            Some(webhook) => Ok(Self { webhook, request, generated: OnceLock::new(), trace: None }),
             None => {
                 let message = format!("there is no webhook at {path}");
                 Err(Box::new(AdmissionReview::failed(&request.uid, 404, message)))
             }
         }
+    }
+
+    /// Returns the request.
+    pub fn request(&self) -> &AdmissionRequest {
+        &self.request
+    }
+
+    /// Returns the place of the review in the trace of a start; `None` if it belongs to none.
+    pub fn trace(&self, namespace: &str, now: Timestamp) -> Option<ReviewTrace> {
+        let is_start = [VMS, VMIS].contains(&self.webhook.resource) && self.request.dry_run != Some(true);
+        let mutates = self.webhook.path.ends_with("-mutate");
+        is_start.then(|| trace::of(&self.request, mutates, &TrustedUsers::new(namespace), now)).flatten()
+    }
+
+    /// Sets the trace context that the object gets if it is new.
+    #[must_use]
+    pub fn with_trace(self, context: Option<TraceParent>) -> Self {
+        Self { trace: context, ..self }
     }
 
     /// Evaluates the review for an installation in `namespace`. The error lists queries whose results are missing. The same
@@ -225,6 +245,7 @@ impl Review {
             trusted: &TrustedUsers::new(namespace),
             generated: &self.generated,
             lookups,
+            trace: self.trace,
         });
         let Decision { outcome, effects } = match decision {
             Ok(decision) => decision,

@@ -76,7 +76,8 @@ async fn main() -> anyhow::Result<()> {
     });
     let segment = segment([0; SEGMENT_BYTES]);
     let (segments, trusted) = (Segments::fixed(&segment), callers.trusted.clone());
-    let router = webhooks::router(client, config, Presets::unknown(), "kubevirt", metrics, segments, trusted);
+    let own = (metrics, daemon::telemetry::Traces::default());
+    let router = webhooks::router(client, config, Presets::unknown(), "kubevirt", own, segments, trusted);
     let listener = listen((Ipv4Addr::LOCALHOST, arguments.port).into())
         .with_context(|| format!("cannot listen on port {}", arguments.port))?;
     println!("https://localhost:{}{}", arguments.port, join(&segment, ""));

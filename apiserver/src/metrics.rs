@@ -74,7 +74,10 @@ impl Metrics {
                 &["subresource"],
             )?,
             reviews: IntCounterVec::new(
-                Opts::new("kubevirt_api_admission_reviews_total", "Webhook calls"),
+                Opts::new(
+                    "kubevirt_api_admission_reviews_total",
+                    "Webhook calls by outcome: allowed, denied, failed, or refused because of their path",
+                ),
                 &["path", "outcome"],
             )?,
             review_seconds: HistogramVec::new(

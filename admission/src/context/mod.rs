@@ -18,11 +18,12 @@ pub(crate) mod request;
 mod resource_path;
 pub(crate) mod response;
 pub(crate) mod semantic;
+pub(crate) mod trace;
 mod users;
 
 use std::sync::OnceLock;
 
-use api::config::ClusterConfig;
+use api::{config::ClusterConfig, constants::component, traceparent::TraceParent};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
@@ -34,6 +35,7 @@ pub use self::{
     lookups::{LookupError, LookupResult, Lookups, ObjectQuery, Selection},
     request::{AdmissionRequest, Operation},
     response::{AdmissionResponse, AdmissionReview},
+    trace::ReviewTrace,
     users::TrustedUsers,
 };
 pub(crate) use self::{
@@ -55,6 +57,8 @@ pub(crate) struct Context<'a> {
     pub(crate) generated: &'a OnceLock<Generated>,
     /// Other objects of the cluster.
     pub(crate) lookups: &'a Lookups,
+    /// Trace context for a new VM or VMI.
+    pub(crate) trace: Option<TraceParent>,
 }
 
 impl<'a> Context<'a> {
@@ -71,6 +75,11 @@ impl<'a> Context<'a> {
     /// Returns true if the user is a component.
     pub(crate) fn is_component(&self) -> bool {
         self.trusted.contains(&self.request.user_info)
+    }
+
+    /// Returns true if the user is virt-controller.
+    pub(crate) fn is_controller(&self) -> bool {
+        self.trusted.is(&self.request.user_info, component::CONTROLLER_SERVICE_ACCOUNT)
     }
 
     /// Decodes the object.

@@ -1,9 +1,10 @@
 //! Defaults of VMI specs.
 //!
 //! [`spec`] sets the defaults that VM templates and VMIs share; it is also applied to a copy of a VM's template before the
-//! template is validated. [`vmi`] sets the others when a VMI is created.
+//! template is validated. [`vmi`] sets the others when a VMI is created. [`trace`] sets the trace context.
 
 mod features;
+pub(crate) mod trace;
 pub mod vmi;
 
 use api::{

@@ -6,6 +6,8 @@ use api::{
     constants::annotation,
     vmi::firmware::Firmware,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
 
 use super::{
     data_source,
@@ -14,9 +16,15 @@ use super::{
 };
 use crate::{
     context::{Context, Decision, FieldErrors, Generated, Interrupt, semantic},
-    defaults::{self, DefaultNetworkError, has_pcie_hotplug, is_empty},
+    defaults::{self, DefaultNetworkError, has_pcie_hotplug, is_empty, trace},
     rules::{self, unsupported},
 };
+
+/// The metadata of a stored VM.
+#[derive(Deserialize)]
+struct Metadata {
+    metadata: ObjectMeta,
+}
 
 /// Serves `/virtualmachines-mutate`.
 pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
@@ -26,6 +34,10 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
             let namespace = instancetype::namespace(context, vm).to_owned();
             data_source::set_architecture(vm, &namespace, context.lookups)?;
             set_defaults(vm, context.config, context.is_create(), context.generated());
+        }
+        match context.old_object::<Metadata>()? {
+            None => trace::of_new(&mut vm.metadata, context.trace, false),
+            Some(old) => trace::keep(&mut vm.metadata, &old.metadata),
         }
         Ok(vec![])
     })

@@ -19,7 +19,7 @@ use crate::{
         AdmissionRequest, Context, Decision, FieldErrors, Generated, Interrupt, Outcome, TrustedUsers, decode, patch,
         semantic,
     },
-    defaults::{self, DefaultNetworkError, has_pcie_hotplug},
+    defaults::{self, DefaultNetworkError, has_pcie_hotplug, trace},
     rules::{self, unsupported},
 };
 
@@ -35,6 +35,7 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
             let warnings = preset::apply(vmi, &presets).map_err(|error| Interrupt::failed(422, error.to_string()))?;
             set_defaults(vmi, context.config, is_component, context.generated())
                 .map_err(|error| Interrupt::failed(400, error.to_string()))?;
+            trace::of_new(&mut vmi.metadata, context.trace, context.is_controller());
             Ok(warnings)
         });
     }
@@ -191,6 +192,10 @@ fn update_errors(
                 "",
                 "modification of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
             );
+        }
+        if trace::is_set(&vmi.metadata, &old.metadata) {
+            let message = format!("annotation {} of a VMI object cannot be set", annotation::TRACEPARENT);
+            errors.not_supported("metadata.annotations", message);
         }
     }
     errors

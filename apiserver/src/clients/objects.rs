@@ -12,6 +12,13 @@ const PODS_ON_PAGE: u32 = 16;
 /// Most pages of them. Only pods of one namespace that a node has admitted count, so there are not as many.
 const POD_PAGES: usize = 64;
 
+/// Records a UID in the span of the request.
+fn record(field: &'static str, uid: Option<&str>) {
+    if let Some(uid) = uid {
+        tracing::Span::current().record(field, uid);
+    }
+}
+
 /// Reads objects of the API server.
 #[derive(Clone)]
 pub(crate) struct Objects {
@@ -32,10 +39,13 @@ impl Objects {
 
     /// Reads a VM that may be missing.
     pub(crate) async fn vm_opt(&self, namespace: &str, name: &str) -> Result<Option<VirtualMachine>, ApiError> {
-        self.vms(namespace)
+        let found = self
+            .vms(namespace)
             .get_opt(name)
             .await
-            .map_err(|error| ApiError::Internal(format!("unable to retrieve vm [{name}]: {}", message(&error))))
+            .map_err(|error| ApiError::Internal(format!("unable to retrieve vm [{name}]: {}", message(&error))))?;
+        record("vm_uid", found.as_ref().and_then(|vm| vm.metadata.uid.as_deref()));
+        Ok(found)
     }
 
     /// Reads a VM.
@@ -49,10 +59,13 @@ impl Objects {
         namespace: &str,
         name: &str,
     ) -> Result<Option<VirtualMachineInstance>, ApiError> {
-        self.vmis(namespace)
+        let found = self
+            .vmis(namespace)
             .get_opt(name)
             .await
-            .map_err(|error| ApiError::Internal(format!("unable to retrieve vmi [{name}]: {}", message(&error))))
+            .map_err(|error| ApiError::Internal(format!("unable to retrieve vmi [{name}]: {}", message(&error))))?;
+        record("vmi_uid", found.as_ref().and_then(|vmi| vmi.metadata.uid.as_deref()));
+        Ok(found)
     }
 
     /// Reads a VMI.

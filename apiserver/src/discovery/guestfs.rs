@@ -50,10 +50,11 @@ impl GuestFs {
         let result = timeout(TIMEOUT, read(client, namespace)).await.unwrap_or(Err(GuestFsError::Timeout));
         let (status, document) = match result {
             Ok(document) => (StatusCode::OK, document),
-            Err(error) => (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                json!({"guestfs": {"status": "failed", "error": error.to_string()}}),
-            ),
+            Err(error) => {
+                tracing::error!(%error, "the image for guestfs is unknown");
+                let document = json!({"guestfs": {"status": "failed", "error": error.to_string()}});
+                (StatusCode::INTERNAL_SERVER_ERROR, document)
+            }
         };
         let response = json_response(status, &document);
         *cached = Some((Instant::now(), status, document));

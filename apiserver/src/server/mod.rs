@@ -23,6 +23,7 @@ use daemon::{
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use kube::Client;
 use sha2::{Digest, Sha256};
+use tracing::{Instrument, field::Empty};
 
 use crate::{
     auth::{
@@ -101,17 +102,23 @@ impl Server {
             Err(NotServed::NoSuchPath) => return ApiError::NoSuchPath.into_response(),
             Err(NotServed::WrongMethod(allowed)) => return ApiError::WrongMethod(allowed).into_response(),
         };
+        let label = subresource.full_name();
+        let span = tracing::info_span!(
+            "request",
+            request = audit_id(&parts),
+            user = user.name,
+            verb = attributes.verb,
+            resource = label,
+            namespace = attributes.namespace,
+            name = attributes.name,
+            vm_uid = Empty,
+            vmi_uid = Empty,
+        );
         let object = Object { namespace: attributes.namespace, name: attributes.name, holder: holder(&user) };
         let started = Instant::now();
-        let response = self.dispatch(subresource, &object, Request::from_parts(parts, body)).await;
-        let label = subresource.full_name();
-        tracing::debug!(
-            subresource = label,
-            namespace = object.namespace,
-            name = object.name,
-            status = response.status().as_u16(),
-            "served"
-        );
+        let served = self.dispatch(subresource, &object, Request::from_parts(parts, body)).instrument(span.clone());
+        let response = served.await;
+        span.in_scope(|| tracing::debug!(status = response.status().as_u16(), "served"));
         let metrics = &self.context.metrics;
         metrics.requests.with_label_values(&[label.as_str(), response.status().as_str()]).inc();
         metrics.request_seconds.with_label_values(&[label.as_str()]).observe(started.elapsed().as_secs_f64());
@@ -171,7 +178,12 @@ impl Server {
                 })
             }
         };
-        done.unwrap_or_else(|error| text_response(error.status(), format!("{} {error}", action.refusal())))
+        done.unwrap_or_else(|error| {
+            if error.status().is_server_error() {
+                tracing::error!(%error, ?action, "profiles of the components failed");
+            }
+            text_response(error.status(), format!("{} {error}", action.refusal()))
+        })
     }
 
     /// Authenticates and authorizes a request. Both refuse with 401 and a plain text.
@@ -199,7 +211,8 @@ impl Server {
                 Err(unauthorized(reason))
             }
             Err(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "access review failed");
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(error, user = user.name, ?attributes, "access review failed");
                 Err(empty_response(StatusCode::INTERNAL_SERVER_ERROR))
             }
         }
@@ -214,14 +227,12 @@ impl Server {
             Ok(response) => return response,
             Err(error) => error,
         };
-        if matches!(error, ApiError::Internal(_) | ApiError::Handler(_) | ApiError::Unavailable(_)) {
-            tracing::warn!(
-                subresource = subresource.full_name(),
-                namespace = object.namespace,
-                name = object.name,
-                %error,
-                "request failed"
-            );
+        // The only place that logs the failure of a request. Its span names the object and the user.
+        match error {
+            ApiError::Internal(_) | ApiError::Unavailable(_) => tracing::error!(%error, "request failed"),
+            // Also the answer about a guest that cannot do what was requested.
+            ApiError::Handler(_) => tracing::warn!(%error, "virt-handler refused the request"),
+            _ => {}
         }
         if subresource.plain_errors && !keeps_its_code(&error) {
             return text_response(StatusCode::INTERNAL_SERVER_ERROR, error.to_string());
@@ -247,6 +258,13 @@ impl Server {
         }
         (subresource.check_config)(&self.context.config.current())
     }
+}
+
+/// Returns the identifier that kube-apiserver gave to the request, as in its audit log.
+fn audit_id(request: &Parts) -> &str {
+    const LIMIT: usize = 64;
+    let sent = request.headers.get("audit-id").and_then(|id| id.to_str().ok());
+    sent.filter(|id| id.len() <= LIMIT).unwrap_or_default()
 }
 
 /// Returns 401 with a plain text.

@@ -12,6 +12,7 @@ use daemon::{
     quota::StreamQuota,
     signals,
     tasks::{Spawner, Tasks},
+    telemetry::Traces,
     tls::{
         Callers, ClientPolicy, Identity, Limits, ProbeAddresses, Roots, ServerTls, TrustedAddresses, client_config,
         serve,
@@ -101,6 +102,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
 
     let registry = Registry::new();
     let metrics = Metrics::register(&registry, &registry::stream_kinds())?;
+    let traces = Traces::start(component::VIRT_API, &registry, &spawner)?;
     let readiness = Readiness::new();
     let gates = Gates { readiness: readiness.clone(), gauge: metrics.ready.clone(), tasks: spawner.clone() };
     gates.add("certificate", identity.clone(), |identity| async move { identity.ready().await });
@@ -144,7 +146,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
         config.clone(),
         presets,
         &namespace,
-        metrics,
+        (metrics, traces),
         segments,
         trusted.clone(),
     ));

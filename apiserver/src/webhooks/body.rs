@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use axum::{body::Body, response::Response};
+use axum::body::Body;
 use http::StatusCode;
 use http_body_util::BodyExt;
 use tokio::{
@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::refusal;
+use super::Answered;
 use crate::limits::{
     MemoryBudget, Reservation,
     body::MAX_DISCARDED,
@@ -67,7 +67,7 @@ impl ReviewMemory {
         body: &mut Body,
         trusted: bool,
         large: &'a Semaphore,
-    ) -> Result<ReviewBody<'a>, Response> {
+    ) -> Result<ReviewBody<'a>, Answered> {
         let max_body = if trusted { MAX_BODY } else { MAX_OTHER_BODIES };
         let mut received = ReviewBody::default();
         let mut discarded = 0;
@@ -75,12 +75,12 @@ impl ReviewMemory {
         loop {
             let waited = tokio::time::Instant::now();
             let Ok(frame) = timeout(rest, body.frame()).await else {
-                return Err(refusal(StatusCode::REQUEST_TIMEOUT, "the review did not arrive in time"));
+                return Err(Answered::refusal(StatusCode::REQUEST_TIMEOUT, "the review did not arrive in time"));
             };
             rest = rest.saturating_sub(waited.elapsed());
             let Some(frame) = frame else { break };
             let Ok(frame) = frame else {
-                return Err(refusal(StatusCode::BAD_REQUEST, "the review ended early"));
+                return Err(Answered::refusal(StatusCode::BAD_REQUEST, "the review ended early"));
             };
             let Ok(data) = frame.into_data() else { continue };
             if discarded > 0 || received.bytes.len() + data.len() > max_body {
@@ -97,14 +97,17 @@ impl ReviewMemory {
         }
         let values = values(&received.bytes);
         if values > MAX_VALUES {
-            return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &format!("a review has at most {MAX_VALUES} values")));
+            return Err(Answered::refusal(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                &format!("a review has at most {MAX_VALUES} values"),
+            ));
         }
         let weight = (values * VALUE).clamp(received.bytes.len(), max_body);
         let more = weight - received.bytes.len();
         self.count(&mut received, more, weight, trusted, large).await?;
         if discarded > 0 {
             let message = format!("a review is at most {} MiB large", max_body >> 20);
-            return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &message));
+            return Err(Answered::refusal(StatusCode::PAYLOAD_TOO_LARGE, &message));
         }
         Ok(received)
     }
@@ -117,10 +120,10 @@ impl ReviewMemory {
         size: usize,
         trusted: bool,
         large: &'a Semaphore,
-    ) -> Result<(), Response> {
+    ) -> Result<(), Answered> {
         if body.large.is_none() && size > LARGE_BODY {
             // The semaphore is never closed.
-            let closed = |_| refusal(StatusCode::SERVICE_UNAVAILABLE, "no admission reviews are served");
+            let closed = |_| Answered::refusal(StatusCode::SERVICE_UNAVAILABLE, "no admission reviews are served");
             body.large = Some(large.acquire().await.map_err(closed)?);
         }
         // Other addresses reserve in their own part first, so they never hold or wait for more than it in the whole.
@@ -150,7 +153,7 @@ mod tests {
         let large = Semaphore::new(1);
         let stalls = (0..64).map(|_| async {
             let mut body = stalled(1 << 20);
-            memory.receive(&mut body, false, &large).await.map(drop).unwrap_err().status()
+            memory.receive(&mut body, false, &large).await.map(drop).unwrap_err().status
         });
         let api_server = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -159,7 +162,7 @@ mod tests {
             let own = Semaphore::new(1);
             let mut body = Body::from(vec![b' '; MAX_BODY]);
             let began = tokio::time::Instant::now();
-            let received = memory.receive(&mut body, true, &own).await.map_err(|refusal| refusal.status()).unwrap();
+            let received = memory.receive(&mut body, true, &own).await.map_err(|refusal| refusal.status).unwrap();
             assert_eq!((received.bytes.len(), began.elapsed()), (MAX_BODY, Duration::ZERO));
         };
         let (statuses, ()) = futures::join!(futures::future::join_all(stalls), api_server);
@@ -180,6 +183,6 @@ mod tests {
         };
         let mut body = Body::from(vec![b' '; 10]);
         let (received, ()) = futures::join!(memory.receive(&mut body, true, &large), release);
-        assert_eq!(received.map_err(|refusal| refusal.status()).unwrap().bytes.len(), 10);
+        assert_eq!(received.map_err(|refusal| refusal.status).unwrap().bytes.len(), 10);
     }
 }

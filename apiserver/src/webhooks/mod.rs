@@ -19,11 +19,14 @@
 //!
 //! Rules do not read the cluster: they return queries, which are answered by [`presets`] or the API server ([`lookups`]), and are
 //! evaluated again with the results ([`review`]). Rules do not write either: they return effects, which are carried out here.
+//! [`trace`] begins the trace of a start with the review of its object.
 
 mod body;
 mod lookups;
+mod outcome;
 pub(crate) mod presets;
 mod review;
+mod trace;
 pub(crate) mod webhook_path;
 
 use std::{
@@ -31,7 +34,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use admission::{AdmissionReview, WEBHOOKS};
+use admission::WEBHOOKS;
 use axum::{
     Router,
     body::Body,
@@ -41,13 +44,15 @@ use axum::{
 };
 use daemon::{
     config::ConfigHandle,
+    telemetry::Traces,
     tls::{Peer, TrustedAddresses},
 };
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{Method, StatusCode};
 use kube::Client;
 use tokio::{sync::Semaphore, time::timeout};
+use tracing::{Instrument, field::Empty};
 
-use self::body::ReviewMemory;
+use self::{body::ReviewMemory, outcome::Answered};
 pub use self::{presets::Presets, webhook_path::Segments};
 use crate::{
     limits::{MemoryBudget, body::discard},
@@ -76,6 +81,7 @@ struct Webhooks {
     others: ReviewLimits,
     addresses: TrustedAddresses,
     metrics: Metrics,
+    traces: Traces,
     segments: Segments,
 }
 
@@ -98,7 +104,7 @@ pub fn router(
     config: ConfigHandle,
     presets: Presets,
     namespace: &str,
-    metrics: Metrics,
+    (metrics, traces): (Metrics, Traces),
     segments: Segments,
     addresses: TrustedAddresses,
 ) -> Router {
@@ -112,6 +118,7 @@ pub fn router(
         others: ReviewLimits::new(MAX_OTHER_READERS, MAX_OTHER_ANSWERS),
         addresses,
         metrics,
+        traces,
         segments,
     });
     // The reference's own paths are not found either, like all others without the segment.
@@ -141,17 +148,29 @@ async fn serve(State(webhooks): State<Arc<Webhooks>>, Extension(peer): Extension
         return webhooks.refuse_unread(StatusCode::METHOD_NOT_ALLOWED);
     }
     let trusted = webhooks.addresses.contains(peer.address.ip());
-    let response = match timeout(DEADLINE, webhooks.review(path, &head, &mut body, trusted)).await {
-        Ok(response) => response,
+    let span = tracing::info_span!(
+        "review",
+        webhook = path,
+        request = Empty,
+        operation = Empty,
+        resource = Empty,
+        namespace = Empty,
+        name = Empty,
+        uid = Empty,
+        user = Empty,
+    );
+    let review = webhooks.review(path, &head, &mut body, trusted, started).instrument(span.clone());
+    let answered = match timeout(DEADLINE, review).await {
+        Ok(answered) => answered,
         Err(_) => {
             discard(&mut body).await;
-            refusal(StatusCode::SERVICE_UNAVAILABLE, "too many admission reviews, try again")
+            Answered::refusal(StatusCode::SERVICE_UNAVAILABLE, "too many admission reviews, try again")
         }
     };
-    let outcome = if response.status().is_success() { "answered" } else { "failed" };
-    webhooks.metrics.reviews.with_label_values(&[path, outcome]).inc();
+    span.in_scope(|| answered.log());
+    webhooks.metrics.reviews.with_label_values(&[path, answered.outcome.label()]).inc();
     webhooks.metrics.review_seconds.with_label_values(&[path]).observe(started.elapsed().as_secs_f64());
-    response
+    answered.into_response()
 }
 
 impl Webhooks {
@@ -164,22 +183,6 @@ impl Webhooks {
     }
 }
 
-/// Returns a review that refuses an invalid request, with an HTTP status.
-fn refusal(status: StatusCode, message: &str) -> Response {
-    answer(status, &AdmissionReview::failed("", status.as_u16(), message))
-}
-
-fn answer(status: StatusCode, review: &AdmissionReview) -> Response {
-    let (status, body) = match serde_json::to_vec(review) {
-        Ok(body) => (status, body),
-        Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, vec![]),
-    };
-    let mut response = Response::new(Body::from(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -190,6 +193,7 @@ mod tests {
     use api::{config::ClusterConfig, webhook_path::join};
     use bytes::Bytes;
     use futures::{StreamExt, stream};
+    use http::header;
     use http_body_util::BodyExt;
     use prometheus::Registry;
     use tower::ServiceExt as _;
@@ -207,7 +211,8 @@ mod tests {
         let metrics = Metrics::register(&Registry::new(), &[]).unwrap();
         let config = ConfigHandle::fixed(ClusterConfig::default());
         let segments = Segments::fixed(SEGMENT);
-        router(client, config, Presets::unknown(), "kubevirt", metrics, segments, trusted.clone())
+        let own = (metrics, Traces::default());
+        router(client, config, Presets::unknown(), "kubevirt", own, segments, trusted.clone())
     }
 
     /// Returns the status of the answer, the number of parts of the body that were read, and the answer.

@@ -3,25 +3,33 @@
 use std::time::{Duration, Instant};
 
 use admission::{
-    AdmissionReview, Evaluation, Lookups, Review,
+    AdmissionRequest, AdmissionReview, Evaluation, Lookups, Review,
     context::lookups::{MAX_QUERIES, MAX_ROUNDS},
 };
-use axum::{body::Body, response::Response};
+use axum::body::Body;
 use http::{StatusCode, header, request::Parts};
+use serde_json::Value;
 use tokio::time::timeout;
 
-use super::{ReviewLimits, Webhooks, answer, lookups, refusal};
+use super::{Answered, ReviewLimits, Webhooks, lookups, trace};
 use crate::limits::Reservation;
 
 /// Longest time for the queries of a review.
 const READ_DEADLINE: Duration = Duration::from_secs(3);
 
 impl Webhooks {
-    /// Reads and answers a review.
-    pub(super) async fn review(&self, path: &str, head: &Parts, body: &mut Body, trusted: bool) -> Response {
+    /// Reads and answers a review. The current span gets the facts of the request.
+    pub(super) async fn review(
+        &self,
+        path: &str,
+        head: &Parts,
+        body: &mut Body,
+        trusted: bool,
+        began: Instant,
+    ) -> Answered {
         let json = head.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
         if !json {
-            return refusal(StatusCode::BAD_REQUEST, "a review has the content type application/json");
+            return Answered::refusal(StatusCode::BAD_REQUEST, "a review has the content type application/json");
         }
         let limits = if trusted { &self.trusted } else { &self.others };
         let mut body = match self.memory.receive(body, trusted, &limits.large).await {
@@ -32,11 +40,15 @@ impl Webhooks {
         match Review::parse(path, &bytes) {
             Ok(review) => {
                 drop(bytes);
-                answer(StatusCode::OK, &self.answer(&review, limits).await)
+                record(review.request());
+                let (review, span) = trace::begin(&self.traces, review, &self.namespace, path, began);
+                let answered = Answered::decided(self.answer(&review, limits).await);
+                trace::end(span, &answered);
+                answered
             }
             // With a uid kube-apiserver shows the answer; without one it cannot match it.
-            Err(refusal) if refusal.response.uid.is_empty() => answer(StatusCode::BAD_REQUEST, &refusal),
-            Err(refusal) => answer(StatusCode::OK, &refusal),
+            Err(refusal) if refusal.response.uid.is_empty() => Answered::failed(StatusCode::BAD_REQUEST, *refusal),
+            Err(refusal) => Answered::failed(StatusCode::OK, *refusal),
         }
     }
 
@@ -104,4 +116,21 @@ impl Webhooks {
         }
         evaluation.review
     }
+}
+
+/// Records the facts of a request in the current span.
+fn record(request: &AdmissionRequest) {
+    let span = tracing::Span::current();
+    let metadata = |field: &str| {
+        let object = if request.object.is_null() { &request.old_object } else { &request.object };
+        object.get("metadata").and_then(|metadata| metadata.get(field)).and_then(Value::as_str).unwrap_or_default()
+    };
+    let name = request.name.as_deref().filter(|name| !name.is_empty());
+    span.record("request", request.uid.as_str());
+    span.record("operation", tracing::field::debug(request.operation));
+    span.record("resource", request.resource.resource.as_str());
+    span.record("namespace", request.namespace.as_deref().unwrap_or_default());
+    span.record("name", name.unwrap_or_else(|| metadata("name")));
+    span.record("uid", metadata("uid"));
+    span.record("user", request.user_info.username.as_deref().unwrap_or_default());
 }
