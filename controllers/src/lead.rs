@@ -75,7 +75,7 @@ mod tests {
     };
 
     use api::config::ClusterConfig;
-    use daemon::tasks::Tasks;
+    use daemon::{tasks::Tasks, telemetry::Traces};
     use futures::{FutureExt, future::BoxFuture};
     use tokio::sync::watch;
 
@@ -125,7 +125,8 @@ mod tests {
         let recorder = Recorder::start(client.clone(), metrics.clone(), &tasks.spawner());
         let election = Election::new(client.clone(), "kubevirt", "lease", "a".to_owned(), Times::default());
         let caches = Arc::new(Caches::default());
-        let executor = Executor::new(client, election.leadership(), recorder, metrics, caches.clone());
+        let executor =
+            Executor::new(client, election.leadership(), recorder, metrics, caches.clone(), Traces::default());
         let slow = || Arc::new(Slow(watch::Sender::new(false)));
         let (certificates, workloads, machines, sets) = (slow(), slow(), slow(), slow());
         let sources = Sources {

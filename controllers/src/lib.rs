@@ -12,6 +12,7 @@ mod lead;
 mod node;
 pub mod options;
 mod owned_vmis;
+mod pod_trace;
 mod registry;
 mod replicaset;
 mod resources;
@@ -28,12 +29,13 @@ mod workload_update;
 
 use std::sync::Arc;
 
-use api::tls;
+use api::{constants::component, tls};
 use daemon::{
     config::ConfigHandle,
     logging::Verbosity,
     ops::{Ops, Readiness},
     tasks::{TaskEnded, Tasks},
+    telemetry::Traces,
     tls::{Identity, Roots},
 };
 use kube::Client;
@@ -79,6 +81,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     let client = daemon::client::connect().await.map_err(RunError::Client)?;
     let registry = Registry::new();
     let metrics = Metrics::new(&registry).map_err(RunError::Metrics)?;
+    let traces = Traces::start(component::VIRT_CONTROLLER, &registry, &spawner).map_err(RunError::Metrics)?;
     let config = daemon::config::follow(client.clone(), &options.namespace, &spawner);
     let readiness = Readiness::new();
     let identity = Identity::follow(client.clone(), &options.namespace, tls::CONTROLLER_SECRET, &spawner);
@@ -117,7 +120,8 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     tracing::info!("leading");
     metrics.set_leading(true);
     let recorder = Recorder::start(client.clone(), metrics.clone(), &spawner);
-    let executor = Executor::new(client, election.leadership(), recorder, metrics.clone(), caches.clone());
+    pod_trace::follow(&caches, &traces);
+    let executor = Executor::new(client, election.leadership(), recorder, metrics.clone(), caches.clone(), traces);
     spawner.spawn("leader", lead::lead(controllers, sources, caches, executor, config, spawner.clone()));
     let kept = tokio::select! {
         kept = election.keep(&stop) => kept,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::{
     VirtualMachineInstance,
-    constants::{event, label},
+    constants::{annotation, event, label},
 };
 use k8s_openapi::{
     api::core::v1::ObjectReference,
@@ -20,6 +20,13 @@ pub(crate) fn template_labels(template: &ObjectMeta) -> Option<BTreeMap<String, 
     let mut labels = template.labels.clone()?;
     labels.retain(|key, _| !label::RESERVED_ON_VMI.contains(&key.as_str()));
     Some(labels)
+}
+
+/// Returns the annotations that a VMI gets from a template: without a trace context, which admission accepts from virt-controller.
+pub(crate) fn template_annotations(template: &ObjectMeta) -> Option<BTreeMap<String, String>> {
+    let mut annotations = template.annotations.clone()?;
+    annotations.remove(annotation::TRACEPARENT);
+    Some(annotations)
 }
 
 /// Adds a controller to a VMI that has none, if it is unchanged. Other owners stay.
@@ -68,6 +75,14 @@ mod tests {
         }
         assert_eq!(labels(json!({"kubevirt.io/size": "small"})), json!({"kubevirt.io/size": "small"}));
         assert_eq!(labels(json!(null)), json!(null));
+    }
+
+    #[test]
+    fn trace_context_of_a_template_reaches_no_vmi() {
+        let annotations = json!({annotation::TRACEPARENT: "00-forged", "a": "b"});
+        let template: ObjectMeta = serde_json::from_value(json!({"annotations": annotations})).unwrap();
+        assert_eq!(json!(template_annotations(&template)), json!({"a": "b"}));
+        assert_eq!(template_annotations(&ObjectMeta::default()), None);
     }
 
     #[test]

@@ -213,7 +213,7 @@ fn replica(set: &VirtualMachineInstanceReplicaSet) -> VirtualMachineInstance {
             generate_name: base.or_else(|| set.metadata.name.clone()),
             namespace: set.metadata.namespace.clone(),
             labels: owned_vmis::template_labels(&template.metadata),
-            annotations: template.metadata.annotations.clone(),
+            annotations: owned_vmis::template_annotations(&template.metadata),
             owner_references: Some(vec![Kind::ReplicaSet.owner_reference(&set.metadata)]),
             ..ObjectMeta::default()
         },

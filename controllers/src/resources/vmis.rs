@@ -106,6 +106,13 @@ pub(crate) fn is_unstarted(vmi: &VirtualMachineInstance) -> bool {
     matches!(vmi.phase(), VmiPhase::Unset | VmiPhase::Pending)
 }
 
+/// Returns true until the guest of the VMI runs.
+pub(crate) fn is_starting(vmi: &VirtualMachineInstance) -> bool {
+    let before =
+        matches!(vmi.phase(), VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling | VmiPhase::Scheduled);
+    before && vmi.metadata.deletion_timestamp.is_none()
+}
+
 /// Returns true when a TSC frequency must be selected for the VMI.
 pub(crate) fn needs_tsc_frequency(vmi: &VirtualMachineInstance) -> bool {
     is_unstarted(vmi) && tsc::need(vmi) != Need::Nothing && tsc::frequency(vmi).is_none()

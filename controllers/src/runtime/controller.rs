@@ -8,6 +8,7 @@ use std::{
 
 use api::config::ClusterConfig;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Decision, queue::Queue};
 use crate::cache::{Cache, Cached, Key};
@@ -33,6 +34,16 @@ pub(crate) trait Controller: Send + Sync + 'static {
 
     /// Collects the objects that the decision about a key depends on. `None`: nothing is to be decided.
     fn observe(&self, caches: &Self::Caches, key: &Key) -> Option<Self::Snapshot>;
+
+    /// Returns the object that the key names, for logs and traces.
+    fn subject<'a>(&self, _snapshot: &'a Self::Snapshot) -> Option<&'a ObjectMeta> {
+        None
+    }
+
+    /// Returns true while the object starts, so that its reconciles belong to the trace of its start.
+    fn is_starting(&self, _snapshot: &Self::Snapshot) -> bool {
+        false
+    }
 
     /// Decides. The same snapshot yields the same decision, except for random numbers. An error means that an object cannot
     /// be written as JSON, which is a defect.

@@ -288,6 +288,12 @@ impl Effect {
         }
     }
 
+    /// Returns true if a request to the API server carries it out before the next effect.
+    #[must_use]
+    pub(crate) fn is_write(&self) -> bool {
+        !matches!(self, Self::Event(_))
+    }
+
     fn options_mut(&mut self) -> Option<&mut WriteOptions> {
         match self {
             Self::Create { options, .. }

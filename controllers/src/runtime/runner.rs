@@ -2,11 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use api::traceparent::TraceParent;
 use daemon::tasks::{Spawner, panics};
 use jiff::Timestamp;
-use tracing::Instrument;
+use tracing::{Instrument, field::Empty};
 
 use super::{
+    Effect,
     controller::{Attempt, ConfigChange, Controller, Failure, Needs, Wake},
     executor::{Executor, Outcome},
 };
@@ -61,13 +63,12 @@ impl<C: Controller> Runner<C> {
 
     /// Reconciles a key and releases it, also after a panic.
     async fn work_on(&self, key: &Key, executor: &Executor) {
-        let span =
-            tracing::info_span!("reconcile", controller = C::NAME, namespace = %key.namespace, object = %key.name);
-        let is_repeated = match panics::catch(self.reconcile(key, executor).instrument(span)).await {
+        let span = tracing::info_span!("reconcile", controller = C::NAME, namespace = %key.namespace, name = %key.name, uid = Empty);
+        let is_repeated = match panics::catch(self.reconcile(key, executor).instrument(span.clone())).await {
             Ok(is_repeated) => is_repeated,
             Err(panic) => {
                 executor.metrics().panicked(C::NAME);
-                tracing::error!(controller = C::NAME, key = %key, error = %panic, "reconcile panicked");
+                span.in_scope(|| tracing::error!(error = %panic, "reconcile panicked"));
                 true
             }
         };
@@ -82,7 +83,13 @@ impl<C: Controller> Runner<C> {
             self.wake.forget(key);
             return false;
         };
+        let subject = self.controller.subject(&snapshot);
+        if let Some(uid) = subject.and_then(|metadata| metadata.uid.as_deref()) {
+            tracing::Span::current().record("uid", uid);
+        }
         let attempt = Attempt { key, failure: failure.as_ref(), now: Timestamp::now() };
+        let trace = subject.filter(|_| executor.traces().is_on() && self.controller.is_starting(&snapshot));
+        let trace = trace.and_then(|metadata| TraceParent::of_start(metadata, attempt.now));
         let decision = self.controller.decide(&snapshot, &attempt);
         drop(snapshot);
         let took = started.elapsed();
@@ -101,7 +108,13 @@ impl<C: Controller> Runner<C> {
         if decision.is_settled() {
             self.wake.forget(key);
         }
-        let outcome = executor.carry_out(C::NAME, decision.effects).await;
+        // A reconcile without a write is of no interest to a trace.
+        let trace = trace.filter(|_| decision.effects.iter().any(Effect::is_write));
+        let span = trace.and_then(|parent| executor.traces().child("reconcile", &parent)).map(|span| {
+            span.began(started).with("controller", C::NAME).with("namespace", &key.namespace).with("name", &key.name)
+        });
+        let outcome = executor.carry_out(C::NAME, decision.effects, span.as_ref()).await;
+        drop(span);
         if let Some(wake_after) = decision.wake_after {
             self.wake.queue.add_after(key.clone(), wake_after);
         }

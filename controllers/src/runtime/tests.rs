@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
-use daemon::tasks::Tasks;
+use daemon::{tasks::Tasks, telemetry::Traces};
 use http::Method;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use prometheus::Registry;
 use serde_json::{Value, json};
 
@@ -41,14 +42,22 @@ struct Fixture {
     tasks: Tasks,
 }
 
+/// Trace context of the fake objects.
+const CONTEXT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
 fn fixture(server: &Server) -> Fixture {
+    traced(server, Traces::default())
+}
+
+fn traced(server: &Server, traces: Traces) -> Fixture {
     let metrics = Metrics::new(&Registry::new()).unwrap();
     let leadership = Leadership::new(Duration::from_secs(3600));
     leadership.set(Some(std::time::Instant::now()));
     let tasks = Tasks::new();
     let recorder = Recorder::start(Server::default().client(), metrics.clone(), &tasks.spawner());
     let stored = Arc::new(Stored::default());
-    let executor = Executor::new(server.client(), leadership.clone(), recorder, metrics.clone(), stored.clone());
+    let executor =
+        Executor::new(server.client(), leadership.clone(), recorder, metrics.clone(), stored.clone(), traces);
     Fixture { executor, leadership, metrics, stored, tasks }
 }
 
@@ -67,22 +76,32 @@ type Decide = dyn Fn(usize, &Attempt<'_>) -> Decision + Send + Sync;
 struct Fake {
     decide: Box<Decide>,
     decisions: Arc<AtomicUsize>,
+    /// The object that starts.
+    subject: ObjectMeta,
 }
 
 impl Controller for Fake {
     const NAME: &'static str = "fake";
     type Caches = ();
-    type Snapshot = ();
+    type Snapshot = ObjectMeta;
 
     fn watch(&self, _caches: &Arc<()>, wake: &Wake) {
         wake.at_start(|| vec![Key::new("n", "a"), Key::new("n", "b")]);
     }
 
-    fn observe(&self, _caches: &(), _key: &Key) -> Option<()> {
-        Some(())
+    fn observe(&self, _caches: &(), _key: &Key) -> Option<ObjectMeta> {
+        Some(self.subject.clone())
     }
 
-    fn decide(&self, _snapshot: &(), attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+    fn subject<'a>(&self, snapshot: &'a ObjectMeta) -> Option<&'a ObjectMeta> {
+        Some(snapshot)
+    }
+
+    fn is_starting(&self, _snapshot: &ObjectMeta) -> bool {
+        true
+    }
+
+    fn decide(&self, _snapshot: &ObjectMeta, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
         Ok((self.decide)(self.decisions.fetch_add(1, Ordering::Relaxed), attempt))
     }
 }
@@ -93,11 +112,44 @@ fn run(
     decide: impl Fn(usize, &Attempt<'_>) -> Decision + Send + Sync + 'static,
 ) -> Arc<AtomicUsize> {
     let decisions = Arc::new(AtomicUsize::new(0));
-    let controller = Fake { decide: Box::new(decide), decisions: decisions.clone() };
+    let annotation = ("ferrovirt.io/traceparent".to_owned(), CONTEXT.to_owned());
+    let subject = ObjectMeta {
+        annotations: Some([annotation].into()),
+        creation_timestamp: Some(Time(jiff::Timestamp::now())),
+        ..ObjectMeta::default()
+    };
+    let controller = Fake { decide: Box::new(decide), decisions: decisions.clone(), subject };
     let runner = Arc::new(Runner::new(controller, Arc::new(())));
     runner.watch();
     runner.start(&fixture.executor, &fixture.tasks.spawner());
     decisions
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconciles_that_write_are_spans_with_their_writes_beneath() {
+    let server = Server::new([Reply::Answer(200, object("a")), Reply::Answer(403, status(403, "Forbidden"))]);
+    let (traces, mut spans) = Traces::to_receiver(1.0).unwrap();
+    let fixture = traced(&server, traces);
+    let decisions = run(&fixture, |count, attempt| {
+        let mut decision = Decision::settled();
+        if count < 2 {
+            decision.push(patch(&attempt.key.name));
+        }
+        decision
+    });
+    while decisions.load(Ordering::Relaxed) < 3 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let context: api::traceparent::TraceParent = CONTEXT.parse().unwrap();
+    for error in [false, true] {
+        let [write, reconcile] = [spans.try_recv().unwrap(), spans.try_recv().unwrap()];
+        assert_eq!((write.name, reconcile.name), ("patch", "reconcile"));
+        assert_eq!((write.parent, reconcile.parent), (Some(reconcile.context.span_id), Some(context.span_id)));
+        assert_eq!(write.error.is_some(), error, "{write:?}");
+        assert!(reconcile.attributes.contains(&("controller", "fake".to_owned())));
+    }
+    // Later reconciles write nothing.
+    assert!(spans.try_recv().is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,7 +160,7 @@ async fn nothing_is_written_after_leadership_was_lost_between_effects() {
     let server = Server::new([Reply::After(Box::new(lose), object("a")), Reply::Answer(200, object("b"))]);
     let fixture = fixture(&server);
     *former.lock().unwrap() = Some(fixture.leadership.clone());
-    let outcome = fixture.executor.carry_out("fake", vec![patch("a"), patch("b")]).await;
+    let outcome = fixture.executor.carry_out("fake", vec![patch("a"), patch("b")], None).await;
     assert_eq!(outcome, Outcome::NotLeading);
     assert_eq!(server.requests().len(), 1);
     // The answer to the first write counts.
@@ -131,7 +183,7 @@ async fn no_pod_is_restored_after_leadership_was_lost_during_the_search() {
         labels: [("kubevirt.io".to_owned(), "virt-launcher".to_owned())].into(),
         owner: Kind::Instance.owner_reference(&Default::default()),
     };
-    assert_eq!(fixture.executor.carry_out("fake", vec![restore]).await, Outcome::NotLeading);
+    assert_eq!(fixture.executor.carry_out("fake", vec![restore], None).await, Outcome::NotLeading);
     assert_eq!(server.requests().len(), 1);
 }
 

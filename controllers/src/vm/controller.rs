@@ -9,6 +9,7 @@ use api::{
     owner,
 };
 use daemon::config::ConfigHandle;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
     Observed,
@@ -127,6 +128,14 @@ impl Controller for Vms {
             config: self.config.current(),
             vm,
         })
+    }
+
+    fn subject<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ObjectMeta> {
+        Some(&snapshot.vm.metadata)
+    }
+
+    fn is_starting(&self, snapshot: &Snapshot) -> bool {
+        snapshot.vmi.is_none()
     }
 
     fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {

@@ -29,6 +29,7 @@ use api::{
     config::ClusterConfig,
     constants::{condition, event, finalizer},
     owner,
+    traceparent::TraceParent,
     vm::status::VirtualMachineStateChangeRequest,
 };
 use jiff::Timestamp;
@@ -263,7 +264,7 @@ fn start_instance(
     if vm.condition(api::constants::condition::MANUAL_RECOVERY_REQUIRED).is_some_and(api::Condition::is_true) {
         return Ok(None);
     }
-    let instance = match start::instance(vm, chosen, observed.config, paused) {
+    let instance = match start::instance(vm, chosen, observed.config, paused, trace(observed)) {
         Ok(instance) => instance,
         Err(cause) => {
             let error = SyncError::new(event::FAILED_CREATE, format!("Failure while starting VMI: {cause}"));
@@ -291,6 +292,12 @@ fn start_instance(
         decision.push(effect);
     }
     Ok(blocked(observed, event::FAILED_CREATE, "Failure while starting VMI"))
+}
+
+/// Returns the trace of the VM for its first VMI. Later starts are traces of their own.
+fn trace(observed: &Observed<'_>) -> Option<TraceParent> {
+    let is_first = observed.starts.is_empty() || observed.failure.is_some();
+    TraceParent::of_new(&observed.vm.metadata, observed.now).filter(|_| is_first)
 }
 
 /// Returns the error of the last refused write, if it was for this reason.

@@ -4,6 +4,7 @@ use api::{
     StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
     config::ClusterConfig,
     constants::{annotation, finalizer},
+    traceparent::TraceParent,
     vmi::{devices::Input, status::VirtualMachineInstanceStatus},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -32,12 +33,13 @@ pub(super) enum StartError {
     Apply(#[from] ApplyError),
 }
 
-/// Returns the VMI of a VM.
+/// Returns the VMI of a VM. `trace`: the trace of its start, if it is that of its VM.
 pub(super) fn instance(
     vm: &VirtualMachine,
     chosen: &Chosen,
     config: &ClusterConfig,
     paused: bool,
+    trace: Option<TraceParent>,
 ) -> Result<VirtualMachineInstance, StartError> {
     if !vm.spec.data_volume_templates.is_empty() {
         return Err(StartError::DataVolumeTemplates);
@@ -54,6 +56,11 @@ pub(super) fn instance(
         firmware.uuid = Some(Uuid::new_v5(&FIRMWARE_NAMESPACE, name.as_bytes()).to_string());
     }
     let mut annotations = template.metadata.annotations.clone().unwrap_or_default();
+    // That of a template is the user's.
+    annotations.remove(annotation::TRACEPARENT);
+    if let Some(trace) = trace {
+        annotations.insert(annotation::TRACEPARENT.to_owned(), trace.to_string());
+    }
     annotations.insert(annotation::VM_GENERATION.to_owned(), vm.metadata.generation.unwrap_or(0).to_string());
     if let Some(skip) = skip_backup_hooks(vm) {
         annotations.insert(annotation::SKIP_BACKUP_HOOKS.to_owned(), skip.clone());

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use api::{VirtualMachineInstance, config::ClusterConfig, owner, vsock};
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{Selector, SelectorExt};
 
 use super::{
@@ -21,7 +22,7 @@ use crate::{
         networks::{CachedNetwork, EXTERNAL_RESOURCES},
         nodes::CachedNode,
         pods::CachedPod,
-        vmis::{VmiIndex, claim_names, is_unstarted, needs_tsc_frequency, network_names},
+        vmis::{VmiIndex, claim_names, is_starting, is_unstarted, needs_tsc_frequency, network_names},
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Metrics, Wake},
     setup::Setup,
@@ -140,6 +141,14 @@ impl Controller for Vmis {
             config,
             vmi,
         })
+    }
+
+    fn subject<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ObjectMeta> {
+        Some(&snapshot.vmi.metadata)
+    }
+
+    fn is_starting(&self, snapshot: &Snapshot) -> bool {
+        is_starting(&snapshot.vmi)
     }
 
     fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use daemon::telemetry::{OpenSpan, Traces};
 use kube::{
     Client,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
@@ -67,6 +68,7 @@ pub(crate) struct Executor {
     recorder: Recorder,
     metrics: Metrics,
     answers: Arc<dyn Answers>,
+    traces: Traces,
     /// Request builders by collection. They are immutable.
     requests: Mutex<HashMap<(Kind, Option<String>), Request>>,
 }
@@ -83,16 +85,26 @@ impl Executor {
         recorder: Recorder,
         metrics: Metrics,
         answers: Arc<dyn Answers>,
+        traces: Traces,
     ) -> Arc<Self> {
-        Arc::new(Self { client, leadership, recorder, metrics, answers, requests: Mutex::default() })
+        Arc::new(Self { client, leadership, recorder, metrics, answers, traces, requests: Mutex::default() })
+    }
+
+    pub(super) fn traces(&self) -> &Traces {
+        &self.traces
     }
 
     pub(super) fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Carries out effects in order. The first that fails ends the rest.
-    pub(crate) async fn carry_out(&self, controller: &'static str, effects: Vec<Effect>) -> Outcome {
+    /// Carries out effects in order. The first that fails ends the rest. `trace`: the span of the reconcile, if it is traced.
+    pub(crate) async fn carry_out(
+        &self,
+        controller: &'static str,
+        effects: Vec<Effect>,
+        trace: Option<&OpenSpan>,
+    ) -> Outcome {
         let mut succeeded = Vec::new();
         // A second patch of an object follows the version that the first one made.
         let mut versions: HashMap<(Kind, Option<String>, String), String> = HashMap::new();
@@ -107,9 +119,15 @@ impl Executor {
             }
             let (verb, resource) = label(&effect);
             let limit = if matches!(effect, Effect::Restore { .. }) { RESTORE_TIMEOUT } else { WRITE_TIMEOUT };
+            let span = trace.and_then(|parent| self.traces.child(verb, parent.context()));
+            let mut span = span.map(|span| span.with("resource", resource));
             let result = tokio::time::timeout(limit, self.write(&effect, &mut versions)).await;
             let (options, regarding_name) = parts(&effect);
             let result = result.unwrap_or_else(|_| Err(WriteError::Unreachable("no answer in time".to_owned())));
+            if let (Some(span), Err(error)) = (&mut span, &result) {
+                span.fail(format!("{error:?}"));
+            }
+            drop(span);
             match result {
                 // A disruption budget that refuses one eviction may allow the next.
                 Err(error) if matches!(effect, Effect::Evict { .. }) => {

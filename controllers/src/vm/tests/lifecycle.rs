@@ -39,6 +39,28 @@ fn run_strategies_start_and_stop_as_they_should() {
 }
 
 #[test]
+fn the_first_vmi_of_a_new_vm_gets_its_trace_context_and_none_of_the_template() {
+    const OWN: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+    const FORGED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let key = api::constants::annotation::TRACEPARENT;
+    let (new, hour) = (jiff::SignedDuration::ZERO, jiff::SignedDuration::from_hours(1));
+    for (own, age, expected) in
+        [(Some(OWN), new, Some(OWN)), (Some(OWN), hour, None), (Some("00-invalid"), new, None), (None, new, None)]
+    {
+        let mut vm = with_strategy("Always", &Value::Null);
+        vm.metadata.creation_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now() - age));
+        vm.metadata.annotations = own.map(|own| [(key.to_owned(), own.to_owned())].into());
+        vm.spec.template.metadata.annotations = Some([(key.to_owned(), FORGED.to_owned())].into());
+        let decision = decided(&vm, None);
+        let created = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Create { kind: Kind::Instance, object, .. } => Some(object),
+            _ => None,
+        });
+        assert_eq!(created.unwrap()["metadata"]["annotations"][key].as_str(), expected, "{own:?} {age}");
+    }
+}
+
+#[test]
 fn halted_vm_with_start_request_changes_its_strategy() {
     let vm = with_strategy("Halted", &json!({"stateChangeRequests": [{"action": "Start"}]}));
     let decision = decided(&vm, None);

@@ -39,7 +39,7 @@ fn with_strategy(strategy: &str, status: &Value) -> VirtualMachine {
 }
 
 fn started(vm: &VirtualMachine, paused: bool) -> VirtualMachineInstance {
-    start::instance(vm, &Chosen::default(), &ClusterConfig::default(), paused).unwrap()
+    start::instance(vm, &Chosen::default(), &ClusterConfig::default(), paused, None).unwrap()
 }
 
 fn instance(vm: &VirtualMachine, phase: &str) -> VirtualMachineInstance {
