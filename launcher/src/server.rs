@@ -2,14 +2,14 @@
 
 use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
 
-use api::VirtualMachineInstance;
+use api::{VirtualMachineInstance, traceparent::TraceParent};
 use futures::{Stream, StreamExt};
 use protocol::{
     Chunk, ConsoleInput, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest, GuestExecReply,
     GuestExecRequest, GuestPingRequest, GuestReportReply, GuestReportRequest, HelloReply, HelloRequest, KillRequest,
     LauncherState, MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest,
-    SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput,
-    UsersReply, UsersRequest, WatchRequest,
+    SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest,
+    UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher, LauncherServer},
 };
 use tokio::{net::UnixListener, sync::Semaphore};
@@ -152,15 +152,21 @@ impl Launcher for Service {
     }
 
     async fn sync(&self, request: Request<SyncRequest>) -> Result<Response<SyncReply>, Status> {
+        let trace = request.metadata().get(TRACEPARENT).and_then(|value| value.to_str().ok());
+        let trace = trace.and_then(|text| text.parse::<TraceParent>().ok()).filter(|trace| trace.sampled);
         let request = request.into_inner();
         let unreadable = |error: serde_json::Error| Status::invalid_argument(format!("cannot read the VMI: {error}"));
         let object: serde_json::Value = serde_json::from_slice(&request.vmi).map_err(unreadable)?;
         let unsupported = Unsupported::find(&object);
         let vmi: VirtualMachineInstance = serde_json::from_value(object).map_err(unreadable)?;
         let started = self.engine.sync(vmi, unsupported, request.options.unwrap_or_default()).await?;
+        if let Some(trace) = trace {
+            tracing::info!(%trace, "the start is traced");
+        }
+        let timings = trace.map(|_| self.engine.timings().report()).unwrap_or_default();
         // The engine publishes the results before it answers.
         let state_sequence = self.engine.watch().borrow().sequence;
-        Ok(Response::new(SyncReply { started, state_sequence }))
+        Ok(Response::new(SyncReply { started, state_sequence, timings }))
     }
 
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

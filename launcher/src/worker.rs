@@ -1,6 +1,9 @@
 //! The worker: all of a launcher pod except libvirt's daemon, QEMU and the supervisor.
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
 
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -47,6 +50,7 @@ pub fn run(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
 }
 
 async fn work(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
+    let began = SystemTime::now();
     // First: until then a signal ends the worker, and the supervisor delays it.
     let signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     let listener = server::listen(&paths.launcher_socket())?;
@@ -55,6 +59,7 @@ async fn work(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
     let domain = domain_name(&args.namespace, &args.name);
     let libvirt = Libvirt::new(paths.clone(), tasks.clone(), domain, args.libvirt_log_filters.clone());
     let (driver, engine) = Driver::new(args, paths, Box::new(libvirt), &tasks);
+    engine.timings().worker(began, SystemTime::now());
 
     let (end, ended) = oneshot::channel();
     let (served_sender, served) = oneshot::channel::<()>();

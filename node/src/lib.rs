@@ -25,6 +25,7 @@ use std::{
     time::Duration,
 };
 
+use api::constants::component;
 use daemon::{
     CancellationToken,
     config::ConfigHandle,
@@ -32,6 +33,7 @@ use daemon::{
     ops::{Ops, Readiness},
     quota::StreamQuota,
     tasks::{Spawner, Tasks},
+    telemetry::Traces,
     tls::{Callers, ClientPolicy, Identity, Limits, Roots, ServerTls, TlsError},
 };
 use tokio::{net::TcpListener, sync::watch};
@@ -183,7 +185,8 @@ impl Process {
         )?;
         let (writes, dropped) = (metrics.writes.clone(), metrics.events_dropped.clone());
         let records = ApiRecords::new(client.clone(), node, writes, dropped, &self.spawner);
-        let vmis = Vmis::new(Arc::new(host), records, metrics.vmis.clone(), stop.clone());
+        let traces = Traces::start(component::VIRT_HANDLER, &metrics.registry, &self.spawner)?;
+        let vmis = Vmis::new(Arc::new(host), records, metrics.vmis.clone(), stop.clone()).with_traces(traces);
         let streams = TaskTracker::new();
         self.serve(&vmis, &streams)?;
         self.start_devices();
@@ -283,7 +286,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
 async fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity, node: String) {
     loop {
         config.changed().await;
-        let level = config.current().verbosity(api::constants::component::VIRT_HANDLER, Some(&node));
+        let level = config.current().verbosity(component::VIRT_HANDLER, Some(&node));
         verbosity.set(u32::try_from(level).unwrap_or(u32::MAX));
     }
 }

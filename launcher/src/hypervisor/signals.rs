@@ -1,7 +1,13 @@
 //! Domain events: callbacks record *that* something changed, and the engine reads *what*, so no event is lost in a full
 //! queue.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+    time::SystemTime,
+};
 
 use tokio::sync::Notify;
 
@@ -17,6 +23,7 @@ pub(crate) struct Signals {
     closed: AtomicBool,
     crashed: AtomicBool,
     guest_agent: AtomicU8,
+    ran_at: OnceLock<SystemTime>,
 }
 
 impl Signals {
@@ -42,6 +49,17 @@ impl Signals {
             DISCONNECTED => Some(false),
             _ => None,
         }
+    }
+
+    /// Returns when the guest first ran.
+    pub(crate) fn ran_at(&self) -> Option<SystemTime> {
+        self.ran_at.get().copied()
+    }
+
+    /// Records that the guest runs.
+    pub(crate) fn set_running(&self) {
+        self.ran_at.get_or_init(SystemTime::now);
+        self.set_changed();
     }
 
     /// Records a change of the domain.

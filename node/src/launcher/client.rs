@@ -7,20 +7,21 @@ use std::{
     time::Duration,
 };
 
+use api::traceparent::TraceParent;
 use hyper_util::rt::TokioIo;
 use protocol::{
     CacheFile, Chunk, ConsoleInput, FileSystemsRequest, FinishRequest, FreezeRequest, GuestFileSystem,
     GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest, LauncherState, MAX_CHUNK,
     MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply,
-    StatsRequest, SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, VmiOptions,
-    WatchRequest,
+    StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest,
+    VmiOptions, WatchRequest,
     features::{self, Feature},
     launcher_client::LauncherClient,
 };
 use tokio::{net::UnixStream, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Code, Response, Status, Streaming,
+    Code, Request, Response, Status, Streaming,
     transport::{Channel, Endpoint, Uri},
 };
 
@@ -172,11 +173,21 @@ impl Launcher {
         Ok(Hello { version: bounded(&reply.launcher_version), features: features::common(&reply.features) })
     }
 
-    /// Sends the desired VMI (JSON).
-    pub(crate) async fn sync(&self, vmi: Vec<u8>, options: VmiOptions) -> Result<SyncReply, LauncherError> {
+    /// Sends the desired VMI (JSON). With `trace`, the reply contains the times of the steps of a start.
+    pub(crate) async fn sync(
+        &self,
+        vmi: Vec<u8>,
+        options: VmiOptions,
+        trace: Option<&TraceParent>,
+    ) -> Result<SyncReply, LauncherError> {
         let mut client = self.client.clone();
-        let request = SyncRequest { vmi, options: Some(options) };
-        call("Sync", SYNC_TIMEOUT, client.sync(request)).await
+        let mut request = Request::new(SyncRequest { vmi, options: Some(options) });
+        if let Some(value) = trace.and_then(|trace| trace.to_string().parse().ok()) {
+            request.metadata_mut().insert(TRACEPARENT, value);
+        }
+        let mut reply = call("Sync", SYNC_TIMEOUT, client.sync(request)).await?;
+        cut(&mut reply.timings);
+        Ok(reply)
     }
 
     /// Streams the current state and each change.

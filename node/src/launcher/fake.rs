@@ -16,8 +16,9 @@ use protocol::{
     Chunk, ConsoleInput, CpuStats, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest,
     GuestAgent, GuestExecReply, GuestExecRequest, GuestFileSystem, GuestInfo, GuestPingRequest, GuestReportReply,
     GuestReportRequest, GuestUser, HelloReply, HelloRequest, KillRequest, LauncherState, Lifecycle, PauseRequest,
-    ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply, StatsRequest,
-    SyncReply, SyncRequest, UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
+    ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StartStep, StatsReply,
+    StatsRequest, StepTiming, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput,
+    UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher as LauncherService, LauncherServer},
 };
 use serde_json::Value;
@@ -125,6 +126,7 @@ impl LauncherService for Served {
         }))
     }
     async fn sync(&self, request: Rpc<SyncRequest>) -> Result<Response<SyncReply>, Status> {
+        let is_traced = request.metadata().contains_key(TRACEPARENT);
         let request = request.into_inner();
         let vmi: Value = serde_json::from_slice(&request.vmi).unwrap();
         let nics = request.options.unwrap().nics.len();
@@ -136,7 +138,9 @@ impl LauncherService for Served {
         if started {
             self.0.become_(Lifecycle::Running, "booted");
         }
-        Ok(Response::new(SyncReply { started, state_sequence: self.0.state.borrow().sequence }))
+        let create = StepTiming { step: StartStep::Create.into(), begin: 0, end: u64::MAX };
+        let timings = is_traced.then_some(create).into_iter().collect();
+        Ok(Response::new(SyncReply { started, state_sequence: self.0.state.borrow().sequence, timings }))
     }
     async fn watch(&self, _: Rpc<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         Ok(Response::new(Box::pin(WatchStream::new(self.0.state.subscribe()).map(Ok))))

@@ -6,7 +6,7 @@ use std::{
 };
 
 use api::VirtualMachineInstance;
-use daemon::CancellationToken;
+use daemon::{CancellationToken, telemetry::Traces};
 use futures::StreamExt;
 use kube::{
     Api, Client, ResourceExt,
@@ -43,6 +43,7 @@ pub(crate) struct Vmis {
     records: Arc<dyn Records>,
     tasks: TaskTracker,
     metrics: VmiMetrics,
+    traces: Traces,
     /// VMIs of this node without a task, because the limit is reached.
     left_out: Arc<Mutex<HashSet<(String, String)>>>,
     /// Notified when a task ends while VMIs are left out.
@@ -64,10 +65,16 @@ impl Vmis {
             records,
             tasks: TaskTracker::new(),
             metrics,
+            traces: Traces::default(),
             left_out: Arc::default(),
             freed: Arc::default(),
             stop,
         }
+    }
+
+    /// Records the steps of starts in the traces of their VMIs.
+    pub(crate) fn with_traces(self, traces: Traces) -> Self {
+        Self { traces, ..self }
     }
 
     /// Returns the VMI of this name.
@@ -136,6 +143,7 @@ impl Vmis {
             records: self.records.clone(),
             handle: handle.clone(),
             metrics: self.metrics.clone(),
+            traces: self.traces.clone(),
         };
         let (vmis, stop) = (self.clone(), self.stop.child_token());
         self.metrics.count.inc();

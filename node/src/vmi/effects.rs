@@ -7,11 +7,15 @@ use std::{
     collections::BTreeSet,
     future::Future,
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
-use daemon::{merge_patch, tasks::panics};
+use daemon::{
+    merge_patch,
+    tasks::panics,
+    telemetry::{OpenSpan, Traces},
+};
 use protocol::{SyncReply, VmiOptions, features::Feature};
 use serde_json::{Value, json};
 use tokio::{
@@ -27,6 +31,7 @@ use super::{
     observed::{Observed, Outcome},
     records::{Records, WriteError},
     request::{PendingRequest, Refusal, Request},
+    trace::{LauncherSteps, StartTrace},
 };
 use crate::{
     launcher::{self, Launcher, LauncherError, Report, with_causes},
@@ -74,6 +79,21 @@ pub(super) enum Completed {
     Outcome(Outcome),
 }
 
+impl Completed {
+    /// Returns the error of a call that is part of a start.
+    fn failure(&self) -> Option<String> {
+        match self {
+            Self::Connected(Err(error)) => Some(error.to_string()),
+            Self::Outcome(Outcome::Greeted(_, Err(error))) | Self::Outcome(Outcome::Synced(_, _, Err(error))) => {
+                Some(error.to_string())
+            }
+            Self::Outcome(Outcome::Network(_, Err(failure))) => Some(failure.message.clone()),
+            Self::Outcome(Outcome::Written(Err(error), _) | Outcome::Read(Err(error))) => Some(error.to_string()),
+            Self::Requested(..) | Self::Connected(Ok(_)) | Self::Outcome(_) => None,
+        }
+    }
+}
+
 /// Executes the effects of one VMI.
 pub(super) struct Executor {
     host: Arc<dyn Host>,
@@ -83,6 +103,7 @@ pub(super) struct Executor {
     connections: u64,
     calls: JoinSet<Completed>,
     reports: mpsc::Sender<(u64, Report)>,
+    trace: StartTrace,
 }
 
 impl Executor {
@@ -93,7 +114,13 @@ impl Executor {
         metrics: VmiMetrics,
         reports: mpsc::Sender<(u64, Report)>,
     ) -> Self {
-        Self { host, records, metrics, connection: None, connections: 0, calls: JoinSet::new(), reports }
+        let trace = StartTrace::default();
+        Self { host, records, metrics, connection: None, connections: 0, calls: JoinSet::new(), reports, trace }
+    }
+
+    /// Records the calls of a start in the trace of the VMI.
+    pub(super) fn with_traces(self, traces: Traces) -> Self {
+        Self { trace: StartTrace::new(traces), ..self }
     }
 
     /// Returns the node's name.
@@ -159,6 +186,7 @@ impl Executor {
     /// Starts an effect.
     pub(super) fn start(&mut self, effect: Effect, observed: &Observed) {
         let (host, records, vmi) = (self.host.clone(), self.records.clone(), observed.vmi.clone());
+        self.trace.follow(&vmi);
         match effect {
             Effect::Connect { pod, within } => {
                 let late = Err(ConnectError::Refused("the connection was not established in time".into()));
@@ -205,10 +233,12 @@ impl Executor {
             Effect::Sync { fingerprint } => {
                 let nics = observed.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
                 let options = VmiOptions { nics, ..host.settings().options };
-                let call = async move { sync(&launcher, &vmi, options).await };
+                let span = self.trace.span("sync");
+                let steps = span.as_ref().and_then(|span| self.trace.steps(span));
+                let call = async move { sync(&launcher, &vmi, options, steps).await };
                 let late = Err(deadline("Sync", SYNC_LIMIT));
-                self.outcome("sync", SYNC_LIMIT, call, late, move |result| {
-                    Outcome::Synced(number, fingerprint, result)
+                self.call_in(span, "sync", SYNC_LIMIT, call, late, move |result| {
+                    Completed::Outcome(Outcome::Synced(number, fingerprint, result))
                 });
             }
             Effect::Shutdown { grace } => {
@@ -275,12 +305,32 @@ impl Executor {
         late: T,
         complete: impl FnOnce(T) -> Completed + Send + 'static,
     ) {
+        let span = self.trace.span(name);
+        self.call_in(span, name, limit, call, late, complete);
+    }
+
+    /// Starts a call within a span.
+    fn call_in<T: Send + 'static>(
+        &mut self,
+        span: Option<OpenSpan>,
+        name: &'static str,
+        limit: Duration,
+        call: impl Future<Output = T> + Send + 'static,
+        late: T,
+        complete: impl FnOnce(T) -> Completed + Send + 'static,
+    ) {
         let metrics = self.metrics.clone();
         let timed = async move {
             let started = Instant::now();
             let result = tokio::time::timeout(limit, call).await;
             metrics.observe_effect(name, started.elapsed(), result.is_ok());
-            complete(result.unwrap_or(late))
+            let completed = complete(result.unwrap_or(late));
+            if let Some(mut span) = span
+                && let Some(error) = completed.failure()
+            {
+                span.fail(error);
+            }
+            completed
         };
         self.calls.spawn(timed.in_current_span());
     }
@@ -336,13 +386,18 @@ async fn sync(
     launcher: &Launcher,
     vmi: &VirtualMachineInstance,
     options: VmiOptions,
+    steps: Option<LauncherSteps>,
 ) -> Result<SyncReply, LauncherError> {
     let json = serde_json::to_vec(vmi).map_err(|error| LauncherError::Refused {
         call: "Sync",
         message: error.to_string(),
         irrecoverable: true,
     })?;
-    launcher.sync(json, options).await
+    let reply = launcher.sync(json, options, steps.as_ref().map(LauncherSteps::context)).await?;
+    if let Some(steps) = steps {
+        steps.record(&reply.timings, SystemTime::now());
+    }
+    Ok(reply)
 }
 
 async fn write(

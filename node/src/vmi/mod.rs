@@ -49,6 +49,7 @@ mod status;
 mod task;
 #[cfg(test)]
 pub(crate) mod tests;
+mod trace;
 
 pub(crate) use directory::{Vmis, follow};
 pub(crate) use event::Event;

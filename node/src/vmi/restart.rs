@@ -9,7 +9,7 @@ use std::{
 };
 
 use api::VirtualMachineInstance;
-use daemon::{CancellationToken, tasks::panics};
+use daemon::{CancellationToken, tasks::panics, telemetry::Traces};
 use tokio::sync::{mpsc, watch};
 
 use super::{
@@ -32,6 +32,7 @@ pub(super) struct Shared {
     pub(super) records: Arc<dyn Records>,
     pub(super) handle: Arc<Handle>,
     pub(super) metrics: VmiMetrics,
+    pub(super) traces: Traces,
 }
 
 /// Runs tasks of `vmi`, one after the other, until one ends without a panic or until `stop`.
@@ -46,8 +47,9 @@ pub(super) async fn run(
     loop {
         let started = Instant::now();
         let task = async {
-            let Shared { host, records, handle, metrics } = &shared;
+            let Shared { host, records, handle, metrics, traces } = &shared;
             let task = Task::new(vmi.clone(), host.clone(), records.clone(), handle.clone(), metrics.clone());
+            let task = task.with_traces(traces.clone());
             task.run(&mut feed, &mut requests, &stop).await;
         };
         let Err(panic) = panics::catch(task).await else { return };

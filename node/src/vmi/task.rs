@@ -6,7 +6,7 @@ use std::{
 };
 
 use api::VirtualMachineInstance;
-use daemon::CancellationToken;
+use daemon::{CancellationToken, telemetry::Traces};
 use tokio::sync::{mpsc, watch};
 
 use super::{
@@ -63,6 +63,11 @@ impl Task {
             reports,
             started: Instant::now(),
         }
+    }
+
+    /// Records the steps of the start in the trace of the VMI.
+    pub(super) fn with_traces(self, traces: Traces) -> Self {
+        Self { executor: self.executor.with_traces(traces), ..self }
     }
 
     /// Runs until the VMI has left this node, or until `stop`, which leaves the VMI as it is.

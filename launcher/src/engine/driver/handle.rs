@@ -10,6 +10,7 @@ use tokio::sync::{
     oneshot, watch,
 };
 
+use super::timings::Timings;
 use crate::{
     domain::unsupported::Unsupported,
     engine::model::{Action, Answer, Request, RequestError, Wanted},
@@ -36,6 +37,7 @@ pub(crate) struct EngineHandle {
     pub(super) guest_agent: GuestAgent,
     pub(super) paths: Paths,
     pub(super) args: VmiArgs,
+    pub(super) timings: Timings,
 }
 
 /// Channel to the domain's guest agent through the current connection.
@@ -69,6 +71,11 @@ impl EngineHandle {
     /// Returns the serial console, once the domain was started.
     pub(crate) fn console(&self) -> Option<Console> {
         self.console.borrow().clone()
+    }
+
+    /// Returns the times of the start's steps.
+    pub(crate) const fn timings(&self) -> &Timings {
+        &self.timings
     }
 
     /// Returns the guest agent.

@@ -1,6 +1,6 @@
 //! The driver: one task that owns the domain. It passes events, requests and results to [`decide`](super::decide::decide),
 //! publishes the state and carries the effects out ([`effects`]). `handle` is the engine's side for the server; `prepare`
-//! makes disks and XML, `services` runs DHCP, console and credentials, `crash` reads QEMU's log.
+//! makes disks and XML, `timings` measures the steps of a start, `services` runs DHCP, console and credentials, `crash` reads QEMU's log.
 
 mod crash;
 mod effects;
@@ -9,11 +9,12 @@ mod prepare;
 mod services;
 #[cfg(test)]
 mod tests;
+mod timings;
 
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use protocol::{LauncherState, Lifecycle};
@@ -29,6 +30,7 @@ use self::{
     handle::{CurrentDomain, Envelope, GuestAgentChannel},
     prepare::{Pod, kvm_usable},
     services::Services,
+    timings::Timings,
 };
 use super::{
     decide::decide,
@@ -75,6 +77,7 @@ pub(crate) struct Driver {
     services: Services,
     guest_agent: GuestAgent,
     guest_facts: watch::Receiver<GuestFacts>,
+    timings: Timings,
 }
 
 impl Driver {
@@ -93,6 +96,7 @@ impl Driver {
         });
         let (domains, domain) = watch::channel(None);
         let (consoles, console) = watch::channel(None);
+        let timings = Timings::default();
         let guest_agent = GuestAgent::new(GuestAgentChannel(domain.clone()), paths.thaw_at(&args.uid), tasks.clone());
         let handle = EngineHandle {
             requests: requests_sender,
@@ -102,6 +106,7 @@ impl Driver {
             guest_agent: guest_agent.clone(),
             paths: paths.clone(),
             args: args.clone(),
+            timings: timings.clone(),
         };
         let driver = Self {
             state: State::new(&args, Instant::now()),
@@ -118,6 +123,7 @@ impl Driver {
             services: Services::new(tasks.clone(), guest_agent.clone(), consoles),
             guest_facts: guest_agent.facts(),
             guest_agent,
+            timings,
         };
         (driver, handle)
     }
@@ -187,10 +193,13 @@ impl Driver {
 
     /// Decides on an input, publishes the state and carries the effects out.
     fn take(&mut self, input: Input) {
+        let ran_at = self.domain.as_ref().and_then(|domain| domain.signals().ran_at());
+        self.timings.input(&input, SystemTime::now(), ran_at);
         let (state, effects) = decide(&self.state, Instant::now(), input);
         self.state = state;
         publish(&self.published, &self.state.published);
         for effect in effects {
+            self.timings.effect(&effect, SystemTime::now());
             self.carry_out(effect);
         }
     }

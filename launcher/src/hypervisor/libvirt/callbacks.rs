@@ -139,10 +139,11 @@ unsafe extern "C" fn on_lifecycle(
 ) -> c_int {
     // SAFETY: called by libvirt with the pointer of a live registration.
     let signals = unsafe { signals(opaque) };
-    if u32::try_from(event).is_ok_and(|event| event == sys::VIR_DOMAIN_EVENT_CRASHED) {
-        signals.set_crashed();
-    } else {
-        signals.set_changed();
+    match u32::try_from(event) {
+        Ok(sys::VIR_DOMAIN_EVENT_CRASHED) => signals.set_crashed(),
+        // QEMU reports that it runs the guest before libvirt reports that the start is complete.
+        Ok(sys::VIR_DOMAIN_EVENT_RESUMED) => signals.set_running(),
+        _ => signals.set_changed(),
     }
     0
 }

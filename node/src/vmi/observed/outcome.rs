@@ -85,7 +85,7 @@ impl Observed {
                 self.busy.sync = false;
                 self.delay_retries(now);
                 match result {
-                    Ok(SyncReply { started, state_sequence }) => {
+                    Ok(SyncReply { started, state_sequence, .. }) => {
                         self.failure = None;
                         self.ran |= started;
                         if let Some(Link::Up { synced, results_from, .. }) = self.link_of(connection) {

@@ -1,5 +1,7 @@
 //! Start, requests, changes and end of a VMI.
 
+use api::traceparent::TraceParent;
+use daemon::telemetry::Traces;
 use protocol::{GuestAgent, GuestInfo, Lifecycle};
 use tonic::Status;
 
@@ -26,6 +28,45 @@ async fn a_vmi_is_running_after_one_write() {
     stage.until_event("Started").await;
     stage.stop.cancel();
     stage.vmis.stopped().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_traced_start_has_spans_of_virt_handler_and_of_its_launcher() {
+    const CONTEXT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let (traces, mut spans) = Traces::to_receiver(1.0).unwrap();
+    let mut stage = Stage::new();
+    stage.vmis = stage.vmis.clone().with_traces(traces);
+    let mut object = vmi("m", "u1");
+    object["metadata"]["annotations"] = json!({"ferrovirt.io/traceparent": CONTEXT});
+    object["metadata"]["creationTimestamp"] = json!(jiff::Timestamp::now().to_string());
+    stage.vmis.apply(Arc::new(stage.records.put(&object)));
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    stage.host.serve(&stage.launcher);
+    stage.until_phase(&Phase::Running).await;
+    // Not part of the start.
+    stage.change(|vmi| vmi["metadata"]["labels"]["a"] = json!("b"));
+    stage.stop.cancel();
+    stage.vmis.stopped().await;
+
+    let context: TraceParent = CONTEXT.parse().unwrap();
+    let mut found = Vec::new();
+    while let Ok(span) = spans.try_recv() {
+        assert_eq!((span.context.trace_id, span.error.as_deref()), (context.trace_id, None), "{span:?}");
+        found.push(span);
+    }
+    let of = |name: &str| {
+        let named: Vec<_> = found.iter().filter(|span| span.name == name).collect();
+        assert_eq!(named.len(), 1, "{name}: {found:?}");
+        named[0].clone()
+    };
+    for name in ["connect", "hello", "network", "sync", "write"] {
+        let span = of(name);
+        assert_eq!((span.parent, span.service), (Some(context.span_id), None), "{name}");
+        assert!(span.attributes.contains(&("uid", "u1".to_owned())), "{:?}", span.attributes);
+    }
+    let create = of("create");
+    assert_eq!((create.parent, create.service), (Some(of("sync").context.span_id), Some("virt-launcher")));
+    assert_eq!(found.len(), 6, "{found:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

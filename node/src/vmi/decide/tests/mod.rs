@@ -49,7 +49,7 @@ fn state(lifecycle: Lifecycle, reason: &str) -> LauncherState {
 
 /// Returns the answer to a Sync of a launcher that does not number its results.
 fn answered(started: bool) -> SyncReply {
-    SyncReply { started, state_sequence: 0 }
+    SyncReply { started, ..SyncReply::default() }
 }
 
 /// Returns a VMI with a connection, after Hello and network setup.

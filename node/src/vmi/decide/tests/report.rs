@@ -215,7 +215,7 @@ fn restarted_launcher_changes_nothing_until_it_reports_the_results_of_its_sync()
     };
     observed.apply_report(report(1, Vec::new()), at(110));
     let fingerprint = observed.facts.fingerprint;
-    let reply = SyncReply { started: false, state_sequence: 3 };
+    let reply = SyncReply { state_sequence: 3, ..SyncReply::default() };
     assert_eq!(names(&decide(&observed, at(110))), ["sync"]);
     observed.apply_outcome(Outcome::Synced(2, fingerprint, Ok(reply)), NODE, at(111));
     observed.apply_report(report(2, Vec::new()), at(111));
