@@ -76,6 +76,18 @@ securityContext:
       fieldPath: status.hostIPs
 {{- end -}}
 
+{{/* The collector of traces, for a process; nothing while traces are off. */}}
+{{- define "ferrovirt.tracingEnv" -}}
+{{- with .Values.tracing }}
+{{- if .endpoint }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ .samplingRatio | default 0 | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/*
 Probes of all three processes. Both paths answer from memory, so they can be asked often; a readiness that is seen two
 seconds after it came true is two seconds of every installation.
