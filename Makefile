@@ -162,6 +162,12 @@ bench: benchmark ## Measures starts, memory and API calls; writes build/bench.js
 bench-scale: benchmark ## Measures thousands of VMIs on simulated nodes (about 30 minutes); writes build/bench-scale.json
 	kwok=$$($(CLUSTER) build-kwok) && $(CLUSTER) run -- $(RELEASE)/bench --scale "$$kwok"
 
+.PHONY: trace-picture
+trace-picture: images guests ## Draws a real start of a VM into docs/images/start.svg
+	$(CARGO) test $(STORIES) --no-run
+	@$(AWAIT_AHEAD)
+	$(CLUSTER) run -- env TRACE_PICTURE=docs/images/start.svg $(CARGO) test --workspace --locked --test e2e -- traces:: --nocapture
+
 .PHONY: clients
 clients: tiny ## Tests the display with VNC clients of other projects (see e2e/clients)
 	$(CLUSTER) run -- e2e/clients/run.sh

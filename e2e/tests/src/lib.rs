@@ -8,9 +8,11 @@
 //! socket  webhook               WebSockets, webhooks of virt-api
 //! story                         namespace and methods of a story
 //! flood                         an attack on the installation
+//! collector                     receives traces
 //! ```
 
 mod answer;
+mod collector;
 mod environment;
 mod flood;
 mod plugin;
@@ -19,6 +21,7 @@ mod story;
 pub mod webhook;
 
 pub use answer::Answer;
+pub use collector::{CollectedSpan, Collector};
 pub use environment::{
     TIMEOUT, audit_log, connect, connect_without_retries, kubeconfig, kubectl_virt, own_cluster, registry, repository,
     skip,

@@ -50,5 +50,6 @@ mod storage;
 mod strategies;
 mod stream_faults;
 mod streams;
+mod traces;
 mod usb;
 mod virt_handlers;
