@@ -151,7 +151,7 @@ pub mod label {
 
 /// Annotations.
 pub mod annotation {
-    /// Trace context of a start, see [`crate::traceparent`].
+    /// Trace context of a start.
     pub const TRACEPARENT: &str = "ferrovirt.io/traceparent";
     /// API version in which a controller last observed an object.
     pub const LATEST_OBSERVED_API_VERSION: &str = "kubevirt.io/latest-observed-api-version";

@@ -12,6 +12,7 @@ pub const ACCEPTED: &[(&str, &str)] = &[
     ("foreign cluster: key of the front proxy's authority", "only the test cluster has its keys on this host"),
     ("foreign cluster: Multus", "a cluster of KUBECONFIG is used as it is, and Multus is optional"),
     ("foreign cluster: route to pods", "the attacker runs on this host and dials pod addresses"),
+    ("foreign cluster: route from pods", "the collector of traces listens on this host"),
     ("foreign cluster: no other VMI", "a cluster of KUBECONFIG may run VMIs of others, which the story would evict"),
 ];
 

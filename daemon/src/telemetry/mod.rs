@@ -219,8 +219,9 @@ fn cut(text: &str, limit: usize) -> String {
 }
 
 fn spans_total() -> Result<IntCounterVec, prometheus::Error> {
-    let help = "Spans of traces by their outcome: exported, queue_full, or refused by the collector";
-    IntCounterVec::new(Opts::new("ferrovirt_trace_spans_total", help), &["outcome"])
+    let options =
+        Opts::new("ferrovirt_trace_spans_total", "Spans of traces by outcome: exported, queue_full or refused");
+    IntCounterVec::new(options, &["outcome"])
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The driver: one task that owns the domain. It passes events, requests and results to [`decide`](super::decide::decide),
 //! publishes the state and carries the effects out ([`effects`]). `handle` is the engine's side for the server; `prepare`
-//! makes disks and XML, `timings` measures the steps of a start, `services` runs DHCP, console and credentials, `crash` reads QEMU's log.
+//! makes disks and XML, `timings` measures the steps of a start, `services` runs DHCP, console and credentials, `crash`
+//! reads QEMU's log.
 
 mod crash;
 mod effects;
