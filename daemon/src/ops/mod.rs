@@ -49,7 +49,7 @@ pub struct Ops {
     roots: Roots,
     profiler: Profiler,
     resident: Option<IntGauge>,
-    version: Arc<tokio::sync::Mutex<Option<(Instant, Result<Value, String>)>>>,
+    connectivity: Arc<tokio::sync::Mutex<Option<Connectivity>>>,
     access: Arc<MetricsAccess>,
     refresh: Option<Refresh>,
 }
@@ -77,7 +77,7 @@ impl Ops {
             roots,
             profiler: Profiler::default(),
             resident,
-            version: Arc::default(),
+            connectivity: Arc::default(),
         }
     }
 
@@ -122,34 +122,44 @@ impl Ops {
     /// Returns status and body of `/healthz`: an error when the API server does not answer.
     pub async fn health(&self) -> (StatusCode, Value) {
         let resource_version = self.config.resource_version();
-        let mut cached = self.version.lock().await;
-        let version = match cached.as_ref() {
-            Some((at, version)) if at.elapsed() < VERSION_TTL => version.clone(),
-            _ => {
-                let version = self.api_server_version().await;
-                *cached = Some((Instant::now(), version.clone()));
-                version
-            }
+        let mut cached = self.connectivity.lock().await;
+        let recent = cached.take().filter(|answer| answer.at.elapsed() < VERSION_TTL);
+        let answer = match recent {
+            Some(answer) => answer,
+            None => self.connectivity().await,
         };
+        *cached = Some(answer.clone());
         drop(cached);
-        let (status, connectivity) = match version {
-            Ok(version) => (StatusCode::OK, json!({"connectivity": "ok", "version": version})),
-            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, json!({"connectivity": "failed", "error": error})),
-        };
-        (status, json!({"apiserver": connectivity, "config-resource-version": resource_version}))
+        (answer.status, json!({"apiserver": answer.report, "config-resource-version": resource_version}))
     }
 
     /// Requests the version of the API server. A failure is logged here, once for each request.
-    async fn api_server_version(&self) -> Result<Value, String> {
+    async fn connectivity(&self) -> Connectivity {
         let answer = tokio::time::timeout(VERSION_TIMEOUT, self.client.apiserver_version()).await;
+        let at = Instant::now();
         let failure = match answer {
-            Ok(Ok(info)) => return Ok(serde_json::to_value(&info).unwrap_or(Value::Null)),
+            Ok(Ok(version)) => {
+                return Connectivity {
+                    at,
+                    status: StatusCode::OK,
+                    report: json!({"connectivity": "ok", "version": version}),
+                };
+            }
             Ok(Err(error)) => crate::errors::chain(&error),
             Err(_) => "no answer in time".to_owned(),
         };
         tracing::warn!(error = failure, "the API server does not answer; /healthz fails");
-        Err(failure)
+        let report = json!({"connectivity": "failed", "error": failure});
+        Connectivity { at, status: StatusCode::INTERNAL_SERVER_ERROR, report }
     }
+}
+
+/// The last answer of the API server, or its failure, as `/healthz` reports it.
+#[derive(Clone)]
+struct Connectivity {
+    at: Instant,
+    status: StatusCode,
+    report: Value,
 }
 
 /// Returns the metrics of the registry in the text format.
