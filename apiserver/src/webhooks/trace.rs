@@ -100,7 +100,7 @@ mod tests {
         assert!(answer.response.allowed, "{:?}", answer.response.status);
         let patch = STANDARD.decode(answer.response.patch.unwrap()).unwrap();
         let patch: Vec<Value> = serde_json::from_slice(&patch).unwrap();
-        let values = patch.iter().filter_map(|change| {
+        let mut values = patch.iter().filter_map(|change| {
             let path = change["path"].as_str()?;
             match path.strip_prefix("/metadata/annotations")? {
                 "" => change["value"][TRACEPARENT].as_str(),
@@ -108,7 +108,7 @@ mod tests {
                 _ => None,
             }
         });
-        values.last().map(|value| value.parse().unwrap())
+        values.next_back().map(|value| value.parse().unwrap())
     }
 
     #[tokio::test]
