@@ -26,7 +26,6 @@ const ABSENT: &str = "no story has objects of this kind, which admission reads w
 const EVERYBODY: &str = "a role for all users gives it as well, which administrators may take away; RBAC names either";
 const LAST_ONE: &str = "asked for when the KubeVirt object is deleted, and the stories keep it";
 const MIGRATION: &str = "admission asks for migrations of a VMI under way, and there are none yet";
-const COPIES: &str = "a VM that names the copy of its instance type is expanded by virt-api from the copy";
 const INSTALLED: &str = "Helm installs the definitions, and the hook finds them up to date";
 const LATER: &str = "the hook runs after this test; `cluster run` fails when it fails";
 
@@ -41,7 +40,6 @@ pub(crate) const RIGHTS: &[Justified] = &[
     unused(API, "list virtualmachines.kubevirt.io", LAST_ONE),
     unused(API, "list virtualmachineinstancereplicasets.kubevirt.io", LAST_ONE),
     unused(API, "list virtualmachineinstancemigrations.kubevirt.io", MIGRATION),
-    unused(API, "get controllerrevisions.apps", COPIES),
     sometimes(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "list virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "watch virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
