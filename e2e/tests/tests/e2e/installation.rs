@@ -224,6 +224,10 @@ async fn replace_launcher(s: &Story) -> Result<()> {
     Ok(())
 }
 
+/// Field manager of the changed launcher image. It gives the field up, since an upgrade by Helm refuses to change fields of
+/// other managers.
+const MANAGER: &str = "ferrovirt-e2e";
+
 /// Sets the launcher image of virt-controller and waits until all replicas use it.
 async fn launch_with(s: &Story, image: &str) -> Result<()> {
     let deployments = s.installation_api("Deployment");
@@ -234,7 +238,12 @@ async fn launch_with(s: &Story, image: &str) -> Result<()> {
     *words.get_mut(flag + 1).context("no image after --launcher-image")? = json!(image);
     let containers = json!([{"name": "virt-controller", "args": args}]);
     let patch = Patch::Strategic(json!({"spec": {"template": {"spec": {"containers": containers}}}}));
-    deployments.patch("virt-controller", &PatchParams::default(), &patch).await.context("change the launcher")?;
+    let manager = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+    let changed = deployments.patch("virt-controller", &manager, &patch).await.context("change the launcher")?;
+    let mut fields = changed.metadata.managed_fields.context("virt-controller without managed fields")?;
+    fields.retain(|entry| entry.manager.as_deref() != Some(MANAGER));
+    let patch = Patch::Merge(json!({"metadata": {"managedFields": fields}}));
+    deployments.patch("virt-controller", &manager, &patch).await.context("give up the fields of virt-controller")?;
     replaced(s, &args).await
 }
 
