@@ -33,6 +33,10 @@ pub mod component {
     pub const HANDLER_SERVICE_ACCOUNT: &str = "kubevirt-handler";
     /// Service account of the synchronization service.
     pub const SYNCHRONIZATION_SERVICE_ACCOUNT: &str = "kubevirt-synchronization-controller";
+    /// Pods that attach the claims of hot-plugged volumes.
+    pub const HOTPLUG_DISK: &str = "hotplug-disk";
+    /// Container of a pod that attaches a claim.
+    pub const HOTPLUG_CONTAINER: &str = "hotplug-disk";
     /// Main container of a launcher pod.
     pub const COMPUTE_CONTAINER: &str = "compute";
 }
@@ -163,6 +167,8 @@ pub mod annotation {
     pub const PCI_TOPOLOGY_VERSION: &str = "kubevirt.io/pci-topology-version";
     /// Value of [`PCI_TOPOLOGY_VERSION`] for new VMIs.
     pub const PCI_TOPOLOGY_V3: &str = "v3";
+    /// Number of ports for interfaces, of guests whose layout is older than [`PCI_TOPOLOGY_V3`].
+    pub const PCI_INTERFACE_SLOT_COUNT: &str = "kubevirt.io/pci-interface-slot-count";
     /// Name of the VMI of a launcher pod.
     pub const DOMAIN: &str = "kubevirt.io/domain";
     /// Name of the VMI that owns a pod.

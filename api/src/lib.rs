@@ -14,6 +14,7 @@ pub mod enums;
 pub mod export;
 pub mod gates;
 pub mod host_devices;
+pub mod hotplug;
 pub mod instancetype;
 pub mod kubevirt;
 pub mod migration;

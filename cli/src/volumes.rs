@@ -301,8 +301,8 @@ mod tests {
 
     #[test]
     fn error_names_the_failed_operation() {
-        let refused = Error::Refused { code: 501, message: "hot-plug of volumes is not available yet".into() };
+        let refused = Error::Refused { code: 501, message: "this volume is not available yet".into() };
         let said = failed_while("adding volume")(refused).to_string();
-        assert_eq!(said, "error adding volume, hot-plug of volumes is not available yet");
+        assert_eq!(said, "error adding volume, this volume is not available yet");
     }
 }

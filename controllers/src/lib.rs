@@ -3,6 +3,7 @@
 //! `registry.rs` lists the controllers; each has a folder with its watches, observations and decisions. `resources/` caches
 //! the cluster, `runtime/` runs the controllers and carries their decisions out, `inventory/` exports metrics of VMs and VMIs.
 
+mod attachment_pod;
 mod cache;
 mod certificates;
 mod inventory;

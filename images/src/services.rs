@@ -300,6 +300,7 @@ fn add_launcher(tree: &mut Tree) {
     for dir in [
         "run/libvirt",
         "run/kubevirt",
+        "run/kubevirt/hotplug-disks",
         "run/kubevirt/sockets",
         "run/kubevirt-private",
         "run/kubevirt-ephemeral-disks",

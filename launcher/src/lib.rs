@@ -8,13 +8,15 @@
 //! * `guest_agent` queries the guest agent, freezes file systems and propagates credentials.
 //! * `network` serves DHCP to the guest; `streaming` serves the serial console, VNC, USB redirection and screenshots.
 //! * `server` answers virt-handler; [`worker`] connects all of it; `tasks` are those that must not end.
-//! * [`freezer`] and [`probe`] are commands that run in the launcher's container.
+//! * [`freezer`] and [`probe`] are commands that run in the launcher's container, [`hold_volumes`] is the program of attachment
+//!   pods.
 
 mod domain;
 mod engine;
 mod files;
 pub mod freezer;
 mod guest_agent;
+pub mod hold_volumes;
 pub mod hypervisor;
 mod network;
 pub mod options;

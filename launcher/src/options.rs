@@ -25,6 +25,12 @@ pub enum Task {
         #[arg(long)]
         output: PathBuf,
     },
+    /// Holds the volumes of an attachment pod until it is terminated.
+    HoldVolumes {
+        /// Socket that identifies this pod to virt-handler.
+        #[arg(long)]
+        socket: PathBuf,
+    },
     /// One probing run in its own process; started by `node-capabilities`.
     #[command(hide = true)]
     ProbeCapabilities {

@@ -17,6 +17,8 @@ pub struct Paths {
     pub container_disks: PathBuf,
     /// Image with kernel and initrd.
     pub kernel_boot: PathBuf,
+    /// Hot-plugged volumes, put there by virt-handler.
+    pub hotplug_disks: PathBuf,
     /// Devices.
     pub dev: PathBuf,
 }
@@ -30,6 +32,7 @@ impl Default for Paths {
             ephemeral: "/var/run/kubevirt-ephemeral-disks".into(),
             container_disks: "/var/run/kubevirt-image-volume".into(),
             kernel_boot: "/var/run/kubevirt-kernel-boot".into(),
+            hotplug_disks: api::hotplug::DIRECTORY.into(),
             dev: "/dev".into(),
         }
     }
@@ -124,6 +127,11 @@ impl Paths {
     /// Device of a block volume.
     pub fn block_volume(&self, volume: &str) -> PathBuf {
         self.dev.join(volume)
+    }
+
+    /// Device or image of a hot-plugged volume.
+    pub fn hotplugged(&self, volume: &str, block: bool) -> PathBuf {
+        self.hotplug_disks.join(api::hotplug::file_name(volume, block))
     }
 
     /// Mount of a secret.

@@ -16,6 +16,7 @@ mod node_object;
 mod safe_dir;
 mod server;
 mod vmi;
+mod volumes;
 mod vsock;
 
 use std::{

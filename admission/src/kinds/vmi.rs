@@ -175,6 +175,7 @@ fn update_errors(
     if !semantic::equal(&vmi.spec, &old.spec) {
         if is_component {
             errors.extend(rules::hotplug::validate(vmi, old, config));
+            errors = errors.or_else(|errors| unsupported::added_volumes("spec", &vmi.spec, &old.spec, errors));
         } else {
             errors.not_supported("", "update of VMI object is restricted");
         }

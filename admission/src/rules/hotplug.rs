@@ -206,6 +206,8 @@ fn validate_hotplugged_volumes(
             }
             None if dump => None,
             None if now.is_none() => Some(format!("disk {name} does not exist")),
+            // The medium of a drive, which exists.
+            None if semantic::equal(&now, &disk(&old.spec, name)) => None,
             None => {
                 validate_hotplugged_disk("Hotplug configuration", name, now, "", errors);
                 if !errors.is_empty() {

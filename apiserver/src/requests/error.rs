@@ -80,6 +80,14 @@ pub(crate) enum ApiError {
         /// One message for each violation.
         causes: Vec<String>,
     },
+    /// 422: the API server refused the change of an object. Clients match on its message.
+    #[error("{message}")]
+    Unprocessable {
+        /// Message of the API server.
+        message: String,
+        /// Its details.
+        details: Value,
+    },
     /// 404: unknown path.
     #[error("the server could not find the requested resource")]
     NoSuchPath,
@@ -133,6 +141,7 @@ impl ApiError {
             Self::Conflict { .. } => StatusCode::CONFLICT,
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
             Self::BadRequest(_) | Self::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Self::Unprocessable { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             Self::NoSuchPath => StatusCode::NOT_FOUND,
             Self::WrongMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::NotAcceptable => StatusCode::NOT_ACCEPTABLE,
@@ -152,6 +161,7 @@ impl ApiError {
             Self::Conflict { .. } => "Conflict",
             Self::Forbidden { .. } => "Forbidden",
             Self::BadRequest(_) | Self::Invalid { .. } => "BadRequest",
+            Self::Unprocessable { .. } => "Invalid",
             Self::WrongMethod(_) => "MethodNotAllowed",
             Self::NotAcceptable => "NotAcceptable",
             Self::UnsupportedMediaType => "UnsupportedMediaType",
@@ -183,6 +193,7 @@ impl ApiError {
                 let causes = causes.iter().map(|message| json!({"message": message})).collect::<Vec<_>>();
                 Some(json!({"causes": causes}))
             }
+            Self::Unprocessable { details, .. } => (!details.is_null()).then(|| details.clone()),
             Self::TooManyRequests(_) => Some(json!({"retryAfterSeconds": RETRY_AFTER})),
             Self::BadRequest(_)
             | Self::NoSuchPath

@@ -1,6 +1,6 @@
 //! `virtualmachines/addvolume` and `virtualmachineinstances/addvolume`: plugs a volume.
 
-use api::{VirtualMachine, VirtualMachineInstance, config::ClusterConfig, subresources::AddVolumeRequest};
+use api::subresources::AddVolumeRequest;
 use axum::{body::Body, response::Response};
 use http::Request;
 
@@ -8,7 +8,7 @@ use super::common::{
     call::Call,
     schema,
     specification::{Answer, Specification, VMIS, VMS},
-    volumes::{Change, NOT_AVAILABLE, check_gates, check_request, check_vm, check_vmi},
+    volumes::{Change, change_vm, change_vmi, check_gates, check_request},
 };
 use crate::requests::error::ApiError;
 
@@ -29,33 +29,16 @@ pub(super) static OF_VMI: Specification = Specification {
     ..Specification::put(VMIS, "addvolume", Answer::Accepted, |call, request| Box::pin(serve_of_vmi(call, request)))
 };
 
-/// Rejects a change that conflicts with the VM.
-fn decide_of_vm(vm: &VirtualMachine, request: &AddVolumeRequest) -> Result<(), ApiError> {
-    check_vm(vm, Change::Add(request))
-}
-
-/// Rejects a change that conflicts with the VMI.
-fn decide_of_vmi(
-    vmi: &VirtualMachineInstance,
-    request: &AddVolumeRequest,
-    config: &ClusterConfig,
-) -> Result<(), ApiError> {
-    check_vmi(vmi, Change::Add(request), config)
-}
-
 async fn serve_of_vm(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     check_gates(&call.context.config.current())?;
-    let (request, _): (AddVolumeRequest, bool) = call.options_with_dry_run(request).await?;
+    let (request, dry_run): (AddVolumeRequest, bool) = call.options_with_dry_run(request).await?;
     check_request(Change::Add(&request))?;
-    decide_of_vm(&call.vm().await?, &request)?;
-    Err(NOT_AVAILABLE)
+    change_vm(call, &call.vm().await?, Change::Add(&request), dry_run).await
 }
 
 async fn serve_of_vmi(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
-    let config = call.context.config.current();
-    check_gates(&config)?;
-    let (request, _): (AddVolumeRequest, bool) = call.options_with_dry_run(request).await?;
+    check_gates(&call.context.config.current())?;
+    let (request, dry_run): (AddVolumeRequest, bool) = call.options_with_dry_run(request).await?;
     check_request(Change::Add(&request))?;
-    decide_of_vmi(&call.vmi().await?, &request, &config)?;
-    Err(NOT_AVAILABLE)
+    change_vmi(call, &call.vmi().await?, Change::Add(&request), dry_run).await
 }

@@ -1,6 +1,6 @@
 //! `virtualmachines/removevolume` and `virtualmachineinstances/removevolume`: unplugs a volume.
 
-use api::{VirtualMachine, VirtualMachineInstance, config::ClusterConfig, subresources::RemoveVolumeRequest};
+use api::subresources::RemoveVolumeRequest;
 use axum::{body::Body, response::Response};
 use http::Request;
 
@@ -8,7 +8,7 @@ use super::common::{
     call::Call,
     schema,
     specification::{Answer, Specification, VMIS, VMS},
-    volumes::{Change, NOT_AVAILABLE, check_gates, check_request, check_vm, check_vmi},
+    volumes::{Change, change_vm, change_vmi, check_gates, check_request},
 };
 use crate::requests::error::ApiError;
 
@@ -29,33 +29,16 @@ pub(super) static OF_VMI: Specification = Specification {
     ..Specification::put(VMIS, "removevolume", Answer::Accepted, |call, request| Box::pin(serve_of_vmi(call, request)))
 };
 
-/// Rejects a change that conflicts with the VM.
-fn decide_of_vm(vm: &VirtualMachine, request: &RemoveVolumeRequest) -> Result<(), ApiError> {
-    check_vm(vm, Change::Remove(request))
-}
-
-/// Rejects a change that conflicts with the VMI.
-fn decide_of_vmi(
-    vmi: &VirtualMachineInstance,
-    request: &RemoveVolumeRequest,
-    config: &ClusterConfig,
-) -> Result<(), ApiError> {
-    check_vmi(vmi, Change::Remove(request), config)
-}
-
 async fn serve_of_vm(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     check_gates(&call.context.config.current())?;
-    let (request, _): (RemoveVolumeRequest, bool) = call.options_with_dry_run(request).await?;
+    let (request, dry_run): (RemoveVolumeRequest, bool) = call.options_with_dry_run(request).await?;
     check_request(Change::Remove(&request))?;
-    decide_of_vm(&call.vm().await?, &request)?;
-    Err(NOT_AVAILABLE)
+    change_vm(call, &call.vm().await?, Change::Remove(&request), dry_run).await
 }
 
 async fn serve_of_vmi(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
-    let config = call.context.config.current();
-    check_gates(&config)?;
-    let (request, _): (RemoveVolumeRequest, bool) = call.options_with_dry_run(request).await?;
+    check_gates(&call.context.config.current())?;
+    let (request, dry_run): (RemoveVolumeRequest, bool) = call.options_with_dry_run(request).await?;
     check_request(Change::Remove(&request))?;
-    decide_of_vmi(&call.vmi().await?, &request, &config)?;
-    Err(NOT_AVAILABLE)
+    change_vmi(call, &call.vmi().await?, Change::Remove(&request), dry_run).await
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api::{VirtualMachineInstance, vmi::volumes::Volume as VmiVolume};
+use api::{VirtualMachineInstance, hotplug, vmi::volumes::Volume as VmiVolume};
 use k8s_openapi::api::core::v1::{
     ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, KeyToPath,
     LocalObjectReference, PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
@@ -66,8 +66,12 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
     mounts.empty_dir("sockets", "/var/run/kubevirt/sockets", None);
     mounts.empty_dir("libvirt-runtime", "/var/run/libvirt", None);
     mounts.empty_dir("ephemeral-disks", "/var/run/kubevirt-ephemeral-disks", None);
+    if !spec.domain.devices.disable_hotplug {
+        // virt-handler attaches mounts in the container itself, so that none is propagated from the node.
+        mounts.empty_dir(hotplug::POD_VOLUME, hotplug::DIRECTORY, None);
+    }
     let disks: BTreeSet<&str> = spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
-    for volume in &spec.volumes {
+    for volume in spec.volumes.iter().filter(|volume| !hotplug::is_hotplugged(inputs.instance, volume)) {
         vmi_volume(inputs, &mut mounts, volume, disks.contains(volume.name.as_str()))?;
     }
     if let Some(container) = kernel_boot(inputs.instance) {

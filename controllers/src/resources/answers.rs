@@ -1,6 +1,9 @@
 //! Answers to writes, stored in the caches.
 
-use api::instancetype::revision;
+use api::{
+    constants::{component, label},
+    instancetype::revision,
+};
 use k8s_openapi::{
     api::{
         admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
@@ -13,7 +16,7 @@ use k8s_openapi::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Caches, start_revisions, watched_pod::WatchedPod};
+use super::{Caches, attachments::CachedAttachment, start_revisions, watched_pod::WatchedPod};
 use crate::{
     cache::{Cache, Cached, Key},
     runtime::{Answers, Kind},
@@ -43,6 +46,9 @@ impl Answers for Caches {
             Kind::VirtualMachine => store(&self.vms, kind, object, Some),
             Kind::Instance => store(&self.vmis, kind, object, Some),
             Kind::ReplicaSet => store(&self.replica_sets, kind, object, Some),
+            Kind::Pod if object["metadata"]["labels"][label::APP] == component::HOTPLUG_DISK => {
+                store(&self.attachments, kind, object, CachedAttachment::of);
+            }
             Kind::Pod => store(&self.pods, kind, object, WatchedPod::into_pod),
             Kind::ControllerRevision => {
                 let has = |label: &str| object["metadata"]["labels"].get(label).is_some();
@@ -78,7 +84,10 @@ impl Answers for Caches {
             Kind::VirtualMachine => self.vms.observe_deleted(&key, uid),
             Kind::Instance => self.vmis.observe_deleted(&key, uid),
             Kind::ReplicaSet => self.replica_sets.observe_deleted(&key, uid),
-            Kind::Pod => self.pods.observe_deleted(&key, uid),
+            Kind::Pod => {
+                self.pods.observe_deleted(&key, uid);
+                self.attachments.observe_deleted(&key, uid);
+            }
             Kind::ControllerRevision => {
                 self.revisions.observe_deleted(&key, uid);
                 self.starts.observe_deleted(&key, uid);

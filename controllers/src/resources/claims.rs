@@ -11,6 +11,9 @@ use k8s_openapi::{
 use super::metadata::slim;
 use crate::cache::Cached;
 
+/// Annotation of claims with the phase of the pod that imports their data.
+const IMPORTER_PHASE: &str = "cdi.kubevirt.io/storage.pod.phase";
+
 /// Returns the claim that holds a volume's data itself, as opposed to a claim beneath an ephemeral overlay.
 pub(crate) fn claim_name(volume: &Volume) -> Option<&str> {
     let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
@@ -44,6 +47,8 @@ pub(crate) struct CachedClaim {
     pub requests: BTreeMap<String, Quantity>,
     /// Size of the volume.
     pub capacity: BTreeMap<String, Quantity>,
+    /// An importer is still writing to it.
+    pub populating: bool,
     /// Its blocks are allocated ahead.
     pub preallocated: bool,
     /// Name of its storage class.
@@ -75,7 +80,11 @@ impl From<PersistentVolumeClaim> for CachedClaim {
         let preallocated = claim.metadata.annotations.iter().flatten().any(|(key, value)| {
             value == "true" && (key.ends_with("/storage.preallocation") || key.ends_with("/storage.thick-provisioned"))
         });
+        // Newer importers bind the claim once it is complete.
+        let importer = claim.metadata.annotations.as_ref().and_then(|all| all.get(IMPORTER_PHASE));
+        let populating = importer.is_some_and(|phase| phase != "Succeeded");
         Self {
+            populating,
             metadata: slim(claim.metadata),
             block: spec.volume_mode.as_deref() == Some("Block"),
             access_modes: spec.access_modes.unwrap_or_default(),

@@ -4,6 +4,7 @@
 //! other file holds the types and indices of some resources.
 
 mod answers;
+pub(crate) mod attachments;
 pub(crate) mod claims;
 pub(crate) mod installation;
 pub(crate) mod instancetypes;
@@ -32,6 +33,7 @@ use k8s_openapi::api::{
 
 pub(crate) use self::sources::{Sources, network_definitions, sources};
 use self::{
+    attachments::{AttachmentIndex, CachedAttachment},
     claims::CachedClaim,
     installation::{BundleCarrier, CachedRole},
     instancetypes::{CachedInstancetype, InstancetypeRevision},
@@ -70,6 +72,8 @@ pub(crate) struct Caches {
     pub starts: Arc<Cache<StartRevision>>,
     /// Launcher pods.
     pub pods: Arc<Cache<CachedPod>>,
+    /// Pods that attach the claims of hot-plugged volumes.
+    pub attachments: Arc<Cache<CachedAttachment>>,
     /// Pods of virt-handler.
     pub handlers: Arc<Cache<CachedPod>>,
     /// Nodes.
@@ -126,6 +130,18 @@ impl Caches {
         pods
     }
 
+    /// Returns the attachment pods of launcher pods.
+    #[must_use]
+    pub(crate) fn attachments_of(&self, launchers: &[Arc<CachedPod>]) -> Vec<Arc<CachedAttachment>> {
+        let of = |launcher: &Arc<CachedPod>| {
+            let uid = launcher.metadata.uid.clone().unwrap_or_default();
+            let mut pods = self.attachments.by(&AttachmentIndex::Launcher(uid));
+            pods.retain(|pod| pod.is_of(launcher));
+            pods
+        };
+        launchers.iter().flat_map(of).collect()
+    }
+
     /// Returns a VMI with its launcher pods.
     #[must_use]
     pub(crate) fn with_pods(&self, vmi: Arc<VirtualMachineInstance>) -> VmiWithPods {
@@ -174,6 +190,7 @@ impl Caches {
             + self.revisions.visited()
             + self.starts.visited()
             + self.pods.visited()
+            + self.attachments.visited()
             + self.handlers.visited()
             + self.nodes.visited()
             + self.claims.visited()

@@ -100,6 +100,8 @@ pub(crate) struct CachedPod {
     pub compute_ended: Option<Option<Timestamp>>,
     /// Every container has ended.
     pub all_ended: bool,
+    /// It has finalizers, which keep it after its deletion.
+    pub has_finalizers: bool,
     /// Addresses.
     pub addresses: Vec<String>,
     /// Networks that plugins have connected it to, if they report any.
@@ -197,6 +199,7 @@ impl From<Pod> for CachedPod {
             compute_ended: state
                 .and_then(|state| state.terminated.as_ref())
                 .map(|ended| ended.finished_at.as_ref().map(|at| at.0)),
+            has_finalizers: pod.metadata.finalizers.as_ref().is_some_and(|list| !list.is_empty()),
             all_ended: !containers.is_empty() && containers.iter().all(ended),
             addresses: status.pod_ips.as_deref().unwrap_or_default().iter().map(|address| address.ip.clone()).collect(),
             networks: pod

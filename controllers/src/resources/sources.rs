@@ -29,6 +29,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     Caches,
+    attachments::{CachedAttachment, is_of_pod},
     claims::CachedClaim,
     installation::{AGGREGATED_ROLES, BundleCarrier, CachedRole},
     instancetypes::{CachedInstancetype, InstancetypeRevision},
@@ -185,7 +186,10 @@ fn launcher_pods(caches: &Caches, client: &Client) -> Vec<Arc<dyn Source>> {
     let watch = Watch::filtered(&caches.pods, api, is_controlled, WatchedPod::into_pod)
         .labels(&format!("{}={}", label::APP, component::VIRT_LAUNCHER))
         .keeping_unseen(is_of_vmi);
-    vec![Arc::new(watch)]
+    let api = Api::<Pod>::all(client.clone());
+    let attaching = format!("{}={}", label::APP, component::HOTPLUG_DISK);
+    let attachments = Watch::filtered(&caches.attachments, api, is_of_pod, CachedAttachment::of).labels(&attaching);
+    vec![Arc::new(watch), Arc::new(attachments)]
 }
 
 fn cluster(caches: &Caches, client: &Client) -> Vec<Arc<dyn Source>> {

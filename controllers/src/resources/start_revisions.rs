@@ -3,7 +3,10 @@
 //! Digests live in memory only: both sides of a comparison are read and hashed by the same version of this program, so that
 //! an upgrade does not show as a change.
 
-use api::{VirtualMachineInstanceSpec, VirtualMachineSpec, vmi::spec::VirtualMachineInstanceTemplateSpec};
+use api::{
+    VirtualMachineInstanceSpec, VirtualMachineSpec, hotplug::is_hotpluggable,
+    vmi::spec::VirtualMachineInstanceTemplateSpec,
+};
 use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::Serialize;
 use serde_json::Value;
@@ -32,7 +35,7 @@ pub(crate) enum Group {
     Memory,
     /// Networks and interfaces.
     Networks,
-    /// Volumes, disks and file systems.
+    /// Volumes, disks and file systems, except hot-pluggable volumes and their disks.
     Volumes,
     /// Everything else.
     Rest,
@@ -73,11 +76,13 @@ impl SpecDigests {
         let cpu = digest(&(domain.cpu.take(), cpu_resources));
         let memory = digest(&(domain.memory.take(), memory_resources));
         let networks = digest(&(std::mem::take(&mut spec.networks), std::mem::take(&mut devices.interfaces)));
-        let volumes = digest(&(
-            std::mem::take(&mut spec.volumes),
-            std::mem::take(&mut devices.disks),
-            std::mem::take(&mut devices.filesystems),
-        ));
+        let (mut volumes, mut disks) = (std::mem::take(&mut spec.volumes), std::mem::take(&mut devices.disks));
+        // A running VMI follows the volumes that can be plugged and their disks, but no drives.
+        disks.retain(|disk| {
+            disk.cdrom.is_some() || !volumes.iter().any(|volume| volume.name == disk.name && is_hotpluggable(volume))
+        });
+        volumes.retain(|volume| !is_hotpluggable(volume));
+        let volumes = digest(&(volumes, disks, std::mem::take(&mut devices.filesystems)));
         Self([placement, cpu, memory, networks, volumes, digest(&spec)])
     }
 
@@ -210,6 +215,27 @@ mod tests {
             (json!({"domain": {"resources": {"limits": {"memory": "2Gi"}}}}), vec![Group::Memory]),
             (json!({"networks": [{"name": "default", "pod": {}}]}), vec![Group::Networks]),
             (json!({"domain": {"devices": {"disks": [{"name": "a"}]}}}), vec![Group::Volumes]),
+            (
+                json!({
+                    "volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}}],
+                    "domain": {"devices": {"disks": [{"name": "a", "disk": {"bus": "scsi"}}]}},
+                }),
+                vec![],
+            ),
+            (
+                json!({
+                    "volumes": [{"name": "a", "dataVolume": {"name": "c", "hotpluggable": true}}],
+                    "domain": {"devices": {"disks": [{"name": "a", "cdrom": {"bus": "sata"}}]}},
+                }),
+                vec![Group::Volumes],
+            ),
+            (
+                json!({
+                    "volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}}],
+                    "domain": {"devices": {"disks": [{"name": "a", "disk": {"bus": "scsi"}}]}},
+                }),
+                vec![Group::Volumes],
+            ),
             (json!({"domain": {"resources": {"requests": {"example.com/x": "2"}}}}), vec![Group::Rest]),
             (
                 json!({"hostname": "a", "volumes": [{"name": "a", "containerDisk": {"image": "i"}}]}),

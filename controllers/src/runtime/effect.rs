@@ -288,6 +288,15 @@ impl Effect {
         }
     }
 
+    /// Returns this deletion without a grace period: the object is removed although its node may still clean up.
+    #[must_use]
+    pub(crate) fn at_once(mut self) -> Self {
+        if let Self::Delete { grace_seconds, .. } = &mut self {
+            *grace_seconds = Some(0);
+        }
+        self
+    }
+
     /// Returns true if a request to the API server carries it out before the next effect.
     #[must_use]
     pub(crate) fn is_write(&self) -> bool {

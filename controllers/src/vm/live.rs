@@ -1,10 +1,10 @@
-//! Live updates of a running VMI: the observed generation, annotations for backups and deschedulers, and, depending on the
-//! cluster's rollout strategy, the placement for its next migration.
+//! Live updates of a running VMI: the observed generation, annotations for backups and deschedulers, hot-plugged volumes, and,
+//! depending on the cluster's rollout strategy, the placement for its next migration.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
 
 use super::{
-    Observed, SyncError, blocked,
+    Observed, SyncError, blocked, hotplug,
     restart::{self, Template},
     start,
 };
@@ -12,6 +12,10 @@ use crate::runtime::{Decision, Effect, Event, Kind};
 
 /// Reason of a refused update.
 const FAILED_UPDATE: &str = "FailedUpdateError";
+/// Reason of a refused change of volumes.
+const FAILED_HOTPLUG: &str = "HotPlugVolumeError";
+/// Message of a refused change of volumes.
+const HOTPLUG_CONTEXT: &str = "Error encountered while handling declarative hotplug volumes";
 
 /// Returns true if changes are applied to running VMIs.
 pub(super) fn is_on(observed: &Observed<'_>) -> bool {
@@ -57,7 +61,8 @@ pub(super) fn update(
     {
         template.placement.put(&mut wanted.spec);
     }
-    let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(None) };
+    let refused = plug(observed, instance, template, decision)?;
+    let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(refused) };
     let failure = observed.failure.filter(|failure| failure.reason == FAILED_UPDATE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
@@ -66,5 +71,29 @@ pub(super) fn update(
         let message = "Error updating the virtual machine instance: {error}";
         decision.push(change.on_failure(Event::warning(regarding, FAILED_UPDATE, message)));
     }
-    Ok(blocked(observed, FAILED_UPDATE, "Failure while updating VMI"))
+    Ok(refused.or(blocked(observed, FAILED_UPDATE, "Failure while updating VMI")))
+}
+
+/// Plugs and unplugs volumes. This does not depend on the rollout strategy: the flag of each volume permits it. Returns an error
+/// for condition Failure.
+fn plug(
+    observed: &Observed<'_>,
+    instance: &VirtualMachineInstance,
+    template: Option<&Template>,
+    decision: &mut Decision,
+) -> Result<Option<SyncError>, serde_json::Error> {
+    let Some(template) = template.filter(|_| hotplug::is_on(observed.config)) else { return Ok(None) };
+    let Some(storage) = hotplug::reconcile(&template.storage, instance) else { return Ok(None) };
+    let mut wanted = instance.clone();
+    storage.put(&mut wanted.spec);
+    let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(None) };
+    let failure = observed.failure.filter(|failure| failure.reason == FAILED_HOTPLUG);
+    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+        decision.wake(failure.remaining(observed.now));
+    } else {
+        let regarding = Kind::VirtualMachine.reference(&observed.vm.metadata);
+        let message = format!("{HOTPLUG_CONTEXT}: {{error}}");
+        decision.push(change.on_failure(Event::warning(regarding, FAILED_HOTPLUG, message)));
+    }
+    Ok(blocked(observed, FAILED_HOTPLUG, HOTPLUG_CONTEXT))
 }

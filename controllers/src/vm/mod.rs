@@ -10,6 +10,7 @@
 mod backoff;
 mod chosen;
 mod controller;
+mod hotplug;
 mod instancetype;
 mod live;
 mod lookup;

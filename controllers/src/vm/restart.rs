@@ -2,7 +2,8 @@
 //!
 //! The record of the start (see [`super::revision`]) holds the template at that time, with instance type and preference
 //! applied. It is compared by group. A running VMI takes over a changed placement (see [`super::live`]) unless the cluster's
-//! rollout strategy leaves all changes to the next start. A change of any other group requires a restart.
+//! rollout strategy leaves all changes to the next start, and hot-pluggable volumes (see [`super::hotplug`]). A change of any
+//! other group requires a restart.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 
-use super::Observed;
+use super::{Observed, hotplug, hotplug::Storage};
 use crate::resources::start_revisions::{Group, TemplateDigests};
 
 /// Fields that select the node of a VMI.
@@ -48,14 +49,15 @@ impl Placement {
 pub(super) struct Template {
     digests: TemplateDigests,
     pub(super) placement: Placement,
+    pub(super) storage: Storage,
 }
 
 impl Template {
     /// Returns the template of a VM whose spec with instance type and preference applied is `expanded`.
     pub(super) fn of(observed: &Observed<'_>, expanded: VirtualMachineInstanceSpec) -> Self {
-        let placement = Placement::of(&expanded);
+        let (placement, storage) = (Placement::of(&expanded), Storage::of(&expanded));
         let copies = [&observed.instancetype, &observed.preference].map(|lookup| lookup.copy_name(observed.vm));
-        Self { digests: TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded)), placement }
+        Self { digests: TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded)), placement, storage }
     }
 
     /// Returns the groups that differ from the start. None differ if the start is not known, or if no user changed anything:
@@ -109,7 +111,14 @@ pub(super) fn condition(
     let started = started(observed, vmi)?;
     // A live update changes the placement of the VMI, so that it is compared with the VMI itself.
     let is_placed = is_live || template.placement == Placement::of(&vmi.spec);
-    if template.is_current(Some(started)) && is_placed {
+    // Hot-pluggable volumes are compared with the VMI, which follows them.
+    let storage = &template.storage;
+    let is_plugged = if hotplug::is_on(observed.config) {
+        storage.is_plugged_as_written(vmi)
+    } else {
+        storage.has_same_hotpluggable_volumes(vmi)
+    };
+    if template.is_current(Some(started)) && is_placed && is_plugged {
         return None;
     }
     let message = "a non-live-updatable field was changed in the template spec";

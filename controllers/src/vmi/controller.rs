@@ -17,6 +17,7 @@ use crate::{
     launcher_pod::NamespaceLimits,
     resources::{
         Caches,
+        attachments::CachedAttachment,
         claims::CachedClaim,
         namespaces::QuotaIndex,
         networks::{CachedNetwork, EXTERNAL_RESOURCES},
@@ -54,6 +55,7 @@ impl Vmis {
 pub(crate) struct Snapshot {
     vmi: Arc<VirtualMachineInstance>,
     pods: Vec<Arc<CachedPod>>,
+    attachments: Vec<Arc<CachedAttachment>>,
     missing: Vec<String>,
     claims: BTreeMap<String, Arc<CachedClaim>>,
     limits: NamespaceLimits,
@@ -83,6 +85,10 @@ impl Controller for Vmis {
             if let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) {
                 woken.key(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
             }
+        });
+        let woken = wake.clone();
+        caches.attachments.listen(move |(former, present)| {
+            woken.keys(present.or(former).and_then(CachedAttachment::vmi));
         });
         // VMIs that wait for a claim, and those whose guest must see its growth.
         let (woken, vmis) = (wake.clone(), caches.vmis.clone());
@@ -130,8 +136,10 @@ impl Controller for Vmis {
             };
             network_names(&vmi).filter_map(known).collect()
         });
+        let pods = caches.pods_of(&vmi);
         Some(Snapshot {
-            pods: caches.pods_of(&vmi),
+            attachments: caches.attachments_of(&pods),
+            pods,
             missing: caches.missing_pods(&vmi),
             claims: caches.claims_named(&key.namespace, claim_names(&vmi)),
             limits: namespace_limits(caches, &config, &key.namespace),
@@ -155,6 +163,7 @@ impl Controller for Vmis {
         super::decide(&Observed {
             instance: &snapshot.vmi,
             pods: &snapshot.pods,
+            attachments: &snapshot.attachments,
             missing: &snapshot.missing,
             config: &snapshot.config,
             launcher_image: &self.launcher_image,

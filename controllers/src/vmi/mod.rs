@@ -17,6 +17,7 @@
 mod cid;
 mod conditions;
 mod controller;
+mod hotplug;
 mod networks;
 mod phase;
 mod pod_metadata;
@@ -39,11 +40,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 pub(crate) use self::controller::Vmis;
 use self::{
     pod_metadata::{pod_metadata, readiness_gate},
-    pods::{choose_cid, choose_frequency, create_pod, current_pod, delete_pods, restorations, split_surplus},
+    pods::{
+        choose_cid, choose_frequency, create_pod, current_pod, delete_pods, remove_ended_pods, restorations,
+        split_surplus,
+    },
 };
 use crate::{
     launcher_pod::NamespaceLimits,
-    resources::{claims::CachedClaim, networks::CachedNetwork, pods::CachedPod, vmis::is_unstarted},
+    resources::{
+        attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, pods::CachedPod,
+        vmis::is_unstarted,
+    },
     runtime::{Decision, Effect, Event, Failure, Kind},
 };
 
@@ -53,6 +60,8 @@ pub(crate) struct Observed<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// Its pods.
     pub pods: &'a [Arc<CachedPod>],
+    /// Pods that attach claims to its launcher pods.
+    pub attachments: &'a [Arc<CachedAttachment>],
     /// UIDs of pods in its status that no watch shows and whose end was not seen.
     pub missing: &'a [String],
     /// Configuration in force.
@@ -99,6 +108,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     let (own, surplus) = split_surplus(instance, observed.pods);
     if instance.is_deleting() {
         delete_pods(observed, observed.pods.iter().map(Arc::as_ref), &mut decision);
+        remove_ended_pods(observed, &mut decision);
     } else {
         delete_pods(observed, surplus.into_iter(), &mut decision);
         if observed.pods.is_empty() && is_unstarted(instance) {
@@ -122,11 +132,15 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     // After the pod, so that the status never delays a start.
     if let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? {
         decision.push(with_failure_event(instance, &wanted, change));
+        decision.effects.extend(hotplug::events(instance, &wanted));
     }
     if let Some(pod) = pod {
         readiness_gate(instance, pod, observed.now, &mut decision);
         pod_metadata(observed, pod, &mut decision);
     }
+    // Last, since a refused pod ends the decision.
+    hotplug::delete_pods(observed, pod, &wanted, &mut decision);
+    hotplug::create_pods(observed, pod, &wanted, &mut decision)?;
     Ok(decision)
 }
 
@@ -161,6 +175,7 @@ fn derived_status(
         status.active_pods = active;
     }
     volumes::update_claims(&observed.instance.spec.volumes, observed.claims, &mut status.volume_status);
+    hotplug::update_status(observed, pod, &mut status.volume_status);
     let Some(pod) = pod else { return };
     if let Some(attached) = &pod.networks {
         let spec = &observed.instance.spec;

@@ -208,3 +208,20 @@ pub(super) fn delete_pods<'a>(
         );
     }
 }
+
+/// Removes pods that are being deleted and whose containers have all ended. kubelet removes a pod only after its volumes are
+/// unmounted, 0.4 s later, and the VM of a restart cannot start before.
+pub(super) fn remove_ended_pods(observed: &Observed<'_>, decision: &mut Decision) {
+    let failed = observed.failure.is_some_and(|failure| failure.reason == event::FAILED_DELETE);
+    let ended = |pod: &&Arc<CachedPod>| {
+        let being_deleted = pod.metadata.deletion_timestamp.is_some() && !pod.has_finalizers;
+        being_deleted && pod.all_ended && matches!(pod.phase.as_str(), "Succeeded" | "Failed")
+    };
+    // After a failure kubelet removes it.
+    for pod in observed.pods.iter().filter(ended).filter(|_| !failed) {
+        let regarding = Kind::Instance.reference(&observed.instance.metadata);
+        let message = "Failed to remove an ended virtual machine pod: {error}";
+        let delete = Effect::delete(Kind::Pod, &pod.metadata).at_once();
+        decision.push(delete.on_failure(Event::warning(regarding, event::FAILED_DELETE, message)));
+    }
+}

@@ -25,7 +25,7 @@ pub(super) fn devices(
             .with("index", "0")
             .with("model", if needs_usb(vmi, env) { "qemu-xhci" } else { "none" }),
     ];
-    if devices.disks.iter().any(|disk| super::disks::bus(disk) == "scsi") {
+    if !devices.disable_hotplug || devices.disks.iter().any(|disk| super::disks::bus(disk) == "scsi") {
         let controller = Element::new("controller").with("type", "scsi").with("index", "0").with("model", model);
         list.push(controller.children(scsi_driver));
     }

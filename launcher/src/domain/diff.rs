@@ -2,9 +2,12 @@
 //!
 //! Only properties that libvirt keeps as they were defined are compared: what libvirt adds or normalizes is no difference.
 
+use std::path::Path;
+
 use protocol::{ItemKind, ItemResult};
 
 use super::parse::{DiskConfig, DomainConfig, InterfaceConfig};
+use crate::storage::Backend;
 
 /// Unit to which libvirt rounds the memory of a domain up.
 const MEMORY_UNIT: u64 = 1 << 20;
@@ -18,6 +21,15 @@ pub(crate) enum Step {
     Detach(Item),
     /// Change a property of a device that hypervisors can change live.
     Update(Item, &'static str),
+    /// Attach, detach or change a hot-plugged disk.
+    Disk {
+        /// The change.
+        change: DeviceChange,
+        /// Its name.
+        name: String,
+        /// Its element: of the active domain to detach it, of the wanted domain otherwise.
+        xml: String,
+    },
     /// Resize a disk.
     Resize {
         /// The disk.
@@ -27,6 +39,17 @@ pub(crate) enum Step {
         /// Its size in bytes.
         size: u64,
     },
+}
+
+/// A live change of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceChange {
+    /// Attach it.
+    Attach,
+    /// Request the guest to release it.
+    Detach,
+    /// Change its medium.
+    Update,
 }
 
 /// A part of the domain.
@@ -48,8 +71,13 @@ pub(crate) struct Difference {
 }
 
 impl Item {
-    fn new(kind: ItemKind, name: &str) -> Self {
+    pub(crate) fn new(kind: ItemKind, name: &str) -> Self {
         Self { kind, name: name.to_owned() }
+    }
+
+    /// Returns the result of a change that the next Sync attempts again.
+    pub(crate) fn failed(&self, message: String) -> ItemResult {
+        ItemResult { kind: self.kind.into(), name: self.name.clone(), message, needs_restart: false }
     }
 
     /// Returns the result for a change that takes effect at the next start.
@@ -65,7 +93,7 @@ impl Step {
             Self::Attach(item) => (item, "cannot be attached to the running VMI".to_owned()),
             Self::Detach(item) => (item, "cannot be detached from the running VMI".to_owned()),
             Self::Update(item, property) => (item, cannot_change(property)),
-            Self::Resize { .. } => return None,
+            Self::Disk { .. } | Self::Resize { .. } => return None,
         };
         Some(item.at_restart(message))
     }
@@ -84,11 +112,16 @@ fn cannot_change(property: &str) -> String {
 }
 
 /// Compares two domains. `sizes` are the sizes in bytes that disks can have, by volume.
-pub(crate) fn diff(active: &DomainConfig, wanted: &DomainConfig, sizes: &[(String, u64)]) -> Difference {
+/// `hotplugged` is the directory of hot-plugged volumes: disks behind others change with the next start only.
+pub(crate) fn diff(
+    active: &DomainConfig,
+    wanted: &DomainConfig,
+    sizes: &[(String, u64)],
+    hotplugged: &Path,
+) -> Difference {
     let mut difference = Difference { steps: resizes(active, sizes), at_restart: Vec::new() };
     difference.compare_cpu_and_memory(active, wanted);
-    let both = difference.pair(ItemKind::Volume, &active.disks, &wanted.disks, |disk| &disk.name);
-    both.into_iter().for_each(|(active, wanted)| difference.compare_disks(active, wanted));
+    difference.compare_disks(active, wanted, hotplugged);
     let both =
         difference.pair(ItemKind::Interface, &active.interfaces, &wanted.interfaces, |interface| &interface.name);
     both.into_iter().for_each(|(active, wanted)| difference.compare_interfaces(active, wanted));
@@ -143,10 +176,35 @@ impl Difference {
         both
     }
 
-    fn compare_disks(&mut self, active: &DiskConfig, wanted: &DiskConfig) {
+    /// Compares the disks of two domains. Disks are detached first, so that their ports and names are free.
+    fn compare_disks(&mut self, active: &DomainConfig, wanted: &DomainConfig, hotplugged: &Path) {
+        let both = self.pair(ItemKind::Volume, &active.disks, &wanted.disks, |disk| &disk.name);
+        for (active, wanted) in both {
+            self.compare_disk(active, wanted, hotplugged);
+        }
+        let find = |config: &DomainConfig, name: &str| config.disks.iter().find(|disk| disk.name == name).cloned();
+        for step in &mut self.steps {
+            let (change, disk) = match step {
+                Step::Attach(item) if item.kind == ItemKind::Volume => (DeviceChange::Attach, find(wanted, &item.name)),
+                Step::Detach(item) if item.kind == ItemKind::Volume => (DeviceChange::Detach, find(active, &item.name)),
+                _ => continue,
+            };
+            if let Some(disk) = disk.filter(|disk| disk.can_be_plugged(hotplugged)) {
+                *step = Step::Disk { change, name: disk.name, xml: disk.xml };
+            }
+        }
+    }
+
+    fn compare_disk(&mut self, active: &DiskConfig, wanted: &DiskConfig, hotplugged: &Path) {
         // An image is known by its volume's name, so only an empty drive differs from one with a medium.
         if active.source.is_some() != wanted.source.is_some() {
-            self.steps.push(Step::Update(Item::new(ItemKind::Volume, &wanted.name), "medium"));
+            let drives = active.device == "cdrom" && wanted.device == "cdrom";
+            self.steps.push(if drives && active.is_within(hotplugged) && wanted.is_within(hotplugged) {
+                // The drive keeps its device name, by which the hypervisor finds it.
+                Step::Disk { change: DeviceChange::Update, name: wanted.name.clone(), xml: wanted.xml.clone() }
+            } else {
+                Step::Update(Item::new(ItemKind::Volume, &wanted.name), "medium")
+            });
         }
         let changed = [
             (active.device != wanted.device, "kind of device"),
@@ -176,6 +234,23 @@ impl Difference {
     }
 }
 
+impl DiskConfig {
+    /// Returns true if the disk can be attached to a running domain, and detached from it.
+    fn can_be_plugged(&self, hotplugged: &Path) -> bool {
+        self.source.is_some()
+            && self.is_within(hotplugged)
+            && self.device != "cdrom"
+            && ["virtio", "scsi"].contains(&self.bus.as_str())
+    }
+
+    /// Returns true for a disk with a hot-plugged volume, and for an empty drive.
+    fn is_within(&self, hotplugged: &Path) -> bool {
+        self.source.as_ref().is_none_or(|source| match &source.backend {
+            Backend::File { path, .. } | Backend::Block { path } => path.starts_with(hotplugged),
+        })
+    }
+}
+
 /// Compares two values that are both known.
 fn differ<T: PartialEq>(active: Option<T>, wanted: Option<T>) -> bool {
     active.zip(wanted).is_some_and(|(active, wanted)| active != wanted)
@@ -192,7 +267,7 @@ mod tests {
     type Row = (&'static str, &'static str, Vec<Step>, Vec<(Item, &'static str)>);
 
     fn between(active: &str, wanted: &str) -> Difference {
-        diff(&parse(active), &parse(wanted), &[])
+        diff(&parse(active), &parse(wanted), &[], Path::new("/plugged"))
     }
 
     #[test]
@@ -271,10 +346,50 @@ mod tests {
     #[test]
     fn disks_grow_to_the_sizes_of_their_claims() {
         let active = parse(ACTIVE);
-        let difference = diff(&active, &active, &[("root".into(), 4096), ("unknown".into(), 1)]);
+        let sizes = [("root".into(), 4096), ("unknown".into(), 1)];
+        let difference = diff(&active, &active, &sizes, Path::new("/plugged"));
         let resize = Step::Resize { volume: "root".into(), target: "vda".into(), size: 4096 };
         assert_eq!(difference, Difference { steps: vec![resize], at_restart: vec![] });
         assert_eq!(difference.results(), []);
+    }
+
+    fn disk(name: &str, device: &str, bus: &str, source: &str) -> String {
+        let source = if source.is_empty() { String::new() } else { format!("<source file='{source}'/>") };
+        format!(
+            "<disk type='file' device='{device}'>{source}<target dev='sdq' bus='{bus}'/><alias name='ua-{name}'/></disk>"
+        )
+    }
+
+    #[test]
+    fn disks_of_hot_plugged_volumes_are_attached_detached_and_their_media_changed() {
+        use DeviceChange::{Attach, Detach, Update};
+        let volume = |name: &str| Item::new(ItemKind::Volume, name);
+        let step = |change, xml: &str| Step::Disk { change, name: "new".into(), xml: xml.to_owned() };
+        let (plugged, virtio) =
+            (disk("new", "disk", "scsi", "/plugged/new.img"), disk("new", "lun", "virtio", "/plugged/new"));
+        let (sata, boot) = (disk("new", "disk", "sata", "/plugged/new"), disk("new", "disk", "scsi", "/else/new.img"));
+        let (drive, medium) = (disk("new", "cdrom", "sata", ""), disk("new", "cdrom", "sata", "/plugged/new.img"));
+        let other = disk("new", "cdrom", "sata", "/else/new.iso");
+        for (active, wanted, expected) in [
+            ("", plugged.as_str(), vec![step(Attach, &plugged)]),
+            ("", &virtio, vec![step(Attach, &virtio)]),
+            (&plugged, "", vec![step(Detach, &plugged)]),
+            (&plugged, &plugged, vec![]),
+            ("", &sata, vec![Step::Attach(volume("new"))]),
+            ("", &boot, vec![Step::Attach(volume("new"))]),
+            (&boot, "", vec![Step::Detach(volume("new"))]),
+            (&drive, &medium, vec![step(Update, &medium)]),
+            (&medium, &drive, vec![step(Update, &drive)]),
+            (&drive, &other, vec![Step::Update(volume("new"), "medium")]),
+            (&other, &drive, vec![Step::Update(volume("new"), "medium")]),
+            // The drive itself comes and goes with a restart.
+            ("", &drive, vec![Step::Attach(volume("new"))]),
+            ("", &medium, vec![Step::Attach(volume("new"))]),
+        ] {
+            let with = |xml: &str, disk: &str| xml.replacen("</devices>", &format!("{disk}</devices>"), 1);
+            let difference = between(&with(ACTIVE, active), &with(PLAIN, wanted));
+            assert_eq!(difference, Difference { steps: expected, at_restart: vec![] }, "{active} -> {wanted}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::{
-    VirtualMachineInstance, quantity,
+    VirtualMachineInstance, hotplug, quantity,
     vmi::{disks::Disk, domain::DomainSpec, volumes::Volume},
 };
 
@@ -75,6 +75,8 @@ pub(super) struct Disks {
     pub(crate) elements: Vec<Element>,
     /// Target device of each disk.
     pub(crate) targets: Vec<protocol::DiskTarget>,
+    /// Disks of hot-plugged volumes.
+    pub(crate) plugged: Vec<String>,
     /// I/O thread of the SCSI controller, shared by its disks.
     pub(crate) scsi_thread: Option<u32>,
 }
@@ -87,22 +89,28 @@ pub(super) fn disks(
     threads: &IoThreads,
 ) -> Result<Disks, DomainError> {
     let devices = &vmi.spec.domain.devices;
-    let known: Vec<(&str, &str)> = vmi
-        .status
-        .iter()
-        .flat_map(|status| &status.volume_status)
-        .filter(|status| !status.target.is_empty())
-        .map(|status| (status.name.as_str(), status.target.as_str()))
-        .collect();
+    // Of the running domain first: the status may be behind it.
+    let active = env.prepared.targets.iter().map(|(name, target)| (name.as_str(), target.as_str()));
+    let in_status = vmi.status.iter().flat_map(|status| &status.volume_status);
+    let in_status = in_status.filter(|status| !status.target.is_empty());
+    let known: Vec<(&str, &str)> =
+        active.chain(in_status.map(|status| (status.name.as_str(), status.target.as_str()))).collect();
     let mut taken: BTreeSet<String> = known.iter().map(|(_, target)| (*target).to_owned()).collect();
     let mut elements = Vec::new();
-    let mut targets = Vec::new();
+    let (mut targets, mut plugged) = (Vec::new(), Vec::new());
     let (mut next_shared, mut next_dedicated) = (0, threads.shared);
     for disk in &devices.disks {
         let volume = vmi.spec.volumes.iter().find(|volume| volume.name == disk.name);
         let source = env.prepared.sources.get(&disk.name);
-        if source.is_none() && (volume.is_some() || disk.cdrom.is_none()) {
+        let is_hotplugged = volume.is_some_and(|volume| hotplug::is_hotplugged(vmi, volume));
+        if source.is_none() && is_hotplugged && disk.cdrom.is_none() {
+            continue;
+        }
+        if source.is_none() && !is_hotplugged && (volume.is_some() || disk.cdrom.is_none()) {
             return Err(DomainError::NoVolume(disk.name.clone()));
+        }
+        if is_hotplugged {
+            plugged.push(disk.name.clone());
         }
         let prefix = if bus(disk) == "virtio" { "vd" } else { "sd" };
         let target = match known.iter().find(|(name, target)| *name == disk.name && target.starts_with(prefix)) {
@@ -120,7 +128,10 @@ pub(super) fn disks(
             Some(next_shared)
         };
         let queues = (devices.block_multi_queue == Some(true)).then_some(vcpus);
-        let driver = driver(disk, source, discards(vmi, disk, volume), queues, thread, threads)?;
+        let changeable = disk.cdrom.is_some() && (is_hotplugged || volume.is_none());
+        let media = if changeable { Media::Changeable } else { Media::Fixed(source) };
+        let format = source.map_or("raw", format);
+        let driver = driver(disk, media, format, discards(vmi, disk, volume), queues, thread, threads)?;
         elements.push(one(vmi, disk, source, &target, driver, block_io(disk, env.prepared))?);
         targets.push(protocol::DiskTarget {
             volume: disk.name.clone(),
@@ -130,7 +141,7 @@ pub(super) fn disks(
     }
     let on_scsi = |disk: &Disk| bus(disk) == "scsi" && disk.dedicated_io_thread == Some(true);
     let scsi_thread = (threads.shared > 0 && devices.disks.iter().any(on_scsi)).then(|| threads.after(next_shared));
-    Ok(Disks { elements, targets, scsi_thread })
+    Ok(Disks { elements, targets, plugged, scsi_thread })
 }
 
 fn one(
@@ -255,34 +266,56 @@ fn discards(vmi: &VirtualMachineInstance, disk: &Disk, volume: Option<&Volume>) 
         || volume.data_volume.is_some()
 }
 
+/// Media of a disk over the life of a domain.
+#[derive(Clone, Copy)]
+enum Media<'a> {
+    /// One image or device.
+    Fixed(Option<&'a DiskSource>),
+    /// A drive whose medium changes while the domain runs. libvirt refuses a change of the cache mode, so that it does not
+    /// follow the medium.
+    Changeable,
+}
+
+fn format(source: &DiskSource) -> &'static str {
+    match &source.backend {
+        Backend::File { format, .. } => format.as_str(),
+        Backend::Block { .. } => "raw",
+    }
+}
+
 fn driver(
     disk: &Disk,
-    source: Option<&DiskSource>,
+    media: Media<'_>,
+    format: &'static str,
     discard: bool,
     queues: Option<u32>,
     thread: Option<u32>,
     threads: &IoThreads,
 ) -> Result<Element, DomainError> {
-    let format = match source.map(|source| &source.backend) {
-        Some(Backend::File { format, .. }) => format.as_str(),
-        _ => "raw",
-    };
     let virtio = bus(disk) == "virtio";
+    let asked = disk.io.as_deref().filter(|io| !io.is_empty());
+    if let Some(io) = asked.filter(|io| !["native", "threads", "io_uring"].contains(io)) {
+        return Err(DomainError::Unsupported { field: "spec.domain.devices.disks.io", value: io.to_owned() });
+    }
     let mut driver = Element::new("driver").with("name", "qemu").with("type", format);
-    let cache = source.map(|source| cache(disk, source)).transpose()?;
-    if let (Some(cache), Some(source)) = (cache, source) {
-        driver = driver.with("cache", cache);
-        let io = match disk.io.as_deref().filter(|io| !io.is_empty()) {
-            Some(io) if ["native", "threads", "io_uring"].contains(&io) => Some(io),
-            Some(io) => {
-                return Err(DomainError::Unsupported { field: "spec.domain.devices.disks.io", value: io.to_owned() });
+    match media {
+        Media::Fixed(None) => {}
+        Media::Fixed(Some(source)) => {
+            let cache = cache(disk, source)?;
+            let steady = matches!(source.backend, Backend::Block { .. }) || source.preallocated;
+            let io = asked.or_else(|| (cache == "none" && steady).then_some("native"));
+            driver = driver.with("cache", cache).with_some("io", io);
+        }
+        Media::Changeable => {
+            let cache = disk.cache.as_deref().filter(|cache| !cache.is_empty());
+            if let Some(cache) = cache.filter(|cache| !["none", "writethrough", "writeback"].contains(cache)) {
+                return Err(DomainError::Unsupported {
+                    field: "spec.domain.devices.disks.cache",
+                    value: cache.to_owned(),
+                });
             }
-            None => {
-                let steady = matches!(source.backend, Backend::Block { .. }) || source.preallocated;
-                (cache == "none" && steady).then_some("native")
-            }
-        };
-        driver = driver.with_some("io", io);
+            driver = driver.with_some("cache", cache).with_some("io", asked);
+        }
     }
     let policy = disk.error_policy.as_deref().filter(|policy| !policy.is_empty()).unwrap_or("stop");
     if !["stop", "ignore", "report", "enospace"].contains(&policy) {

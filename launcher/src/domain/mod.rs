@@ -13,6 +13,7 @@ mod firmware;
 mod host_devices;
 mod network;
 pub(crate) mod parse;
+mod ports;
 mod tags;
 pub(crate) mod unsupported;
 pub(crate) mod xml;
@@ -26,6 +27,7 @@ use self::xml::Element;
 pub(crate) use self::{
     firmware::{Uefi, select_uefi},
     host_devices::AllocatedDevices,
+    ports::FreePorts,
     tags::tagged_interfaces,
 };
 use crate::storage::Prepared;
@@ -92,6 +94,12 @@ pub(crate) enum DomainError {
     /// A VSOCK device without a valid context ID.
     #[error("VMI has no VSOCK context ID")]
     NoCid,
+    /// The annotation of the ports for interfaces is no number.
+    #[error("invalid kubevirt.io/pci-interface-slot-count annotation value \"{0}\": not a number")]
+    SlotCount(String),
+    /// libvirt completed a definition to text that cannot be read.
+    #[error("the definition of the domain cannot be read")]
+    Definition,
     /// A value holds a control character.
     #[error("VMI has a value with a control character")]
     ControlCharacter,
@@ -135,7 +143,7 @@ pub(crate) struct Environment<'a> {
 }
 
 /// A rendered domain.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Domain {
     /// Name: namespace and name joined by `_`.
     pub(crate) name: String,
@@ -147,6 +155,10 @@ pub(crate) struct Domain {
     pub(crate) start_paused: bool,
     /// The guest has ACPI.
     pub(crate) acpi: bool,
+    /// Free ports that the definition gets.
+    pub(crate) ports: FreePorts,
+    /// Disks of hot-plugged volumes.
+    pub(crate) plugged: Vec<String>,
 }
 
 /// Returns the name of a VMI's domain.
@@ -206,12 +218,15 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
             return Err(DomainError::Unsupported { field: "spec.domain.rebootPolicy", value: other.to_owned() });
         }
     };
-    let devices = Element::new("devices")
-        .children(network::interfaces(vmi, env, vcpus)?)
-        .children(devices::devices(vmi, env, scsi_driver)?)
-        .children(host_devices::host_devices(vmi, env.host_devices)?)
-        .children(disks.elements);
-    let domain = domain.child(devices);
+    let interfaces = network::interfaces(vmi, env, vcpus)?;
+    let count = interfaces.len();
+    let mut devices = interfaces;
+    devices.extend(devices::devices(vmi, env, scsi_driver)?);
+    devices.extend(host_devices::host_devices(vmi, env.host_devices)?);
+    devices.extend(disks.elements);
+    let ports = ports::free_ports(vmi, memory, count, &devices)?;
+    devices.splice(count..count, ports::placeholders(vmi, ports.placeholders));
+    let domain = domain.child(Element::new("devices").children(devices));
     if domain.has_forbidden_character() {
         return Err(DomainError::ControlCharacter);
     }
@@ -221,6 +236,8 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         disks: disks.targets,
         start_paused: vmi.spec.start_strategy == Some(StartStrategy::Paused),
         acpi,
+        ports,
+        plugged: disks.plugged,
     })
 }
 

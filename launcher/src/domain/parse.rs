@@ -60,6 +60,8 @@ pub(crate) struct DiskConfig {
     pub(crate) serial: Option<String>,
     /// Boot order.
     pub(crate) boot_order: Option<u32>,
+    /// Its element.
+    pub(crate) xml: String,
 }
 
 /// A network interface.
@@ -87,10 +89,10 @@ pub(crate) struct DeviceConfig {
 }
 
 impl DomainConfig {
-    /// Returns the device names of disks by volume.
+    /// Returns the device names of disks by volume. Empty drives have no volume.
     pub(crate) fn disk_targets(&self) -> Vec<DiskTarget> {
         let target = |disk: &DiskConfig| DiskTarget { volume: disk.name.clone(), target: disk.target.clone(), size: 0 };
-        self.disks.iter().map(target).collect()
+        self.disks.iter().filter(|disk| disk.source.is_some()).map(target).collect()
     }
 }
 
@@ -175,6 +177,7 @@ fn disk(device: Node<'_, '_>) -> Option<DiskConfig> {
         shareable: child(device, "shareable").is_some(),
         serial: child(device, "serial").and_then(|serial| serial.text()).map(str::to_owned),
         boot_order: boot_order(device),
+        xml: device.document().input_text().get(device.range()).unwrap_or_default().to_owned(),
     })
 }
 

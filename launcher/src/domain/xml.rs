@@ -54,6 +54,24 @@ impl Element {
         self
     }
 
+    /// Reports a device that occupies a PCI slot, as the reference counts them.
+    pub(crate) fn is_on_pci(&self) -> bool {
+        let value =
+            |name: &str| self.attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
+        match self.name {
+            "interface" | "watchdog" | "rng" => true,
+            "controller" => value("type") != Some("pci"),
+            "memballoon" => value("model") != Some("none"),
+            "hostdev" => value("type") == Some("pci"),
+            "input" => value("bus") == Some("virtio"),
+            "disk" => self.children.iter().any(|child| {
+                child.name == "target"
+                    && child.attributes.iter().any(|(name, value)| *name == "bus" && value == "virtio")
+            }),
+            _ => false,
+        }
+    }
+
     /// Renders the document.
     pub(crate) fn to_xml(&self) -> String {
         let mut out = String::with_capacity(4096);

@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use protocol::{Lifecycle, StatsReply};
 use tokio::sync::watch;
 
-use super::{Call, Domain, DomainFacts, Hypervisor, HypervisorError, RebootWay, Signals, StartError};
+use super::{Call, DeviceChange, Domain, DomainFacts, Hypervisor, HypervisorError, RebootWay, Signals, StartError};
 
 /// The hypervisor; clones share it, as workers of a pod share libvirt's daemon.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +28,25 @@ struct FakeState {
     calls: Vec<String>,
     failures: BTreeMap<&'static str, HypervisorError>,
     held: BTreeMap<&'static str, watch::Sender<bool>>,
+    /// The guest does not release detached disks.
+    keeps_disks: bool,
+}
+
+/// Returns the device name of a disk's element.
+fn target(xml: &str) -> Option<String> {
+    let document = roxmltree::Document::parse(xml).ok()?;
+    let target = document.root_element().children().find(|node| node.has_tag_name("target"))?;
+    target.attribute("dev").map(str::to_owned)
+}
+
+/// Finds the element of a disk in a definition.
+fn disk_range(definition: &str, target: &str) -> Option<std::ops::Range<usize>> {
+    let document = roxmltree::Document::parse(definition).ok()?;
+    let mut disks = document.descendants().filter(|node| node.has_tag_name("disk"));
+    let disk = disks.find(|disk| {
+        disk.children().any(|node| node.has_tag_name("target") && node.attribute("dev") == Some(target))
+    })?;
+    Some(disk.range())
 }
 
 impl Default for FakeState {
@@ -41,6 +60,7 @@ impl Default for FakeState {
             calls: Vec::new(),
             failures: BTreeMap::new(),
             held: BTreeMap::new(),
+            keeps_disks: false,
         }
     }
 }
@@ -48,6 +68,32 @@ impl Default for FakeState {
 impl FakeState {
     fn is_active(&self) -> bool {
         !matches!(self.lifecycle, Lifecycle::Shutoff | Lifecycle::Crashed)
+    }
+
+    /// Changes the active domain. The guest releases a detached disk unless the test keeps it.
+    fn change_device(&mut self, change: DeviceChange, xml: &str) -> Result<(), HypervisorError> {
+        let definition = self.definition.as_mut().ok_or(HypervisorError::NoDomain)?;
+        let target = target(xml).ok_or(HypervisorError::ZeroByte)?;
+        let present = disk_range(definition, &target);
+        match (change, present) {
+            (DeviceChange::Detach, Some(_)) if self.keeps_disks => {}
+            (DeviceChange::Detach, Some(range)) => definition.replace_range(range, ""),
+            (DeviceChange::Update, Some(range)) => definition.replace_range(range, xml),
+            (DeviceChange::Attach, None) => {
+                let end = definition.rfind("</devices>").ok_or(HypervisorError::NoDomain)?;
+                definition.insert_str(end, xml);
+            }
+            (DeviceChange::Attach, Some(_)) => {
+                return Err(HypervisorError::Libvirt { code: 27, message: format!("target {target} already exists") });
+            }
+            (_, None) => {
+                return Err(HypervisorError::Libvirt { code: 99, message: format!("disk {target} not found") });
+            }
+        }
+        if let Some(signals) = &self.signals {
+            signals.set_changed();
+        }
+        Ok(())
     }
 
     fn set(&mut self, lifecycle: Lifecycle, reason: &'static str) {
@@ -76,6 +122,23 @@ impl Fake {
     /// Fails the next call of this name.
     pub(crate) fn fail(&self, call: &'static str, error: HypervisorError) {
         self.state().failures.insert(call, error);
+    }
+
+    /// Makes the guest keep detached disks, or release them.
+    pub(crate) fn keep_disks(&self, keep: bool) {
+        self.state().keeps_disks = keep;
+    }
+
+    /// Lets the guest release a disk.
+    pub(crate) fn release_disk(&self, target: &str) {
+        let mut state = self.state();
+        let range = state.definition.as_deref().and_then(|definition| disk_range(definition, target));
+        if let (Some(definition), Some(range)) = (&mut state.definition, range) {
+            definition.replace_range(range, "");
+        }
+        if let Some(signals) = &state.signals {
+            signals.set_changed();
+        }
     }
 
     /// Holds calls of this name until they are released.
@@ -232,6 +295,15 @@ impl Domain for FakeDomain {
 
     fn grow_disk(&self, _: String, _: u64) -> Call<bool> {
         self.call("grow", |_| Ok(true))
+    }
+
+    fn change_device(&self, change: DeviceChange, xml: String) -> Call<()> {
+        let name = match change {
+            DeviceChange::Attach => "attach",
+            DeviceChange::Detach => "detach",
+            DeviceChange::Update => "update",
+        };
+        self.call(name, move |state| state.change_device(change, &xml))
     }
 
     fn set_time(&self, _: i64) -> Call<()> {

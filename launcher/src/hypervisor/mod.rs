@@ -15,6 +15,7 @@ use protocol::{Lifecycle, StatsReply};
 
 pub use self::error::{HypervisorError, StartError};
 pub(crate) use self::signals::Signals;
+use crate::domain::diff::DeviceChange;
 
 /// A call in progress. It ends within the call's time limit.
 pub(crate) type Call<T> = BoxFuture<'static, Result<T, HypervisorError>>;
@@ -69,6 +70,8 @@ pub(crate) trait Domain: Send + Sync + 'static {
     fn destroy(&self, gently: bool) -> Call<()>;
     /// Resizes a disk. Returns false if it already has the size.
     fn grow_disk(&self, target: String, size: u64) -> Call<bool>;
+    /// Changes a device of the running domain and of its definition. A detached device stays until the guest releases it.
+    fn change_device(&self, change: DeviceChange, xml: String) -> Call<()>;
     /// Sets the guest's clock, in seconds since 1970, through the guest agent.
     fn set_time(&self, seconds: i64) -> Call<()>;
     /// Sends a command (JSON) to the guest agent and returns its answer (JSON).

@@ -6,12 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use api::{VirtualMachineInstance, vmi::volumes::Volume};
+use api::{VirtualMachineInstance, hotplug, vmi::volumes::Volume};
 use rustix::fs::{FallocateFlags, OFlags};
 
 use super::{
-    DiskError,
+    Backend, DiskError,
     claims::{CLAIM_IMAGE, MEBIBYTE, claim_info, claim_size, device_size},
+    hotplug::hotplugged_source,
     image,
 };
 use crate::{files::UntrustedDir, paths::Paths};
@@ -34,7 +35,14 @@ pub(crate) fn claim_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Vec<(S
         None => volume.data_volume.is_some(),
     };
     let volumes = vmi.spec.volumes.iter().filter(own).filter(|volume| writable(&volume.name));
-    let sizes = volumes.filter_map(|volume| match volume_room(&volume.name, vmi, paths) {
+    let room = |volume: &Volume| {
+        if hotplug::is_hotplugged(vmi, volume) {
+            hotplugged_room(&volume.name, vmi, paths)
+        } else {
+            volume_room(&volume.name, vmi, paths)
+        }
+    };
+    let sizes = volumes.filter_map(|volume| match room(volume) {
         Ok(size) => size.map(|size| (volume.name.clone(), size)),
         Err(error) => {
             tracing::warn!(volume = volume.name, %error, "cannot read the claim's size");
@@ -59,6 +67,21 @@ fn volume_room(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths) -> Res
         .map_err(|source| DiskError::File { volume: volume.to_owned(), source })?;
     let sizes = more(&image, claim, info.filesystem_overhead.as_deref()).map_err(failed(image))?;
     Ok(sizes.map(|(_, size)| size))
+}
+
+/// Returns the possible size of a hot-plugged disk; `None` if the pod does not have the volume.
+fn hotplugged_room(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Option<u64>, DiskError> {
+    let failed = |path: PathBuf| move |source| DiskError::Write { path, source };
+    match hotplugged_source(volume, paths).map(|source| source.backend) {
+        None => Ok(None),
+        Some(Backend::Block { path }) => device_size(&path).map(Some).map_err(failed(path)),
+        Some(Backend::File { path, .. }) => {
+            let Some(info) = claim_info(volume, vmi) else { return Ok(None) };
+            let Some(claim) = claim_size(volume, info)? else { return Ok(None) };
+            let sizes = more(&path, claim, info.filesystem_overhead.as_deref()).map_err(failed(path))?;
+            Ok(sizes.map(|(_, size)| size))
+        }
+    }
 }
 
 /// Grows a raw image to its claim's capacity. It never shrinks, and allocates new blocks only if the old ones are
@@ -144,6 +167,7 @@ mod tests {
             ephemeral: root.join("ephemeral"),
             container_disks: root.join("images"),
             kernel_boot: root.join("kernel"),
+            hotplug_disks: root.join("hotplug"),
             dev: root.join("dev"),
         };
         let directory = paths.filesystem_volume("data");

@@ -7,6 +7,7 @@
 mod claims;
 pub(crate) mod cloud_init;
 mod grow;
+mod hotplug;
 pub(crate) mod image;
 pub(crate) mod iso;
 mod prepare;
@@ -17,8 +18,9 @@ use thiserror::Error;
 
 pub(crate) use self::{
     grow::claim_sizes,
+    hotplug::hotplugged_source,
     image::ImageFormat,
-    prepare::{Prepared, Tolerance, prepare, write_interface_tags},
+    prepare::{Prepared, Tolerance, matches_volume, prepare, write_interface_tags},
 };
 use crate::files::FileError;
 

@@ -1,8 +1,10 @@
 //! Devices of the node for launcher pods.
 //!
 //! [`inventory`] finds the PCI and USB devices that the cluster configuration permits, [`plugin`] offers these and the devices
-//! that every launcher opens to kubelet, and [`grant`] gives the device nodes in a launcher's container to its user.
+//! that every launcher opens to kubelet, [`grant`] gives the device nodes in a launcher's container to its user, and [`cgroup`]
+//! permits a running launcher to open further block devices.
 
+pub(crate) mod cgroup;
 pub(crate) mod character;
 pub(crate) mod grant;
 pub(crate) mod inventory;

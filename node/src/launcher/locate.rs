@@ -23,7 +23,7 @@ pub(crate) enum Candidates {
 pub(crate) fn candidates(active_pods: &BTreeMap<String, String>, node: &str) -> Candidates {
     let mut here: Vec<String> = active_pods
         .iter()
-        .filter(|(uid, name)| (name.is_empty() || *name == node) && is_uid(uid))
+        .filter(|(uid, name)| (name.is_empty() || *name == node) && is_pod_uid(uid))
         .map(|(uid, _)| uid.clone())
         .collect();
     match here.len() {
@@ -33,7 +33,8 @@ pub(crate) fn candidates(active_pods: &BTreeMap<String, String>, node: &str) -> 
     }
 }
 
-fn is_uid(text: &str) -> bool {
+/// Accepts the UID of a pod, which becomes a path component.
+pub(crate) fn is_pod_uid(text: &str) -> bool {
     (1..=MAX_UID).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 

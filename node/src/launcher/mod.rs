@@ -13,5 +13,5 @@ mod paced;
 mod watch;
 
 pub(crate) use client::{Launcher, LauncherError, bounded, with_causes};
-pub(crate) use locate::{Candidates, candidates};
+pub(crate) use locate::{Candidates, candidates, is_pod_uid};
 pub(crate) use watch::{Report, follow};

@@ -77,6 +77,15 @@ pub enum Error {
     /// The time limit was exceeded.
     #[error("{} was not there in time", .0.display())]
     Timeout(PathBuf),
+    /// The process shares the mount namespace of the node or of virt-handler.
+    #[error("process {0} is in the mount namespace of the node")]
+    NodeNamespace(i32),
+    /// An attachment pod does not have the claim of a volume.
+    #[error("the attachment pod does not have the claim of volume {}", .0.display())]
+    NotMounted(PathBuf),
+    /// A claim has no image.
+    #[error("the claim has no file disk.img")]
+    NoImage,
     /// The kernel does not report the process id of the peer.
     #[error("the peer process of the socket is outside virt-handler's process id namespace")]
     NoPeerProcess,

@@ -14,6 +14,7 @@
 mod cgroup;
 mod error;
 mod mount;
+pub(crate) mod namespace;
 mod peer;
 pub(crate) mod pod_calls;
 mod socket;
@@ -37,7 +38,13 @@ use rustix::{
     io::Errno,
 };
 
-pub(crate) use self::{cgroup::Mismatch, error::Error, peer::Peer, socket::connect_launcher, watch::Changes};
+pub(crate) use self::{
+    cgroup::Mismatch,
+    error::Error,
+    peer::Peer,
+    socket::{connect_launcher, connect_pod},
+    watch::Changes,
+};
 
 /// Resolves names beneath the directory and through no link.
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
@@ -208,6 +215,13 @@ impl SafeDir {
         let path = path.as_ref();
         let mut file = self.reopen(path, OFlags::WRONLY)?;
         file.write_all(content).map_err(|source| Error::Io { operation: "write", path: path.to_owned(), source })
+    }
+
+    /// Creates an empty regular file `name` in this directory that only root can open.
+    pub(crate) fn create_file(&self, name: impl AsRef<Path>) -> Result<(), Error> {
+        let path = beneath(name.as_ref())?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        self.resolve("create", path, flags, Mode::RUSR | Mode::WUSR, BENEATH).map(drop)
     }
 
     /// Removes an entry other than a directory; a link itself, not its target.

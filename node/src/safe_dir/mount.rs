@@ -68,6 +68,18 @@ fn type_of<'a>(mounts: &'a [u8], mount: &[u8]) -> Option<&'a [u8]> {
     })
 }
 
+/// Returns the names on which mounts are attached in the directory of hot-plugged volumes, from the mounts of a launcher.
+pub(super) fn attached(mounts: &[u8]) -> Vec<String> {
+    let name = |line: &[u8]| {
+        let point = std::str::from_utf8(line.split(|byte| *byte == b' ').nth(4)?).ok()?;
+        let name = ["/var/run", "/run"]
+            .iter()
+            .find_map(|run| point.strip_prefix(run)?.strip_prefix("/kubevirt/hotplug-disks/"))?;
+        (!name.contains('/')).then(|| name.to_owned())
+    };
+    mounts.split(|byte| *byte == b'\n').filter_map(name).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,5 +121,19 @@ mod tests {
         // A mount that the process does not see.
         let hidden = require(&proc, "/proc", b"", DEV).unwrap_err();
         assert!(matches!(&hidden, Error::FileSystem { found, .. } if found == "unknown"), "{hidden}");
+    }
+
+    #[test]
+    fn mounts_of_hot_plugged_volumes_are_found_by_their_place() {
+        let mounts = "\
+36 35 98:0 / / rw,noatime - ext4 /dev/sda rw
+40 36 98:0 /pods/x /run/kubevirt/hotplug-disks rw - ext4 /dev/sda rw
+41 40 7:1 /disk.img /run/kubevirt/hotplug-disks/data.img rw - ext4 /dev/loop1 rw
+42 40 98:0 /pods/y/v/9 /var/run/kubevirt/hotplug-disks/raw rw - ext4 /dev/sda rw
+43 40 98:0 / /run/kubevirt/hotplug-disks/a/b rw - ext4 /dev/sda rw
+44 40 98:0 / /elsewhere/run/kubevirt/hotplug-disks/c rw - ext4 /dev/sda rw
+";
+        assert_eq!(attached(mounts.as_bytes()), ["data.img", "raw"]);
+        assert_eq!(attached(b"\xff \n\n1 2"), Vec::<String>::new());
     }
 }

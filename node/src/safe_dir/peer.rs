@@ -139,6 +139,19 @@ impl Peer {
         if self.is_alive() { Ok(root) } else { Err(Error::PeerGone(self.pid)) }
     }
 
+    /// Returns the names in the directory of hot-plugged volumes on which mounts are attached, as the kernel reports them.
+    pub(crate) fn hotplugged_names(&self) -> Result<Vec<String>, Error> {
+        let mounts = self.mounts()?;
+        // The number can be reused during the read, unless the process is still alive.
+        if self.is_alive() { Ok(mount::attached(&mounts)) } else { Err(Error::PeerGone(self.pid)) }
+    }
+
+    /// Reads the control groups of the process.
+    pub(crate) fn control_groups(&self) -> Result<String, Error> {
+        let content = SafeDir::trusted(Path::new("/proc"))?.read_text(format!("{}/cgroup", self.pid), cgroup::LIMIT)?;
+        if self.is_alive() { Ok(content) } else { Err(Error::PeerGone(self.pid)) }
+    }
+
     /// Reads the mounts of the process.
     fn mounts(&self) -> Result<Vec<u8>, Error> {
         SafeDir::trusted(Path::new(&format!("/proc/{}", self.pid)))?.read_bounded("mountinfo", mount::LIMIT)

@@ -99,7 +99,17 @@ pub(crate) async fn connect_launcher(
     pod_uid: &str,
     within: Duration,
 ) -> Result<(UnixStream, Peer), Error> {
-    let path = launcher_socket(pod_uid);
+    connect_pod(kubelet_pods, pod_uid, launcher_socket(pod_uid), within).await
+}
+
+/// Waits for a process of a pod to listen on the socket at `path` and connects to it. The peer must run as the launcher's
+/// user and in this pod.
+pub(crate) async fn connect_pod(
+    kubelet_pods: &SafeDir,
+    pod_uid: &str,
+    path: PathBuf,
+    within: Duration,
+) -> Result<(UnixStream, Peer), Error> {
     let deadline = Instant::now() + within;
     let connected = timeout_at(deadline, async {
         kubelet_pods.wait_for(&path, within).await?;

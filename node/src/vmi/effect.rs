@@ -5,6 +5,7 @@ use std::time::Duration;
 use api::VirtualMachineInstanceStatus;
 
 use super::event::Event;
+use crate::volumes::Work;
 
 /// An effect. Each kind is in progress at most once.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +21,13 @@ pub(super) enum Effect {
     Hello,
     /// Sets up the pod's network.
     SetUpNetwork,
+    /// Hands hot-plugged volumes to the launcher, and takes them back.
+    HandVolumes {
+        /// UID of the launcher's pod.
+        pod: String,
+        /// The volumes.
+        work: Work,
+    },
     /// Sends the desired VMI to the launcher.
     Sync {
         /// Fingerprint of the desired VMI.

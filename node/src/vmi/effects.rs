@@ -45,6 +45,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 const HELLO_LIMIT: Duration = Duration::from_secs(35);
 /// Limit of the network setup.
 const NETWORK_LIMIT: Duration = Duration::from_secs(30);
+/// Limit of handing volumes over: two calls of some seconds for each, all at the same time.
+const VOLUMES_LIMIT: Duration = Duration::from_secs(20);
 /// Limit of Sync: libvirtd may still start, and disk images are created.
 const SYNC_LIMIT: Duration = Duration::from_secs(95);
 /// Limit of other calls to the launcher.
@@ -207,6 +209,7 @@ impl Executor {
             Effect::Retire => {}
             Effect::Hello
             | Effect::SetUpNetwork
+            | Effect::HandVolumes { .. }
             | Effect::Sync { .. }
             | Effect::Shutdown { .. }
             | Effect::Kill
@@ -220,6 +223,12 @@ impl Executor {
         let (number, launcher, peer) = (connection.number, connection.launcher.clone(), connection.peer.clone());
         let (host, vmi) = (self.host.clone(), observed.vmi.clone());
         match *effect {
+            Effect::HandVolumes { ref pod, ref work } => {
+                let (pod, work) = (pod.clone(), work.clone());
+                let call = async move { host.hand_volumes(&peer, &pod, &vmi, work).await };
+                let late = Err(crate::safe_dir::Error::Timeout("volumes".into()).into());
+                self.outcome("volumes", VOLUMES_LIMIT, call, late, move |result| Outcome::Volumes(number, result));
+            }
             Effect::Hello => {
                 let call = async move { hello(&*host, &launcher, &peer, &vmi).await };
                 let late = Err(deadline("Hello", HELLO_LIMIT));

@@ -1,11 +1,11 @@
 //! The parts of a VMI that decisions need, computed once per version of the object.
 
 use std::{
-    collections::hash_map::DefaultHasher,
+    collections::{BTreeSet, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
 };
 
-use api::{VirtualMachineInstance, VmiPhase as Phase};
+use api::{VirtualMachineInstance, VmiPhase as Phase, hotplug};
 use kube::ResourceExt;
 use serde::Serialize;
 
@@ -60,8 +60,8 @@ fn grace(vmi: &VirtualMachineInstance) -> u64 {
     }
 }
 
-/// Hashes the parts of the object that a launcher acts on. Of the status, only the controller's data about claims: virt-handler's
-/// own writes must not change the hash.
+/// Hashes the parts of the object that a launcher acts on. Of the status, only the controller's data about claims, and which
+/// hot-plugged volumes the launcher pod has: virt-handler's other writes must not change the hash.
 fn fingerprint(vmi: &VirtualMachineInstance) -> u64 {
     let claims: Vec<_> = vmi
         .status
@@ -69,7 +69,14 @@ fn fingerprint(vmi: &VirtualMachineInstance) -> u64 {
         .flat_map(|status| &status.volume_status)
         .filter_map(|volume| volume.persistent_volume_claim_info.as_ref().map(|claim| (&volume.name, claim)))
         .collect();
-    hash(&(&vmi.spec, &vmi.metadata.annotations, &vmi.metadata.labels, claims))
+    hash(&(&vmi.spec, &vmi.metadata.annotations, &vmi.metadata.labels, claims, handed_over(vmi)))
+}
+
+/// Returns the hot-plugged volumes that the launcher pod has, as the status shows it.
+fn handed_over(vmi: &VirtualMachineInstance) -> BTreeSet<&str> {
+    let entries = vmi.status.iter().flat_map(|status| &status.volume_status);
+    let entries = entries.filter(|entry| entry.hotplug_volume.is_some() && hotplug::is_handed_over(entry));
+    entries.map(|entry| entry.name.as_str()).collect()
 }
 
 /// Hashes a value. Hashes are compared within one process only.
@@ -114,5 +121,10 @@ mod tests {
         assert_eq!(fingerprint_of(json!({}), volume("vda", "1Gi")), before, "written by virt-handler");
         assert_ne!(fingerprint_of(json!({}), volume("", "2Gi")), before, "the claim has grown");
         assert_ne!(fingerprint_of(json!({"team": "blue"}), volume("", "1Gi")), before, "a volume contains labels");
+        let plugged = |phase: &str| {
+            fingerprint_of(json!({}), json!([{"name": "d", "target": "", "phase": phase, "hotplugVolume": {}}]))
+        };
+        assert_ne!(plugged("Bound"), plugged("MountedToPod"), "the launcher has the volume");
+        assert_eq!(plugged("MountedToPod"), plugged("Ready"));
     }
 }

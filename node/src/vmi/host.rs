@@ -21,6 +21,7 @@ use crate::{
         self, Peer, SafeDir,
         pod_calls::{self, PodCalls},
     },
+    volumes::{Desk, Volumes, Work},
 };
 
 /// The user QEMU runs as in a launcher pod.
@@ -90,6 +91,15 @@ pub(crate) trait Host: Send + Sync + 'static {
 
     /// Grants a checked launcher its devices, and returns the capabilities cache that fits it.
     async fn equip(&self, launcher: &Arc<Peer>, vmi: &VirtualMachineInstance) -> Result<Vec<CacheFile>, PodError>;
+
+    /// Hands hot-plugged volumes to a checked launcher in this pod, and takes them back. Idempotent.
+    async fn hand_volumes(
+        &self,
+        launcher: &Arc<Peer>,
+        pod: &str,
+        vmi: &VirtualMachineInstance,
+        work: Work,
+    ) -> Result<Volumes, PodError>;
 
     /// Sets up the network in the launcher's pod. Idempotent.
     async fn set_up_network(
@@ -215,6 +225,17 @@ impl Host for NodeHost {
         let has_kvm =
             self.in_pod(vmi, "grant the launcher its devices", move || equip(&peer, &needs, &devices)).await?;
         Ok(self.cache.files(has_kvm))
+    }
+
+    async fn hand_volumes(
+        &self,
+        launcher: &Arc<Peer>,
+        pod: &str,
+        vmi: &VirtualMachineInstance,
+        work: Work,
+    ) -> Result<Volumes, PodError> {
+        let desk = Desk { pods: &self.pods, calls: &self.pod_calls, launcher, pod, vmi };
+        Ok(desk.work(work).await?)
     }
 
     async fn set_up_network(

@@ -37,6 +37,7 @@ mod facts;
 mod handle;
 mod host;
 mod interfaces;
+mod launcher_volumes;
 mod migratability;
 mod observed;
 mod phase;
@@ -50,6 +51,7 @@ mod task;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trace;
+mod volumes;
 
 pub(crate) use directory::{Vmis, follow};
 pub(crate) use event::Event;

@@ -17,6 +17,7 @@ use super::{
     interfaces, migratability,
     observed::{Link, Now, Observed},
     phase::{self, Context, Domain},
+    volumes,
 };
 
 /// Duration without a connection after which a VMI is lost, if this virt-handler was connected before.
@@ -88,6 +89,7 @@ pub(super) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
     if let Some(report) = observed.report.as_ref().filter(|_| !matches!(domain, Domain::Unclear | Domain::None)) {
         of_report(&mut next, observed, report, domain.is_alive(), &time);
     }
+    volumes::apply(&mut next, observed);
     let launcher_failure =
         observed.report.as_ref().map(|report| report.failure.as_str()).filter(|text| !text.is_empty());
     let failure = lost.or(launcher_failure).or(observed.failure.as_ref().map(|failure| failure.message.as_str())).or(
@@ -240,7 +242,7 @@ fn events(
     current: &VirtualMachineInstanceStatus,
     next: &VirtualMachineInstanceStatus,
 ) -> Vec<Event> {
-    let mut list = Vec::new();
+    let mut list = volumes::events(current, next);
     match after {
         Some(phase) if phase == before => {}
         Some(Phase::Running) => list.push(Event::normal("Started", "VirtualMachineInstance started.")),

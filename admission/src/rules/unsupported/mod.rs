@@ -267,7 +267,12 @@ const SPEC: &[Entry] = &[
     Entry {
         field: "volumes[].dataVolume",
         reason: "DataVolumes",
-        uses: |spec| each(&spec.volumes, VOLUMES, "dataVolume", |volume| volume.data_volume.is_some()),
+        // The claim of a hot-plugged DataVolume is attached as any other.
+        uses: |spec| {
+            each(&spec.volumes, VOLUMES, "dataVolume", |volume| {
+                volume.data_volume.as_ref().is_some_and(|source| !source.hotpluggable)
+            })
+        },
     },
     Entry {
         field: "volumes[].hostDisk",
@@ -288,15 +293,6 @@ const SPEC: &[Entry] = &[
         field: "volumes[].containerPath",
         reason: "virtiofs",
         uses: |spec| each(&spec.volumes, VOLUMES, "containerPath", |volume| volume.container_path.is_some()),
-    },
-    Entry {
-        field: "volumes[].persistentVolumeClaim.hotpluggable",
-        reason: HOTPLUG,
-        uses: |spec| {
-            each(&spec.volumes, VOLUMES, "persistentVolumeClaim.hotpluggable", |volume| {
-                volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
-            })
-        },
     },
     Entry {
         field: "volumes[]",
@@ -328,6 +324,21 @@ pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErr
             add_error(format!("{root}.{path}"), entry.reason, errors);
         }
     }
+}
+
+/// Adds an error for each unsupported field of the volumes and disks that a changed spec has in addition to `old`.
+pub(crate) fn added_volumes(
+    root: &str,
+    new: &VirtualMachineInstanceSpec,
+    old: &VirtualMachineInstanceSpec,
+    errors: &mut FieldErrors,
+) {
+    let (known_volumes, known_disks) = (&old.volumes, &old.domain.devices.disks);
+    let volumes = new.volumes.iter().filter(|volume| !known_volumes.contains(volume)).cloned().collect();
+    let mut added = VirtualMachineInstanceSpec { volumes, ..VirtualMachineInstanceSpec::default() };
+    let disks = new.domain.devices.disks.iter();
+    added.domain.devices.disks = disks.filter(|disk| !known_disks.contains(disk)).cloned().collect();
+    spec(root, &added, errors);
 }
 
 /// Path, reason, and test for the use of a field.

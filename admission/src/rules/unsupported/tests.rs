@@ -97,10 +97,6 @@ fn each_entry_names_its_field() {
         (volume(json!({"name": "root", "memoryDump": {"claimName": "c"}})), "volumes[0].memoryDump"),
         (volume(json!({"name": "root", "containerPath": {"path": "/p"}})), "volumes[0].containerPath"),
         (
-            volume(json!({"name": "root", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}})),
-            "volumes[0].persistentVolumeClaim.hotpluggable",
-        ),
-        (
             json!({"volumes": [{"name": "a", "cloudInitNoCloud": {}}, {"name": "b", "cloudInitConfigDrive": {}}]}),
             "volumes[1]",
         ),
@@ -138,5 +134,29 @@ fn unsupported_fields_of_a_vm_are_refused() {
         (json!({"template": {}, "updateVolumesStrategy": "Copy"}), "spec.updateVolumesStrategy"),
     ] {
         assert_eq!(refused(spec).as_slice()[0].field, field);
+    }
+}
+
+#[test]
+fn hot_plugged_claims_are_supported() {
+    for source in [
+        json!({"name": "root", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}}),
+        json!({"name": "root", "dataVolume": {"name": "c", "hotpluggable": true}}),
+    ] {
+        assert!(refused(json!({"volumes": [source]})).is_empty(), "{source}");
+    }
+}
+
+#[test]
+fn only_added_volumes_and_disks_are_checked() {
+    let spec = |disks: Value| -> VirtualMachineInstanceSpec {
+        serde_json::from_value(json!({"domain": {"devices": {"disks": disks}}})).unwrap()
+    };
+    let tagged = |name: &str| json!({"name": name, "tag": "t", "disk": {"bus": "scsi"}});
+    let old = spec(json!([tagged("a")]));
+    for (new, expected) in [(json!([tagged("a")]), 0), (json!([tagged("a"), tagged("b")]), 1)] {
+        let mut errors = FieldErrors::new();
+        added_volumes("spec", &spec(new.clone()), &old, &mut errors);
+        assert_eq!(errors.as_slice().len(), expected, "{new}");
     }
 }

@@ -35,11 +35,6 @@ async fn unavailable_function_is_reported_after_all_checks() {
     for (subresource, body, text) in [
         ("virtualmachines/migrate", "", "live migration is not available yet"),
         ("virtualmachineinstances/backup", r#"{"cmd": "Start"}"#, "backup of running VMIs is not available yet"),
-        (
-            "virtualmachines/addvolume",
-            r#"{"name": "v", "disk": {"name": "v"}, "volumeSource": {"dataVolume": {"name": "d"}}}"#,
-            "hot-plug of volumes is not available yet",
-        ),
     ] {
         let (status, answered) = answer(&server, subresource, body).await;
         assert_eq!((status, message(&answered).as_str()), (StatusCode::NOT_IMPLEMENTED, text), "{subresource:?}");
@@ -61,6 +56,27 @@ async fn unavailable_function_is_reported_after_all_checks() {
     }
     let calls = calls.lock().unwrap();
     assert!(calls.iter().all(|(call, _)| call.starts_with("GET ")), "{calls:?}");
+}
+
+#[tokio::test]
+async fn volume_is_added_by_a_patch_of_the_template_or_of_a_vmi_without_vm() {
+    const PLUG: &str =
+        r#"{"name": "v", "disk": {"name": "v"}, "volumeSource": {"persistentVolumeClaim": {"claimName": "c"}}}"#;
+    let running = json!({"phase": "Running", "nodeName": "n1"});
+    let mut unowned = vmi(running);
+    unowned["metadata"]["ownerReferences"] = json!([]);
+    let objects = || vec![(VM, vm(json!({"created": true}))), (VMI, unowned.clone())];
+    for (subresource, call, path) in [
+        ("virtualmachines/addvolume", format!("PATCH {VM}"), "/spec/template/spec/volumes"),
+        ("virtualmachineinstances/addvolume", format!("PATCH {VMI}"), "/spec/volumes"),
+    ] {
+        let (server, calls) = server(ClusterConfig::default(), objects());
+        let (status, text) = answer(&server, subresource, PLUG).await;
+        assert_eq!((status, text.as_str()), (StatusCode::ACCEPTED, ""), "{subresource}");
+        let calls = calls.lock().unwrap();
+        let (last, patch) = calls.last().unwrap();
+        assert_eq!((last, &patch[2]["path"]), (&call, &json!(path)));
+    }
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Checks of volumes to plug and unplug.
+//! Volumes to plug and unplug: checks, and the patch of the VM's template or the VMI.
 
 use api::{
     FeatureGate,
@@ -7,16 +7,22 @@ use api::{
     subresources::{AddVolumeRequest, RemoveVolumeRequest},
     vm::spec::VirtualMachine,
     vmi::{
+        disks::Disk,
         spec::{VirtualMachineInstance, VirtualMachineInstanceSpec},
-        volumes::Volume,
+        volumes::{DataVolumeSource, PersistentVolumeClaimVolumeSource, Volume},
     },
 };
+use axum::response::Response;
+use http::StatusCode;
+use json_patch::{AddOperation, Patch, PatchOperation, ReplaceOperation, TestOperation, jsonptr::PointerBuf};
+use kube::api::{self as kube_api, PatchParams};
+use serde_json::{Value, json};
 
-use super::vmi_checks;
-use crate::requests::error::{ApiError, Kind};
-
-/// The error of all requests that pass the checks.
-pub(crate) const NOT_AVAILABLE: ApiError = ApiError::NotAvailable("hot-plug of volumes");
+use super::{call::Call, vmi_checks};
+use crate::{
+    clients::objects::message,
+    requests::error::{ApiError, Kind, empty_response},
+};
 
 /// Conflicts of a change with the volumes of a VM or VMI.
 #[derive(Debug, thiserror::Error)]
@@ -77,13 +83,9 @@ pub(crate) fn check_request(change: Change<'_>) -> Result<(), ApiError> {
 }
 
 /// Rejects a change that conflicts with a VMI.
-pub(crate) fn check_vmi(
-    vmi: &VirtualMachineInstance,
-    change: Change<'_>,
-    config: &ClusterConfig,
-) -> Result<(), ApiError> {
-    let owned = owner::controller_of_kind::<VirtualMachine>(&vmi.metadata).is_some();
-    if owned && !config.enabled(FeatureGate::HotplugVolumes) {
+fn check_vmi(vmi: &VirtualMachineInstance, change: Change<'_>) -> Result<(), ApiError> {
+    // The VMI of a VM follows the template, which has no other volumes.
+    if owner::controller_of_kind::<VirtualMachine>(&vmi.metadata).is_some() {
         let metadata = &vmi.metadata;
         let text = |part: &Option<String>| part.clone().unwrap_or_default();
         return Err(bad(format!("VMI {}/{} is owned by a VM", text(&metadata.namespace), text(&metadata.name))));
@@ -93,7 +95,7 @@ pub(crate) fn check_vmi(
 }
 
 /// Rejects a change that conflicts with a VM.
-pub(crate) fn check_vm(vm: &VirtualMachine, change: Change<'_>) -> Result<(), ApiError> {
+fn check_vm(vm: &VirtualMachine, change: Change<'_>) -> Result<(), ApiError> {
     let empty = VirtualMachineInstanceSpec::default();
     let spec = vm.spec.template.spec.as_ref().unwrap_or(&empty);
     let name = vm.metadata.name.as_deref().unwrap_or_default();
@@ -112,6 +114,107 @@ fn is_hotpluggable(volume: &Volume) -> bool {
     volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
         || volume.data_volume.as_ref().is_some_and(|volume| volume.hotpluggable)
         || volume.memory_dump.as_ref().is_some_and(|dump| dump.hotpluggable)
+}
+
+/// Returns the names of the volumes to remove: that of the request, or those with this claim or DataVolume.
+fn removed_names<'a>(spec: &'a VirtualMachineInstanceSpec, name: &str) -> Vec<&'a str> {
+    let names = |selects: &dyn Fn(&Volume) -> bool| -> Vec<&'a str> {
+        spec.volumes.iter().filter(|volume| selects(volume)).map(|volume| volume.name.as_str()).collect()
+    };
+    let named = names(&|volume| volume.name == name);
+    if named.is_empty() { names(&|volume| source(volume) == Some(name)) } else { named }
+}
+
+/// Returns the volumes and disks after a change. A CD-ROM drive stays: its medium is inserted or ejected.
+fn changed(spec: &VirtualMachineInstanceSpec, change: Change<'_>) -> (Vec<Volume>, Vec<Disk>) {
+    let (mut volumes, mut disks) = (spec.volumes.clone(), spec.domain.devices.disks.clone());
+    match change {
+        Change::Add(request) => {
+            let name = &request.name;
+            let source = request.volume_source.clone().unwrap_or_default();
+            volumes.push(Volume {
+                name: name.clone(),
+                data_volume: source.data_volume.map(|source| DataVolumeSource { hotpluggable: true, ..source }),
+                persistent_volume_claim: source
+                    .persistent_volume_claim
+                    .map(|source| PersistentVolumeClaimVolumeSource { hotpluggable: true, ..source }),
+                ..Volume::default()
+            });
+            if !disks.iter().any(|disk| disk.name == *name && disk.cdrom.is_some()) {
+                disks.push(Disk { name: name.clone(), ..request.disk.clone().unwrap_or_default() });
+            }
+        }
+        Change::Remove(request) => {
+            let names = removed_names(spec, &request.name);
+            volumes.retain(|volume| !names.contains(&volume.name.as_str()));
+            disks.retain(|disk| disk.cdrom.is_some() || !names.contains(&disk.name.as_str()));
+        }
+    }
+    (volumes, disks)
+}
+
+/// Returns the patch of the spec below `root`. It tests the lists that it replaces. An empty list can be stored or absent, so
+/// that the version of the object is tested in its place.
+fn patch(root: &str, version: Option<&str>, spec: &VirtualMachineInstanceSpec, change: Change<'_>) -> Patch {
+    let replaced = |path: &str, old: Value, value: Value| {
+        let pointer = |path: &str| PointerBuf::parse(path).unwrap_or_default();
+        let path = pointer(&format!("{root}{path}"));
+        if old.as_array().is_none_or(Vec::is_empty) {
+            let test = TestOperation { path: pointer("/metadata/resourceVersion"), value: json!(version) };
+            [PatchOperation::Test(test), PatchOperation::Add(AddOperation { path, value })]
+        } else {
+            let test = TestOperation { path: path.clone(), value: old };
+            [PatchOperation::Test(test), PatchOperation::Replace(ReplaceOperation { path, value })]
+        }
+    };
+    let (volumes, disks) = changed(spec, change);
+    let [test_volumes, volumes] = replaced("/spec/volumes", json!(spec.volumes), json!(volumes));
+    let known = json!(spec.domain.devices.disks);
+    let [test_disks, disks] = replaced("/spec/domain/devices/disks", known, json!(disks));
+    Patch(vec![test_volumes, test_disks, volumes, disks])
+}
+
+/// Returns the answer for a refused patch.
+fn refused(what: &str, error: &kube::Error) -> ApiError {
+    match error {
+        kube::Error::Api(status) if status.code == 422 => ApiError::Unprocessable {
+            message: status.message.clone(),
+            details: serde_json::to_value(&status.details).unwrap_or_default(),
+        },
+        error => ApiError::Internal(format!("unable to patch {what}: {}", message(error))),
+    }
+}
+
+/// Changes the template of a VM. The running VMI follows it.
+pub(crate) async fn change_vm(
+    call: Call<'_>,
+    vm: &VirtualMachine,
+    change: Change<'_>,
+    dry_run: bool,
+) -> Result<Response, ApiError> {
+    check_vm(vm, change)?;
+    let spec = vm.spec.template.spec.clone().unwrap_or_default();
+    let patch =
+        kube_api::Patch::Json::<()>(patch("/spec/template", vm.metadata.resource_version.as_deref(), &spec, change));
+    let params = PatchParams { dry_run, ..PatchParams::default() };
+    let vms = call.context.objects.vms(&call.object.namespace);
+    vms.patch(&call.object.name, &params, &patch).await.map_err(|error| refused("vm", &error))?;
+    Ok(empty_response(StatusCode::ACCEPTED))
+}
+
+/// Changes a VMI.
+pub(crate) async fn change_vmi(
+    call: Call<'_>,
+    vmi: &VirtualMachineInstance,
+    change: Change<'_>,
+    dry_run: bool,
+) -> Result<Response, ApiError> {
+    check_vmi(vmi, change)?;
+    let patch = kube_api::Patch::Json::<()>(patch("", vmi.metadata.resource_version.as_deref(), &vmi.spec, change));
+    let params = PatchParams { dry_run, ..PatchParams::default() };
+    let vmis = call.context.objects.vmis(&call.object.namespace);
+    vmis.patch(&call.object.name, &params, &patch).await.map_err(|error| refused("vmi", &error))?;
+    Ok(empty_response(StatusCode::ACCEPTED))
 }
 
 fn check_volumes(spec: &VirtualMachineInstanceSpec, change: Change<'_>) -> Result<(), VolumeConflict> {
@@ -146,8 +249,6 @@ fn check_volumes(spec: &VirtualMachineInstanceSpec, change: Change<'_>) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
 
     fn vmi(phase: &str, owner: Value) -> VirtualMachineInstance {
@@ -199,9 +300,8 @@ mod tests {
 
     #[test]
     fn volumes_are_added_once_and_removed_if_hotpluggable() {
-        let config = ClusterConfig::default();
         let vmi = vmi("Running", json!([]));
-        let check = |change: Change<'_>| check_vmi(&vmi, change, &config);
+        let check = |change: Change<'_>| check_vmi(&vmi, change);
         let request = |name: &str, claim: &str| {
             add(
                 json!({"name": name, "disk": {"name": name}, "volumeSource": {"persistentVolumeClaim": {"claimName": claim}}}),
@@ -231,14 +331,11 @@ mod tests {
     #[test]
     fn vmi_of_a_vm_is_changed_through_the_vm() {
         let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "vmi", "uid": "u", "controller": true}]);
-        let config = ClusterConfig::default();
         let request = remove("data");
         let owned = vmi("Running", owner);
-        assert_eq!(message(check_vmi(&owned, Change::Remove(&request), &config)), "VMI ns/vmi is owned by a VM");
-        let old = ClusterConfig { feature_gates: vec!["HotplugVolumes".into()], ..Default::default() };
-        assert_eq!(check_vmi(&owned, Change::Remove(&request), &old), Ok(()));
+        assert_eq!(message(check_vmi(&owned, Change::Remove(&request))), "VMI ns/vmi is owned by a VM");
         let stopped = vmi("Scheduled", json!([]));
-        assert_eq!(message(check_vmi(&stopped, Change::Remove(&request), &config)), "VMI is not running");
+        assert_eq!(message(check_vmi(&stopped, Change::Remove(&request))), "VMI is not running");
     }
 
     #[test]
@@ -248,5 +345,54 @@ mod tests {
         let off = ClusterConfig { disabled_feature_gates, ..Default::default() };
         assert!(check_gates(&off).is_err());
         assert_eq!(check_gates(&ClusterConfig { feature_gates: vec!["HotplugVolumes".into()], ..off }), Ok(()));
+    }
+
+    fn patched(spec: &Value, change: Change<'_>) -> Value {
+        json!(patch("/spec/template", Some("7"), &serde_json::from_value(spec.clone()).unwrap(), change))
+    }
+
+    #[test]
+    fn patch_tests_and_replaces_both_lists() {
+        let request = add(json!({
+            "name": "data", "disk": {"disk": {"bus": "scsi"}, "serial": "s"},
+            "volumeSource": {"persistentVolumeClaim": {"claimName": "c"}},
+        }));
+        let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}});
+        let disk = json!({"name": "data", "serial": "s", "disk": {"bus": "scsi"}});
+        let (volumes, disks) = ("/spec/template/spec/volumes", "/spec/template/spec/domain/devices/disks");
+        let version = "/metadata/resourceVersion";
+        for empty in [json!({"domain": {"devices": {}}}), json!({"volumes": [], "domain": {"devices": {"disks": []}}})]
+        {
+            assert_eq!(
+                patched(&empty, Change::Add(&request)),
+                json!([
+                    {"op": "test", "path": version, "value": "7"}, {"op": "test", "path": version, "value": "7"},
+                    {"op": "add", "path": volumes, "value": [volume]}, {"op": "add", "path": disks, "value": [disk]},
+                ])
+            );
+        }
+        let full = json!({"volumes": [volume], "domain": {"devices": {"disks": [disk]}}});
+        for name in ["data", "c"] {
+            assert_eq!(
+                patched(&full, Change::Remove(&remove(name))),
+                json!([
+                    {"op": "test", "path": volumes, "value": [volume]}, {"op": "test", "path": disks, "value": [disk]},
+                    {"op": "replace", "path": volumes, "value": []}, {"op": "replace", "path": disks, "value": []},
+                ])
+            );
+        }
+    }
+
+    #[test]
+    fn drive_stays_when_its_medium_comes_and_goes() {
+        let drive = json!({"name": "cd", "cdrom": {"bus": "sata"}});
+        let disks = |spec: &Value, change: Change<'_>| patched(spec, change)[3]["value"].clone();
+        let empty = json!({"domain": {"devices": {"disks": [drive]}}});
+        let claim = json!({"persistentVolumeClaim": {"claimName": "c"}});
+        let request = add(json!({"name": "cd", "disk": {"disk": {"bus": "scsi"}}, "volumeSource": claim}));
+        assert_eq!(disks(&empty, Change::Add(&request)), json!([drive]));
+        let volume = json!({"name": "cd", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}});
+        let full = json!({"volumes": [volume], "domain": {"devices": {"disks": [drive]}}});
+        assert_eq!(disks(&full, Change::Remove(&remove("cd"))), json!([drive]));
     }
 }

@@ -44,6 +44,34 @@ fn claims_are_mounted_by_their_mode_and_missing_ones_are_named() {
 }
 
 #[test]
+fn hot_plugged_claims_are_left_to_attachment_pods() {
+    let data = |source: Value| merged(small(), &json!({"volumes": [merged_into(json!({"name": "data"}), source)]}));
+    let names = |pod: &Value| -> Vec<String> {
+        let volumes = pod["spec"]["volumes"].as_array().unwrap().iter();
+        volumes.map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
+    };
+    // The claim does not exist yet.
+    for source in [
+        json!({"persistentVolumeClaim": {"claimName": "absent", "hotpluggable": true}}),
+        json!({"dataVolume": {"name": "absent", "hotpluggable": true}}),
+    ] {
+        let pod = rendered(data(source.clone()));
+        assert!(!names(&pod).contains(&"data".to_owned()), "{source}");
+        assert!(names(&pod).contains(&"hotplug-disks".to_owned()), "{source}");
+        let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+        let mount = mounts.iter().find(|mount| mount["name"] == "hotplug-disks").unwrap();
+        assert_eq!(*mount, json!({"name": "hotplug-disks", "mountPath": "/var/run/kubevirt/hotplug-disks"}));
+    }
+    let without = rendered(merged(small(), &json!({"domain": {"devices": {"disableHotplug": true}}})));
+    assert!(!names(&without).contains(&"hotplug-disks".to_owned()));
+}
+
+fn merged_into(mut object: Value, more: Value) -> Value {
+    object.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    object
+}
+
+#[test]
 fn kernel_boot_image_is_mounted_and_its_pull_secret_used_once() {
     let kernel = json!({
         "domain": {"firmware": {"kernelBoot": {"container": {

@@ -271,8 +271,9 @@ impl Executor {
                     .map_err(|error| WriteError::Refused(error.to_string()))?;
                 match self.client.request::<Value>(request).await {
                     Ok(answer) => {
-                        // A deletion in steps is answered with the object, a finished one with a Status.
-                        if answer["metadata"]["deletionTimestamp"].is_string() {
+                        // A deletion in steps is answered with the object. A finished one is answered with a Status, or for
+                        // pods with the removed object.
+                        if *grace_seconds != Some(0) && answer["metadata"]["deletionTimestamp"].is_string() {
                             self.answers.written(*kind, answer.clone());
                         } else {
                             self.answers.deleted(*kind, namespace.as_deref(), name, uid.as_deref());

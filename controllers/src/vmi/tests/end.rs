@@ -69,6 +69,39 @@ fn deletion_removes_the_pod_first_and_the_finalizer_last() {
 }
 
 #[test]
+fn ended_pod_of_a_deleted_vmi_is_removed_without_waiting_for_its_volumes() {
+    let vmi =
+        vmi(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:30Z"}, "status": {"phase": "Succeeded"}}));
+    let ended = json!({"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+        "state": {"terminated": {"exitCode": 0, "finishedAt": "2030-01-01T00:00:40Z"}}});
+    let running = json!({"name": "sidecar", "ready": true, "restartCount": 0, "image": "", "imageID": "",
+        "state": {"running": {}}});
+    let deleting = json!({"deletionTimestamp": "2030-01-01T00:00:30Z"});
+    for (metadata, phase, containers, expected) in [
+        (&deleting, "Succeeded", json!([ended]), Some(0)),
+        (&deleting, "Failed", json!([ended]), Some(0)),
+        // kubelet reports the phase last.
+        (&deleting, "Running", json!([ended]), None),
+        (&deleting, "Succeeded", json!([ended, running]), None),
+        (&deleting, "Failed", json!([]), None),
+        (
+            &json!({"deletionTimestamp": "2030-01-01T00:00:30Z", "finalizers": ["example.org/job"]}),
+            "Succeeded",
+            json!([ended]),
+            None,
+        ),
+    ] {
+        let pod = pod(&json!({"metadata": metadata, "status": {"phase": phase, "containerStatuses": containers}}));
+        let decision = decided(&vmi, &[pod]);
+        let grace = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Delete { kind: Kind::Pod, grace_seconds, .. } => *grace_seconds,
+            _ => None,
+        });
+        assert_eq!(grace, expected, "{metadata} {phase} {containers}");
+    }
+}
+
+#[test]
 fn vmi_deleted_before_it_had_a_pod_ends_in_one_write() {
     let deleting = vmi(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:30Z"}}));
     let decision = decided(&deleting, &[]);

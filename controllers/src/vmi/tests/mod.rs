@@ -1,6 +1,7 @@
 //! Tests of decisions about VMIs, by behaviour. Here are the objects that they share.
 
 mod end;
+mod hotplug;
 mod running;
 mod start;
 
@@ -80,6 +81,7 @@ fn observed(instance: &VirtualMachineInstance) -> Observed<'_> {
     Observed {
         instance,
         pods: &[],
+        attachments: &[],
         missing: &[],
         config: &CONFIG,
         launcher_image: "launcher:1",

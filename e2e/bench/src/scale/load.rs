@@ -169,9 +169,12 @@ impl Load {
             propagation_policy: Some(kube::api::PropagationPolicy::Background),
             ..DeleteParams::default()
         };
-        self.api.delete_collection(&parameters, &ListParams::default()).await?;
         let deadline = Instant::now() + DELETION_LIMIT;
         loop {
+            // The API server closes the connection of a request that takes a minute; the next one deletes the rest.
+            if let Err(error) = self.api.delete_collection(&parameters, &ListParams::default()).await {
+                eprintln!("deletion of {}s: {error}", self.prefix);
+            }
             let left = self.api.list_metadata(&ListParams::default().limit(1)).await?;
             if left.items.is_empty() {
                 lock(&self.seen).clear();

@@ -15,8 +15,33 @@ use tokio::{
 pub(super) const SIMULATED: &str = "ferrovirt.io/simulated";
 /// Pods of a simulated node.
 const PODS_PER_NODE: usize = 250;
-/// Stages of pods as kubelet shows them: KWOK's own would open readiness gates, which virt-controller does.
+/// Stages of nodes, and of pods as kubelet shows them: KWOK's own would open readiness gates, which virt-controller does.
+/// Stages from a file replace all of KWOK's own. KWOK renews the leases of the nodes. A pod runs 0.6 s after it is bound, the
+/// time that kubelet needs for a bare pod in `make bench`.
 const STAGES: &str = r#"
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: node-ready}
+spec:
+  resourceRef: {apiGroup: v1, kind: Node}
+  selector:
+    matchExpressions:
+    - {key: '.status.conditions.[] | select(.type == "Ready") | .status', operator: NotIn, values: ["True"]}
+  next:
+    statusTemplate: |
+      conditions:
+      {{ range NodeConditions }}
+      - type: {{ .type | Quote }}
+        status: {{ .status | Quote }}
+        reason: {{ .reason | Quote }}
+        message: {{ .message | Quote }}
+        lastHeartbeatTime: {{ Now | Quote }}
+        lastTransitionTime: {{ Now | Quote }}
+      {{ end }}
+      addresses:
+      - {type: InternalIP, address: {{ NodeIP | Quote }}}
+      - {type: Hostname, address: {{ NodeName | Quote }}}
+---
 apiVersion: kwok.x-k8s.io/v1alpha1
 kind: Stage
 metadata: {name: pod-running}
@@ -26,6 +51,7 @@ spec:
     matchExpressions:
     - {key: .metadata.deletionTimestamp, operator: DoesNotExist}
     - {key: .status.podIP, operator: DoesNotExist}
+  delay: {durationMilliseconds: 600}
   next:
     statusTemplate: |
       phase: Running
@@ -116,7 +142,7 @@ impl Nodes {
             api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
         }
         for name in &names {
-            story.wait("Node", name, "be ready", TIMEOUT, is_ready).await?;
+            wait_ready(story, name).await?;
         }
         Ok(Self { names, _kwok: child })
     }
@@ -170,6 +196,19 @@ fn capacity() -> Value {
         "cpu": "256", "memory": "1Ti", "ephemeral-storage": "1Ti", "pods": PODS_PER_NODE.to_string(),
         "devices.kubevirt.io/kvm": "1000", "devices.kubevirt.io/tun": "1000", "devices.kubevirt.io/vhost-net": "1000",
     })
+}
+
+async fn wait_ready(story: &Story, name: &str) -> Result<()> {
+    let api = story.cluster_api("Node");
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let node = serde_json::to_value(api.get(name).await?)?;
+        if is_ready(&node) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "node {name} is not ready after {TIMEOUT:?}: {}", node["status"]);
+        sleep(Duration::from_millis(500)).await;
+    }
 }
 
 fn is_ready(node: &Value) -> bool {

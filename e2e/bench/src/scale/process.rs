@@ -2,17 +2,20 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ferrovirt_e2e_tests::Story;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
 
-/// Prints CPU time and PID of the virt-controller that has used most CPU time.
+/// Prints PID and pod name of each virt-controller.
 const FIND: &str = r#"
 for p in /proc/[0-9]*; do
   [ "$(cat $p/comm 2>/dev/null)" = virt-controller ] || continue
-  set -- $(cut -d ')' -f 2 $p/stat)
-  echo "$((${12} + ${13})) ${p#/proc/}"
-done | sort -n | tail -n 1
+  echo "${p#/proc/} $(tr '\0' '\n' < $p/environ | sed -n 's/^POD_NAME=//p')"
+done
 "#;
+/// Lease of the leader; its holder is the name of the pod.
+const LEASE: &str = "virt-controller";
 
 /// The leading virt-controller.
 pub(super) struct Controller<'a> {
@@ -22,16 +25,19 @@ pub(super) struct Controller<'a> {
 }
 
 impl<'a> Controller<'a> {
-    /// Finds the process: standbys only keep their caches current and use less CPU time.
+    /// Finds the process of the pod that holds the lease.
     pub(super) async fn leader(story: &'a Story) -> Result<Self> {
-        let mut busiest = None;
+        let leases: Api<Lease> = Api::namespaced(story.client.clone(), "kubevirt");
+        let lease = leases.get(LEASE).await.context("cannot read the lease of virt-controller")?;
+        let holder = lease.spec.and_then(|spec| spec.holder_identity).context("no virt-controller leads")?;
         for node in story.nodes_of("virt-controller").await? {
             let found = story.on_node(&node, FIND).await?;
-            let Some((ticks, pid)) = found.trim().split_once(' ') else { continue };
-            busiest = busiest.max(Some((ticks.parse::<u64>()?, pid.parse()?, node)));
+            let leads = |line: &str| line.split_once(' ').filter(|(_, pod)| *pod == holder)?.0.parse().ok();
+            if let Some(pid) = found.lines().find_map(leads) {
+                return Ok(Self { story, node, pid });
+            }
         }
-        let (_, pid, node) = busiest.context("no virt-controller runs on the nodes of its pods")?;
-        Ok(Self { story, node, pid })
+        bail!("{holder}, which leads, runs on no node")
     }
 
     /// Returns the CPU time of all threads since the process started.

@@ -90,6 +90,49 @@ const REFUSED_PODS: &[(&str, Change)] = &[
     }),
 ];
 
+/// Pods that attach volumes and that virt-controller must not be able to create, as changes of a permitted one.
+const REFUSED_ATTACHMENTS: &[(&str, Change)] = &[
+    ("root", |pod| pod["spec"]["securityContext"] = json!({"runAsUser": 0})),
+    ("owner of another kind", |pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("Node")),
+    ("another program", |pod| pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", "env", "x"])),
+    ("another image", |pod| pod["spec"]["containers"][0]["image"] = json!("ferrovirt.io/toolbox:devel")),
+    ("directory of the node", |pod| {
+        push(&mut pod["spec"]["volumes"], json!({"name": "host", "hostPath": {"path": "/"}}));
+    }),
+    ("Secret", |pod| {
+        push(&mut pod["spec"]["volumes"], json!({"name": "s", "secret": {"secretName": "of-the-tenant"}}))
+    }),
+    ("token", |pod| pod["spec"]["automountServiceAccountToken"] = json!(true)),
+    ("second container", |pod| {
+        push(&mut pod["spec"]["containers"], json!({"name": "second", "image": "ferrovirt.io/toolbox:devel"}));
+    }),
+];
+
+/// Returns a pod that attaches a volume of a launcher pod.
+fn attachment_of(launcher: &Value) -> Value {
+    let own = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"generateName": "hp-volume-", "labels": {"kubevirt.io": "hotplug-disk"}, "ownerReferences": [{
+            "apiVersion": "v1", "kind": "Pod", "controller": true,
+            "name": launcher["metadata"]["name"], "uid": launcher["metadata"]["uid"]}]},
+        "spec": {
+            "automountServiceAccountToken": false,
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 107, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "hotplug-disk", "image": launcher["spec"]["containers"][0]["image"], "securityContext": own,
+                "command": ["/usr/bin/virt-launcher", "hold-volumes", "--socket", "/path/hp.sock"],
+                "volumeMounts": [{"name": "hotplug-disks", "mountPath": "/path"}],
+                "volumeDevices": [{"name": "data", "devicePath": "/path/data/uid"}],
+            }],
+            "volumes": [
+                {"name": "hotplug-disks", "emptyDir": {}},
+                {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+            ],
+        },
+    })
+}
+
 fn push(list: &mut Value, item: Value) {
     match list.as_array_mut() {
         Some(list) => list.push(item),
@@ -136,7 +179,28 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
                 wrong.push(format!("{what}: {answer:?}"));
             }
         }
+        let attachment = attachment_of(&launcher);
+        let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &attachment).await?;
+        ensure!(answer.is_none(), "a pod that attaches a volume is refused: {answer:?}");
+        for (what, change) in REFUSED_ATTACHMENTS {
+            let mut pod = attachment.clone();
+            change(&mut pod);
+            let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &pod).await?;
+            if !by_policy(answer.as_ref(), "pod-creation") {
+                wrong.push(format!("attachment, {what}: {answer:?}"));
+            }
+        }
         ensure!(wrong.is_empty(), "pods that no policy refuses:\n{}", wrong.join("\n"));
+        // Nobody else makes a pod from which virt-handler would take volumes.
+        let forged = s.client.request_text(
+            Request::post(format!("{pods}?dryRun=All"))
+                .header("Content-Type", "application/json")
+                .body(attachment.to_string().into_bytes())?,
+        );
+        let Err(kube::Error::Api(refusal)) = forged.await else {
+            anyhow::bail!("a user may attach volumes to a launcher")
+        };
+        ensure!(refusal.message.contains("kubevirt-attachment-owner-policy"), "{}", refusal.message);
 
         s.apply(
             "
@@ -242,6 +306,8 @@ fn virt_controller_changes_only_what_it_needs() {
                 (Method::PATCH, vmi.clone(), labels("a", "b"), Some("vmis")),
                 (Method::PATCH, vmi.clone(), json!({"metadata": {"finalizers": ["x.io/y"]}}), Some("vmis")),
                 (Method::PATCH, vmi.clone(), json!({"spec": {"hostname": "another"}}), Some("vmis")),
+                (Method::PATCH, vmi.clone(), json!({"spec": {"domain": {"memory": {"guest": "64Mi"}}}}), Some("vmis")),
+                (Method::PATCH, vmi.clone(), json!({"spec": {"domain": {"devices": {"rng": {}}}}}), Some("vmis")),
                 (Method::DELETE, vmi.clone(), json!({"dryRun": ["All"]}), Some("vmi-deletion")),
                 (Method::POST, vmis, unowned, Some("vmi-creation")),
                 (Method::POST, revisions, revision, Some("revision-creation")),

@@ -31,7 +31,7 @@ type Row = (Method, &'static str, &'static str, Value, u16, &'static str);
 fn rows() -> Vec<Row> {
     let none = Value::Null;
     let all = json!({"dryRun": ["All"]});
-    let volume = json!({"name": "more", "disk": {"disk": {"bus": "scsi"}},
+    let volume = json!({"name": "more", "dryRun": ["All"], "disk": {"disk": {"bus": "scsi"}},
         "volumeSource": {"persistentVolumeClaim": {"claimName": "more", "hotpluggable": true}}});
     vec![
         (PUT, VM, "start", json!({}), 409, "VM is already running"),
@@ -46,7 +46,7 @@ fn rows() -> Vec<Row> {
         (PUT, VM, "migrate", json!({}), 501, "live migration is not available yet"),
         (GET, VM, "expand-spec", none.clone(), 200, "VirtualMachine"),
         (PUT, VM, "addvolume", json!({}), 400, "AddVolumeOptions requires name to be set"),
-        (PUT, VM, "addvolume", volume.clone(), 501, "hot-plug of volumes is not available yet"),
+        (PUT, VM, "addvolume", volume.clone(), 202, ""),
         (PUT, VM, "removevolume", json!({}), 400, "RemoveVolumeOptions requires name to be set"),
         (
             PUT,

@@ -27,6 +27,8 @@ mod guest_loopback;
 mod guides;
 mod hanging_mounts;
 mod host_devices;
+mod hotplug;
+mod hotplug_faults;
 mod installation;
 mod lifecycle;
 mod manifests;

@@ -5,7 +5,7 @@ use std::{io::IsTerminal, path::Path, process::ExitCode};
 use anyhow::Context;
 use clap::Parser;
 use ferrovirt_launcher::{
-    freezer,
+    freezer, hold_volumes,
     hypervisor::libvirt::capabilities,
     options::{CommandLine, Task},
     paths::Paths,
@@ -34,6 +34,10 @@ fn main() -> anyhow::Result<ExitCode> {
     match (command.task, command.vmi) {
         (Some(Task::NodeCapabilities { output }), _) => {
             capabilities::collect(&output).context("collecting the node's capabilities")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        (Some(Task::HoldVolumes { socket }), _) => {
+            hold_volumes::run(&socket).context("holding the volumes")?;
             Ok(ExitCode::SUCCESS)
         }
         (Some(Task::ProbeCapabilities { scratch, kvm, verify }), _) => {

@@ -38,7 +38,8 @@ fn prepared() -> Prepared {
     let block = Backend::Block { path: "/dev/data".into() };
     sources.insert("data".into(), DiskSource { backend: block, ..file("", ImageFormat::Raw) });
     let block_sizes = BTreeMap::from([("data".to_owned(), BlockSizes { logical: 512, physical: 4096, discard: 0 })]);
-    Prepared { sources, block_sizes, kernel: Some("/k/vmlinuz".into()), initrd: Some("/k/initrd".into()) }
+    let (kernel, initrd) = (Some("/k/vmlinuz".into()), Some("/k/initrd".into()));
+    Prepared { sources, block_sizes, kernel, initrd, ..Prepared::default() }
 }
 
 fn options() -> protocol::VmiOptions {

@@ -45,7 +45,6 @@ const DOMAIN: &[&str] = &[
     "domain.devices.autoattachVSOCK",
     "domain.devices.blockMultiQueue",
     "domain.devices.clientPassthrough",
-    // There are no ports for hot-plugged devices that it could leave out.
     "domain.devices.disableHotplug",
     "domain.devices.disks.blockSize.custom.discardGranularity",
     "domain.devices.disks.blockSize.custom.logical",
@@ -165,10 +164,12 @@ const LAUNCHER: &[&str] = &[
     "volumes.configMap.volumeLabel",
     "volumes.containerDisk.path",
     // Admission refuses DataVolumes: no controller imports them. Their claims are disks like any other.
+    "volumes.dataVolume.hotpluggable",
     "volumes.dataVolume.name",
     "volumes.downwardAPI.volumeLabel",
     "volumes.emptyDisk.capacity",
     "volumes.name",
+    "volumes.persistentVolumeClaim.hotpluggable",
     "volumes.secret.volumeLabel",
 ];
 

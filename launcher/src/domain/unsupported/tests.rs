@@ -150,14 +150,9 @@ fn each_unsupported_field_is_named() {
         (json!({"networks": [{"resourceClaim": {}}]}), "networks[0].resourceClaim"),
         (json!({"utilityVolumes": [{"name": "u"}]}), "utilityVolumes"),
         (volume(json!({"hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),
-        (volume(json!({"dataVolume": {"name": "d", "hotpluggable": true}})), "volumes[0].dataVolume.hotpluggable"),
         (volume(json!({"downwardMetrics": {}})), "volumes[0].downwardMetrics"),
         (volume(json!({"memoryDump": {"claimName": "c"}})), "volumes[0].memoryDump"),
         (volume(json!({"containerPath": {"path": "/p"}})), "volumes[0].containerPath"),
-        (
-            volume(json!({"persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}})),
-            "volumes[0].persistentVolumeClaim.hotpluggable",
-        ),
         (json!({"volumes": [{"cloudInitNoCloud": {}}, {}, {"cloudInitConfigDrive": {}}]}), "volumes[2]"),
         // Fields of a newer version.
         (json!({"novelty": 1}), "novelty"),

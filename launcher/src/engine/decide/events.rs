@@ -191,6 +191,7 @@ impl Turn {
                 disk.size = made.map_or(0, |made| made.size);
             }
             self.state.active = Arc::new(active);
+            self.forget_released();
         }
         self.effects.push(Effect::AttendGuestAgent { connected, runs: lifecycle == Lifecycle::Running });
         if over {

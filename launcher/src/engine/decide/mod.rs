@@ -1,8 +1,9 @@
 //! The engine's decisions: [`decide`] maps a state and an input to the next state and effects. Pure.
 //!
-//! Files by theme: `requests` (Hello, actions), `sync` (Sync of a running domain), `start` and `shutdown` (the jobs), `events`
+//! Files by theme: `requests` (Hello, actions), `sync` (Sync of a running domain), `devices` (its changes), `start` and `shutdown` (the jobs), `events`
 //! (connection, reads, guest agent), `timer`.
 
+mod devices;
 mod events;
 mod requests;
 mod shutdown;
@@ -50,8 +51,9 @@ impl Turn {
             Input::Defined(result) => self.defined(result),
             Input::TagsWritten(result) => self.tags_written(result),
             Input::Created(result) => self.created(result),
-            Input::Compared { sizes, wanted } => self.compared(&sizes, wanted),
+            Input::Compared { sizes, wanted, left_out } => self.compared(&sizes, wanted, &left_out),
             Input::DiskGrown(result) => self.disk_grown(result),
+            Input::DeviceChanged(result) => self.device_changed(result),
             Input::Resumed(result) => self.resumed(result),
             Input::Acted(id, result) => self.acted(id, result),
             Input::ShutdownRequested(result) => self.shutdown_requested(result),

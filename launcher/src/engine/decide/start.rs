@@ -129,12 +129,12 @@ impl Turn {
         if let Err(error) = result {
             return self.fail_start(error);
         }
-        let domain = (**domain).clone();
+        let domain = domain.clone();
         start.step = StartStep::Defining { paused: domain.start_paused };
-        self.state.disk_sizes = domain.disks;
+        self.state.disk_sizes.clone_from(&domain.disks);
         self.state.acpi = domain.acpi;
         self.state.adopting = false;
-        self.effects.push(Effect::Define(domain.xml));
+        self.effects.push(Effect::Define(domain));
     }
 
     /// Decides on the definition.
@@ -223,7 +223,8 @@ impl Turn {
     /// Answers requests whose VMI cannot be started or changed. A running guest is never stopped by a failed Sync; other
     /// failures are retried by virt-handler for a limited time.
     pub(super) fn fail_sync(&mut self, requests: Vec<RequestId>, error: RequestError) {
-        tracing::error!(%error, "the domain cannot be brought in line with the VMI");
+        // virt-handler logs the answer.
+        tracing::debug!(%error, "Sync failed");
         let failing_for = self.now.duration_since(*self.state.failing_since.get_or_insert(self.now));
         let gives_up = self.state.stage != Stage::Live && gives_up(&error, failing_for, self.state.adopting);
         let message = error.to_string();

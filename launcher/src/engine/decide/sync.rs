@@ -3,13 +3,14 @@
 //! ```text
 //!   Connecting -> Serving -> Comparing -> Changing (one step after the other) -> Resuming -> Reading -> done
 //! ```
-//! Disks grow and a guest that is stopped by a disk error resumes; every other difference is reported as an item.
+//! Disks of hot-plugged volumes come and go, disks grow, and a guest that is stopped by a disk error resumes; every other
+//! difference is reported as an item.
 
 use std::sync::Arc;
 
 use protocol::{ItemKind, ItemResult};
 
-use super::{Turn, requests::WAITING, start::DAEMON_DEADLINE};
+use super::{Turn, devices::unreadable, requests::WAITING, start::DAEMON_DEADLINE};
 use crate::{
     domain::{
         DomainError,
@@ -84,7 +85,7 @@ impl Turn {
     /// Begins to bring the running domain in line with the VMI.
     pub(super) fn begin_live_sync(&mut self, requests: Vec<RequestId>, wanted: Arc<Wanted>) {
         let step = LiveStep::Connecting { until: self.now + DAEMON_DEADLINE };
-        self.state.sync = Some(LiveSync { requests, wanted, step, items: Vec::new() });
+        self.state.sync = Some(LiveSync { requests, wanted, step, items: Vec::new(), changed: false });
         self.continue_live_sync();
     }
 
@@ -117,28 +118,41 @@ impl Turn {
     }
 
     /// Decides on the differences between the active and the wanted domain.
-    pub(super) fn compared(&mut self, sizes: &[(String, u64)], wanted: Result<Box<DomainConfig>, DomainError>) {
+    pub(super) fn compared(
+        &mut self,
+        sizes: &[(String, u64)],
+        wanted: Result<Box<DomainConfig>, DomainError>,
+        left_out: &[String],
+    ) {
+        let hotplugged = self.state.hotplugged.clone();
         let active = self.state.active.clone();
         let Some(sync) = &mut self.state.sync else { return };
+        if let Ok(wanted) = &wanted {
+            self.state.wanted_disks = wanted.disks.iter().map(|disk| disk.name.clone()).collect();
+        }
         let mut difference = match &wanted {
             // Without the active XML, everything would differ.
-            Ok(wanted) if !active.machine_type.is_empty() => diff(&active, wanted, sizes),
-            _ => diff(&active, &active, sizes),
+            Ok(wanted) if !active.machine_type.is_empty() => diff(&active, wanted, sizes, &hotplugged),
+            _ => diff(&active, &active, sizes, &hotplugged),
         };
         sync.items = difference.results();
         sync.items.extend(wanted.err().and_then(|error| rendering_failure(&error, &active)));
-        difference.steps.retain(|step| matches!(step, Step::Resize { .. }));
+        sync.items.extend(unreadable(left_out));
+        difference.steps.retain(|step| matches!(step, Step::Resize { .. } | Step::Disk { .. }));
         sync.step = LiveStep::Changing(difference.steps.into());
         self.next_step();
     }
 
     /// Carries out the next step of a Sync of the running domain.
-    fn next_step(&mut self) {
+    pub(super) fn next_step(&mut self) {
         let stopping = self.state.is_stopping();
         let Some(LiveSync { step: LiveStep::Changing(steps), .. }) = &self.state.sync else { return };
         match steps.front() {
             Some(Step::Resize { target, size, .. }) if !stopping => {
                 self.effects.push(Effect::GrowDisk { target: target.clone(), size: *size });
+            }
+            Some(Step::Disk { change, xml, .. }) if !stopping => {
+                self.effects.push(Effect::ChangeDevice(*change, xml.clone()));
             }
             _ => self.resume_after_disk_error(),
         }
@@ -178,7 +192,11 @@ impl Turn {
                 sync.step = LiveStep::Resuming;
                 self.effects.push(Effect::ResumeAfterDiskError);
             }
-            _ => self.complete_sync(),
+            _ => {
+                if !self.read_changed() {
+                    self.complete_sync();
+                }
+            }
         }
     }
 
@@ -197,6 +215,7 @@ impl Turn {
     /// Completes the Sync of the running domain and publishes its items.
     pub(super) fn complete_sync(&mut self) {
         let Some(mut sync) = self.state.sync.take() else { return };
+        sync.items.extend(self.unreleased());
         sync.items.truncate(ITEMS);
         self.state.published.items = sync.items;
         match sync.wanted.check_spec_supported() {

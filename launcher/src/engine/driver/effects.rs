@@ -111,9 +111,14 @@ impl Driver {
                     Input::Read(result, signals.and_then(|signals| signals.guest_agent_connected()))
                 });
             }
-            Effect::Define(xml) => {
-                tracing::debug!(xml, "defining the domain");
-                self.spawn_call(|domain| domain.define(xml), Input::Defined);
+            Effect::Define(domain) => {
+                tracing::debug!(xml = domain.xml, "defining the domain");
+                let connection = self.domain.clone();
+                self.spawn(async move { Finished::Input(Input::Defined(define(connection, &domain).await)) });
+            }
+            Effect::ChangeDevice(change, xml) => {
+                tracing::debug!(?change, xml, "changing a device");
+                self.spawn_call(|domain| domain.change_device(change, xml), Input::DeviceChanged);
             }
             Effect::Create { paused } => self.spawn_call(|domain| domain.create(paused), Input::Created),
             Effect::GrowDisk { target, size } => {
@@ -175,6 +180,20 @@ impl Driver {
     fn spawn(&mut self, work: impl Future<Output = Finished> + Send + 'static) {
         self.running.spawn(work.in_current_span());
     }
+}
+
+/// Defines the domain; with free ports in a second definition that has the addresses of the first.
+async fn define(connection: Option<Arc<dyn Domain>>, domain: &crate::domain::Domain) -> Result<(), HypervisorError> {
+    let connection = connection.ok_or_else(|| HypervisorError::Disconnected("reconnecting".into()))?;
+    connection.define(domain.xml.clone()).await?;
+    if !domain.ports.any() {
+        return Ok(());
+    }
+    let definition = connection.definition().await?;
+    let definition = domain
+        .with_free_ports(&definition)
+        .map_err(|error| HypervisorError::Libvirt { code: 0, message: error.to_string() })?;
+    connection.define(definition).await
 }
 
 fn act(domain: &dyn Domain, call: GuestCall) -> Call<()> {

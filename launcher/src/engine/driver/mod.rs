@@ -109,8 +109,9 @@ impl Driver {
             args: args.clone(),
             timings: timings.clone(),
         };
+        let state = State { hotplugged: paths.hotplug_disks.as_path().into(), ..State::new(&args, Instant::now()) };
         let driver = Self {
-            state: State::new(&args, Instant::now()),
+            state,
             published,
             requests,
             answers: BTreeMap::new(),

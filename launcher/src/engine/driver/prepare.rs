@@ -1,12 +1,13 @@
 //! Preparation of a domain: disks and XML, on blocking threads with time limits.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use api::{VirtualMachineInstance, constants::annotation};
+use api::{VirtualMachineInstance, constants::annotation, hotplug};
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
     engine::model::{Input, RequestError, Wanted},
     options::VmiArgs,
     paths::Paths,
-    storage::{self, Backend, DiskSource, ImageFormat, Prepared, Tolerance},
+    storage::{self, Backend, DiskSource, ImageFormat, Prepared, Tolerance, image::BlockSizes},
     streaming::USB_CHANNELS,
 };
 
@@ -106,9 +107,10 @@ impl Preparation {
     /// Reads what a running domain is compared with: the claims' sizes and the wanted domain. No disk is prepared.
     pub(super) async fn compare(self, active: Arc<DomainConfig>) -> Input {
         let sizes = self.claim_sizes().await;
+        let (plugged, left_out) = self.plugged_sources(&active).await;
         let known = active.clone();
         let work = tokio::task::spawn_blocking(move || {
-            let domain = self.render(&disks_of(&self.wanted.vmi, &known))?;
+            let domain = self.render(&disks_of(&self.wanted.vmi, &known, plugged))?;
             Ok(Box::new(parse(&domain.xml)))
         });
         let wanted = match tokio::time::timeout(COMPARE_DEADLINE, work).await {
@@ -118,7 +120,34 @@ impl Preparation {
                 Ok(Box::new((*active).clone()))
             }
         };
-        Input::Compared { sizes, wanted }
+        Input::Compared { sizes, wanted, left_out }
+    }
+
+    /// Opens the hot-plugged volumes that the pod has and the domain has not. Returns the volumes that cannot be opened in
+    /// time: storage that does not answer delays no other volume, and is not opened again before it answers.
+    async fn plugged_sources(&self, active: &DomainConfig) -> (Vec<(String, Plugged)>, Vec<String>) {
+        let mut opened = tokio::task::JoinSet::new();
+        let mut left_out = BTreeSet::new();
+        for volume in handed_over(&self.wanted.vmi, active) {
+            left_out.insert(volume.clone());
+            let Some(turn) = Turn::take(&volume) else { continue };
+            let this = self.clone();
+            opened.spawn_blocking(move || {
+                let plugged = open_plugged(&volume, &this.wanted.vmi, &this.pod.paths);
+                drop(turn);
+                (volume, plugged)
+            });
+        }
+        let mut sources = Vec::new();
+        let limit = tokio::time::Instant::now() + COMPARE_DEADLINE;
+        while let Ok(Some(result)) = tokio::time::timeout_at(limit, opened.join_next()).await {
+            if let Ok((volume, Some(plugged))) = result {
+                left_out.remove(&volume);
+                sources.push((volume, plugged));
+            }
+        }
+        opened.detach_all();
+        (sources, left_out.into_iter().collect())
     }
 
     /// Returns the possible sizes of disks in claims, by volume. Each read holds a thread, so storage that does not
@@ -155,9 +184,55 @@ impl Preparation {
     }
 }
 
+/// A hot-plugged volume that can become a disk.
+#[derive(Clone, Debug)]
+struct Plugged {
+    source: DiskSource,
+    block_sizes: Option<BlockSizes>,
+}
+
+/// Volumes that are being opened.
+static OPENING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// The turn to open a volume.
+struct Turn(String);
+
+impl Turn {
+    fn take(volume: &str) -> Option<Self> {
+        let mut opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        opening.insert(volume.to_owned()).then(|| Self(volume.to_owned()))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        OPENING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+/// Returns the hot-plugged volumes with a disk that the pod has and the domain has not.
+fn handed_over(vmi: &VirtualMachineInstance, active: &DomainConfig) -> Vec<String> {
+    let has_disk = |name: &str| vmi.spec.domain.devices.disks.iter().any(|disk| disk.name == name);
+    let is_active = |name: &str| active.disks.iter().any(|disk| disk.name == name && disk.source.is_some());
+    let volumes = vmi.spec.volumes.iter().filter(|volume| hotplug::is_hotplugged(vmi, volume));
+    let volumes = volumes.filter(|volume| hotplug::status_of(vmi, &volume.name).is_some_and(hotplug::is_handed_over));
+    volumes.map(|volume| volume.name.clone()).filter(|name| has_disk(name) && !is_active(name)).collect()
+}
+
+fn open_plugged(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths) -> Option<Plugged> {
+    let source = storage::hotplugged_source(volume, paths)?;
+    let disk = vmi.spec.domain.devices.disks.iter().find(|disk| disk.name == volume)?;
+    let block_sizes = if disk.cdrom.is_none() && storage::matches_volume(disk) {
+        Some(storage::image::block_sizes(&source.backend).ok()?)
+    } else {
+        None
+    };
+    Some(Plugged { source, block_sizes })
+}
+
 /// Returns the sources of a running domain's disks. A volume that the domain lacks gets an arbitrary one: only its presence
-/// is compared.
-fn disks_of(vmi: &VirtualMachineInstance, active: &DomainConfig) -> Prepared {
+/// is compared. A hot-plugged volume that the domain lacks needs its own.
+fn disks_of(vmi: &VirtualMachineInstance, active: &DomainConfig, plugged: Vec<(String, Plugged)>) -> Prepared {
     let unknown = || DiskSource {
         backend: Backend::File { path: "/".into(), format: ImageFormat::Raw },
         backing: None,
@@ -165,10 +240,18 @@ fn disks_of(vmi: &VirtualMachineInstance, active: &DomainConfig) -> Prepared {
         preallocated: false,
         made_size: 0,
     };
-    let source = |name: &str| active.disks.iter().find(|disk| disk.name == name)?.source.clone();
-    let volumes = vmi.spec.volumes.iter();
-    let sources = volumes.map(|volume| (volume.name.clone(), source(&volume.name).unwrap_or_else(unknown))).collect();
-    Prepared { sources, ..Prepared::default() }
+    let mut prepared = Prepared::default();
+    for (volume, Plugged { source, block_sizes }) in plugged {
+        prepared.block_sizes.extend(block_sizes.map(|sizes| (volume.clone(), sizes)));
+        prepared.sources.insert(volume, source);
+    }
+    for volume in &vmi.spec.volumes {
+        let known = active.disks.iter().find(|disk| disk.name == volume.name).and_then(|disk| disk.source.clone());
+        let known = known.or_else(|| (!hotplug::is_hotplugged(vmi, volume)).then(unknown));
+        prepared.sources.extend(known.map(|source| (volume.name.clone(), source)));
+    }
+    prepared.targets = active.disks.iter().map(|disk| (disk.name.clone(), disk.target.clone())).collect();
+    prepared
 }
 
 /// Reports usable hardware virtualization: the device plugin gives /dev/kvm only to pods that request it, on nodes

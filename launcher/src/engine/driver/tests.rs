@@ -48,6 +48,7 @@ impl TestPod {
             dev: self.root.clone(),
             ephemeral: self.root.clone(),
             container_disks: self.root.clone(),
+            hotplug_disks: self.root.join("hotplug"),
             ..Paths::default()
         };
         let args = VmiArgs {
@@ -114,6 +115,127 @@ async fn sync(engine: EngineHandle, domain: Value, volumes: Value) -> Result<boo
     engine.sync(vmi, unsupported, VmiOptions::default()).await
 }
 
+/// Syncs a VMI with hot-plugged volumes and a disk for each: the name, and the phase if the volume is in the spec.
+async fn plugged(engine: &EngineHandle, disks: Value, volumes: &[(&str, &str)]) -> Result<bool, RequestError> {
+    let claim = json!({"claimName": "c", "hotpluggable": true});
+    let spec = |(name, _): &(&str, &str)| json!({"name": name, "persistentVolumeClaim": claim});
+    let status =
+        |(name, phase): &(&str, &str)| json!({"name": name, "phase": phase, "target": "", "hotplugVolume": {}});
+    let object = json!({
+        "metadata": {"name": "m", "namespace": "d", "uid": "u"},
+        "spec": {
+            "domain": {"memory": {"guest": "64Mi"}, "devices": {"autoattachSerialConsole": false, "disks": disks}},
+            "volumes": volumes.iter().map(spec).collect::<Vec<_>>(),
+        },
+        "status": {"volumeStatus": volumes.iter().map(status).collect::<Vec<_>>()},
+    });
+    let unsupported = Unsupported::find(&object);
+    engine.sync(serde_json::from_value(object).unwrap(), unsupported, VmiOptions::default()).await
+}
+
+/// Returns the disks of the published state.
+fn disks(engine: &EngineHandle) -> Vec<(String, String)> {
+    let state = engine.watch();
+    let disks = state.borrow().disks.clone();
+    disks.into_iter().map(|disk| (disk.volume, disk.target)).collect()
+}
+
+/// Returns the items of the published state.
+fn items(engine: &EngineHandle) -> Vec<(String, bool)> {
+    let state = engine.watch();
+    let items = state.borrow().items.clone();
+    items.into_iter().map(|item| (format!("{}: {}", item.name, item.message), item.needs_restart)).collect()
+}
+
+#[tokio::test]
+async fn disks_of_hot_plugged_volumes_come_and_go() {
+    let pod = TestPod::new("plugged");
+    let hotplug = pod.root.join("hotplug");
+    std::fs::create_dir_all(&hotplug).unwrap();
+    let engine = pod.running().await.engine;
+    pod.fake.take_calls();
+    let changes = || -> Vec<String> {
+        pod.fake
+            .take_calls()
+            .into_iter()
+            .filter(|call| ["attach", "detach", "update"].contains(&call.as_str()))
+            .collect()
+    };
+    let (one, two) =
+        (json!({"name": "one", "disk": {"bus": "virtio"}}), json!({"name": "two", "disk": {"bus": "scsi"}}));
+    let both = json!([one, two]);
+    // Neither volume is in the pod; one of them should be.
+    let volumes = [("one", "Bound"), ("two", "MountedToPod")];
+    assert_eq!(plugged(&engine, both.clone(), &volumes).await, Ok(false));
+    assert_eq!(changes(), [""; 0]);
+    let missing = "two: the volume cannot be opened in the pod of virt-launcher yet";
+    assert_eq!(items(&engine), [(missing.to_owned(), false)]);
+    // One fails, the other is attached.
+    for name in ["one.img", "two.img"] {
+        std::fs::write(hotplug.join(name), [0; 512]).unwrap();
+    }
+    let volumes = [("one", "MountedToPod"), ("two", "MountedToPod")];
+    pod.fake.fail("attach", HypervisorError::Libvirt { code: 1, message: "no".into() });
+    assert_eq!(plugged(&engine, both.clone(), &volumes).await, Ok(false));
+    assert_eq!(changes(), ["attach", "attach"]);
+    assert_eq!(items(&engine), [("one: cannot attach the disk: no".to_owned(), false)]);
+    assert_eq!(disks(&engine), [("two".to_owned(), "sda".to_owned())]);
+    assert_eq!(plugged(&engine, both.clone(), &volumes).await, Ok(false));
+    assert_eq!((changes(), items(&engine)), (vec!["attach".to_owned()], vec![]));
+    assert_eq!(disks(&engine).len(), 2);
+    // In line; also while the status is behind.
+    assert_eq!(plugged(&engine, both, &[("one", "Ready"), ("two", "Bound")]).await, Ok(false));
+    assert_eq!(changes(), [""; 0]);
+    // The guest keeps a disk, and releases it without a request.
+    pod.fake.keep_disks(true);
+    assert_eq!(plugged(&engine, json!([two]), &[("two", "Ready")]).await, Ok(false));
+    assert_eq!((changes(), disks(&engine).len()), (vec!["detach".to_owned()], 2));
+    assert_eq!(items(&engine), [("one: the guest has not released the disk yet".to_owned(), false)]);
+    pod.fake.keep_disks(false);
+    pod.fake.release_disk("vda");
+    settle().await;
+    assert_eq!((disks(&engine), items(&engine)), (vec![("two".to_owned(), "sda".to_owned())], vec![]));
+    assert_eq!(plugged(&engine, json!([]), &[]).await, Ok(false));
+    assert_eq!((changes(), disks(&engine)), (vec!["detach".to_owned()], vec![]));
+}
+
+#[tokio::test]
+async fn the_medium_of_a_drive_is_inserted_and_ejected() {
+    let pod = TestPod::new("drive");
+    let worker = pod.worker().await;
+    let engine = &worker.engine;
+    let drive = json!([{"name": "cd", "cdrom": {"bus": "sata"}}]);
+    assert_eq!(plugged(engine, drive.clone(), &[]).await, Ok(true));
+    assert_eq!(disks(engine), []);
+    std::fs::create_dir_all(pod.root.join("hotplug")).unwrap();
+    std::fs::write(pod.root.join("hotplug/cd.img"), [0; 512]).unwrap();
+    pod.fake.take_calls();
+    for (volumes, known) in [(vec![("cd", "MountedToPod")], 1), (vec![], 0)] {
+        assert_eq!(plugged(engine, drive.clone(), &volumes).await, Ok(false));
+        assert_eq!(pod.fake.take_calls().iter().filter(|call| *call == "update").count(), 1, "{volumes:?}");
+        assert_eq!((disks(engine).len(), items(engine)), (known, vec![]), "{volumes:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_start_takes_the_volumes_that_the_pod_has() {
+    let pod = TestPod::new("boot");
+    std::fs::create_dir_all(pod.root.join("hotplug")).unwrap();
+    std::fs::write(pod.root.join("hotplug/here.img"), [0; 512]).unwrap();
+    let worker = pod.worker().await;
+    let disk = |name: &str| json!({"name": name, "disk": {"bus": "virtio"}});
+    let both = json!([disk("absent"), disk("here")]);
+    let volumes = [("absent", "Bound"), ("here", "MountedToPod")];
+    assert_eq!(plugged(&worker.engine, both.clone(), &volumes).await, Ok(true));
+    assert_eq!(disks(&worker.engine), [("here".to_owned(), "vda".to_owned())]);
+    // The other follows, under a free name.
+    std::fs::write(pod.root.join("hotplug/absent.img"), [0; 512]).unwrap();
+    let volumes = [("absent", "MountedToPod"), ("here", "Ready")];
+    assert_eq!(plugged(&worker.engine, both, &volumes).await, Ok(false));
+    let expected = [("here", "vda"), ("absent", "vdb")];
+    assert_eq!(disks(&worker.engine), expected.map(|(volume, target)| (volume.to_owned(), target.to_owned())));
+}
+
 /// Lets all tasks run until none is ready.
 async fn settle() {
     for _ in 0..100 {
@@ -125,7 +247,7 @@ async fn settle() {
 async fn a_domain_starts_with_few_calls_and_ends_with_its_guest() {
     let pod = TestPod::new("start");
     let worker = pod.running().await;
-    assert_eq!(pod.fake.take_calls(), ["cache", "warm up", "read", "define", "create", "read"]);
+    assert_eq!(pod.fake.take_calls(), ["cache", "warm up", "read", "define", "definition", "define", "create", "read"]);
     let state = worker.reaches(Lifecycle::Running).await;
     assert_eq!((state.reason.as_str(), state.machine_type.as_str()), ("booted", "q35"));
     assert_eq!(worker.sync(json!({})).await, Ok(false));

@@ -109,11 +109,11 @@ mod tests {
         timings.effect(&Effect::StartDaemon { cache: None, request: None }, at(3));
         timings.input(&Input::Connected(Ok(false)), at(4), None);
         timings.input(&Input::Connected(Ok(true)), at(5), None);
-        timings.effect(&Effect::Define(String::new()), at(6));
+        timings.effect(&Effect::Define(Box::default()), at(6));
         assert_eq!(report(&timings), [(StartStep::Worker, 1, 2), (StartStep::Daemon, 3, 5)]);
         timings.input(&Input::Defined(Err(HypervisorError::NoDomain)), at(7), None);
         // The next attempt counts.
-        timings.effect(&Effect::Define(String::new()), at(8));
+        timings.effect(&Effect::Define(Box::default()), at(8));
         timings.input(&Input::Defined(Ok(())), at(9), None);
         timings.effect(&Effect::Create { paused: false }, at(10));
         timings.input(&Input::Created(Ok(())), at(13), Some(at(12)));

@@ -6,7 +6,7 @@ use protocol::{AccessCredentials, GuestPanic};
 
 use super::request::{Answer, Request, RequestError, RequestId, Wanted};
 use crate::{
-    domain::{Domain, DomainError, parse::DomainConfig},
+    domain::{Domain, DomainError, diff::DeviceChange, parse::DomainConfig},
     guest_agent::GuestFacts,
     hypervisor::{DomainFacts, HypervisorError, RebootWay},
 };
@@ -62,9 +62,13 @@ pub(crate) enum Input {
         sizes: Vec<(String, u64)>,
         /// The wanted domain.
         wanted: Result<Box<DomainConfig>, DomainError>,
+        /// Hot-plugged volumes without a disk in the wanted domain, because they cannot be opened yet.
+        left_out: Vec<String>,
     },
     /// Result of [`Effect::GrowDisk`]: false if the disk already has the size.
     DiskGrown(Result<bool, HypervisorError>),
+    /// Result of [`Effect::ChangeDevice`].
+    DeviceChanged(Result<(), HypervisorError>),
     /// Result of [`Effect::ResumeAfterDiskError`].
     Resumed(Result<(), HypervisorError>),
     /// Result of [`Effect::Act`].
@@ -130,8 +134,8 @@ pub(crate) enum Effect {
     },
     /// Start DHCP, console and credentials unless they run.
     Serve(Arc<Wanted>),
-    /// Define the domain.
-    Define(String),
+    /// Define the domain, with free ports.
+    Define(Box<Domain>),
     /// Write the tags of interfaces, with the addresses that libvirt assigned, to the cloud-init image.
     WriteTags(Arc<Wanted>),
     /// Start QEMU.
@@ -155,6 +159,8 @@ pub(crate) enum Effect {
         /// Its size in bytes.
         size: u64,
     },
+    /// Change a device of the running domain.
+    ChangeDevice(DeviceChange, String),
     /// Resume a guest that is stopped by a disk error.
     ResumeAfterDiskError,
     /// Act on the guest.

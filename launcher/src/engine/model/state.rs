@@ -1,7 +1,8 @@
 //! The engine's state, a value.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -102,6 +103,8 @@ pub(crate) struct LiveSync {
     pub(crate) step: LiveStep,
     /// Results of items that are not as wanted.
     pub(crate) items: Vec<ItemResult>,
+    /// A device was changed: the domain is read before the Sync is complete.
+    pub(crate) changed: bool,
 }
 
 /// Step of the sync of a running domain.
@@ -192,6 +195,12 @@ pub(crate) struct State {
     pub(crate) setting_clock: bool,
     /// Configuration of the active domain.
     pub(crate) active: Arc<DomainConfig>,
+    /// Directory of hot-plugged volumes.
+    pub(crate) hotplugged: Arc<Path>,
+    /// Disks that the guest was requested to release.
+    pub(crate) detaching: BTreeSet<String>,
+    /// Disks of the domain that was wanted last.
+    pub(crate) wanted_disks: BTreeSet<String>,
     /// Sizes of the disks that the launcher created.
     pub(crate) disk_sizes: Vec<protocol::DiskTarget>,
     /// The domain was started with ACPI.
@@ -224,6 +233,9 @@ impl State {
             failing_since: None,
             setting_clock: false,
             active: Arc::default(),
+            hotplugged: Path::new(api::hotplug::DIRECTORY).into(),
+            detaching: BTreeSet::new(),
+            wanted_disks: BTreeSet::new(),
             disk_sizes: Vec::new(),
             acpi: false,
         }

@@ -40,6 +40,9 @@ impl Registrations {
             };
             registrations.register(event, callback, signals)?;
         }
+        for event in [sys::VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, sys::VIR_DOMAIN_EVENT_ID_DEVICE_REMOVAL_FAILED] {
+            registrations.register(event, generic(on_device as *const c_void), signals)?;
+        }
         registrations.register(
             sys::VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE,
             generic(on_agent as *const c_void),
@@ -170,6 +173,16 @@ unsafe extern "C" fn on_io_error(
 }
 
 unsafe extern "C" fn on_balloon(_: sys::virConnectPtr, _: sys::virDomainPtr, _actual: u64, opaque: *mut c_void) {
+    // SAFETY: called by libvirt with the pointer of a live registration.
+    unsafe { signals(opaque) }.set_changed();
+}
+
+unsafe extern "C" fn on_device(
+    _: sys::virConnectPtr,
+    _: sys::virDomainPtr,
+    _alias: *const c_char,
+    opaque: *mut c_void,
+) {
     // SAFETY: called by libvirt with the pointer of a live registration.
     unsafe { signals(opaque) }.set_changed();
 }

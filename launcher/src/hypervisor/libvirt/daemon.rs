@@ -277,6 +277,8 @@ async fn run_once(
         .env("XDG_RUNTIME_DIR", &paths.runtime)
         // One heap for all threads: each launcher pod pays for the daemon's memory.
         .env("MALLOC_ARENA_MAX", "1")
+        // Freed memory at the end of the heap returns to the system. The default keeps 128 KiB.
+        .env("MALLOC_TRIM_THRESHOLD_", "16384")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::inherit());

@@ -11,7 +11,7 @@ use super::{
     lifecycle::{is_io_error, lifecycle},
     stats,
 };
-use crate::hypervisor::{Call, Domain, DomainFacts, HypervisorError, RebootWay, Signals};
+use crate::hypervisor::{Call, DeviceChange, Domain, DomainFacts, HypervisorError, RebootWay, Signals};
 
 /// Time limit of a plain call.
 const CALL_DEADLINE: Duration = Duration::from_secs(20);
@@ -163,6 +163,26 @@ impl Domain for LibvirtDomain {
             }
             domain.block_resize(&target, size, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?;
             Ok(true)
+        })
+    }
+
+    fn change_device(&self, change: DeviceChange, xml: String) -> Call<()> {
+        self.call("change a device", CALL_DEADLINE, move |domain| {
+            without_zero(&xml)?;
+            let apply = |flags: u32| {
+                match change {
+                    DeviceChange::Attach => domain.attach_device_flags(&xml, flags),
+                    DeviceChange::Detach => domain.detach_device_flags(&xml, flags),
+                    DeviceChange::Update => domain.update_device_flags(&xml, flags),
+                }
+                .map(drop)
+                .map_err(HypervisorError::from)
+            };
+            match apply(sys::VIR_DOMAIN_AFFECT_LIVE | sys::VIR_DOMAIN_AFFECT_CONFIG) {
+                // Of a repeated request, the definition may have the result already. Each start defines the domain anew.
+                Err(HypervisorError::Libvirt { .. }) => apply(sys::VIR_DOMAIN_AFFECT_LIVE),
+                result => result,
+            }
         })
     }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use api::{
-    VirtualMachineInstance,
+    VirtualMachineInstance, hotplug,
     vmi::{disks::Disk, features::FeatureState, volumes::Volume},
 };
 
@@ -24,6 +24,7 @@ use self::{
 use super::{
     Backend, DiskError, DiskSource,
     claims::{device_size, disk_size},
+    hotplug::hotplugged_source,
     image::{self, BlockSizes, ImageFormat},
 };
 use crate::{files::UntrustedDir, paths::Paths};
@@ -33,6 +34,8 @@ use crate::{files::UntrustedDir, paths::Paths};
 pub(crate) struct Prepared {
     /// Sources by volume.
     pub(crate) sources: BTreeMap<String, DiskSource>,
+    /// Device names by disk, of the running domain.
+    pub(crate) targets: BTreeMap<String, String>,
     /// Block sizes by volume, for disks that match their volume's.
     pub(crate) block_sizes: BTreeMap<String, BlockSizes>,
     /// Kernel for direct kernel boot.
@@ -57,7 +60,8 @@ impl Tolerance {
     }
 }
 
-/// Creates all images of a VMI. Existing images are kept; an image in a claim grows to the claim's capacity.
+/// Creates all images of a VMI. Existing images are kept; an image in a claim grows to the claim's capacity. Hot-plugged
+/// volumes that the pod does not have yet are left out.
 ///
 /// # Errors
 /// When a volume's content is invalid or an image cannot be created.
@@ -73,6 +77,13 @@ pub(crate) fn prepare(
             return Err(DiskError::Name(volume.name.clone()));
         }
         if !disks.contains(volume.name.as_str()) {
+            continue;
+        }
+        if hotplug::is_hotplugged(vmi, volume) {
+            let source = hotplug::status_of(vmi, &volume.name)
+                .filter(|status| hotplug::is_handed_over(status))
+                .and_then(|_| hotplugged_source(&volume.name, paths));
+            prepared.sources.extend(source.map(|source| (volume.name.clone(), source)));
             continue;
         }
         if let Some(cloud_init) = cloud_init_volume(volume) {
@@ -108,7 +119,7 @@ pub(crate) fn prepare(
 }
 
 /// Reports a disk with the block sizes of its volume.
-fn matches_volume(disk: &Disk) -> bool {
+pub(crate) fn matches_volume(disk: &Disk) -> bool {
     let matching = disk.block_size.as_ref().and_then(|size| size.match_volume.as_ref());
     matching.is_some_and(FeatureState::is_enabled)
 }

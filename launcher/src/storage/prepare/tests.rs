@@ -21,6 +21,7 @@ impl Scratch {
             ephemeral: root.join("ephemeral"),
             container_disks: root.join("images"),
             kernel_boot: root.join("kernel"),
+            hotplug_disks: root.join("hotplug"),
             dev: root.join("dev"),
         };
         for dir in ["private/vmi-disks/data", "private/config-map/cm", "images/root/disk", "kernel/boot"] {

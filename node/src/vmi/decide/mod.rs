@@ -11,6 +11,7 @@ use super::{
     phase::{Domain, End},
     role::Role,
     status::{self, Loss},
+    volumes,
 };
 use crate::launcher::Candidates;
 
@@ -199,6 +200,7 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     if !networked && !observed.busy.network && decision.due(retry_at, now) {
         decision.push(Effect::SetUpNetwork);
     }
+    hand_volumes(observed, now, decision);
     let startable = match domain {
         Domain::Alive => true,
         Domain::None | Domain::Ended(End::Unknown) => !observed.ran && observed.facts.phase != Phase::Running,
@@ -206,6 +208,12 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     };
     let ready = *networked && startable && !observed.busy.sync;
     if !ready {
+        return;
+    }
+    if !domain.is_alive()
+        && let Some(until) = volumes::start_waits_until(observed)
+        && decision.due_before(until, now)
+    {
         return;
     }
     let fingerprint = observed.facts.fingerprint;
@@ -221,6 +229,16 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
         && decision.due(at.max(retry_at), now)
     {
         decision.push(Effect::Sync { fingerprint });
+    }
+}
+
+/// Hands hot-plugged volumes to the launcher and takes back those that the VMI no longer has.
+fn hand_volumes(observed: &Observed, now: Now, decision: &mut Decision) {
+    let (false, Candidates::One(pod)) = (observed.busy.volumes, &observed.facts.pods) else { return };
+    if let Some((work, at)) = volumes::plan(observed)
+        && decision.due(at, now)
+    {
+        decision.push(Effect::HandVolumes { pod: pod.clone(), work });
     }
 }
 

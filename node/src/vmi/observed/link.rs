@@ -105,6 +105,7 @@ impl Observed {
         match result {
             Ok(connection) => {
                 self.connected_at = now.since_start;
+                self.volumes = None;
                 let features = BTreeSet::new();
                 self.link =
                     Link::Up { connection, greeted: false, features, networked: false, synced: None, results_from: 0 };

@@ -17,6 +17,7 @@ use super::{
     conditions,
     effect::Effect,
     facts::Facts,
+    launcher_volumes::LauncherVolumes,
     phase::Domain,
     role::{self, Role},
 };
@@ -89,6 +90,8 @@ pub(super) struct Busy {
     pub(super) hello: bool,
     /// Network setup.
     pub(super) network: bool,
+    /// Hot-plugged volumes.
+    pub(super) volumes: bool,
     /// Sync.
     pub(super) sync: bool,
     /// Shutdown or Kill.
@@ -118,6 +121,8 @@ pub(super) struct Observed {
     pub(super) report: Option<LauncherState>,
     /// The pod's network as last set up. Outlives the connection.
     pub(super) network: Option<Arc<PodNetwork>>,
+    /// Hot-plugged volumes of the launcher; `None` until they are observed over the present connection.
+    pub(super) volumes: Option<LauncherVolumes>,
     /// The last failed call, if it is retried.
     pub(super) failure: Option<Failure>,
     /// Consecutive connections that ended soon.
@@ -194,6 +199,7 @@ impl Observed {
             link: Link::down(Duration::ZERO, false),
             report: None,
             network: None,
+            volumes: None,
             failure: None,
             short_connections: 0,
             connected_at: Duration::ZERO,
@@ -238,6 +244,7 @@ impl Observed {
             Effect::Connect { .. } => self.busy.connect = true,
             Effect::Hello => self.busy.hello = true,
             Effect::SetUpNetwork => self.busy.network = true,
+            Effect::HandVolumes { .. } => self.busy.volumes = true,
             Effect::Sync { .. } => self.busy.sync = true,
             Effect::Shutdown { .. } | Effect::Kill => {
                 self.busy.power = true;

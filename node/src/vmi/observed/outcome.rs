@@ -12,10 +12,12 @@ use crate::{
     network::PodNetwork,
     vmi::{
         event::Event,
-        host::{ConnectError, NetworkFailure},
+        host::{ConnectError, NetworkFailure, PodError},
+        launcher_volumes::LauncherVolumes,
         records::WriteError,
         role,
     },
+    volumes::Volumes,
 };
 
 /// The outcome of an effect.
@@ -27,6 +29,8 @@ pub(crate) enum Outcome {
     Greeted(u64, Result<BTreeSet<Feature>, LauncherError>),
     /// The network was set up over this connection.
     Network(u64, Result<PodNetwork, NetworkFailure>),
+    /// Hot-plugged volumes were handed over or taken back over this connection.
+    Volumes(u64, Result<Volumes, PodError>),
     /// Sync of this fingerprint was answered over this connection.
     Synced(u64, u64, Result<SyncReply, LauncherError>),
     /// Shutdown or Kill was answered.
@@ -80,6 +84,10 @@ impl Observed {
                         return events;
                     }
                 }
+            }
+            Outcome::Volumes(connection, result) => {
+                self.busy.volumes = false;
+                return self.apply_volumes(connection, result, now);
             }
             Outcome::Synced(connection, fingerprint, result) => {
                 self.busy.sync = false;
@@ -138,6 +146,22 @@ impl Observed {
             Outcome::Requested => self.busy.request = false,
         }
         Vec::new()
+    }
+
+    fn apply_volumes(&mut self, connection: u64, result: Result<Volumes, PodError>, now: Now) -> Vec<Event> {
+        if self.link_of(connection).is_none() {
+            return Vec::new();
+        }
+        let before = self.volumes.take();
+        let volumes = result.unwrap_or_else(|error| {
+            // The launcher has ended: the next connection shows its volumes.
+            tracing::debug!(%error, "cannot observe the launcher's hot-plugged volumes");
+            before.as_ref().map(|before| before.volumes.clone()).unwrap_or_default()
+        });
+        let after = LauncherVolumes::after(before.as_ref(), volumes, now.since_start);
+        let events = after.events(before.as_ref());
+        self.volumes = Some(after);
+        events
     }
 
     fn failed(&mut self, error: &LauncherError, now: Now) -> Vec<Event> {

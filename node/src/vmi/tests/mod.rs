@@ -6,7 +6,7 @@ mod lifecycle;
 mod restarts;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -38,6 +38,7 @@ use crate::{
     metrics::VmiMetrics,
     network::{PodInterface, PodNetwork},
     safe_dir::{self, Peer},
+    volumes::{Volumes, Work},
 };
 
 const NODE: &str = "n1";
@@ -69,6 +70,8 @@ impl Drop for Directory {
 struct FakeHost {
     directory: Directory,
     network: Mutex<Option<NetworkFailure>>,
+    /// Hot-plugged volumes of the launcher.
+    mounted: Mutex<BTreeSet<String>>,
     /// Another process that listens on the socket and has no devices.
     stranger: Mutex<Option<Arc<Peer>>>,
     /// The next look at the settings panics.
@@ -126,6 +129,20 @@ impl Host for FakeHost {
             return Err(safe_dir::Error::NoPeerProcess.into());
         }
         Ok(vec![CacheFile { name: "a.xml".into(), content: b"<a/>".to_vec() }])
+    }
+
+    async fn hand_volumes(
+        &self,
+        _: &Arc<Peer>,
+        pod: &str,
+        _: &VirtualMachineInstance,
+        work: Work,
+    ) -> Result<Volumes, PodError> {
+        assert_eq!(pod, POD);
+        let mut mounted = self.mounted.lock().unwrap();
+        mounted.extend(work.attach.into_iter().map(|handover| handover.volume));
+        mounted.retain(|volume| !work.detach.contains(volume));
+        Ok(Volumes { mounted: mounted.clone(), ..Volumes::default() })
     }
 
     async fn set_up_network(
@@ -292,6 +309,7 @@ impl Stage {
         let host = Arc::new(FakeHost {
             directory: Directory::new(),
             network: Mutex::default(),
+            mounted: Mutex::default(),
             stranger: Mutex::default(),
             panics: AtomicBool::default(),
         });

@@ -11,9 +11,8 @@ fn domain() -> Input {
     Input::Prepared(Ok(Box::new(Domain {
         name: "d_m".into(),
         xml: "<domain/>".into(),
-        disks: Vec::new(),
-        start_paused: false,
         acpi: true,
+        ..Domain::default()
     })))
 }
 

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::decide;
 use crate::{
-    domain::unsupported::Unsupported,
+    domain::{diff::DeviceChange, unsupported::Unsupported},
     engine::model::{Action, Answer, Effect, GuestCall, Input, Request, RequestId, State, Wanted},
     hypervisor::{DomainFacts, HypervisorError},
     options::VmiArgs,
@@ -143,6 +143,9 @@ fn name(effect: &Effect) -> &'static str {
         Effect::Create { paused: true } => "create paused",
         Effect::Compare { .. } => "compare",
         Effect::GrowDisk { .. } => "grow",
+        Effect::ChangeDevice(DeviceChange::Attach, _) => "attach",
+        Effect::ChangeDevice(DeviceChange::Detach, _) => "detach",
+        Effect::ChangeDevice(DeviceChange::Update, _) => "update",
         Effect::ResumeAfterDiskError => "resume after error",
         Effect::Act(_, GuestCall::Suspend) => "suspend",
         Effect::Act(_, GuestCall::Resume) => "resume",

@@ -11,7 +11,7 @@ use crate::{
 fn compared(sizes: &[(&str, u64)], change: (&str, &str)) -> Input {
     let xml = include_str!("../../../domain/recorded/plain.xml").replacen(change.0, change.1, 1);
     let sizes = sizes.iter().map(|(volume, size)| ((*volume).to_owned(), *size)).collect();
-    Input::Compared { sizes, wanted: Ok(Box::new(parse(&xml))) }
+    Input::Compared { sizes, wanted: Ok(Box::new(parse(&xml))), left_out: Vec::new() }
 }
 
 /// Takes a Sync of a running domain to the comparison.
@@ -69,7 +69,7 @@ fn what_cannot_be_changed_or_rendered_is_an_item() {
     ] {
         table.sync();
         table.take(Input::Served(Ok(())));
-        table.take(Input::Compared { sizes: Vec::new(), wanted: Err(error.clone()) });
+        table.take(Input::Compared { sizes: Vec::new(), wanted: Err(error.clone()), left_out: Vec::new() });
         let items = &table.state.published.items;
         assert_eq!(items.first().map(|item| (item.kind(), item.name.as_str())), item, "{error}");
     }

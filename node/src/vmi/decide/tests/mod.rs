@@ -108,6 +108,7 @@ fn names(decision: &Decision) -> Vec<&'static str> {
             Effect::Connect { .. } => "connect",
             Effect::Hello => "hello",
             Effect::SetUpNetwork => "network",
+            Effect::HandVolumes { .. } => "volumes",
             Effect::Sync { .. } => "sync",
             Effect::Shutdown { .. } => "shutdown",
             Effect::Kill => "kill",

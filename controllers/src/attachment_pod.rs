@@ -1,0 +1,314 @@
+//! The pod that attaches the claim of one hot-plugged volume to the node of a launcher pod.
+//!
+//! virt-handler takes the volume from this pod and hands it to the launcher. Each volume has a pod of its own, so that a claim
+//! that cannot be attached delays no other volume, and a change of one volume replaces no pod of another.
+
+use std::collections::BTreeMap;
+
+use api::{
+    VirtualMachineInstance,
+    config::ClusterConfig,
+    constants::{annotation, component, label},
+};
+use k8s_openapi::{
+    api::core::v1::{
+        Affinity, Capabilities, Container, EmptyDirVolumeSource, NodeAffinity, NodeSelector, NodeSelectorRequirement,
+        NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec, ResourceRequirements,
+        SELinuxOptions, SeccompProfile, SecurityContext, Toleration, Volume, VolumeDevice, VolumeMount,
+    },
+    apimachinery::pkg::{
+        api::resource::Quantity,
+        apis::meta::v1::{ObjectMeta, OwnerReference},
+    },
+};
+
+use crate::{
+    resources::{claims::CachedClaim, pods::CachedPod},
+    runtime::Kind,
+};
+
+/// Prefix of the names of these pods, by which the webhook for evictions selects them.
+pub(crate) const NAME_PREFIX: &str = "hp-volume-";
+/// User and group of the container.
+const UID: i64 = 107;
+/// Volume of the socket and of device nodes.
+const SHARED_VOLUME: &str = "hotplug-disks";
+/// Mount path of [`SHARED_VOLUME`].
+const SHARED_PATH: &str = "/path";
+/// Directory of the claims with file systems. A claim named `usr` at the root would hide the programs of the image.
+const FILE_SYSTEMS: &str = "/volumes";
+/// Seconds from SIGTERM, at which the process ends, to SIGKILL.
+const GRACE_SECONDS: i64 = 5;
+/// Taints of nodes that a running VMI ignores.
+const TOLERATED_TAINTS: [&str; 5] = [
+    "node.kubernetes.io/disk-pressure",
+    "node.kubernetes.io/memory-pressure",
+    "node.kubernetes.io/network-unavailable",
+    "node.kubernetes.io/pid-pressure",
+    "node.kubernetes.io/unschedulable",
+];
+
+/// Everything that a pod is rendered from.
+pub(crate) struct Inputs<'a> {
+    /// The VMI.
+    pub instance: &'a VirtualMachineInstance,
+    /// Its launcher pod.
+    pub launcher: &'a CachedPod,
+    /// Node of the launcher pod.
+    pub node: &'a str,
+    /// The cluster's configuration.
+    pub config: &'a ClusterConfig,
+    /// Image of the launcher.
+    pub image: &'a str,
+    /// Name of the volume.
+    pub volume: &'a str,
+    /// The volume's claim is mounted read-only.
+    pub read_only: bool,
+    /// The claim.
+    pub claim: &'a CachedClaim,
+}
+
+/// Renders the pod.
+pub(crate) fn render(inputs: &Inputs<'_>) -> Pod {
+    let spec = &inputs.instance.spec;
+    let metadata = &inputs.instance.metadata;
+    Pod {
+        metadata: ObjectMeta {
+            generate_name: Some(NAME_PREFIX.to_owned()),
+            labels: Some(BTreeMap::from([(label::APP.to_owned(), component::HOTPLUG_DISK.to_owned())])),
+            annotations: Some(BTreeMap::from([
+                (annotation::OWNER_VMI_NAME.to_owned(), metadata.name.clone().unwrap_or_default()),
+                (annotation::OWNER_VMI_UID.to_owned(), metadata.uid.clone().unwrap_or_default()),
+            ])),
+            // It delays the deletion of the launcher pod in no case.
+            owner_references: Some(vec![OwnerReference {
+                block_owner_deletion: None,
+                ..Kind::Pod.owner_reference(&inputs.launcher.metadata)
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PodSpec {
+            automount_service_account_token: Some(false),
+            enable_service_links: Some(false),
+            termination_grace_period_seconds: Some(GRACE_SECONDS),
+            priority_class_name: spec.priority_class_name.clone().filter(|name| !name.is_empty()),
+            affinity: Some(on_node(inputs.node)),
+            tolerations: Some(tolerations(&spec.tolerations)),
+            security_context: Some(PodSecurityContext {
+                fs_group: Some(UID),
+                // The owner of a large file system is changed once.
+                fs_group_change_policy: Some("OnRootMismatch".to_owned()),
+                run_as_user: Some(UID),
+                run_as_group: Some(UID),
+                run_as_non_root: Some(true),
+                se_linux_options: selinux(inputs),
+                seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
+                ..PodSecurityContext::default()
+            }),
+            containers: vec![container(inputs)],
+            volumes: Some(vec![
+                Volume {
+                    name: SHARED_VOLUME.to_owned(),
+                    empty_dir: Some(EmptyDirVolumeSource::default()),
+                    ..Volume::default()
+                },
+                Volume {
+                    name: inputs.volume.to_owned(),
+                    persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                        claim_name: inputs.claim.metadata.name.clone().unwrap_or_default(),
+                        read_only: inputs.read_only.then_some(true),
+                    }),
+                    ..Volume::default()
+                },
+            ]),
+            ..PodSpec::default()
+        }),
+        ..Pod::default()
+    }
+}
+
+fn container(inputs: &Inputs<'_>) -> Container {
+    let volume = inputs.volume;
+    let mount = |name: &str, mount_path: String, read_only: bool| VolumeMount {
+        name: name.to_owned(),
+        mount_path,
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    };
+    let mut mounts = vec![mount(SHARED_VOLUME, SHARED_PATH.to_owned(), false)];
+    let mut devices = Vec::new();
+    if inputs.claim.block {
+        let uid = inputs.claim.metadata.uid.as_deref().unwrap_or_default();
+        let device_path = format!("{SHARED_PATH}/{volume}/{uid}");
+        devices.push(VolumeDevice { name: volume.to_owned(), device_path });
+    } else {
+        mounts.push(mount(volume, format!("{FILE_SYSTEMS}/{volume}"), inputs.read_only));
+    }
+    let amounts = |cpu: &str, memory: &str| {
+        let amount = |name: &str, value: &str| (name.to_owned(), Quantity(value.to_owned()));
+        Some(BTreeMap::from([amount("cpu", cpu), amount("memory", memory)]))
+    };
+    Container {
+        name: component::HOTPLUG_CONTAINER.to_owned(),
+        image: Some(inputs.image.to_owned()),
+        image_pull_policy: Some(inputs.config.image_pull_policy.clone()),
+        // Its socket identifies the processes of the pod to virt-handler.
+        command: Some(
+            ["/usr/bin/virt-launcher", "hold-volumes", "--socket", "/path/hp.sock"].map(str::to_owned).to_vec(),
+        ),
+        security_context: Some(SecurityContext {
+            run_as_user: Some(UID),
+            run_as_group: Some(UID),
+            run_as_non_root: Some(true),
+            allow_privilege_escalation: Some(false),
+            capabilities: Some(Capabilities { add: None, drop: Some(vec!["ALL".to_owned()]) }),
+            ..SecurityContext::default()
+        }),
+        resources: Some(ResourceRequirements {
+            requests: amounts("10m", "2M"),
+            limits: amounts("100m", "80M"),
+            ..ResourceRequirements::default()
+        }),
+        volume_mounts: Some(mounts),
+        volume_devices: (!devices.is_empty()).then_some(devices),
+        ..Container::default()
+    }
+}
+
+/// Selects the node by its name. Its host name label may differ.
+fn on_node(node: &str) -> Affinity {
+    let requirement = NodeSelectorRequirement {
+        key: "metadata.name".to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![node.to_owned()]),
+    };
+    let term = NodeSelectorTerm { match_fields: Some(vec![requirement]), ..NodeSelectorTerm::default() };
+    let required = NodeSelector { node_selector_terms: vec![term] };
+    Affinity {
+        node_affinity: Some(NodeAffinity {
+            required_during_scheduling_ignored_during_execution: Some(required),
+            ..NodeAffinity::default()
+        }),
+        ..Affinity::default()
+    }
+}
+
+fn tolerations(of_vmi: &[Toleration]) -> Vec<Toleration> {
+    let ignored = TOLERATED_TAINTS.map(|key| Toleration {
+        key: Some(key.to_owned()),
+        operator: Some("Exists".to_owned()),
+        effect: Some("NoSchedule".to_owned()),
+        ..Toleration::default()
+    });
+    let mut tolerations: Vec<Toleration> = ignored.into_iter().chain(of_vmi.iter().cloned()).collect();
+    tolerations.sort_by(|left, right| left.key.cmp(&right.key));
+    tolerations.dedup();
+    tolerations
+}
+
+/// Returns the SELinux options: the level of the launcher, so that both can use the files of the claim.
+fn selinux(inputs: &Inputs<'_>) -> Option<SELinuxOptions> {
+    let context = inputs.instance.status.as_ref().and_then(|status| status.selinux_context.as_deref());
+    let level = context
+        .filter(|context| *context != "none")
+        .map(|context| context.splitn(4, ':').nth(3).unwrap_or_default())
+        .filter(|level| !level.is_empty())
+        .map(str::to_owned);
+    let type_ = inputs.config.selinux_launcher_type.clone();
+    (level.is_some() || type_.is_some()).then(|| SELinuxOptions { level, type_, ..SELinuxOptions::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn rendered(block: bool, vmi: &Value, config: &ClusterConfig) -> Value {
+        let mut object = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+            "metadata": {"name": "m", "namespace": "d", "uid": "u"}, "spec": {"domain": {"devices": {}}},
+        });
+        json_patch::merge(&mut object, vmi);
+        let metadata = |name: &str, uid: &str| {
+            serde_json::from_value::<ObjectMeta>(json!({"name": name, "namespace": "d", "uid": uid})).unwrap()
+        };
+        let inputs = Inputs {
+            instance: &serde_json::from_value(object).unwrap(),
+            launcher: &CachedPod { metadata: metadata("virt-launcher-m-x", "p"), ..CachedPod::default() },
+            node: "n",
+            config,
+            image: "launcher:1",
+            volume: "data",
+            read_only: false,
+            claim: &CachedClaim { metadata: metadata("c", "claim-uid"), block, ..CachedClaim::default() },
+        };
+        serde_json::to_value(render(&inputs)).unwrap()
+    }
+
+    #[test]
+    fn pod_belongs_to_the_launcher_and_runs_beside_it() {
+        let pod = rendered(false, &json!({}), &ClusterConfig::default());
+        assert_eq!(pod["metadata"]["generateName"], "hp-volume-");
+        assert_eq!(pod["metadata"]["labels"], json!({"kubevirt.io": "hotplug-disk"}));
+        assert_eq!(
+            pod["metadata"]["annotations"],
+            json!({"kubevirt.io/owner-vmi-name": "m", "kubevirt.io/owner-vmi-uid": "u"})
+        );
+        let owner = &pod["metadata"]["ownerReferences"][0];
+        assert_eq!((&owner["kind"], &owner["uid"], &owner["controller"]), (&json!("Pod"), &json!("p"), &json!(true)));
+        let terms = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        assert_eq!(terms["nodeSelectorTerms"][0]["matchFields"][0]["values"], json!(["n"]));
+    }
+
+    #[test]
+    fn claim_is_a_device_or_a_file_system() {
+        let config = ClusterConfig::default();
+        let shared = json!({"name": "hotplug-disks", "mountPath": "/path"});
+        let device = &rendered(true, &json!({}), &config)["spec"]["containers"][0];
+        assert_eq!(device["volumeDevices"], json!([{"name": "data", "devicePath": "/path/data/claim-uid"}]));
+        assert_eq!(device["volumeMounts"], json!([shared]));
+        let files = &rendered(false, &json!({}), &config)["spec"]["containers"][0];
+        assert_eq!(files["volumeDevices"], Value::Null);
+        assert_eq!(files["volumeMounts"], json!([shared, {"name": "data", "mountPath": "/volumes/data"}]));
+    }
+
+    #[test]
+    fn pod_passes_the_restricted_standard() {
+        let pod = rendered(true, &json!({}), &ClusterConfig::default());
+        let of_pod = &pod["spec"]["securityContext"];
+        assert_eq!((&of_pod["runAsNonRoot"], &of_pod["runAsUser"]), (&json!(true), &json!(107)));
+        assert_eq!(of_pod["seccompProfile"], json!({"type": "RuntimeDefault"}));
+        assert_eq!(of_pod["seLinuxOptions"], Value::Null);
+        let own = &pod["spec"]["containers"][0]["securityContext"];
+        assert_eq!(own["allowPrivilegeEscalation"], false);
+        assert_eq!(own["capabilities"], json!({"drop": ["ALL"]}));
+        assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
+    }
+
+    #[test]
+    fn pod_has_the_selinux_level_of_the_launcher() {
+        let config = ClusterConfig { selinux_launcher_type: Some("t".to_owned()), ..ClusterConfig::default() };
+        let none = ClusterConfig::default();
+        for (context, config, expected) in [
+            ("system_u:system_r:container_t:s0:c1,c2", &none, json!({"level": "s0:c1,c2"})),
+            ("system_u:system_r:container_t:s0:c1,c2", &config, json!({"level": "s0:c1,c2", "type": "t"})),
+            ("none", &config, json!({"type": "t"})),
+            ("none", &none, Value::Null),
+            ("odd", &none, Value::Null),
+        ] {
+            let pod = rendered(false, &json!({"status": {"selinuxContext": context}}), config);
+            assert_eq!(pod["spec"]["securityContext"]["seLinuxOptions"], expected, "{context}");
+        }
+    }
+
+    #[test]
+    fn pod_tolerates_the_taints_of_the_vmi() {
+        let own = json!([{"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "a", "operator": "Exists"}]);
+        let pod = rendered(false, &json!({"spec": {"tolerations": own}}), &ClusterConfig::default());
+        let tolerations = pod["spec"]["tolerations"].as_array().unwrap();
+        assert_eq!(tolerations.len(), 6);
+        assert_eq!(tolerations[0], json!({"key": "a", "operator": "Exists"}));
+    }
+}

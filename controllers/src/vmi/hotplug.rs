@@ -1,0 +1,306 @@
+//! Hot-plugged volumes of a VMI: their attachment pods, and the part of their status that this controller owns.
+//!
+//! ```text
+//!                    claim            attachment pod           virt-handler        virt-handler
+//!  (no entry) ──> Pending/Bound ──────> AttachedToNode ──────> MountedToPod ──────> Ready
+//!                                            removed from the spec │ virt-handler     │
+//!  (no entry) <── Detaching <── UnMountedFromPod <─────────────────┴──────────────────┘
+//! ```
+//! Each volume has a pod of its own: a claim that is missing or cannot be attached delays no other. A pod is deleted once
+//! virt-handler has taken its volume from the launcher.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use api::{
+    VirtualMachineInstance,
+    constants::{event, reason},
+    hotplug::is_hotpluggable,
+    vmi::{
+        status::{HotplugVolumeStatus, VolumeStatus},
+        volumes::Volume,
+    },
+};
+use jiff::SignedDuration;
+
+use super::Observed;
+use crate::{
+    attachment_pod::{self, Inputs},
+    resources::{
+        attachments::CachedAttachment,
+        claims::{CachedClaim, claim_name, mounted_claim},
+        pods::CachedPod,
+    },
+    runtime::{Decision, Effect, Event, Kind},
+};
+
+/// Phases of volumes. virt-handler writes those of volumes in the launcher pod.
+mod phase {
+    pub(super) const PENDING: &str = "Pending";
+    pub(super) const BOUND: &str = "Bound";
+    pub(super) const ATTACHED: &str = "AttachedToNode";
+    pub(super) const MOUNTED: &str = "MountedToPod";
+    pub(super) const READY: &str = "Ready";
+    pub(super) const DETACHING: &str = "Detaching";
+}
+
+/// Reason of a volume whose claim is not attached yet.
+const CLAIM_NOT_READY: &str = "PVCNotReady";
+/// Least age of an attachment pod that failed when it is replaced. The cause may persist.
+const REPLACEMENT_AGE: SignedDuration = SignedDuration::from_secs(10);
+/// Wait for the age of a pod without a known one.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// Reasons that this controller writes, as events need them.
+const REASONS: [&str; 4] =
+    [reason::FAILED_PVC_NOT_FOUND, CLAIM_NOT_READY, event::SUCCESSFUL_CREATE, event::SUCCESSFUL_DELETE];
+
+/// Returns the hot-plugged volumes of a VMI with their claims' names.
+fn hotplugged(instance: &VirtualMachineInstance) -> impl Iterator<Item = (&Volume, &str)> {
+    let volumes = instance.spec.volumes.iter().filter(|volume| is_hotpluggable(volume));
+    volumes.filter_map(|volume| Some((volume, claim_name(volume)?)))
+}
+
+/// Returns true if virt-handler has, or may have, the volume of a status entry in the launcher pod.
+fn is_in_use(entry: &VolumeStatus) -> bool {
+    match entry.phase.as_deref() {
+        Some(phase::READY | phase::MOUNTED) => true,
+        Some(phase::ATTACHED) => {
+            entry.hotplug_volume.as_ref().is_some_and(|attachment| attachment.attach_pod_uid.is_some())
+        }
+        _ => false,
+    }
+}
+
+fn entry_of<'a>(instance: &'a VirtualMachineInstance, volume: &str) -> Option<&'a VolumeStatus> {
+    let mut entries = instance.status.iter().flat_map(|status| &status.volume_status);
+    entries.find(|entry| entry.name == volume)
+}
+
+/// Returns the pod that attaches each hot-plugged volume: the one in the status, else one that is ready, else the oldest.
+fn serving<'a>(observed: &'a Observed<'_>, launcher: Option<&CachedPod>) -> BTreeMap<&'a str, &'a CachedAttachment> {
+    let Some(launcher) = launcher else { return BTreeMap::new() };
+    let pods = || observed.attachments.iter().map(Arc::as_ref);
+    let usable = |pod: &&CachedAttachment| !pod.is_deleting() && !pod.is_down() && pod.is_of(launcher);
+    hotplugged(observed.instance)
+        .filter_map(|(volume, claim)| {
+            let known = entry_of(observed.instance, &volume.name)
+                .and_then(|entry| entry.hotplug_volume.as_ref()?.attach_pod_name.as_deref());
+            let of_volume =
+                pods().filter(usable).filter(|pod| pod.claims.get(&volume.name).is_some_and(|c| c == claim));
+            let chosen = of_volume.min_by_key(|pod| {
+                let name = pod.metadata.name.as_deref();
+                let created = pod.metadata.creation_timestamp.as_ref().map(|at| at.0);
+                (name != known, !pod.ready, created, name)
+            });
+            Some((volume.name.as_str(), chosen?))
+        })
+        .collect()
+}
+
+/// Updates the entries of hot-plugged volumes in the status.
+pub(super) fn update_status(observed: &Observed<'_>, launcher: Option<&CachedPod>, entries: &mut Vec<VolumeStatus>) {
+    let serving = serving(observed, launcher);
+    for (volume, claim) in hotplugged(observed.instance) {
+        let index = entries.iter().position(|entry| entry.name == volume.name).unwrap_or_else(|| {
+            entries.push(VolumeStatus { name: volume.name.clone(), ..VolumeStatus::default() });
+            entries.len().saturating_sub(1)
+        });
+        let Some(entry) = entries.get_mut(index) else { continue };
+        let claim = (claim, observed.claims.get(claim).map(Arc::as_ref));
+        update_entry(entry, serving.get(volume.name.as_str()).copied(), claim);
+    }
+    let is_wanted = |name: &str| hotplugged(observed.instance).any(|(volume, _)| volume.name == name);
+    entries.retain_mut(|entry| {
+        entry.hotplug_volume.is_none() || is_wanted(&entry.name) || detach(entry, observed.attachments)
+    });
+    entries.sort_by(|left, right| left.name.cmp(&right.name));
+}
+
+/// Updates the entry of a volume in the spec.
+fn update_entry(entry: &mut VolumeStatus, pod: Option<&CachedAttachment>, claim: (&str, Option<&CachedClaim>)) {
+    entry.hotplug_volume = Some(HotplugVolumeStatus {
+        attach_pod_name: pod.and_then(|pod| pod.metadata.name.clone()),
+        attach_pod_uid: pod.filter(|pod| pod.ready).and_then(|pod| pod.metadata.uid.clone()),
+    });
+    // A volume in the launcher stays there when its pod is replaced, and virt-handler owns its phase.
+    if matches!(entry.phase.as_deref(), Some(phase::READY | phase::MOUNTED)) {
+        return;
+    }
+    let (name, claim) = claim;
+    let (phase, reason, message) = match (claim, pod.and_then(|pod| pod.metadata.name.as_deref())) {
+        (None, _) => (phase::PENDING, reason::FAILED_PVC_NOT_FOUND, format!("PVC {name} not found")),
+        (Some(claim), Some(pod)) if claim.phase == "Bound" => {
+            let message = format!("Created hotplug attachment pod {pod}, for volume {}", entry.name);
+            (phase::ATTACHED, event::SUCCESSFUL_CREATE, message)
+        }
+        (Some(claim), _) => match claim.phase.as_str() {
+            "Bound" => (phase::BOUND, CLAIM_NOT_READY, "PVC is in phase Bound".to_owned()),
+            "Lost" => (phase::PENDING, CLAIM_NOT_READY, "PVC is in phase Lost".to_owned()),
+            _ => (phase::PENDING, CLAIM_NOT_READY, "PVC is in phase ClaimPending".to_owned()),
+        },
+    };
+    entry.phase = Some(phase.to_owned());
+    entry.reason = Some(reason.to_owned());
+    entry.message = Some(message);
+}
+
+/// Updates the entry of a volume that has left the spec. Returns false when nothing is left of it.
+fn detach(entry: &mut VolumeStatus, attachments: &[Arc<CachedAttachment>]) -> bool {
+    if is_in_use(entry) {
+        return true;
+    }
+    let mut pods = attachments.iter().filter(|pod| pod.claims.contains_key(&entry.name)).peekable();
+    if pods.peek().is_none() {
+        return false;
+    }
+    entry.phase = Some(phase::DETACHING.to_owned());
+    if let Some(pod) = pods.find(|pod| pod.is_deleting()) {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        entry.reason = Some(event::SUCCESSFUL_DELETE.to_owned());
+        entry.message = Some(format!("Deleted hotplug attachment pod {name}, for volume {}", entry.name));
+    }
+    true
+}
+
+/// Returns the events of changed entries.
+pub(super) fn events(former: &VirtualMachineInstance, wanted: &VirtualMachineInstance) -> Vec<Effect> {
+    let regarding = || Kind::Instance.reference(&former.metadata);
+    let entries = wanted.status.iter().flat_map(|status| &status.volume_status);
+    entries
+        .filter(|entry| entry.hotplug_volume.is_some())
+        .filter_map(|entry| {
+            let known = entry_of(former, &entry.name).map(|known| (&known.reason, &known.message));
+            if known == Some((&entry.reason, &entry.message)) {
+                return None;
+            }
+            let reason = REASONS.into_iter().find(|reason| entry.reason.as_deref() == Some(*reason))?;
+            Some(Effect::Event(Event::normal(regarding(), reason, entry.message.clone()?)))
+        })
+        .collect()
+}
+
+/// Returns the launcher pod to which volumes are attached.
+fn target<'a>(
+    observed: &Observed<'_>,
+    launcher: Option<&'a CachedPod>,
+    wanted: &VirtualMachineInstance,
+) -> Option<(&'a CachedPod, &'a str)> {
+    let launcher = launcher.filter(|pod| !pod.is_going_down() && !pod.unseen)?;
+    let node = launcher.node_name.as_deref()?;
+    (!wanted.is_final() && !observed.instance.is_deleting()).then_some((launcher, node))
+}
+
+/// Creates the missing attachment pods.
+pub(super) fn create_pods(
+    observed: &Observed<'_>,
+    launcher: Option<&CachedPod>,
+    wanted: &VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    let instance = observed.instance;
+    let Some((launcher, node)) = target(observed, launcher, wanted) else { return Ok(()) };
+    let serving = serving(observed, Some(launcher));
+    for (volume, name) in hotplugged(instance).filter(|(volume, _)| !serving.contains_key(volume.name.as_str())) {
+        let claim = observed.claims.get(name).filter(|claim| claim.phase != "Lost" && !claim.populating);
+        let Some(claim) = claim else { continue };
+        if let Some(left) = replacement_wait(observed, volume) {
+            decision.wake(left);
+            continue;
+        }
+        let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+        if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+            decision.wake(failure.remaining(observed.now));
+            return Ok(());
+        }
+        let pod = attachment_pod::render(&Inputs {
+            instance,
+            launcher,
+            node,
+            config: observed.config,
+            image: observed.launcher_image,
+            volume: &volume.name,
+            read_only: mounted_claim(volume).is_some_and(|(_, read_only)| read_only),
+            claim,
+        });
+        let regarding = || Kind::Instance.reference(&instance.metadata);
+        decision.push(
+            Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?
+                .on_success(Event::normal(regarding(), event::SUCCESSFUL_CREATE, "Created attachment pod {name}"))
+                .on_failure(Event::warning(
+                    regarding(),
+                    event::FAILED_CREATE,
+                    "Error creating attachment pod: {error}",
+                )),
+        );
+    }
+    Ok(())
+}
+
+/// Returns the time until a failed attachment pod of a volume is replaced.
+fn replacement_wait(observed: &Observed<'_>, volume: &Volume) -> Option<Duration> {
+    let failed = observed.attachments.iter().filter(|pod| pod.is_down() && pod.claims.contains_key(&volume.name));
+    failed.filter_map(|pod| replacement_age_left(observed, pod)).max()
+}
+
+/// Returns the time until a failed pod is old enough to be replaced.
+fn replacement_age_left(observed: &Observed<'_>, pod: &CachedAttachment) -> Option<Duration> {
+    let created = pod.metadata.creation_timestamp.as_ref()?.0;
+    let left = REPLACEMENT_AGE.checked_sub(observed.now.duration_since(created))?;
+    let left = Duration::try_from(left).ok()?.min(LONGEST_WAIT);
+    (!left.is_zero()).then_some(left)
+}
+
+/// Deletes the attachment pods that no volume needs.
+pub(super) fn delete_pods(
+    observed: &Observed<'_>,
+    launcher: Option<&CachedPod>,
+    wanted: &VirtualMachineInstance,
+    decision: &mut Decision,
+) {
+    let is_over = wanted.is_final() || launcher.is_some_and(CachedPod::is_down);
+    let serving = serving(observed, launcher);
+    for pod in observed.attachments.iter().filter(|pod| !pod.is_deleting()) {
+        let is_needed = if is_over {
+            false
+        } else if pod.is_down() {
+            replacement_age_left(observed, pod).is_some()
+        } else {
+            // Without a known launcher nothing is known about the volumes.
+            launcher.is_none() || pod.claims.keys().any(|volume| needs(observed, &serving, volume, pod))
+        };
+        if is_needed {
+            continue;
+        }
+        let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
+        if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+            decision.wake(failure.remaining(observed.now));
+            return;
+        }
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let regarding = || Kind::Instance.reference(&observed.instance.metadata);
+        let (deleted, failed) =
+            (format!("Deleted attachment pod {name}"), format!("Failed to delete attachment pod {name}"));
+        decision.push(
+            Effect::delete(Kind::Pod, &pod.metadata)
+                .on_success(Event::normal(regarding(), event::SUCCESSFUL_DELETE, deleted))
+                .on_failure(Event::warning(regarding(), event::FAILED_DELETE, failed)),
+        );
+    }
+}
+
+/// Returns true if the volume needs this pod: it attaches the volume, or the launcher still has the volume from it.
+fn needs(
+    observed: &Observed<'_>,
+    serving: &BTreeMap<&str, &CachedAttachment>,
+    volume: &str,
+    pod: &CachedAttachment,
+) -> bool {
+    if hotplugged(observed.instance).any(|(wanted, _)| wanted.name == volume) {
+        return serving.get(volume).is_some_and(|serving| serving.metadata.uid == pod.metadata.uid);
+    }
+    entry_of(observed.instance, volume).is_some_and(|entry| {
+        let attachment = entry.hotplug_volume.as_ref();
+        let from = attachment.and_then(|attachment| attachment.attach_pod_name.as_deref());
+        is_in_use(entry) && from.is_none_or(|from| pod.metadata.name.as_deref() == Some(from))
+    })
+}

@@ -1,0 +1,226 @@
+//! Hot-plugged volumes: attachment pods and status.
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+
+use super::*;
+
+/// A running VMI with hot-pluggable claims of these names, and these entries in its status.
+fn with_volumes(names: &[&str], entries: &Value) -> VirtualMachineInstance {
+    let volumes: Vec<Value> = names
+        .iter()
+        .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": format!("{name}-claim"), "hotpluggable": true}}))
+        .collect();
+    let mut instance = in_phase("Running");
+    instance.spec.volumes = serde_json::from_value(json!(volumes)).unwrap();
+    instance.status.as_mut().unwrap().volume_status = serde_json::from_value(entries.clone()).unwrap();
+    instance
+}
+
+fn claims(phases: &[(&str, &str)]) -> BTreeMap<String, Arc<CachedClaim>> {
+    let claim = |(volume, phase): &(&str, &str)| {
+        let name = format!("{volume}-claim");
+        let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "d", "uid": format!("{name}-uid")},
+            "spec": {"volumeMode": "Block"}, "status": {"phase": phase},
+        }))
+        .unwrap();
+        (name, Arc::new(CachedClaim::from(claim)))
+    };
+    phases.iter().map(claim).collect()
+}
+
+/// The attachment pod of a volume, named after it.
+fn attachment(volume: &str, change: &Value) -> Arc<CachedAttachment> {
+    let mut pod = json!({
+        "metadata": {"name": format!("hp-{volume}"), "namespace": "d", "uid": format!("uid-{volume}"),
+            "creationTimestamp": "2030-01-01T00:00:30Z",
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-x", "uid": "p", "controller": true}]},
+        "spec": {"containers": [], "volumes": [
+            {"name": volume, "persistentVolumeClaim": {"claimName": format!("{volume}-claim")}}]},
+        "status": {"phase": "Running", "containerStatuses": [
+            {"name": "hotplug-disk", "ready": true, "restartCount": 0, "image": "", "imageID": ""}]},
+    });
+    json_patch::merge(&mut pod, change);
+    Arc::new(CachedAttachment::of(serde_json::from_value(pod).unwrap()).unwrap())
+}
+
+fn decided_with(
+    instance: &VirtualMachineInstance,
+    claims: &BTreeMap<String, Arc<CachedClaim>>,
+    attachments: &[Arc<CachedAttachment>],
+    launcher: CachedPod,
+) -> Decision {
+    let pods = [Arc::new(launcher)];
+    decide(&Observed { pods: &pods, claims, attachments, ..observed(instance) }).unwrap()
+}
+
+fn launcher() -> CachedPod {
+    running_pod(&json!({"type": "Ready", "status": "True"}))
+}
+
+/// Returns the volumes of created pods and the names of deleted pods.
+fn pods(decision: &Decision) -> (Vec<String>, Vec<String>) {
+    let (mut created, mut deleted) = (Vec::new(), Vec::new());
+    for effect in &decision.effects {
+        match effect {
+            Effect::Create { kind: Kind::Pod, object, .. } => {
+                created.push(object["spec"]["volumes"][1]["name"].as_str().unwrap_or_default().to_owned());
+            }
+            Effect::Delete { kind: Kind::Pod, name, .. } => deleted.push(name.clone()),
+            _ => {}
+        }
+    }
+    (created, deleted)
+}
+
+/// Returns phase, message and UID of the attachment pod of each entry.
+fn entries(decision: &Decision) -> Vec<(String, String, Value)> {
+    let status = status_of(decision);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let entries = status["volumeStatus"].as_array().unwrap().iter();
+    let uid = |entry: &Value| entry["hotplugVolume"]["attachPodUID"].clone();
+    entries.map(|entry| (text(&entry["phase"]), text(&entry["message"]), uid(entry))).collect()
+}
+
+fn reasons(decision: &Decision) -> Vec<&'static str> {
+    let events = decision.effects.iter().filter_map(|effect| match effect {
+        Effect::Event(event) => Some(event.reason),
+        _ => None,
+    });
+    events.collect()
+}
+
+#[test]
+fn each_volume_gets_a_pod_and_no_claim_delays_another() {
+    let instance = with_volumes(&["a", "b", "c", "d"], &json!([]));
+    let claims = claims(&[("b", "Bound"), ("c", "Lost"), ("d", "Pending")]);
+    let decision = decided_with(&instance, &claims, &[], launcher());
+    // A pending claim may wait for its first consumer.
+    assert_eq!(pods(&decision), (vec!["b".to_owned(), "d".to_owned()], vec![]));
+    let expected = [
+        ("Pending", "PVC a-claim not found"),
+        ("Bound", "PVC is in phase Bound"),
+        ("Pending", "PVC is in phase Lost"),
+        ("Pending", "PVC is in phase ClaimPending"),
+    ];
+    for ((phase, message, uid), expected) in entries(&decision).into_iter().zip(expected) {
+        assert_eq!((phase.as_str(), message.as_str(), &uid), (expected.0, expected.1, &Value::Null));
+    }
+    assert_eq!(reasons(&decision), ["FailedPvcNotFound", "PVCNotReady", "PVCNotReady", "PVCNotReady"]);
+}
+
+#[test]
+fn entry_follows_its_pod_until_virt_handler_owns_it() {
+    let starting = json!({"status": {"phase": "Pending", "containerStatuses": null}});
+    let created = "Created hotplug attachment pod hp-a, for volume a";
+    // phase before, pod, expected phase, UID of the pod
+    for (phase, pod, expected, uid) in [
+        ("Bound", &starting, "AttachedToNode", Value::Null),
+        ("Bound", &json!({}), "AttachedToNode", json!("uid-a")),
+        // Plugged in again before the pod was deleted.
+        ("Detaching", &json!({}), "AttachedToNode", json!("uid-a")),
+        ("UnMountedFromPod", &json!({}), "AttachedToNode", json!("uid-a")),
+    ] {
+        let instance = with_volumes(&["a"], &json!([{"name": "a", "target": "", "phase": phase, "hotplugVolume": {}}]));
+        let decision = decided_with(&instance, &claims(&[("a", "Bound")]), &[attachment("a", pod)], launcher());
+        assert_eq!(entries(&decision), [(expected.to_owned(), created.to_owned(), uid)], "{phase}");
+        assert_eq!(pods(&decision), (vec![], vec![]), "{phase}");
+    }
+    for phase in ["MountedToPod", "Ready"] {
+        let entry = json!({"name": "a", "target": "sda", "phase": phase, "message": "m", "hotplugVolume": {}});
+        let instance = with_volumes(&["a"], &json!([entry]));
+        let decision = decided_with(&instance, &claims(&[("a", "Bound")]), &[attachment("a", &json!({}))], launcher());
+        assert_eq!(entries(&decision), [(phase.to_owned(), "m".to_owned(), json!("uid-a"))]);
+    }
+}
+
+#[test]
+fn removed_volume_leaves_when_virt_handler_has_taken_it() {
+    let attached = json!({"attachPodName": "hp-a", "attachPodUID": "uid-a"});
+    let deleting = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:50Z"}});
+    let deleted = "Deleted hotplug attachment pod hp-a, for volume a";
+    // phase, attachment in the status, pod, expected phase and message (none: no entry is left), pod is deleted
+    for (phase, attachment_of, pod, expected, deletes) in [
+        ("Ready", &attached, Some(&json!({})), Some(("Ready", "")), false),
+        ("MountedToPod", &attached, Some(&json!({})), Some(("MountedToPod", "")), false),
+        ("AttachedToNode", &attached, Some(&json!({})), Some(("AttachedToNode", "")), false),
+        ("AttachedToNode", &json!({"attachPodName": "hp-a"}), Some(&json!({})), Some(("Detaching", "")), true),
+        ("UnMountedFromPod", &attached, Some(&json!({})), Some(("Detaching", "")), true),
+        ("Detaching", &attached, Some(&deleting), Some(("Detaching", deleted)), false),
+        ("Detaching", &attached, None, None, false),
+        ("Bound", &json!({}), None, None, false),
+    ] {
+        let entry = json!({"name": "a", "target": "", "phase": phase, "hotplugVolume": attachment_of});
+        let instance = with_volumes(&[], &json!([entry]));
+        let pods_of: Vec<Arc<CachedAttachment>> = pod.into_iter().map(|pod| attachment("a", pod)).collect();
+        let decision = decided_with(&instance, &BTreeMap::new(), &pods_of, launcher());
+        let mut status = serde_json::to_value(instance.status.as_ref().unwrap()).unwrap();
+        if let Some(patch) = patch_of(&decision, Kind::Instance) {
+            json_patch::merge(&mut status, &patch["status"]);
+        }
+        let found = status["volumeStatus"]
+            .as_array()
+            .and_then(|all| all.first())
+            .map(|entry| (entry["phase"].as_str().unwrap_or_default(), entry["message"].as_str().unwrap_or_default()));
+        assert_eq!(found, expected, "{phase} {attachment_of}");
+        assert_eq!(!pods(&decision).1.is_empty(), deletes, "{phase} {attachment_of}");
+    }
+}
+
+#[test]
+fn failed_pod_is_replaced_and_surplus_pods_are_deleted() {
+    let claims = claims(&[("a", "Bound")]);
+    let failed = |created: &str| json!({"metadata": {"creationTimestamp": created}, "status": {"phase": "Failed"}});
+    let deleting = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:50Z"}});
+    let second =
+        json!({"metadata": {"name": "hp-second", "uid": "uid-second", "creationTimestamp": "2030-01-01T00:00:40Z"}});
+    let (a, none) = (|| vec!["a".to_owned()], Vec::<String>::new);
+    // pods, created, deleted, waits
+    for (pods_of, created, deleted, waits) in [
+        (vec![failed("2030-01-01T00:00:55Z")], none(), none(), true),
+        (vec![failed("2030-01-01T00:00:30Z")], a(), vec!["hp-a".to_owned()], false),
+        (vec![deleting], a(), none(), false),
+        (vec![json!({}), second], none(), vec!["hp-second".to_owned()], false),
+    ] {
+        let entry = json!({"name": "a", "target": "sda", "phase": "Ready", "hotplugVolume": {"attachPodName": "hp-a"}});
+        let instance = with_volumes(&["a"], &json!([entry]));
+        let pods_of: Vec<Arc<CachedAttachment>> = pods_of.iter().map(|pod| attachment("a", pod)).collect();
+        let decision = decided_with(&instance, &claims, &pods_of, launcher());
+        assert_eq!(pods(&decision), (created, deleted), "{pods_of:?}");
+        assert_eq!(decision.wake_after.is_some(), waits, "{pods_of:?}");
+    }
+}
+
+#[test]
+fn pods_follow_the_life_of_the_launcher() {
+    let claims = claims(&[("a", "Bound")]);
+    let instance = with_volumes(&["a"], &json!([]));
+    let pods_of = [attachment("a", &json!({}))];
+    // The launcher shuts the guest down, which still uses its disks.
+    let mut deleting = instance.clone();
+    deleting.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2030-01-01T00:00:50Z")).unwrap());
+    assert_eq!(pods(&decided_with(&deleting, &claims, &pods_of, launcher())).0, Vec::<String>::new());
+    let gone = pods(&decided_with(&deleting, &claims, &pods_of, launcher())).1;
+    assert!(!gone.contains(&"hp-a".to_owned()), "{gone:?}");
+    assert_eq!(pods(&decided_with(&deleting, &claims, &[], launcher())).0, Vec::<String>::new());
+    // It has ended.
+    let ended = pods(&decided_with(&instance, &claims, &pods_of, ended_pod("2030-01-01T00:00:30Z")));
+    assert_eq!(ended, (vec![], vec!["hp-a".to_owned()]));
+    // It has no node yet.
+    let unbound = pod(&json!({"spec": {"nodeName": null}}));
+    let starting = vmi(&json!({"spec": {"volumes": instance.spec.volumes}}));
+    assert_eq!(pods(&decided_with(&starting, &claims, &[], unbound)).0, Vec::<String>::new());
+}
+
+#[test]
+fn attached_volume_is_settled() {
+    let claims = claims(&[("a", "Bound")]);
+    let pods_of = [attachment("a", &json!({}))];
+    let mut instance = with_volumes(&["a"], &json!([]));
+    let decision = decided_with(&instance, &claims, &pods_of, launcher());
+    let mut next = serde_json::to_value(&instance).unwrap();
+    json_patch::merge(&mut next, &patch_of(&decision, Kind::Instance).unwrap());
+    instance = serde_json::from_value(next).unwrap();
+    assert_eq!(decided_with(&instance, &claims, &pods_of, launcher()), Decision::settled());
+}

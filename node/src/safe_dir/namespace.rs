@@ -1,0 +1,190 @@
+//! Files in the mount namespaces of pods.
+//!
+//! A volume of an attachment pod becomes visible in a launcher pod as a mount of one file: its image, or the node of its
+//! device. The mount is cloned in the namespace of the attachment pod and attached in that of the launcher pod. None is made
+//! on the node, so that nothing has to be undone there: the mounts end with the container.
+//!
+//! Each function here moves the thread that calls it into another mount namespace, and must run on a thread of its own
+//! ([`super::pod_calls`]).
+
+use std::{os::fd::OwnedFd, path::Path};
+
+use nix::sched::CloneFlags;
+use rustix::{
+    fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid},
+    io::Errno,
+    mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags},
+    thread::ThreadNameSpaceType,
+};
+
+use super::{BENEATH, Error, Kind, Peer, SafeDir, require_kind, stat_of};
+
+/// Directory of file systems in an attachment pod.
+const FILE_SYSTEMS: &str = "volumes";
+/// Directory of device nodes in an attachment pod.
+const DEVICES: &str = "path";
+/// Image in a claim with a file system.
+const IMAGE: &str = "disk.img";
+/// Directory of hot-plugged volumes in a launcher pod.
+const TARGETS: &str = "var/run/kubevirt/hotplug-disks";
+/// Most entries in the directory of a device node.
+const MAX_NODES: usize = 8;
+
+/// The mount of a file, attached nowhere.
+#[derive(Debug)]
+pub(crate) struct DetachedMount {
+    mount: OwnedFd,
+    /// Number of the block device; `None` for an image.
+    pub(crate) device: Option<(u32, u32)>,
+}
+
+/// A file of a launcher pod's volume on which a mount is attached.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    /// The volume, as the node sees it.
+    pub(crate) directory: SafeDir,
+    /// Name of the file.
+    pub(crate) name: String,
+}
+
+/// Moves this thread into the mount namespace of a process and returns its root directory.
+fn enter(peer: &Peer) -> Result<SafeDir, Error> {
+    let failed = |errno| Error::io("enter the mount namespace of process", peer.pid().to_string(), errno);
+    let identity = |path: String| rustix::fs::stat(path).map(|stat| (stat.st_dev, stat.st_ino));
+    let of_peer = identity(format!("/proc/{}/ns/mnt", peer.pid())).map_err(failed)?;
+    let own = identity("/proc/self/ns/mnt".to_owned()).map_err(failed)?;
+    // Process 1 can be inaccessible. Without the node's process ids it has no meaning.
+    let node = identity("/proc/1/ns/mnt".to_owned()).ok();
+    if of_peer == own || Some(of_peer) == node {
+        return Err(Error::NodeNamespace(peer.pid()));
+    }
+    if !peer.is_alive() {
+        return Err(Error::PeerGone(peer.pid()));
+    }
+    // A namespace can be entered only with a root and a working directory that no other thread shares.
+    nix::sched::unshare(CloneFlags::CLONE_FS).map_err(|errno| failed(Errno::from_raw_os_error(errno as i32)))?;
+    rustix::thread::move_into_thread_name_spaces(peer.pidfd(), ThreadNameSpaceType::MOUNT).map_err(failed)?;
+    let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    Ok(SafeDir { fd: root.map_err(failed)?.into(), one_mount: false })
+}
+
+/// Clones the mount of the image of `volume` in an attachment pod, and gives the image to `user`.
+pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
+    let path = Path::new(volume);
+    let named = OFlags::PATH | OFlags::NOFOLLOW;
+    let root =
+        enter(peer)?.resolve("open", Path::new(FILE_SYSTEMS), named | OFlags::DIRECTORY, Mode::empty(), BENEATH)?;
+    let volumes = SafeDir { fd: root.into(), one_mount: false };
+    let flags = named | OFlags::DIRECTORY;
+    // The claim is a mount of its own, which kubelet has made. The container's own directory is none.
+    let same_mount = volumes.resolve("open", path, flags, Mode::empty(), BENEATH.union(ResolveFlags::NO_XDEV));
+    match same_mount {
+        Err(Error::Escape(_)) => {}
+        Ok(_) => return Err(Error::NotMounted(path.to_owned())),
+        Err(error) => return Err(error),
+    }
+    let claim = SafeDir { fd: volumes.resolve("open", path, flags, Mode::empty(), BENEATH)?.into(), one_mount: true };
+    let image = match claim.resolve("open", Path::new(IMAGE), named, Mode::empty(), BENEATH) {
+        Err(error) if error.is_not_found() => return Err(Error::NoImage),
+        outcome => outcome?,
+    };
+    let stat = stat_of(&image, Path::new(IMAGE))?;
+    require_kind(stat, Path::new(IMAGE), Kind::File)?;
+    give(&image, stat.uid, user)?;
+    Ok(DetachedMount { mount: cloned(&image, IMAGE)?, device: None })
+}
+
+/// Clones the mount of the node of the block device `volume` in an attachment pod, and gives the node to `user`.
+pub(crate) fn clone_device(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
+    let nodes = enter(peer)?.open_dir(Path::new(DEVICES).join(volume))?;
+    let entries = nodes.list(MAX_NODES)?;
+    let mut devices = entries.iter().filter(|entry| entry.kind == Kind::BlockDevice);
+    let (Some(entry), None) = (devices.next(), devices.next()) else {
+        return Err(Error::NotMounted(volume.into()));
+    };
+    let path = Path::new(&entry.name);
+    let node = nodes.resolve("open", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
+    let stat = stat_of(&node, path)?;
+    require_kind(stat, path, Kind::BlockDevice)?;
+    give(&node, stat.uid, user)?;
+    Ok(DetachedMount { mount: cloned(&node, volume)?, device: Some(stat.rdev) })
+}
+
+/// Changes the owner of a file, unless it has it already or its file system has no owners that could be changed.
+fn give(file: &OwnedFd, owner: u32, user: u32) -> Result<(), Error> {
+    if owner == user {
+        return Ok(());
+    }
+    match rustix::fs::chownat(file, "", Some(Uid::from_raw(user)), Some(Gid::from_raw(user)), AtFlags::EMPTY_PATH) {
+        // Read-only, or owned by a server: the group of the pod may still have access.
+        Ok(()) | Err(Errno::ROFS | Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP) => Ok(()),
+        Err(errno) => Err(Error::io("change owner of", IMAGE, errno)),
+    }
+}
+
+fn cloned(file: &OwnedFd, path: &str) -> Result<OwnedFd, Error> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    rustix::mount::open_tree(file, "", flags).map_err(|errno| Error::io("clone the mount of", path, errno))
+}
+
+impl Target {
+    /// Creates the file, if it does not exist.
+    pub(crate) fn create(&self) -> Result<(), Error> {
+        match self.directory.create_file(&self.name) {
+            Err(error) if error.already_exists() => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Opens the directory in the namespace of the launcher, whose root is `root`. It must be the one that the node sees.
+    fn open(&self, root: &SafeDir) -> Result<SafeDir, Error> {
+        // `/var/run` is a link in most images.
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let directory = root.resolve("open", Path::new(TARGETS), flags, Mode::empty(), resolve)?;
+        let (seen, expected) =
+            (stat_of(&directory, Path::new(TARGETS))?, stat_of(&*self.directory.fd, Path::new("."))?);
+        if (seen.device, seen.inode) != (expected.device, expected.inode) {
+            return Err(Error::Escape(TARGETS.into()));
+        }
+        Ok(SafeDir { fd: directory.into(), one_mount: false })
+    }
+
+    /// Attaches a mount on the file in the namespace of the launcher. Does nothing if one is attached.
+    pub(crate) fn attach(&self, launcher: &Peer, source: &DetachedMount) -> Result<(), Error> {
+        let directory = self.open(&enter(launcher)?)?;
+        let path = Path::new(&self.name);
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        let resolve = BENEATH.union(ResolveFlags::NO_XDEV);
+        let file = match directory.resolve("open", path, flags, Mode::empty(), resolve) {
+            Err(Error::Escape(_)) => return Ok(()),
+            outcome => outcome?,
+        };
+        require_kind(stat_of(&file, path)?, path, Kind::File)?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        rustix::mount::move_mount(&source.mount, "", &file, "", flags)
+            .map_err(|errno| Error::io("attach the mount on", path, errno))
+    }
+
+    /// Detaches the mount from the file in the namespace of the launcher. Returns the number of its block device. Fails while
+    /// a process has the file open.
+    pub(crate) fn detach(&self, launcher: &Peer, block: bool) -> Result<Option<(u32, u32)>, Error> {
+        let directory = self.open(&enter(launcher)?)?;
+        let path = Path::new(&self.name);
+        // An image is not looked at: its storage may not answer.
+        let device = if block {
+            let node = directory.resolve("open", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
+            Some(stat_of(&node, path)?).filter(|stat| stat.kind == Kind::BlockDevice).map(|stat| stat.rdev)
+        } else {
+            None
+        };
+        let failed = |errno| Error::io("detach the mount from", path, errno);
+        // One name in the directory of this thread: no other mount can be meant.
+        rustix::process::fchdir(&*directory.fd).map_err(failed)?;
+        match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
+            // Nothing is mounted there.
+            Ok(()) | Err(Errno::INVAL) => Ok(device),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Hot-plugged volumes: the work for the launcher, and the phases in the status. Pure.
+
+use std::time::Duration;
+
+use api::{VirtualMachineInstance, VirtualMachineInstanceStatus, hotplug, vmi::status::VolumeStatus};
+
+use super::{
+    event::Event,
+    observed::{Link, Observed},
+};
+use crate::{
+    launcher::{bounded, is_pod_uid},
+    volumes::{Handover, Work},
+};
+
+/// A start waits this long for volumes with an attachment pod, and for volumes without one.
+const START_WAIT: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
+
+/// Phases before the launcher pod has a volume.
+const BEFORE: [&str; 3] = ["Pending", "Bound", "AttachedToNode"];
+/// Phases in which the launcher pod had, or may have had, a volume.
+const AFTER: [&str; 3] = [hotplug::READY, hotplug::MOUNTED, "AttachedToNode"];
+
+fn entries(vmi: &VirtualMachineInstance) -> impl Iterator<Item = &VolumeStatus> {
+    let entries = vmi.status.iter().flat_map(|status| &status.volume_status);
+    entries.filter(|entry| entry.hotplug_volume.is_some())
+}
+
+fn is_in_spec(vmi: &VirtualMachineInstance, volume: &str) -> bool {
+    vmi.spec.volumes.iter().any(|known| known.name == volume)
+}
+
+/// Returns the UID of the pod that attaches a volume.
+fn attachment_pod(entry: &VolumeStatus) -> Option<&str> {
+    entry.hotplug_volume.as_ref()?.attach_pod_uid.as_deref().filter(|uid| is_pod_uid(uid))
+}
+
+/// Returns the work for the launcher and the time from which it may start; `None` if there is nothing to do.
+pub(super) fn plan(observed: &Observed) -> Option<(Work, Duration)> {
+    let vmi = &observed.vmi;
+    let state = observed.volumes.as_ref();
+    if state.is_none_or(|state| state.volumes.mounted.is_empty()) && entries(vmi).next().is_none() {
+        return None;
+    }
+    let has = |volume: &str| state.is_some_and(|state| state.volumes.mounted.contains(volume));
+    let attach: Vec<Handover> = entries(vmi)
+        .filter(|entry| is_in_spec(vmi, &entry.name) && !has(&entry.name))
+        .filter_map(|entry| {
+            let (volume, block) = (entry.name.clone(), hotplug::is_block(entry));
+            Some(Handover { volume, block, pod: attachment_pod(entry)?.to_owned() })
+        })
+        .collect();
+    let mounted = state.into_iter().flat_map(|state| &state.volumes.mounted);
+    let detach: Vec<String> =
+        mounted.filter(|volume| !is_in_spec(vmi, volume) && may_detach(observed, volume)).cloned().collect();
+    if state.is_some() && attach.is_empty() && detach.is_empty() {
+        return None;
+    }
+    let names = attach.iter().map(|handover| &handover.volume).chain(&detach);
+    // A volume that was not attempted yet does not wait for those that failed.
+    let is_new = |volume: &String| state.is_none_or(|state| !state.volumes.failures.contains_key(volume));
+    let has_new = state.is_none() || names.into_iter().any(is_new);
+    let at = state.filter(|_| !has_new).map_or(Duration::ZERO, |state| state.retry_at);
+    Some((Work { attach, detach }, at))
+}
+
+/// Returns true if the domain does not use a volume that the VMI no longer has, and does not start to.
+fn may_detach(observed: &Observed, volume: &str) -> bool {
+    if observed.busy.sync {
+        return false;
+    }
+    if !observed.domain().is_alive() {
+        return true;
+    }
+    let Link::Up { synced, results_from, .. } = &observed.link else { return false };
+    let Some(report) = &observed.report else { return false };
+    *synced == Some(observed.facts.fingerprint)
+        && report.sequence >= *results_from
+        && report.disks.iter().all(|disk| disk.volume != volume)
+}
+
+/// Returns the time until which a start waits for volumes; `None` if it does not wait.
+pub(super) fn start_waits_until(observed: &Observed) -> Option<Duration> {
+    let vmi = &observed.vmi;
+    let volumes = vmi.spec.volumes.iter().filter(|volume| hotplug::is_hotplugged(vmi, volume));
+    let wait = |volume: &str| match hotplug::status_of(vmi, volume) {
+        Some(entry) if hotplug::is_handed_over(entry) => None,
+        Some(entry) if attachment_pod(entry).is_some() => Some(START_WAIT.0),
+        _ => Some(START_WAIT.1),
+    };
+    volumes.filter_map(|volume| wait(&volume.name)).max().map(|wait| observed.connected_at + wait)
+}
+
+/// Sets the device names and phases of hot-plugged volumes. Entries are added and removed by virt-controller.
+pub(super) fn apply(next: &mut VirtualMachineInstanceStatus, observed: &Observed) {
+    let alive = observed.domain().is_alive();
+    let entries = next.volume_status.iter_mut().filter(|entry| entry.hotplug_volume.is_some());
+    for entry in entries {
+        if let Some(report) = observed.report.as_ref().filter(|_| alive) {
+            let disk = report.disks.iter().find(|disk| disk.volume == entry.name);
+            entry.target = disk.map(|disk| bounded(&disk.target)).unwrap_or_default();
+        }
+        let mounted = observed.volumes.as_ref().map(|state| state.volumes.mounted.contains(&entry.name));
+        let current = entry.phase.as_deref().unwrap_or_default();
+        if let Some((phase, reason, message)) =
+            next_phase(&entry.name, current, !entry.target.is_empty(), mounted, is_in_spec(&observed.vmi, &entry.name))
+        {
+            entry.phase = Some(phase.to_owned());
+            entry.reason = Some(reason.to_owned());
+            entry.message = Some(message);
+        }
+    }
+}
+
+/// Returns phase, reason and message that follow. `mounted` is `None` while it is unknown.
+fn next_phase(
+    volume: &str,
+    phase: &str,
+    has_target: bool,
+    mounted: Option<bool>,
+    in_spec: bool,
+) -> Option<(&'static str, &'static str, String)> {
+    if has_target {
+        return (phase != hotplug::READY)
+            .then(|| (hotplug::READY, "VolumeReady", format!("Successfully attach hotplugged volume {volume} to VM")));
+    }
+    match (mounted?, in_spec) {
+        (true, true) if BEFORE.contains(&phase) => Some((
+            hotplug::MOUNTED,
+            "VolumeMountedToPod",
+            format!("Volume {volume} has been mounted in virt-launcher pod"),
+        )),
+        (false, false) if AFTER.contains(&phase) => Some((
+            hotplug::UNMOUNTED,
+            "VolumeUnMountedFromPod",
+            format!("Volume {volume} has been unmounted from virt-launcher pod"),
+        )),
+        _ => None,
+    }
+}
+
+/// Returns an event for each phase that virt-handler changed.
+pub(super) fn events(current: &VirtualMachineInstanceStatus, next: &VirtualMachineInstanceStatus) -> Vec<Event> {
+    let known = |name: &str| current.volume_status.iter().find(|entry| entry.name == name);
+    let changed = next.volume_status.iter().filter(|entry| {
+        entry.hotplug_volume.is_some() && known(&entry.name).is_some_and(|known| known.phase != entry.phase)
+    });
+    let reason = |entry: &VolumeStatus| match entry.phase.as_deref() {
+        Some(hotplug::READY) => Some("VolumeReady"),
+        Some(hotplug::MOUNTED) => Some("VolumeMountedToPod"),
+        Some(hotplug::UNMOUNTED) => Some("VolumeUnMountedFromPod"),
+        _ => None,
+    };
+    changed.filter_map(|entry| Some(Event::normal(reason(entry)?, entry.message.clone().unwrap_or_default()))).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+use std::{collections::BTreeMap, sync::Arc};
+
+use protocol::{DiskTarget, LauncherState, Lifecycle};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    vmi::{
+        effect::Effect,
+        launcher_volumes::LauncherVolumes,
+        observed::{Now, Outcome},
+    },
+    volumes::{Failure, Volumes},
+};
+
+const NODE: &str = "n1";
+const POD: &str = "8f6e0c52-attach";
+
+fn at(seconds: u64) -> Now {
+    let wall = jiff::Timestamp::from_second(1_800_000_000).unwrap();
+    Now { since_start: Duration::from_secs(seconds), wall }
+}
+
+/// A status entry of a hot-plugged volume.
+fn entry(name: &str, phase: &str, pod: &str) -> Value {
+    json!({"name": name, "target": "", "phase": phase, "hotplugVolume": {"attachPodUID": pod},
+        "persistentVolumeClaimInfo": {"claimName": "c", "volumeMode": if name == "raw" { "Block" } else { "Filesystem" }}})
+}
+
+fn vmi(volumes: &[&str], entries: &[Value]) -> Arc<VirtualMachineInstance> {
+    let volumes: Vec<Value> = volumes
+        .iter()
+        .map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}}))
+        .collect();
+    let vmi = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "m", "namespace": "ns", "uid": "u", "labels": {"kubevirt.io/nodeName": NODE}},
+        "spec": {"domain": {"devices": {}}, "volumes": volumes},
+        "status": {"phase": "Running", "nodeName": NODE, "activePods": {"pod-1": NODE}, "volumeStatus": entries},
+    });
+    Arc::new(serde_json::from_value(vmi).unwrap())
+}
+
+/// A connected VMI whose launcher has these volumes and reports these disks.
+fn observed(volumes: &[&str], entries: &[Value], mounted: &[&str], disks: &[&str]) -> Observed {
+    let mut observed = Observed::new(vmi(volumes, entries), NODE);
+    let synced = Some(observed.facts.fingerprint);
+    let features = std::collections::BTreeSet::new();
+    observed.link = Link::Up { connection: 1, greeted: true, features, networked: true, synced, results_from: 0 };
+    let disks = disks.iter().map(|name| DiskTarget { volume: (*name).into(), target: "sda".into(), size: 0 });
+    let mut report = LauncherState { disks: disks.collect(), ..LauncherState::default() };
+    report.set_lifecycle(Lifecycle::Running);
+    observed.report = Some(report);
+    observed.volumes = Some(LauncherVolumes::after(None, volumes_of(mounted, &[]), Duration::ZERO));
+    observed
+}
+
+fn volumes_of(mounted: &[&str], failures: &[(&str, bool)]) -> Volumes {
+    let failure = |waiting| Failure { message: "no".into(), waiting };
+    let failures: BTreeMap<_, _> = failures.iter().map(|(name, waiting)| ((*name).into(), failure(*waiting))).collect();
+    Volumes { mounted: mounted.iter().map(|name| (*name).to_owned()).collect(), failures }
+}
+
+fn planned(observed: &Observed) -> Option<(Vec<String>, Vec<String>)> {
+    let (work, _) = plan(observed)?;
+    Some((work.attach.into_iter().map(|handover| handover.volume).collect(), work.detach))
+}
+
+#[test]
+fn volumes_are_handed_over_when_their_pod_is_known_and_taken_back_when_the_domain_has_let_go() {
+    let names = |names: &[&str]| -> Vec<String> { names.iter().map(|name| (*name).to_owned()).collect() };
+    let work = |attach: &[&str], detach: &[&str]| Some((names(attach), names(detach)));
+    let (known, unknown) = (entry("data", "AttachedToNode", POD), entry("data", "Bound", ""));
+    let outside = entry("data", "AttachedToNode", "../../etc");
+    let ready = entry("data", "Ready", POD);
+    for (volumes, entries, mounted, disks, expected) in [
+        (vec!["data"], vec![known.clone()], vec![], vec![], work(&["data"], &[])),
+        (vec!["data"], vec![unknown], vec![], vec![], None),
+        (vec!["data"], vec![outside], vec![], vec![], None),
+        (vec!["data"], vec![known], vec!["data"], vec![], None),
+        (vec!["data"], vec![ready.clone()], vec!["data"], vec!["data"], None),
+        // Removed from the spec: first the domain, then the launcher.
+        (vec![], vec![ready.clone()], vec!["data"], vec!["data"], None),
+        (vec![], vec![ready.clone()], vec!["data"], vec![], work(&[], &["data"])),
+        (vec![], vec![ready.clone()], vec![], vec![], None),
+        // Each on its own.
+        (vec!["raw"], vec![ready, entry("raw", "Bound", POD)], vec!["data"], vec![], work(&["raw"], &["data"])),
+        (vec![], vec![], vec![], vec![], None),
+    ] {
+        let observed = observed(&volumes, &entries, &mounted, &disks);
+        assert_eq!(planned(&observed), expected, "{volumes:?} {entries:?} {mounted:?} {disks:?}");
+    }
+}
+
+#[test]
+fn nothing_is_taken_back_before_the_domain_is_known_to_be_in_line() {
+    let ready = [entry("data", "Ready", POD)];
+    let mut waiting = observed(&[], &ready, &["data"], &[]);
+    assert!(plan(&waiting).is_some());
+    waiting.busy.sync = true;
+    assert_eq!(plan(&waiting), None);
+    waiting.busy.sync = false;
+    if let Link::Up { synced, .. } = &mut waiting.link {
+        *synced = None;
+    }
+    assert_eq!(plan(&waiting), None, "the spec without the volume was not synced");
+    if let Link::Up { synced, results_from, .. } = &mut waiting.link {
+        (*synced, *results_from) = (Some(waiting.facts.fingerprint), 2);
+    }
+    assert_eq!(plan(&waiting), None, "the report is older than the answer to Sync");
+    waiting.report = None;
+    assert!(plan(&waiting).is_some(), "no domain runs");
+}
+
+#[test]
+fn a_new_connection_observes_the_volumes_and_grants_them_again() {
+    let mut observed = observed(&["data"], &[entry("data", "Ready", POD)], &["data"], &["data"]);
+    observed.volumes = None;
+    let (work, when) = plan(&observed).unwrap();
+    let handover = Handover { volume: "data".into(), block: false, pod: POD.into() };
+    assert_eq!((work.attach, when), (vec![handover], Duration::ZERO));
+    // Without hot-plugged volumes nothing is looked at.
+    observed.vmi = vmi(&[], &[]);
+    assert_eq!(plan(&observed), None);
+}
+
+#[test]
+fn a_failed_volume_is_repeated_at_growing_intervals_and_delays_no_other() {
+    let entries = [entry("data", "Bound", POD), entry("raw", "Bound", POD)];
+    let mut observed = observed(&["data"], &entries[..1], &[], &[]);
+    let hand = |observed: &mut Observed, failures: &[(&str, bool)], now: u64| {
+        let (work, _) = plan(observed).unwrap();
+        observed.begin(&Effect::HandVolumes { pod: "pod-1".into(), work }, at(now));
+        observed.apply_outcome(Outcome::Volumes(1, Ok(volumes_of(&[], failures))), NODE, at(now))
+    };
+    let mut now = 100;
+    for (wait, events) in [(1, 1), (2, 0), (4, 0), (8, 0), (15, 0), (15, 0)] {
+        assert_eq!(hand(&mut observed, &[("data", false)], now).len(), events, "{now}");
+        assert_eq!(plan(&observed).unwrap().1, Duration::from_secs(now + wait));
+        now += wait;
+    }
+    // Another volume.
+    observed.vmi = vmi(&["data", "raw"], &entries);
+    assert_eq!(plan(&observed).unwrap().1, Duration::ZERO);
+    // An attachment pod that is not ready is no failure for users.
+    assert_eq!(hand(&mut observed, &[("data", true), ("raw", true)], now), []);
+    assert_eq!(plan(&observed).unwrap().1, Duration::from_secs(now + 1));
+}
+
+#[test]
+fn phases_follow_the_table_of_the_reference() {
+    let mounted = Some(("MountedToPod", "VolumeMountedToPod", "Volume d has been mounted in virt-launcher pod"));
+    let ready = Some(("Ready", "VolumeReady", "Successfully attach hotplugged volume d to VM"));
+    let gone =
+        Some(("UnMountedFromPod", "VolumeUnMountedFromPod", "Volume d has been unmounted from virt-launcher pod"));
+    for (phase, target, is_mounted, in_spec, expected) in [
+        ("AttachedToNode", false, Some(true), true, mounted),
+        ("Bound", false, Some(true), true, mounted),
+        ("Pending", false, Some(true), true, mounted),
+        ("Bound", false, Some(false), true, None),
+        ("Bound", false, None, true, None),
+        ("MountedToPod", false, Some(true), true, None),
+        ("MountedToPod", true, Some(true), true, ready),
+        ("Bound", true, None, true, ready),
+        ("Ready", true, Some(true), true, None),
+        ("Ready", true, Some(true), false, None),
+        ("Ready", false, Some(true), false, None),
+        ("Ready", false, Some(false), false, gone),
+        ("MountedToPod", false, Some(false), false, gone),
+        ("AttachedToNode", false, Some(false), false, gone),
+        ("Detaching", false, Some(false), false, None),
+        ("Ready", false, None, false, None),
+    ] {
+        let next = next_phase("d", phase, target, is_mounted, in_spec);
+        let next = next.as_ref().map(|(phase, reason, message)| (*phase, *reason, message.as_str()));
+        assert_eq!(next, expected, "{phase} {target} {is_mounted:?} {in_spec}");
+    }
+}
+
+#[test]
+fn the_status_shows_device_names_and_phases_with_an_event_each() {
+    let entries = [entry("data", "MountedToPod", POD), entry("raw", "Bound", POD), entry("gone", "Ready", POD)];
+    let observed = observed(&["data", "raw"], &entries, &["data", "raw"], &["data"]);
+    let current = observed.vmi.status.clone().unwrap();
+    let mut next = current.clone();
+    apply(&mut next, &observed);
+    let shown: Vec<(&str, &str, &str)> = next
+        .volume_status
+        .iter()
+        .map(|entry| (entry.name.as_str(), entry.target.as_str(), entry.phase.as_deref().unwrap()))
+        .collect();
+    assert_eq!(shown, [("data", "sda", "Ready"), ("raw", "", "MountedToPod"), ("gone", "", "UnMountedFromPod")]);
+    let reasons: Vec<&str> = events(&current, &next).iter().map(|event| event.reason).collect();
+    assert_eq!(reasons, ["VolumeReady", "VolumeMountedToPod", "VolumeUnMountedFromPod"]);
+    assert_eq!(events(&next, &next), []);
+}
+
+#[test]
+fn a_start_waits_for_volumes_for_a_limited_time() {
+    for (entries, limit) in [
+        (vec![entry("data", "Ready", POD)], None),
+        (vec![entry("data", "MountedToPod", POD)], None),
+        (vec![entry("data", "AttachedToNode", POD)], Some(60)),
+        (vec![entry("data", "Pending", "")], Some(10)),
+        (vec![], Some(10)),
+    ] {
+        let observed = observed(&["data"], &entries, &[], &[]);
+        assert_eq!(start_waits_until(&observed), limit.map(Duration::from_secs), "{entries:?}");
+    }
+    assert_eq!(start_waits_until(&observed(&[], &[], &[], &[])), None);
+}

@@ -1,0 +1,232 @@
+//! Hands hot-plugged volumes from their attachment pods to launcher pods, and takes them back.
+//!
+//! The kernel's tables are the record: the mounts of the launcher tell which volumes it has, its control group which devices
+//! it may open. A restarted virt-handler reads both. Each volume has a thread and a time limit of its own, so that storage
+//! which does not answer delays no other volume.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use api::{VirtualMachineInstance, hotplug};
+use futures::future::join_all;
+
+use crate::{
+    devices::cgroup::{self, Change},
+    launcher::with_causes,
+    safe_dir::{
+        self, Peer, SafeDir, connect_pod,
+        namespace::{Target, clone_device, clone_image},
+        pod_calls::{self, PodCalls},
+    },
+};
+
+/// The user QEMU runs as in a launcher pod.
+const RUNTIME_USER: u32 = 107;
+/// Longest wait for the socket of an attachment pod. virt-handler tries again later.
+const SOCKET_WAIT: Duration = Duration::from_millis(500);
+/// Longest name of a volume: a DNS label.
+const MAX_NAME: usize = 63;
+
+/// A volume to hand over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Handover {
+    /// The volume.
+    pub(crate) volume: String,
+    /// The claim is a block device.
+    pub(crate) block: bool,
+    /// UID of the attachment pod.
+    pub(crate) pod: String,
+}
+
+/// Volumes to hand over and to take back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Work {
+    /// Volumes to hand over. Those that the launcher has are granted again.
+    pub(crate) attach: Vec<Handover>,
+    /// Volumes to take back.
+    pub(crate) detach: Vec<String>,
+}
+
+/// Reason why a volume was not handed over or taken back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// The error.
+    pub(crate) message: String,
+    /// The attachment pod is not ready yet: nothing is wrong.
+    pub(crate) waiting: bool,
+}
+
+/// The volumes of a launcher after some work.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Volumes {
+    /// Volumes that the launcher has.
+    pub(crate) mounted: BTreeSet<String>,
+    /// Failures by volume.
+    pub(crate) failures: BTreeMap<String, Failure>,
+}
+
+/// Failure of one step.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    /// The name cannot be one of a volume.
+    #[error("{0:?} is not the name of a volume")]
+    Name(String),
+    /// The attachment pod does not listen yet.
+    #[error("the attachment pod is not ready yet")]
+    NotReady,
+    /// The call did not return, or was not started.
+    #[error(transparent)]
+    Call(#[from] pod_calls::Error),
+    /// The call failed.
+    #[error(transparent)]
+    Path(#[from] safe_dir::Error),
+    /// The device was not granted.
+    #[error(transparent)]
+    Grant(#[from] cgroup::Error),
+}
+
+impl Error {
+    fn failure(&self) -> Failure {
+        let waiting = match self {
+            Self::NotReady => true,
+            Self::Path(error) => matches!(error, safe_dir::Error::NotMounted(_) | safe_dir::Error::PeerGone(_)),
+            _ => false,
+        };
+        Failure { message: with_causes(self), waiting }
+    }
+}
+
+/// A launcher and what is needed to work for it.
+pub(crate) struct Desk<'a> {
+    /// kubelet's directory of pods.
+    pub(crate) pods: &'a SafeDir,
+    /// Threads for calls that can hang.
+    pub(crate) calls: &'a PodCalls,
+    /// The launcher.
+    pub(crate) launcher: &'a Arc<Peer>,
+    /// UID of its pod.
+    pub(crate) pod: &'a str,
+    /// The VMI.
+    pub(crate) vmi: &'a VirtualMachineInstance,
+}
+
+impl Desk<'_> {
+    /// Does the work for all volumes at the same time, and returns which volumes the launcher has then.
+    pub(crate) async fn work(&self, work: Work) -> Result<Volumes, safe_dir::Error> {
+        let before = names(self.launcher)?;
+        let attached = join_all(work.attach.iter().map(|handover| self.attach(handover, &before)));
+        let detached = join_all(work.detach.iter().map(|volume| self.detach(volume, &before)));
+        let (attached, detached) = tokio::join!(attached, detached);
+        let volumes = work.attach.iter().map(|handover| &handover.volume).chain(&work.detach);
+        let failed = |(volume, outcome): (&String, Result<(), Error>)| {
+            let error = outcome.err()?;
+            tracing::debug!(volume, error = with_causes(&error), "the volume was not handed over or taken back");
+            Some((volume.clone(), error.failure()))
+        };
+        let failures = volumes.zip(attached.into_iter().chain(detached)).filter_map(failed).collect();
+        let mounted = names(self.launcher)?.into_keys().collect();
+        Ok(Volumes { mounted, failures })
+    }
+
+    fn target(&self, volume: &str, block: bool) -> Result<Target, Error> {
+        let directory = self.pods.open_dir(pod_volume(self.pod))?;
+        Ok(Target { directory, name: hotplug::file_name(volume, block) })
+    }
+
+    /// Runs a call about one volume on a thread of its own.
+    async fn call<T: Send + 'static>(
+        &self,
+        volume: &str,
+        what: &'static str,
+        work: impl FnOnce() -> Result<T, safe_dir::Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let metadata = &self.vmi.metadata;
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let key = format!("{}/{volume}", metadata.uid.as_deref().unwrap_or_default());
+        Ok(self.calls.run(namespace, &key, what, work).await??)
+    }
+
+    async fn attach(&self, handover: &Handover, before: &BTreeMap<String, bool>) -> Result<(), Error> {
+        let Handover { volume, block, pod } = handover;
+        if !is_name(volume) {
+            return Err(Error::Name(volume.clone()));
+        }
+        // A file that is mounted stays, also after the end of the attachment pod. A device is granted again.
+        if before.get(volume) == Some(&false) {
+            return Ok(());
+        }
+        let socket = pod_volume(pod).join(hotplug::SOCKET);
+        let holder = match connect_pod(self.pods, pod, socket, SOCKET_WAIT).await {
+            Ok((_, holder)) => holder,
+            Err(_) if before.contains_key(volume) => return Ok(()),
+            Err(error) if error.is_not_found() || error.is_timeout() || error.is_refused() => {
+                return Err(Error::NotReady);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let (name, is_block) = (volume.clone(), *block);
+        let clone = move || match is_block {
+            true => clone_device(&holder, &name, RUNTIME_USER),
+            false => clone_image(&holder, &name, RUNTIME_USER),
+        };
+        let source = self.call(volume, "clone the mount of a hot-plugged volume", clone).await?;
+        if let Some(device) = source.device {
+            cgroup::apply(self.launcher, Change::Grant(device))?;
+        }
+        let (target, launcher) = (self.target(volume, *block)?, self.launcher.clone());
+        let device = source.device;
+        let attach = move || target.create().and_then(|()| target.attach(&launcher, &source));
+        let attached = self.call(volume, "attach a hot-plugged volume", attach).await;
+        if let (Err(_), Some(device)) = (&attached, device.filter(|_| !before.contains_key(volume))) {
+            cgroup::apply(self.launcher, Change::Withdraw(device))?;
+        }
+        if attached.is_ok() && !before.contains_key(volume) {
+            tracing::info!(volume, block, ?device, "handed the hot-plugged volume to virt-launcher");
+        }
+        attached
+    }
+
+    async fn detach(&self, volume: &str, before: &BTreeMap<String, bool>) -> Result<(), Error> {
+        let Some(block) = before.get(volume).copied() else { return Ok(()) };
+        let (target, launcher) = (self.target(volume, block)?, self.launcher.clone());
+        let place = target.clone();
+        let detach = move || place.detach(&launcher, block);
+        let device = self.call(volume, "detach a hot-plugged volume", detach).await?;
+        if let Some(device) = device {
+            cgroup::apply(self.launcher, Change::Withdraw(device))?;
+        }
+        match target.directory.remove_file(&target.name) {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => {}
+        }
+        tracing::info!(volume, block, ?device, "took the hot-plugged volume back from virt-launcher");
+        Ok(())
+    }
+}
+
+/// Returns the volumes that a launcher has; true for a block device.
+fn names(launcher: &Peer) -> Result<BTreeMap<String, bool>, safe_dir::Error> {
+    let volume = |name: String| match name.strip_suffix(".img") {
+        Some(volume) => (volume.to_owned(), false),
+        None => (name, true),
+    };
+    Ok(launcher.hotplugged_names()?.into_iter().map(volume).collect())
+}
+
+/// Returns the directory of hot-plugged volumes of a pod beneath kubelet's directory of pods.
+fn pod_volume(pod: &str) -> PathBuf {
+    [pod, "volumes", "kubernetes.io~empty-dir", hotplug::POD_VOLUME].iter().collect()
+}
+
+/// Accepts the names that volumes can have: each is a path component in pods.
+fn is_name(volume: &str) -> bool {
+    (1..=MAX_NAME).contains(&volume.len())
+        && volume.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+#![allow(clippy::disallowed_methods, reason = "tests create the files of pods")]
+
+use std::{fs, io::BufRead, path::Path, process::Child};
+
+use super::*;
+
+/// A directory of one test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("ferrovirt-volumes-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// Makes a directory that the node's mounts are not shared with.
+    fn target(&self, name: &str) -> Target {
+        let directory = self.0.join("hotplug-disks");
+        fs::create_dir_all(&directory).unwrap();
+        Target { directory: SafeDir::trusted(&directory).unwrap(), name: name.to_owned() }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process with mounts of its own, which `script` makes in a new root.
+struct Pod(Child, Arc<Peer>);
+
+impl Pod {
+    /// Starts the process in the directory `root`, with the programs of the host. `None` without permission.
+    fn start(root: &Path, script: &str) -> Option<Self> {
+        let root = root.display();
+        let script = format!(
+            "mkdir -p {root} && mount --bind {root} {root} && cd {root} && \
+             for d in bin sbin dev lib lib64 proc usr; do mkdir -p $d && mount --rbind /$d $d; done && {script} && \
+             mkdir -p old && pivot_root . old && umount -l /old && echo ready && exec sleep 60"
+        );
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+        let mut child = command.stdout(std::process::Stdio::piped()).spawn().ok()?;
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take()?).read_line(&mut line).ok()?;
+        if line != "ready\n" {
+            let _ = child.wait();
+            skips::skip("permission to mount file systems");
+            return None;
+        }
+        let peer = Arc::new(Peer::open(i32::try_from(child.id()).unwrap(), 0).unwrap());
+        Some(Self(child, peer))
+    }
+
+    /// Runs a script in the pod.
+    fn run(&self, script: &str) -> String {
+        let pid = self.0.id().to_string();
+        let output =
+            std::process::Command::new("nsenter").args(["-t", &pid, "-m", "--", "/bin/sh", "-c", script]).output();
+        let output = output.unwrap();
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a call on a thread of its own.
+fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    std::thread::spawn(work).join().unwrap()
+}
+
+fn image(holder: &Pod, volume: &'static str) -> Result<safe_dir::namespace::DetachedMount, safe_dir::Error> {
+    let peer = holder.1.clone();
+    apart(move || clone_image(&peer, volume, RUNTIME_USER))
+}
+
+/// A pod with the claim `data`, and a launcher with its directory.
+fn pods(scratch: &Scratch) -> Option<(Pod, Pod)> {
+    let claim = scratch.0.join("claim");
+    fs::create_dir_all(&claim).unwrap();
+    fs::write(claim.join("disk.img"), "content of the disk").unwrap();
+    scratch.target("");
+    let holder = Pod::start(
+        &scratch.0.join("holder"),
+        &format!("mkdir -p volumes/data volumes/plain path && mount --bind {} volumes/data", claim.display()),
+    )?;
+    let launcher = Pod::start(
+        &scratch.0.join("launcher"),
+        &format!(
+            "mkdir -p run/kubevirt/hotplug-disks var && ln -s ../run var/run && \
+             mount --bind {} run/kubevirt/hotplug-disks",
+            scratch.0.join("hotplug-disks").display()
+        ),
+    )?;
+    Some((holder, launcher))
+}
+
+#[test]
+fn an_image_is_handed_over_by_its_mount_and_taken_back_once_it_is_closed() {
+    let scratch = Scratch::new("image");
+    let Some((holder, launcher)) = pods(&scratch) else { return };
+    let target = scratch.target("data.img");
+    target.create().unwrap();
+    target.create().unwrap();
+    let source = image(&holder, "data").unwrap();
+    assert_eq!(source.device, None);
+    let attach = |source| {
+        let (target, launcher) = (target.clone(), launcher.1.clone());
+        apart(move || target.attach(&launcher, &source))
+    };
+    attach(source).unwrap();
+    assert_eq!(launcher.run("cat /var/run/kubevirt/hotplug-disks/data.img"), "content of the disk");
+    assert_eq!(names(&launcher.1).unwrap(), BTreeMap::from([("data".to_owned(), false)]));
+    // On the node there is only the file.
+    assert_eq!(fs::read_to_string(scratch.0.join("hotplug-disks/data.img")).unwrap(), "");
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(scratch.0.join("claim/disk.img")).unwrap()), 107);
+    // Repeated by a restarted virt-handler.
+    attach(image(&holder, "data").unwrap()).unwrap();
+    assert_eq!(launcher.1.hotplugged_names().unwrap(), ["data.img"]);
+    // The attachment pod ends: the mount stays.
+    drop(holder);
+    assert_eq!(launcher.run("cat /run/kubevirt/hotplug-disks/data.img"), "content of the disk");
+
+    let detach = || {
+        let (target, launcher) = (target.clone(), launcher.1.clone());
+        apart(move || target.detach(&launcher, false))
+    };
+    launcher.run("( exec 3</run/kubevirt/hotplug-disks/data.img; exec sleep 3 ) >&- 2>&- & sleep 0.5");
+    let in_use = detach();
+    assert!(matches!(in_use, Err(safe_dir::Error::Io { .. })), "{in_use:?}");
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(detach().unwrap(), None);
+    assert_eq!(detach().unwrap(), None, "again");
+    assert_eq!(names(&launcher.1).unwrap(), BTreeMap::new());
+    assert_eq!(launcher.run("cat /run/kubevirt/hotplug-disks/data.img"), "");
+}
+
+#[test]
+fn only_the_claim_of_an_attachment_pod_is_used() {
+    let scratch = Scratch::new("claims");
+    let Some((holder, _launcher)) = pods(&scratch) else { return };
+    let secret = scratch.0.join("secret");
+    fs::write(&secret, "secret").unwrap();
+    // A directory of the container itself.
+    assert!(matches!(image(&holder, "plain"), Err(safe_dir::Error::NotMounted(_))));
+    assert!(image(&holder, "absent").unwrap_err().is_not_found());
+    // A link, or another kind of file, instead of the image.
+    let claim = scratch.0.join("claim/disk.img");
+    fs::remove_file(&claim).unwrap();
+    assert!(matches!(image(&holder, "data"), Err(safe_dir::Error::NoImage)));
+    std::os::unix::fs::symlink(&secret, &claim).unwrap();
+    let link = image(&holder, "data").unwrap_err();
+    assert!(matches!(link, safe_dir::Error::WrongKind { found: safe_dir::Kind::Link, .. }), "{link:?}");
+    fs::remove_file(&claim).unwrap();
+    fs::create_dir(&claim).unwrap();
+    assert!(matches!(image(&holder, "data"), Err(safe_dir::Error::WrongKind { .. })));
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(&secret).unwrap()), 0);
+}
+
+#[test]
+fn a_launcher_cannot_redirect_a_mount() {
+    let scratch = Scratch::new("redirect");
+    let Some((holder, launcher)) = pods(&scratch) else { return };
+    let target = scratch.target("data.img");
+    let attach = |source| {
+        let (target, launcher) = (target.clone(), launcher.1.clone());
+        apart(move || target.attach(&launcher, &source))
+    };
+    // A link instead of the file.
+    std::os::unix::fs::symlink("/usr/bin/env", scratch.0.join("hotplug-disks/data.img")).unwrap();
+    target.create().unwrap();
+    let link = attach(image(&holder, "data").unwrap()).unwrap_err();
+    assert!(matches!(link, safe_dir::Error::WrongKind { found: safe_dir::Kind::Link, .. }), "{link:?}");
+    // Another directory instead of the volume.
+    fs::remove_file(scratch.0.join("hotplug-disks/data.img")).unwrap();
+    target.create().unwrap();
+    launcher.run("umount /run/kubevirt/hotplug-disks && touch /run/kubevirt/hotplug-disks/data.img");
+    let elsewhere = attach(image(&holder, "data").unwrap()).unwrap_err();
+    assert!(matches!(elsewhere, safe_dir::Error::Escape(_)), "{elsewhere:?}");
+    assert_eq!(names(&launcher.1).unwrap(), BTreeMap::new());
+}
+
+#[test]
+fn a_process_of_the_node_is_no_pod() {
+    let own = Arc::new(Peer::open(i32::try_from(std::process::id()).unwrap(), 0).unwrap());
+    let refused = apart(move || clone_image(&own, "data", RUNTIME_USER)).unwrap_err();
+    assert!(matches!(refused, safe_dir::Error::NodeNamespace(_)), "{refused:?}");
+}
+
+#[test]
+fn names_of_volumes_are_plain() {
+    let long = "a".repeat(64);
+    for (name, accepted) in [
+        ("data", true),
+        ("my-data-1", true),
+        ("", false),
+        ("a/b", false),
+        ("..", false),
+        ("a.img", false),
+        (&long, false),
+    ] {
+        assert_eq!(is_name(name), accepted, "{name:?}");
+    }
+    let path = pod_volume("1a-2b");
+    assert_eq!(path, Path::new("1a-2b/volumes/kubernetes.io~empty-dir/hotplug-disks"));
+}
