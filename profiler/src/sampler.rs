@@ -299,6 +299,7 @@ fn name_and_state(stat: &str) -> Option<(String, char)> {
 #[cfg(test)]
 mod tests {
     use std::{
+        io::{Read, Write},
         path::Path,
         process::{Child, Command, Stdio},
     };
@@ -388,12 +389,12 @@ mod tests {
 
     #[test]
     fn waiting_threads_are_skipped() {
-        let mut asleep = Command::new("sleep").arg("1000").spawn().unwrap();
+        // A program that has answered has been loaded, and waits for input again.
+        let mut asleep = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let pid = Pid::from_raw(i32::try_from(asleep.id()).unwrap());
-        // On a busy host the program waits several times while it is loaded: it has started when it waits for some time.
-        let mut waiting = 0;
-        while waiting < 20 {
-            waiting = if running(pid).iter().any(|(thread, _)| *thread == pid) { 0 } else { waiting + 1 };
+        asleep.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        asleep.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        while running(pid).iter().any(|(thread, _)| *thread == pid) {
             thread::sleep(INTERVAL);
         }
         let mut sampler = Sampler::new(pid).unwrap();
