@@ -25,6 +25,9 @@ use crate::{
     streaming::{self, USB_CHANNELS},
 };
 
+/// HTTP/2 flow-control window of a stream, as virt-handler's. `h2` closes a connection with many small unread messages, such as
+/// the keys that are pressed while a guest reads none.
+const STREAM_WINDOW: u32 = 16 * 1024;
 /// Limit of concurrent VNC connections.
 const VNC_CONNECTIONS: usize = 8;
 /// Longest time limit of a probe through the guest agent, in seconds.
@@ -78,6 +81,7 @@ pub(crate) async fn serve(
         .max_encoding_message_size(MAX_MESSAGE_SIZE);
     tonic::transport::Server::builder()
         .max_concurrent_streams(64)
+        .initial_stream_window_size(STREAM_WINDOW)
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, end)
         .await

@@ -14,7 +14,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
     sync::mpsc,
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -29,6 +29,9 @@ const STREAM_QUEUE: usize = 4;
 pub(crate) const FIRST_INPUT: Duration = Duration::from_secs(5);
 /// Time that QEMU's side stays open after the input has ended.
 const HALF_OPEN: Duration = Duration::from_secs(3);
+/// Time for which output of a console is gathered after a small message. Guests write single bytes, and each message takes the time of
+/// virt-handler, virt-api and the client.
+const GATHER: Duration = Duration::from_millis(5);
 /// Time limit of a connection to a socket of QEMU: a socket with a client does not accept another.
 const CONNECT: Duration = Duration::from_secs(5);
 
@@ -131,8 +134,18 @@ pub(crate) fn console(console: Console, mut input: Streaming<ConsoleInput>) -> O
         };
         let mut to_agent = std::pin::pin!(async {
             while let Some(chunk) = output.recv().await {
-                if sender.send(Ok(Chunk { data: chunk.to_vec() })).await.is_err() {
+                let mut data = chunk.to_vec();
+                while data.len() < MAX_CHUNK / 2
+                    && let Ok(chunk) = output.try_recv()
+                {
+                    data.extend_from_slice(&chunk);
+                }
+                let is_small = data.len() < MAX_CHUNK / 8;
+                if sender.send(Ok(Chunk { data })).await.is_err() {
                     return;
+                }
+                if is_small {
+                    sleep(GATHER).await;
                 }
             }
             let why = match cut_off.await {

@@ -41,10 +41,12 @@ const FREEZE_TIMEOUT: Duration = Duration::from_secs(65);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle time before a keep-alive ping, and the limit of its answer. Without an answer the connection counts as lost.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
-/// HTTP/2 flow-control windows of a stream and of a connection: bytes that a launcher can send unread. Screenshots and states
-/// are the largest messages; consoles are paced by their readers.
-const STREAM_WINDOW: u32 = 128 * 1024;
-const CONNECTION_WINDOW: u32 = 512 * 1024;
+/// HTTP/2 flow-control window of a stream: bytes that a launcher can send unread.
+const STREAM_WINDOW: u32 = 16 * 1024;
+/// The same of a connection. It never limits the few streams of a launcher. `h2` (0.4.16 and later) closes a connection whose
+/// unread messages are too small: each adds what it lacks of 256 bytes, up to half of this window. A guest writes bytes one by
+/// one to a console that nobody reads; a full stream of them adds 0.5 MiB, so that four fit.
+const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 /// Chunks of a console or VNC stream that wait to be sent to the launcher.
 const STREAM_QUEUE: usize = 4;
 /// Largest answer and state. An entry of a list takes two bytes in a message and a hundred in memory, so that a message of the
@@ -370,6 +372,7 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launcher::fake::{FLOOD, FLOOD_LENGTH, FakeLauncher};
 
     #[test]
     fn errors_of_the_launcher_differ_from_a_lost_connection() {
@@ -387,6 +390,20 @@ mod tests {
         let text = bounded(&hostile);
         assert_eq!(text.chars().count(), 1024);
         assert!(!text.chars().any(char::is_control));
+    }
+
+    #[tokio::test]
+    async fn unread_bytes_of_a_console_do_not_cost_the_connection() {
+        let fake = FakeLauncher::new();
+        let launcher = fake.connect().await;
+        let (input, mut output) = launcher.console(false).await.unwrap();
+        input.send(ConsoleInput { data: FLOOD.into(), replay: false }).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        launcher.stats().await.unwrap();
+        let mut read = 0;
+        while read < FLOOD_LENGTH {
+            read += output.message().await.unwrap().unwrap().data.iter().filter(|byte| **byte == b'x').count();
+        }
     }
 
     #[test]

@@ -28,6 +28,10 @@ use tonic::{Request as Rpc, Response, Status, Streaming};
 
 use super::Launcher;
 
+/// Input of a console that causes so many chunks of one byte.
+pub(crate) const FLOOD: &[u8] = b"flood";
+pub(crate) const FLOOD_LENGTH: usize = 20_000;
+
 /// A launcher whose domain is a variable.
 pub(crate) struct FakeLauncher {
     pub(crate) state: watch::Sender<LauncherState>,
@@ -179,14 +183,19 @@ impl LauncherService for Served {
         let first = input.message().await?.map(|first| first.replay);
         let banner = tokio_stream::once(Ok(Chunk { data: format!("replay={first:?}\n").into_bytes() }));
         let launcher = self.0.clone();
-        let echo = input.map(move |message| {
-            message.and_then(|message| {
+        let echo = futures::StreamExt::flat_map(input, move |message| {
+            let answer = message.and_then(|message| {
                 launcher.typed.lock().unwrap().extend_from_slice(&message.data);
                 match message.data.as_slice() {
                     b"fail" => Err(Status::resource_exhausted("the client was too slow")),
                     _ => Ok(Chunk { data: message.data }),
                 }
-            })
+            });
+            let (answer, count) = match answer {
+                Ok(chunk) if chunk.data == FLOOD => (Ok(Chunk { data: b"x".to_vec() }), FLOOD_LENGTH),
+                answer => (answer, 1),
+            };
+            tokio_stream::iter(std::iter::repeat_n(answer, count))
         });
         Ok(Response::new(Box::pin(banner.chain(echo))))
     }
