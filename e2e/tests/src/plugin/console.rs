@@ -51,8 +51,15 @@ impl Console {
     /// Fails if the plugin has exited.
     pub async fn send(&mut self, text: &str) -> Result<()> {
         let input = self.input.as_mut().context("the console is closed")?;
-        input.write_all(text.as_bytes()).await.context("the console has ended")?;
-        Ok(input.flush().await?)
+        let sent = async {
+            input.write_all(text.as_bytes()).await?;
+            input.flush().await
+        };
+        if let Err(error) = sent.await {
+            let stderr = self.stderr().await;
+            bail!("the console has ended: {error}: {stderr}; printed: {:?}", self.seen);
+        }
+        Ok(())
     }
 
     /// Waits for `text` and returns the output before it. Output after it is kept.

@@ -23,7 +23,9 @@ fn silent_connections_and_stalled_reviews_do_not_affect_the_installation() {
         let duration = Duration::from_secs(seconds.unwrap_or(DEFAULT_SECONDS));
         s.apply(&manifests::kernel_vm("box", "Always")).await?;
         s.wait_running("box").await?;
-        let (pods, failures) = (pods(s).await?, failed_probes(s).await?);
+        no_pod_ends(s).await?;
+        let pods = pods(s).await?;
+        let failures = failed_probes(s, &pods).await?;
         let Some(flood) = s.flood("attacker").await? else {
             return skip("route to pods");
         };
@@ -34,7 +36,7 @@ fn silent_connections_and_stalled_reviews_do_not_affect_the_installation() {
         println!("{uses} VMs were created, paused and deleted meanwhile");
         extent.check()?;
         sleep(REPORTED).await;
-        let (pods_after, failures_after) = (self::pods(s).await?, failed_probes(s).await?);
+        let (pods_after, failures_after) = (self::pods(s).await?, failed_probes(s, &pods).await?);
         ensure!(failures == failures_after, "probes failed: before {failures:#?}, after {failures_after:#?}");
         ensure!(pods == pods_after, "pods restarted or were not ready: before {pods:#?}, after {pods_after:#?}");
         Ok(())
@@ -63,10 +65,26 @@ fn is_paused(vmi: &Value) -> bool {
     conditions.into_iter().flatten().any(|condition| condition["type"] == "Paused" && condition["status"] == "True")
 }
 
-/// Returns restarts and start of readiness of the installation's pods.
-async fn pods(s: &Story) -> Result<BTreeMap<String, (i64, Value)>> {
-    let labels = ListParams::default().labels("kubevirt.io in (virt-api,virt-controller,virt-handler)");
-    let pods = s.installation_api("Pod").list(&labels).await?;
+/// Selects the pods of the installation.
+const INSTALLATION: &str = "kubevirt.io in (virt-api,virt-controller,virt-handler)";
+
+/// Waits until no pod of the installation is being deleted, as those that an earlier story replaced.
+async fn no_pod_ends(s: &Story) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    let ends = ListParams::default().labels(INSTALLATION);
+    while s.installation_api("Pod").list(&ends).await?.iter().any(|pod| pod.metadata.deletion_timestamp.is_some()) {
+        ensure!(Instant::now() < deadline, "a deleted pod of the installation remains");
+        sleep(Duration::from_secs(1)).await;
+    }
+    Ok(())
+}
+
+/// Restarts and start of readiness of pods.
+type Pods = BTreeMap<String, (i64, Value)>;
+
+/// Returns the installation's pods.
+async fn pods(s: &Story) -> Result<Pods> {
+    let pods = s.installation_api("Pod").list(&ListParams::default().labels(INSTALLATION)).await?;
     let described = pods.items.into_iter().map(|pod| {
         let status = &pod.data["status"];
         let containers = status["containerStatuses"].as_array().cloned().unwrap_or_default();
@@ -79,10 +97,13 @@ async fn pods(s: &Story) -> Result<BTreeMap<String, (i64, Value)>> {
     Ok(described.collect())
 }
 
-/// Returns the failed probes in the namespace of the installation with their counts.
-async fn failed_probes(s: &Story) -> Result<BTreeMap<String, i64>> {
+/// Returns the failed probes of these pods with their counts.
+async fn failed_probes(s: &Story, pods: &Pods) -> Result<BTreeMap<String, i64>> {
     let events = s.installation_api("Event").list(&ListParams::default()).await?;
-    let unhealthy = events.items.into_iter().filter(|event| event.data["reason"] == "Unhealthy");
+    let unhealthy = events.items.into_iter().filter(|event| {
+        let of_a_pod = event.data["involvedObject"]["name"].as_str().is_some_and(|name| pods.contains_key(name));
+        of_a_pod && event.data["reason"] == "Unhealthy"
+    });
     let described = unhealthy.map(|event| {
         let text = format!("{}: {}", event.metadata.name.unwrap_or_default(), event.data["message"]);
         (text, event.data["count"].as_i64().unwrap_or(1))
