@@ -290,6 +290,10 @@ pub mod condition {
     pub const SOFTWARE_EMULATION: &str = "SoftwareEmulation";
     /// The controller cannot create or delete the VMI.
     pub const FAILURE: &str = "Failure";
+    /// vCPUs are being plugged into the guest; false if that failed.
+    pub const HOT_VCPU_CHANGE: &str = "HotVCPUChange";
+    /// The guest's memory is being changed; false if that failed.
+    pub const HOT_MEMORY_CHANGE: &str = "HotMemoryChange";
     /// Changes require a restart.
     pub const RESTART_REQUIRED: &str = "RestartRequired";
     /// Manual intervention is required.

@@ -93,6 +93,23 @@ pub enum RolloutStrategy {
     Stage,
 }
 
+/// Sizes to which VMIs can grow while they run, unless they name their own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LiveUpdateLimits {
+    /// Sockets; `None`: a multiple of those at the start.
+    pub max_cpu_sockets: Option<u32>,
+    /// Guest memory; `None`: a multiple of that at the start.
+    pub max_guest: Option<Quantity>,
+    /// The multiple.
+    pub max_hotplug_ratio: u32,
+}
+
+impl Default for LiveUpdateLimits {
+    fn default() -> Self {
+        Self { max_cpu_sockets: None, max_guest: None, max_hotplug_ratio: 4 }
+    }
+}
+
 /// Treatment of the instance type and preference that a VM refers to.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum ReferencePolicy {
@@ -146,6 +163,8 @@ pub struct ClusterConfig {
     pub eviction_strategy: EvictionStrategy,
     /// Effect of template changes on running VMIs.
     pub vm_rollout_strategy: RolloutStrategy,
+    /// Sizes to which VMIs can grow while they run.
+    pub live_update: LiveUpdateLimits,
     /// Treatment of instance types and preferences that VMs refer to.
     pub reference_policy: ReferencePolicy,
     /// Taint of nodes that are being drained.
@@ -228,6 +247,7 @@ impl Default for ClusterConfig {
             mem_balloon_stats_period: 10,
             eviction_strategy: EvictionStrategy::None,
             vm_rollout_strategy: RolloutStrategy::LiveUpdate,
+            live_update: LiveUpdateLimits::default(),
             reference_policy: ReferencePolicy::Reference,
             node_drain_taint_key: "kubevirt.io/drain".to_owned(),
             default_network_interface: "bridge".to_owned(),
@@ -302,6 +322,7 @@ impl ClusterConfig {
         config.overlay_machine(from)?;
         config.overlay_network(from)?;
         config.overlay_cluster(from);
+        config.overlay_live_update(from)?;
         let drain = from.migrations.as_ref().and_then(|migrations| migrations.node_drain_taint_key.as_ref());
         overlay_text(&mut config.node_drain_taint_key, drain);
         Ok(config)
@@ -426,6 +447,19 @@ impl ClusterConfig {
             self.default_network_interface = binding;
         }
         self.permit_bridge_interface_on_pod_network = network.permit_bridge_interface_on_pod_network.unwrap_or(true);
+        Ok(())
+    }
+
+    fn overlay_live_update(&mut self, from: &KubeVirtConfiguration) -> Result<(), ConfigError> {
+        let Some(limits) = &from.live_update_configuration else { return Ok(()) };
+        if let Some(guest) = &limits.max_guest {
+            check_quantity("liveUpdateConfiguration.maxGuest", guest)?;
+        }
+        self.live_update.max_cpu_sockets = limits.max_cpu_sockets.filter(|sockets| *sockets != 0);
+        self.live_update.max_guest.clone_from(&limits.max_guest);
+        if let Some(ratio) = limits.max_hotplug_ratio.filter(|ratio| *ratio != 0) {
+            self.live_update.max_hotplug_ratio = ratio;
+        }
         Ok(())
     }
 
