@@ -68,6 +68,7 @@ pub(crate) fn set_defaults(
 ) -> Result<(), DefaultNetworkError> {
     defaults::spec(&mut vmi.spec, config)?;
     defaults::vmi::set(&mut vmi.spec, config, generated);
+    rules::live_update::set_maximums(&mut vmi.spec, config);
 
     let metadata = &mut vmi.metadata;
     defaults::observed_version(metadata);

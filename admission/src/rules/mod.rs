@@ -18,7 +18,7 @@ pub(crate) mod hyperv;
 mod images;
 pub(crate) mod label_selector;
 pub(crate) mod launch_security;
-pub(crate) mod live_update;
+pub mod live_update;
 pub mod metadata;
 pub(crate) mod network;
 mod pod_errors;

@@ -16,7 +16,6 @@ type Entry<T> = (&'static str, &'static str, fn(&T) -> bool);
 
 const BACKUP: &str = "incremental backup";
 const CHART: &str = "the chart installs the components, by its values";
-const HOTPLUG: &str = "hot-plug";
 const LIMITS: &str = "limits on requests to the API server";
 const MEDIATED: &str = "mediated devices";
 const MIGRATION: &str = "live migration";
@@ -64,7 +63,6 @@ const CLUSTER: &[Entry<KubeVirtConfiguration>] = &[
         from.hypervisors.iter().any(|hypervisor| hypervisor.name.as_deref().is_some_and(|name| name != "kvm"))
     }),
     ("ksmConfiguration", "kernel same-page merging", |from| from.ksm_configuration.is_some()),
-    ("liveUpdateConfiguration", HOTPLUG, |from| from.live_update_configuration.is_some()),
     ("mediatedDevicesConfiguration", MEDIATED, |from| from.mediated_devices_configuration.is_some()),
     ("migrations", "live migration; only nodeDrainTaintKey has an effect", |from| {
         // The taint also ends evacuations with other migration tools.
@@ -192,7 +190,6 @@ mod tests {
             ("configuration.handlerConfiguration", limit.clone()),
             ("configuration.hypervisors", json!([{"name": "hyperv-direct"}])),
             ("configuration.ksmConfiguration", json!({"nodeLabelSelector": {}})),
-            ("configuration.liveUpdateConfiguration", json!({"maxCpuSockets": 4})),
             ("configuration.mediatedDevicesConfiguration", json!({"mediatedDeviceTypes": ["nvidia-222"]})),
             ("configuration.migrations", json!({"parallelMigrationsPerCluster": 2, "nodeDrainTaintKey": "a/b"})),
             ("configuration.minCPUModel", json!("Penryn")),

@@ -4,7 +4,7 @@
 //! change that adds support for a field removes its entry. Unsupported fields are reported only if no rule is broken, because
 //! clients count the errors of a rule.
 
-use api::{VirtualMachineInstanceSpec, VirtualMachineSpec, quantity};
+use api::{VirtualMachineInstanceSpec, VirtualMachineSpec};
 
 use crate::context::FieldErrors;
 
@@ -47,7 +47,6 @@ const VOLUMES: &str = "volumes";
 const GPUS: &str = "domain.devices.gpus";
 const HOST_DEVICES: &str = "domain.devices.hostDevices";
 
-const HOTPLUG: &str = "hot-plug";
 const CLAIMED: &str = "devices by resource claims";
 const ROLES: &str = "device roles";
 const PINNING: &str = "pinned CPUs";
@@ -92,29 +91,7 @@ const SPEC: &[Entry] = &[
         reason: "NUMA topology",
         uses: |spec| when(spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.numa.is_some()), "domain.cpu.numa"),
     },
-    Entry {
-        field: "domain.cpu.maxSockets",
-        reason: HOTPLUG,
-        uses: |spec| {
-            let grows = spec.domain.cpu.as_ref().is_some_and(|cpu| {
-                let max = cpu.max_sockets.unwrap_or(0);
-                max > cpu.sockets.unwrap_or(1).max(1)
-            });
-            when(grows, "domain.cpu.maxSockets")
-        },
-    },
     // Memory.
-    Entry {
-        field: "domain.memory.maxGuest",
-        reason: HOTPLUG,
-        uses: |spec| {
-            let grows = spec.domain.memory.as_ref().is_some_and(|memory| match (&memory.max_guest, &memory.guest) {
-                (Some(max), Some(guest)) => quantity::units(max) != quantity::units(guest),
-                (max, _) => max.is_some(),
-            });
-            when(grows, "domain.memory.maxGuest")
-        },
-    },
     Entry {
         field: "domain.memory.hugepages",
         reason: "huge pages",
