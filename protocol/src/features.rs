@@ -10,16 +10,19 @@ const MAX_FEATURES: usize = 64;
 pub enum Feature {
     /// `LauncherState.items`: the result of the last Sync for each part of the domain.
     ItemResults,
+    /// Domains that can grow: `maxSockets` and `maxGuest` of the spec, `LauncherState.vcpus` and `.memory_requested`.
+    LiveResize,
 }
 
 impl Feature {
     /// All features of this release.
-    pub const ALL: [Self; 1] = [Self::ItemResults];
+    pub const ALL: [Self; 2] = [Self::ItemResults, Self::LiveResize];
 
     /// Returns the name in a Hello.
     pub fn name(self) -> &'static str {
         match self {
             Self::ItemResults => "item-results",
+            Self::LiveResize => "live-resize",
         }
     }
 }
