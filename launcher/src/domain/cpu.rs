@@ -10,6 +10,24 @@ pub(super) fn vcpus(spec: &DomainSpec) -> u32 {
     sockets.saturating_mul(cores).saturating_mul(threads).max(1)
 }
 
+/// Returns the number of vCPUs to which the domain can grow.
+pub(super) fn most_vcpus(spec: &DomainSpec) -> u32 {
+    let (_, cores, threads) = topology(spec);
+    most_sockets(spec).saturating_mul(cores).saturating_mul(threads).max(1)
+}
+
+/// Returns the sockets of the topology, which includes those without a processor.
+fn most_sockets(spec: &DomainSpec) -> u32 {
+    spec.cpu.as_ref().and_then(|cpu| cpu.max_sockets).unwrap_or(0).max(topology(spec).0)
+}
+
+/// Renders the number of vCPUs.
+pub(super) fn vcpu(spec: &DomainSpec) -> Element {
+    let (present, most) = (vcpus(spec), most_vcpus(spec));
+    let element = Element::new("vcpu").with("placement", "static");
+    if present == most { element } else { element.with("current", present.to_string()) }.text(most.to_string())
+}
+
 /// Returns sockets, cores and threads. Without any of them the CPU limit or request gives the sockets.
 fn topology(spec: &DomainSpec) -> (u32, u32, u32) {
     let part = |value: Option<u32>| value.unwrap_or(1).max(1);
@@ -29,7 +47,8 @@ fn topology(spec: &DomainSpec) -> (u32, u32, u32) {
 ///
 /// Software emulation cannot copy the host's CPU: `host-model` and `host-passthrough` become the emulator's maximum,
 /// and a named model is used without the features that the emulator lacks.
-pub(super) fn cpu(spec: &DomainSpec, kvm: bool) -> Result<Element, DomainError> {
+/// Memory of a domain that can grow is a NUMA cell of `cell_memory` bytes, to which the memory device belongs.
+pub(super) fn cpu(spec: &DomainSpec, kvm: bool, cell_memory: Option<u64>) -> Result<Element, DomainError> {
     let model = spec.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
     let mut element = match (model, kvm) {
         ("" | "host-model", true) => Element::new("cpu").with("mode", "host-model"),
@@ -40,10 +59,10 @@ pub(super) fn cpu(spec: &DomainSpec, kvm: bool) -> Result<Element, DomainError> 
             Element::new("cpu").with("mode", "custom").with("check", "none").child(Element::new("model").text(name))
         }
     };
-    let (sockets, cores, threads) = topology(spec);
+    let (_, cores, threads) = topology(spec);
     element = element.child(
         Element::new("topology")
-            .with("sockets", sockets.to_string())
+            .with("sockets", most_sockets(spec).to_string())
             .with("cores", cores.to_string())
             .with("threads", threads.to_string()),
     );
@@ -63,5 +82,13 @@ pub(super) fn cpu(spec: &DomainSpec, kvm: bool) -> Result<Element, DomainError> 
     if !matches!(model, "" | "host-model" | "host-passthrough") && !has_mpx {
         element = element.child(Element::new("feature").with("policy", "disable").with("name", "mpx"));
     }
-    Ok(element)
+    Ok(element.children(cell_memory.map(|memory| cell(most_vcpus(spec), memory))))
+}
+
+/// Renders the NUMA cell with all vCPUs.
+fn cell(vcpus: u32, memory: u64) -> Element {
+    let cpus = if vcpus == 1 { "0".to_owned() } else { format!("0-{}", vcpus.saturating_sub(1)) };
+    Element::new("numa").child(
+        Element::new("cell").with("id", "0").with("cpus", cpus).with("memory", memory.to_string()).with("unit", "b"),
+    )
 }

@@ -12,6 +12,9 @@ use crate::storage::Backend;
 /// Unit to which libvirt rounds the memory of a domain up.
 const MEMORY_UNIT: u64 = 1 << 20;
 
+/// Unit in which a guest gets memory and gives it back: a huge page of the processor.
+const MEMORY_BLOCK: u64 = 2 << 20;
+
 /// A change that brings the active domain closer to the wanted one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -28,6 +31,17 @@ pub(crate) enum Step {
         /// Its name.
         name: String,
         /// Its element: of the active domain to detach it, of the wanted domain otherwise.
+        xml: String,
+    },
+    /// Plug vCPUs: so many are to be plugged.
+    Vcpus(u32),
+    /// Attach the memory device, or request another size of the guest.
+    Memory {
+        /// The change.
+        change: DeviceChange,
+        /// Memory in bytes that the guest is to have.
+        size: u64,
+        /// The device's element.
         xml: String,
     },
     /// Resize a disk.
@@ -93,7 +107,7 @@ impl Step {
             Self::Attach(item) => (item, "cannot be attached to the running VMI".to_owned()),
             Self::Detach(item) => (item, "cannot be detached from the running VMI".to_owned()),
             Self::Update(item, property) => (item, cannot_change(property)),
-            Self::Disk { .. } | Self::Resize { .. } => return None,
+            Self::Disk { .. } | Self::Resize { .. } | Self::Vcpus(_) | Self::Memory { .. } => return None,
         };
         Some(item.at_restart(message))
     }
@@ -129,6 +143,31 @@ pub(crate) fn diff(
     difference
 }
 
+/// Returns the step that gives the guest `wanted` bytes of memory, if its memory device can.
+fn memory_step(active: &DomainConfig, wanted: u64) -> Option<Step> {
+    let boot = active.memory?;
+    let added = wanted.checked_sub(boot).filter(|added| added.is_multiple_of(MEMORY_BLOCK))?;
+    let requested = format!("<requested unit='b'>{added}</requested>");
+    let (change, xml) = match &active.memory_device {
+        Some(device) if added <= device.size => {
+            let mut xml = device.xml.clone();
+            xml.get(device.requested_at.clone())?;
+            xml.replace_range(device.requested_at.clone(), &requested);
+            (DeviceChange::Update, xml)
+        }
+        Some(_) => return None,
+        None => {
+            let size = active.most_memory?.checked_sub(boot).filter(|size| added <= *size)?;
+            let xml = format!(
+                "<memory model='virtio-mem'><target><size unit='b'>{size}</size><node>0</node>\
+                 <block unit='b'>{MEMORY_BLOCK}</block>{requested}</target></memory>"
+            );
+            (DeviceChange::Attach, xml)
+        }
+    };
+    Some(Step::Memory { change, size: wanted, xml })
+}
+
 /// Returns the steps that give disks their sizes. The hypervisor compares the size with the present one.
 fn resizes(active: &DomainConfig, sizes: &[(String, u64)]) -> Vec<Step> {
     let step = |(volume, size): &(String, u64)| {
@@ -144,14 +183,25 @@ impl Difference {
     }
 
     fn compare_cpu_and_memory(&mut self, active: &DomainConfig, wanted: &DomainConfig) {
-        if differ(active.vcpus, wanted.vcpus) {
-            self.needs_restart(ItemKind::Cpu, "", "number of vCPUs");
-        } else if differ(active.topology, wanted.topology) {
-            self.needs_restart(ItemKind::Cpu, "", "CPU topology");
+        if differ(active.topology, wanted.topology) {
+            let property =
+                if differ(active.most_vcpus, wanted.most_vcpus) { "number of vCPUs" } else { "CPU topology" };
+            self.needs_restart(ItemKind::Cpu, "", property);
+        } else if differ(active.vcpus, wanted.vcpus) {
+            match active.vcpus.zip(wanted.vcpus).filter(|(active, wanted)| active < wanted) {
+                Some((_, wanted)) if active.most_vcpus.is_some_and(|most| wanted <= most) => {
+                    self.steps.push(Step::Vcpus(wanted));
+                }
+                // A guest releases a vCPU only of its own accord.
+                _ => self.needs_restart(ItemKind::Cpu, "", "number of vCPUs"),
+            }
         }
-        let rounded = |config: &DomainConfig| config.memory.map(|memory| memory.div_ceil(MEMORY_UNIT));
-        if differ(rounded(active), rounded(wanted)) {
-            self.needs_restart(ItemKind::Memory, "", "amount of memory");
+        let rounded = |memory: Option<u64>| memory.map(|memory| memory.div_ceil(MEMORY_UNIT));
+        if differ(rounded(active.memory_requested()), rounded(wanted.memory)) {
+            match wanted.memory.and_then(|wanted| memory_step(active, wanted)) {
+                Some(step) => self.steps.push(step),
+                None => self.needs_restart(ItemKind::Memory, "", "amount of memory"),
+            }
         }
     }
 
@@ -326,6 +376,66 @@ mod tests {
             assert_ne!(wanted, PLAIN, "{from}");
             assert_eq!(between(ACTIVE, &wanted), Difference { steps, at_restart }, "{from} -> {to}");
         }
+    }
+
+    #[test]
+    fn guest_grows_and_shrinks_as_far_as_its_definition_allows() {
+        let domain = |vcpus: u32, memory: u64, device: &str| {
+            format!(
+                "<domain><maxMemory unit='b' slots='0'>{}</maxMemory><memory unit='b'>{memory}</memory>\
+                 <vcpu current='{vcpus}'>8</vcpu><os><type machine='q35'/></os>\
+                 <cpu><topology sockets='4' cores='2' threads='1'/></cpu><devices>{device}</devices></domain>",
+                4_u64 << 30
+            )
+        };
+        // libvirt counts the whole device in the memory of an active domain.
+        let device = |requested: u64| {
+            format!(
+                "<memory model='virtio-mem'><target><size unit='KiB'>3145728</size><node>0</node>\
+                 <block unit='KiB'>2048</block><requested unit='KiB'>{}</requested><current unit='KiB'>0</current></target>\
+                 <alias name='virtiomem0'/></memory>",
+                requested >> 10
+            )
+        };
+        let (gib, cpu, memory) = (1_u64 << 30, Item::new(ItemKind::Cpu, ""), Item::new(ItemKind::Memory, ""));
+        let update = |added: u64, size: u64| Step::Memory {
+            change: DeviceChange::Update,
+            size,
+            xml: device(gib).replace(
+                "<requested unit='KiB'>1048576</requested>",
+                &format!("<requested unit='b'>{added}</requested>"),
+            ),
+        };
+        let attach = Step::Memory {
+            change: DeviceChange::Attach,
+            size: 2 * gib,
+            xml: format!(
+                "<memory model='virtio-mem'><target><size unit='b'>{}</size><node>0</node>\
+                 <block unit='b'>2097152</block><requested unit='b'>{gib}</requested></target></memory>",
+                3 * gib
+            ),
+        };
+        let plain = domain(2, gib, "");
+        let grown = domain(2, 4 * gib, &device(gib));
+        let at_restart =
+            |item: &Item, property| Difference { steps: vec![], at_restart: vec![(item.clone(), property)] };
+        let steps = |steps| Difference { steps, at_restart: vec![] };
+        for (active, vcpus, wanted, expected) in [
+            (&plain, 2, gib, steps(vec![])),
+            (&plain, 8, gib, steps(vec![Step::Vcpus(8)])),
+            (&plain, 1, gib, at_restart(&cpu, "number of vCPUs")),
+            (&plain, 2, 2 * gib, steps(vec![attach])),
+            (&plain, 2, 5 * gib, at_restart(&memory, "amount of memory")),
+            (&plain, 2, gib / 2, at_restart(&memory, "amount of memory")),
+            (&plain, 2, gib + (1 << 20), at_restart(&memory, "amount of memory")),
+            (&grown, 2, 2 * gib, steps(vec![])),
+            (&grown, 4, 4 * gib, steps(vec![Step::Vcpus(4), update(3 * gib, 4 * gib)])),
+            (&grown, 2, gib, steps(vec![update(0, gib)])),
+            (&grown, 2, gib / 2, at_restart(&memory, "amount of memory")),
+        ] {
+            assert_eq!(between(active, &domain(vcpus, wanted, "")), expected, "{vcpus} {wanted} of {active}");
+        }
+        assert_eq!(parse(&grown).memory_requested(), Some(2 * gib));
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub(crate) mod xml;
 use std::path::{Path, PathBuf};
 
 use api::{StartStrategy, VirtualMachineInstance, quantity};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
 
 use self::xml::Element;
@@ -186,6 +187,7 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         .scsi_thread
         .map(|thread| Element::new("driver").with("queues", vcpus.to_string()).with("iothread", thread.to_string()));
     let memory = memory(vmi)?;
+    let most_memory = most_memory(vmi, memory)?;
     let acpi = spec.features.as_ref().is_some_and(|features| features.acpi.is_enabled());
 
     let mut domain = Element::new("domain")
@@ -194,6 +196,10 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     if let Some(uuid) = spec.firmware.as_ref().and_then(|f| f.uuid.as_deref()).filter(|u| !u.is_empty()) {
         domain = domain.child(Element::new("uuid").text(uuid));
     }
+    // Memory grows by one device of type virtio-mem, which needs no slot.
+    domain = domain.children(
+        most_memory.map(|most| Element::new("maxMemory").with("unit", "b").with("slots", "0").text(most.to_string())),
+    );
     domain = domain.child(Element::new("memory").with("unit", "b").text(memory.to_string()));
     if spec.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some()) {
         domain = domain.child(
@@ -203,13 +209,13 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         );
     }
     domain = domain
-        .child(Element::new("vcpu").with("placement", "static").text(vcpus.to_string()))
+        .child(cpu::vcpu(spec))
         .children(threads.element())
         .child(firmware::os(vmi, env)?)
         .child(firmware::sysinfo(vmi, env.options))
         .child(features::features(vmi)?)
         .children(features::clock(vmi, env.zones)?)
-        .child(cpu::cpu(spec, env.kvm)?);
+        .child(cpu::cpu(spec, env.kvm, most_memory.map(|_| memory))?);
     domain = match spec.reboot_policy.as_deref() {
         None | Some("") => domain,
         Some("Reboot") => domain.child(Element::new("on_reboot").text("restart")),
@@ -256,6 +262,14 @@ fn memory(vmi: &VirtualMachineInstance) -> Result<u64, DomainError> {
         Some(bytes) => Ok(bytes),
         None => Err(DomainError::Memory(quantity.0.clone())),
     }
+}
+
+/// Returns the memory to which the domain can grow, if it can.
+fn most_memory(vmi: &VirtualMachineInstance, memory: u64) -> Result<Option<u64>, DomainError> {
+    let most = vmi.spec.domain.memory.as_ref().and_then(|memory| memory.max_guest.as_ref());
+    let bytes = |most: &Quantity| quantity::units(most).ok().and_then(|bytes| u64::try_from(bytes).ok());
+    let most = most.map(|most| bytes(most).ok_or_else(|| DomainError::Memory(most.0.clone()))).transpose()?;
+    Ok(most.filter(|most| *most > memory))
 }
 
 fn annotation<'a>(vmi: &'a VirtualMachineInstance, key: &str) -> Option<&'a str> {

@@ -27,16 +27,37 @@ pub(crate) struct DomainConfig {
     pub(crate) guest_agent_connected: bool,
     /// Plugged vCPUs.
     pub(crate) vcpus: Option<u32>,
+    /// vCPUs to which the domain can grow.
+    pub(crate) most_vcpus: Option<u32>,
     /// Sockets, cores and threads.
     pub(crate) topology: Option<[u32; 3]>,
-    /// Memory in bytes.
+    /// Memory in bytes, without that of the memory device.
     pub(crate) memory: Option<u64>,
+    /// Memory in bytes to which the domain can grow.
+    pub(crate) most_memory: Option<u64>,
+    /// The memory device.
+    pub(crate) memory_device: Option<MemoryDevice>,
     /// Disks and drives.
     pub(crate) disks: Vec<DiskConfig>,
     /// Network interfaces.
     pub(crate) interfaces: Vec<InterfaceConfig>,
     /// Other devices.
     pub(crate) devices: Vec<DeviceConfig>,
+}
+
+/// A device of type virtio-mem: memory that the guest gets and gives back in blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MemoryDevice {
+    /// Its largest size in bytes.
+    pub(crate) size: u64,
+    /// The size in bytes that the guest is to use.
+    pub(crate) requested: u64,
+    /// The size in bytes that the guest uses.
+    pub(crate) current: u64,
+    /// Its element.
+    pub(crate) xml: String,
+    /// Range of the element with the requested size in `xml`.
+    pub(crate) requested_at: std::ops::Range<usize>,
 }
 
 /// A disk or drive.
@@ -89,6 +110,11 @@ pub(crate) struct DeviceConfig {
 }
 
 impl DomainConfig {
+    /// Returns the memory in bytes that the guest is to have.
+    pub(crate) fn memory_requested(&self) -> Option<u64> {
+        Some(self.memory?.saturating_add(self.memory_device.as_ref().map_or(0, |device| device.requested)))
+    }
+
     /// Returns the device names of disks by volume. Empty drives have no volume.
     pub(crate) fn disk_targets(&self) -> Vec<DiskTarget> {
         let target = |disk: &DiskConfig| DiskTarget { volume: disk.name.clone(), target: disk.target.clone(), size: 0 };
@@ -111,17 +137,20 @@ pub(crate) fn parse(xml: &str) -> DomainConfig {
         software_emulation: root.attribute("type") == Some("qemu"),
         acpi: child(root, "features").is_some_and(|features| child(features, "acpi").is_some()),
         vcpus: child(root, "vcpu").and_then(|vcpu| vcpu.attribute("current").or(vcpu.text())?.trim().parse().ok()),
+        most_vcpus: child(root, "vcpu").and_then(|vcpu| vcpu.text()?.trim().parse().ok()),
         topology: topology.and_then(|topology| {
             let count = |name| topology.attribute(name)?.parse().ok();
             Some([count("sockets")?, count("cores")?, count("threads")?])
         }),
         memory: child(root, "memory").and_then(bytes),
+        most_memory: child(root, "maxMemory").and_then(bytes),
         ..DomainConfig::default()
     };
     for device in child(root, "devices").into_iter().flat_map(|devices| devices.children()) {
         match device.tag_name().name() {
             "disk" => config.disks.extend(disk(device)),
             "interface" => config.interfaces.extend(interface(device)),
+            "memory" => config.memory_device = memory_device(device).or(config.memory_device),
             "channel" => config.guest_agent_connected |= is_connected_guest_agent(device),
             element => config.devices.extend(name(device).map(|name| {
                 let of_host = HOST_DEVICES.iter().find_map(|prefix| name.strip_prefix(prefix));
@@ -129,7 +158,24 @@ pub(crate) fn parse(xml: &str) -> DomainConfig {
             })),
         }
     }
+    // libvirt counts the largest size of the device.
+    if let (Some(memory), Some(device)) = (&mut config.memory, &config.memory_device) {
+        *memory = memory.saturating_sub(device.size);
+    }
     config
+}
+
+fn memory_device(device: Node<'_, '_>) -> Option<MemoryDevice> {
+    let target = (device.attribute("model") == Some("virtio-mem")).then(|| child(device, "target")).flatten()?;
+    let (whole, requested) = (device.range(), child(target, "requested")?);
+    let at = requested.range();
+    Some(MemoryDevice {
+        size: child(target, "size").and_then(bytes)?,
+        requested: bytes(requested)?,
+        current: child(target, "current").and_then(bytes).unwrap_or(0),
+        xml: device.document().input_text().get(whole.clone()).unwrap_or_default().to_owned(),
+        requested_at: at.start.saturating_sub(whole.start)..at.end.saturating_sub(whole.start),
+    })
 }
 
 /// Returns the device's name in the VMI's spec. libvirt ignores an alias with other characters than these and chooses its own.

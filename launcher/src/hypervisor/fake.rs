@@ -39,6 +39,34 @@ fn target(xml: &str) -> Option<String> {
     target.attribute("dev").map(str::to_owned)
 }
 
+/// Replaces the number of plugged vCPUs in a definition.
+fn set_vcpus(definition: &mut String, vcpus: u32) -> Option<()> {
+    let document = roxmltree::Document::parse(definition).ok()?;
+    let element = document.root_element().children().find(|node| node.has_tag_name("vcpu"))?;
+    let (range, most) = (element.range(), element.text()?.to_owned());
+    definition.replace_range(range, &format!("<vcpu placement='static' current='{vcpus}'>{most}</vcpu>"));
+    Some(())
+}
+
+/// Attaches or updates the memory device. As in libvirt, the memory of the domain includes its whole size.
+fn set_memory_device(definition: &mut String, xml: &str) -> Option<()> {
+    let device =
+        super::super::domain::parse::parse(&format!("<domain><devices>{xml}</devices></domain>")).memory_device?;
+    let active = super::super::domain::parse::parse(definition);
+    if let Some(known) = active.memory_device {
+        let at = definition.find(&known.xml)?;
+        definition.replace_range(at..at + known.xml.len(), xml);
+        return Some(());
+    }
+    let document = roxmltree::Document::parse(definition).ok()?;
+    let range = document.root_element().children().find(|node| node.has_tag_name("memory"))?.range();
+    let total = active.memory?.saturating_add(device.size);
+    definition.replace_range(range, &format!("<memory unit='b'>{total}</memory>"));
+    let end = definition.rfind("</devices>")?;
+    definition.insert_str(end, xml);
+    Some(())
+}
+
 /// Finds the element of a disk in a definition.
 fn disk_range(definition: &str, target: &str) -> Option<std::ops::Range<usize>> {
     let document = roxmltree::Document::parse(definition).ok()?;
@@ -73,6 +101,9 @@ impl FakeState {
     /// Changes the active domain. The guest releases a detached disk unless the test keeps it.
     fn change_device(&mut self, change: DeviceChange, xml: &str) -> Result<(), HypervisorError> {
         let definition = self.definition.as_mut().ok_or(HypervisorError::NoDomain)?;
+        if xml.starts_with("<memory") {
+            return set_memory_device(definition, xml).ok_or(HypervisorError::NoDomain);
+        }
         let target = target(xml).ok_or(HypervisorError::ZeroByte)?;
         let present = disk_range(definition, &target);
         match (change, present) {
@@ -295,6 +326,13 @@ impl Domain for FakeDomain {
 
     fn grow_disk(&self, _: String, _: u64) -> Call<bool> {
         self.call("grow", |_| Ok(true))
+    }
+
+    fn plug_vcpus(&self, vcpus: u32) -> Call<()> {
+        self.call("plug vCPUs", move |state| {
+            let definition = state.definition.as_mut().ok_or(HypervisorError::NoDomain)?;
+            set_vcpus(definition, vcpus).ok_or(HypervisorError::NoDomain)
+        })
     }
 
     fn change_device(&self, change: DeviceChange, xml: String) -> Call<()> {

@@ -70,6 +70,8 @@ pub(crate) trait Domain: Send + Sync + 'static {
     fn destroy(&self, gently: bool) -> Call<()>;
     /// Resizes a disk. Returns false if it already has the size.
     fn grow_disk(&self, target: String, size: u64) -> Call<bool>;
+    /// Plugs vCPUs into the running domain, up to this number.
+    fn plug_vcpus(&self, vcpus: u32) -> Call<()>;
     /// Changes a device of the running domain and of its definition. A detached device stays until the guest releases it.
     fn change_device(&self, change: DeviceChange, xml: String) -> Call<()>;
     /// Sets the guest's clock, in seconds since 1970, through the guest agent.

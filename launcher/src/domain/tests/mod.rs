@@ -230,6 +230,25 @@ fn processors_come_from_the_topology_or_the_cpu_quantity() {
 }
 
 #[test]
+fn domain_can_grow_to_its_maximums() {
+    let grown = xml(with_domain(json!({
+        "cpu": {"sockets": 2, "cores": 2, "maxSockets": 4}, "memory": {"guest": "1Gi", "maxGuest": "4Gi"},
+    })));
+    for part in [
+        "<maxMemory unit='b' slots='0'>4294967296</maxMemory>\n  <memory unit='b'>1073741824</memory>",
+        "<vcpu placement='static' current='4'>8</vcpu>",
+        "sockets='4' cores='2' threads='1'",
+        "<cell id='0' cpus='0-7' memory='1073741824' unit='b'/>",
+    ] {
+        assert!(grown.contains(part), "{part} in {grown}");
+    }
+    let same = json!({"cpu": {"sockets": 2, "maxSockets": 2}, "memory": {"guest": "1Gi", "maxGuest": "1024Mi"}});
+    let same = xml(with_domain(same));
+    assert!(same.contains("<vcpu placement='static'>2</vcpu>"), "{same}");
+    assert!(!same.contains("maxMemory") && !same.contains("<numa>"), "{same}");
+}
+
+#[test]
 fn unknown_values_are_errors() {
     for none in [json!({"cache": "none"}), json!({"shareable": true}), json!({"shareable": true, "cache": "none"})] {
         let mut disk = json!({"name": "slow", "disk": {"bus": "virtio"}});

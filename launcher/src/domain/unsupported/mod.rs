@@ -36,6 +36,7 @@ const DOMAIN: &[&str] = &[
     "domain.cpu.cores",
     "domain.cpu.features.name",
     "domain.cpu.features.policy",
+    "domain.cpu.maxSockets",
     "domain.cpu.model",
     "domain.cpu.sockets",
     "domain.cpu.threads",
@@ -245,19 +246,17 @@ const CONDITIONAL: &[(&str, Condition)] = &[
     ("domain.devices.autoattachPodInterface", |value, devices| {
         *value != true || devices.get("interfaces").is_some_and(is_set)
     }),
-    ("domain.cpu.maxSockets", |value, cpu| {
-        let sockets = cpu.get("sockets").and_then(Value::as_u64).unwrap_or(1).max(1);
-        value.as_u64().is_some_and(|most| most <= sockets)
-    }),
     ("domain.devices.gpus.virtualGPUOptions.display", |display, _| is_disabled(display)),
     ("domain.devices.tpm", |tpm, _| is_disabled(tpm)),
     ("domain.features.hypervPassthrough", |passthrough, features| {
         is_disabled(passthrough) || !features.get("hyperv").is_some_and(is_set)
     }),
     ("domain.ioThreadsPolicy", |value, _| ["auto", "shared", "supplementalPool"].iter().any(|known| value == known)),
+    // The memory device has blocks of another size then.
     ("domain.memory.maxGuest", |value, memory| {
         let bytes = |value: &Value| quantity::units(&Quantity(value.as_str()?.to_owned())).ok();
-        bytes(value).is_some_and(|most| memory.get("guest").and_then(bytes) == Some(most))
+        let grows = bytes(value).is_none_or(|most| memory.get("guest").and_then(bytes) != Some(most));
+        !(grows && memory.get("hugepages").is_some_and(is_set))
     }),
     ("domain.memory.reservedOverhead.memLock", |value, _| value != "Required"),
     ("startStrategy", |value, _| value == "Paused"),

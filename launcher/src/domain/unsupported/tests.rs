@@ -107,9 +107,10 @@ fn each_unsupported_field_is_named() {
         (json!({"domain": {"cpu": {"isolateEmulatorThread": true}}}), "domain.cpu.isolateEmulatorThread"),
         (json!({"domain": {"cpu": {"realtime": {}}}}), "domain.cpu.realtime"),
         (json!({"domain": {"cpu": {"numa": {"guestMappingPassthrough": {}}}}}), "domain.cpu.numa"),
-        (json!({"domain": {"cpu": {"maxSockets": 4, "sockets": 2}}}), "domain.cpu.maxSockets"),
-        (json!({"domain": {"memory": {"maxGuest": "1Gi"}}}), "domain.memory.maxGuest"),
-        (json!({"domain": {"memory": {"guest": "1Gi", "maxGuest": "2Gi"}}}), "domain.memory.maxGuest"),
+        (
+            json!({"domain": {"memory": {"guest": "1Gi", "maxGuest": "2Gi", "hugepages": {"pageSize": "2Mi"}}}}),
+            "domain.memory.maxGuest",
+        ),
         (
             json!({"domain": {"memory": {"reservedOverhead": {"memLock": "Required"}}}}),
             "domain.memory.reservedOverhead.memLock",
@@ -186,8 +187,8 @@ fn absent_and_disabled_fields_are_accepted() {
     for spec in [
         json!({}),
         json!({"domain": {"devices": {}, "resources": {}, "features": {"acpi": {}}}}),
-        json!({"domain": {"cpu": {"dedicatedCpuPlacement": false, "numa": null, "maxSockets": 2, "sockets": 2}}}),
-        json!({"domain": {"memory": {"guest": "1Gi", "maxGuest": "1024Mi"}}}),
+        json!({"domain": {"cpu": {"dedicatedCpuPlacement": false, "numa": null, "maxSockets": 4, "sockets": 2}}}),
+        json!({"domain": {"memory": {"guest": "1Gi", "maxGuest": "2Gi"}}}),
         json!({"domain": {"memory": {"reservedOverhead": {"addedOverhead": "1Mi", "memLock": "NotRequired"}}}}),
         json!({"domain": {"devices": {"tpm": {"enabled": false}, "filesystems": []}}}),
         json!({"domain": {"devices": {"gpus": [{"virtualGPUOptions": {"display": {"enabled": false}}}]}}}),

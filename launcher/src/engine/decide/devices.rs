@@ -25,8 +25,12 @@ impl Turn {
         let Some(LiveSync { step: LiveStep::Changing(steps), items, changed, .. }) = &mut self.state.sync else {
             return;
         };
-        let Some(Step::Disk { change, name, .. }) = steps.pop_front() else { return };
         *changed = true;
+        let (change, name) = match steps.pop_front() {
+            Some(Step::Disk { change, name, .. }) => (change, name),
+            Some(Step::Memory { size, .. }) => return self.memory_changed(size, result),
+            _ => return,
+        };
         match result {
             Ok(()) => {
                 tracing::info!(disk = name, ?change, "changed a disk of the running domain");
@@ -44,6 +48,40 @@ impl Turn {
                     DeviceChange::Update => format!("cannot change the medium: {error}"),
                 };
                 items.push(Item::new(ItemKind::Volume, &name).failed(message));
+            }
+        }
+        self.next_step();
+    }
+
+    /// Decides on vCPUs that were plugged.
+    pub(super) fn vcpus_plugged(&mut self, result: Result<(), HypervisorError>) {
+        let Some(LiveSync { step: LiveStep::Changing(steps), changed, .. }) = &mut self.state.sync else { return };
+        let Some(Step::Vcpus(vcpus)) = steps.pop_front() else { return };
+        // Some of them may have been plugged before a failure.
+        *changed = true;
+        if result.is_ok() {
+            tracing::info!(vcpus, "plugged vCPUs into the running domain");
+        }
+        self.resized(ItemKind::Cpu, "cannot plug vCPUs", result);
+    }
+
+    /// Decides on the memory that was requested of the guest.
+    fn memory_changed(&mut self, size: u64, result: Result<(), HypervisorError>) {
+        if result.is_ok() {
+            tracing::info!(size, "requested another amount of memory of the guest");
+        }
+        self.resized(ItemKind::Memory, "cannot change the memory", result);
+    }
+
+    fn resized(&mut self, kind: ItemKind, context: &str, result: Result<(), HypervisorError>) {
+        match result {
+            Ok(()) => {}
+            Err(error) if error.is_transient() => return self.fail_live_sync(error.into()),
+            Err(error) => {
+                tracing::warn!(%error, "{context} of the running domain");
+                if let Some(sync) = &mut self.state.sync {
+                    sync.items.push(Item::new(kind, "").failed(format!("{context}: {error}")));
+                }
             }
         }
         self.next_step();

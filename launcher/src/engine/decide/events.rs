@@ -183,7 +183,11 @@ impl Turn {
         if !over && !active.machine_type.is_empty() {
             published.machine_type.clone_from(&active.machine_type);
             published.software_emulation = active.software_emulation;
-            published.memory_current = memory;
+            // Without a memory device, a balloon may hold some of the guest's memory.
+            let with_device = |boot: u64| Some(boot.saturating_add(active.memory_device.as_ref()?.current));
+            published.memory_current = active.memory.and_then(with_device).unwrap_or(memory);
+            published.memory_requested = active.memory_requested().unwrap_or(0);
+            published.vcpus = active.vcpus.unwrap_or(0);
             published.disks = active.disk_targets();
             published.disk_errors = errors_by_volume(&disk_errors, &published.disks);
             for disk in &mut published.disks {

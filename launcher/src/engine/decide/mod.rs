@@ -53,6 +53,7 @@ impl Turn {
             Input::Created(result) => self.created(result),
             Input::Compared { sizes, wanted, left_out } => self.compared(&sizes, wanted, &left_out),
             Input::DiskGrown(result) => self.disk_grown(result),
+            Input::VcpusPlugged(result) => self.vcpus_plugged(result),
             Input::DeviceChanged(result) => self.device_changed(result),
             Input::Resumed(result) => self.resumed(result),
             Input::Acted(id, result) => self.acted(id, result),

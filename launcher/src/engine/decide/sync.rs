@@ -3,7 +3,7 @@
 //! ```text
 //!   Connecting -> Serving -> Comparing -> Changing (one step after the other) -> Resuming -> Reading -> done
 //! ```
-//! Disks of hot-plugged volumes come and go, disks grow, and a guest that is stopped by a disk error resumes; every other
+//! vCPUs are plugged, memory and disks of hot-plugged volumes come and go, disks grow, and a guest that is stopped by a disk error resumes; every other
 //! difference is reported as an item.
 
 use std::sync::Arc;
@@ -138,7 +138,7 @@ impl Turn {
         sync.items = difference.results();
         sync.items.extend(wanted.err().and_then(|error| rendering_failure(&error, &active)));
         sync.items.extend(unreadable(left_out));
-        difference.steps.retain(|step| matches!(step, Step::Resize { .. } | Step::Disk { .. }));
+        difference.steps.retain(|step| step.at_restart().is_none());
         sync.step = LiveStep::Changing(difference.steps.into());
         self.next_step();
     }
@@ -151,9 +151,10 @@ impl Turn {
             Some(Step::Resize { target, size, .. }) if !stopping => {
                 self.effects.push(Effect::GrowDisk { target: target.clone(), size: *size });
             }
-            Some(Step::Disk { change, xml, .. }) if !stopping => {
+            Some(Step::Disk { change, xml, .. } | Step::Memory { change, xml, .. }) if !stopping => {
                 self.effects.push(Effect::ChangeDevice(*change, xml.clone()));
             }
+            Some(Step::Vcpus(vcpus)) if !stopping => self.effects.push(Effect::PlugVcpus(*vcpus)),
             _ => self.resume_after_disk_error(),
         }
     }

@@ -116,6 +116,7 @@ impl Driver {
                 let connection = self.domain.clone();
                 self.spawn(async move { Finished::Input(Input::Defined(define(connection, &domain).await)) });
             }
+            Effect::PlugVcpus(vcpus) => self.spawn_call(|domain| domain.plug_vcpus(vcpus), Input::VcpusPlugged),
             Effect::ChangeDevice(change, xml) => {
                 tracing::debug!(?change, xml, "changing a device");
                 self.spawn_call(|domain| domain.change_device(change, xml), Input::DeviceChanged);

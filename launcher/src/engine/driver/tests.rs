@@ -200,6 +200,47 @@ async fn disks_of_hot_plugged_volumes_come_and_go() {
 }
 
 #[tokio::test]
+async fn guest_gets_vcpus_and_memory_and_gives_memory_back() {
+    let pod = TestPod::new("resize");
+    let size = |sockets: u32, guest: &str| json!({"cpu": {"sockets": sockets, "maxSockets": 4}, "memory": {"guest": guest, "maxGuest": "4Gi"}});
+    let mut worker = pod.worker().await;
+    assert_eq!(worker.sync(size(1, "1Gi")).await, Ok(true));
+    pod.fake.take_calls();
+    let changes = || -> Vec<String> {
+        let is_change = |call: &String| ["plug vCPUs", "attach", "update"].contains(&call.as_str());
+        pod.fake.take_calls().into_iter().filter(is_change).collect()
+    };
+    let published = |worker: &Worker| {
+        let state = worker.engine.watch();
+        let state = state.borrow();
+        (state.vcpus, state.memory_requested >> 30)
+    };
+    assert_eq!(published(&worker), (1, 1));
+    // Sockets and memory; the calls, vCPUs and memory that follow, failed items.
+    for (sockets, guest, calls, expected) in [
+        (1, "1Gi", "", (1, 1)),
+        (3, "2Gi", "plug vCPUs, attach", (3, 2)),
+        (3, "4Gi", "update", (3, 4)),
+        (3, "1Gi", "update", (3, 1)),
+        // Fewer vCPUs need a restart.
+        (2, "3Gi", "update", (3, 3)),
+        (4, "3Gi", "plug vCPUs", (4, 3)),
+    ] {
+        assert_eq!(worker.sync(size(sockets, guest)).await, Ok(false));
+        assert_eq!((changes().join(", ").as_str(), published(&worker)), (calls, expected));
+        assert_eq!(items(&worker.engine).len(), usize::from(sockets == 2), "{sockets} {guest}");
+    }
+    // A restarted worker finds what the domain has.
+    worker = pod.worker().await;
+    assert_eq!(worker.sync(size(4, "3Gi")).await, Ok(false));
+    assert_eq!((changes(), published(&worker)), (Vec::new(), (4, 3)));
+    // A refusal of the hypervisor is an item, and the other part follows.
+    pod.fake.fail("update", HypervisorError::Libvirt { code: 1, message: "no".into() });
+    assert_eq!(worker.sync(size(4, "2Gi")).await, Ok(false));
+    assert_eq!(items(&worker.engine), [(": cannot change the memory: no".to_owned(), false)]);
+}
+
+#[tokio::test]
 async fn the_medium_of_a_drive_is_inserted_and_ejected() {
     let pod = TestPod::new("drive");
     let worker = pod.worker().await;

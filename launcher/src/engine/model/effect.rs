@@ -67,6 +67,8 @@ pub(crate) enum Input {
     },
     /// Result of [`Effect::GrowDisk`]: false if the disk already has the size.
     DiskGrown(Result<bool, HypervisorError>),
+    /// Result of [`Effect::PlugVcpus`].
+    VcpusPlugged(Result<(), HypervisorError>),
     /// Result of [`Effect::ChangeDevice`].
     DeviceChanged(Result<(), HypervisorError>),
     /// Result of [`Effect::ResumeAfterDiskError`].
@@ -159,6 +161,8 @@ pub(crate) enum Effect {
         /// Its size in bytes.
         size: u64,
     },
+    /// Plug vCPUs into the running domain, up to this number.
+    PlugVcpus(u32),
     /// Change a device of the running domain.
     ChangeDevice(DeviceChange, String),
     /// Resume a guest that is stopped by a disk error.

@@ -44,6 +44,11 @@ impl Registrations {
             registrations.register(event, generic(on_device as *const c_void), signals)?;
         }
         registrations.register(
+            sys::VIR_DOMAIN_EVENT_ID_MEMORY_DEVICE_SIZE_CHANGE,
+            generic(on_memory_device as *const c_void),
+            signals,
+        )?;
+        registrations.register(
             sys::VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE,
             generic(on_agent as *const c_void),
             signals,
@@ -181,6 +186,17 @@ unsafe extern "C" fn on_device(
     _: sys::virConnectPtr,
     _: sys::virDomainPtr,
     _alias: *const c_char,
+    opaque: *mut c_void,
+) {
+    // SAFETY: called by libvirt with the pointer of a live registration.
+    unsafe { signals(opaque) }.set_changed();
+}
+
+unsafe extern "C" fn on_memory_device(
+    _: sys::virConnectPtr,
+    _: sys::virDomainPtr,
+    _alias: *const c_char,
+    _size: u64,
     opaque: *mut c_void,
 ) {
     // SAFETY: called by libvirt with the pointer of a live registration.

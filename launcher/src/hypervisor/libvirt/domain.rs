@@ -166,6 +166,18 @@ impl Domain for LibvirtDomain {
         })
     }
 
+    fn plug_vcpus(&self, vcpus: u32) -> Call<()> {
+        // libvirt plugs one after the other.
+        self.call("plug vCPUs", CREATE_DEADLINE, move |domain| {
+            let apply = |flags: u32| domain.set_vcpus_flags(vcpus, flags).map(drop).map_err(HypervisorError::from);
+            match apply(sys::VIR_DOMAIN_VCPU_LIVE | sys::VIR_DOMAIN_VCPU_CONFIG) {
+                // The domain counts. Each start defines it anew.
+                Err(HypervisorError::Libvirt { .. }) => apply(sys::VIR_DOMAIN_VCPU_LIVE),
+                result => result,
+            }
+        })
+    }
+
     fn change_device(&self, change: DeviceChange, xml: String) -> Call<()> {
         self.call("change a device", CALL_DEADLINE, move |domain| {
             without_zero(&xml)?;

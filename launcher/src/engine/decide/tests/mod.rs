@@ -143,6 +143,7 @@ fn name(effect: &Effect) -> &'static str {
         Effect::Create { paused: true } => "create paused",
         Effect::Compare { .. } => "compare",
         Effect::GrowDisk { .. } => "grow",
+        Effect::PlugVcpus(_) => "plug vCPUs",
         Effect::ChangeDevice(DeviceChange::Attach, _) => "attach",
         Effect::ChangeDevice(DeviceChange::Detach, _) => "detach",
         Effect::ChangeDevice(DeviceChange::Update, _) => "update",
