@@ -31,6 +31,7 @@ use super::{
     observed::{Observed, Outcome},
     records::{Records, WriteError},
     request::{PendingRequest, Refusal, Request},
+    resize,
     trace::{LauncherSteps, StartTrace},
 };
 use crate::{
@@ -244,6 +245,7 @@ impl Executor {
                 let options = VmiOptions { nics, ..host.settings().options };
                 let span = self.trace.span("sync");
                 let steps = span.as_ref().and_then(|span| self.trace.steps(span));
+                let vmi = resize::for_launcher(&vmi, &observed.link).into_owned();
                 let call = async move { sync(&launcher, &vmi, options, steps).await };
                 let late = Err(deadline("Sync", SYNC_LIMIT));
                 self.call_in(span, "sync", SYNC_LIMIT, call, late, move |result| {

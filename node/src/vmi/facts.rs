@@ -5,7 +5,7 @@ use std::{
     hash::{Hash, Hasher},
 };
 
-use api::{VirtualMachineInstance, VmiPhase as Phase, hotplug};
+use api::{VirtualMachineInstance, VmiPhase as Phase, hotplug, resize};
 use kube::ResourceExt;
 use serde::Serialize;
 
@@ -43,7 +43,7 @@ impl Facts {
             grace: grace(vmi),
             pods: vmi.status.as_ref().map_or(Candidates::None, |status| candidates(&status.active_pods, node)),
             fingerprint: fingerprint(vmi),
-            spec: hash(&vmi.spec),
+            spec: hash(&resize::admitted(vmi).spec),
         }
     }
 
@@ -60,7 +60,7 @@ fn grace(vmi: &VirtualMachineInstance) -> u64 {
     }
 }
 
-/// Hashes the parts of the object that a launcher acts on. Of the status, only the controller's data about claims, and which
+/// Hashes the parts of the object that a launcher acts on: of the spec, the size that the domain may have now; of the status, only the controller's data about claims, and which
 /// hot-plugged volumes the launcher pod has: virt-handler's other writes must not change the hash.
 fn fingerprint(vmi: &VirtualMachineInstance) -> u64 {
     let claims: Vec<_> = vmi
@@ -69,7 +69,7 @@ fn fingerprint(vmi: &VirtualMachineInstance) -> u64 {
         .flat_map(|status| &status.volume_status)
         .filter_map(|volume| volume.persistent_volume_claim_info.as_ref().map(|claim| (&volume.name, claim)))
         .collect();
-    hash(&(&vmi.spec, &vmi.metadata.annotations, &vmi.metadata.labels, claims, handed_over(vmi)))
+    hash(&(&resize::admitted(vmi).spec, &vmi.metadata.annotations, &vmi.metadata.labels, claims, handed_over(vmi)))
 }
 
 /// Returns the hot-plugged volumes that the launcher pod has, as the status shows it.

@@ -43,6 +43,7 @@ mod observed;
 mod phase;
 mod records;
 mod request;
+mod resize;
 mod restart;
 mod role;
 mod sessions;

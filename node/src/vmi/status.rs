@@ -17,7 +17,7 @@ use super::{
     interfaces, migratability,
     observed::{Link, Now, Observed},
     phase::{self, Context, Domain},
-    volumes,
+    resize, volumes,
 };
 
 /// Duration without a connection after which a VMI is lost, if this virt-handler was connected before.
@@ -188,6 +188,7 @@ fn of_report(
     let guest = if report.guest_agent_connected { report.interfaces.as_slice() } else { &[] };
     next.interfaces = interfaces::merged(&observed.vmi, observed.network.as_deref(), guest);
     conditions::of_domain(&mut next.conditions, &observed.vmi, report, time);
+    resize::apply(next, observed, report, time);
     next.migration_method = Some(migratability::method(&observed.vmi).into());
     // The former value stays until this virt-handler has connected to the launcher.
     if observed.security_context.is_some() {
@@ -243,6 +244,7 @@ fn events(
     next: &VirtualMachineInstanceStatus,
 ) -> Vec<Event> {
     let mut list = volumes::events(current, next);
+    list.extend(resize::events(current, next));
     match after {
         Some(phase) if phase == before => {}
         Some(Phase::Running) => list.push(Event::normal("Started", "VirtualMachineInstance started.")),
@@ -308,7 +310,11 @@ fn may_wait(current: &VirtualMachineInstanceStatus, next: &VirtualMachineInstanc
         status.conditions.retain(|condition| !conditions::GUEST_DRIVEN.contains(&condition.type_.as_str()));
         status.guest_os_info = VirtualMachineInstanceGuestOsInfo::default();
         status.interfaces = Vec::new();
-        status.memory = None;
+        // The size that was requested of the guest is not its own change.
+        status.memory = status.memory.take().filter(|memory| memory.guest_requested.is_some());
+        if let Some(memory) = &mut status.memory {
+            memory.guest_current = None;
+        }
         status
     };
     without_guest(current) == without_guest(next)
