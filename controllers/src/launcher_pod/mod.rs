@@ -22,7 +22,7 @@ use k8s_openapi::api::core::v1::{
 
 pub(crate) use self::metadata::identity_labels;
 pub(crate) use self::metadata::{backup_hooks, hooks_backups};
-use crate::resources::{claims::CachedClaim, networks::CachedNetwork};
+use crate::resources::{claims::CachedClaim, networks::CachedNetwork, pods::ComputeResources};
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.
 const GRACE_PADDING: i64 = 15;
@@ -157,6 +157,12 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
         ..Pod::default()
     };
     Ok(pod)
+}
+
+/// Computes CPU and memory of the compute container, and the memory overhead that they contain.
+pub(crate) fn compute_resources(inputs: &Inputs<'_>) -> Result<(ComputeResources, i64), RenderError> {
+    let resources = resources::resources(inputs)?;
+    Ok((ComputeResources::of(&resources.requirements), resources.overhead))
 }
 
 /// Returns the seconds that the guest has to shut down.

@@ -1,10 +1,15 @@
 //! Pods: launcher pods and those of virt-handler.
 
-use api::constants::{annotation, component, label};
+use std::collections::BTreeMap;
+
+use api::{
+    constants::{annotation, component, label},
+    quantity,
+};
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{ContainerStatus, Pod},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    api::core::v1::{ContainerStatus, Pod, ResourceRequirements},
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 use serde::Deserialize;
 
@@ -46,6 +51,48 @@ pub(crate) struct PodCondition {
     pub reason: Option<String>,
     /// Message: one sentence for people.
     pub message: Option<String>,
+}
+
+/// CPU in thousandths and memory in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amounts {
+    /// CPU.
+    pub cpu: Option<i64>,
+    /// Memory.
+    pub memory: Option<i64>,
+}
+
+impl Amounts {
+    fn of(amounts: Option<&BTreeMap<String, Quantity>>) -> Self {
+        let amount = |name: &str| amounts.and_then(|amounts| amounts.get(name));
+        Self {
+            cpu: amount("cpu").and_then(|cpu| quantity::milli(cpu).ok()),
+            memory: amount("memory").and_then(|memory| quantity::units(memory).ok()),
+        }
+    }
+}
+
+/// CPU and memory of the compute container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ComputeResources {
+    /// Requests.
+    pub requests: Amounts,
+    /// Limits.
+    pub limits: Amounts,
+}
+
+impl ComputeResources {
+    /// Reads CPU and memory of a container's resources.
+    pub(crate) fn of(resources: &ResourceRequirements) -> Self {
+        Self { requests: Amounts::of(resources.requests.as_ref()), limits: Amounts::of(resources.limits.as_ref()) }
+    }
+
+    /// Returns the resources that the kubelet has given to a container.
+    fn granted(status: &ContainerStatus) -> Self {
+        let actual = status.resources.as_ref().map(Self::of).unwrap_or_default();
+        let allocated = status.allocated_resources.as_ref();
+        Self { requests: allocated.map_or(actual.requests, |allocated| Amounts::of(Some(allocated))), ..actual }
+    }
 }
 
 /// A network that plugins have connected a pod to.
@@ -94,6 +141,14 @@ pub(crate) struct CachedPod {
     pub unpaused: Option<PodCondition>,
     /// A container waits for this reason, with this message.
     pub waiting: Option<(String, String)>,
+    /// CPU and memory in the specification of the compute container.
+    pub wanted: ComputeResources,
+    /// CPU and memory that it has.
+    pub granted: ComputeResources,
+    /// The kubelet cannot resize the pod now: condition `PodResizePending`.
+    pub resize_pending: Option<PodCondition>,
+    /// The kubelet resizes the pod.
+    pub is_resizing: bool,
     /// The compute container runs.
     pub compute_running: bool,
     /// The compute container has ended; when.
@@ -182,14 +237,20 @@ impl From<Pod> for CachedPod {
         let containers = status.container_statuses.as_deref().unwrap_or_default();
         let compute = containers.iter().find(|status| status.name == component::COMPUTE_CONTAINER);
         let state = compute.and_then(|status| status.state.as_ref());
+        let is_true = |condition: &PodCondition| condition.status == "True";
+        let container = spec.containers.into_iter().find(|container| container.name == component::COMPUTE_CONTAINER);
         let ended = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
         Self {
             node_name: spec.node_name,
-            image: spec
-                .containers
-                .into_iter()
-                .find(|container| container.name == component::COMPUTE_CONTAINER)
-                .and_then(|container| container.image),
+            wanted: container
+                .as_ref()
+                .and_then(|container| container.resources.as_ref())
+                .map(ComputeResources::of)
+                .unwrap_or_default(),
+            granted: compute.map(ComputeResources::granted).unwrap_or_default(),
+            resize_pending: condition("PodResizePending").filter(is_true),
+            is_resizing: condition("PodResizeInProgress").as_ref().is_some_and(is_true),
+            image: container.and_then(|container| container.image),
             scheduled: condition("PodScheduled"),
             ready: condition("Ready"),
             unpaused: condition(api::constants::condition::POD_UNPAUSED),

@@ -29,9 +29,13 @@ const DIGEST_BYTES: usize = 12;
 pub(crate) enum Group {
     /// Node selector, affinity and tolerations.
     Placement,
-    /// vCPUs and CPU resources.
+    /// Sockets.
+    Sockets,
+    /// Other settings of vCPUs, and CPU resources.
     Cpu,
-    /// Guest memory and memory resources.
+    /// Guest memory.
+    Guest,
+    /// Other settings of memory, and memory resources.
     Memory,
     /// Networks and interfaces.
     Networks,
@@ -42,7 +46,16 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    const ALL: [Self; 6] = [Self::Placement, Self::Cpu, Self::Memory, Self::Networks, Self::Volumes, Self::Rest];
+    const ALL: [Self; 8] = [
+        Self::Placement,
+        Self::Sockets,
+        Self::Cpu,
+        Self::Guest,
+        Self::Memory,
+        Self::Networks,
+        Self::Volumes,
+        Self::Rest,
+    ];
 }
 
 type Digest = [u8; DIGEST_BYTES];
@@ -58,7 +71,7 @@ fn digest(part: &impl Serialize) -> Digest {
 
 /// Digests of a VMI spec by group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SpecDigests([Digest; 6]);
+pub(crate) struct SpecDigests([Digest; 8]);
 
 impl SpecDigests {
     /// Computes the digests of a spec.
@@ -73,8 +86,9 @@ impl SpecDigests {
         let resources = &mut domain.resources;
         let mut amount = |name: &str| (resources.requests.remove(name), resources.limits.remove(name));
         let (cpu_resources, memory_resources) = (amount("cpu"), amount("memory"));
-        let cpu = digest(&(domain.cpu.take(), cpu_resources));
-        let memory = digest(&(domain.memory.take(), memory_resources));
+        let (mut cpu, mut memory) = (domain.cpu.take().unwrap_or_default(), domain.memory.take().unwrap_or_default());
+        let (sockets, guest) = (digest(&cpu.sockets.take()), digest(&memory.guest.take()));
+        let (cpu, memory) = (digest(&(cpu, cpu_resources)), digest(&(memory, memory_resources)));
         let networks = digest(&(std::mem::take(&mut spec.networks), std::mem::take(&mut devices.interfaces)));
         let (mut volumes, mut disks) = (std::mem::take(&mut spec.volumes), std::mem::take(&mut devices.disks));
         // A running VMI follows the volumes that can be plugged and their disks, but no drives.
@@ -83,7 +97,7 @@ impl SpecDigests {
         });
         volumes.retain(|volume| !is_hotpluggable(volume));
         let volumes = digest(&(volumes, disks, std::mem::take(&mut devices.filesystems)));
-        Self([placement, cpu, memory, networks, volumes, digest(&spec)])
+        Self([placement, sockets, cpu, guest, memory, networks, volumes, digest(&spec)])
     }
 
     /// Returns the groups that differ.
@@ -210,8 +224,11 @@ mod tests {
             (json!({"nodeSelector": {"a": "b"}}), vec![Group::Placement]),
             (json!({"tolerations": [{"key": "a"}]}), vec![Group::Placement]),
             (json!({"domain": {"cpu": {"cores": 2}}}), vec![Group::Cpu]),
+            (json!({"domain": {"cpu": {"sockets": 2}}}), vec![Group::Sockets]),
+            (json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 4}}}), vec![Group::Sockets, Group::Cpu]),
+            (json!({"domain": {"memory": {"maxGuest": "4Gi"}}}), vec![Group::Memory]),
             (json!({"domain": {"resources": {"requests": {"cpu": "2"}}}}), vec![Group::Cpu]),
-            (json!({"domain": {"memory": {"guest": "2Gi"}}}), vec![Group::Memory]),
+            (json!({"domain": {"memory": {"guest": "2Gi"}}}), vec![Group::Guest]),
             (json!({"domain": {"resources": {"limits": {"memory": "2Gi"}}}}), vec![Group::Memory]),
             (json!({"networks": [{"name": "default", "pod": {}}]}), vec![Group::Networks]),
             (json!({"domain": {"devices": {"disks": [{"name": "a"}]}}}), vec![Group::Volumes]),

@@ -1,10 +1,12 @@
 //! Live updates of a running VMI: the observed generation, annotations for backups and deschedulers, hot-plugged volumes, and,
-//! depending on the cluster's rollout strategy, the placement for its next migration.
+//! depending on the cluster's rollout strategy, its size and the placement for its next pod.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::{
-    Observed, SyncError, blocked, hotplug,
+    Observed, SyncError, blocked, hotplug, resize,
     restart::{self, Template},
     start,
 };
@@ -56,12 +58,9 @@ pub(super) fn update(
         }
     }
     // A VMI that waits for a restart gets everything then.
-    if let Some(template) =
-        template.filter(|template| is_on(observed) && template.is_current(restart::started(observed, instance)))
-    {
-        template.placement.put(&mut wanted.spec);
-    }
-    let refused = plug(observed, instance, template, decision)?;
+    let live = template.filter(|template| is_on(observed) && template.is_current(restart::started(observed, instance)));
+    let unchanged = live.and_then(|template| change_live(observed, instance, template, &mut wanted));
+    let refused = unchanged.or(plug(observed, instance, template, decision)?);
     let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(refused) };
     let failure = observed.failure.filter(|failure| failure.reason == FAILED_UPDATE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
@@ -72,6 +71,27 @@ pub(super) fn update(
         decision.push(change.on_failure(Event::warning(regarding, FAILED_UPDATE, message)));
     }
     Ok(refused.or(blocked(observed, FAILED_UPDATE, "Failure while updating VMI")))
+}
+
+/// Changes the size of the VMI and the placement of its next pod. Returns the first error: the changes after it wait.
+fn change_live(
+    observed: &Observed<'_>,
+    instance: &VirtualMachineInstance,
+    template: &Template,
+    wanted: &mut VirtualMachineInstance,
+) -> Option<SyncError> {
+    let resize = resize::decide(observed.config, &template.size, instance);
+    let now = Time(observed.now);
+    if let Some(error) = resize.put_cpu(wanted, &now) {
+        return Some(error);
+    }
+    if resize::is_migrating(instance)
+        && let Some(error) = template.placement.refused_while_migrating(&instance.spec)
+    {
+        return Some(error);
+    }
+    template.placement.put(&mut wanted.spec);
+    resize.put_memory(wanted, &now)
 }
 
 /// Plugs and unplugs volumes. This does not depend on the rollout strategy: the flag of each volume permits it. Returns an error

@@ -15,6 +15,7 @@ mod instancetype;
 mod live;
 mod lookup;
 mod printable;
+mod resize;
 mod restart;
 mod revision;
 mod run_strategy;

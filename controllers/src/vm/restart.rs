@@ -1,9 +1,9 @@
 //! Differences between a running VMI and its VM's template.
 //!
 //! The record of the start (see [`super::revision`]) holds the template at that time, with instance type and preference
-//! applied. It is compared by group. A running VMI takes over a changed placement (see [`super::live`]) unless the cluster's
-//! rollout strategy leaves all changes to the next start, and hot-pluggable volumes (see [`super::hotplug`]). A change of any
-//! other group requires a restart.
+//! applied. It is compared by group. A running VMI takes over a changed placement (see [`super::live`]), sockets and memory (see
+//! [`super::resize`]) unless the cluster's rollout strategy leaves all changes to the next start, and hot-pluggable volumes
+//! (see [`super::hotplug`]). A change of any other group requires a restart.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,11 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 
-use super::{Observed, hotplug, hotplug::Storage};
+use super::{
+    Observed, SyncError, hotplug,
+    hotplug::Storage,
+    resize::{self, Size},
+};
 use crate::resources::start_revisions::{Group, TemplateDigests};
 
 /// Fields that select the node of a VMI.
@@ -36,6 +40,18 @@ impl Placement {
         }
     }
 
+    /// Returns the error of a placement that changes during a migration, whose target was chosen by the former one.
+    pub(super) fn refused_while_migrating(&self, spec: &VirtualMachineInstanceSpec) -> Option<SyncError> {
+        if self.node_selector != spec.node_selector || self.affinity != spec.affinity {
+            let message = "Error encountered while handling node affinity change request: \
+                           Node affinity should not be changed during VMI migration";
+            return Some(SyncError::new("AffinityChangeError", message));
+        }
+        let message = "Error encountered while handling tolerations change request: \
+                       tolerations should not be changed during VMI migration";
+        (self.tolerations != spec.tolerations).then(|| SyncError::new("TolerationsChangeError", message))
+    }
+
     /// Writes the placement into a spec.
     pub(super) fn put(&self, spec: &mut VirtualMachineInstanceSpec) {
         spec.node_selector.clone_from(&self.node_selector);
@@ -50,14 +66,16 @@ pub(super) struct Template {
     digests: TemplateDigests,
     pub(super) placement: Placement,
     pub(super) storage: Storage,
+    pub(super) size: Size,
 }
 
 impl Template {
     /// Returns the template of a VM whose spec with instance type and preference applied is `expanded`.
     pub(super) fn of(observed: &Observed<'_>, expanded: VirtualMachineInstanceSpec) -> Self {
-        let (placement, storage) = (Placement::of(&expanded), Storage::of(&expanded));
+        let (placement, storage, size) = (Placement::of(&expanded), Storage::of(&expanded), Size::of(&expanded));
         let copies = [&observed.instancetype, &observed.preference].map(|lookup| lookup.copy_name(observed.vm));
-        Self { digests: TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded)), placement, storage }
+        let digests = TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded));
+        Self { digests, placement, storage, size }
     }
 
     /// Returns the groups that differ from the start. None differ if the start is not known, or if no user changed anything:
@@ -69,9 +87,15 @@ impl Template {
         started.zip(present).map(|(started, present)| started.differences(present)).unwrap_or_default()
     }
 
-    /// Returns true if a VMI that was started from `started` lacks no change but those of its placement.
+    /// Returns true if a VMI that was started from `started` lacks no change but those of its placement and its size.
     pub(super) fn is_current(&self, started: Option<&TemplateDigests>) -> bool {
-        self.changes(started).iter().all(|group| *group == Group::Placement)
+        self.changes(started).iter().all(|group| match group {
+            Group::Placement => true,
+            // A size that is no longer named is that of the next start.
+            Group::Sockets => self.size.sockets.is_some(),
+            Group::Guest => self.size.guest.is_some(),
+            Group::Cpu | Group::Memory | Group::Networks | Group::Volumes | Group::Rest => false,
+        })
     }
 }
 
@@ -109,8 +133,8 @@ pub(super) fn condition(
     let vmi = vmi.filter(|vmi| !vmi.is_final() && !vmi.is_deleting())?;
     let template = template?;
     let started = started(observed, vmi)?;
-    // A live update changes the placement of the VMI, so that it is compared with the VMI itself.
-    let is_placed = is_live || template.placement == Placement::of(&vmi.spec);
+    // A live update changes the placement and the size of the VMI, so that they are compared with the VMI itself.
+    let is_placed = is_live || (template.placement == Placement::of(&vmi.spec) && template.size.is_of(&vmi.spec));
     // Hot-pluggable volumes are compared with the VMI, which follows them.
     let storage = &template.storage;
     let is_plugged = if hotplug::is_on(observed.config) {
@@ -118,9 +142,9 @@ pub(super) fn condition(
     } else {
         storage.has_same_hotpluggable_volumes(vmi)
     };
-    if template.is_current(Some(started)) && is_placed && is_plugged {
-        return None;
+    let required = |message: &str| Some(Condition::new(condition::RESTART_REQUIRED, true, "", message, now));
+    if !template.is_current(Some(started)) || !is_placed || !is_plugged {
+        return required("a non-live-updatable field was changed in the template spec");
     }
-    let message = "a non-live-updatable field was changed in the template spec";
-    Some(Condition::new(condition::RESTART_REQUIRED, true, "", message, now))
+    if is_live { required(&resize::decide(observed.config, &template.size, vmi).restart()?) } else { None }
 }

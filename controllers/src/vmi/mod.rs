@@ -22,6 +22,7 @@ mod networks;
 mod phase;
 mod pod_metadata;
 mod pods;
+mod resize;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -125,6 +126,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     let pod = current_pod(instance, &own);
     phase::advance(observed, pod, &mut wanted, &mut decision);
     conditions::update(observed, pod, error.as_ref(), &mut wanted);
+    let resize = resize::update(observed, pod, &mut wanted);
     derived_status(observed, &own, pod, &mut wanted);
     finalizers(observed, &mut wanted);
     stamp_phase(instance, &mut wanted, observed.now);
@@ -133,6 +135,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     if let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? {
         decision.push(with_failure_event(instance, &wanted, change));
         decision.effects.extend(hotplug::events(instance, &wanted));
+        decision.effects.extend(resize::events(instance, &wanted));
     }
     if let Some(pod) = pod {
         readiness_gate(instance, pod, observed.now, &mut decision);
@@ -141,6 +144,9 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     // Last, since a refused pod ends the decision.
     hotplug::delete_pods(observed, pod, &wanted, &mut decision);
     hotplug::create_pods(observed, pod, &wanted, &mut decision)?;
+    if let Some((pod, resources)) = pod.zip(resize) {
+        resize::patch(observed, pod, resources, &mut decision);
+    }
     Ok(decision)
 }
 

@@ -125,21 +125,25 @@ pub(super) fn choose_cid(
     Ok(false)
 }
 
+/// Returns what the launcher pod is rendered from.
+pub(super) fn inputs<'a>(observed: &Observed<'a>) -> Inputs<'a> {
+    Inputs {
+        instance: observed.instance,
+        config: observed.config,
+        launcher_image: observed.launcher_image,
+        claims: observed.claims,
+        limits: observed.limits,
+        definitions: observed.definitions,
+    }
+}
+
 pub(super) fn create_pod(
     observed: &Observed<'_>,
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let instance = observed.instance;
     let regarding = || Kind::Instance.reference(&instance.metadata);
-    let inputs = Inputs {
-        instance,
-        config: observed.config,
-        launcher_image: observed.launcher_image,
-        claims: observed.claims,
-        limits: observed.limits,
-        definitions: observed.definitions,
-    };
-    let pod = match launcher_pod::render(&inputs) {
+    let pod = match launcher_pod::render(&inputs(observed)) {
         Ok(pod) => pod,
         Err(RenderError::ClaimNotFound(claim)) => {
             let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();

@@ -252,7 +252,10 @@ impl Executor {
                     None => request.patch(name, &parameters, &patch),
                 }
                 .map_err(|error| WriteError::Refused(error.to_string()))?;
-                let answer: Value = self.client.request(request).await.map_err(|error| classify(&error, false))?;
+                // A cluster that cannot resize pods lacks the subresource: that is a refusal.
+                let is_optional = *subresource == Some("resize");
+                let answer: Value =
+                    self.client.request(request).await.map_err(|error| classify(&error, is_optional))?;
                 if let Some(version) = answer["metadata"]["resourceVersion"].as_str() {
                     versions.insert(key, version.to_owned());
                 }

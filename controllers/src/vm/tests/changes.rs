@@ -81,6 +81,66 @@ fn observed_generation_and_placement_follow_the_template() {
 }
 
 #[test]
+fn running_vmi_follows_the_size_of_the_template() {
+    let template = json!({"domain": {"cpu": {"sockets": 1}, "memory": {"guest": "1Gi"}}});
+    let first =
+        vm(&json!({"runStrategy": "Always", "template": {"spec": template}}), &json!({"runStrategy": "Always"}));
+    let starts = records(&decided(&first, None));
+    let running = |status: &Value| {
+        let mut vmi = serde_json::to_value(instance(&first, "Running")).unwrap();
+        let spec =
+            json!({"architecture": "amd64", "domain": {"cpu": {"maxSockets": 4}, "memory": {"maxGuest": "4Gi"}}});
+        let size = json!({
+            "currentCPUTopology": {"sockets": 1}, "memory": {"guestRequested": "1Gi", "guestCurrent": "1Gi"},
+        });
+        json_patch::merge(&mut vmi, &json!({"spec": spec, "status": size}));
+        json_patch::merge(&mut vmi["status"], status);
+        serde_json::from_value::<VirtualMachineInstance>(vmi).unwrap()
+    };
+    let (plain, migrating) = (json!({}), json!({"migrationState": {"startTimestamp": "2030-01-01T00:00:00Z"}}));
+    let grown = json!({"domain": {"cpu": {"sockets": 2}, "memory": {"guest": "2Gi"}}});
+    let more_cores = json!({"domain": {"cpu": {"sockets": 2, "cores": 2}}});
+    let too_many = json!({"domain": {"cpu": {"sockets": 5}, "memory": {"guest": "2Gi"}}});
+    let placed = json!({"nodeSelector": {"a": "b"}});
+    let tolerated = json!({"tolerations": [{"key": "k"}]});
+    let (live, stage) = (RolloutStrategy::LiveUpdate, RolloutStrategy::Stage);
+    // Change of the template, status of the VMI, strategy; change of the VMI's spec, a condition of the VM with its text.
+    for (change, status, rollout, patch, shown) in [
+        (&json!({}), &plain, live, Value::Null, ""),
+        (&grown, &plain, live, grown.clone(), ""),
+        (&grown, &plain, stage, Value::Null, "a non-live-updatable field was changed in the template spec"),
+        (&more_cores, &plain, live, Value::Null, "a non-live-updatable field was changed in the template spec"),
+        (
+            &json!({"domain": {"cpu": {"sockets": null}}}),
+            &plain,
+            live,
+            Value::Null,
+            "a non-live-updatable field was changed in the template spec",
+        ),
+        // Memory follows, although the sockets wait for a restart.
+        (
+            &too_many,
+            &plain,
+            live,
+            json!({"domain": {"memory": {"guest": "2Gi"}}}),
+            "CPU sockets updated in template spec to a value higher than what's available",
+        ),
+        (&grown, &migrating, live, Value::Null, "CPU hotplug is not allowed while VMI is migrating"),
+        (&placed, &migrating, live, Value::Null, "Node affinity should not be changed during VMI migration"),
+        (&tolerated, &migrating, live, Value::Null, "tolerations should not be changed during VMI migration"),
+    ] {
+        let mut next = serde_json::to_value(&first).unwrap();
+        json_patch::merge(&mut next["spec"]["template"]["spec"], change);
+        let vm: VirtualMachine = serde_json::from_value(next).unwrap();
+        let decision = with_rollout(&vm, &running(status), &starts, rollout);
+        assert_eq!(vmi_patch(&decision)["spec"], patch, "{change}");
+        let conditions = status_patch(&decision)["conditions"].to_string();
+        let is_plain = !conditions.contains("RestartRequired") && !conditions.contains("Failure");
+        assert!(if shown.is_empty() { is_plain } else { conditions.contains(shown) }, "{change} {conditions}");
+    }
+}
+
+#[test]
 fn updated_vmi_is_settled() {
     for change in [json!({"runStrategy": "RerunOnFailure"}), json!({"template": {"spec": {"nodeSelector": null}}})] {
         let (mut vm, mut vmi, starts) = changed(&change);
