@@ -99,7 +99,8 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
     match (*name, arguments) {
         ("start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph", [])
         | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vm"])
-        | ("memory-dump", ["get" | "remove"]) => Some("virtualmachines"),
+        | ("memory-dump", ["get" | "remove"])
+        | ("set", ["cpu" | "memory"]) => Some("virtualmachines"),
         (
             "console" | "vnc" | "soft-reboot" | "reset" | "guestosinfo" | "userlist" | "fslist" | "addvolume"
             | "removevolume",
@@ -188,6 +189,7 @@ mod tests {
             ("evacuate-cancel vm", Some("virtualmachines")),
             ("evacuate-cancel node", None),
             ("memory-dump get", Some("virtualmachines")),
+            ("set cpu", Some("virtualmachines")),
             ("usbredir 1-2", Some("virtualmachineinstances")),
             ("pause", None),
             ("start a", None),

@@ -20,6 +20,7 @@ mod graph;
 mod guest;
 mod lifecycle;
 mod relay;
+mod resize;
 mod ssh;
 mod subresource;
 mod target;
@@ -131,6 +132,9 @@ enum Command {
     /// Remove a volume from a running VM or VMI
     #[command(name = "removevolume")]
     RemoveVolume(volumes::RemoveOptions),
+    /// Set the CPUs or the memory of a VM: a running guest follows
+    #[command(subcommand)]
+    Set(resize::SetCommand),
     /// Dump the memory of a running virtual machine to a PersistentVolumeClaim
     MemoryDump(volumes::DumpOptions),
     /// Create a Service for a VM, a VMI or a replica set
@@ -298,6 +302,7 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::EvacuateCancel(options) => evacuation::evacuate_cancel(connection, &options).await,
                 Command::AddVolume(options) => volumes::add(&connection, &options).await,
                 Command::RemoveVolume(options) => volumes::remove(&connection, &options).await,
+                Command::Set(command) => resize::set(&connection, &command).await,
                 Command::MemoryDump(options) => volumes::memory_dump(&connection, &options).await,
                 Command::Expose(options) => expose::run(&connection, &options).await,
                 Command::PortForward(options) => forward::run(connection, &options).await,

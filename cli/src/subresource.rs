@@ -43,10 +43,25 @@ impl Connection {
 
     /// Sends `body`, which may be empty, and returns the body of the answer.
     pub(crate) async fn call(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
+        self.call_with(method, path, "application/json", body).await
+    }
+
+    /// Sends a merge patch of an object and returns the object.
+    pub(crate) async fn patch(&self, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
+        self.call_with(Method::PATCH, path, "application/merge-patch+json", body).await
+    }
+
+    async fn call_with(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &'static str,
+        body: Vec<u8>,
+    ) -> Result<Bytes, Error> {
         let request = Request::builder()
             .method(method.clone())
             .uri(path)
-            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONTENT_TYPE, content_type)
             .body(Body::from(body))
             .map_err(|e| transport(&e))?;
         let answered = async {
