@@ -220,6 +220,8 @@ spec: {schedulerName: nobody, containers: [{name: compute, image: 'ferrovirt.io/
             "deleteOptions": delete});
         // Neither True nor False: the pod may have either, and what changes nothing is permitted.
         let status = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
+        let resources = json!({"requests": {"cpu": "111m"}});
+        let resize = json!({"spec": {"containers": [{"name": "compute", "resources": resources}]}});
         let gate = json!({"status": {"conditions": [
             {"type": "kubevirt.io/virtual-machine-unpaused", "status": "True", "reason": "Again"}]}});
         check(
@@ -242,6 +244,8 @@ spec: {schedulerName: nobody, containers: [{name: compute, image: 'ferrovirt.io/
                 (Method::PATCH, format!("{bystander}/status"), gate.clone(), Some("pod-status")),
                 (Method::PATCH, format!("{launcher}/status"), gate, None),
                 (Method::PATCH, format!("{launcher}/status"), status, Some("pod-status")),
+                (Method::PATCH, format!("{launcher}/resize"), resize.clone(), None),
+                (Method::PATCH, format!("{bystander}/resize"), resize, Some("pod-resize")),
                 (
                     Method::PATCH,
                     format!("{launcher}/status"),
@@ -306,7 +310,20 @@ fn virt_controller_changes_only_what_it_needs() {
                 (Method::PATCH, vmi.clone(), labels("a", "b"), Some("vmis")),
                 (Method::PATCH, vmi.clone(), json!({"metadata": {"finalizers": ["x.io/y"]}}), Some("vmis")),
                 (Method::PATCH, vmi.clone(), json!({"spec": {"hostname": "another"}}), Some("vmis")),
-                (Method::PATCH, vmi.clone(), json!({"spec": {"domain": {"memory": {"guest": "64Mi"}}}}), Some("vmis")),
+                (
+                    Method::PATCH,
+                    vmi.clone(),
+                    json!({"spec": {"domain": {"memory": {"maxGuest": "64Mi"}}}}),
+                    Some("vmis"),
+                ),
+                (Method::PATCH, vmi.clone(), json!({"spec": {"domain": {"cpu": {"sockets": 2}}}}), None),
+                (Method::PATCH, vmi.clone(), json!({"spec": {"domain": {"cpu": {"cores": 2}}}}), Some("vmis")),
+                (
+                    Method::PATCH,
+                    vmi.clone(),
+                    json!({"spec": {"domain": {"resources": {"limits": {"a.b/c": "1"}}}}}),
+                    Some("vmis"),
+                ),
                 (Method::PATCH, vmi.clone(), json!({"spec": {"domain": {"devices": {"rng": {}}}}}), Some("vmis")),
                 (Method::DELETE, vmi.clone(), json!({"dryRun": ["All"]}), Some("vmi-deletion")),
                 (Method::POST, vmis, unowned, Some("vmi-creation")),
@@ -369,7 +386,9 @@ fn by_policy(answer: Option<&String>, policy: &str) -> bool {
 async fn send(s: &Story, method: &Method, path: &str, body: &Value) -> Result<Option<String>> {
     let kind = match *method {
         // virt-controller names webhooks in a list.
-        Method::PATCH if path.contains("webhookconfigurations") || path.contains("/status") => {
+        Method::PATCH
+            if path.contains("webhookconfigurations") || path.contains("/status") || path.contains("/resize") =>
+        {
             "application/strategic-merge-patch+json"
         }
         Method::PATCH => "application/merge-patch+json",

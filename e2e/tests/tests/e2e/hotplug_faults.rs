@@ -190,7 +190,7 @@ async fn kill(s: &Story, node: &Node, victim: Victim, launcher: &str) -> Result<
 }
 
 /// Returns a script that sends a signal to the processes of a program whose cgroup contains `cgroup`. It fails without one.
-fn signal(program: &str, cgroup: &str, signal: &str) -> String {
+pub(crate) fn signal(program: &str, cgroup: &str, signal: &str) -> String {
     let name: String = program.chars().take(15).collect();
     format!(
         "sent=1; for p in /proc/[0-9]*; do \

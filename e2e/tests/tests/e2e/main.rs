@@ -31,6 +31,8 @@ mod hotplug;
 mod hotplug_faults;
 mod installation;
 mod lifecycle;
+mod live_resize;
+mod live_resize_faults;
 mod manifests;
 mod metrics_access;
 mod network;

@@ -79,7 +79,7 @@ async fn shape(s: &Story, vmi: &str) -> Result<()> {
 
 /// Runs an attempt that starts a VM, again if QEMU aborts by issue 1921, and prints the number of aborts. Other failures are
 /// errors.
-async fn despite_aborts(s: &Story, vm: &str, attempt: impl AsyncFn() -> Result<()>) -> Result<()> {
+pub(crate) async fn despite_aborts(s: &Story, vm: &str, attempt: impl AsyncFn() -> Result<()>) -> Result<()> {
     let mut aborts = 0;
     loop {
         let Err(error) = attempt().await else { break };

@@ -1,0 +1,206 @@
+//! vCPUs and memory of a running VM.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story, story_large};
+use serde_json::Value;
+
+use crate::{manifests, processors::despite_aborts};
+
+pub(crate) const MINUTES: Duration = Duration::from_secs(180);
+
+/// Makes the guest use memory as soon as it is plugged, in a way in which it can give it back.
+pub(crate) const READY: &str = "dmesg -n 1; echo online_movable > /sys/devices/system/memory/auto_online_blocks; \
+     modprobe -qa virtio_mem virtio_pci; cat /sys/devices/system/memory/auto_online_blocks";
+
+/// Returns a VM with 1 GiB of memory and these settings of its size.
+pub(crate) fn vm(name: &str, cpu: &str, max_guest: &str) -> String {
+    manifests::kernel_vm(name, "Once")
+        .replace("console=ttyS0", "console=ttyS0 quiet")
+        .replace("memory: {guest: 128Mi}", &format!("cpu: {{{cpu}}}\n        memory: {{guest: 1Gi{max_guest}}}"))
+}
+
+/// Returns the output of a command that must succeed.
+pub(crate) async fn run(console: &mut Console, command: &str) -> Result<String> {
+    let (output, code) = console.run(command).await?;
+    ensure!(code == 0, "{command:?} ended with {code}: {output}");
+    Ok(output.trim().to_owned())
+}
+
+/// Returns a script that waits until the guest's memory in MiB is in a range.
+pub(crate) fn memory_between(least: u32, most: u32) -> String {
+    format!(
+        "for i in $(seq 50); do m=$(awk '/MemTotal/ {{print int($2 / 1024)}}' /proc/meminfo); \
+         [ $m -ge {least} ] && [ $m -lt {most} ] && break; sleep 1; done; echo $m; [ $m -ge {least} ] && [ $m -lt {most} ]"
+    )
+}
+
+/// Returns the condition of an object.
+pub(crate) fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == type_)
+}
+
+/// Returns the resources of container compute.
+async fn resources(s: &Story, vmi: &str) -> Result<Value> {
+    let pod = s.launcher_pod(vmi).await?;
+    let containers = pod["spec"]["containers"].as_array().context("pod without containers")?;
+    let compute = containers.iter().find(|container| container["name"] == "compute").context("no container compute")?;
+    Ok(compute["resources"].clone())
+}
+
+async fn ensure_no_restart_is_required(s: &Story) -> Result<()> {
+    let vm = s.get("vm", "box").await?;
+    let restart = condition(&vm, "RestartRequired").or(condition(&vm, "Failure"));
+    ensure!(restart.is_none(), "{restart:?}");
+    Ok(())
+}
+
+#[test]
+fn running_guest_gets_vcpus_and_memory_and_gives_memory_back() {
+    story_large("live-resize", async |s| {
+        despite_aborts(s, "box", async || {
+            s.apply(&vm("box", "sockets: 1", "")).await?;
+            grown_and_shrunk(s).await
+        })
+        .await
+    });
+}
+
+async fn grown_and_shrunk(s: &Story) -> Result<()> {
+    let vmi = s.wait_running("box").await?;
+    let domain = &vmi["spec"]["domain"];
+    ensure!(domain["cpu"]["maxSockets"] == 4 && domain["memory"]["maxGuest"] == "4Gi", "defaults: {domain}");
+    let uid = s.launcher_pod("box").await?["metadata"]["uid"].clone();
+    let first = resources(s, "box").await?;
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+    ensure!(run(&mut console, READY).await?.ends_with("online_movable"), "the guest keeps new memory offline");
+    ensure!(run(&mut console, "nproc").await? == "1", "the guest has several processors");
+    run(&mut console, &memory_between(800, 1024)).await?;
+
+    // A second socket.
+    let said = s.virt(&["set", "cpu", "box", "--sockets=2", "--wait"]).await?;
+    ensure!(said.contains("the guest of VM box has the size"), "{said}");
+    let vmi = s.get("vmi", "box").await?;
+    ensure!(vmi["status"]["currentCPUTopology"]["sockets"] == 2, "{}", vmi["status"]);
+    ensure!(condition(&vmi, "HotVCPUChange").is_none(), "{}", vmi["status"]["conditions"]);
+    let online = "for i in $(seq 40); do test -e /sys/devices/system/cpu/cpu1/online && break; sleep 1; done; \
+                  echo 1 > /sys/devices/system/cpu/cpu1/online; nproc";
+    ensure!(run(&mut console, online).await? == "2", "the guest has not got the processor");
+    ensure_no_restart_is_required(s).await?;
+
+    // More memory, and less.
+    s.virt(&["set", "memory", "box", "--guest=2Gi", "--wait"]).await?;
+    run(&mut console, &memory_between(1700, 2048)).await?;
+    let has = |guest: &'static str| {
+        move |vmi: &Value| {
+            let memory = &vmi["status"]["memory"];
+            memory["guestCurrent"] == guest && memory["guestRequested"] == guest
+        }
+    };
+    let vmi = s.wait("vmi", "box", "show 2Gi", MINUTES, has("2Gi")).await?;
+    ensure!(vmi["status"]["memory"]["guestAtBoot"] == "1Gi", "{}", vmi["status"]["memory"]);
+    ensure!(condition(&vmi, "HotMemoryChange").is_none(), "{}", vmi["status"]["conditions"]);
+    let grown = resources(s, "box").await?;
+    ensure!(grown["requests"]["memory"] != first["requests"]["memory"], "{first} {grown}");
+    ensure!(grown["requests"]["cpu"] == "200m", "{grown}");
+    s.virt(&["set", "memory", "box", "--guest=1Gi", "--wait"]).await?;
+    run(&mut console, &memory_between(800, 1024)).await?;
+    s.wait("vmi", "box", "show 1Gi", MINUTES, has("1Gi")).await?;
+    let gone = |vmi: &Value| condition(vmi, "HotMemoryChange").is_none();
+    s.wait("vmi", "box", "have no change in progress", MINUTES, gone).await?;
+    // Of the growth the second vCPU is left.
+    let mebibytes = |resources: &Value| -> Option<u64> {
+        resources["requests"]["memory"].as_str()?.strip_suffix("Mi")?.parse().ok()
+    };
+    let shrunk = resources(s, "box").await?;
+    let left = mebibytes(&shrunk).zip(mebibytes(&first)).map(|(shrunk, first)| shrunk.saturating_sub(first));
+    ensure!(left == Some(8), "the pod has {shrunk}, it had {first}");
+    ensure_no_restart_is_required(s).await?;
+
+    // What is not live.
+    let Err(refused) = s.virt(&["set", "cpu", "box", "--sockets=1", "--wait"]).await else {
+        anyhow::bail!("a running guest has given a processor back")
+    };
+    ensure!(refused.to_string().contains("Reduction of CPU socket count requires a restart"), "{refused:#}");
+    s.virt(&["set", "cpu", "box", "--sockets=2", "--wait"]).await?;
+    s.wait("vm", "box", "need no restart", MINUTES, |vm| condition(vm, "RestartRequired").is_none()).await?;
+    ensure!(run(&mut console, "nproc").await? == "2", "the guest has lost a processor");
+    console.leave().await?;
+    ensure!(s.launcher_pod("box").await?["metadata"]["uid"] == uid, "the launcher pod was replaced");
+    Ok(())
+}
+
+#[test]
+fn growth_that_does_not_fit_leaves_the_vm_as_it_was_and_says_so() {
+    story("live-resize-refused", async |s| {
+        // More than the node has; the processors that QEMU emulates can address it.
+        s.apply(&vm("box", "sockets: 1", ", maxGuest: 512Gi")).await?;
+        s.wait_running("box").await?;
+        let first = resources(s, "box").await?;
+        let mut console = s.console("box")?;
+        console.login("root", "ferrovirt").await?;
+        run(&mut console, READY).await?;
+
+        // The node.
+        let Err(refused) = s.virt(&["set", "memory", "box", "--guest=500Gi", "--wait"]).await else {
+            anyhow::bail!("the node has 500 GiB")
+        };
+        ensure!(refused.to_string().contains("the node cannot resize the launcher pod"), "{refused:#}");
+        let vmi = s.get("vmi", "box").await?;
+        let held = condition(&vmi, "HotMemoryChange").context("no condition HotMemoryChange")?;
+        ensure!(held["reason"] == "PodResizeInfeasible" && held["status"] == "True", "{held}");
+        ensure!(vmi["status"]["memory"]["guestRequested"] == "1Gi", "{}", vmi["status"]["memory"]);
+        s.wait("vm", "box", "show the reason", TIMEOUT, |vm| {
+            condition(vm, "HotMemoryChange").is_some_and(|held| held["reason"] == "PodResizeInfeasible")
+        })
+        .await?;
+        s.wait_event("box", "PodResizeInfeasible", TIMEOUT).await?;
+        run(&mut console, &memory_between(800, 1024)).await?;
+        // Taken back.
+        s.virt(&["set", "memory", "box", "--guest=1Gi", "--wait"]).await?;
+        let vmi = s.get("vmi", "box").await?;
+        ensure!(condition(&vmi, "HotMemoryChange").is_none(), "{}", vmi["status"]["conditions"]);
+        let taken_back = resources(s, "box").await?;
+        ensure!(taken_back["requests"] == first["requests"], "{first} {taken_back}");
+
+        // The quota of the namespace.
+        s.apply(
+            "
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: small}
+spec: {hard: {requests.cpu: 150m}}
+",
+        )
+        .await?;
+        let used = |quota: &Value| quota["status"]["used"]["requests.cpu"] == "100m";
+        s.wait("ResourceQuota", "small", "count the pod", TIMEOUT, used).await?;
+        s.virt(&["set", "cpu", "box", "--sockets=2"]).await?;
+        let vmi = s
+            .wait("vmi", "box", "show the refusal", MINUTES, |vmi| {
+                condition(vmi, "HotVCPUChange").is_some_and(|held| held["reason"] == "PodResizeRefused")
+            })
+            .await?;
+        let message = condition(&vmi, "HotVCPUChange").map(|held| held["message"].to_string()).unwrap_or_default();
+        ensure!(message.contains("quota"), "{message}");
+        s.wait_event("box", "PodResizeRefused", TIMEOUT).await?;
+        ensure!(vmi["status"]["currentCPUTopology"]["sockets"] == 1, "{}", vmi["status"]);
+        ensure!(
+            run(&mut console, "cat /sys/devices/system/cpu/present").await? == "0",
+            "the guest has got a processor"
+        );
+        // The change follows when the quota allows it.
+        s.delete("ResourceQuota", "small").await?;
+        s.wait("vmi", "box", "have two sockets", MINUTES, |vmi| {
+            vmi["status"]["currentCPUTopology"]["sockets"] == 2 && condition(vmi, "HotVCPUChange").is_none()
+        })
+        .await?;
+        let present = "for i in $(seq 30); do grep -q 1 /sys/devices/system/cpu/present && break; sleep 1; done; \
+                       cat /sys/devices/system/cpu/present";
+        ensure!(run(&mut console, present).await? == "0-1", "the guest has not got the processor");
+        console.leave().await?;
+        ensure_no_restart_is_required(s).await
+    });
+}
