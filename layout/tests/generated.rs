@@ -1,6 +1,6 @@
 //! The generated parts of the documents are current. `make docs` renews them.
 
-use std::fmt::Write;
+use std::{fmt::Write, path::Path};
 
 use api::{FeatureGate, gates::State};
 use layout::{documents, lists, root};
@@ -23,6 +23,16 @@ fn check(document: &str, part: &str, generated: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("{document}, part {part}, is stale: run `make docs`"))
+}
+
+/// Returns the text of all files below a folder.
+fn text_below(folder: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        text += &if path.is_dir() { text_below(&path)? } else { std::fs::read_to_string(path)? };
+    }
+    Ok(text)
 }
 
 /// Returns a table in Markdown.
@@ -93,6 +103,20 @@ fn unsupported_fields_are_current() {
     assert!(refused.len() > 5, "{refused:?}");
     let rows = refused.into_iter().map(|found| [code(&found.name), found.feature]);
     check(document, "subresources", &table(["subresource", "missing feature"], rows)).unwrap();
+}
+
+#[test]
+fn live_changes_are_current() {
+    let root = root();
+    let sources = ["admission/tests/rules", "controllers/src", "e2e/tests/tests/e2e"].map(|folder| root.join(folder));
+    let text: String = sources.iter().map(|folder| text_below(folder).unwrap()).collect();
+    let rows = api::live_changes::TABLE.iter().map(|row| {
+        let shown = [format!("fn {}(", row.test), format!("[\"{}\"", row.test)];
+        assert!(shown.iter().any(|shown| text.contains(shown.as_str())), "no test or rule {}", row.test);
+        [row.change.to_owned(), row.effect.text().to_owned(), code(row.test)]
+    });
+    let head = ["change", "effect on the running VMI", "shown by"];
+    check("docs/reference/live-changes.md", "changes", &table(head, rows)).unwrap();
 }
 
 #[test]
