@@ -60,8 +60,9 @@ fn grace(vmi: &VirtualMachineInstance) -> u64 {
     }
 }
 
-/// Hashes the parts of the object that a launcher acts on: of the spec, the size that the domain may have now; of the status, only the controller's data about claims, and which
-/// hot-plugged volumes the launcher pod has: virt-handler's other writes must not change the hash.
+/// Hashes the parts of the object that a launcher acts on: of the spec, with the size that the domain may have now; of the
+/// status, only the controller's data about claims, and which hot-plugged volumes the launcher pod has. virt-handler's other
+/// writes must not change the hash.
 fn fingerprint(vmi: &VirtualMachineInstance) -> u64 {
     let claims: Vec<_> = vmi
         .status

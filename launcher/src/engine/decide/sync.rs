@@ -3,8 +3,8 @@
 //! ```text
 //!   Connecting -> Serving -> Comparing -> Changing (one step after the other) -> Resuming -> Reading -> done
 //! ```
-//! vCPUs are plugged, memory and disks of hot-plugged volumes come and go, disks grow, and a guest that is stopped by a disk error resumes; every other
-//! difference is reported as an item.
+//! vCPUs are plugged, memory and disks of hot-plugged volumes come and go, disks grow, and a guest that is stopped by a disk
+//! error resumes; every other difference is reported as an item.
 
 use std::sync::Arc;
 
