@@ -207,7 +207,10 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
 apiVersion: v1
 kind: Pod
 metadata: {name: bystander, labels: {kubevirt.io: virt-launcher}}
-spec: {schedulerName: nobody, containers: [{name: compute, image: 'ferrovirt.io/toolbox:devel'}]}
+spec:
+  schedulerName: nobody
+  containers:
+  - {name: compute, image: 'ferrovirt.io/toolbox:devel', resources: {requests: {cpu: 100m}}}
 ",
         )
         .await?;

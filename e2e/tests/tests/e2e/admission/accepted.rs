@@ -69,7 +69,7 @@ volumes:
             defaults: vec![
                 ("/architecture", json!("amd64")),
                 ("/domain/machine/type", json!("q35")),
-                ("/domain/cpu", json!({"sockets": 1, "cores": 1, "threads": 1, "model": "host-model"})),
+                ("/domain/cpu", json!({"sockets": 1, "maxSockets": 4, "cores": 1, "threads": 1, "model": "host-model"})),
                 ("/domain/features/acpi/enabled", json!(true)),
                 ("/domain/devices/interfaces", json!([{"name": "default", "bridge": {}}])),
                 ("/networks", json!([{"name": "default", "pod": {}}])),
