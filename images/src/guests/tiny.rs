@@ -28,6 +28,7 @@ const MODULES: &[&str] = &[
     "virtio_net",
     "virtio_scsi",
     "virtio_balloon",
+    "virtio_mem",
     "virtio_rng",
     "virtio_input",
     "ahci",

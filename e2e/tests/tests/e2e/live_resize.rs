@@ -36,6 +36,17 @@ pub(crate) fn memory_between(least: u32, most: u32) -> String {
     )
 }
 
+/// Returns a script that waits until the firmware shows this number of vCPUs as present, and prints the number.
+///
+/// Linux does not use them under software emulation: since 6.12.75 only the guests of known hypervisors have processors that
+/// can be added (commit "x86/acpi/boot: Correct acpi_is_processor_usable() check again").
+pub(crate) fn processors(expected: u32) -> String {
+    format!(
+        "for i in $(seq 40); do n=$(cat /sys/bus/acpi/devices/LNXCPU:*/status | grep -cx 15); \
+         [ $n = {expected} ] && break; sleep 1; done; echo $n"
+    )
+}
+
 /// Returns the condition of an object.
 pub(crate) fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
     object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == type_)
@@ -76,7 +87,7 @@ async fn grown_and_shrunk(s: &Story) -> Result<()> {
     let mut console = s.console("box")?;
     console.login("root", "ferrovirt").await?;
     ensure!(run(&mut console, READY).await?.ends_with("online_movable"), "the guest keeps new memory offline");
-    ensure!(run(&mut console, "nproc").await? == "1", "the guest has several processors");
+    ensure!(run(&mut console, &processors(1)).await? == "1", "the guest has several processors");
     run(&mut console, &memory_between(800, 1024)).await?;
 
     // A second socket.
@@ -85,9 +96,7 @@ async fn grown_and_shrunk(s: &Story) -> Result<()> {
     let vmi = s.get("vmi", "box").await?;
     ensure!(vmi["status"]["currentCPUTopology"]["sockets"] == 2, "{}", vmi["status"]);
     ensure!(condition(&vmi, "HotVCPUChange").is_none(), "{}", vmi["status"]["conditions"]);
-    let online = "for i in $(seq 40); do test -e /sys/devices/system/cpu/cpu1/online && break; sleep 1; done; \
-                  echo 1 > /sys/devices/system/cpu/cpu1/online; nproc";
-    ensure!(run(&mut console, online).await? == "2", "the guest has not got the processor");
+    ensure!(run(&mut console, &processors(2)).await? == "2", "the guest has not got the processor");
     ensure_no_restart_is_required(s).await?;
 
     // More memory, and less.
@@ -126,7 +135,7 @@ async fn grown_and_shrunk(s: &Story) -> Result<()> {
     ensure!(refused.to_string().contains("Reduction of CPU socket count requires a restart"), "{refused:#}");
     s.virt(&["set", "cpu", "box", "--sockets=2", "--wait"]).await?;
     s.wait("vm", "box", "need no restart", MINUTES, |vm| condition(vm, "RestartRequired").is_none()).await?;
-    ensure!(run(&mut console, "nproc").await? == "2", "the guest has lost a processor");
+    ensure!(run(&mut console, &processors(2)).await? == "2", "the guest has lost a processor");
     console.leave().await?;
     ensure!(s.launcher_pod("box").await?["metadata"]["uid"] == uid, "the launcher pod was replaced");
     Ok(())
@@ -143,20 +152,20 @@ fn growth_that_does_not_fit_leaves_the_vm_as_it_was_and_says_so() {
         console.login("root", "ferrovirt").await?;
         run(&mut console, READY).await?;
 
-        // The node.
+        // The node. The API server refuses what the kubelet of an earlier version calls infeasible.
         let Err(refused) = s.virt(&["set", "memory", "box", "--guest=500Gi", "--wait"]).await else {
             anyhow::bail!("the node has 500 GiB")
         };
-        ensure!(refused.to_string().contains("the node cannot resize the launcher pod"), "{refused:#}");
+        ensure!(refused.to_string().contains("node didn't have enough allocatable resources: memory"), "{refused:#}");
         let vmi = s.get("vmi", "box").await?;
         let held = condition(&vmi, "HotMemoryChange").context("no condition HotMemoryChange")?;
-        ensure!(held["reason"] == "PodResizeInfeasible" && held["status"] == "True", "{held}");
+        ensure!(held["reason"] == "PodResizeRefused" && held["status"] == "True", "{held}");
         ensure!(vmi["status"]["memory"]["guestRequested"] == "1Gi", "{}", vmi["status"]["memory"]);
         s.wait("vm", "box", "show the reason", TIMEOUT, |vm| {
-            condition(vm, "HotMemoryChange").is_some_and(|held| held["reason"] == "PodResizeInfeasible")
+            condition(vm, "HotMemoryChange").is_some_and(|held| held["reason"] == "PodResizeRefused")
         })
         .await?;
-        s.wait_event("box", "PodResizeInfeasible", TIMEOUT).await?;
+        s.wait_event("box", "PodResizeRefused", TIMEOUT).await?;
         run(&mut console, &memory_between(800, 1024)).await?;
         // Taken back.
         s.virt(&["set", "memory", "box", "--guest=1Gi", "--wait"]).await?;
@@ -187,19 +196,14 @@ spec: {hard: {requests.cpu: 150m}}
         ensure!(message.contains("quota"), "{message}");
         s.wait_event("box", "PodResizeRefused", TIMEOUT).await?;
         ensure!(vmi["status"]["currentCPUTopology"]["sockets"] == 1, "{}", vmi["status"]);
-        ensure!(
-            run(&mut console, "cat /sys/devices/system/cpu/present").await? == "0",
-            "the guest has got a processor"
-        );
+        ensure!(run(&mut console, &processors(1)).await? == "1", "the guest has got a processor");
         // The change follows when the quota allows it.
         s.delete("ResourceQuota", "small").await?;
         s.wait("vmi", "box", "have two sockets", MINUTES, |vmi| {
             vmi["status"]["currentCPUTopology"]["sockets"] == 2 && condition(vmi, "HotVCPUChange").is_none()
         })
         .await?;
-        let present = "for i in $(seq 30); do grep -q 1 /sys/devices/system/cpu/present && break; sleep 1; done; \
-                       cat /sys/devices/system/cpu/present";
-        ensure!(run(&mut console, present).await? == "0-1", "the guest has not got the processor");
+        ensure!(run(&mut console, &processors(2)).await? == "2", "the guest has not got the processor");
         console.leave().await?;
         ensure_no_restart_is_required(s).await
     });
