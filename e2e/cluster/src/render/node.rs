@@ -94,6 +94,8 @@ pub(crate) fn kubelet(plan: &Plan, node: &Node) -> String {
         // unchanged reports keeps its default.
         "nodeStatusUpdateFrequency": "2s",
         "nodeStatusReportFrequency": "5m",
+        // Stories kill containers often. The delay would grow to five minutes.
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},
         "enableProfilingHandler": false,
     }))
 }
