@@ -1,12 +1,13 @@
 //! Benchmarks on the real cluster: start and deletion of a VMI compared with a bare pod on the same node in the same run,
-//! actions, memory of a VMI outside of QEMU, calls to the API server, and latency of admission reviews. Each module documents
-//! its method, the README the figures.
+//! actions, changes of a running VM, memory of a VMI outside of QEMU, calls to the API server, and latency of admission
+//! reviews. Each module documents its method, the README the figures.
 //!
 //! Prints a table and writes `build/bench.json`, a flat object with one number per key. Keys contain the unit.
 //!
 //! `consoles.rs` runs only on request, because it needs a cluster of its own.
 
 mod actions;
+mod changes;
 mod consoles;
 mod lane;
 mod memory;
@@ -46,11 +47,12 @@ struct Options {
 }
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 10] = [
+const TARGETS: [(&str, f64); 11] = [
     ("vmi_running_over_pod", 1.5),
     ("delete_less_pod_delete_s", 0.5),
     ("restart_less_stop_and_start_s", 0.3),
     ("restart_less_full_stop_and_start_s", 0.3),
+    ("volume_in_guest_over_pod_with_claim", 2.0),
     ("outside_qemu_pss_mib", 25.0),
     ("launcher_supervisor_pss_mib", 3.0),
     ("virt_api_rss_mib", 23.8),
@@ -96,6 +98,7 @@ fn main() -> Result<()> {
         // After the memory of the processes, which such a load raises.
         start::measure_ten(s, &mut figures).await?;
         actions::measure(s, options.rounds, &mut figures).await?;
+        changes::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
         // Remaining VMIs are deleted meanwhile: removing a pod costs more CPU time than the reviews.
         tokio::time::sleep(Duration::from_secs(10)).await;
@@ -120,6 +123,7 @@ fn compare(figures: &mut Figures) {
         ("delete_less_pod_delete_s", get("delete_s").zip(get("pod_delete_s")).map(|(vmi, pod)| vmi - pod)),
         ("restart_less_stop_and_start_s", restart_less("stop_s")),
         ("restart_less_full_stop_and_start_s", restart_less("stop_until_startable_s")),
+        ("volume_in_guest_over_pod_with_claim", ratio("volume_in_guest_s", "pod_with_claim_running_s")),
         ("portforward_over_kubectl", ratio("portforward_mib_s", "portforward_pod_mib_s")),
         ("webhook_attacked_over_quiet", ratio("webhook_attacked_p99_ms", "webhook_p99_ms")),
     ];

@@ -131,7 +131,7 @@ spec:
 }
 
 /// Returns the seconds until a pod with one idle container is Running, and those until it is deleted. `create` creates the pod.
-async fn pod(story: &Story, name: &str, create: impl Future<Output = Result<()>>) -> Result<(f64, f64)> {
+pub(crate) async fn pod(story: &Story, name: &str, create: impl Future<Output = Result<()>>) -> Result<(f64, f64)> {
     out_of_phase().await;
     let created = Instant::now();
     create.await?;

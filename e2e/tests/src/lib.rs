@@ -7,6 +7,7 @@
 //! environment  answer  plugin   the cluster under test, HTTP answers, commands of the plugin
 //! socket  webhook               WebSockets, webhooks of virt-api
 //! story                         namespace and methods of a story
+//! storage                       directories and devices of a node for claims
 //! flood                         an attack on the installation
 //! collector                     receives traces
 //! ```
@@ -17,6 +18,7 @@ mod environment;
 mod flood;
 mod plugin;
 mod socket;
+pub mod storage;
 mod story;
 pub mod webhook;
 

@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{
+    Story,
+    storage::{Backing, Storage, delete_vmis, on_host},
+    story,
+};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{
-    manifests,
-    storage::{Backing, Storage, delete_vmis, on_host},
-};
+use crate::manifests;
 
 const MINUTES: Duration = Duration::from_secs(150);
 

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, story};
-
-use crate::{
-    manifests,
+use ferrovirt_e2e_tests::{
+    Console, Story,
     storage::{Backing, Storage, delete_vmis, on_host},
+    story,
 };
+
+use crate::manifests;
 
 const MINUTES: Duration = Duration::from_secs(150);
 const MEBIBYTE: u64 = 1024 * 1024;

@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, repository, story};
+use ferrovirt_e2e_tests::{
+    Story, repository,
+    storage::{Storage, delete_vmis},
+    story,
+};
 use kube::api::GroupVersionKind;
 use serde_json::Value;
-
-use crate::storage::{Storage, delete_vmis};
 
 /// Check of a manifest that the story does not apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, story};
+use ferrovirt_e2e_tests::{
+    Console, Story,
+    storage::{Backing, Storage, delete_vmis, on_host},
+    story,
+};
 use http::Method;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{
-    manifests,
-    storage::{Backing, Storage, delete_vmis, on_host},
-};
+use crate::manifests;
 
 const MINUTES: Duration = Duration::from_secs(150);
 

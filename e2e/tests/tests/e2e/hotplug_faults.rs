@@ -6,14 +6,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Node, Story, TIMEOUT, story_alone};
+use ferrovirt_e2e_tests::{
+    Node, Story, TIMEOUT,
+    storage::{Backing, Storage, delete_vmis, on_host},
+    story_alone,
+};
 use kube::api::{DeleteParams, ListParams};
 use serde_json::Value;
 
-use crate::{
-    manifests,
-    storage::{Backing, Storage, delete_vmis, on_host},
-};
+use crate::manifests;
 
 const MINUTES: Duration = Duration::from_secs(150);
 /// Volume, claim and disk.

@@ -50,7 +50,6 @@ mod scheduling;
 mod silent_connections;
 mod spellings;
 mod starts;
-mod storage;
 mod strategies;
 mod stream_faults;
 mod streams;

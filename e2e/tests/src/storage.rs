@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use ferrovirt_e2e_tests::Story;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
+
+use crate::Story;
 
 const MINUTES: Duration = Duration::from_secs(150);
 
 /// Backend of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Backing {
+pub enum Backing {
     /// A directory of the node's own file system.
     Directory,
     /// A file system of 40 MiB that a test may fill.
@@ -21,7 +22,7 @@ pub(crate) enum Backing {
 }
 
 /// Storage of a claim on the node.
-pub(crate) struct Storage {
+pub struct Storage {
     name: String,
     /// Name and host name of the node.
     pub node: String,
@@ -33,7 +34,11 @@ pub(crate) struct Storage {
 impl Storage {
     /// Creates a directory on the node with a volume for the claim of that name. The claim requests less than the capacity
     /// and can be expanded.
-    pub(crate) async fn make(s: &Story, claim: &str, backing: Backing) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// The storage was not made; nothing of it is left.
+    pub async fn make(s: &Story, claim: &str, backing: Backing) -> Result<Self> {
         let name = format!("{}-{claim}", s.namespace);
         let (node, hostname) = s.one_node().await?;
         let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name, node, hostname };
@@ -45,7 +50,11 @@ impl Storage {
     }
 
     /// Creates a directory on the node with a volume that fits a claim of this name and spec. The story creates the claim.
-    pub(crate) async fn for_claim(s: &Story, claim: &str, spec: &Value) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// The storage was not made; nothing of it is left.
+    pub async fn for_claim(s: &Story, claim: &str, spec: &Value) -> Result<Self> {
         let name = format!("{}-{claim}", s.namespace);
         let (node, hostname) = s.one_node().await?;
         let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name, node, hostname };
@@ -121,7 +130,11 @@ spec:
     }
 
     /// Removes the storage.
-    pub(crate) async fn remove(&self, s: &Story) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// Something of it is left.
+    pub async fn remove(&self, s: &Story) -> Result<()> {
         for kind in ["PersistentVolume", "StorageClass"] {
             match s.cluster_api(kind).delete(&self.name, &DeleteParams::background()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
@@ -138,12 +151,20 @@ spec:
 }
 
 /// Runs a script on a node with the node's own programs and files.
-pub(crate) async fn on_host(s: &Story, node: &str, script: &str) -> Result<String> {
+///
+/// # Errors
+///
+/// The script failed, or could not be run.
+pub async fn on_host(s: &Story, node: &str, script: &str) -> Result<String> {
     s.on_node(node, &format!("nsenter -t 1 -m -- /bin/sh -c '{script}'")).await
 }
 
 /// Deletes the VMIs of the story, which use its storage.
-pub(crate) async fn delete_vmis(s: &Story) -> Result<()> {
+///
+/// # Errors
+///
+/// A VMI is left.
+pub async fn delete_vmis(s: &Story) -> Result<()> {
     for kind in ["vm", "vmi"] {
         for object in s.list(kind, "").await? {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();

@@ -1,0 +1,156 @@
+//! Measures changes of a running VM, from the request to their appearance in the guest: a claim as a disk, a vCPU, memory.
+//! The floor of a claim is a bare pod with that claim.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{
+    Console, Story,
+    storage::{Backing, Storage, delete_vmis, on_host},
+};
+use http::Method;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::{
+    Figures, median,
+    start::{out_of_phase, pod},
+};
+
+/// Time limit of a change.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Time in which the guest begins to wait for a change.
+const LEAD: Duration = Duration::from_millis(300);
+
+/// Makes the guest ready for devices: it loads only the drivers of those that it has at its boot.
+const READY: &str = "dmesg -n 1; modprobe -qa virtio_scsi sd_mod virtio_mem; \
+     echo online_movable > /sys/devices/system/memory/auto_online_blocks; \
+     cpus() { cat /sys/bus/acpi/devices/LNXCPU:*/status | grep -cx 15; }; \
+     memory() { awk '/MemTotal/ {print int($2 / 1024)}' /proc/meminfo; }";
+
+const VM: &str = "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {name: changes}
+spec:
+  runStrategy: Always
+  template:
+    spec:
+      terminationGracePeriodSeconds: 0
+      domain:
+        cpu: {sockets: 1, maxSockets: 32}
+        memory: {guest: 1Gi, maxGuest: 2Gi}
+        devices:
+          disks: [{name: root, disk: {bus: virtio}}]
+      volumes: [{name: root, containerDisk: {image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}]
+";
+
+/// Measures each change `rounds` times and reports the medians.
+pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
+    let storage = Storage::make(story, "data", Backing::Directory).await?;
+    let measured = measure_with(story, &storage, rounds, figures).await;
+    let gone = delete_vmis(story).await;
+    storage.remove(story).await?;
+    measured.and(gone)
+}
+
+async fn measure_with(story: &Story, storage: &Storage, rounds: usize, figures: &mut Figures) -> Result<()> {
+    let directory = &storage.directory;
+    let image = format!("truncate -s 8M {directory}/disk.img && chown 107:107 {directory}/disk.img");
+    on_host(story, &storage.node, &image).await?;
+    let mut floor = Vec::new();
+    for round in 0..rounds {
+        let name = format!("claim-{round}");
+        floor.push(pod(story, &name, pod_with_claim(story, &name)).await?.0);
+    }
+    story.apply(VM).await?;
+    story.wait_running("changes").await?;
+    let mut console = story.console("changes")?;
+    console.login("root", "ferrovirt").await?;
+    in_guest(&mut console, READY).await?;
+    let (mut disk, mut unplug, mut cpu, mut memory) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..rounds {
+        let volume = json!({"name": "data", "disk": {"disk": {"bus": "scsi"}},
+            "volumeSource": {"persistentVolumeClaim": {"claimName": "data"}}});
+        disk.push(change(&mut console, "[ -e /dev/sda ]", subresource(story, "addvolume", &volume)).await?);
+        let volume = json!({"name": "data"});
+        unplug.push(change(&mut console, "[ ! -e /dev/sda ]", subresource(story, "removevolume", &volume)).await?);
+        let no_attachments = |vmi: &Value| vmi["status"]["volumeStatus"].as_array().is_none_or(|all| all.len() < 2);
+        story.wait("vmi", "changes", "have released the claim", TIMEOUT, no_attachments).await?;
+        let sockets = round + 2;
+        let size = json!({"cpu": {"sockets": sockets}});
+        cpu.push(change(&mut console, &format!("[ $(cpus) = {sockets} ]"), resize(story, &size)).await?);
+        let size = json!({"memory": {"guest": "2Gi"}});
+        memory.push(change(&mut console, "[ $(memory) -gt 1700 ]", resize(story, &size)).await?);
+        change(&mut console, "[ $(memory) -lt 1100 ]", resize(story, &json!({"memory": {"guest": "1Gi"}}))).await?;
+        let settled = |vmi: &Value| !vmi["status"]["conditions"].to_string().contains("HotMemoryChange");
+        story.wait("vmi", "changes", "have no change in progress", TIMEOUT, settled).await?;
+    }
+    console.leave().await?;
+    for (name, values) in [
+        ("pod_with_claim_running_s", floor),
+        ("volume_in_guest_s", disk),
+        ("volume_out_of_guest_s", unplug),
+        ("vcpu_in_guest_s", cpu),
+        ("memory_in_guest_s", memory),
+    ] {
+        figures.insert(name.into(), median(&values).context("no round")?);
+    }
+    Ok(())
+}
+
+async fn pod_with_claim(story: &Story, name: &str) -> Result<()> {
+    story
+        .apply(&format!(
+            "
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  securityContext: {{runAsNonRoot: true, runAsUser: 1000, seccompProfile: {{type: RuntimeDefault}}}}
+  containers:
+  - name: toolbox
+    image: ferrovirt.io/toolbox:devel
+    imagePullPolicy: IfNotPresent
+    command: [sh, -c, 'trap \"exit 0\" TERM; sleep 3600 & wait']
+    securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
+    volumeMounts: [{{name: data, mountPath: /data}}]
+  volumes: [{{name: data, persistentVolumeClaim: {{claimName: data}}}}]
+"
+        ))
+        .await
+}
+
+async fn subresource(story: &Story, name: &str, body: &Value) -> Result<()> {
+    let (code, text) = story.call_subresource(&Method::PUT, "virtualmachines/changes", name, body).await?;
+    ensure!(code == 202, "{name}: {code} {text}");
+    Ok(())
+}
+
+async fn resize(story: &Story, domain: &Value) -> Result<()> {
+    let patch = json!({"spec": {"template": {"spec": {"domain": domain}}}});
+    story.api("VirtualMachine").patch("changes", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    Ok(())
+}
+
+/// Returns the seconds from the request until the condition holds in the guest, whose shell polls it.
+async fn change(console: &mut Console, condition: &str, request: impl Future<Output = Result<()>>) -> Result<f64> {
+    let wait = format!("i=0; until {condition} || [ $i = 3000 ]; do usleep 20000; i=$((i+1)); done; {condition}");
+    out_of_phase().await;
+    let request = async {
+        tokio::time::sleep(LEAD).await;
+        let began = Instant::now();
+        request.await?;
+        Ok::<_, anyhow::Error>(began)
+    };
+    let (seen, began) = tokio::join!(in_guest(console, &wait), request);
+    let seen = seen?;
+    Ok(seen.duration_since(began?).as_secs_f64())
+}
+
+/// Runs a command that must succeed and returns the time of its end.
+async fn in_guest(console: &mut Console, command: &str) -> Result<Instant> {
+    let (output, code) = tokio::time::timeout(TIMEOUT, console.run(command)).await.context("the guest hangs")??;
+    ensure!(code == 0, "{command:?} ended with {code}: {output}");
+    Ok(Instant::now())
+}
