@@ -12,17 +12,20 @@ pub enum Feature {
     ItemResults,
     /// Domains that can grow: `maxSockets` and `maxGuest` of the spec, `LauncherState.vcpus` and `.memory_requested`.
     LiveResize,
+    /// Interfaces of a running domain come and go: `LauncherState.nics`.
+    NicHotplug,
 }
 
 impl Feature {
     /// All features of this release.
-    pub const ALL: [Self; 2] = [Self::ItemResults, Self::LiveResize];
+    pub const ALL: [Self; 3] = [Self::ItemResults, Self::LiveResize, Self::NicHotplug];
 
     /// Returns the name in a Hello.
     pub fn name(self) -> &'static str {
         match self {
             Self::ItemResults => "item-results",
             Self::LiveResize => "live-resize",
+            Self::NicHotplug => "nic-hotplug",
         }
     }
 }

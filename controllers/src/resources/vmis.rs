@@ -141,7 +141,7 @@ pub(crate) fn connected_networks(
     let spec = &vmi.spec;
     let is_absent = move |name: &str| {
         let mut interfaces = spec.domain.devices.interfaces.iter();
-        interfaces.any(|interface| interface.name == name && interface.state.as_deref() == Some("absent"))
+        interfaces.any(|interface| interface.name == name && interface.is_absent())
     };
     spec.networks
         .iter()

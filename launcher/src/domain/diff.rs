@@ -24,13 +24,13 @@ pub(crate) enum Step {
     Detach(Item),
     /// Change a property of a device that hypervisors can change live.
     Update(Item, &'static str),
-    /// Attach, detach or change a hot-plugged disk.
-    Disk {
+    /// Attach, detach or change a hot-plugged disk or an interface.
+    Device {
         /// The change.
         change: DeviceChange,
-        /// Its name.
-        name: String,
-        /// Its element: of the active domain to detach it, of the wanted domain otherwise.
+        /// The device.
+        item: Item,
+        /// Its element: of the active domain to detach it, as it is to become otherwise.
         xml: String,
     },
     /// Plug vCPUs: so many are to be plugged.
@@ -62,12 +62,12 @@ pub(crate) enum DeviceChange {
     Attach,
     /// Request the guest to release it.
     Detach,
-    /// Change its medium.
+    /// Change its medium or the state of its link.
     Update,
 }
 
 /// A part of the domain.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Item {
     /// Kind.
     pub(crate) kind: ItemKind,
@@ -107,7 +107,7 @@ impl Step {
             Self::Attach(item) => (item, "cannot be attached to the running VMI".to_owned()),
             Self::Detach(item) => (item, "cannot be detached from the running VMI".to_owned()),
             Self::Update(item, property) => (item, cannot_change(property)),
-            Self::Disk { .. } | Self::Resize { .. } | Self::Vcpus(_) | Self::Memory { .. } => return None,
+            Self::Device { .. } | Self::Resize { .. } | Self::Vcpus(_) | Self::Memory { .. } => return None,
         };
         Some(item.at_restart(message))
     }
@@ -136,9 +136,7 @@ pub(crate) fn diff(
     let mut difference = Difference { steps: resizes(active, sizes), at_restart: Vec::new() };
     difference.compare_cpu_and_memory(active, wanted);
     difference.compare_disks(active, wanted, hotplugged);
-    let both =
-        difference.pair(ItemKind::Interface, &active.interfaces, &wanted.interfaces, |interface| &interface.name);
-    both.into_iter().for_each(|(active, wanted)| difference.compare_interfaces(active, wanted));
+    difference.compare_interfaces(active, wanted);
     difference.pair(ItemKind::Device, &active.devices, &wanted.devices, |device| &device.name);
     difference
 }
@@ -240,7 +238,7 @@ impl Difference {
                 _ => continue,
             };
             if let Some(disk) = disk.filter(|disk| disk.can_be_plugged(hotplugged)) {
-                *step = Step::Disk { change, name: disk.name, xml: disk.xml };
+                *step = Step::Device { change, item: Item::new(ItemKind::Volume, &disk.name), xml: disk.xml };
             }
         }
     }
@@ -251,7 +249,8 @@ impl Difference {
             let drives = active.device == "cdrom" && wanted.device == "cdrom";
             self.steps.push(if drives && active.is_within(hotplugged) && wanted.is_within(hotplugged) {
                 // The drive keeps its device name, by which the hypervisor finds it.
-                Step::Disk { change: DeviceChange::Update, name: wanted.name.clone(), xml: wanted.xml.clone() }
+                let (item, xml) = (Item::new(ItemKind::Volume, &wanted.name), wanted.xml.clone());
+                Step::Device { change: DeviceChange::Update, item, xml }
             } else {
                 Step::Update(Item::new(ItemKind::Volume, &wanted.name), "medium")
             });
@@ -269,9 +268,31 @@ impl Difference {
         }
     }
 
-    fn compare_interfaces(&mut self, active: &InterfaceConfig, wanted: &InterfaceConfig) {
+    /// Compares the interfaces of two domains.
+    fn compare_interfaces(&mut self, active: &DomainConfig, wanted: &DomainConfig) {
+        let kind = ItemKind::Interface;
+        let both = self.pair(kind, &active.interfaces, &wanted.interfaces, |interface| &interface.name);
+        both.into_iter().for_each(|(active, wanted)| self.compare_interface(active, wanted));
+        let xml = |config: &DomainConfig, name: &str| {
+            config.interfaces.iter().find(|interface| interface.name == name).map(|interface| interface.xml.clone())
+        };
+        for step in &mut self.steps {
+            let (change, item, xml) = match step {
+                Step::Attach(item) if item.kind == kind => (DeviceChange::Attach, &*item, xml(wanted, &item.name)),
+                Step::Detach(item) if item.kind == kind => (DeviceChange::Detach, &*item, xml(active, &item.name)),
+                _ => continue,
+            };
+            if let Some(xml) = xml {
+                *step = Step::Device { change, item: item.clone(), xml };
+            }
+        }
+    }
+
+    fn compare_interface(&mut self, active: &InterfaceConfig, wanted: &InterfaceConfig) {
         if active.link_up != wanted.link_up {
-            self.steps.push(Step::Update(Item::new(ItemKind::Interface, &wanted.name), "link state"));
+            let item = Item::new(ItemKind::Interface, &wanted.name);
+            let xml = active.with_link(wanted.link_up);
+            self.steps.push(Step::Device { change: DeviceChange::Update, item, xml });
         }
         let changed = [
             (differ(active.mac.as_ref(), wanted.mac.as_ref()), "MAC address"),
@@ -281,6 +302,17 @@ impl Difference {
         if let Some((_, property)) = changed.into_iter().find(|(changed, _)| *changed) {
             self.needs_restart(ItemKind::Interface, &wanted.name, property);
         }
+    }
+}
+
+impl InterfaceConfig {
+    /// Returns the element with another state of the link.
+    fn with_link(&self, up: bool) -> String {
+        let mut xml = self.xml.clone();
+        if xml.get(self.link_at.clone()).is_some() {
+            xml.replace_range(self.link_at.clone(), &format!("<link state='{}'/>", if up { "up" } else { "down" }));
+        }
+        xml
     }
 }
 
@@ -336,7 +368,7 @@ mod tests {
     fn each_change_of_the_wanted_domain_is_a_step_or_needs_a_restart() {
         let volume = |name: &str| Item::new(ItemKind::Volume, name);
         let (nic, cpu) = (Item::new(ItemKind::Interface, "default"), Item::new(ItemKind::Cpu, ""));
-        let table: [Row; 12] = [
+        let table: [Row; 11] = [
             ("placement='static'>1<", "placement='static'>2<", vec![], vec![(cpu.clone(), "number of vCPUs")]),
             ("sockets='1'", "sockets='2'", vec![], vec![(cpu, "CPU topology")]),
             (
@@ -355,12 +387,6 @@ mod tests {
                 "<boot order='1'/><alias name='ua-root'/>",
                 vec![],
                 vec![(volume("root"), "boot order")],
-            ),
-            (
-                "<alias name='ua-default'/>",
-                "<link state='down'/><alias name='ua-default'/>",
-                vec![Step::Update(nic.clone(), "link state")],
-                vec![],
             ),
             ("02:00:00:00:00:01", "02:00:00:00:00:02", vec![], vec![(nic.clone(), "MAC address")]),
             ("model type='virtio-non-transitional'", "model type='e1000'", vec![], vec![(nic, "model")]),
@@ -474,7 +500,7 @@ mod tests {
     fn disks_of_hot_plugged_volumes_are_attached_detached_and_their_media_changed() {
         use DeviceChange::{Attach, Detach, Update};
         let volume = |name: &str| Item::new(ItemKind::Volume, name);
-        let step = |change, xml: &str| Step::Disk { change, name: "new".into(), xml: xml.to_owned() };
+        let step = |change, xml: &str| Step::Device { change, item: volume("new"), xml: xml.to_owned() };
         let (plugged, virtio) =
             (disk("new", "disk", "scsi", "/plugged/new.img"), disk("new", "lun", "virtio", "/plugged/new"));
         let (sata, boot) = (disk("new", "disk", "sata", "/plugged/new"), disk("new", "disk", "scsi", "/else/new.img"));
@@ -499,6 +525,35 @@ mod tests {
             let with = |xml: &str, disk: &str| xml.replacen("</devices>", &format!("{disk}</devices>"), 1);
             let difference = between(&with(ACTIVE, active), &with(PLAIN, wanted));
             assert_eq!(difference, Difference { steps: expected, at_restart: vec![] }, "{active} -> {wanted}");
+        }
+    }
+
+    #[test]
+    fn interfaces_come_and_go_and_their_links_change() {
+        use DeviceChange::{Attach, Detach, Update};
+        let lan = |link: &str| {
+            format!("<interface type='ethernet'><mac address='02:00:00:00:00:07'/>{link}<alias name='ua-lan'/></interface>")
+        };
+        let (plain, up, down) = (lan(""), lan("<link state='up'/>"), lan("<link state='down'/>"));
+        let moved = |state: &str| {
+            let link = format!("<link state='{state}'/></interface>");
+            plain.replace("</interface>", &link)
+        };
+        for (active, wanted, expected) in [
+            ("", plain.as_str(), vec![(Attach, plain.clone())]),
+            ("", &down, vec![(Attach, down.clone())]),
+            (&plain, "", vec![(Detach, plain.clone())]),
+            (&plain, &plain, vec![]),
+            (&plain, &up, vec![]),
+            (&plain, &down, vec![(Update, moved("down"))]),
+            (&up, &down, vec![(Update, down.clone())]),
+            (&down, &plain, vec![(Update, up.clone())]),
+        ] {
+            let with = |xml: &str, nic: &str| xml.replacen("</devices>", &format!("{nic}</devices>"), 1);
+            let difference = between(&with(ACTIVE, active), &with(PLAIN, wanted));
+            let item = Item::new(ItemKind::Interface, "lan");
+            let steps = expected.into_iter().map(|(change, xml)| Step::Device { change, item: item.clone(), xml });
+            assert_eq!(difference, Difference { steps: steps.collect(), at_restart: vec![] }, "{active} -> {wanted}");
         }
     }
 

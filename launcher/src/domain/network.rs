@@ -20,7 +20,7 @@ pub(super) fn interfaces(
     devices
         .interfaces
         .iter()
-        .filter(|interface| interface.state.as_deref() != Some("absent"))
+        .filter(|interface| !interface.is_absent())
         .map(|interface| one(vmi, interface, env, multi_queue.then_some(vcpus.min(QUEUE_LIMIT))))
         .collect()
 }

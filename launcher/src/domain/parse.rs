@@ -98,6 +98,10 @@ pub(crate) struct InterfaceConfig {
     pub(crate) link_up: bool,
     /// Boot order.
     pub(crate) boot_order: Option<u32>,
+    /// Its element.
+    pub(crate) xml: String,
+    /// Range in `xml` of the element with the state of the link, or where it belongs.
+    pub(crate) link_at: std::ops::Range<usize>,
 }
 
 /// Another device.
@@ -113,6 +117,11 @@ impl DomainConfig {
     /// Returns the memory in bytes that the guest is to have.
     pub(crate) fn memory_requested(&self) -> Option<u64> {
         Some(self.memory?.saturating_add(self.memory_device.as_ref().map_or(0, |device| device.requested)))
+    }
+
+    /// Returns the names of its network interfaces.
+    pub(crate) fn nics(&self) -> Vec<String> {
+        self.interfaces.iter().map(|interface| interface.name.clone()).collect()
     }
 
     /// Returns the device names of disks by volume. Empty drives have no volume.
@@ -266,12 +275,19 @@ fn source(device: Node<'_, '_>) -> Option<DiskSource> {
 
 fn interface(device: Node<'_, '_>) -> Option<InterfaceConfig> {
     let attribute = |element: &str, name: &str| child(device, element)?.attribute(name).map(str::to_owned);
+    let whole = device.range();
+    let xml = device.document().input_text().get(whole.clone()).unwrap_or_default();
+    let link = child(device, "link").map(|link| link.range());
+    let link = link.map(|link| link.start.saturating_sub(whole.start)..link.end.saturating_sub(whole.start));
+    let end = xml.rfind("</").unwrap_or(xml.len());
     Some(InterfaceConfig {
         name: name(device)?,
         mac: attribute("mac", "address").map(|mac| mac.to_ascii_lowercase()),
         model: attribute("model", "type").unwrap_or_default(),
         link_up: attribute("link", "state").as_deref() != Some("down"),
         boot_order: boot_order(device),
+        xml: xml.to_owned(),
+        link_at: link.unwrap_or(end..end),
     })
 }
 

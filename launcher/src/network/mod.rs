@@ -18,24 +18,22 @@ use self::{
 };
 use crate::tasks::Tasks;
 
-/// Starts the DHCP servers of a VMI, all or none: a retry would start running servers a second time.
+/// Starts the DHCP servers of an interface, all or none: a retry would start running servers a second time.
 pub(crate) fn serve(
     vmi: &VirtualMachineInstance,
-    nics: &[protocol::Nic],
+    nic: &protocol::Nic,
     tasks: &Tasks,
 ) -> Result<Vec<AbortHandle>, DhcpError> {
     let resolver = Resolver::read(Path::new("/etc/resolv.conf")).with_subdomain(vmi.spec.subdomain.as_deref());
     let mut ready = Vec::new();
-    for nic in nics.iter().filter(|nic| !nic.bridge.is_empty()) {
-        let invalid = || DhcpError::Lease(nic.name.clone());
-        if nic.dhcp.is_some() {
-            let lease = lease(nic, vmi, &resolver).ok_or_else(invalid)?;
-            ready.push(dhcp::serve(dhcp::open(&nic.bridge)?, lease).boxed());
-        }
-        if let Some(settings) = &nic.dhcp6 {
-            let lease = lease6(settings, &resolver).ok_or_else(invalid)?;
-            ready.push(dhcp6::serve(dhcp6::open(&nic.bridge)?, lease).boxed());
-        }
+    let invalid = || DhcpError::Lease(nic.name.clone());
+    if nic.dhcp.is_some() {
+        let lease = lease(nic, vmi, &resolver).ok_or_else(invalid)?;
+        ready.push(dhcp::serve(dhcp::open(&nic.bridge)?, lease).boxed());
+    }
+    if let Some(settings) = &nic.dhcp6 {
+        let lease = lease6(settings, &resolver).ok_or_else(invalid)?;
+        ready.push(dhcp6::serve(dhcp6::open(&nic.bridge)?, lease).boxed());
     }
     Ok(ready.into_iter().map(|server| tasks.keep("DHCP server", server)).collect())
 }

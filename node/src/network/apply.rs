@@ -17,10 +17,10 @@ use tokio::{
 };
 
 use super::{
-    Error, PodNetwork,
+    Error, PodNetwork, bridge,
     observed::{Address, Link, Observed, Route, is_link_local},
     plan::decide,
-    request::Request,
+    request::{Release, Request},
     step::{Step, TAP_OWNER},
 };
 use crate::safe_dir::SafeDir;
@@ -33,12 +33,19 @@ const NFT_COMPLAINT: u64 = 4 * 1024;
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Observes, decides and executes, one interface after the other.
-pub(super) async fn reconcile(requests: &[Request]) -> Result<PodNetwork, Error> {
+pub(super) async fn reconcile(requests: &[Request], releases: &[Release]) -> Result<PodNetwork, Error> {
     let (connection, handle, _) =
         rtnetlink::new_connection().map_err(|source| link_error("open netlink for", "links", source))?;
     // Ends with the runtime of this thread.
     tokio::spawn(connection);
     let mut ready = PodNetwork::default();
+    for release in releases {
+        for step in bridge::release(&release.pod_link, &observe(&handle).await?)? {
+            carry_out(&step, &handle).await?;
+        }
+        tracing::info!(interface = %release.name, "the link is given back to the network plugins");
+        ready.released.insert(release.name.clone());
+    }
     for request in requests {
         let plan = decide(request, &observe(&handle).await?)?;
         for step in &plan.steps {
@@ -180,6 +187,10 @@ async fn carry_out(step: &Step, handle: &Handle) -> Result<(), Error> {
         Step::SetMac { link, mac } => {
             let message = LinkUnspec::new_with_index(index_of(handle, link).await?).address(mac.to_vec());
             set_link(handle, link, message).await
+        }
+        Step::Delete { link } => {
+            let deleted = handle.link().del(index_of(handle, link).await?).execute().await;
+            deleted.map_err(|source| link_error("delete", link, source))
         }
         Step::TakeAddresses { link } => take_addresses(handle, link).await,
         Step::StopLearning { link } => {

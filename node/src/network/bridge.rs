@@ -84,6 +84,8 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
         None => steps.push(Step::CreateBridge { name: bridge.clone(), mac: bridge_mac, mtu, up: true }),
         Some(link) => steps.extend(change(link, mtu, None)),
     }
+    // The number of an interface changes when another one leaves; its server stays where its guest knows it.
+    let server = bridge_link.and_then(|link| observed.server(link.index)).unwrap_or(server);
     if v4.is_some() && !bridge_link.is_some_and(|link| observed.has(link.index, server.into(), 32)) {
         steps.push(Step::AddAddress { link: bridge.clone(), ip: server.into(), prefix: 32 });
     }
@@ -137,7 +139,29 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
         pod_interface_name: pod.clone(),
         ips: v4.iter().map(|(ip, _)| IpAddr::V4(*ip)).collect(),
     };
-    Ok(Plan { steps, network: PodNetwork { nics: vec![nic], interfaces: vec![interface] } })
+    Ok(Plan { steps, network: PodNetwork { nics: vec![nic], interfaces: vec![interface], ..PodNetwork::default() } })
+}
+
+/// Decides the steps that give a link back to the CNI plugins, which find it by its name. The guest no longer uses it.
+pub(super) fn release(pod: &str, observed: &Observed) -> Result<Vec<Step>, Error> {
+    let stem = pod.strip_prefix("pod").unwrap_or(pod);
+    let (nic_name, early_name, bridge) = (format!("{stem}-nic"), format!("{stem}-old"), bridge_name(pod));
+    let own = [observed.own(&tap_name(pod), "tun")?, observed.own(&bridge, "bridge")?];
+    let keepers = [observed.link(pod).filter(|link| is_keeper(link)), observed.own(&early_name, "bridge")?];
+    let nic = observed.link(&nic_name);
+    let mut steps = Vec::new();
+    // Before the keeper is gone: it alone knows the address.
+    if let Some((nic, mac)) = nic.zip(keepers.iter().flatten().find_map(|keeper| keeper.mac))
+        && nic.mac != Some(mac)
+    {
+        steps.push(Step::SetMac { link: nic_name.clone(), mac });
+    }
+    let made = own.into_iter().chain(keepers).flatten();
+    steps.extend(made.map(|link| Step::Delete { link: link.name.clone() }));
+    if nic.is_some() {
+        steps.push(Step::Rename { from: nic_name, to: pod.to_owned() });
+    }
+    Ok(steps)
 }
 
 /// Returns true if a link is a complete keeper.

@@ -20,7 +20,7 @@ pub(crate) mod request;
 pub(crate) mod ruleset;
 mod step;
 
-use std::{net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use api::VirtualMachineInstance;
 use tokio::sync::Semaphore;
@@ -40,6 +40,8 @@ pub(crate) struct PodNetwork {
     pub nics: Vec<protocol::Nic>,
     /// Data for the VMI's status, one entry per interface.
     pub interfaces: Vec<PodInterface>,
+    /// Interfaces whose links were given back to the network plugins.
+    pub released: BTreeSet<String>,
 }
 
 /// An interface of the VMI as the cluster sees it.
@@ -136,25 +138,31 @@ impl Error {
     }
 }
 
-/// Sets up the networks of a VMI in the pod of the process `pod`. Idempotent: nothing changes if the setup is complete.
-pub(crate) async fn setup(pod: &Peer, vmi: &VirtualMachineInstance) -> Result<PodNetwork, Error> {
-    let requests = request::requests(vmi)?;
-    if requests.is_empty() {
-        return Ok(PodNetwork::default());
+/// Sets up the networks of a VMI in the pod of the process `pod`, and gives the links of the interfaces `release` back.
+/// Idempotent: nothing changes if the setup is complete.
+pub(crate) async fn setup(
+    pod: &Peer,
+    vmi: &VirtualMachineInstance,
+    release: &[String],
+) -> Result<PodNetwork, Error> {
+    let (requests, releases) = (request::requests(vmi)?, request::releases(vmi, release));
+    if requests.is_empty() && releases.is_empty() {
+        return Ok(PodNetwork { released: release.iter().cloned().collect(), ..PodNetwork::default() });
     }
     let namespace = NetworkNamespace::of(pod)?;
-    setup_in(namespace, requests).await
+    setup_in(namespace, requests, releases).await
 }
 
 /// Sets up interfaces in a network namespace.
 pub(crate) async fn setup_in(
     namespace: NetworkNamespace,
     requests: Vec<request::Request>,
+    releases: Vec<request::Release>,
 ) -> Result<PodNetwork, Error> {
     let work = async {
         // The semaphore is never closed.
         let _slot = CONCURRENT.acquire().await;
-        namespace.run(move || async move { apply::reconcile(&requests).await }).await
+        namespace.run(move || async move { apply::reconcile(&requests, &releases).await }).await
     };
     tokio::time::timeout(DEADLINE, work).await.map_err(|_| Error::Timeout)?
 }

@@ -77,6 +77,14 @@ impl Observed {
         self.addresses.contains(&Address { link, ip, prefix })
     }
 
+    /// Returns the address of the DHCP server on a bridge.
+    pub(super) fn server(&self, link: u32) -> Option<Ipv4Addr> {
+        self.addresses.iter().find_map(|address| match address.ip {
+            IpAddr::V4(ip) if address.link == link && address.prefix == 32 && ip.is_link_local() => Some(ip),
+            _ => None,
+        })
+    }
+
     /// Returns the first global address of each family, IPv4 first.
     pub(super) fn unicast(&self, link: u32) -> Vec<IpAddr> {
         let all = || self.addresses.iter().filter(|address| address.link == link).map(|address| address.ip);

@@ -92,7 +92,7 @@ fn masquerade(request: &Request, binding: &Masquerade, observed: &Observed) -> R
         }),
     };
     let interface = PodInterface { name: request.name.clone(), pod_interface_name: request.pod_link.clone(), ips };
-    Ok(Plan { steps, network: PodNetwork { nics: vec![nic], interfaces: vec![interface] } })
+    Ok(Plan { steps, network: PodNetwork { nics: vec![nic], interfaces: vec![interface], ..PodNetwork::default() } })
 }
 
 /// Returns the kernel settings for forwarding between the pod's link and the bridge.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use api::{
-    VirtualMachineInstance,
+    VirtualMachineInstance, VmiPhase, nics,
     vmi::network::{Interface, Network},
 };
 use sha2::{Digest, Sha256};
@@ -105,13 +105,39 @@ impl fmt::Display for Protocol {
     }
 }
 
+/// An interface that the pod's network is no longer set up for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Release {
+    /// Name in the VMI's spec.
+    pub name: String,
+    /// The pod's link.
+    pub pod_link: String,
+}
+
+/// Returns the releases of these interfaces. Names without a secondary network are ignored.
+pub(crate) fn releases(vmi: &VirtualMachineInstance, names: &[String]) -> Vec<Release> {
+    let released = nics::secondary(vmi).filter(|(interface, _)| names.contains(&interface.name));
+    let release = |(interface, network): (&Interface, &Network)| Release {
+        name: interface.name.clone(),
+        pod_link: network.pod_link(),
+    };
+    released.map(release).take(MAX_INTERFACES).collect()
+}
+
+/// Returns true if the pod has, or is about to have, the link of an interface. Into the pod of a running VMI the network plugins
+/// bring it some time after the interface is added.
+pub(crate) fn is_connected(vmi: &VirtualMachineInstance, interface: &Interface) -> bool {
+    let is_reported = || [nics::DOMAIN, nics::MULTUS].iter().any(|source| nics::has_source(vmi, &interface.name, source));
+    let is_secondary = || nics::secondary(vmi).any(|(secondary, _)| secondary.name == interface.name);
+    !interface.is_absent() && (*vmi.phase() != VmiPhase::Running || is_reported() || !is_secondary())
+}
+
 /// Returns the requests of a VMI, one per interface; empty without a network.
 pub(crate) fn requests(vmi: &VirtualMachineInstance) -> Result<Vec<Request>, Error> {
     let spec = &vmi.spec;
     let mut requests: Vec<Request> = Vec::new();
-    let plugged =
-        spec.domain.devices.interfaces.iter().filter(|interface| interface.state.as_deref() != Some("absent"));
-    for (number, interface) in plugged.enumerate() {
+    let connected = spec.domain.devices.interfaces.iter().filter(|interface| is_connected(vmi, interface));
+    for (number, interface) in connected.enumerate() {
         let unsupported =
             |reason: &str| Error::Unsupported { interface: interface.name.clone(), reason: reason.into() };
         if number >= MAX_INTERFACES {

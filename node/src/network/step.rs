@@ -68,6 +68,11 @@ pub(crate) enum Step {
         /// The address.
         mac: [u8; 6],
     },
+    /// Deletes a link.
+    Delete {
+        /// Name.
+        link: String,
+    },
     /// Removes all addresses of a link except link-local ones.
     TakeAddresses {
         /// Name.

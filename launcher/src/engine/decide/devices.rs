@@ -1,21 +1,24 @@
 //! Changes of devices of a running domain.
 //!
-//! A disk that is detached stays until the guest has released it. The Sync does not wait for this: it reports the disk as an
-//! item, an event or the next read shows the release, and a later Sync repeats the request.
+//! A disk or interface that is detached stays until the guest has released it. The Sync does not wait for this: it reports it as
+//! an item, an event or the next read shows the release, and a later Sync repeats the request.
+
+use std::collections::BTreeSet;
 
 use protocol::{ItemKind, ItemResult};
 
 use super::Turn;
 use crate::{
-    domain::diff::{DeviceChange, Item, Step},
+    domain::{
+        diff::{DeviceChange, Item, Step},
+        parse::DomainConfig,
+    },
     engine::model::{AfterRead, LiveStep, LiveSync},
     hypervisor::HypervisorError,
 };
 
-/// Error of a disk that the guest has not released.
-const NOT_RELEASED: &str = "the guest has not released the disk yet";
-/// Error of a disk that was removed and added before the guest had released it.
-const ATTACHED_SOON: &str = "the guest has released the disk, which will be attached again";
+/// Begin of the error of a device that the guest has not released.
+const NOT_RELEASED: &str = "the guest has not released";
 /// Error of a volume that cannot be opened.
 const NOT_READABLE: &str = "the volume cannot be opened in the pod of virt-launcher yet";
 
@@ -26,28 +29,32 @@ impl Turn {
             return;
         };
         *changed = true;
-        let (change, name) = match steps.pop_front() {
-            Some(Step::Disk { change, name, .. }) => (change, name),
+        let (change, item) = match steps.pop_front() {
+            Some(Step::Device { change, item, .. }) => (change, item),
             Some(Step::Memory { size, .. }) => return self.memory_changed(size, result),
             _ => return,
         };
         match result {
             Ok(()) => {
-                tracing::info!(disk = name, ?change, "changed a disk of the running domain");
+                tracing::info!(device = item.name, ?change, "changed {} of the running domain", noun(&item));
                 if change == DeviceChange::Detach {
-                    self.state.detaching.insert(name);
+                    self.state.detaching.insert(item);
                 }
             }
             Err(error @ HypervisorError::Disconnected(_)) => return self.fail_live_sync(error.into()),
-            // The other disks are not affected.
+            // The other devices are not affected.
             Err(error) => {
-                tracing::warn!(disk = name, ?change, %error, "cannot change a disk of the running domain");
+                let noun = noun(&item);
+                tracing::warn!(device = item.name, ?change, %error, "cannot change {noun} of the running domain");
                 let message = match change {
-                    DeviceChange::Attach => format!("cannot attach the disk: {error}"),
-                    DeviceChange::Detach => format!("{NOT_RELEASED}: {error}"),
-                    DeviceChange::Update => format!("cannot change the medium: {error}"),
+                    DeviceChange::Attach => format!("cannot attach {noun}: {error}"),
+                    DeviceChange::Detach => format!("{}: {error}", not_released(&item)),
+                    DeviceChange::Update if item.kind == ItemKind::Volume => {
+                        format!("cannot change the medium: {error}")
+                    }
+                    DeviceChange::Update => format!("cannot change the state of the link: {error}"),
                 };
-                items.push(Item::new(ItemKind::Volume, &name).failed(message));
+                items.push(item.failed(message));
             }
         }
         self.next_step();
@@ -96,30 +103,44 @@ impl Turn {
         true
     }
 
-    /// Returns the items of disks that the guest has not released.
+    /// Returns the items of devices that the guest has not released.
     pub(super) fn unreleased(&self) -> Vec<ItemResult> {
-        let name = |name: &String| Item::new(ItemKind::Volume, name).failed(NOT_RELEASED.to_owned());
-        self.state.detaching.iter().map(name).collect()
+        self.state.detaching.iter().map(|item| item.failed(not_released(item))).collect()
     }
 
-    /// Forgets the disks that the guest has released, and their items.
+    /// Forgets the devices that the guest has released, and their items.
     pub(super) fn forget_released(&mut self) {
-        let active = self.state.active.clone();
-        let is_active = |name: &str| active.disks.iter().any(|disk| disk.name == name);
-        let released: Vec<String> = self.state.detaching.iter().filter(|name| !is_active(name)).cloned().collect();
-        for name in released {
-            tracing::info!(disk = name, "the guest has released the disk");
-            self.state.detaching.remove(&name);
-            let is_of_disk = |item: &ItemResult| {
-                item.kind() == ItemKind::Volume && item.name == name && item.message.starts_with(NOT_RELEASED)
+        let active: BTreeSet<Item> = pluggable(&self.state.active).collect();
+        let released: Vec<Item> = self.state.detaching.difference(&active).cloned().collect();
+        for item in released {
+            let noun = noun(&item);
+            tracing::info!(device = item.name, "the guest has released {noun}");
+            self.state.detaching.remove(&item);
+            let is_of_device = |result: &ItemResult| {
+                result.kind() == item.kind && result.name == item.name && result.message.starts_with(NOT_RELEASED)
             };
-            self.state.published.items.retain(|item| !is_of_disk(item));
+            self.state.published.items.retain(|result| !is_of_device(result));
             // Wanted again meanwhile: the item makes virt-handler repeat the Sync.
-            if self.state.wanted_disks.contains(&name) {
-                self.state.published.items.push(Item::new(ItemKind::Volume, &name).failed(ATTACHED_SOON.to_owned()));
+            if self.state.wanted_devices.contains(&item) {
+                let message = format!("the guest has released {noun}, which will be attached again");
+                self.state.published.items.push(item.failed(message));
             }
         }
     }
+}
+
+/// Returns the disks and interfaces of a domain.
+pub(super) fn pluggable(config: &DomainConfig) -> impl Iterator<Item = Item> {
+    let disks = config.disks.iter().map(|disk| Item::new(ItemKind::Volume, &disk.name));
+    disks.chain(config.interfaces.iter().map(|interface| Item::new(ItemKind::Interface, &interface.name)))
+}
+
+fn noun(item: &Item) -> &'static str {
+    if item.kind == ItemKind::Volume { "the disk" } else { "the interface" }
+}
+
+fn not_released(item: &Item) -> String {
+    format!("{NOT_RELEASED} {} yet", noun(item))
 }
 
 /// Returns the items of hot-plugged volumes that cannot be opened.

@@ -3,14 +3,19 @@
 //! ```text
 //!   Connecting -> Serving -> Comparing -> Changing (one step after the other) -> Resuming -> Reading -> done
 //! ```
-//! vCPUs are plugged, memory and disks of hot-plugged volumes come and go, disks grow, and a guest that is stopped by a disk
-//! error resumes; every other difference is reported as an item.
+//! vCPUs are plugged, memory, interfaces and disks of hot-plugged volumes come and go, disks grow, and a guest that is stopped
+//! by a disk error resumes; every other difference is reported as an item.
 
 use std::sync::Arc;
 
 use protocol::{ItemKind, ItemResult};
 
-use super::{Turn, devices::unreadable, requests::WAITING, start::DAEMON_DEADLINE};
+use super::{
+    Turn,
+    devices::{pluggable, unreadable},
+    requests::WAITING,
+    start::DAEMON_DEADLINE,
+};
 use crate::{
     domain::{
         DomainError,
@@ -128,7 +133,7 @@ impl Turn {
         let active = self.state.active.clone();
         let Some(sync) = &mut self.state.sync else { return };
         if let Ok(wanted) = &wanted {
-            self.state.wanted_disks = wanted.disks.iter().map(|disk| disk.name.clone()).collect();
+            self.state.wanted_devices = pluggable(wanted).collect();
         }
         let mut difference = match &wanted {
             // Without the active XML, everything would differ.
@@ -151,7 +156,7 @@ impl Turn {
             Some(Step::Resize { target, size, .. }) if !stopping => {
                 self.effects.push(Effect::GrowDisk { target: target.clone(), size: *size });
             }
-            Some(Step::Disk { change, xml, .. } | Step::Memory { change, xml, .. }) if !stopping => {
+            Some(Step::Device { change, xml, .. } | Step::Memory { change, xml, .. }) if !stopping => {
                 self.effects.push(Effect::ChangeDevice(*change, xml.clone()));
             }
             Some(Step::Vcpus(vcpus)) if !stopping => self.effects.push(Effect::PlugVcpus(*vcpus)),

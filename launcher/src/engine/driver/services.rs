@@ -1,5 +1,7 @@
 //! Services beside the domain: DHCP, the serial console, and credentials of the guest.
 
+use std::collections::{BTreeMap, btree_map::Entry};
+
 use protocol::AccessCredentials;
 use tokio::{sync::watch, task::AbortHandle};
 
@@ -17,7 +19,8 @@ pub(super) struct Services {
     tasks: Tasks,
     guest_agent: GuestAgent,
     consoles: watch::Sender<Option<Console>>,
-    dhcp: Vec<AbortHandle>,
+    /// DHCP servers by interface.
+    dhcp: BTreeMap<String, Vec<AbortHandle>>,
     credentials: Option<AbortHandle>,
     /// Status of credentials.
     pub(super) credentials_status: watch::Receiver<Option<AccessCredentials>>,
@@ -26,18 +29,28 @@ pub(super) struct Services {
 impl Services {
     pub(super) fn new(tasks: Tasks, guest_agent: GuestAgent, consoles: watch::Sender<Option<Console>>) -> Self {
         let credentials_status = watch::channel(None).1;
-        Self { tasks, guest_agent, consoles, dhcp: Vec::new(), credentials: None, credentials_status }
+        Self { tasks, guest_agent, consoles, dhcp: BTreeMap::new(), credentials: None, credentials_status }
     }
 
     /// Starts the services of a VMI.
     pub(super) fn serve(&mut self, pod: &Pod, wanted: &Wanted) -> Result<(), RequestError> {
-        if self.dhcp.is_empty() {
-            let dhcp = network::serve(&wanted.vmi, &wanted.options.nics, &self.tasks);
-            self.dhcp = dhcp.map_err(RequestError::retryable)?;
-        }
+        self.serve_addresses(wanted)?;
         self.open_console(pod, wanted);
         self.follow_credentials(pod, wanted);
         self.guest_agent.pause_probes(pauses_probes(&wanted.vmi));
+        Ok(())
+    }
+
+    /// Starts the DHCP servers of interfaces that have none, and ends those of interfaces that are gone.
+    fn serve_addresses(&mut self, wanted: &Wanted) -> Result<(), RequestError> {
+        let nics = &wanted.options.nics;
+        let gone = self.dhcp.extract_if(.., |name, _| !nics.iter().any(|nic| nic.name == *name));
+        gone.flat_map(|(_, servers)| servers).for_each(|server| server.abort());
+        for nic in nics.iter().filter(|nic| !nic.bridge.is_empty()) {
+            if let Entry::Vacant(entry) = self.dhcp.entry(nic.name.clone()) {
+                entry.insert(network::serve(&wanted.vmi, nic, &self.tasks).map_err(RequestError::retryable)?);
+            }
+        }
         Ok(())
     }
 
@@ -64,6 +77,6 @@ impl Services {
 
     /// Ends the services.
     pub(super) fn stop(&self) {
-        self.dhcp.iter().chain(&self.credentials).for_each(AbortHandle::abort);
+        self.dhcp.values().flatten().chain(&self.credentials).for_each(AbortHandle::abort);
     }
 }

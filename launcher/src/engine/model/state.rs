@@ -15,7 +15,11 @@ use super::{
     request::{Action, Answer, RequestId, Wanted},
 };
 use crate::{
-    domain::{diff::Step, domain_name, parse::DomainConfig},
+    domain::{
+        diff::{Item, Step},
+        domain_name,
+        parse::DomainConfig,
+    },
     hypervisor::HypervisorError,
     options::VmiArgs,
 };
@@ -197,10 +201,10 @@ pub(crate) struct State {
     pub(crate) active: Arc<DomainConfig>,
     /// Directory of hot-plugged volumes.
     pub(crate) hotplugged: Arc<Path>,
-    /// Disks that the guest was requested to release.
-    pub(crate) detaching: BTreeSet<String>,
-    /// Disks of the domain that was wanted last.
-    pub(crate) wanted_disks: BTreeSet<String>,
+    /// Disks and interfaces that the guest was requested to release.
+    pub(crate) detaching: BTreeSet<Item>,
+    /// Disks and interfaces of the domain that was wanted last.
+    pub(crate) wanted_devices: BTreeSet<Item>,
     /// Sizes of the disks that the launcher created.
     pub(crate) disk_sizes: Vec<protocol::DiskTarget>,
     /// The domain was started with ACPI.
@@ -235,7 +239,7 @@ impl State {
             active: Arc::default(),
             hotplugged: Path::new(api::hotplug::DIRECTORY).into(),
             detaching: BTreeSet::new(),
-            wanted_disks: BTreeSet::new(),
+            wanted_devices: BTreeSet::new(),
             disk_sizes: Vec::new(),
             acpi: false,
         }

@@ -121,6 +121,14 @@ fn after(mut observed: Observed, plan: &Plan) -> Observed {
                 let link = at(&observed, link);
                 observed.links[link].alias = Some(mark.clone());
             }
+            Step::Delete { link } => {
+                let at = at(&observed, link);
+                let index = observed.links.remove(at).index;
+                observed.addresses.retain(|address| address.link != index);
+                for port in observed.links.iter_mut().filter(|port| port.controller == Some(index)) {
+                    port.controller = None;
+                }
+            }
             Step::SetKernel { .. } | Step::Rules(_) | Step::StopLearning { .. } => {}
         }
     }
@@ -143,6 +151,7 @@ fn kinds(plan: &Plan) -> Vec<&'static str> {
             Step::SetKernel { .. } => "kernel",
             Step::Rules(_) => "rules",
             Step::Mark { .. } => "mark",
+            Step::Delete { .. } => "delete",
         })
         .collect()
 }
