@@ -290,6 +290,8 @@ pub mod condition {
     pub const SOFTWARE_EMULATION: &str = "SoftwareEmulation";
     /// The controller cannot create or delete the VMI.
     pub const FAILURE: &str = "Failure";
+    /// The VMI waits for a migration that brings its pod in line with its spec.
+    pub const MIGRATION_REQUIRED: &str = "MigrationRequired";
     /// vCPUs are being plugged into the guest; false if that failed.
     pub const HOT_VCPU_CHANGE: &str = "HotVCPUChange";
     /// The guest's memory is being changed; false if that failed.
@@ -352,6 +354,10 @@ pub mod reason {
     pub const INTERFACE_NOT_LIVE_MIGRATABLE: &str = "InterfaceNotLiveMigratable";
     /// LiveMigratable: the VMI cannot be migrated for another reason.
     pub const NOT_MIGRATABLE: &str = "NotMigratable";
+    /// A migration that would bring the pod's networks in line with the VMI waits for another program to do so.
+    pub const AUTO_MIGRATION_PENDING: &str = "AutoMigrationPending";
+    /// Only a migration brings the pod in line with the VMI.
+    pub const AUTO_MIGRATION_DUE_TO_LIVE_UPDATE: &str = "AutoMigrationDueToLiveUpdate";
     /// Unpaused gate: the guest runs.
     pub const NOT_PAUSED: &str = "NotPaused";
     /// Unpaused gate: the guest is paused.

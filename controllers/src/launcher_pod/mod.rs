@@ -22,6 +22,7 @@ use k8s_openapi::api::core::v1::{
 
 pub(crate) use self::metadata::identity_labels;
 pub(crate) use self::metadata::{backup_hooks, hooks_backups};
+pub(crate) use self::networks::network_request;
 use crate::resources::{claims::CachedClaim, networks::CachedNetwork, pods::ComputeResources};
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.

@@ -1,6 +1,9 @@
 //! Pods: launcher pods and those of virt-handler.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+};
 
 use api::{
     constants::{annotation, component, label},
@@ -106,6 +109,13 @@ pub(crate) struct AttachedNetwork {
     pub default: bool,
 }
 
+/// Returns the digest of a pod's request for networks, which is compared within one process only.
+pub(crate) fn digest(networks: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    networks.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Parses the annotation about a pod's networks. Returns `None` if it cannot be read.
 fn attached(text: &str) -> Option<Vec<AttachedNetwork>> {
     let mut networks: Vec<AttachedNetwork> =
@@ -159,6 +169,8 @@ pub(crate) struct CachedPod {
     pub has_finalizers: bool,
     /// Addresses.
     pub addresses: Vec<String>,
+    /// Digest of its request for secondary networks.
+    pub requested_networks: Option<u64>,
     /// Networks that plugins have connected it to, if they report any.
     pub networks: Option<Vec<AttachedNetwork>>,
     /// The watch shows it no longer although its end was not seen: its labels or owners may have changed.
@@ -263,6 +275,12 @@ impl From<Pod> for CachedPod {
             has_finalizers: pod.metadata.finalizers.as_ref().is_some_and(|list| !list.is_empty()),
             all_ended: !containers.is_empty() && containers.iter().all(ended),
             addresses: status.pod_ips.as_deref().unwrap_or_default().iter().map(|address| address.ip.clone()).collect(),
+            requested_networks: pod
+                .metadata
+                .annotations
+                .as_ref()
+                .and_then(|annotations| annotations.get(annotation::NETWORKS))
+                .map(|text| digest(text)),
             networks: pod
                 .metadata
                 .annotations

@@ -154,7 +154,7 @@ fn expand_vm(
     let template = chosen.template(observed);
     if let Some(vmi) = owned
         && let Some(started) = restart::started(observed, vmi)
-        && template.is_some_and(|template| template.is_current(Some(started)))
+        && template.is_some_and(|template| template.is_current(Some(started), vmi))
     {
         start_record::replace_expanded(&wanted, vmi, decision)?;
     }

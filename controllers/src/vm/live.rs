@@ -1,4 +1,5 @@
-//! Live updates of a running VMI: the observed generation, annotations for backups and deschedulers, hot-plugged volumes, and,
+//! Live updates of a running VMI: the observed generation, annotations for backups and deschedulers, hot-plugged volumes,
+//! interfaces, and,
 //! depending on the cluster's rollout strategy, its size and the placement for its next pod.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
@@ -6,7 +7,7 @@ use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    Observed, SyncError, blocked, hotplug, resize,
+    Observed, SyncError, blocked, hotplug, nics, resize,
     restart::{self, Template},
     start,
 };
@@ -14,6 +15,10 @@ use crate::runtime::{Decision, Effect, Event, Kind};
 
 /// Reason of a refused update.
 const FAILED_UPDATE: &str = "FailedUpdateError";
+/// Reason of a refused change of interfaces.
+const FAILED_NICS: &str = "HotPlugNetworkInterfaceError";
+/// Message of a refused change of interfaces.
+const NICS_CONTEXT: &str = "error encountered when trying to patch vmi";
 /// Reason of a refused change of volumes.
 const FAILED_HOTPLUG: &str = "HotPlugVolumeError";
 /// Message of a refused change of volumes.
@@ -57,10 +62,12 @@ pub(super) fn update(
             }
         }
     }
+    let started = restart::started(observed, instance);
     // A VMI that waits for a restart gets everything then.
-    let live = template.filter(|template| is_on(observed) && template.is_current(restart::started(observed, instance)));
+    let live = template.filter(|template| is_on(observed) && template.is_current(started, instance));
     let unchanged = live.and_then(|template| change_live(observed, instance, template, &mut wanted));
     let refused = unchanged.or(plug(observed, instance, template, decision)?);
+    let refused = refused.or(plug_nics(observed, instance, template, decision)?);
     let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(refused) };
     let failure = observed.failure.filter(|failure| failure.reason == FAILED_UPDATE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
@@ -106,14 +113,46 @@ fn plug(
     let Some(storage) = hotplug::reconcile(&template.storage, instance) else { return Ok(None) };
     let mut wanted = instance.clone();
     storage.put(&mut wanted.spec);
-    let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(None) };
-    let failure = observed.failure.filter(|failure| failure.reason == FAILED_HOTPLUG);
+    change_spec(observed, instance, &wanted, (FAILED_HOTPLUG, HOTPLUG_CONTEXT), decision)
+}
+
+/// Plugs and unplugs interfaces, and removes from the template those that are gone. Returns an error for condition Failure.
+fn plug_nics(
+    observed: &Observed<'_>,
+    instance: &VirtualMachineInstance,
+    template: Option<&Template>,
+    decision: &mut Decision,
+) -> Result<Option<SyncError>, serde_json::Error> {
+    let Some(template) = template else { return Ok(None) };
+    let changes = template.nics(restart::started(observed, instance), instance);
+    if let Some(spec) = observed.vm.spec.template.spec.as_ref().filter(|_| !changes.gone.is_empty()) {
+        let mut spec = spec.clone();
+        nics::remove(&changes.gone, &mut spec);
+        let mut wanted = observed.vm.clone();
+        wanted.spec.template.spec = Some(spec);
+        decision.effects.extend(Effect::change(Kind::VirtualMachine, observed.vm, &wanted, None)?);
+    }
+    let Some(nics) = changes.vmi else { return Ok(None) };
+    let mut wanted = instance.clone();
+    nics.put(&mut wanted.spec);
+    change_spec(observed, instance, &wanted, (FAILED_NICS, NICS_CONTEXT), decision)
+}
+
+/// Changes the spec of the VMI. Returns the error of the last attempt.
+fn change_spec(
+    observed: &Observed<'_>,
+    instance: &VirtualMachineInstance,
+    wanted: &VirtualMachineInstance,
+    (reason, context): (&'static str, &str),
+    decision: &mut Decision,
+) -> Result<Option<SyncError>, serde_json::Error> {
+    let Some(change) = Effect::change(Kind::Instance, instance, wanted, None)? else { return Ok(None) };
+    let failure = observed.failure.filter(|failure| failure.reason == reason);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
     } else {
         let regarding = Kind::VirtualMachine.reference(&observed.vm.metadata);
-        let message = format!("{HOTPLUG_CONTEXT}: {{error}}");
-        decision.push(change.on_failure(Event::warning(regarding, FAILED_HOTPLUG, message)));
+        decision.push(change.on_failure(Event::warning(regarding, reason, format!("{context}: {{error}}"))));
     }
-    Ok(blocked(observed, FAILED_HOTPLUG, HOTPLUG_CONTEXT))
+    Ok(blocked(observed, reason, context))
 }

@@ -14,6 +14,7 @@ mod hotplug;
 mod instancetype;
 mod live;
 mod lookup;
+mod nics;
 mod printable;
 mod resize;
 mod restart;

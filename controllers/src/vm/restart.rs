@@ -2,8 +2,8 @@
 //!
 //! The record of the start (see [`super::revision`]) holds the template at that time, with instance type and preference
 //! applied. It is compared by group. A running VMI takes over a changed placement (see [`super::live`]), sockets and memory (see
-//! [`super::resize`]) unless the cluster's rollout strategy leaves all changes to the next start, and hot-pluggable volumes
-//! (see [`super::hotplug`]). A change of any other group requires a restart.
+//! [`super::resize`]) unless the cluster's rollout strategy leaves all changes to the next start, hot-pluggable volumes
+//! (see [`super::hotplug`]) and interfaces (see [`super::nics`]). A change of any other group requires a restart.
 
 use std::collections::BTreeMap;
 
@@ -19,6 +19,7 @@ use k8s_openapi::{
 use super::{
     Observed, SyncError, hotplug,
     hotplug::Storage,
+    nics::{self, Nics},
     resize::{self, Size},
 };
 use crate::resources::start_revisions::{Group, TemplateDigests};
@@ -67,15 +68,17 @@ pub(super) struct Template {
     pub(super) placement: Placement,
     pub(super) storage: Storage,
     pub(super) size: Size,
+    nics: Nics,
 }
 
 impl Template {
     /// Returns the template of a VM whose spec with instance type and preference applied is `expanded`.
     pub(super) fn of(observed: &Observed<'_>, expanded: VirtualMachineInstanceSpec) -> Self {
         let (placement, storage, size) = (Placement::of(&expanded), Storage::of(&expanded), Size::of(&expanded));
+        let nics = Nics::of(&expanded);
         let copies = [&observed.instancetype, &observed.preference].map(|lookup| lookup.copy_name(observed.vm));
         let digests = TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded));
-        Self { digests, placement, storage, size }
+        Self { digests, placement, storage, size, nics }
     }
 
     /// Returns the groups that differ from the start. None differ if the start is not known, or if no user changed anything:
@@ -87,14 +90,23 @@ impl Template {
         started.zip(present).map(|(started, present)| started.differences(present)).unwrap_or_default()
     }
 
-    /// Returns true if a VMI that was started from `started` lacks no change but those of its placement and its size.
-    pub(super) fn is_current(&self, started: Option<&TemplateDigests>) -> bool {
+    /// Returns what has to become of the interfaces.
+    pub(super) fn nics(&self, started: Option<&TemplateDigests>, vmi: &VirtualMachineInstance) -> nics::Changes {
+        nics::compare(&self.nics, vmi, started.is_none_or(|started| started.is_written_alike(&self.digests)))
+    }
+
+    /// Returns true if a VMI that was started from `started` lacks no change but those that it follows.
+    pub(super) fn is_current(&self, started: Option<&TemplateDigests>, vmi: &VirtualMachineInstance) -> bool {
+        self.nics(started, vmi).restart.is_none() && self.lacks_only_followed(started)
+    }
+
+    fn lacks_only_followed(&self, started: Option<&TemplateDigests>) -> bool {
         self.changes(started).iter().all(|group| match group {
-            Group::Placement => true,
+            Group::Placement | Group::Networks => true,
             // A size that is no longer named is that of the next start.
             Group::Sockets => self.size.sockets.is_some(),
             Group::Guest => self.size.guest.is_some(),
-            Group::Cpu | Group::Memory | Group::Networks | Group::Volumes | Group::Rest => false,
+            Group::Cpu | Group::Memory | Group::Volumes | Group::Rest => false,
         })
     }
 }
@@ -143,8 +155,12 @@ pub(super) fn condition(
         storage.has_same_hotpluggable_volumes(vmi)
     };
     let required = |message: &str| Some(Condition::new(condition::RESTART_REQUIRED, true, "", message, now));
-    if !template.is_current(Some(started)) || !is_placed || !is_plugged {
-        return required("a non-live-updatable field was changed in the template spec");
+    let generic = "a non-live-updatable field was changed in the template spec";
+    if !template.lacks_only_followed(Some(started)) || !is_placed || !is_plugged {
+        return required(generic);
+    }
+    if let Some(reason) = template.nics(Some(started), vmi).restart {
+        return required(&format!("{generic}: {reason}"));
     }
     if is_live { required(&resize::decide(observed.config, &template.size, vmi).restart()?) } else { None }
 }

@@ -18,6 +18,7 @@ mod cid;
 mod conditions;
 mod controller;
 mod hotplug;
+mod migration_required;
 mod networks;
 mod phase;
 mod pod_metadata;
@@ -128,6 +129,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     conditions::update(observed, pod, error.as_ref(), &mut wanted);
     let resize = resize::update(observed, pod, &mut wanted);
     derived_status(observed, &own, pod, &mut wanted);
+    migration_required::update(observed, &mut wanted, &mut decision);
     finalizers(observed, &mut wanted);
     stamp_phase(instance, &mut wanted, observed.now);
 

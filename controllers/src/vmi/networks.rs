@@ -1,14 +1,18 @@
-//! Interfaces in the status, as reported by the pod's network plugins.
+//! Secondary networks of a VMI: the request of its pod, and what the network plugins report of it.
 
-use api::vmi::{
-    network::{Interface, Network},
-    status::VirtualMachineInstanceNetworkInterface as Shown,
+use api::{
+    VirtualMachineInstance, nics,
+    vmi::{
+        network::{Interface, Network},
+        status::VirtualMachineInstanceNetworkInterface as Shown,
+    },
 };
 
-use crate::resources::pods::AttachedNetwork;
+use crate::{
+    launcher_pod,
+    resources::pods::{AttachedNetwork, CachedPod, digest},
+};
 
-/// Value of `infoSource` for reports of the plugins.
-const SOURCE: &str = "multus-status";
 /// The default link of the pod network.
 const USUAL: &str = "eth0";
 
@@ -19,17 +23,31 @@ pub(super) fn update(
     attached: &[AttachedNetwork],
     shown: &mut Vec<Shown>,
 ) {
-    let plugged = |network: &&Network| {
-        let mut of_network = interfaces.iter().filter(|interface| interface.name == network.name);
-        of_network.any(|interface| interface.state.as_deref() != Some("absent"))
-    };
-    for network in networks.iter().filter(plugged) {
+    for network in networks {
+        let Some(interface) = interfaces.iter().find(|interface| interface.name == network.name) else { continue };
         if network.is_primary() {
             primary(network, attached, shown);
         } else if network.multus.is_some() {
-            secondary(network, attached, shown);
+            secondary(network, interface.is_absent(), attached, shown);
         }
     }
+}
+
+/// Returns the request for networks that a running pod must get, as the value of its annotation. A program that watches pods plugs
+/// and unplugs the difference.
+pub(super) fn request(instance: &VirtualMachineInstance, pod: &CachedPod) -> Option<String> {
+    let is_changing = |(interface, _): (&Interface, &Network)| {
+        interface.is_absent() || nics::shown(instance, &interface.name).is_none()
+    };
+    if !nics::secondary(instance).any(is_changing) {
+        return None;
+    }
+    // The guest and its bridge use the link of an unplugged interface until virt-handler gives it back.
+    let request = launcher_pod::network_request(instance, |interface| {
+        !interface.is_absent() || nics::has_source(instance, &interface.name, nics::DOMAIN)
+    });
+    let request = request.unwrap_or_else(|| "[]".to_owned());
+    (pod.requested_networks != Some(digest(&request))).then_some(request)
 }
 
 /// Records the link of the primary network, which virt-handler needs unless it is the default one.
@@ -48,27 +66,33 @@ fn primary(network: &Network, attached: &[AttachedNetwork], shown: &mut Vec<Show
     }
 }
 
-fn secondary(network: &Network, attached: &[AttachedNetwork], shown: &mut Vec<Shown>) {
+fn secondary(network: &Network, is_absent: bool, attached: &[AttachedNetwork], shown: &mut Vec<Shown>) {
     let link = network.pod_link();
     let is_attached = attached.iter().any(|attached| attached.interface == link);
-    let Some(entry) = position(network, shown).and_then(|at| shown.get_mut(at)) else {
-        if is_attached {
+    let Some((at, entry)) = position(network, shown).and_then(|at| Some((at, shown.get_mut(at)?))) else {
+        if is_attached && !is_absent {
             shown.push(Shown {
                 name: Some(network.name.clone()),
-                info_source: Some(SOURCE.to_owned()),
+                info_source: Some(nics::MULTUS.to_owned()),
                 pod_interface_name: Some(link),
                 ..Shown::default()
             });
         }
         return;
     };
-    let mut sources: Vec<&str> = entry.info_source.as_deref().unwrap_or_default().split(", ").collect();
-    sources.retain(|source| !source.is_empty() && *source != SOURCE);
+    let mut sources: Vec<&str> = nics::sources(entry).filter(|source| *source != nics::MULTUS).collect();
     if is_attached {
-        sources.push(SOURCE);
+        sources.push(nics::MULTUS);
+    }
+    if sources.is_empty() {
+        // Neither the pod nor the guest has it.
+        shown.remove(at);
+        return;
+    }
+    entry.info_source = Some(sources.join(nics::SEPARATOR));
+    if is_attached {
         entry.pod_interface_name.get_or_insert(link);
     }
-    entry.info_source = (!sources.is_empty()).then(|| sources.join(", "));
 }
 
 fn position(network: &Network, shown: &[Shown]) -> Option<usize> {
@@ -116,6 +140,18 @@ mod tests {
         let without = json!([{"name": "lan", "infoSource": "domain, guest-agent", "mac": "m",
             "podInterfaceName": "pod094a367b026"}]);
         assert_eq!(updated(&[], with), without);
+    }
+
+    #[test]
+    fn entry_of_an_unplugged_interface_leaves_with_the_link() {
+        let gone = |sources: &str| json!([{"name": "gone", "infoSource": sources}]);
+        let link = Network { name: "gone".to_owned(), ..Network::default() }.pod_link();
+        let attached = [(link.as_str(), false)];
+        assert_eq!(updated(&attached, json!([])), json!([]));
+        let shown = json!([{"name": "gone", "infoSource": "domain, multus-status", "podInterfaceName": link}]);
+        assert_eq!(updated(&attached, gone("domain")), shown);
+        assert_eq!(updated(&[], gone("domain, multus-status")), gone("domain"));
+        assert_eq!(updated(&[], gone("multus-status")), json!([]));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
-use super::{Observed, conditions};
+use super::{Observed, conditions, networks};
 use crate::{
     launcher_pod,
     resources::pods::{ANNOTATION_LIMIT, CachedPod},
@@ -53,7 +53,7 @@ pub(super) fn readiness_gate(
     });
 }
 
-/// Updates labels of the pod about its node and an outdated launcher, and annotations for backups and deschedulers. Only while
+/// Updates labels of the pod about its node and an outdated launcher, and annotations for backups, deschedulers and networks. Only while
 /// the VMI runs: nothing needs them before, and they must not delay the start.
 pub(super) fn pod_metadata(observed: &Observed<'_>, pod: &CachedPod, decision: &mut Decision) {
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
@@ -70,6 +70,8 @@ pub(super) fn pod_metadata(observed: &Observed<'_>, pod: &CachedPod, decision: &
         .collect();
     let mut annotations = backup_annotations(observed, pod);
     annotations.extend(eviction_annotations(observed.instance, pod));
+    let networks = networks::request(observed.instance, pod);
+    annotations.extend(networks.map(|request| (annotation::NETWORKS.to_owned(), json!(request))));
     let mut metadata = serde_json::Map::new();
     for (name, changes) in [("labels", labels), ("annotations", annotations)] {
         if !changes.is_empty() {

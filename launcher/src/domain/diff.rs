@@ -532,7 +532,9 @@ mod tests {
     fn interfaces_come_and_go_and_their_links_change() {
         use DeviceChange::{Attach, Detach, Update};
         let lan = |link: &str| {
-            format!("<interface type='ethernet'><mac address='02:00:00:00:00:07'/>{link}<alias name='ua-lan'/></interface>")
+            format!(
+                "<interface type='ethernet'><mac address='02:00:00:00:00:07'/>{link}<alias name='ua-lan'/></interface>"
+            )
         };
         let (plain, up, down) = (lan(""), lan("<link state='up'/>"), lan("<link state='down'/>"));
         let moved = |state: &str| {

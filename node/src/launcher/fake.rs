@@ -140,6 +140,7 @@ impl LauncherService for Served {
         }
         let started = self.0.state.borrow().lifecycle() == Lifecycle::NoDomain;
         if started {
+            self.0.report(|state| state.nics = vec!["default".to_owned()]);
             self.0.become_(Lifecycle::Running, "booted");
         }
         let create = StepTiming { step: StartStep::Create.into(), begin: 0, end: u64::MAX };

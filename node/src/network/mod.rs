@@ -140,11 +140,7 @@ impl Error {
 
 /// Sets up the networks of a VMI in the pod of the process `pod`, and gives the links of the interfaces `release` back.
 /// Idempotent: nothing changes if the setup is complete.
-pub(crate) async fn setup(
-    pod: &Peer,
-    vmi: &VirtualMachineInstance,
-    release: &[String],
-) -> Result<PodNetwork, Error> {
+pub(crate) async fn setup(pod: &Peer, vmi: &VirtualMachineInstance, release: &[String]) -> Result<PodNetwork, Error> {
     let (requests, releases) = (request::requests(vmi)?, request::releases(vmi, release));
     if requests.is_empty() && releases.is_empty() {
         return Ok(PodNetwork { released: release.iter().cloned().collect(), ..PodNetwork::default() });

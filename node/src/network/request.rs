@@ -127,7 +127,8 @@ pub(crate) fn releases(vmi: &VirtualMachineInstance, names: &[String]) -> Vec<Re
 /// Returns true if the pod has, or is about to have, the link of an interface. Into the pod of a running VMI the network plugins
 /// bring it some time after the interface is added.
 pub(crate) fn is_connected(vmi: &VirtualMachineInstance, interface: &Interface) -> bool {
-    let is_reported = || [nics::DOMAIN, nics::MULTUS].iter().any(|source| nics::has_source(vmi, &interface.name, source));
+    let is_reported =
+        || [nics::DOMAIN, nics::MULTUS].iter().any(|source| nics::has_source(vmi, &interface.name, source));
     let is_secondary = || nics::secondary(vmi).any(|(secondary, _)| secondary.name == interface.name);
     !interface.is_absent() && (*vmi.phase() != VmiPhase::Running || is_reported() || !is_secondary())
 }

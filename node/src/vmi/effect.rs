@@ -20,7 +20,10 @@ pub(super) enum Effect {
     /// Calls Hello.
     Hello,
     /// Sets up the pod's network.
-    SetUpNetwork,
+    SetUpNetwork {
+        /// Interfaces whose links are given back to the network plugins.
+        release: Vec<String>,
+    },
     /// Hands hot-plugged volumes to the launcher, and takes them back.
     HandVolumes {
         /// UID of the launcher's pod.

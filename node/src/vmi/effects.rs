@@ -28,6 +28,7 @@ use super::{
     effect::Effect,
     event::Event,
     host::{ConnectError, Host, NetworkFailure},
+    nics,
     observed::{Observed, Outcome},
     records::{Records, WriteError},
     request::{PendingRequest, Refusal, Request},
@@ -209,7 +210,7 @@ impl Executor {
             Effect::Publish(event) => records.publish(&vmi, event),
             Effect::Retire => {}
             Effect::Hello
-            | Effect::SetUpNetwork
+            | Effect::SetUpNetwork { .. }
             | Effect::HandVolumes { .. }
             | Effect::Sync { .. }
             | Effect::Shutdown { .. }
@@ -235,17 +236,21 @@ impl Executor {
                 let late = Err(deadline("Hello", HELLO_LIMIT));
                 self.outcome("hello", HELLO_LIMIT, call, late, move |result| Outcome::Greeted(number, result));
             }
-            Effect::SetUpNetwork => {
-                let call = async move { host.set_up_network(&peer, &vmi).await };
+            Effect::SetUpNetwork { ref release } => {
+                let release = release.clone();
+                let call = async move { host.set_up_network(&peer, &vmi, &release).await };
                 let late = Err(NetworkFailure { message: "not done within the time limit".into(), permanent: false });
                 self.outcome("network", NETWORK_LIMIT, call, late, move |result| Outcome::Network(number, result));
             }
             Effect::Sync { fingerprint } => {
-                let nics = observed.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
-                let options = VmiOptions { nics, ..host.settings().options };
+                let ready = observed.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
                 let span = self.trace.span("sync");
                 let steps = span.as_ref().and_then(|span| self.trace.steps(span));
-                let vmi = resize::for_launcher(&vmi, &observed.link).into_owned();
+                let mut vmi = resize::for_launcher(&vmi, &observed.link).into_owned();
+                if observed.domain().is_alive() {
+                    nics::leave_out_unconnected(&mut vmi, &ready, observed.report.as_ref());
+                }
+                let options = VmiOptions { nics: ready, ..host.settings().options };
                 let call = async move { sync(&launcher, &vmi, options, steps).await };
                 let late = Err(deadline("Sync", SYNC_LIMIT));
                 self.call_in(span, "sync", SYNC_LIMIT, call, late, move |result| {

@@ -101,11 +101,12 @@ pub(crate) trait Host: Send + Sync + 'static {
         work: Work,
     ) -> Result<Volumes, PodError>;
 
-    /// Sets up the network in the launcher's pod. Idempotent.
+    /// Sets up the network in the launcher's pod, and gives the links of the interfaces `release` back. Idempotent.
     async fn set_up_network(
         &self,
         launcher: &Arc<Peer>,
         vmi: &Arc<VirtualMachineInstance>,
+        release: &[String],
     ) -> Result<PodNetwork, NetworkFailure>;
 }
 
@@ -242,8 +243,9 @@ impl Host for NodeHost {
         &self,
         launcher: &Arc<Peer>,
         vmi: &Arc<VirtualMachineInstance>,
+        release: &[String],
     ) -> Result<PodNetwork, NetworkFailure> {
-        match network::setup(launcher, vmi).await {
+        match network::setup(launcher, vmi, release).await {
             Ok(mut ready) => {
                 ready.interfaces.iter_mut().for_each(|interface| sort_like(&mut interface.ips, self.address));
                 Ok(ready)

@@ -5,7 +5,11 @@
 
 use std::net::IpAddr;
 
-use api::{VirtualMachineInstance, vmi::status::VirtualMachineInstanceNetworkInterface as Interface};
+use api::{
+    VirtualMachineInstance, VmiPhase,
+    nics::{DOMAIN, DOWN, GUEST_AGENT, MULTUS, SEPARATOR, has_source, shown, sources},
+    vmi::status::VirtualMachineInstanceNetworkInterface as Interface,
+};
 use protocol::GuestInterface;
 
 use crate::network::{PodNetwork, observed::is_link_local, request::queues};
@@ -17,15 +21,13 @@ const MAX_ADDRESSES: usize = 32;
 /// Longest interface name of the guest. Linux permits 15 characters, Windows more.
 const MAX_NAME: usize = 64;
 
-const DOMAIN: &str = "domain";
-const GUEST_AGENT: &str = "guest-agent";
-const MULTUS: &str = "multus-status";
-
-/// Returns the merged list. `guest` is empty while no guest agent is connected.
+/// Returns the merged list. `in_domain` are the interfaces of the domain, if its launcher reports them; `guest` is empty while no
+/// guest agent is connected.
 #[must_use]
 pub(super) fn merged(
     vmi: &VirtualMachineInstance,
     pod: Option<&PodNetwork>,
+    in_domain: Option<&[String]>,
     guest: &[GuestInterface],
 ) -> Vec<Interface> {
     let before = vmi.status.as_ref().map_or(&[][..], |status| status.interfaces.as_slice());
@@ -35,8 +37,11 @@ pub(super) fn merged(
         .devices
         .interfaces
         .iter()
-        .filter(|interface| interface.state.as_deref() != Some("absent"))
-        .map(|interface| from_domain(interface, vmi, pod, before))
+        .filter_map(|interface| match place(interface, vmi, pod, in_domain) {
+            Place::Domain => Some(from_domain(interface, vmi, pod, before)),
+            Place::Pod => Some(from_pod(shown(vmi, &interface.name)?)),
+            Place::Nowhere => None,
+        })
         .collect();
     let mut guest_only = Vec::new();
     for reported in guest.iter().filter(|reported| !is_loopback(reported)) {
@@ -55,6 +60,47 @@ pub(super) fn merged(
     }
     primary_first(&mut list, vmi);
     list
+}
+
+/// Where an interface is.
+enum Place {
+    Domain,
+    Pod,
+    Nowhere,
+}
+
+/// Returns where an interface is. One that is unplugged counts as one of the domain until its link is given back: until then the
+/// network plugins must not remove it.
+fn place(
+    interface: &api::vmi::network::Interface,
+    vmi: &VirtualMachineInstance,
+    pod: Option<&PodNetwork>,
+    in_domain: Option<&[String]>,
+) -> Place {
+    let name = &interface.name;
+    let was_in_domain = has_source(vmi, name, DOMAIN);
+    let is_in_domain = match in_domain {
+        Some(nics) => nics.contains(name),
+        // A launcher of an older release keeps the interfaces of the start.
+        None => was_in_domain || *vmi.phase() != VmiPhase::Running,
+    };
+    let is_kept = || interface.is_absent() && was_in_domain && !pod.is_some_and(|pod| pod.released.contains(name));
+    if is_in_domain || is_kept() {
+        Place::Domain
+    } else if has_source(vmi, name, MULTUS) {
+        Place::Pod
+    } else {
+        Place::Nowhere
+    }
+}
+
+/// Returns the entry of an interface that only the pod has.
+fn from_pod(former: &Interface) -> Interface {
+    Interface {
+        name: former.name.clone(),
+        pod_interface_name: former.pod_interface_name.clone(),
+        ..Interface::default()
+    }
 }
 
 fn from_domain(
@@ -82,7 +128,7 @@ fn from_domain(
         ip_addresses: addresses,
         info_source: Some(DOMAIN.into()),
         queue_count: Some(i32::try_from(queues(vmi, interface)).unwrap_or(i32::MAX)),
-        link_state: Some(if interface.state.as_deref() == Some("down") { "down" } else { "up" }.into()),
+        link_state: Some(if interface.state.as_deref() == Some(DOWN) { DOWN } else { "up" }.into()),
         pod_interface_name: in_pod
             .map(|in_pod| in_pod.pod_interface_name.clone())
             .or_else(|| former.and_then(|former| former.pod_interface_name.clone())),
@@ -94,7 +140,7 @@ fn from_domain(
 /// otherwise the guest's are used.
 fn add_guest(entry: &mut Interface, reported: &GuestInterface, masquerade: bool) {
     entry.interface_name = Some(bounded(&reported.name));
-    entry.info_source = Some(format!("{DOMAIN}, {GUEST_AGENT}"));
+    entry.info_source = Some(format!("{DOMAIN}{SEPARATOR}{GUEST_AGENT}"));
     let in_guest: Vec<IpAddr> =
         addresses(reported).into_iter().filter(|address| !(masquerade && is_link_local(address))).collect();
     let in_pod: Vec<IpAddr> = entry.ip_addresses.iter().filter_map(|text| text.parse().ok()).collect();
@@ -147,13 +193,11 @@ fn keep_multus(entry: &mut Interface, before: &[Interface]) {
     if entry.name.is_none() {
         return;
     }
-    let had = before
-        .iter()
-        .filter(|former| former.name == entry.name)
-        .any(|former| former.info_source.as_deref().is_some_and(|source| source.contains(MULTUS)));
+    let formers = before.iter().filter(|former| former.name == entry.name);
+    let had = formers.flat_map(sources).any(|source| source == MULTUS);
     if had {
         entry.info_source = Some(match entry.info_source.take() {
-            Some(source) => format!("{source}, {MULTUS}"),
+            Some(source) => format!("{source}{SEPARATOR}{MULTUS}"),
             None => MULTUS.into(),
         });
     }
@@ -205,6 +249,7 @@ mod tests {
                 pod_interface_name: "eth0".into(),
                 ips: vec!["10.244.0.7".parse().unwrap()],
             }],
+            ..PodNetwork::default()
         }
     }
 
@@ -218,7 +263,7 @@ mod tests {
 
     #[test]
     fn without_a_guest_agent_addresses_are_those_of_the_pod_and_the_primary_interface_is_first() {
-        let list = merged(&vmi(), Some(&pod()), &[]);
+        let list = merged(&vmi(), Some(&pod()), None, &[]);
         let names: Vec<_> = list.iter().map(|entry| entry.name.as_deref().unwrap()).collect();
         assert_eq!(names, ["default", "second"]);
         assert_eq!(list[0].ip_address.as_deref(), Some("10.244.0.7"));
@@ -230,13 +275,38 @@ mod tests {
     }
 
     #[test]
+    fn entries_follow_the_domain_the_pod_and_the_state() {
+        let in_domain = ["default".to_owned(), "second".to_owned()];
+        for (state, before, nics, released, expected) in [
+            ("", "multus-status", &in_domain[..1], false, Some("multus-status")),
+            ("", "multus-status", &in_domain, false, Some("domain, multus-status")),
+            ("", "", &in_domain[..1], false, None),
+            ("", "domain", &in_domain[..1], false, None),
+            // The network plugins may remove an unplugged interface once its link is given back.
+            ("absent", "domain, multus-status", &in_domain, false, Some("domain, multus-status")),
+            ("absent", "domain, multus-status", &in_domain[..1], false, Some("domain, multus-status")),
+            ("absent", "domain, multus-status", &in_domain[..1], true, Some("multus-status")),
+            ("absent", "domain", &in_domain[..1], true, None),
+        ] {
+            let (mut vmi, mut pod) = (vmi(), pod());
+            vmi.spec.domain.devices.interfaces[0].state = Some(state.to_owned());
+            vmi.status.as_mut().unwrap().interfaces[0].info_source = Some(before.to_owned());
+            pod.released.extend(released.then(|| "second".to_owned()));
+            let list = merged(&vmi, Some(&pod), Some(nics), &[]);
+            let second = list.iter().find(|entry| entry.name.as_deref() == Some("second"));
+            let found = second.and_then(|entry| entry.info_source.as_deref());
+            assert_eq!(found, expected, "{state} {before} {nics:?}");
+        }
+    }
+
+    #[test]
     fn a_guest_behind_nat_keeps_the_address_of_its_pod() {
         let reported = [
             guest("lo", "00:00:00:00:00:00", &["127.0.0.1/8"]),
             guest("eth0", "02:00:00:00:00:01", &["10.0.2.2/24", "fe80::1/64"]),
             guest("eth1", "02:00:00:00:00:02", &["192.168.1.5"]),
         ];
-        let list = merged(&vmi(), Some(&pod()), &reported);
+        let list = merged(&vmi(), Some(&pod()), None, &reported);
         assert_eq!(list.len(), 2);
         assert_eq!(list[0].ip_addresses, ["10.244.0.7"]);
         assert_eq!(list[0].interface_name.as_deref(), Some("eth0"));
@@ -250,7 +320,7 @@ mod tests {
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let reported: Vec<_> =
             (0..100).map(|n| guest(&"x".repeat(500), &format!("02:00:00:00:01:{n:02x}"), &many)).collect();
-        let list = merged(&vmi(), None, &reported);
+        let list = merged(&vmi(), None, None, &reported);
         assert_eq!(list.len(), 2 + MAX_GUEST_ONLY);
         assert!(list.iter().all(|entry| entry.ip_addresses.len() <= MAX_ADDRESSES));
         assert!(list.iter().all(|entry| entry.interface_name.as_deref().unwrap_or_default().len() <= MAX_NAME));
@@ -263,7 +333,7 @@ mod tests {
         domain.devices.network_interface_multiqueue = Some(true);
         domain.cpu = serde_json::from_value(json!({"cores": 4})).unwrap();
         domain.devices.interfaces[0].model = Some("e1000e".into());
-        let list = merged(&vmi, Some(&pod()), &[]);
+        let list = merged(&vmi, Some(&pod()), None, &[]);
         let queues: Vec<_> = list.iter().map(|entry| (entry.name.as_deref().unwrap(), entry.queue_count)).collect();
         assert_eq!(queues, [("default", Some(4)), ("second", Some(1))]);
     }
@@ -271,7 +341,7 @@ mod tests {
     #[test]
     fn text_that_is_no_address_is_left_out() {
         let reported = [guest("eth1", "02:00:00:00:00:02", &["169.254.169.254.evil", "javascript:", "10.9.9.9/8"])];
-        let list = merged(&vmi(), None, &reported);
+        let list = merged(&vmi(), None, None, &reported);
         assert_eq!(list[1].ip_addresses, ["10.9.9.9"]);
     }
 }

@@ -39,6 +39,7 @@ mod host;
 mod interfaces;
 mod launcher_volumes;
 mod migratability;
+mod nics;
 mod observed;
 mod phase;
 mod records;

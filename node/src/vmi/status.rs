@@ -14,7 +14,7 @@ use protocol::{GuestInfo, LauncherState};
 use super::{
     conditions::{self, Sync},
     event::Event,
-    interfaces, migratability,
+    interfaces, migratability, nics,
     observed::{Link, Now, Observed},
     phase::{self, Context, Domain},
     resize, volumes,
@@ -186,7 +186,8 @@ fn of_report(
         return;
     }
     let guest = if report.guest_agent_connected { report.interfaces.as_slice() } else { &[] };
-    next.interfaces = interfaces::merged(&observed.vmi, observed.network.as_deref(), guest);
+    next.interfaces =
+        interfaces::merged(&observed.vmi, observed.network.as_deref(), nics::in_domain(&observed.link, report), guest);
     conditions::of_domain(&mut next.conditions, &observed.vmi, report, time);
     resize::apply(next, observed, report, time);
     next.migration_method = Some(migratability::method(&observed.vmi).into());

@@ -132,6 +132,41 @@ fn a_bridge_setup_interrupted_anywhere_is_continued_and_a_complete_one_is_left_a
 }
 
 #[test]
+fn a_link_is_given_back_and_an_interrupted_release_is_continued() {
+    let start = pod(&["192.168.5.7"]);
+    let plan = |steps| Plan { steps, network: PodNetwork::default() };
+    let whole = decide(&lan(), &start).unwrap();
+    let done = after(start.clone(), &whole);
+    let nic = |observed: &Observed| observed.link("pod094a367b026").cloned().unwrap();
+    // After a part of the setup, and after a part of the release.
+    for set_up in 0..=whole.steps.len() {
+        let set_up = after(start.clone(), &plan(whole.steps[..set_up].to_vec()));
+        let steps = super::super::bridge::release("pod094a367b026", &set_up).unwrap();
+        for stopped in 0..=steps.len() {
+            let part = after(set_up.clone(), &plan(steps[..stopped].to_vec()));
+            let rest = plan(super::super::bridge::release("pod094a367b026", &part).unwrap());
+            let released = after(part, &rest);
+            let names: Vec<_> = released.links.iter().map(|link| link.name.as_str()).collect();
+            assert_eq!(names, ["lo", "eth0", "pod094a367b026"], "stopped after {stopped} steps");
+            assert_eq!((nic(&released).kind.as_str(), nic(&released).mac), ("veth", Some(MAC)));
+            assert_eq!(super::super::bridge::release("pod094a367b026", &released).unwrap(), []);
+        }
+    }
+    // The plugins may have removed the link already.
+    let gone = Observed { links: vec![], ..done };
+    assert_eq!(super::super::bridge::release("pod094a367b026", &gone).unwrap(), []);
+}
+
+#[test]
+fn server_of_a_bridge_stays_when_another_interface_leaves() {
+    let start = pod(&["192.168.5.7"]);
+    let done = after(start.clone(), &decide(&lan(), &start).unwrap());
+    let moved = Request { binding: Binding::Bridge { server: Ipv4Addr::new(169, 254, 75, 10) }, ..lan() };
+    let plan = decide(&moved, &done).unwrap();
+    assert_eq!((plan.steps.len(), plan.network.nics[0].dhcp.as_ref().unwrap().server.as_str()), (0, "169.254.75.11"));
+}
+
+#[test]
 fn a_link_without_an_address_gives_none_to_the_guest() {
     let nic = decide(&lan(), &pod(&["fe80::7"])).unwrap().network.nics.remove(0);
     assert_eq!((nic.dhcp, nic.bridge.as_str()), (None, ""));
@@ -200,7 +235,7 @@ async fn a_guest_is_reached_on_its_second_network_under_the_pods_own_address() {
     ip_in(&outside, &["ip address add 192.168.5.1/24 dev lan0", "ip link set lan0 up"]).await;
 
     let both = requests(&two_networks()).unwrap();
-    let first = setup_in(inside(&pod), both.clone()).await.unwrap();
+    let first = setup_in(inside(&pod), both.clone(), vec![]).await.unwrap();
     assert_eq!(first.interfaces[0].ips, [ip("10.244.0.7"), ip("fd00:1::7")]);
     assert_eq!(first.interfaces[1].ips, [ip("192.168.5.7")]);
     assert_eq!(first.nics[1].mac, "0a:58:00:00:00:07");
@@ -212,7 +247,7 @@ async fn a_guest_is_reached_on_its_second_network_under_the_pods_own_address() {
     let nic = ip_in(&pod, &["ip -o -d link show 094a367b026-nic"]).await;
     assert!(nic.contains("master k6t-094a367b026") && nic.contains("learning off"), "{nic}");
     assert!(!nic.contains("link/ether 0a:58:00:00:00:07"), "the guest's address is the guest's alone: {nic}");
-    assert_eq!(setup_in(inside(&pod), both).await.unwrap(), first);
+    assert_eq!(setup_in(inside(&pod), both, vec![]).await.unwrap(), first);
     assert_eq!(ip_in(&pod, &state).await, before);
 
     let guest = new_namespace();
@@ -243,4 +278,18 @@ async fn a_guest_is_reached_on_its_second_network_under_the_pods_own_address() {
     let server = answer_once(&outside, "192.168.5.1:7000").await;
     assert_eq!(call(&guest, "192.168.5.1:7000").await, "hello");
     assert_eq!(server.await.unwrap().unwrap(), "192.168.5.7");
+
+    let names = ["lan".to_owned()];
+    let release = request::releases(&two_networks(), &names);
+    for _ in 0..2 {
+        let left = setup_in(inside(&pod), vec![], release.clone()).await.unwrap();
+        assert_eq!(left.released, names.clone().into());
+        let links = ip_in(&pod, &["ip -br link"]).await;
+        let of_lan: Vec<_> = links.lines().filter(|line| line.contains("094a367b026")).collect();
+        assert!(
+            matches!(of_lan[..], [link] if link.starts_with("pod") && link.contains("0a:58:00:00:00:07")),
+            "{links}"
+        );
+        assert!(links.contains("k6t-eth0") && links.contains("tap0"), "{links}");
+    }
 }

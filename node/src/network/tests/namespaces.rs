@@ -170,7 +170,7 @@ pub(super) async fn call(namespace: &OwnedFd, address: &'static str) -> String {
 #[tokio::test]
 async fn the_network_of_the_node_is_never_touched() {
     let own = Peer::open(i32::try_from(std::process::id()).unwrap(), 0).unwrap();
-    let error = setup(&own, &masquerade()).await.unwrap_err();
+    let error = setup(&own, &masquerade(), &[]).await.unwrap_err();
     assert!(matches!(error, Error::HostNetwork), "{error}");
     assert!(error.is_permanent());
 }
@@ -181,7 +181,7 @@ async fn a_guest_reaches_the_outside_and_is_reached_at_the_address_of_its_pod() 
         return;
     }
     let (pod, outside) = pod_and_outside().await;
-    let network = setup_in(inside(&pod), vec![request_of(&masquerade())]).await.unwrap();
+    let network = setup_in(inside(&pod), vec![request_of(&masquerade())], vec![]).await.unwrap();
     assert_eq!(network.interfaces[0].ips, [ip("10.244.0.7"), ip("fd00:1::7")]);
     assert_eq!(network.nics[0].mtu, 1450);
     let guest = guest(&pod).await;
@@ -242,7 +242,7 @@ async fn a_guest_does_not_reach_the_loopback_of_its_pod() {
         return;
     }
     let (pod, _outside) = pod_and_outside().await;
-    setup_in(inside(&pod), vec![request_of(&masquerade())]).await.unwrap();
+    setup_in(inside(&pod), vec![request_of(&masquerade())], vec![]).await.unwrap();
     let guest = guest(&pod).await;
     // A guest whose kernel sends packets for 127.0.0.1 to its gateway and accepts the answers.
     inside(&guest)
@@ -297,12 +297,12 @@ async fn only_listed_ports_reach_the_guest_and_a_second_setup_changes_nothing() 
         "nft list ruleset",
         "cat /proc/sys/net/ipv4/ip_forward",
     ];
-    let first = setup_in(inside(&pod), vec![request_of(&vmi)]).await.unwrap();
+    let first = setup_in(inside(&pod), vec![request_of(&vmi)], vec![]).await.unwrap();
     assert_eq!(first.nics[0].mac, "02:00:00:00:00:07");
     let before = ip_in(&pod, &state).await;
     assert!(before.contains("user 107 group 107"), "{before}");
     assert!(before.contains("link/ether 02:00:00:00:00:00"), "{before}");
-    let second = setup_in(inside(&pod), vec![request_of(&vmi)]).await.unwrap();
+    let second = setup_in(inside(&pod), vec![request_of(&vmi)], vec![]).await.unwrap();
     assert_eq!(first, second);
     assert_eq!(ip_in(&pod, &state).await, before);
 
@@ -318,7 +318,7 @@ async fn only_listed_ports_reach_the_guest_and_a_second_setup_changes_nothing() 
 
     // With other ports, the rules are replaced while the guest runs; its devices are not.
     ip_in(&pod, &["nft add table ip others"]).await;
-    let changed = setup_in(inside(&pod), vec![request_of(&masquerade())]).await.unwrap();
+    let changed = setup_in(inside(&pod), vec![request_of(&masquerade())], vec![]).await.unwrap();
     assert_eq!(changed.nics[0].tap, "tap0");
     let rules = ip_in(&pod, &["nft list ruleset"]).await;
     assert!(!rules.contains("dport 80") && rules.contains("dnat to 10.0.2.2"), "{rules}");
@@ -340,7 +340,7 @@ async fn an_interrupted_setup_is_continued() {
         ],
     )
     .await;
-    setup_in(inside(&pod), vec![request_of(&masquerade())]).await.unwrap();
+    setup_in(inside(&pod), vec![request_of(&masquerade())], vec![]).await.unwrap();
     let links = ip_in(&pod, &["ip -o link"]).await;
     let tap = links.lines().find(|line| line.contains("tap0")).unwrap();
     assert!(tap.contains("master k6t-eth0") && tap.contains("mtu 1450") && tap.contains("UP"), "{tap}");
@@ -348,7 +348,10 @@ async fn an_interrupted_setup_is_continued() {
     // A link of another kind with the bridge's name is an error.
     let other = new_namespace();
     ip_in(&other, &["ip link add eth0 type veth peer name k6t-eth0", "ip address add 10.244.0.9/24 dev eth0"]).await;
-    assert!(matches!(setup_in(inside(&other), vec![request_of(&masquerade())]).await, Err(Error::ForeignLink(_))));
+    assert!(matches!(
+        setup_in(inside(&other), vec![request_of(&masquerade())], vec![]).await,
+        Err(Error::ForeignLink(_))
+    ));
 }
 
 #[tokio::test]
@@ -358,7 +361,7 @@ async fn several_queues_are_created_on_request() {
     }
     let (pod, _outside) = pod_and_outside().await;
     let request = Request { queues: 2, ..request_of(&masquerade()) };
-    setup_in(inside(&pod), vec![request]).await.unwrap();
+    setup_in(inside(&pod), vec![request], vec![]).await.unwrap();
     let tap = ip_in(&pod, &["ip -d link show tap0"]).await;
     assert!(tap.contains("multi_queue numqueues"), "{tap}");
 }

@@ -7,6 +7,7 @@ use api::VmiPhase as Phase;
 use super::{
     effect::Effect,
     event::Event,
+    nics,
     observed::{Link, Now, ObjectState, Observed, WRITE_BURST, WRITE_INTERVAL},
     phase::{Domain, End},
     role::Role,
@@ -197,8 +198,12 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     if !greeted {
         return;
     }
-    if !networked && !observed.busy.network && decision.due(retry_at, now) {
-        decision.push(Effect::SetUpNetwork);
+    // Neither changes what the other was given.
+    if let (false, false, Some(release)) = (observed.busy.network, observed.busy.sync, nics::network_work(observed))
+        && decision.due(retry_at, now)
+    {
+        decision.push(Effect::SetUpNetwork { release });
+        return hand_volumes(observed, now, decision);
     }
     hand_volumes(observed, now, decision);
     let startable = match domain {
@@ -206,7 +211,7 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
         Domain::None | Domain::Ended(End::Unknown) => !observed.ran && observed.facts.phase != Phase::Running,
         Domain::Unclear | Domain::ShuttingDown | Domain::Ended(_) => false,
     };
-    let ready = *networked && startable && !observed.busy.sync;
+    let ready = *networked && startable && !observed.busy.sync && !observed.busy.network;
     if !ready {
         return;
     }

@@ -243,7 +243,7 @@ impl Observed {
         match effect {
             Effect::Connect { .. } => self.busy.connect = true,
             Effect::Hello => self.busy.hello = true,
-            Effect::SetUpNetwork => self.busy.network = true,
+            Effect::SetUpNetwork { .. } => self.busy.network = true,
             Effect::HandVolumes { .. } => self.busy.volumes = true,
             Effect::Sync { .. } => self.busy.sync = true,
             Effect::Shutdown { .. } | Effect::Kill => {

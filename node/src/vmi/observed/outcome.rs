@@ -72,14 +72,24 @@ impl Observed {
                         for nic in ready.nics.iter_mut().filter(|nic| nic.mac.is_empty()) {
                             nic.mac = generated_mac(&self.facts.uid, &nic.name);
                         }
+                        let names = |network: &PodNetwork| -> BTreeSet<String> {
+                            network.nics.iter().map(|nic| nic.name.clone()).collect()
+                        };
+                        let is_other = self.network.as_deref().is_some_and(|former| names(former) != names(&ready));
+                        let is_changed = is_other || self.failure.is_some();
                         self.network = Some(Arc::new(ready));
-                        if let Some(Link::Up { networked, .. }) = self.link_of(connection) {
+                        if let Some(Link::Up { networked, synced, .. }) = self.link_of(connection) {
                             *networked = true;
+                            // The launcher attaches what is new.
+                            *synced = synced.filter(|_| !is_changed);
                         }
                     }
                     Err(failure) => {
                         let message = format!("failed to configure vmi network: {}", failure.message);
-                        let events = self.note_failure(message, failure.permanent, now);
+                        let mut events = self.note_failure(message, failure.permanent, now);
+                        if matches!(self.link, Link::Up { networked: true, .. }) {
+                            events.iter_mut().for_each(|event| event.reason = "NicHotplug");
+                        }
                         self.spare_guest();
                         return events;
                     }

@@ -149,6 +149,7 @@ impl Host for FakeHost {
         &self,
         _: &Arc<Peer>,
         _: &Arc<VirtualMachineInstance>,
+        _: &[String],
     ) -> Result<PodNetwork, NetworkFailure> {
         match self.network.lock().unwrap().clone() {
             Some(failure) => Err(failure),
@@ -159,6 +160,7 @@ impl Host for FakeHost {
                     pod_interface_name: "eth0".into(),
                     ips: vec!["10.244.0.9".parse().unwrap()],
                 }],
+                ..PodNetwork::default()
             }),
         }
     }

@@ -107,7 +107,7 @@ fn names(decision: &Decision) -> Vec<&'static str> {
         .map(|effect| match effect {
             Effect::Connect { .. } => "connect",
             Effect::Hello => "hello",
-            Effect::SetUpNetwork => "network",
+            Effect::SetUpNetwork { .. } => "network",
             Effect::HandVolumes { .. } => "volumes",
             Effect::Sync { .. } => "sync",
             Effect::Shutdown { .. } => "shutdown",

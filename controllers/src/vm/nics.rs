@@ -1,0 +1,267 @@
+//! Network interfaces of a VM's template: the running VMI follows them.
+//!
+//! ```text
+//!   added with bridge binding on a Multus network -> added to the VMI, plugged into the pod and the guest
+//!   state absent -> copied -> unplugged -> out of the status -> out of the VMI's spec -> out of the template
+//!   state up, down -> copied, the link of the guest follows
+//!   everything else -> at the next start
+//! ```
+//! Interfaces are compared with the VMI by name. This does not depend on the rollout strategy.
+
+use api::{
+    VirtualMachineInstance, VirtualMachineInstanceSpec, VmiPhase,
+    nics::shown,
+    vmi::network::{Interface, Network},
+};
+
+/// Networks and interfaces of a template.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Nics {
+    networks: Vec<Network>,
+    interfaces: Vec<Interface>,
+}
+
+/// What the running VMI and its VM's template have to become.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Changes {
+    /// Networks and interfaces for the VMI, if it has others.
+    pub(super) vmi: Option<Nics>,
+    /// Names of interfaces that are gone, and leave the template.
+    pub(super) gone: Vec<String>,
+    /// Why the next start is needed.
+    pub(super) restart: Option<String>,
+}
+
+impl Nics {
+    pub(super) fn of(spec: &VirtualMachineInstanceSpec) -> Self {
+        Self { networks: spec.networks.clone(), interfaces: spec.domain.devices.interfaces.clone() }
+    }
+
+    /// Writes networks and interfaces into a spec.
+    pub(super) fn put(self, spec: &mut VirtualMachineInstanceSpec) {
+        spec.networks = self.networks;
+        spec.domain.devices.interfaces = self.interfaces;
+    }
+
+    fn network(&self, name: &str) -> Option<&Network> {
+        self.networks.iter().find(|network| network.name == name)
+    }
+
+    fn interface(&self, name: &str) -> Option<&Interface> {
+        self.interfaces.iter().find(|interface| interface.name == name)
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.networks.retain(|network| network.name != name);
+        self.interfaces.retain(|interface| interface.name != name);
+    }
+
+    fn is_on_secondary_network(&self, name: &str) -> bool {
+        self.network(name).is_some_and(|network| network.multus.is_some() && !network.is_primary())
+    }
+}
+
+/// Removes interfaces that are gone, and their networks, from the spec of a template.
+pub(super) fn remove(gone: &[String], spec: &mut VirtualMachineInstanceSpec) {
+    let mut nics = Nics::of(spec);
+    gone.iter().for_each(|name| nics.remove(name));
+    nics.put(spec);
+}
+
+/// Compares a template with its VMI. `written_alike`: users wrote the template as it was at the start, so that another version of
+/// this program may have expanded it otherwise.
+pub(super) fn compare(template: &Nics, vmi: &VirtualMachineInstance, written_alike: bool) -> Changes {
+    let present = Nics::of(&vmi.spec);
+    let mut changes = Changes::default();
+    let mut wanted = present.clone();
+    // The status names what the domain or the pod has.
+    let is_gone = |interface: &Interface| interface.is_absent() && shown(vmi, &interface.name).is_none();
+    let is_running = *vmi.phase() == VmiPhase::Running;
+    if is_running {
+        let gone = present.interfaces.iter().filter(|interface| is_gone(interface));
+        gone.for_each(|interface| wanted.remove(&interface.name));
+    }
+    for interface in &template.interfaces {
+        let name = &interface.name;
+        match present.interface(name) {
+            Some(known) => {
+                if !written_alike && let Some(what) = difference(template, interface, &present, known) {
+                    changes.require(name, what);
+                }
+                let known = wanted.interfaces.iter_mut().find(|known| known.name == *name && !known.is_absent());
+                if let Some(known) = known.filter(|_| interface.sriov.is_none()) {
+                    known.state.clone_from(&interface.state);
+                }
+            }
+            None if interface.is_absent() => {
+                changes.gone.extend((is_running && shown(vmi, name).is_none()).then(|| name.clone()));
+            }
+            None if !template.is_on_secondary_network(name) => {
+                changes.require(name, "is not on a secondary network, and cannot be added");
+            }
+            None if interface.bridge.is_none() => changes.require(name, "has no bridge binding, and cannot be added"),
+            None if present.interfaces.is_empty() => {
+                changes.require(name, "is the first one, whose device the pod lacks: it cannot be added");
+            }
+            None => {
+                wanted.interfaces.push(interface.clone());
+                wanted.networks.extend(template.network(name).cloned());
+            }
+        }
+    }
+    // Interfaces of the default network are not in a template that names none.
+    let names_all = !template.interfaces.is_empty();
+    for interface in present.interfaces.iter().filter(|interface| !interface.is_absent()) {
+        let name = &interface.name;
+        if template.interface(name).is_none() && (names_all || present.is_on_secondary_network(name)) {
+            changes.require(name, "was removed without state absent, and cannot be removed so");
+        }
+    }
+    changes.vmi = (is_running && wanted != present).then_some(wanted);
+    changes
+}
+
+impl Changes {
+    fn require(&mut self, name: &str, what: &str) {
+        self.restart.get_or_insert_with(|| format!("interface {name} {what} while the VMI runs"));
+    }
+}
+
+/// Returns what differs between an interface of the template and that of the VMI.
+fn difference(template: &Nics, interface: &Interface, present: &Nics, known: &Interface) -> Option<&'static str> {
+    let without_state = |interface: &Interface| Interface { state: None, ..interface.clone() };
+    let network = |nics: &Nics| {
+        let mut network = nics.network(&interface.name).cloned();
+        let multus = network.as_mut().and_then(|network| network.multus.as_mut());
+        let definition = multus.map(|multus| std::mem::take(&mut multus.network_name));
+        (network, definition)
+    };
+    let ((network, definition), (known_network, known_definition)) = (network(template), network(present));
+    if without_state(interface) != without_state(known) || network != known_network {
+        return Some("has other settings, which cannot be changed");
+    }
+    (definition != known_definition)
+        .then_some("is on another network, to which only a migration can move it: it cannot be changed")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn nics(interfaces: &Value, networks: &Value) -> Nics {
+        Nics {
+            interfaces: serde_json::from_value(interfaces.clone()).unwrap(),
+            networks: serde_json::from_value(networks.clone()).unwrap(),
+        }
+    }
+
+    /// Returns the interface `default` and these, each on a network of its own.
+    fn with(more: &[Value]) -> Nics {
+        let (mut interfaces, mut networks) =
+            (vec![json!({"name": "default", "masquerade": {}})], vec![json!({"name": "default", "pod": {}})]);
+        for interface in more {
+            networks.push(json!({"name": interface["name"], "multus": {"networkName": "n"}}));
+            interfaces.push(interface.clone());
+        }
+        nics(&json!(interfaces), &json!(networks))
+    }
+
+    fn vmi(nics: &Nics, shown: &[&str], phase: &str) -> VirtualMachineInstance {
+        let shown: Vec<Value> = shown.iter().map(|name| json!({"name": name, "infoSource": "domain"})).collect();
+        let mut vmi: VirtualMachineInstance = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "m"},
+            "spec": {"domain": {"devices": {}}}, "status": {"phase": phase, "interfaces": shown},
+        }))
+        .unwrap();
+        nics.clone().put(&mut vmi.spec);
+        vmi
+    }
+
+    #[test]
+    fn running_vmi_follows_the_interfaces_of_the_template() {
+        let lan = |state: &str| json!({"name": "lan", "bridge": {}, "state": state});
+        let (plain, up) = (json!({"name": "lan", "bridge": {}}), lan("up"));
+        let (alone, both, absent) = (with(&[]), with(std::slice::from_ref(&plain)), with(&[lan("absent")]));
+        let (default, shown) = (&["default"][..], &["default", "lan"][..]);
+        let to = |nics: &Nics| Changes { vmi: Some(nics.clone()), ..Changes::default() };
+        let gone = || Changes { gone: vec!["lan".to_owned()], ..Changes::default() };
+        let restart = |text: &str| Changes { restart: Some(text.to_owned()), ..Changes::default() };
+        // Interfaces of the template and of the VMI, and those in the status.
+        for (template, present, status, expected) in [
+            (&both, &both, shown, Changes::default()),
+            (&both, &alone, default, to(&both)),
+            (&with(&[lan("down")]), &both, shown, to(&with(&[lan("down")]))),
+            (&with(&[up]), &with(&[lan("down")]), shown, to(&with(&[lan("up")]))),
+            (&absent, &both, shown, to(&absent)),
+            // It does not return before it is gone.
+            (&both, &absent, shown, Changes::default()),
+            (&absent, &absent, shown, Changes::default()),
+            (&absent, &absent, default, to(&alone)),
+            (&absent, &alone, default, gone()),
+            (&absent, &alone, shown, Changes::default()),
+            (&alone, &alone, default, Changes::default()),
+            (&alone, &absent, shown, Changes::default()),
+            // A template without interfaces has the default one.
+            (&Nics::default(), &alone, default, Changes::default()),
+            (
+                &alone,
+                &both,
+                shown,
+                restart("interface lan was removed without state absent, and cannot be removed so while the VMI runs"),
+            ),
+            (
+                &Nics::default(),
+                &both,
+                shown,
+                restart("interface lan was removed without state absent, and cannot be removed so while the VMI runs"),
+            ),
+            (
+                &with(&[json!({"name": "lan", "bridge": {}, "model": "e1000"})]),
+                &both,
+                shown,
+                restart("interface lan has other settings, which cannot be changed while the VMI runs"),
+            ),
+            (
+                &nics(&json!([{"name": "lan", "bridge": {}}]), &json!([{"name": "lan", "pod": {}}])),
+                &nics(&json!([]), &json!([])),
+                &[],
+                restart("interface lan is not on a secondary network, and cannot be added while the VMI runs"),
+            ),
+            (
+                &with(&[json!({"name": "lan", "sriov": {}})]),
+                &alone,
+                default,
+                restart("interface lan has no bridge binding, and cannot be added while the VMI runs"),
+            ),
+            (
+                &nics(&json!([plain]), &json!([{"name": "lan", "multus": {"networkName": "n"}}])),
+                &nics(&json!([]), &json!([])),
+                &[],
+                restart(
+                    "interface lan is the first one, whose device the pod lacks: it cannot be added while the VMI runs",
+                ),
+            ),
+        ] {
+            let changes = compare(template, &vmi(present, status, "Running"), false);
+            assert_eq!(changes, expected, "{template:?} {present:?}");
+            // Before, the pod is being made.
+            assert_eq!(compare(template, &vmi(present, status, "Scheduling"), false).vmi, None);
+        }
+    }
+
+    #[test]
+    fn another_network_needs_a_migration_and_another_release_nothing() {
+        let both = with(&[json!({"name": "lan", "bridge": {}})]);
+        let mut moved = both.clone();
+        moved.networks[1].multus.as_mut().unwrap().network_name = "other".to_owned();
+        let vmi = vmi(&both, &["default", "lan"], "Running");
+        let text = compare(&moved, &vmi, false).restart.unwrap();
+        assert!(
+            text.starts_with("interface lan is on another network, to which only a migration can move it"),
+            "{text}"
+        );
+        assert_eq!(compare(&moved, &vmi, true), Changes::default());
+    }
+}
