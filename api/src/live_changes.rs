@@ -1,7 +1,7 @@
 //! Changes of a VM whose VMI runs: what follows at once, what the next start takes over, what is refused.
 //!
 //! The one list of them: `docs/reference/live-changes.md` is generated from it. Under rollout strategy Stage every change of
-//! the template waits for the next start, except hot-pluggable volumes.
+//! the template waits for the next start, except hot-pluggable volumes and interfaces.
 
 /// Effect of a change on the running VMI.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -56,6 +56,8 @@ const PLACEMENT: &str = "observed_generation_and_placement_follow_the_template";
 const GENERIC: &str = "change_is_attributed_to_its_group";
 const VOLUMES: &str = "volumes_are_plugged_into_a_running_vm_and_keep_their_data";
 
+const NICS: &str = "interfaces_are_plugged_into_a_running_guest_and_leave_it";
+
 /// All changes.
 pub const TABLE: &[LiveChange] = &[
     row("spec.domain.cpu.sockets: more, up to maxSockets", Effect::Live, RESIZE),
@@ -71,7 +73,18 @@ pub const TABLE: &[LiveChange] = &[
     row("spec.volumes: medium of a CD-ROM drive", Effect::Live, "medium_of_a_drive_is_inserted_and_ejected"),
     row("spec.volumes: the claim of another volume", Effect::Migration, GENERIC),
     row("spec.volumes and disks: all others", Effect::Restart, GENERIC),
-    row("spec.networks, spec.domain.devices.interfaces", Effect::Restart, GENERIC),
+    row("spec.domain.devices.interfaces: added, with bridge binding on a secondary network", Effect::Live, NICS),
+    row("spec.domain.devices.interfaces.state: absent, down, up", Effect::Live, NICS),
+    row(
+        "spec.networks.multus.networkName",
+        Effect::Migration,
+        "another_network_needs_a_migration_and_another_release_nothing",
+    ),
+    row(
+        "spec.networks, spec.domain.devices.interfaces: all others",
+        Effect::Restart,
+        "running_vmi_follows_the_interfaces_of_the_template",
+    ),
     row(
         "metadata: annotations of deschedulers and backups",
         Effect::Live,

@@ -37,6 +37,7 @@ mod manifests;
 mod metrics_access;
 mod network;
 mod networks;
+mod nics;
 mod owners;
 mod pods;
 mod port_forward_ends;

@@ -14,43 +14,58 @@ const DEFINITIONS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 #[test]
 fn vmis_connect_on_a_second_network_and_leave_nothing_on_the_node() {
     story("lan", async |s| {
-        if s.cluster_api("CustomResourceDefinition").get_opt(DEFINITIONS).await?.is_none() {
+        if !are_there(s).await? {
             return skip("Multus");
         }
-        let network = format!("lan-{}", s.namespace.rsplit('-').next().unwrap_or_default());
-        s.apply(&format!(
-            r#"
-apiVersion: k8s.cni.cncf.io/v1
-kind: NetworkAttachmentDefinition
-metadata: {{name: lan}}
-spec:
-  config: |
-    {{
-      "cniVersion": "1.0.0", "name": "{network}", "type": "bridge", "bridge": "{network}",
-      "ipam": {{"type": "host-local", "subnet": "10.77.0.0/24"}}
-    }}
-"#
-        ))
-        .await?;
+        let network = define(s).await?;
         // Bridges of the plugin do not connect nodes.
         let (node, hostname) = s.one_node().await?;
         let result = meet(s, &network, &hostname).await;
         // The address of the pod with bridge binding is released, too.
         let address = result.as_deref().unwrap_or("none");
-        // The network plugin does not remove its bridge.
-        let look = format!(
-            "for look in $(seq 60); do \
-               left=$(ls /sys/class/net/{network}/brif; ls /host/var/lib/cni/networks/{network} | grep '^10[.]'; \
-                      find /host/var/lib/cni/networks -name {address}); \
-               [ -z \"$left\" ] && break; sleep 0.5; \
-             done; ip link del {network}; echo $left"
-        );
-        let left = s.on_node(&node, &look).await;
+        let left = left(s, &node, &network, address).await;
         result?;
         let left = left?;
-        ensure!(left.trim().is_empty(), "links or addresses are left on the node: {left}");
+        ensure!(left.is_empty(), "links or addresses are left on the node: {left}");
         Ok(())
     });
+}
+
+/// Returns true if the cluster has secondary networks.
+pub(crate) async fn are_there(s: &Story) -> Result<bool> {
+    Ok(s.cluster_api("CustomResourceDefinition").get_opt(DEFINITIONS).await?.is_some())
+}
+
+/// Returns the configuration of the network plugin for a network of this name.
+pub(crate) fn configuration(network: &str) -> String {
+    format!(
+        r#"{{"cniVersion": "1.0.0", "name": "{network}", "type": "bridge", "bridge": "{network}",
+             "ipam": {{"type": "host-local", "subnet": "10.77.0.0/24"}}}}"#
+    )
+}
+
+/// Defines the network `lan`, and returns its name on nodes.
+pub(crate) async fn define(s: &Story) -> Result<String> {
+    let network = format!("lan-{}", s.namespace.rsplit('-').next().unwrap_or_default());
+    let definition = serde_json::json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": {"name": "lan"},
+        "spec": {"config": configuration(&network)},
+    });
+    s.apply(&definition.to_string()).await?;
+    Ok(network)
+}
+
+/// Removes the bridge of a network from a node, and returns links and addresses that are left of its pods, and of `address`.
+pub(crate) async fn left(s: &Story, node: &str, network: &str, address: &str) -> Result<String> {
+    // The network plugin does not remove its bridge.
+    let look = format!(
+        "for look in $(seq 60); do \
+           left=$(ls /sys/class/net/{network}/brif; ls /host/var/lib/cni/networks/{network} | grep '^10[.]'; \
+                  find /host/var/lib/cni/networks -name {address}); \
+           [ -z \"$left\" ] && break; sleep 0.5; \
+         done; ip link del {network}; echo $left"
+    );
+    Ok(s.on_node(node, &look).await?.trim().to_owned())
 }
 
 /// Checks two VMIs of a node on the network, one with masquerade, the other with bridge binding. Returns the address of the latter's

@@ -1,0 +1,250 @@
+//! Interfaces of a running VM.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use ferrovirt_e2e_tests::{Node, Story, TIMEOUT, skip, story};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::{
+    live_resize::{condition, run},
+    manifests, networks,
+};
+
+/// Annotation of a pod with the networks that it is to have.
+pub(crate) const REQUEST: &str = "k8s.v1.cni.cncf.io/networks";
+/// Annotation of a pod with the networks that it has.
+const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+/// Time for a change in a guest under emulation.
+pub(crate) const MINUTES: Duration = Duration::from_secs(150);
+
+/// Changes the networks of running pods as Multus' dynamic networks controller does: with the network plugin of the node.
+pub(crate) struct DynamicNetworks<'a> {
+    story: &'a Story,
+    node: Node,
+    network: String,
+}
+
+impl<'a> DynamicNetworks<'a> {
+    /// Enters a node on which the network of this name is.
+    pub(crate) async fn enter(story: &'a Story, node: &str, network: &str) -> Result<Self> {
+        Ok(Self { story, node: story.enter_node(node).await?, network: network.to_owned() })
+    }
+
+    pub(crate) async fn leave(self) -> Result<()> {
+        self.node.leave().await
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Waits until the pod of a VMI requests so many networks, and gives it these.
+    pub(crate) async fn follow(&self, vmi: &str, networks: usize) -> Result<()> {
+        let name =
+            self.story.launcher_pod(vmi).await?["metadata"]["name"].as_str().context("pod without name")?.to_owned();
+        let what = format!("request {networks} networks");
+        let has = |pod: &Value| of(pod, REQUEST).is_ok_and(|requested| requested.len() == networks);
+        let pod = self.story.wait("Pod", &name, &what, TIMEOUT, has).await?;
+        let uid = pod["metadata"]["uid"].as_str().context("pod without UID")?;
+        let (requested, mut present) = (of(&pod, REQUEST)?, of(&pod, STATUS)?);
+        let link = |network: &Value| network["interface"].as_str().unwrap_or_default().to_owned();
+        for network in &requested {
+            if !present.iter().any(|known| link(known) == link(network)) {
+                let added = self.plugin("ADD", uid, &link(network)).await?;
+                let added: Value = serde_json::from_str(&added).with_context(|| added.clone())?;
+                let ips: Vec<Value> =
+                    added["ips"].as_array().into_iter().flatten().map(|ip| ip["address"].clone()).collect();
+                let name = format!("{}/{}", self.story.namespace, network["name"].as_str().unwrap_or_default());
+                present.push(json!({"name": name, "interface": link(network), "ips": ips, "dns": {}}));
+            }
+        }
+        let (kept, gone): (Vec<Value>, Vec<Value>) = present.into_iter().partition(|known| {
+            known["default"] == true || requested.iter().any(|network| link(network) == link(known))
+        });
+        for network in gone {
+            self.plugin("DEL", uid, &link(&network)).await?;
+        }
+        let patch = json!({"metadata": {"annotations": {STATUS: Value::from(kept).to_string()}}});
+        self.story.api("Pod").patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Runs the network plugin for a link of a pod.
+    async fn plugin(&self, command: &str, pod: &str, link: &str) -> Result<String> {
+        let configuration = networks::configuration(&self.network);
+        let script = format!(
+            "pid=$(for p in /proc/[0-9]*; do grep -qs {pod} $p/cgroup && echo ${{p#/proc/}}; done | head -n 1); \
+             plugins=$(dirname $(find /host/opt /host/usr /host/var/lib /host/src -path '*bin/host-local' 2>/dev/null | head -n 1)); \
+             plugins=${{plugins#/host}}; \
+             echo '{configuration}' | chroot /host env CNI_COMMAND={command} CNI_CONTAINERID={pod} CNI_IFNAME={link} \
+               CNI_NETNS=/proc/$pid/ns/net CNI_PATH=$plugins $plugins/bridge"
+        );
+        self.node.run(&script).await.with_context(|| format!("{command} {link}"))
+    }
+}
+
+/// Returns the networks in an annotation of a pod.
+fn of(pod: &Value, annotation: &str) -> Result<Vec<Value>> {
+    let text = pod["metadata"]["annotations"][annotation].as_str().unwrap_or("[]");
+    serde_json::from_str(text).with_context(|| format!("{annotation}: {text}"))
+}
+
+/// Returns a VM with one interface on the pod network.
+pub(crate) fn vm(hostname: &str, name: &str) -> String {
+    let networks = "        devices: {interfaces: [{name: default, masquerade: {}}]}\n      \
+                    networks: [{name: default, pod: {}}]\n";
+    manifests::kernel_vm(name, "Always")
+        .replace("console=ttyS0", "console=ttyS0 quiet")
+        .replace("        devices: {}\n", networks)
+        .replace(
+            "    spec:\n      term",
+            &format!("    spec:\n      nodeSelector: {{kubernetes.io/hostname: {hostname}}}\n      term"),
+        )
+}
+
+/// Sets the interface `lan` of a VM to a state; empty: up.
+pub(crate) async fn set(s: &Story, vm: &str, state: &str) -> Result<()> {
+    let spec = json!({
+        "domain": {"devices": {"interfaces": [
+            {"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}, "state": state}]}},
+        "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}],
+    });
+    let patch = json!({"spec": {"template": {"spec": spec}}}).to_string();
+    s.kubectl(&["patch", "vm", vm, "--type=merge", "-p", &patch]).await?;
+    Ok(())
+}
+
+/// Returns the interface `lan` in the status of a VMI.
+pub(crate) fn lan(vmi: &Value) -> &Value {
+    let interfaces = vmi["status"]["interfaces"].as_array();
+    interfaces.into_iter().flatten().find(|shown| shown["name"] == "lan").unwrap_or(&Value::Null)
+}
+
+/// Returns true if pod and guest have the interface.
+pub(crate) fn is_plugged(vmi: &Value) -> bool {
+    lan(vmi)["infoSource"] == "domain, multus-status" && condition(vmi, "MigrationRequired").is_none()
+}
+
+/// Returns a script that waits for output of a command.
+fn until(command: &str) -> String {
+    format!("for look in $(seq 100); do {command} && break; usleep 300000; done")
+}
+
+#[test]
+fn interfaces_are_plugged_into_a_running_guest_and_leave_it() {
+    story("nics", async |s| {
+        if !networks::are_there(s).await? {
+            return skip("Multus");
+        }
+        let network = networks::define(s).await?;
+        let (node, hostname) = s.one_node().await?;
+        let plugins = DynamicNetworks::enter(s, &node, &network).await?;
+        let result = plugged_and_unplugged(s, &plugins, &hostname).await;
+        plugins.leave().await?;
+        let left = networks::left(s, &node, &network, "none").await;
+        result?;
+        let left = left?;
+        ensure!(left.is_empty(), "links or addresses are left on the node: {left}");
+        Ok(())
+    });
+}
+
+async fn plugged_and_unplugged(s: &Story, plugins: &DynamicNetworks<'_>, hostname: &str) -> Result<()> {
+    s.apply(&vm(hostname, "box")).await?;
+    s.wait_running("box").await?;
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+
+    set(s, "box", "").await?;
+    let waits = |vmi: &Value| {
+        condition(vmi, "MigrationRequired").is_some_and(|shown| shown["reason"] == "AutoMigrationPending")
+    };
+    s.wait("vmi", "box", "wait for the pod's networks", TIMEOUT, waits).await?;
+    plugins.follow("box", 1).await?;
+    let vmi = s.wait("vmi", "box", "have the interface", MINUTES, is_plugged).await?;
+    let (mac, address) = (text(&lan(&vmi)["mac"])?, text(&lan(&vmi)["ipAddress"])?);
+    run(&mut console, &until(&format!("grep -q {mac} /sys/class/net/eth1/address"))).await?;
+    // By DHCP, and over the network.
+    let port = run(&mut console, "readlink -f /sys/class/net/eth1/device").await?;
+    run(&mut console, "ip link set eth1 up; udhcpc -i eth1 -n -q -t 20").await?;
+    let shown = run(&mut console, "ip -4 -o addr show dev eth1").await?;
+    ensure!(shown.contains(&format!("inet {address}/")), "{shown:?} is not {address}");
+    run(&mut console, "mkdir -p /www && echo plugged-in > /www/index.html && httpd -p 8080 -h /www").await?;
+    let fetch = format!(
+        "ip address replace 10.77.0.250/24 dev {network}; wget -q -T 20 -O - http://{address}:8080/",
+        network = plugins.network
+    );
+    ensure!(plugins.node().run(&fetch).await?.contains("plugged-in"), "the guest is not reached over the network");
+
+    for (state, carrier) in [("down", "0"), ("up", "1")] {
+        set(s, "box", state).await?;
+        s.wait("vmi", "box", &format!("have the link {state}"), MINUTES, |vmi| lan(vmi)["linkState"] == state).await?;
+        run(&mut console, &until(&format!("[ $(cat /sys/class/net/eth1/carrier) = {carrier} ]"))).await?;
+    }
+    no_restart_is_required(s).await?;
+    console.leave().await?;
+
+    // The interface is there after a restart, behind the same port.
+    let uid = text(&vmi["metadata"]["uid"])?;
+    s.virt(&["restart", "box", "--grace-period=0", "--force"]).await?;
+    let is_new =
+        |vmi: &Value| vmi["metadata"]["uid"] != uid.as_str() && is_plugged(vmi) && vmi["status"]["phase"] == "Running";
+    s.wait("vmi", "box", "be restarted with the interface", MINUTES, is_new).await?;
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+    run(&mut console, &until(&format!("[ $(readlink -f /sys/class/net/eth1/device) = {port} ]"))).await?;
+    let found = run(&mut console, "readlink -f /sys/class/net/eth1/device").await?;
+    ensure!(found == port, "the interface is at {found}, and was at {port}");
+
+    set(s, "box", "absent").await?;
+    run(&mut console, &until("[ ! -e /sys/class/net/eth1 ]")).await?;
+    let released = |vmi: &Value| lan(vmi)["infoSource"] == "multus-status";
+    s.wait("vmi", "box", "have given the link back", MINUTES, released).await?;
+    let pod = s.launcher_pod("box").await?;
+    let links = links_of(plugins, &pod).await?;
+    ensure!(!links.contains("-nic") && links.matches("tap").count() == 1, "links are left: {links}");
+    plugins.follow("box", 0).await?;
+    let is_gone = |object: &Value, spec: &Value| lan(object).is_null() && !spec.to_string().contains("\"lan\"");
+    s.wait("vmi", "box", "be without the interface", MINUTES, |vmi| is_gone(vmi, &vmi["spec"])).await?;
+    s.wait("vm", "box", "be without the interface", TIMEOUT, |vm| is_gone(vm, &vm["spec"])).await?;
+    let links = links_of(plugins, &pod).await?;
+    ensure!(!links.contains("pod"), "links are left: {links}");
+    no_restart_is_required(s).await?;
+    console.leave().await?;
+
+    // What cannot be plugged says so.
+    let patch = json!({"spec": {"template": {"spec": {"domain": {"devices": {"interfaces": [
+        {"name": "default", "masquerade": {}, "model": "e1000"}]}}}}}})
+    .to_string();
+    s.kubectl(&["patch", "vm", "box", "--type=merge", "-p", &patch]).await?;
+    let restart = |vm: &Value| {
+        let message = condition(vm, "RestartRequired").and_then(|shown| shown["message"].as_str());
+        message.is_some_and(|message| message.contains("interface default has other settings"))
+    };
+    s.wait("vm", "box", "require a restart", TIMEOUT, restart).await?;
+    s.delete("vm", "box").await?;
+    s.wait_gone("vmi", "box", MINUTES).await
+}
+
+/// Returns the links in the network namespace of a pod.
+async fn links_of(plugins: &DynamicNetworks<'_>, pod: &Value) -> Result<String> {
+    let uid = text(&pod["metadata"]["uid"])?;
+    let script = format!(
+        "for p in /proc/[0-9]*; do if grep -qs {uid} $p/cgroup; then cat $p/net/dev | cut -d: -f1; break; fi; done"
+    );
+    plugins.node().run(&script).await
+}
+
+async fn no_restart_is_required(s: &Story) -> Result<()> {
+    let vm = s.get("vm", "box").await?;
+    match condition(&vm, "RestartRequired").or(condition(&vm, "Failure")) {
+        Some(shown) => bail!("{shown}"),
+        None => Ok(()),
+    }
+}
+
+fn text(value: &Value) -> Result<String> {
+    value.as_str().map(str::to_owned).with_context(|| format!("{value} is no text"))
+}
