@@ -273,6 +273,16 @@ fn virt_controller_changes_only_what_it_needs() {
         let (vm, vmi) =
             (format!("{kubevirt}/virtualmachines/box"), format!("{kubevirt}/virtualmachineinstances/lonely"));
         let vmis = format!("{kubevirt}/virtualmachineinstances");
+        let lonely = s.get("vmi", "lonely").await?["spec"].clone();
+        let with_lan = |interface: Value, network: Value| {
+            let (mut interfaces, mut networks) =
+                (lonely["domain"]["devices"]["interfaces"].clone(), lonely["networks"].clone());
+            for (list, mut new) in [(&mut interfaces, interface), (&mut networks, network)] {
+                new["name"] = json!("lan");
+                push(list, new);
+            }
+            json!({"spec": {"networks": networks, "domain": {"devices": {"interfaces": interfaces}}}})
+        };
         let mut unowned = copy(&running);
         unowned["metadata"] = json!({"name": "another"});
         let revisions = format!("/apis/apps/v1/namespaces/{}/controllerrevisions", s.namespace);
@@ -328,6 +338,26 @@ fn virt_controller_changes_only_what_it_needs() {
                     Some("vmis"),
                 ),
                 (Method::PATCH, vmi.clone(), json!({"spec": {"domain": {"devices": {"rng": {}}}}}), Some("vmis")),
+                (
+                    Method::PATCH,
+                    vmi.clone(),
+                    with_lan(json!({"bridge": {}}), json!({"multus": {"networkName": "n"}})),
+                    None,
+                ),
+                (Method::PATCH, vmi.clone(), with_lan(json!({"masquerade": {}}), json!({"pod": {}})), Some("vmis")),
+                (Method::PATCH, vmi.clone(), with_lan(json!({"bridge": {}}), json!({"pod": {}})), Some("vmis")),
+                (
+                    Method::PATCH,
+                    vmi.clone(),
+                    json!({"spec": {"domain": {"devices": {"interfaces": []}}}}),
+                    Some("vmis"),
+                ),
+                (
+                    Method::PATCH,
+                    vmi.clone(),
+                    json!({"spec": {"networks": [{"name": "default", "multus": {"networkName": "n"}}]}}),
+                    Some("vmis"),
+                ),
                 (Method::DELETE, vmi.clone(), json!({"dryRun": ["All"]}), Some("vmi-deletion")),
                 (Method::POST, vmis, unowned, Some("vmi-creation")),
                 (Method::POST, revisions, revision, Some("revision-creation")),
