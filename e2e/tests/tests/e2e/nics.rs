@@ -76,8 +76,10 @@ impl<'a> DynamicNetworks<'a> {
         let configuration = networks::configuration(&self.network);
         let script = format!(
             "pid=$(for p in /proc/[0-9]*; do grep -qs {pod} $p/cgroup && echo ${{p#/proc/}}; done | head -n 1); \
-             plugins=$(dirname $(find /host/opt /host/usr /host/var/lib /host/src -path '*bin/host-local' 2>/dev/null | head -n 1)); \
-             plugins=${{plugins#/host}}; \
+             containerd=$(for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = containerd ] && echo ${{p#/proc/}}; done | head -n 1); \
+             for plugins in $(dirname $(readlink /proc/$containerd/exe)) /opt/cni/bin; do \
+               [ -x /host$plugins/host-local ] && break; \
+             done; \
              echo '{configuration}' | chroot /host env CNI_COMMAND={command} CNI_CONTAINERID={pod} CNI_IFNAME={link} \
                CNI_NETNS=/proc/$pid/ns/net CNI_PATH=$plugins $plugins/bridge"
         );
