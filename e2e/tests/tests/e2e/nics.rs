@@ -170,7 +170,7 @@ async fn plugged_and_unplugged(s: &Story, plugins: &DynamicNetworks<'_>, hostnam
     run(&mut console, &until(&format!("grep -q {mac} /sys/class/net/eth1/address"))).await?;
     // By DHCP, and over the network.
     let port = run(&mut console, "readlink -f /sys/class/net/eth1/device").await?;
-    run(&mut console, "ip link set eth1 up; udhcpc -i eth1 -n -q -t 20").await?;
+    run(&mut console, "ip link set eth1 up; udhcpc -i eth1 -n -q -t 20 -s /usr/lib/tiny/lease").await?;
     let shown = run(&mut console, "ip -4 -o addr show dev eth1").await?;
     ensure!(shown.contains(&format!("inet {address}/")), "{shown:?} is not {address}");
     run(&mut console, "mkdir -p /www && echo plugged-in > /www/index.html && httpd -p 8080 -h /www").await?;
