@@ -29,7 +29,7 @@ enum During {
 
 /// The process that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Victim {
+pub(crate) enum Victim {
     VirtHandler,
     Worker,
     Libvirtd,
@@ -155,7 +155,8 @@ async fn settled(s: &Story, during: During, sockets: u32) -> Result<()> {
     Ok(())
 }
 
-async fn kill(s: &Story, node: &Node, victim: Victim, launcher: &str) -> Result<()> {
+/// Kills a process, of the launcher pod with this UID where it is one of its own.
+pub(crate) async fn kill(s: &Story, node: &Node, victim: Victim, launcher: &str) -> Result<()> {
     let (program, cgroup) = match victim {
         Victim::VirtHandler => ("virt-handler", ""),
         Victim::Worker => ("virt-launcher", launcher),
@@ -169,13 +170,14 @@ async fn kill(s: &Story, node: &Node, victim: Victim, launcher: &str) -> Result<
     node.run(&signal(program, cgroup, "KILL")).await.map(drop).with_context(|| format!("kill {program}"))
 }
 
-async fn launcher_uid(s: &Story) -> Result<String> {
+/// Returns the UID of the launcher pod of the VMI `guest`.
+pub(crate) async fn launcher_uid(s: &Story) -> Result<String> {
     let pod = s.launcher_pod("guest").await?;
     pod["metadata"]["uid"].as_str().map(str::to_owned).context("pod without uid")
 }
 
 /// Runs a command that must succeed in the guest and returns its output.
-async fn in_guest(s: &Story, command: &str) -> Result<String> {
+pub(crate) async fn in_guest(s: &Story, command: &str) -> Result<String> {
     let mut console = s.reopen_console("guest", "root", "ferrovirt").await?;
     let output = run(&mut console, command).await?;
     console.leave().await?;

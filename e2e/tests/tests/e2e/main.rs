@@ -38,6 +38,7 @@ mod metrics_access;
 mod network;
 mod networks;
 mod nics;
+mod nics_faults;
 mod owners;
 mod pods;
 mod port_forward_ends;
