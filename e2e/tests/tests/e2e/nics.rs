@@ -1,6 +1,10 @@
 //! Interfaces of a running VM.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use ferrovirt_e2e_tests::{Node, Story, TIMEOUT, skip, story};
@@ -24,15 +28,23 @@ pub(crate) struct DynamicNetworks<'a> {
     story: &'a Story,
     node: Node,
     network: String,
+    /// Links of pods that it has added, by UID of the pod.
+    added: Mutex<BTreeSet<(String, String)>>,
 }
 
 impl<'a> DynamicNetworks<'a> {
     /// Enters a node on which the network of this name is.
     pub(crate) async fn enter(story: &'a Story, node: &str, network: &str) -> Result<Self> {
-        Ok(Self { story, node: story.enter_node(node).await?, network: network.to_owned() })
+        let (node, added) = (story.enter_node(node).await?, Mutex::default());
+        Ok(Self { story, node, network: network.to_owned(), added })
     }
 
+    /// Releases the addresses of pods that have ended.
     pub(crate) async fn leave(self) -> Result<()> {
+        let added = std::mem::take(&mut *self.added.lock().unwrap_or_else(PoisonError::into_inner));
+        for (pod, link) in added {
+            self.plugin("DEL", &pod, &link).await?;
+        }
         self.node.leave().await
     }
 
@@ -53,6 +65,7 @@ impl<'a> DynamicNetworks<'a> {
         for network in &requested {
             if !present.iter().any(|known| link(known) == link(network)) {
                 let added = self.plugin("ADD", uid, &link(network)).await?;
+                self.added.lock().unwrap_or_else(PoisonError::into_inner).insert((uid.to_owned(), link(network)));
                 let added: Value = serde_json::from_str(&added).with_context(|| added.clone())?;
                 let ips: Vec<Value> =
                     added["ips"].as_array().into_iter().flatten().map(|ip| ip["address"].clone()).collect();
@@ -65,6 +78,7 @@ impl<'a> DynamicNetworks<'a> {
         });
         for network in gone {
             self.plugin("DEL", uid, &link(&network)).await?;
+            self.added.lock().unwrap_or_else(PoisonError::into_inner).remove(&(uid.to_owned(), link(&network)));
         }
         let patch = json!({"metadata": {"annotations": {STATUS: Value::from(kept).to_string()}}});
         self.story.api("Pod").patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await?;
@@ -81,7 +95,7 @@ impl<'a> DynamicNetworks<'a> {
                [ -x /host$plugins/host-local ] && break; \
              done; \
              echo '{configuration}' | chroot /host env CNI_COMMAND={command} CNI_CONTAINERID={pod} CNI_IFNAME={link} \
-               CNI_NETNS=/proc/$pid/ns/net CNI_PATH=$plugins $plugins/bridge"
+               CNI_NETNS=${{pid:+/proc/$pid/ns/net}} CNI_PATH=$plugins $plugins/bridge"
         );
         self.node.run(&script).await.with_context(|| format!("{command} {link}"))
     }
