@@ -15,6 +15,12 @@ pub const SOCKET: &str = "hp.sock";
 pub const MOUNTED: &str = "MountedToPod";
 /// Phase of a volume with a disk in the guest.
 pub const READY: &str = "Ready";
+/// Phase of a volume to which the guest's memory is written.
+pub const DUMPING: &str = "MemoryDumpInProgress";
+/// Phase of a volume with a memory dump.
+pub const DUMPED: &str = "MemoryDumpCompleted";
+/// Phase of a volume whose memory dump failed.
+pub const DUMP_FAILED: &str = "MemoryDumpFailed";
 /// Phase of a volume that was taken from the launcher pod.
 pub const UNMOUNTED: &str = "UnMountedFromPod";
 
@@ -23,6 +29,12 @@ pub const UNMOUNTED: &str = "UnMountedFromPod";
 pub fn is_hotpluggable(volume: &Volume) -> bool {
     volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
         || volume.data_volume.as_ref().is_some_and(|source| source.hotpluggable)
+}
+
+/// Returns the claim of a volume for memory dumps.
+#[must_use]
+pub fn dump_claim(volume: &Volume) -> Option<&str> {
+    volume.memory_dump.as_ref().map(|dump| dump.claim_name.as_str())
 }
 
 /// Returns the status of a volume.
@@ -34,7 +46,9 @@ pub fn status_of<'a>(vmi: &'a VirtualMachineInstance, volume: &str) -> Option<&'
 /// Returns true if a volume of the VMI does not come with the launcher pod.
 #[must_use]
 pub fn is_hotplugged(vmi: &VirtualMachineInstance, volume: &Volume) -> bool {
-    is_hotpluggable(volume) || status_of(vmi, &volume.name).is_some_and(|status| status.hotplug_volume.is_some())
+    is_hotpluggable(volume)
+        || volume.memory_dump.is_some()
+        || status_of(vmi, &volume.name).is_some_and(|status| status.hotplug_volume.is_some())
 }
 
 /// Returns true if the launcher pod has the hot-plugged volume.

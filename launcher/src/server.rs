@@ -5,11 +5,11 @@ use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
 use api::{VirtualMachineInstance, traceparent::TraceParent};
 use futures::{Stream, StreamExt};
 use protocol::{
-    Chunk, ConsoleInput, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest, GuestExecReply,
-    GuestExecRequest, GuestPingRequest, GuestReportReply, GuestReportRequest, HelloReply, HelloRequest, KillRequest,
-    LauncherState, MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest,
-    SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest,
-    UsbInput, UsersReply, UsersRequest, WatchRequest,
+    Chunk, ConsoleInput, Done, DumpMemoryRequest, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest,
+    GuestExecReply, GuestExecRequest, GuestPingRequest, GuestReportReply, GuestReportRequest, HelloReply, HelloRequest,
+    KillRequest, LauncherState, MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest,
+    ShutdownRequest, SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest,
+    UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher, LauncherServer},
 };
 use tokio::{net::UnixListener, sync::Semaphore};
@@ -120,7 +120,7 @@ impl From<RequestError> for Status {
             | RequestError::NoWayToReboot
             | RequestError::Unsupported(_)
             | RequestError::Start { permanent: true, .. } => Self::failed_precondition(message),
-            RequestError::OtherVmi(_) => Self::invalid_argument(message),
+            RequestError::OtherVmi(_) | RequestError::NoVolume(_) => Self::invalid_argument(message),
             RequestError::Busy => Self::resource_exhausted(message),
             RequestError::Gone => Self::unavailable(message),
             RequestError::Hypervisor(error) if error.is_transient() => Self::unavailable(message),
@@ -191,6 +191,12 @@ impl Launcher for Service {
 
     async fn unpause(&self, _: Request<UnpauseRequest>) -> Result<Response<Done>, Status> {
         self.act(Action::Unpause).await
+    }
+
+    async fn dump_memory(&self, request: Request<DumpMemoryRequest>) -> Result<Response<Done>, Status> {
+        let DumpMemoryRequest { volume, file } = request.into_inner();
+        self.engine.dump_memory(volume, file).await?;
+        Ok(Response::new(Done {}))
     }
 
     async fn reset(&self, _: Request<ResetRequest>) -> Result<Response<Done>, Status> {

@@ -14,11 +14,13 @@ pub enum Feature {
     LiveResize,
     /// Interfaces of a running domain come and go: `LauncherState.nics`.
     NicHotplug,
+    /// `DumpMemory`.
+    MemoryDump,
 }
 
 impl Feature {
     /// All features of this release.
-    pub const ALL: [Self; 3] = [Self::ItemResults, Self::LiveResize, Self::NicHotplug];
+    pub const ALL: [Self; 4] = [Self::ItemResults, Self::LiveResize, Self::NicHotplug, Self::MemoryDump];
 
     /// Returns the name in a Hello.
     pub fn name(self) -> &'static str {
@@ -26,6 +28,7 @@ impl Feature {
             Self::ItemResults => "item-results",
             Self::LiveResize => "live-resize",
             Self::NicHotplug => "nic-hotplug",
+            Self::MemoryDump => "memory-dump",
         }
     }
 }

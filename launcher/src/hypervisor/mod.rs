@@ -8,7 +8,7 @@ pub(crate) mod fake;
 pub mod libvirt;
 mod signals;
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{fmt::Debug, path::PathBuf, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use protocol::{Lifecycle, StatsReply};
@@ -74,6 +74,8 @@ pub(crate) trait Domain: Send + Sync + 'static {
     fn plug_vcpus(&self, vcpus: u32) -> Call<()>;
     /// Changes a device of the running domain and of its definition. A detached device stays until the guest releases it.
     fn change_device(&self, change: DeviceChange, xml: String) -> Call<()>;
+    /// Writes the guest's memory to a file as an ELF core. The guest stands still meanwhile.
+    fn dump_memory(&self, path: PathBuf) -> Call<()>;
     /// Sets the guest's clock, in seconds since 1970, through the guest agent.
     fn set_time(&self, seconds: i64) -> Call<()>;
     /// Sends a command (JSON) to the guest agent and returns its answer (JSON).

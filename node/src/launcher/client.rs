@@ -10,11 +10,11 @@ use std::{
 use api::traceparent::TraceParent;
 use hyper_util::rt::TokioIo;
 use protocol::{
-    CacheFile, Chunk, ConsoleInput, FileSystemsRequest, FinishRequest, FreezeRequest, GuestFileSystem,
-    GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest, LauncherState, MAX_CHUNK,
-    MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply,
-    StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest,
-    VmiOptions, WatchRequest,
+    CacheFile, Chunk, ConsoleInput, DumpMemoryRequest, FileSystemsRequest, FinishRequest, FreezeRequest,
+    GuestFileSystem, GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest, LauncherState,
+    MAX_CHUNK, MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
+    StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput,
+    UsersRequest, VmiOptions, WatchRequest,
     features::{self, Feature},
     launcher_client::LauncherClient,
 };
@@ -208,6 +208,15 @@ impl Launcher {
     pub(crate) async fn kill(&self) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("Kill", CALL_TIMEOUT, client.kill(KillRequest {})).await.map(drop)
+    }
+
+    /// Requests a memory dump to a file that was handed over.
+    ///
+    /// # Errors
+    /// Fails if the launcher is gone or refuses it.
+    pub(crate) async fn dump_memory(&self, volume: String, file: String) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("DumpMemory", CALL_TIMEOUT, client.dump_memory(DumpMemoryRequest { volume, file })).await.map(drop)
     }
 
     /// Pauses the vCPUs.

@@ -13,12 +13,12 @@ use async_trait::async_trait;
 use daemon::CancellationToken;
 use futures::Stream;
 use protocol::{
-    Chunk, ConsoleInput, CpuStats, Done, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest,
-    GuestAgent, GuestExecReply, GuestExecRequest, GuestFileSystem, GuestInfo, GuestPingRequest, GuestReportReply,
-    GuestReportRequest, GuestUser, HelloReply, HelloRequest, KillRequest, LauncherState, Lifecycle, PauseRequest,
-    ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StartStep, StatsReply,
-    StatsRequest, StepTiming, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput,
-    UsersReply, UsersRequest, WatchRequest,
+    Chunk, ConsoleInput, CpuStats, Done, DumpMemoryRequest, FileSystemsReply, FileSystemsRequest, FinishRequest,
+    FreezeRequest, GuestAgent, GuestExecReply, GuestExecRequest, GuestFileSystem, GuestInfo, GuestPingRequest,
+    GuestReportReply, GuestReportRequest, GuestUser, HelloReply, HelloRequest, KillRequest, LauncherState, Lifecycle,
+    MemoryDump, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
+    StartStep, StatsReply, StatsRequest, StepTiming, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest,
+    UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher as LauncherService, LauncherServer},
 };
 use serde_json::Value;
@@ -160,6 +160,14 @@ impl LauncherService for Served {
         self.0.become_(Lifecycle::Shutoff, "destroyed");
         Ok(Response::new(Done {}))
     }
+    async fn dump_memory(&self, request: Rpc<DumpMemoryRequest>) -> Result<Response<Done>, Status> {
+        let DumpMemoryRequest { volume, file } = request.into_inner();
+        self.0.report(|state| {
+            state.memory_dump = Some(MemoryDump { volume, file, ended: true, failure: String::new() });
+        });
+        Ok(Response::new(Done {}))
+    }
+
     async fn pause(&self, _: Rpc<PauseRequest>) -> Result<Response<Done>, Status> {
         self.0.become_(Lifecycle::Paused, "user");
         Ok(Response::new(Done {}))

@@ -27,6 +27,10 @@ const DEVICES: &str = "path";
 const IMAGE: &str = "disk.img";
 /// Directory of hot-plugged volumes in a launcher pod.
 const TARGETS: &str = "var/run/kubevirt/hotplug-disks";
+/// End of the names of memory dumps.
+const DUMP_SUFFIX: &str = ".memory.dump";
+/// Most entries of a claim for memory dumps.
+const MAX_DUMPS: usize = 1024;
 /// Most entries in the directory of a device node.
 const MAX_NODES: usize = 8;
 
@@ -68,8 +72,8 @@ fn enter(peer: &Peer) -> Result<SafeDir, Error> {
     Ok(SafeDir { fd: root.map_err(failed)?.into(), one_mount: false })
 }
 
-/// Clones the mount of the image of `volume` in an attachment pod, and gives the image to `user`.
-pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
+/// Returns the file system of the claim `volume` in an attachment pod.
+fn open_claim(peer: &Peer, volume: &str) -> Result<SafeDir, Error> {
     let path = Path::new(volume);
     let named = OFlags::PATH | OFlags::NOFOLLOW;
     let root =
@@ -83,7 +87,13 @@ pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<Detach
         Ok(_) => return Err(Error::NotMounted(path.to_owned())),
         Err(error) => return Err(error),
     }
-    let claim = SafeDir { fd: volumes.resolve("open", path, flags, Mode::empty(), BENEATH)?.into(), one_mount: true };
+    Ok(SafeDir { fd: volumes.resolve("open", path, flags, Mode::empty(), BENEATH)?.into(), one_mount: true })
+}
+
+/// Clones the mount of the image of `volume` in an attachment pod, and gives the image to `user`.
+pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
+    let claim = open_claim(peer, volume)?;
+    let named = OFlags::PATH | OFlags::NOFOLLOW;
     let image = match claim.resolve("open", Path::new(IMAGE), named, Mode::empty(), BENEATH) {
         Err(error) if error.is_not_found() => return Err(Error::NoImage),
         outcome => outcome?,
@@ -92,6 +102,28 @@ pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<Detach
     require_kind(stat, Path::new(IMAGE), Kind::File)?;
     give(&image, stat.uid, user)?;
     Ok(DetachedMount { mount: cloned(&image, IMAGE)?, device: None })
+}
+
+/// Creates the file `name` for a memory dump in the claim `volume` of an attachment pod, gives it to `user` and clones its mount.
+/// Earlier dumps in the claim are removed.
+pub(crate) fn clone_dump(peer: &Peer, volume: &str, name: &str, user: u32) -> Result<DetachedMount, Error> {
+    let claim = open_claim(peer, volume)?;
+    for entry in claim.list(MAX_DUMPS)? {
+        let is_former = entry.kind == Kind::File && entry.name.to_string_lossy().ends_with(DUMP_SUFFIX);
+        if is_former && entry.name.to_string_lossy() != name {
+            claim.remove_file(&entry.name)?;
+        }
+    }
+    match claim.create_file(name) {
+        Err(error) if !error.already_exists() => return Err(error),
+        _ => {}
+    }
+    let path = Path::new(name);
+    let file = claim.resolve("open", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
+    let stat = stat_of(&file, path)?;
+    require_kind(stat, path, Kind::File)?;
+    give(&file, stat.uid, user)?;
+    Ok(DetachedMount { mount: cloned(&file, name)?, device: None })
 }
 
 /// Clones the mount of the node of the block device `volume` in an attachment pod, and gives the node to `user`.

@@ -36,6 +36,13 @@ pub(super) enum Effect {
         /// Fingerprint of the desired VMI.
         fingerprint: u64,
     },
+    /// Requests a memory dump.
+    DumpMemory {
+        /// The volume.
+        volume: String,
+        /// Name of the file in its claim.
+        file: String,
+    },
     /// Requests the shutdown of the guest.
     Shutdown {
         /// Seconds that are left of the grace period.

@@ -213,6 +213,7 @@ impl Executor {
             | Effect::SetUpNetwork { .. }
             | Effect::HandVolumes { .. }
             | Effect::Sync { .. }
+            | Effect::DumpMemory { .. }
             | Effect::Shutdown { .. }
             | Effect::Kill
             | Effect::Finish => self.call_launcher(&effect, observed),
@@ -256,6 +257,12 @@ impl Executor {
                 self.call_in(span, "sync", SYNC_LIMIT, call, late, move |result| {
                     Completed::Outcome(Outcome::Synced(number, fingerprint, result))
                 });
+            }
+            Effect::DumpMemory { ref volume, ref file } => {
+                let (volume, file) = (volume.clone(), file.clone());
+                let call = async move { launcher.dump_memory(volume, file).await };
+                let late = Err(deadline("DumpMemory", LAUNCHER_LIMIT));
+                self.outcome("dump", LAUNCHER_LIMIT, call, late, Outcome::DumpRequested);
             }
             Effect::Shutdown { grace } => {
                 let call = async move { launcher.shutdown(grace).await };

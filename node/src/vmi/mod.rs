@@ -30,6 +30,7 @@
 mod conditions;
 mod decide;
 mod directory;
+mod dump;
 mod effect;
 mod effects;
 mod event;

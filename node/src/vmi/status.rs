@@ -89,7 +89,7 @@ pub(super) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
     if let Some(report) = observed.report.as_ref().filter(|_| !matches!(domain, Domain::Unclear | Domain::None)) {
         of_report(&mut next, observed, report, domain.is_alive(), &time);
     }
-    volumes::apply(&mut next, observed);
+    volumes::apply(&mut next, observed, &time);
     let launcher_failure =
         observed.report.as_ref().map(|report| report.failure.as_str()).filter(|text| !text.is_empty());
     let failure = lost.or(launcher_failure).or(observed.failure.as_ref().map(|failure| failure.message.as_str())).or(

@@ -19,7 +19,7 @@ use crate::{
     launcher::with_causes,
     safe_dir::{
         self, Peer, SafeDir, connect_pod,
-        namespace::{Target, clone_device, clone_image},
+        namespace::{Target, clone_device, clone_dump, clone_image},
         pod_calls::{self, PodCalls},
     },
 };
@@ -40,6 +40,8 @@ pub(crate) struct Handover {
     pub(crate) block: bool,
     /// UID of the attachment pod.
     pub(crate) pod: String,
+    /// Name of the file in the claim to which the guest's memory is written. `None`: the claim holds a disk.
+    pub(crate) dump: Option<String>,
 }
 
 /// Volumes to hand over and to take back.
@@ -151,7 +153,7 @@ impl Desk<'_> {
     }
 
     async fn attach(&self, handover: &Handover, before: &BTreeMap<String, bool>) -> Result<(), Error> {
-        let Handover { volume, block, pod } = handover;
+        let Handover { volume, block, pod, dump } = handover;
         if !is_name(volume) {
             return Err(Error::Name(volume.clone()));
         }
@@ -168,10 +170,11 @@ impl Desk<'_> {
             }
             Err(error) => return Err(error.into()),
         };
-        let (name, is_block) = (volume.clone(), *block);
-        let clone = move || match is_block {
-            true => clone_device(&holder, &name, RUNTIME_USER),
-            false => clone_image(&holder, &name, RUNTIME_USER),
+        let (name, is_block, dump) = (volume.clone(), *block, dump.clone());
+        let clone = move || match (dump, is_block) {
+            (Some(file), _) => clone_dump(&holder, &name, &file, RUNTIME_USER),
+            (None, true) => clone_device(&holder, &name, RUNTIME_USER),
+            (None, false) => clone_image(&holder, &name, RUNTIME_USER),
         };
         let source = self.call(volume, "clone the mount of a hot-plugged volume", clone).await?;
         if let Some(device) = source.device {

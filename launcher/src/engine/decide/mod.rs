@@ -1,9 +1,10 @@
 //! The engine's decisions: [`decide`] maps a state and an input to the next state and effects. Pure.
 //!
-//! Files by theme: `requests` (Hello, actions), `sync` (Sync of a running domain), `devices` (its changes), `start` and `shutdown` (the jobs), `events`
+//! Files by theme: `requests` (Hello, actions), `sync` (Sync of a running domain), `devices` (its changes), `start`, `shutdown` and `dump` (the jobs), `events`
 //! (connection, reads, guest agent), `timer`.
 
 mod devices;
+mod dump;
 mod events;
 mod requests;
 mod shutdown;
@@ -55,6 +56,7 @@ impl Turn {
             Input::DiskGrown(result) => self.disk_grown(result),
             Input::VcpusPlugged(result) => self.vcpus_plugged(result),
             Input::DeviceChanged(result) => self.device_changed(result),
+            Input::MemoryDumped(result) => self.memory_dumped(result),
             Input::Resumed(result) => self.resumed(result),
             Input::Acted(id, result) => self.acted(id, result),
             Input::ShutdownRequested(result) => self.shutdown_requested(result),

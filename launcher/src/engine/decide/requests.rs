@@ -25,6 +25,7 @@ impl Turn {
         match request {
             Request::Hello { cache, allow_emulation } => self.hello(id, cache, allow_emulation),
             Request::Sync(wanted) => self.sync(vec![id], wanted),
+            Request::DumpMemory { volume, file } => self.dump_memory(id, volume, file),
             Request::Act(action) => self.act(id, action),
         }
     }
@@ -136,7 +137,8 @@ pub(super) fn disconnected() -> RequestError {
 /// reboot would undo a shutdown.
 const fn conflicts(job: JobName, action: Action) -> bool {
     match job {
-        JobName::Start => true,
+        // The guest stands still for a dump, and goes on by itself.
+        JobName::Start | JobName::MemoryDump => true,
         JobName::Shutdown => matches!(action, Action::Reset | Action::SoftReboot),
     }
 }

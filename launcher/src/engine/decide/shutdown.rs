@@ -133,6 +133,7 @@ impl Turn {
                 self.state.job = Some(Job::Start(start));
             }
             Some(Job::Start(start)) => self.answer_all(start.requests, &Err(RequestError::Ending)),
+            Some(Job::MemoryDump) => self.end_dump("the domain has ended"),
             Some(Job::Shutdown(_)) | None => {}
         }
         if let Some(sync) = self.state.sync.take() {

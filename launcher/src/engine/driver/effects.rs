@@ -121,6 +121,7 @@ impl Driver {
                 tracing::debug!(?change, xml, "changing a device");
                 self.spawn_call(|domain| domain.change_device(change, xml), Input::DeviceChanged);
             }
+            Effect::DumpMemory(path) => self.spawn_call(|domain| domain.dump_memory(path), Input::MemoryDumped),
             Effect::Create { paused } => self.spawn_call(|domain| domain.create(paused), Input::Created),
             Effect::GrowDisk { target, size } => {
                 self.spawn_call(|domain| domain.grow_disk(target, size), Input::DiskGrown);

@@ -108,6 +108,14 @@ impl EngineHandle {
         self.ask(Request::Sync(Arc::new(Wanted { vmi, unsupported, options }))).await
     }
 
+    /// Begins to write the guest's memory to a hot-plugged volume.
+    ///
+    /// # Errors
+    /// When there is no guest, or other work on it is in progress.
+    pub(crate) async fn dump_memory(&self, volume: String, file: String) -> Result<(), RequestError> {
+        self.ask(Request::DumpMemory { volume, file }).await.map(drop)
+    }
+
     /// Runs an action.
     ///
     /// # Errors

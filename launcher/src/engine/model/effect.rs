@@ -1,6 +1,6 @@
 //! Inputs and effects of a decision.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use protocol::{AccessCredentials, GuestPanic};
 
@@ -69,6 +69,8 @@ pub(crate) enum Input {
     DiskGrown(Result<bool, HypervisorError>),
     /// Result of [`Effect::PlugVcpus`].
     VcpusPlugged(Result<(), HypervisorError>),
+    /// Result of [`Effect::DumpMemory`].
+    MemoryDumped(Result<(), HypervisorError>),
     /// Result of [`Effect::ChangeDevice`].
     DeviceChanged(Result<(), HypervisorError>),
     /// Result of [`Effect::ResumeAfterDiskError`].
@@ -165,6 +167,8 @@ pub(crate) enum Effect {
     PlugVcpus(u32),
     /// Change a device of the running domain.
     ChangeDevice(DeviceChange, String),
+    /// Write the guest's memory to this file.
+    DumpMemory(PathBuf),
     /// Resume a guest that is stopped by a disk error.
     ResumeAfterDiskError,
     /// Act on the guest.

@@ -1,6 +1,6 @@
 //! The job slot: at most one long work on the domain at a time.
 //!
-//! Migration out and in, snapshot, backup, memory dump and volume copy get a variant of [`Job`] when they are carried out.
+//! Migration out and in, snapshot, backup and volume copy get a variant of [`Job`] when they are carried out.
 
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ pub(crate) enum Job {
     Start(Start),
     /// The guest is asked to shut down, and the domain is destroyed after the grace period.
     Shutdown(Shutdown),
+    /// The guest's memory is written to a volume. [`protocol::LauncherState`] tells which.
+    MemoryDump,
 }
 
 /// Start of the domain.
@@ -86,6 +88,7 @@ impl Job {
         match self {
             Self::Start(_) => JobName::Start,
             Self::Shutdown(_) => JobName::Shutdown,
+            Self::MemoryDump => JobName::MemoryDump,
         }
     }
 
@@ -103,6 +106,7 @@ impl Job {
                 StartStep::Reading => "reading the running domain",
             },
             Self::Shutdown(_) => "waiting for the guest",
+            Self::MemoryDump => "writing the guest's memory",
         }
     }
 }

@@ -37,6 +37,13 @@ pub(crate) enum Request {
     },
     /// The wanted VMI: starts the domain, or brings the running domain in line with it.
     Sync(Arc<Wanted>),
+    /// The guest's memory is to be written to a hot-plugged volume.
+    DumpMemory {
+        /// The volume.
+        volume: String,
+        /// Name of the file in its claim.
+        file: String,
+    },
     /// An action without further data.
     Act(Action),
 }
@@ -75,6 +82,8 @@ pub(crate) enum JobName {
     Start,
     /// The shutdown of the guest.
     Shutdown,
+    /// A memory dump.
+    MemoryDump,
 }
 
 /// Failure of a request.
@@ -89,6 +98,9 @@ pub(crate) enum RequestError {
     /// The domain is being stopped.
     #[error("the domain is being stopped")]
     Ending,
+    /// The volume is not one of virt-handler's.
+    #[error("the pod has no volume {0}")]
+    NoVolume(String),
     /// The domain has not ended.
     #[error("the domain has not ended")]
     NotEnded,
@@ -136,6 +148,7 @@ impl fmt::Display for JobName {
         f.write_str(match self {
             Self::Start => "start",
             Self::Shutdown => "shutdown",
+            Self::MemoryDump => "memory dump",
         })
     }
 }

@@ -275,7 +275,7 @@ impl State {
                 _ => None,
             },
             Some(Job::Shutdown(shutdown)) => Some(shutdown.signal_at.min(shutdown.force_at)),
-            None => None,
+            Some(Job::MemoryDump) | None => None,
         };
         let sync = self.sync.as_ref().and_then(|sync| match sync.step {
             LiveStep::Connecting { until } => Some(until),

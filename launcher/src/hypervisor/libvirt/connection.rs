@@ -22,6 +22,8 @@ pub(super) enum CallKind {
     GuestAgent,
     /// Calls that end the domain.
     End,
+    /// Calls that take minutes: the job slot permits one.
+    Job,
 }
 
 impl CallKind {
@@ -32,6 +34,7 @@ impl CallKind {
             // A command, the clock, and a shutdown or reboot.
             Self::GuestAgent => 3,
             Self::End => 2,
+            Self::Job => 1,
         }
     }
 }
@@ -41,12 +44,18 @@ struct Permits {
     ordinary: Arc<Semaphore>,
     guest_agent: Arc<Semaphore>,
     end: Arc<Semaphore>,
+    job: Arc<Semaphore>,
 }
 
 impl Permits {
     fn new() -> Self {
         let of = |kind: CallKind| Arc::new(Semaphore::new(kind.limit()));
-        Self { ordinary: of(CallKind::Ordinary), guest_agent: of(CallKind::GuestAgent), end: of(CallKind::End) }
+        Self {
+            ordinary: of(CallKind::Ordinary),
+            guest_agent: of(CallKind::GuestAgent),
+            end: of(CallKind::End),
+            job: of(CallKind::Job),
+        }
     }
 
     fn acquire(&self, kind: CallKind) -> Result<OwnedSemaphorePermit, HypervisorError> {
@@ -54,6 +63,7 @@ impl Permits {
             CallKind::Ordinary => &self.ordinary,
             CallKind::GuestAgent => &self.guest_agent,
             CallKind::End => &self.end,
+            CallKind::Job => &self.job,
         };
         permits.clone().try_acquire_owned().map_err(|_| HypervisorError::Busy)
     }
@@ -216,7 +226,7 @@ mod tests {
 
     #[test]
     fn no_kind_of_call_uses_up_the_permits_of_another() {
-        const KINDS: [CallKind; 3] = [CallKind::Ordinary, CallKind::GuestAgent, CallKind::End];
+        const KINDS: [CallKind; 4] = [CallKind::Ordinary, CallKind::GuestAgent, CallKind::End, CallKind::Job];
         for greedy in KINDS {
             let permits = Permits::new();
             let held: Vec<_> = std::iter::from_fn(|| permits.acquire(greedy).ok()).collect();

@@ -1,6 +1,6 @@
 //! libvirt's calls for the VMI's domain.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use protocol::StatsReply;
 use virt::{domain::Domain as VirtDomain, stream::Stream, sys};
@@ -15,6 +15,8 @@ use crate::hypervisor::{Call, DeviceChange, Domain, DomainFacts, HypervisorError
 
 /// Time limit of a plain call.
 const CALL_DEADLINE: Duration = Duration::from_secs(20);
+/// Limit of a memory dump: a terabyte on slow storage.
+const DUMP_DEADLINE: Duration = Duration::from_secs(3600);
 /// Time limit of QEMU's start.
 const CREATE_DEADLINE: Duration = Duration::from_secs(120);
 /// Time limit of statistics.
@@ -175,6 +177,18 @@ impl Domain for LibvirtDomain {
                 Err(HypervisorError::Libvirt { .. }) => apply(sys::VIR_DOMAIN_VCPU_LIVE),
                 result => result,
             }
+        })
+    }
+
+    fn dump_memory(&self, path: PathBuf) -> Call<()> {
+        self.call_of(CallKind::Job, "dump the memory", DUMP_DEADLINE, move |domain| {
+            let path = path.to_string_lossy();
+            without_zero(&path)?;
+            let format = sys::VIR_DOMAIN_CORE_DUMP_FORMAT_RAW;
+            domain
+                .core_dump_with_format(&path, format, sys::VIR_DUMP_MEMORY_ONLY)
+                .map(drop)
+                .map_err(HypervisorError::from)
         })
     }
 

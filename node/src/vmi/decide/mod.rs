@@ -5,6 +5,7 @@ use std::time::Duration;
 use api::VmiPhase as Phase;
 
 use super::{
+    dump,
     effect::Effect,
     event::Event,
     nics,
@@ -206,6 +207,11 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
         return hand_volumes(observed, now, decision);
     }
     hand_volumes(observed, now, decision);
+    if let Some(request) = dump::request(observed).filter(|_| !observed.busy.dump)
+        && decision.due(observed.dump_at, now)
+    {
+        decision.push(request);
+    }
     let startable = match domain {
         Domain::Alive => true,
         Domain::None | Domain::Ended(End::Unknown) => !observed.ran && observed.facts.phase != Phase::Running,

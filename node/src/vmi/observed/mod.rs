@@ -14,7 +14,7 @@ use protocol::LauncherState;
 
 pub(super) use self::{link::Link, outcome::Outcome, report::IoPause};
 use super::{
-    conditions,
+    conditions, dump,
     effect::Effect,
     facts::Facts,
     launcher_volumes::LauncherVolumes,
@@ -94,6 +94,8 @@ pub(super) struct Busy {
     pub(super) volumes: bool,
     /// Sync.
     pub(super) sync: bool,
+    /// Request of a memory dump.
+    pub(super) dump: bool,
     /// Shutdown or Kill.
     pub(super) power: bool,
     /// Finish.
@@ -139,6 +141,8 @@ pub(super) struct Observed {
     pub(super) item_retry: Option<Retry>,
     /// The spec of the running VMI changed and its launcher, of an older release, does not apply such changes.
     pub(super) unsupported_change: bool,
+    /// Earliest time of the next request of a memory dump.
+    pub(super) dump_at: Duration,
     /// The launcher was permitted to exit.
     pub(super) finished: bool,
     /// SELinux context of the launcher's container.
@@ -207,6 +211,7 @@ impl Observed {
             stopping: None,
             io_pause: None,
             item_retry: None,
+            dump_at: Duration::ZERO,
             finished: false,
             security_context: None,
             hello_at: None,
@@ -246,6 +251,10 @@ impl Observed {
             Effect::SetUpNetwork { .. } => self.busy.network = true,
             Effect::HandVolumes { .. } => self.busy.volumes = true,
             Effect::Sync { .. } => self.busy.sync = true,
+            Effect::DumpMemory { .. } => {
+                self.busy.dump = true;
+                self.dump_at = now.since_start + dump::RETRY;
+            }
             Effect::Shutdown { .. } | Effect::Kill => {
                 self.busy.power = true;
                 let killed = matches!(effect, Effect::Kill);

@@ -33,6 +33,8 @@ pub(crate) enum Outcome {
     Volumes(u64, Result<Volumes, PodError>),
     /// Sync of this fingerprint was answered over this connection.
     Synced(u64, u64, Result<SyncReply, LauncherError>),
+    /// The request of a memory dump was answered.
+    DumpRequested(Result<(), LauncherError>),
     /// Shutdown or Kill was answered.
     Signalled(Result<(), LauncherError>),
     /// Finish was answered.
@@ -119,6 +121,15 @@ impl Observed {
                         self.spare_guest();
                         return events;
                     }
+                }
+            }
+            Outcome::DumpRequested(result) => {
+                self.busy.dump = false;
+                // Another job may be in progress; the request is repeated.
+                if let Err(error) = result
+                    && !error.is_lost()
+                {
+                    return vec![Event::warning("SyncFailed", error.to_string())];
                 }
             }
             Outcome::Signalled(result) => {

@@ -2,9 +2,14 @@
 
 use std::time::Duration;
 
-use api::{VirtualMachineInstance, VirtualMachineInstanceStatus, hotplug, vmi::status::VolumeStatus};
+use api::{
+    VirtualMachineInstance, VirtualMachineInstanceStatus, hotplug,
+    vmi::{status::VolumeStatus, volumes::Volume},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
+    dump,
     event::Event,
     observed::{Link, Observed},
 };
@@ -19,7 +24,8 @@ const START_WAIT: (Duration, Duration) = (Duration::from_secs(60), Duration::fro
 /// Phases before the launcher pod has a volume.
 const BEFORE: [&str; 3] = ["Pending", "Bound", "AttachedToNode"];
 /// Phases in which the launcher pod had, or may have had, a volume.
-const AFTER: [&str; 3] = [hotplug::READY, hotplug::MOUNTED, "AttachedToNode"];
+const AFTER: [&str; 6] =
+    [hotplug::READY, hotplug::MOUNTED, "AttachedToNode", hotplug::DUMPING, hotplug::DUMPED, hotplug::DUMP_FAILED];
 
 fn entries(vmi: &VirtualMachineInstance) -> impl Iterator<Item = &VolumeStatus> {
     let entries = vmi.status.iter().flat_map(|status| &status.volume_status);
@@ -31,7 +37,7 @@ fn is_in_spec(vmi: &VirtualMachineInstance, volume: &str) -> bool {
 }
 
 /// Returns the UID of the pod that attaches a volume.
-fn attachment_pod(entry: &VolumeStatus) -> Option<&str> {
+pub(super) fn attachment_pod(entry: &VolumeStatus) -> Option<&str> {
     entry.hotplug_volume.as_ref()?.attach_pod_uid.as_deref().filter(|uid| is_pod_uid(uid))
 }
 
@@ -47,7 +53,12 @@ pub(super) fn plan(observed: &Observed) -> Option<(Work, Duration)> {
         .filter(|entry| is_in_spec(vmi, &entry.name) && !has(&entry.name))
         .filter_map(|entry| {
             let (volume, block) = (entry.name.clone(), hotplug::is_block(entry));
-            Some(Handover { volume, block, pod: attachment_pod(entry)?.to_owned() })
+            // The file gets its name first.
+            let dump = match dump::is_wanted(vmi, &entry.name) {
+                true => Some(dump::file_of(entry)?.to_owned()),
+                false => None,
+            };
+            Some(Handover { volume, block, pod: attachment_pod(entry)?.to_owned(), dump })
         })
         .collect();
     let mounted = state.into_iter().flat_map(|state| &state.volumes.mounted);
@@ -77,12 +88,14 @@ fn may_detach(observed: &Observed, volume: &str) -> bool {
     *synced == Some(observed.facts.fingerprint)
         && report.sequence >= *results_from
         && report.disks.iter().all(|disk| disk.volume != volume)
+        && !dump::is_written(report, volume)
 }
 
 /// Returns the time until which a start waits for volumes; `None` if it does not wait.
 pub(super) fn start_waits_until(observed: &Observed) -> Option<Duration> {
     let vmi = &observed.vmi;
-    let volumes = vmi.spec.volumes.iter().filter(|volume| hotplug::is_hotplugged(vmi, volume));
+    let plugged = |volume: &&Volume| volume.memory_dump.is_none() && hotplug::is_hotplugged(vmi, volume);
+    let volumes = vmi.spec.volumes.iter().filter(plugged);
     let wait = |volume: &str| match hotplug::status_of(vmi, volume) {
         Some(entry) if hotplug::is_handed_over(entry) => None,
         Some(entry) if attachment_pod(entry).is_some() => Some(START_WAIT.0),
@@ -92,13 +105,16 @@ pub(super) fn start_waits_until(observed: &Observed) -> Option<Duration> {
 }
 
 /// Sets the device names and phases of hot-plugged volumes. Entries are added and removed by virt-controller.
-pub(super) fn apply(next: &mut VirtualMachineInstanceStatus, observed: &Observed) {
+pub(super) fn apply(next: &mut VirtualMachineInstanceStatus, observed: &Observed, time: &Time) {
     let alive = observed.domain().is_alive();
     let entries = next.volume_status.iter_mut().filter(|entry| entry.hotplug_volume.is_some());
     for entry in entries {
         if let Some(report) = observed.report.as_ref().filter(|_| alive) {
             let disk = report.disks.iter().find(|disk| disk.volume == entry.name);
             entry.target = disk.map(|disk| bounded(&disk.target)).unwrap_or_default();
+        }
+        if dump::apply(entry, observed, time) {
+            continue;
         }
         let mounted = observed.volumes.as_ref().map(|state| state.volumes.mounted.contains(&entry.name));
         let current = entry.phase.as_deref().unwrap_or_default();
@@ -149,6 +165,10 @@ pub(super) fn events(current: &VirtualMachineInstanceStatus, next: &VirtualMachi
         Some(hotplug::READY) => Some("VolumeReady"),
         Some(hotplug::MOUNTED) => Some("VolumeMountedToPod"),
         Some(hotplug::UNMOUNTED) => Some("VolumeUnMountedFromPod"),
+        // The phase is the reason.
+        Some(hotplug::DUMPING) => Some(hotplug::DUMPING),
+        Some(hotplug::DUMPED) => Some(hotplug::DUMPED),
+        Some(hotplug::DUMP_FAILED) => Some(hotplug::DUMP_FAILED),
         _ => None,
     };
     changed.filter_map(|entry| Some(Event::normal(reason(entry)?, entry.message.clone().unwrap_or_default()))).collect()

@@ -117,7 +117,7 @@ fn a_new_connection_observes_the_volumes_and_grants_them_again() {
     let mut observed = observed(&["data"], &[entry("data", "Ready", POD)], &["data"], &["data"]);
     observed.volumes = None;
     let (work, when) = plan(&observed).unwrap();
-    let handover = Handover { volume: "data".into(), block: false, pod: POD.into() };
+    let handover = Handover { volume: "data".into(), block: false, pod: POD.into(), dump: None };
     assert_eq!((work.attach, when), (vec![handover], Duration::ZERO));
     // Without hot-plugged volumes nothing is looked at.
     observed.vmi = vmi(&[], &[]);
@@ -183,7 +183,7 @@ fn the_status_shows_device_names_and_phases_with_an_event_each() {
     let observed = observed(&["data", "raw"], &entries, &["data", "raw"], &["data"]);
     let current = observed.vmi.status.clone().unwrap();
     let mut next = current.clone();
-    apply(&mut next, &observed);
+    apply(&mut next, &observed, &Time(jiff::Timestamp::UNIX_EPOCH));
     let shown: Vec<(&str, &str, &str)> = next
         .volume_status
         .iter()

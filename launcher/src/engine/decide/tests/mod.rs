@@ -1,5 +1,6 @@
 //! Tables of decisions: a state and inputs, and the effects they lead to.
 
+mod dump;
 mod events;
 mod jobs;
 mod requests;
@@ -147,6 +148,7 @@ fn name(effect: &Effect) -> &'static str {
         Effect::ChangeDevice(DeviceChange::Attach, _) => "attach",
         Effect::ChangeDevice(DeviceChange::Detach, _) => "detach",
         Effect::ChangeDevice(DeviceChange::Update, _) => "update",
+        Effect::DumpMemory(_) => "dump",
         Effect::ResumeAfterDiskError => "resume after error",
         Effect::Act(_, GuestCall::Suspend) => "suspend",
         Effect::Act(_, GuestCall::Resume) => "resume",

@@ -110,6 +110,7 @@ fn names(decision: &Decision) -> Vec<&'static str> {
             Effect::SetUpNetwork { .. } => "network",
             Effect::HandVolumes { .. } => "volumes",
             Effect::Sync { .. } => "sync",
+            Effect::DumpMemory { .. } => "dump",
             Effect::Shutdown { .. } => "shutdown",
             Effect::Kill => "kill",
             Effect::Finish => "finish",
