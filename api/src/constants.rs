@@ -155,6 +155,8 @@ pub mod label {
 
 /// Annotations.
 pub mod annotation {
+    /// Name of the file with a memory dump, on its claim.
+    pub const MEMORY_DUMP: &str = "kubevirt.io/memory-dump";
     /// Trace context of a start.
     pub const TRACEPARENT: &str = "ferrovirt.io/traceparent";
     /// API version in which a controller last observed an object.

@@ -3,7 +3,10 @@
 //! The claim must have room for the memory that the VMI requests, another 100 MiB, and the overhead of the file system: the
 //! fraction in CDI's configuration, or 5.5 % without CDI.
 
-use api::{VirtualMachine, VirtualMachineInstance, subresources::MemoryDumpOptions};
+use api::{
+    VirtualMachine, VirtualMachineInstance, subresources::MemoryDumpOptions,
+    vm::status::VirtualMachineMemoryDumpRequest,
+};
 use axum::{body::Body, response::Response};
 use http::Request;
 use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::api::resource::Quantity};
@@ -15,7 +18,7 @@ use serde_json::Value;
 
 use super::common::{
     call::Call,
-    memory_dump::{NOT_AVAILABLE, conflict, request as dump_request},
+    memory_dump::{conflict, request as dump_request, submit},
     schema,
     specification::{Answer, Specification, VMS},
     vmi_checks::check_running,
@@ -127,7 +130,12 @@ async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiEr
         .ok_or_else(|| ApiError::not_found(Kind::PersistentVolumeClaim, &name))?;
     decide(&vmi, &claim, cdi_config(call).await?.as_ref())?;
     check_request(&vm)?;
-    Err(NOT_AVAILABLE)
+    let request = VirtualMachineMemoryDumpRequest {
+        claim_name: name,
+        phase: "Associating".to_owned(),
+        ..VirtualMachineMemoryDumpRequest::default()
+    };
+    submit(call, &vm, &request).await
 }
 
 /// Reads the configuration of CDI, if it is installed.

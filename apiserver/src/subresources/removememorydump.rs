@@ -1,11 +1,11 @@
 //! `virtualmachines/removememorydump`: detaches the claim of memory dumps.
 
-use api::VirtualMachine;
+use api::{VirtualMachine, vm::status::VirtualMachineMemoryDumpRequest};
 use axum::response::Response;
 
 use super::common::{
     call::Call,
-    memory_dump::{NOT_AVAILABLE, conflict, request},
+    memory_dump::{conflict, request, submit},
     specification::{Answer, Specification, VMS},
 };
 use crate::requests::error::ApiError;
@@ -18,20 +18,26 @@ pub(super) static SPECIFICATION: Specification = Specification {
 };
 
 /// Rejects a VM without a claim, or with a removal under way.
-fn decide(vm: &VirtualMachine) -> Result<(), ApiError> {
+fn decide(vm: &VirtualMachine) -> Result<VirtualMachineMemoryDumpRequest, ApiError> {
     let name = vm.metadata.name.as_deref().unwrap_or_default();
     match request(vm) {
         None => Err(conflict(vm, format!("can't remove memory dump association for vm {name}, no association found"))),
         Some(request) if request.remove => {
             Err(conflict(vm, format!("memory dump remove request for pvc [{}] already exists", request.claim_name)))
         }
-        Some(_) => Ok(()),
+        Some(request) => Ok(VirtualMachineMemoryDumpRequest {
+            claim_name: request.claim_name.clone(),
+            phase: "Dissociating".to_owned(),
+            remove: true,
+            ..VirtualMachineMemoryDumpRequest::default()
+        }),
     }
 }
 
 async fn serve(call: Call<'_>) -> Result<Response, ApiError> {
-    decide(&call.vm().await?)?;
-    Err(NOT_AVAILABLE)
+    let vm = call.vm().await?;
+    let request = decide(&vm)?;
+    submit(call, &vm, &request).await
 }
 
 #[cfg(test)]
@@ -57,9 +63,11 @@ mod tests {
 
     #[test]
     fn claim_is_detached_once() {
-        assert_eq!(decide(&vm(json!({"claimName": "a", "phase": "Completed"}))), Ok(()));
-        assert!(message(decide(&vm(Value::Null))).ends_with("for vm vm, no association found"));
+        let request = decide(&vm(json!({"claimName": "a", "phase": "Completed"}))).unwrap();
+        assert_eq!(json!(request), json!({"claimName": "a", "phase": "Dissociating", "remove": true}));
+        let message = |vm: &VirtualMachine| message(decide(vm).map(drop));
+        assert!(message(&vm(Value::Null)).ends_with("for vm vm, no association found"));
         let removed = vm(json!({"claimName": "a", "phase": "Dissociating", "remove": true}));
-        assert_eq!(message(decide(&removed)), "memory dump remove request for pvc [a] already exists");
+        assert_eq!(message(&removed), "memory dump remove request for pvc [a] already exists");
     }
 }

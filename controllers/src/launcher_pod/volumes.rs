@@ -138,8 +138,6 @@ fn vmi_volume(inputs: &Inputs<'_>, mounts: &mut Mounts, volume: &VmiVolume, has_
         return Err(RenderError::Unsupported(format!("containerPath volume {name}")));
     } else if volume.downward_metrics.is_some() {
         return Err(RenderError::Unsupported(format!("downwardMetrics volume {name}")));
-    } else if volume.memory_dump.is_some() {
-        return Err(RenderError::Unsupported(format!("memoryDump volume {name}")));
     }
     // emptyDisk lives in the ephemeral-disks directory, serviceAccount in the token mount: no volume of their own.
     Ok(())

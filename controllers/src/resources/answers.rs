@@ -59,6 +59,8 @@ impl Answers for Caches {
                     store(&self.revisions, kind, object, |object: ControllerRevision| Some(object.into()));
                 }
             }
+            // Nothing depends on what is written.
+            Kind::Claim => {}
             Kind::Secret => store(&self.secrets, kind, object, Some),
             Kind::ConfigMap => store(&self.config_maps, kind, object, Some),
             Kind::Node => store(&self.nodes, kind, object, |object: Node| Some(object.into())),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::vmi::volumes::Volume;
+use api::{hotplug::dump_claim, vmi::volumes::Volume};
 use k8s_openapi::{
     api::core::v1::PersistentVolumeClaim,
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
@@ -17,7 +17,7 @@ const IMPORTER_PHASE: &str = "cdi.kubevirt.io/storage.pod.phase";
 /// Returns the claim that holds a volume's data itself, as opposed to a claim beneath an ephemeral overlay.
 pub(crate) fn claim_name(volume: &Volume) -> Option<&str> {
     let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
-    claim.or_else(|| volume.data_volume.as_ref().map(|source| source.name.as_str()))
+    claim.or_else(|| volume.data_volume.as_ref().map(|source| source.name.as_str())).or(dump_claim(volume))
 }
 
 /// Returns the claim that a volume mounts, and true if it is mounted read-only.
@@ -27,6 +27,9 @@ pub(crate) fn mounted_claim(volume: &Volume) -> Option<(&str, bool)> {
     }
     if let Some(source) = &volume.data_volume {
         return Some((&source.name, false));
+    }
+    if let Some(claim) = dump_claim(volume) {
+        return Some((claim, false));
     }
     let claim = volume.ephemeral.as_ref()?.persistent_volume_claim.as_ref()?;
     Some((&claim.claim_name, claim.read_only.unwrap_or(false)))

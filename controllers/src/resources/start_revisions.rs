@@ -95,7 +95,7 @@ impl SpecDigests {
         disks.retain(|disk| {
             disk.cdrom.is_some() || !volumes.iter().any(|volume| volume.name == disk.name && is_hotpluggable(volume))
         });
-        volumes.retain(|volume| !is_hotpluggable(volume));
+        volumes.retain(|volume| !is_hotpluggable(volume) && volume.memory_dump.is_none());
         let volumes = digest(&(volumes, disks, std::mem::take(&mut devices.filesystems)));
         Self([placement, sockets, cpu, guest, memory, networks, volumes, digest(&spec)])
     }

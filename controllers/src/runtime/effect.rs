@@ -21,6 +21,8 @@ pub(crate) enum Kind {
     Secret,
     /// `v1` ConfigMap.
     ConfigMap,
+    /// `v1` PersistentVolumeClaim.
+    Claim,
     /// `v1` Node.
     Node,
     /// `kubevirt.io/v1` VirtualMachine.
@@ -52,6 +54,7 @@ impl Kind {
             Self::Pod => ("v1", "Pod", "pods"),
             Self::Secret => ("v1", "Secret", "secrets"),
             Self::ConfigMap => ("v1", "ConfigMap", "configmaps"),
+            Self::Claim => ("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
             Self::Node => ("v1", "Node", "nodes"),
             Self::VirtualMachine => ("kubevirt.io/v1", "VirtualMachine", "virtualmachines"),
             Self::Instance => ("kubevirt.io/v1", "VirtualMachineInstance", "virtualmachineinstances"),

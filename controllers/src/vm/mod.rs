@@ -14,6 +14,7 @@ mod hotplug;
 mod instancetype;
 mod live;
 mod lookup;
+mod memory_dump;
 mod nics;
 mod printable;
 mod resize;
@@ -151,6 +152,9 @@ fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     }
     let mut wanted = vm.clone();
     status::update(observed, owned, error.as_ref(), template.as_ref(), &mut wanted);
+    if vm.metadata.deletion_timestamp.is_none() {
+        memory_dump::update(observed, owned, &mut wanted, &mut decision)?;
+    }
     if failed_instance_restarts {
         let requests = &mut wanted.status.get_or_insert_default().state_change_requests;
         if requests.is_empty() {

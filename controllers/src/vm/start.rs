@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{
     chosen::{ApplyError, Chosen},
-    revision,
+    memory_dump, revision,
 };
 use crate::{owned_vmis::template_labels, runtime::Kind};
 
@@ -81,6 +81,7 @@ pub(super) fn instance(
             ..VirtualMachineInstanceStatus::default()
         }),
     };
+    memory_dump::leave_out(vm, &mut vmi.spec);
     chosen.prepare(&mut vmi, config)?;
     attach(&mut vmi.spec);
     chosen.apply(vm, &mut vmi)?;

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use api::{
     VirtualMachineInstance,
     constants::{event, reason},
-    hotplug::is_hotpluggable,
+    hotplug::{DUMP_FAILED, DUMPED, DUMPING, is_hotpluggable},
     vmi::{
         status::{HotplugVolumeStatus, VolumeStatus},
         volumes::Volume,
@@ -56,14 +56,15 @@ const REASONS: [&str; 4] =
 
 /// Returns the hot-plugged volumes of a VMI with their claims' names.
 fn hotplugged(instance: &VirtualMachineInstance) -> impl Iterator<Item = (&Volume, &str)> {
-    let volumes = instance.spec.volumes.iter().filter(|volume| is_hotpluggable(volume));
+    let is_plugged = |volume: &&Volume| is_hotpluggable(volume) || volume.memory_dump.is_some();
+    let volumes = instance.spec.volumes.iter().filter(is_plugged);
     volumes.filter_map(|volume| Some((volume, claim_name(volume)?)))
 }
 
 /// Returns true if virt-handler has, or may have, the volume of a status entry in the launcher pod.
 fn is_in_use(entry: &VolumeStatus) -> bool {
     match entry.phase.as_deref() {
-        Some(phase::READY | phase::MOUNTED) => true,
+        Some(phase::READY | phase::MOUNTED | DUMPING | DUMPED | DUMP_FAILED) => true,
         Some(phase::ATTACHED) => {
             entry.hotplug_volume.as_ref().is_some_and(|attachment| attachment.attach_pod_uid.is_some())
         }
@@ -123,7 +124,7 @@ fn update_entry(entry: &mut VolumeStatus, pod: Option<&CachedAttachment>, claim:
         attach_pod_uid: pod.filter(|pod| pod.ready).and_then(|pod| pod.metadata.uid.clone()),
     });
     // A volume in the launcher stays there when its pod is replaced, and virt-handler owns its phase.
-    if matches!(entry.phase.as_deref(), Some(phase::READY | phase::MOUNTED)) {
+    if matches!(entry.phase.as_deref(), Some(phase::READY | phase::MOUNTED | DUMPING | DUMPED | DUMP_FAILED)) {
         return;
     }
     let (name, claim) = claim;

@@ -262,11 +262,6 @@ const SPEC: &[Entry] = &[
         uses: |spec| each(&spec.volumes, VOLUMES, "downwardMetrics", |volume| volume.downward_metrics.is_some()),
     },
     Entry {
-        field: "volumes[].memoryDump",
-        reason: "memory dumps",
-        uses: |spec| each(&spec.volumes, VOLUMES, "memoryDump", |volume| volume.memory_dump.is_some()),
-    },
-    Entry {
         field: "volumes[].containerPath",
         reason: "virtiofs",
         uses: |spec| each(&spec.volumes, VOLUMES, "containerPath", |volume| volume.container_path.is_some()),

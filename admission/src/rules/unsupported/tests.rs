@@ -92,7 +92,6 @@ fn each_entry_names_its_field() {
         (volume(json!({"name": "root", "dataVolume": {"name": "d"}})), "volumes[0].dataVolume"),
         (volume(json!({"name": "root", "hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),
         (volume(json!({"name": "root", "downwardMetrics": {}})), "volumes[0].downwardMetrics"),
-        (volume(json!({"name": "root", "memoryDump": {"claimName": "c"}})), "volumes[0].memoryDump"),
         (volume(json!({"name": "root", "containerPath": {"path": "/p"}})), "volumes[0].containerPath"),
         (
             json!({"volumes": [{"name": "a", "cloudInitNoCloud": {}}, {"name": "b", "cloudInitConfigDrive": {}}]}),

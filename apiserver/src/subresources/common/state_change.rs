@@ -182,7 +182,7 @@ pub(crate) fn request(
     Ok(VmPatch::Status(Patch(operations)))
 }
 
-fn test<const N: usize>(path: [&str; N], value: Value) -> PatchOperation {
+pub(super) fn test<const N: usize>(path: [&str; N], value: Value) -> PatchOperation {
     PatchOperation::Test(TestOperation { path: PointerBuf::from_tokens(path), value })
 }
 
@@ -199,7 +199,7 @@ fn remove<const N: usize>(path: [&str; N]) -> PatchOperation {
 }
 
 /// A missing value is added, since it cannot be replaced.
-fn add_or_replace<const N: usize>(path: [&str; N], exists: bool, value: Value) -> PatchOperation {
+pub(super) fn add_or_replace<const N: usize>(path: [&str; N], exists: bool, value: Value) -> PatchOperation {
     if exists { replace(path, value) } else { add(path, value) }
 }
 

@@ -89,7 +89,6 @@ fn sources() -> Vec<Value> {
         json!({"volumes": [volume("v", json!({"hostDisk": {"path": "/etc/shadow", "type": "DiskOrCreate"}}))]}),
         json!({"volumes": [volume("v", json!({"containerPath": {"path": "/etc"}}))]}),
         json!({"volumes": [volume("v", json!({"downwardMetrics": {}}))]}),
-        json!({"volumes": [volume("v", json!({"memoryDump": {"claimName": "raw"}}))]}),
     ]
 }
 

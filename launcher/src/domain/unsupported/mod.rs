@@ -170,6 +170,9 @@ const LAUNCHER: &[&str] = &[
     "volumes.downwardAPI.volumeLabel",
     "volumes.emptyDisk.capacity",
     "volumes.name",
+    "volumes.memoryDump.claimName",
+    "volumes.memoryDump.hotpluggable",
+    "volumes.memoryDump.readOnly",
     "volumes.persistentVolumeClaim.hotpluggable",
     "volumes.secret.volumeLabel",
 ];

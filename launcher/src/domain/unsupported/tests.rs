@@ -152,7 +152,6 @@ fn each_unsupported_field_is_named() {
         (json!({"utilityVolumes": [{"name": "u"}]}), "utilityVolumes"),
         (volume(json!({"hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),
         (volume(json!({"downwardMetrics": {}})), "volumes[0].downwardMetrics"),
-        (volume(json!({"memoryDump": {"claimName": "c"}})), "volumes[0].memoryDump"),
         (volume(json!({"containerPath": {"path": "/p"}})), "volumes[0].containerPath"),
         (json!({"volumes": [{"cloudInitNoCloud": {}}, {}, {"cloudInitConfigDrive": {}}]}), "volumes[2]"),
         // Fields of a newer version.

@@ -1,11 +1,12 @@
+use protocol::Lifecycle;
+
 use super::{Table, read};
 use crate::{
     engine::model::{Action, Input, Request},
     hypervisor::HypervisorError,
 };
-use protocol::Lifecycle;
 
-fn request(table: &mut Table, volume: &str, file: &str) -> Vec<&'static str> {
+fn request(table: &mut Table, volume: &str, file: &str) -> Vec<String> {
     table.request(Request::DumpMemory { volume: volume.into(), file: file.into() })
 }
 

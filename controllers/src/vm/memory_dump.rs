@@ -1,0 +1,270 @@
+//! Memory dumps of a VM: the request in its status, the volume in template and VMI, the annotation of the claim.
+//!
+//! ```text
+//!   Associating -> InProgress -> Unmounting -> Completed      (a new request begins again)
+//!                      └──────> Failed
+//!   Dissociating -> (no request)
+//! ```
+//! The template keeps the volume until the dump is dissociated: it marks the claim as that of the VM's dumps. The VMI has the
+//! volume while it is written only, and a new VMI starts without it.
+
+use api::{
+    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec, VmiPhase,
+    constants::annotation,
+    hotplug::{DUMP_FAILED, DUMPED, status_of},
+    vm::status::VirtualMachineMemoryDumpRequest as Request,
+    vmi::volumes::{MemoryDumpVolumeSource, Volume},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+
+use super::Observed;
+use crate::runtime::{Decision, Effect, Event, Kind, WriteOptions};
+
+/// Reason of a refused change for a dump.
+const FAILED: &str = "MemoryDumpError";
+/// Annotation of a claim whose dump failed.
+const FAILED_DUMP: &str = "Memory dump failed";
+
+/// Phases of a request.
+pub(super) mod phase {
+    pub(crate) const ASSOCIATING: &str = "Associating";
+    pub(crate) const IN_PROGRESS: &str = "InProgress";
+    pub(crate) const UNMOUNTING: &str = "Unmounting";
+    pub(crate) const COMPLETED: &str = "Completed";
+    pub(crate) const DISSOCIATING: &str = "Dissociating";
+    pub(crate) const FAILED: &str = "Failed";
+}
+
+/// What follows for a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Next {
+    /// The request, if it changes. The inner `None`: there is none any more.
+    request: Option<Option<Request>>,
+    /// Whether the template has the volume.
+    in_template: Option<bool>,
+    /// Whether the VMI has the volume.
+    in_vmi: Option<bool>,
+    /// Value of the claim's annotation.
+    annotation: Option<String>,
+}
+
+/// Decides about a request. `vmi` is the VMI of the VM.
+fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstance>, now: &Time) -> Next {
+    let claim = &request.claim_name;
+    let entry = vmi.and_then(|vmi| status_of(vmi, claim));
+    let in_vmi = vmi.is_some_and(|vmi| vmi.spec.volumes.iter().any(|volume| volume.name == *claim));
+    let runs = vmi.is_some_and(|vmi| *vmi.phase() == VmiPhase::Running && !vmi.is_deleting());
+    let to = |phase: &str| Request { phase: phase.to_owned(), ..request.clone() };
+    let failed = |message: String| Next {
+        request: Some(Some(Request { message: Some(message), end_timestamp: Some(now.clone()), ..to(phase::FAILED) })),
+        in_vmi: Some(false),
+        annotation: Some(FAILED_DUMP.to_owned()),
+        ..Next::default()
+    };
+    let ended = || failed("the VMI has ended before its memory was written".to_owned());
+    match request.phase.as_str() {
+        phase::ASSOCIATING if !runs => ended(),
+        phase::ASSOCIATING => Next {
+            request: (in_template && in_vmi).then(|| Some(to(phase::IN_PROGRESS))),
+            in_template: Some(true),
+            in_vmi: Some(true),
+            annotation: None,
+        },
+        phase::IN_PROGRESS => match entry.map(|entry| (entry, entry.phase.as_deref())) {
+            Some((entry, Some(DUMPED))) => {
+                let info = entry.memory_dump_volume.clone().unwrap_or_default();
+                Next {
+                    annotation: info.target_file_name.clone(),
+                    request: Some(Some(Request {
+                        start_timestamp: info.start_timestamp,
+                        end_timestamp: info.end_timestamp,
+                        file_name: info.target_file_name,
+                        ..to(phase::UNMOUNTING)
+                    })),
+                    in_vmi: Some(false),
+                    ..Next::default()
+                }
+            }
+            Some((entry, Some(DUMP_FAILED))) => failed(entry.message.clone().unwrap_or_default()),
+            _ if !runs => ended(),
+            _ => Next { in_vmi: Some(true), ..Next::default() },
+        },
+        phase::UNMOUNTING => Next {
+            request: (entry.is_none() && !in_vmi).then(|| Some(to(phase::COMPLETED))),
+            in_vmi: Some(false),
+            ..Next::default()
+        },
+        phase::FAILED => Next { in_vmi: Some(false), ..Next::default() },
+        phase::DISSOCIATING => Next {
+            request: (entry.is_none() && !in_vmi && !in_template).then_some(None),
+            in_template: Some(false),
+            in_vmi: Some(false),
+            annotation: None,
+        },
+        _ => Next::default(),
+    }
+}
+
+/// Adds or removes the volume of a dump. Volumes of other kinds stay.
+fn put(spec: &mut VirtualMachineInstanceSpec, claim: &str, present: bool) {
+    let is_present = spec.volumes.iter().any(|volume| volume.name == claim);
+    if present && !is_present {
+        let source = MemoryDumpVolumeSource { claim_name: claim.to_owned(), hotpluggable: true, ..Default::default() };
+        spec.volumes.push(Volume { name: claim.to_owned(), memory_dump: Some(source), ..Volume::default() });
+    } else if !present {
+        spec.volumes.retain(|volume| volume.name != claim || volume.memory_dump.is_none());
+    }
+}
+
+/// Removes the volume of the VM's dumps from the spec of a new VMI.
+pub(super) fn leave_out(vm: &VirtualMachine, spec: &mut VirtualMachineInstanceSpec) {
+    if let Some(request) = request(vm) {
+        put(spec, &request.claim_name, false);
+    }
+}
+
+fn request(vm: &VirtualMachine) -> Option<&Request> {
+    vm.status.as_ref()?.memory_dump_request.as_ref()
+}
+
+/// Continues a memory dump: changes template, VMI and claim, and the request in `wanted`.
+pub(super) fn update(
+    observed: &Observed<'_>,
+    vmi: Option<&VirtualMachineInstance>,
+    wanted: &mut VirtualMachine,
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    let vm = observed.vm;
+    let (Some(request), Some(template)) = (request(vm), vm.spec.template.spec.as_ref()) else { return Ok(()) };
+    let claim = &request.claim_name;
+    let in_template = template.volumes.iter().any(|volume| volume.name == *claim);
+    let next = next(request, in_template, vmi, &Time(observed.now));
+    let failure = observed.failure.filter(|failure| failure.reason == FAILED);
+    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
+        decision.wake(failure.remaining(observed.now));
+        return Ok(());
+    }
+    let failed = || {
+        let regarding = Kind::VirtualMachine.reference(&vm.metadata);
+        Event::warning(regarding, FAILED, "Error encountered while handling memory dump request: {error}")
+    };
+    if let Some(present) = next.in_template {
+        let mut changed = vm.clone();
+        let mut spec = template.clone();
+        put(&mut spec, claim, present);
+        changed.spec.template.spec = Some(spec);
+        let change = Effect::change(Kind::VirtualMachine, vm, &changed, None)?;
+        decision.effects.extend(change.map(|change| change.on_failure(failed())));
+    }
+    if let (Some(present), Some(vmi)) = (next.in_vmi, vmi.filter(|vmi| !vmi.is_final())) {
+        let mut changed = vmi.clone();
+        put(&mut changed.spec, claim, present);
+        let change = Effect::change(Kind::Instance, vmi, &changed, None)?;
+        decision.effects.extend(change.map(|change| change.on_failure(failed())));
+    }
+    if let Some(value) = next.annotation.filter(|_| observed.claims.contains_key(claim)) {
+        let patch = Effect::Patch {
+            kind: Kind::Claim,
+            namespace: vm.metadata.namespace.clone(),
+            name: claim.clone(),
+            resource_version: None,
+            subresource: None,
+            strategic: false,
+            patch: json!({"metadata": {"annotations": {annotation::MEMORY_DUMP: value}}}),
+            options: WriteOptions::default(),
+        };
+        decision.push(patch.on_failure(failed()));
+    }
+    if let Some(request) = next.request {
+        wanted.status.get_or_insert_default().memory_dump_request = request;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn request_in(phase: &str) -> Request {
+        Request { claim_name: "dump".into(), phase: phase.into(), ..Request::default() }
+    }
+
+    /// Returns a VMI, with the volume in its spec and in this phase.
+    fn vmi(running: bool, in_spec: bool, phase: Option<&str>) -> VirtualMachineInstance {
+        let volumes: Vec<Value> =
+            in_spec.then(|| json!({"name": "dump", "memoryDump": {"claimName": "dump"}})).into_iter().collect();
+        let entry = phase.map(|phase| {
+            let info = json!({"claimName": "dump", "targetFileName": "file"});
+            json!({"name": "dump", "target": "", "phase": phase, "message": "why", "memoryDumpVolume": info})
+        });
+        let entries: Vec<Value> = entry.into_iter().collect();
+        serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "m"},
+            "spec": {"domain": {"devices": {}}, "volumes": volumes},
+            "status": {"phase": if running { "Running" } else { "Succeeded" }, "volumeStatus": entries},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn request_goes_through_its_phases() {
+        let now = Time(jiff::Timestamp::UNIX_EPOCH);
+        let running = |in_spec, phase| Some(vmi(true, in_spec, phase));
+        // Phase, in the template, VMI; next phase, whether template and VMI have the volume, annotation.
+        for (from, in_template, vmi, to, template, instance, annotation) in [
+            ("Associating", false, running(false, None), None, Some(true), Some(true), None),
+            ("Associating", true, running(false, None), None, Some(true), Some(true), None),
+            ("Associating", true, running(true, None), Some("InProgress"), Some(true), Some(true), None),
+            ("Associating", true, None, Some("Failed"), None, Some(false), Some("Memory dump failed")),
+            ("InProgress", true, running(true, Some("MountedToPod")), None, None, Some(true), None),
+            ("InProgress", true, running(true, Some(DUMPED)), Some("Unmounting"), None, Some(false), Some("file")),
+            (
+                "InProgress",
+                true,
+                running(true, Some(DUMP_FAILED)),
+                Some("Failed"),
+                None,
+                Some(false),
+                Some("Memory dump failed"),
+            ),
+            (
+                "InProgress",
+                true,
+                Some(self::vmi(false, true, None)),
+                Some("Failed"),
+                None,
+                Some(false),
+                Some("Memory dump failed"),
+            ),
+            ("Unmounting", true, running(false, Some("Detaching")), None, None, Some(false), None),
+            ("Unmounting", true, running(false, None), Some("Completed"), None, Some(false), None),
+            ("Unmounting", true, None, Some("Completed"), None, Some(false), None),
+            ("Completed", true, running(false, None), None, None, None, None),
+            ("Failed", true, running(true, Some(DUMP_FAILED)), None, None, Some(false), None),
+            ("Dissociating", true, running(false, None), None, Some(false), Some(false), None),
+            ("Dissociating", false, running(false, None), Some(""), Some(false), Some(false), None),
+        ] {
+            let next = next(&request_in(from), in_template, vmi.as_ref(), &now);
+            let phase = next.request.map(|request| request.map(|request| request.phase).unwrap_or_default());
+            let found = (phase.as_deref(), next.in_template, next.in_vmi, next.annotation.as_deref());
+            assert_eq!(found, (to, template, instance, annotation), "{from} {in_template} {vmi:?}");
+        }
+    }
+
+    #[test]
+    fn volume_of_a_dump_is_added_once_and_no_other_is_removed() {
+        let mut spec = vmi(true, false, None).spec;
+        spec.volumes.push(Volume { name: "other".into(), ..Volume::default() });
+        for _ in 0..2 {
+            put(&mut spec, "dump", true);
+            assert_eq!(spec.volumes.len(), 2);
+        }
+        put(&mut spec, "other", false);
+        put(&mut spec, "dump", false);
+        let names: Vec<&str> = spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        assert_eq!(names, ["other"]);
+    }
+}
