@@ -24,9 +24,10 @@ pub enum Backing {
 /// Storage of a claim on the node.
 pub struct Storage {
     name: String,
-    /// Name and host name of the node.
+    /// Name of the node.
     pub node: String,
-    hostname: String,
+    /// Host name of the node.
+    pub hostname: String,
     /// Path on the node.
     pub directory: String,
 }

@@ -6,8 +6,6 @@
 //! ```
 //! The name of the file is in the status before the file exists, so that a restarted virt-handler continues with the same.
 
-use std::time::Duration;
-
 use api::{
     VirtualMachineInstance, hotplug,
     vmi::status::{DomainMemoryDumpInfo, VolumeStatus},
@@ -18,12 +16,9 @@ use protocol::{LauncherState, features::Feature};
 use super::{
     effect::Effect,
     observed::{Link, Observed},
-    volumes::attachment_pod,
 };
 use crate::launcher::bounded;
 
-/// Pause before a launcher is asked again.
-pub(super) const RETRY: Duration = Duration::from_secs(5);
 /// Longest name of a file, with margin.
 const NAME_LIMIT: usize = 240;
 
@@ -55,8 +50,8 @@ fn is_supported(link: &Link) -> bool {
     }
 }
 
-/// Updates the entry of a volume for memory dumps. Returns false if the rules of other volumes apply.
-pub(super) fn apply(entry: &mut VolumeStatus, observed: &Observed, time: &Time) -> bool {
+/// Updates the entry of a volume for memory dumps. `attached`: its attachment pod is ready. Returns false if the rules of other volumes apply.
+pub(super) fn apply(entry: &mut VolumeStatus, attached: bool, observed: &Observed, time: &Time) -> bool {
     if !is_wanted(&observed.vmi, &entry.name) || !observed.domain().is_alive() {
         return false;
     }
@@ -98,7 +93,7 @@ pub(super) fn apply(entry: &mut VolumeStatus, observed: &Observed, time: &Time) 
             }
         }
         hotplug::DUMPED | hotplug::DUMP_FAILED => true,
-        "AttachedToNode" if attachment_pod(entry).is_some() && file_of(entry).is_none() => {
+        "AttachedToNode" if attached && file_of(entry).is_none() => {
             let vmi = observed.vmi.metadata.name.as_deref().unwrap_or_default();
             let at = time.0.strftime("%Y%m%d-%H%M%S");
             entry.memory_dump_volume = Some(DomainMemoryDumpInfo {
@@ -178,7 +173,7 @@ mod tests {
         ] {
             let observed = observed(phase, file, dump);
             let mut entry = observed.vmi.status.as_ref().unwrap().volume_status[0].clone();
-            assert_eq!(apply(&mut entry, &observed, &time), handled, "{phase} {dump:?}");
+            assert_eq!(apply(&mut entry, true, &observed, &time), handled, "{phase} {dump:?}");
             assert_eq!(entry.phase.as_deref(), Some(after), "{phase} {dump:?}");
             assert_eq!(file_of(&entry), if phase == "Pending" { None } else { Some(FILE) }, "{phase}");
         }

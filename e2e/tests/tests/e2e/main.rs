@@ -34,6 +34,7 @@ mod lifecycle;
 mod live_resize;
 mod live_resize_faults;
 mod manifests;
+mod memory_dump;
 mod metrics_access;
 mod network;
 mod networks;

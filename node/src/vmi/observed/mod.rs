@@ -14,7 +14,7 @@ use protocol::LauncherState;
 
 pub(super) use self::{link::Link, outcome::Outcome, report::IoPause};
 use super::{
-    conditions, dump,
+    conditions,
     effect::Effect,
     facts::Facts,
     launcher_volumes::LauncherVolumes,
@@ -25,6 +25,8 @@ use crate::network::PodNetwork;
 
 /// Lowest average interval of writes to one VMI, independent of the reports of its launcher.
 pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(2);
+/// Pause before a launcher is asked for a memory dump again.
+const DUMP_RETRY: Duration = Duration::from_secs(5);
 /// Writes that may follow each other at once: more than a start and the requests of a user need.
 pub(super) const WRITE_BURST: u32 = 12;
 
@@ -253,7 +255,7 @@ impl Observed {
             Effect::Sync { .. } => self.busy.sync = true,
             Effect::DumpMemory { .. } => {
                 self.busy.dump = true;
-                self.dump_at = now.since_start + dump::RETRY;
+                self.dump_at = now.since_start + DUMP_RETRY;
             }
             Effect::Shutdown { .. } | Effect::Kill => {
                 self.busy.power = true;

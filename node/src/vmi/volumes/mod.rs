@@ -37,7 +37,7 @@ fn is_in_spec(vmi: &VirtualMachineInstance, volume: &str) -> bool {
 }
 
 /// Returns the UID of the pod that attaches a volume.
-pub(super) fn attachment_pod(entry: &VolumeStatus) -> Option<&str> {
+fn attachment_pod(entry: &VolumeStatus) -> Option<&str> {
     entry.hotplug_volume.as_ref()?.attach_pod_uid.as_deref().filter(|uid| is_pod_uid(uid))
 }
 
@@ -113,7 +113,7 @@ pub(super) fn apply(next: &mut VirtualMachineInstanceStatus, observed: &Observed
             let disk = report.disks.iter().find(|disk| disk.volume == entry.name);
             entry.target = disk.map(|disk| bounded(&disk.target)).unwrap_or_default();
         }
-        if dump::apply(entry, observed, time) {
+        if dump::apply(entry, attachment_pod(entry).is_some(), observed, time) {
             continue;
         }
         let mounted = observed.volumes.as_ref().map(|state| state.volumes.mounted.contains(&entry.name));
