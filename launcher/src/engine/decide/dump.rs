@@ -8,6 +8,9 @@ use crate::{
     hypervisor::HypervisorError,
 };
 
+/// libvirt's error (VIR_ERR_OPERATION_TIMEOUT) of a call that has waited for another job of the domain.
+const OPERATION_TIMEOUT: u32 = 68;
+
 impl Turn {
     /// Decides on a request to write the guest's memory to a volume.
     pub(super) fn dump_memory(&mut self, id: RequestId, volume: String, file: String) {
@@ -49,6 +52,11 @@ impl Turn {
         }
         match result {
             Ok(()) => self.end_dump(""),
+            // libvirt's daemon has ended, or still writes the dump of a former worker: virt-handler asks again.
+            Err(error) if is_repeated(&error) && self.state.stage == Stage::Live => {
+                tracing::warn!(%error, "the memory dump is repeated");
+                self.state.published.memory_dump = None;
+            }
             Err(error) => self.end_dump(&format!("Domain memory dump failed: {error}")),
         }
         // The guest was stopped meanwhile.
@@ -61,5 +69,14 @@ impl Turn {
         dump.ended = true;
         dump.failure = failure.to_owned();
         tracing::info!(volume = dump.volume, file = dump.file, failure, "the memory dump has ended");
+    }
+}
+
+/// Returns true for errors after which the same dump can succeed.
+fn is_repeated(error: &HypervisorError) -> bool {
+    match error {
+        HypervisorError::Disconnected(_) | HypervisorError::Busy => true,
+        HypervisorError::Libvirt { code, .. } => *code == OPERATION_TIMEOUT,
+        _ => false,
     }
 }

@@ -32,6 +32,9 @@ fn a_dump_is_written_once_and_its_end_is_published() {
     assert_eq!(request(&mut table, "claim", "b"), ["dump"]);
     table.take(Input::MemoryDumped(Err(HypervisorError::Libvirt { code: 1, message: "no space".into() })));
     assert_eq!(shown(&table), ("b".into(), true, "Domain memory dump failed: no space".into()));
+    request(&mut table, "claim", "c");
+    table.take(Input::MemoryDumped(Err(HypervisorError::Disconnected("killed".into()))));
+    assert_eq!(shown(&table), (String::new(), false, String::new()), "virt-handler asks again");
 }
 
 #[test]
