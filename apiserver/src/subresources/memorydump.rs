@@ -147,11 +147,12 @@ async fn cdi_config(call: Call<'_>) -> Result<Option<Value>, ApiError> {
         kind: "CDIConfig".to_owned(),
         plural: "cdiconfigs".to_owned(),
     };
-    let object = Api::<DynamicObject>::all_with(call.context.objects.client.clone(), &resource)
-        .get_opt("config")
-        .await
-        .map_err(|error| ApiError::Internal(format!("unable to retrieve CDIConfig: {}", message(&error))))?;
-    Ok(object.map(|object| object.data))
+    match Api::<DynamicObject>::all_with(call.context.objects.client.clone(), &resource).get("config").await {
+        Ok(object) => Ok(Some(object.data)),
+        // Without CDI the API server has no such path, and answers with plain text.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        Err(error) => Err(ApiError::Internal(format!("unable to retrieve CDIConfig: {}", message(&error)))),
+    }
 }
 
 #[cfg(test)]
