@@ -35,6 +35,7 @@ mod live_resize;
 mod live_resize_faults;
 mod manifests;
 mod memory_dump;
+mod memory_dump_faults;
 mod metrics_access;
 mod network;
 mod networks;

@@ -12,22 +12,18 @@ use serde_json::{Value, json};
 
 use crate::{live_resize::condition, manifests};
 
-const MINUTES: Duration = Duration::from_secs(150);
+pub(crate) const MINUTES: Duration = Duration::from_secs(150);
 /// Claim and volume.
-const NAME: &str = "dump";
+pub(crate) const NAME: &str = "dump";
 /// A word that the guest has in its memory.
 const WORD: &str = "ferrovirt-remembers-this";
 
 #[test]
 fn memory_of_a_running_guest_is_written_to_a_claim() {
     story_alone("memory-dump", async |s| {
-        let spec = json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "",
-            "resources": {"requests": {"storage": "1Gi"}}});
-        let storage = Storage::for_claim(s, NAME, &spec).await?;
-        let claim =
-            json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": NAME}, "spec": spec});
+        let storage = Storage::for_claim(s, NAME, &claim()["spec"]).await?;
         let outcome = async {
-            s.apply(&claim.to_string()).await?;
+            s.apply(&claim().to_string()).await?;
             dumped(s, &storage).await
         };
         let outcome = outcome.await;
@@ -41,7 +37,26 @@ fn memory_of_a_running_guest_is_written_to_a_claim() {
     });
 }
 
-fn request(vm: &Value) -> &Value {
+/// Returns the claim of the dumps.
+pub(crate) fn claim() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": NAME},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}},
+        },
+    })
+}
+
+/// Returns a VM on the node of the storage.
+pub(crate) fn vm(name: &str, storage: &Storage) -> String {
+    let on_node =
+        format!("    spec:\n      nodeSelector: {{kubernetes.io/hostname: {}}}\n      term", storage.hostname);
+    let vm = manifests::kernel_vm(name, "Always").replace("console=ttyS0", "console=ttyS0 quiet");
+    vm.replace("    spec:\n      term", &on_node)
+}
+
+/// Returns the request for a dump in the status of a VM.
+pub(crate) fn request(vm: &Value) -> &Value {
     &vm["status"]["memoryDumpRequest"]
 }
 
@@ -50,10 +65,7 @@ fn volumes(spec: &Value) -> bool {
 }
 
 async fn dumped(s: &Story, storage: &Storage) -> Result<()> {
-    let on_node =
-        format!("    spec:\n      nodeSelector: {{kubernetes.io/hostname: {}}}\n      term", storage.hostname);
-    let vm = manifests::kernel_vm("box", "Always").replace("console=ttyS0", "console=ttyS0 quiet");
-    s.apply(&vm.replace("    spec:\n      term", &on_node)).await?;
+    s.apply(&vm("box", storage)).await?;
     s.wait_running("box").await?;
     let mut console = s.console("box")?;
     console.login("root", "ferrovirt").await?;
