@@ -72,8 +72,8 @@ fn enter(peer: &Peer) -> Result<SafeDir, Error> {
     Ok(SafeDir { fd: root.map_err(failed)?.into(), one_mount: false })
 }
 
-/// Returns the file system of the claim `volume` in an attachment pod.
-fn open_claim(peer: &Peer, volume: &str) -> Result<SafeDir, Error> {
+/// Opens the file system of the claim `volume` in an attachment pod. Entries are listed with another access than `PATH`.
+fn open_claim(peer: &Peer, volume: &str, access: OFlags) -> Result<SafeDir, Error> {
     let path = Path::new(volume);
     let named = OFlags::PATH | OFlags::NOFOLLOW;
     let root =
@@ -87,12 +87,13 @@ fn open_claim(peer: &Peer, volume: &str) -> Result<SafeDir, Error> {
         Ok(_) => return Err(Error::NotMounted(path.to_owned())),
         Err(error) => return Err(error),
     }
+    let flags = access | OFlags::NOFOLLOW | OFlags::DIRECTORY;
     Ok(SafeDir { fd: volumes.resolve("open", path, flags, Mode::empty(), BENEATH)?.into(), one_mount: true })
 }
 
 /// Clones the mount of the image of `volume` in an attachment pod, and gives the image to `user`.
 pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
-    let claim = open_claim(peer, volume)?;
+    let claim = open_claim(peer, volume, OFlags::PATH)?;
     let named = OFlags::PATH | OFlags::NOFOLLOW;
     let image = match claim.resolve("open", Path::new(IMAGE), named, Mode::empty(), BENEATH) {
         Err(error) if error.is_not_found() => return Err(Error::NoImage),
@@ -107,7 +108,7 @@ pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<Detach
 /// Creates the file `name` for a memory dump in the claim `volume` of an attachment pod, gives it to `user` and clones its mount.
 /// Earlier dumps in the claim are removed.
 pub(crate) fn clone_dump(peer: &Peer, volume: &str, name: &str, user: u32) -> Result<DetachedMount, Error> {
-    let claim = open_claim(peer, volume)?;
+    let claim = open_claim(peer, volume, OFlags::RDONLY)?;
     for entry in claim.list(MAX_DUMPS)? {
         let is_former = entry.kind == Kind::File && entry.name.to_string_lossy().ends_with(DUMP_SUFFIX);
         if is_former && entry.name.to_string_lossy() != name {
