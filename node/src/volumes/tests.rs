@@ -104,6 +104,39 @@ fn pods(scratch: &Scratch) -> Option<(Pod, Pod)> {
 }
 
 #[test]
+fn a_dump_gets_a_file_of_its_own_and_replaces_the_former_one() {
+    let scratch = Scratch::new("dump");
+    let Some((holder, launcher)) = pods(&scratch) else { return };
+    let claim = scratch.0.join("claim");
+    let dump = |name: &'static str| {
+        let peer = holder.1.clone();
+        apart(move || clone_dump(&peer, "data", name, RUNTIME_USER))
+    };
+    let listed = || {
+        let names = fs::read_dir(&claim).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<BTreeSet<_>>()
+    };
+    for name in ["a.memory.dump", "b.memory.dump", "b.memory.dump"] {
+        let source = dump(name).unwrap();
+        assert_eq!(listed(), ["disk.img".to_owned(), name.to_owned()].into(), "other files stay");
+        let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(claim.join(name)).unwrap());
+        assert_eq!(owner, RUNTIME_USER);
+        let (target, peer) = (scratch.target("data.img"), launcher.1.clone());
+        target.create().unwrap();
+        apart(move || {
+            target.detach(&peer, false).unwrap();
+            target.attach(&peer, &source).unwrap();
+        });
+        launcher.run(&format!("echo {name} > /run/kubevirt/hotplug-disks/data.img"));
+        assert_eq!(fs::read_to_string(claim.join(name)).unwrap(), format!("{name}\n"));
+    }
+    // A link is not followed.
+    std::os::unix::fs::symlink("disk.img", claim.join("c.memory.dump")).unwrap();
+    assert!(dump("c.memory.dump").is_err());
+    assert_eq!(fs::read_to_string(claim.join("disk.img")).unwrap(), "content of the disk");
+}
+
+#[test]
 fn an_image_is_handed_over_by_its_mount_and_taken_back_once_it_is_closed() {
     let scratch = Scratch::new("image");
     let Some((holder, launcher)) = pods(&scratch) else { return };
