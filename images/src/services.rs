@@ -127,6 +127,8 @@ const LAUNCHER_FILES: &[&str] = &[
     "usr/sbin/libvirtd",
     "usr/bin/virsh",
     "usr/bin/killall",
+    // Writes memory dumps.
+    "usr/lib/libvirt/libvirt_iohelper",
     "usr/lib/x86_64-linux-gnu/libvirt",
     "usr/share/libvirt/cpu_map",
     "usr/share/libvirt/schemas",
