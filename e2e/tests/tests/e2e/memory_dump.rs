@@ -71,7 +71,7 @@ async fn dumped(s: &Story, storage: &Storage) -> Result<()> {
     console.login("root", "ferrovirt").await?;
     // Half of the word at a time, so that the console and the shell do not have it either.
     let (half, other) = WORD.split_at(12);
-    console.run(&format!("printf '%s%s' {half} {other} > /dev/shm/word; cat /dev/shm/word | wc -c")).await?;
+    console.run(&format!("printf '%s%s' {half} {other} > /tmp/word; wc -c < /tmp/word")).await?;
     let (boot, _) = console.run("cat /proc/sys/kernel/random/boot_id").await?;
 
     let mut former = String::new();
@@ -91,7 +91,7 @@ async fn dumped(s: &Story, storage: &Storage) -> Result<()> {
         // An ELF core with the guest's memory, and the former one is gone.
         let look = format!(
             "cd {0}; ls; head -c 4 {file} | tail -c 3; echo; dd if={file} bs=1 skip=16 count=1 2>/dev/null | od -An -tu1; \
-             grep -c {WORD} {file}; stat -c %s {file}",
+             tr -d '\\000' < {file} | grep -c {WORD}; stat -c %s {file}",
             storage.directory
         );
         let found = on_host(s, &storage.node, &look).await?;
