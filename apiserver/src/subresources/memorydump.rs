@@ -37,6 +37,8 @@ pub(super) static SPECIFICATION: Specification = Specification {
     ..Specification::put(VMS, "memorydump", Answer::Accepted, |call, request| Box::pin(serve(call, request)))
 };
 
+/// Longest name of a volume: a DNS label.
+const MAX_VOLUME_NAME: usize = 63;
 /// Bytes of a dump in addition to the memory.
 const DUMP_OVERHEAD: i64 = 100 << 20;
 /// Fraction of a claim that the file system uses without CDI's configuration.
@@ -116,6 +118,29 @@ fn check_request(vm: &VirtualMachine) -> Result<(), ApiError> {
     }
 }
 
+/// Rejects a claim whose name cannot be that of the volume for the dump.
+fn check_volume(vm: &VirtualMachine, vmi: &VirtualMachineInstance, name: &str) -> Result<(), ApiError> {
+    let is_label_byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if name.len() > MAX_VOLUME_NAME || !name.bytes().all(is_label_byte) {
+        return Err(conflict(
+            vm,
+            format!(
+                "pvc [{name}] cannot hold a memory dump: its name must have at most {MAX_VOLUME_NAME} lower case letters, \
+                 digits and hyphens"
+            ),
+        ));
+    }
+    let of_template = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
+    let mut volumes = of_template.chain(&vmi.spec.volumes);
+    if volumes.any(|volume| volume.name == name && volume.memory_dump.is_none()) {
+        return Err(conflict(
+            vm,
+            format!("pvc [{name}] cannot hold a memory dump: the VM has another volume of this name"),
+        ));
+    }
+    Ok(())
+}
+
 async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     check_gates(&call.context.config.current())?;
     let options: MemoryDumpOptions = call.options(request).await?;
@@ -123,6 +148,7 @@ async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiEr
     let name = claim(&vm, &options)?;
     let vmi = call.vmi().await?;
     check_running(&vmi, "VMI is not running")?;
+    check_volume(&vm, &vmi, &name)?;
     let claim = Api::<PersistentVolumeClaim>::namespaced(call.context.objects.client.clone(), &call.object.namespace)
         .get_opt(&name)
         .await
@@ -231,5 +257,38 @@ mod tests {
             message(decide(&vmi, &claim(json!({"accessModes": ["ReadOnlyMany"]})), None)),
             "pvc access mode can't be read only"
         );
+    }
+
+    #[test]
+    fn claim_can_have_the_name_of_the_volume() {
+        let spec = |volume: Value| json!({"domain": {"devices": {}}, "volumes": [volume]});
+        let (dump, disk) = (
+            json!({"name": "a", "memoryDump": {"claimName": "a"}}),
+            json!({"name": "a", "containerDisk": {"image": "i"}}),
+        );
+        for (name, template, running, expected) in [
+            ("a", &dump, &dump, ""),
+            ("b", &disk, &disk, ""),
+            ("a", &disk, &dump, "the VM has another volume of this name"),
+            ("a", &dump, &disk, "the VM has another volume of this name"),
+            ("data.of-yesterday", &dump, &dump, "its name must have at most 63"),
+            (&"a".repeat(64), &dump, &dump, "its name must have at most 63"),
+        ] {
+            let vm: VirtualMachine = serde_json::from_value(json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "vm"},
+                "spec": {"template": {"spec": spec(template.clone())}},
+            }))
+            .unwrap();
+            let vmi: VirtualMachineInstance = serde_json::from_value(json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "vm"},
+                "spec": spec(running.clone()),
+            }))
+            .unwrap();
+            let found = match check_volume(&vm, &vmi, name) {
+                Ok(()) => String::new(),
+                Err(error) => error.to_string(),
+            };
+            assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{name}: {found}");
+        }
     }
 }

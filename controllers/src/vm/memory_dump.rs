@@ -36,14 +36,14 @@ pub(super) mod phase {
     pub(crate) const FAILED: &str = "Failed";
 }
 
-/// What follows for a request.
+/// The next state of a request, and the changes that lead there.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Next {
     /// The request, if it changes. The inner `None`: there is none any more.
     request: Option<Option<Request>>,
-    /// Whether the template has the volume.
+    /// True if the template must have the volume, false if it must not.
     in_template: Option<bool>,
-    /// Whether the VMI has the volume.
+    /// The same for the VMI.
     in_vmi: Option<bool>,
     /// Value of the claim's annotation.
     annotation: Option<String>,
@@ -53,7 +53,7 @@ struct Next {
 fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstance>, now: &Time) -> Next {
     let claim = &request.claim_name;
     let entry = vmi.and_then(|vmi| status_of(vmi, claim));
-    let in_vmi = vmi.is_some_and(|vmi| vmi.spec.volumes.iter().any(|volume| volume.name == *claim));
+    let in_vmi = vmi.is_some_and(|vmi| has(&vmi.spec, claim));
     let runs = vmi.is_some_and(|vmi| *vmi.phase() == VmiPhase::Running && !vmi.is_deleting());
     let to = |phase: &str| Request { phase: phase.to_owned(), ..request.clone() };
     let failed = |message: String| Next {
@@ -106,6 +106,11 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
     }
 }
 
+/// Returns true if a spec has the volume of a dump.
+fn has(spec: &VirtualMachineInstanceSpec, claim: &str) -> bool {
+    spec.volumes.iter().any(|volume| volume.name == claim && volume.memory_dump.is_some())
+}
+
 /// Adds or removes the volume of a dump. Volumes of other kinds stay.
 fn put(spec: &mut VirtualMachineInstanceSpec, claim: &str, present: bool) {
     let is_present = spec.volumes.iter().any(|volume| volume.name == claim);
@@ -138,7 +143,7 @@ pub(super) fn update(
     let vm = observed.vm;
     let (Some(request), Some(template)) = (request(vm), vm.spec.template.spec.as_ref()) else { return Ok(()) };
     let claim = &request.claim_name;
-    let in_template = template.volumes.iter().any(|volume| volume.name == *claim);
+    let in_template = has(template, claim);
     let next = next(request, in_template, vmi, &Time(observed.now));
     let failure = observed.failure.filter(|failure| failure.reason == FAILED);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {

@@ -21,7 +21,7 @@ pub(super) struct Nics {
     interfaces: Vec<Interface>,
 }
 
-/// What the running VMI and its VM's template have to become.
+/// Changes of the running VMI and of its VM's template.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Changes {
     /// Networks and interfaces for the VMI, if it has others.

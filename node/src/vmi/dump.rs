@@ -19,6 +19,10 @@ use super::{
 };
 use crate::launcher::bounded;
 
+/// End of the names of memory dumps.
+const SUFFIX: &str = ".memory.dump";
+/// Longest part of the VMI's name in the name of a file.
+const VMI_NAME: usize = 63;
 /// Longest name of a file, with margin.
 const NAME_LIMIT: usize = 240;
 
@@ -32,9 +36,10 @@ pub(super) fn file_of(entry: &VolumeStatus) -> Option<&str> {
     entry.memory_dump_volume.as_ref()?.target_file_name.as_deref().filter(|name| is_file_name(name))
 }
 
-/// Accepts one component of a path.
+/// Accepts one component of a path that has the name of a dump: no other file of a claim is written.
 fn is_file_name(name: &str) -> bool {
-    !name.is_empty() && name.len() <= NAME_LIMIT && !name.starts_with('.') && !name.contains(['/', '\0'])
+    let stem = name.strip_suffix(SUFFIX).unwrap_or_default();
+    !stem.is_empty() && name.len() <= NAME_LIMIT && !name.starts_with('.') && !name.contains(['/', '\0'])
 }
 
 /// Returns true while the launcher writes a dump to the volume.
@@ -94,11 +99,11 @@ pub(super) fn apply(entry: &mut VolumeStatus, attached: bool, observed: &Observe
         }
         hotplug::DUMPED | hotplug::DUMP_FAILED => true,
         "AttachedToNode" if attached && file_of(entry).is_none() => {
-            let vmi = observed.vmi.metadata.name.as_deref().unwrap_or_default();
+            let vmi: String = observed.vmi.metadata.name.iter().flat_map(|name| name.chars()).take(VMI_NAME).collect();
             let at = time.0.strftime("%Y%m%d-%H%M%S");
             entry.memory_dump_volume = Some(DomainMemoryDumpInfo {
                 claim_name: Some(entry.name.clone()),
-                target_file_name: Some(format!("{vmi}-{}-{at}.memory.dump", entry.name)),
+                target_file_name: Some(format!("{vmi}-{}-{at}{SUFFIX}", entry.name)),
                 ..DomainMemoryDumpInfo::default()
             });
             true
@@ -195,7 +200,15 @@ mod tests {
             observed.volumes = Some(volumes);
             assert_eq!(request(&observed).is_some(), asked, "{phase} {dump:?}");
         }
-        for name in ["", "a/b", "..", ".hidden", &"x".repeat(300)] {
+        for name in [
+            "",
+            "a/b.memory.dump",
+            "..",
+            ".memory.dump",
+            ".a.memory.dump",
+            "disk.img",
+            &format!("{}{SUFFIX}", "x".repeat(300)),
+        ] {
             assert_eq!(request(&observed("MemoryDumpInProgress", Some(name), None)), None, "{name}");
         }
     }

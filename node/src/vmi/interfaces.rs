@@ -62,14 +62,14 @@ pub(super) fn merged(
     list
 }
 
-/// Where an interface is.
+/// Place of an interface.
 enum Place {
     Domain,
     Pod,
     Nowhere,
 }
 
-/// Returns where an interface is. One that is unplugged counts as one of the domain until its link is given back: until then the
+/// Returns the place of an interface. One that is unplugged counts as one of the domain until its link is given back: until then the
 /// network plugins must not remove it.
 fn place(
     interface: &api::vmi::network::Interface,

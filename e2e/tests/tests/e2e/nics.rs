@@ -148,22 +148,30 @@ fn until(command: &str) -> String {
     format!("for look in $(seq 100); do {command} && break; usleep 300000; done")
 }
 
+/// Runs a body with the network `lan`, on the node with a host name, and checks that nothing is left of it on the node.
+pub(crate) async fn on_network(
+    s: &Story,
+    body: impl AsyncFnOnce(&DynamicNetworks<'_>, &str) -> Result<()>,
+) -> Result<()> {
+    if !networks::are_there(s).await? {
+        return skip("Multus");
+    }
+    let network = networks::define(s).await?;
+    let (node, hostname) = s.one_node().await?;
+    let plugins = DynamicNetworks::enter(s, &node, &network).await?;
+    let result = body(&plugins, &hostname).await;
+    plugins.leave().await?;
+    let left = networks::left(s, &node, &network, "none").await;
+    result?;
+    let left = left?;
+    ensure!(left.is_empty(), "links or addresses are left on the node: {left}");
+    Ok(())
+}
+
 #[test]
 fn interfaces_are_plugged_into_a_running_guest_and_leave_it() {
     story("nics", async |s| {
-        if !networks::are_there(s).await? {
-            return skip("Multus");
-        }
-        let network = networks::define(s).await?;
-        let (node, hostname) = s.one_node().await?;
-        let plugins = DynamicNetworks::enter(s, &node, &network).await?;
-        let result = plugged_and_unplugged(s, &plugins, &hostname).await;
-        plugins.leave().await?;
-        let left = networks::left(s, &node, &network, "none").await;
-        result?;
-        let left = left?;
-        ensure!(left.is_empty(), "links or addresses are left on the node: {left}");
-        Ok(())
+        on_network(s, async |plugins, hostname| plugged_and_unplugged(s, plugins, hostname).await).await
     });
 }
 
@@ -230,7 +238,7 @@ async fn plugged_and_unplugged(s: &Story, plugins: &DynamicNetworks<'_>, hostnam
     no_restart_is_required(s).await?;
     console.leave().await?;
 
-    // What cannot be plugged says so.
+    // A change that cannot be plugged says so.
     let patch = json!({"spec": {"template": {"spec": {"domain": {"devices": {"interfaces": [
         {"name": "default", "masquerade": {}, "model": "e1000"}]}}}}}})
     .to_string();

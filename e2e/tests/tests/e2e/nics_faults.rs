@@ -4,14 +4,13 @@
 //! process and lets the change continue. The guest is the witness: it is not restarted, has the interface, and loses it.
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story_alone};
 use serde_json::Value;
 
 use crate::{
     hotplug_faults::signal,
     live_resize_faults::{Victim, in_guest, kill, launcher_uid},
-    networks,
-    nics::{DynamicNetworks, MINUTES, is_plugged, lan, set, vm},
+    nics::{DynamicNetworks, MINUTES, is_plugged, lan, on_network, set, vm},
 };
 
 /// The change during which a process is killed.
@@ -85,19 +84,7 @@ impl During {
 #[test]
 fn interfaces_come_and_go_whatever_is_killed_meanwhile() {
     story_alone("nics-faults", async |s| {
-        if !networks::are_there(s).await? {
-            return skip("Multus");
-        }
-        let network = networks::define(s).await?;
-        let (node, hostname) = s.one_node().await?;
-        let plugins = DynamicNetworks::enter(s, &node, &network).await?;
-        let result = rows(s, &plugins, &hostname).await;
-        plugins.leave().await?;
-        let left = networks::left(s, &node, &network, "none").await;
-        result?;
-        let left = left?;
-        ensure!(left.is_empty(), "links or addresses are left on the node: {left}");
-        Ok(())
+        on_network(s, async |plugins, hostname| rows(s, plugins, hostname).await).await
     });
 }
 
