@@ -21,6 +21,8 @@ pub const DUMPING: &str = "MemoryDumpInProgress";
 pub const DUMPED: &str = "MemoryDumpCompleted";
 /// Phase of a volume whose memory dump failed.
 pub const DUMP_FAILED: &str = "MemoryDumpFailed";
+/// End of the names of files with memory dumps.
+pub const DUMP_SUFFIX: &str = ".memory.dump";
 /// Phase of a volume that was taken from the launcher pod.
 pub const UNMOUNTED: &str = "UnMountedFromPod";
 

@@ -1,6 +1,5 @@
 //! Live updates of a running VMI: the observed generation, annotations for backups and deschedulers, hot-plugged volumes,
-//! interfaces, and,
-//! depending on the cluster's rollout strategy, its size and the placement for its next pod.
+//! interfaces, and, depending on the cluster's rollout strategy, its size and the placement for its next pod.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
 

@@ -53,8 +53,8 @@ pub(super) fn readiness_gate(
     });
 }
 
-/// Updates labels of the pod about its node and an outdated launcher, and annotations for backups, deschedulers and networks. Only while
-/// the VMI runs: nothing needs them before, and they must not delay the start.
+/// Updates labels of the pod about its node and an outdated launcher, and annotations for backups, deschedulers and networks.
+/// Only while the VMI runs: nothing needs them before, and they must not delay the start.
 pub(super) fn pod_metadata(observed: &Observed<'_>, pod: &CachedPod, decision: &mut Decision) {
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;

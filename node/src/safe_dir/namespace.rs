@@ -27,8 +27,6 @@ const DEVICES: &str = "path";
 const IMAGE: &str = "disk.img";
 /// Directory of hot-plugged volumes in a launcher pod.
 const TARGETS: &str = "var/run/kubevirt/hotplug-disks";
-/// End of the names of memory dumps.
-const DUMP_SUFFIX: &str = ".memory.dump";
 /// Most entries of a claim for memory dumps.
 const MAX_DUMPS: usize = 1024;
 /// Most entries in the directory of a device node.
@@ -101,7 +99,7 @@ pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<Detach
     };
     let stat = stat_of(&image, Path::new(IMAGE))?;
     require_kind(stat, Path::new(IMAGE), Kind::File)?;
-    give(&image, stat.uid, user)?;
+    give(&image, IMAGE, stat.uid, user)?;
     Ok(DetachedMount { mount: cloned(&image, IMAGE)?, device: None })
 }
 
@@ -110,7 +108,7 @@ pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<Detach
 pub(crate) fn clone_dump(peer: &Peer, volume: &str, name: &str, user: u32) -> Result<DetachedMount, Error> {
     let claim = open_claim(peer, volume, OFlags::RDONLY)?;
     for entry in claim.list(MAX_DUMPS)? {
-        let is_former = entry.kind == Kind::File && entry.name.to_string_lossy().ends_with(DUMP_SUFFIX);
+        let is_former = entry.kind == Kind::File && entry.name.to_string_lossy().ends_with(api::hotplug::DUMP_SUFFIX);
         if is_former && entry.name.to_string_lossy() != name {
             claim.remove_file(&entry.name)?;
         }
@@ -123,7 +121,7 @@ pub(crate) fn clone_dump(peer: &Peer, volume: &str, name: &str, user: u32) -> Re
     let file = claim.resolve("open", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
     let stat = stat_of(&file, path)?;
     require_kind(stat, path, Kind::File)?;
-    give(&file, stat.uid, user)?;
+    give(&file, name, stat.uid, user)?;
     Ok(DetachedMount { mount: cloned(&file, name)?, device: None })
 }
 
@@ -139,19 +137,19 @@ pub(crate) fn clone_device(peer: &Peer, volume: &str, user: u32) -> Result<Detac
     let node = nodes.resolve("open", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
     let stat = stat_of(&node, path)?;
     require_kind(stat, path, Kind::BlockDevice)?;
-    give(&node, stat.uid, user)?;
+    give(&node, volume, stat.uid, user)?;
     Ok(DetachedMount { mount: cloned(&node, volume)?, device: Some(stat.rdev) })
 }
 
 /// Changes the owner of a file, unless it has it already or its file system has no owners that could be changed.
-fn give(file: &OwnedFd, owner: u32, user: u32) -> Result<(), Error> {
+fn give(file: &OwnedFd, name: &str, owner: u32, user: u32) -> Result<(), Error> {
     if owner == user {
         return Ok(());
     }
     match rustix::fs::chownat(file, "", Some(Uid::from_raw(user)), Some(Gid::from_raw(user)), AtFlags::EMPTY_PATH) {
         // Read-only, or owned by a server: the group of the pod may still have access.
         Ok(()) | Err(Errno::ROFS | Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP) => Ok(()),
-        Err(errno) => Err(Error::io("change owner of", IMAGE, errno)),
+        Err(errno) => Err(Error::io("change owner of", name, errno)),
     }
 }
 

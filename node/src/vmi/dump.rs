@@ -19,8 +19,6 @@ use super::{
 };
 use crate::launcher::bounded;
 
-/// End of the names of memory dumps.
-const SUFFIX: &str = ".memory.dump";
 /// Longest part of the VMI's name in the name of a file.
 const VMI_NAME: usize = 63;
 /// Longest name of a file, with margin.
@@ -38,7 +36,7 @@ pub(super) fn file_of(entry: &VolumeStatus) -> Option<&str> {
 
 /// Accepts one component of a path that has the name of a dump: no other file of a claim is written.
 fn is_file_name(name: &str) -> bool {
-    let stem = name.strip_suffix(SUFFIX).unwrap_or_default();
+    let stem = name.strip_suffix(hotplug::DUMP_SUFFIX).unwrap_or_default();
     !stem.is_empty() && name.len() <= NAME_LIMIT && !name.starts_with('.') && !name.contains(['/', '\0'])
 }
 
@@ -55,7 +53,8 @@ fn is_supported(link: &Link) -> bool {
     }
 }
 
-/// Updates the entry of a volume for memory dumps. `attached`: its attachment pod is ready. Returns false if the rules of other volumes apply.
+/// Updates the entry of a volume for memory dumps. `attached`: its attachment pod is ready. Returns false if the rules of other
+/// volumes apply.
 pub(super) fn apply(entry: &mut VolumeStatus, attached: bool, observed: &Observed, time: &Time) -> bool {
     if !is_wanted(&observed.vmi, &entry.name) || !observed.domain().is_alive() {
         return false;
@@ -103,7 +102,7 @@ pub(super) fn apply(entry: &mut VolumeStatus, attached: bool, observed: &Observe
             let at = time.0.strftime("%Y%m%d-%H%M%S");
             entry.memory_dump_volume = Some(DomainMemoryDumpInfo {
                 claim_name: Some(entry.name.clone()),
-                target_file_name: Some(format!("{vmi}-{}-{at}{SUFFIX}", entry.name)),
+                target_file_name: Some(format!("{vmi}-{}-{at}{}", entry.name, hotplug::DUMP_SUFFIX)),
                 ..DomainMemoryDumpInfo::default()
             });
             true
@@ -207,7 +206,7 @@ mod tests {
             ".memory.dump",
             ".a.memory.dump",
             "disk.img",
-            &format!("{}{SUFFIX}", "x".repeat(300)),
+            &format!("{}{}", "x".repeat(300), hotplug::DUMP_SUFFIX),
         ] {
             assert_eq!(request(&observed("MemoryDumpInProgress", Some(name), None)), None, "{name}");
         }

@@ -1,7 +1,7 @@
 //! The engine's decisions: [`decide`] maps a state and an input to the next state and effects. Pure.
 //!
-//! Files by theme: `requests` (Hello, actions), `sync` (Sync of a running domain), `devices` (its changes), `start`, `shutdown` and `dump` (the jobs), `events`
-//! (connection, reads, guest agent), `timer`.
+//! Files by theme: `requests` (Hello, actions), `sync` (Sync of a running domain), `devices` (its changes), `start`, `shutdown`
+//! and `dump` (the jobs), `events` (connection, reads, guest agent), `timer`.
 
 mod devices;
 mod dump;

@@ -14,7 +14,7 @@ use crate::{
     tasks::Tasks,
 };
 
-/// The services of a domain. Each starts once.
+/// The services of a domain. Each starts once; DHCP servers come and go with the interfaces.
 pub(super) struct Services {
     tasks: Tasks,
     guest_agent: GuestAgent,
