@@ -146,7 +146,8 @@ test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster 
 .PHONY: test-long
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
-test-long: test ## Runs test with attacks of realistic duration and more fuzzing
+test-long: export KILLS = all
+test-long: test ## Runs test with all rows of the tables of kills, attacks of realistic duration and more fuzzing
 
 # Builds the benchmark.
 .PHONY: benchmark

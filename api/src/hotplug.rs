@@ -2,7 +2,7 @@
 
 use crate::{
     VirtualMachineInstance,
-    vmi::{status::VolumeStatus, volumes::Volume},
+    vmi::{spec::UtilityVolume, status::VolumeStatus, volumes::Volume},
 };
 
 /// Directory of hot-plugged volumes in the launcher pod.
@@ -37,6 +37,12 @@ pub fn is_hotpluggable(volume: &Volume) -> bool {
 #[must_use]
 pub fn dump_claim(volume: &Volume) -> Option<&str> {
     volume.memory_dump.as_ref().map(|dump| dump.claim_name.as_str())
+}
+
+/// Returns the utility volume of the VMI with this name: a claim in the launcher pod that is no disk.
+#[must_use]
+pub fn utility_volume<'a>(vmi: &'a VirtualMachineInstance, volume: &str) -> Option<&'a UtilityVolume> {
+    vmi.spec.utility_volumes.iter().find(|known| known.name == volume)
 }
 
 /// Returns the status of a volume.

@@ -194,9 +194,6 @@ fn refuse_unsupported(inputs: &Inputs<'_>) -> Result<(), RenderError> {
     if persistent_tpm || persistent_efi {
         return refused("persistent TPM or EFI state");
     }
-    if !spec.utility_volumes.is_empty() {
-        return refused("spec.utilityVolumes");
-    }
     Ok(())
 }
 

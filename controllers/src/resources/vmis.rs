@@ -123,9 +123,10 @@ pub(crate) fn node_name(vmi: &VirtualMachineInstance) -> Option<&str> {
     vmi.status.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())
 }
 
-/// Returns the names of the claims that the launcher pod mounts.
+/// Returns the names of the claims that the launcher pod mounts, or gets while it runs.
 pub(crate) fn claim_names(vmi: &VirtualMachineInstance) -> BTreeSet<String> {
-    vmi.spec.volumes.iter().filter_map(mounted_claim).map(|(name, _)| name.to_owned()).collect()
+    let mounted = vmi.spec.volumes.iter().filter_map(mounted_claim).map(|(name, _)| name);
+    mounted.chain(vmi.spec.utility_volumes.iter().map(|volume| volume.claim_name.as_str())).map(str::to_owned).collect()
 }
 
 /// Returns the definitions of the networks that a VMI is connected to, as namespace and name.

@@ -54,11 +54,38 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const REASONS: [&str; 4] =
     [reason::FAILED_PVC_NOT_FOUND, CLAIM_NOT_READY, event::SUCCESSFUL_CREATE, event::SUCCESSFUL_DELETE];
 
-/// Returns the hot-plugged volumes of a VMI with their claims' names.
-fn hotplugged(instance: &VirtualMachineInstance) -> impl Iterator<Item = (&Volume, &str)> {
+/// A hot-plugged volume.
+#[derive(Clone, Copy)]
+struct Plugged<'a> {
+    name: &'a str,
+    claim: &'a str,
+    read_only: bool,
+    /// A directory for virt-launcher, and no disk.
+    utility: bool,
+}
+
+impl Plugged<'_> {
+    /// Returns the reason why the volume gets no attachment pod.
+    fn refusal(&self, claim: &CachedClaim) -> Option<String> {
+        let text = || format!("Utility volume PVC {} must be filesystem mode, not block mode", self.claim);
+        (self.utility && claim.block).then(text)
+    }
+}
+
+/// Returns the hot-plugged volumes of a VMI.
+fn hotplugged(instance: &VirtualMachineInstance) -> impl Iterator<Item = Plugged<'_>> {
     let is_plugged = |volume: &&Volume| is_hotpluggable(volume) || volume.memory_dump.is_some();
-    let volumes = instance.spec.volumes.iter().filter(is_plugged);
-    volumes.filter_map(|volume| Some((volume, claim_name(volume)?)))
+    let volumes = instance.spec.volumes.iter().filter(is_plugged).filter_map(|volume| {
+        let read_only = mounted_claim(volume).is_some_and(|(_, read_only)| read_only);
+        Some(Plugged { name: &volume.name, claim: claim_name(volume)?, read_only, utility: false })
+    });
+    let utilities = instance.spec.utility_volumes.iter().map(|volume| Plugged {
+        name: &volume.name,
+        claim: &volume.claim_name,
+        read_only: volume.read_only.unwrap_or(false),
+        utility: true,
+    });
+    volumes.chain(utilities)
 }
 
 /// Returns true if virt-handler has, or may have, the volume of a status entry in the launcher pod.
@@ -83,17 +110,17 @@ fn serving<'a>(observed: &'a Observed<'_>, launcher: Option<&CachedPod>) -> BTre
     let pods = || observed.attachments.iter().map(Arc::as_ref);
     let usable = |pod: &&CachedAttachment| !pod.is_deleting() && !pod.is_down() && pod.is_of(launcher);
     hotplugged(observed.instance)
-        .filter_map(|(volume, claim)| {
-            let known = entry_of(observed.instance, &volume.name)
+        .filter_map(|volume| {
+            let known = entry_of(observed.instance, volume.name)
                 .and_then(|entry| entry.hotplug_volume.as_ref()?.attach_pod_name.as_deref());
             let of_volume =
-                pods().filter(usable).filter(|pod| pod.claims.get(&volume.name).is_some_and(|c| c == claim));
+                pods().filter(usable).filter(|pod| pod.claims.get(volume.name).is_some_and(|c| c == volume.claim));
             let chosen = of_volume.min_by_key(|pod| {
                 let name = pod.metadata.name.as_deref();
                 let created = pod.metadata.creation_timestamp.as_ref().map(|at| at.0);
                 (name != known, !pod.ready, created, name)
             });
-            Some((volume.name.as_str(), chosen?))
+            Some((volume.name, chosen?))
         })
         .collect()
 }
@@ -101,16 +128,16 @@ fn serving<'a>(observed: &'a Observed<'_>, launcher: Option<&CachedPod>) -> BTre
 /// Updates the entries of hot-plugged volumes in the status.
 pub(super) fn update_status(observed: &Observed<'_>, launcher: Option<&CachedPod>, entries: &mut Vec<VolumeStatus>) {
     let serving = serving(observed, launcher);
-    for (volume, claim) in hotplugged(observed.instance) {
+    for volume in hotplugged(observed.instance) {
         let index = entries.iter().position(|entry| entry.name == volume.name).unwrap_or_else(|| {
-            entries.push(VolumeStatus { name: volume.name.clone(), ..VolumeStatus::default() });
+            entries.push(VolumeStatus { name: volume.name.to_owned(), ..VolumeStatus::default() });
             entries.len().saturating_sub(1)
         });
         let Some(entry) = entries.get_mut(index) else { continue };
-        let claim = (claim, observed.claims.get(claim).map(Arc::as_ref));
-        update_entry(entry, serving.get(volume.name.as_str()).copied(), claim);
+        let claim = observed.claims.get(volume.claim).map(Arc::as_ref);
+        update_entry(entry, serving.get(volume.name).copied(), volume, claim);
     }
-    let is_wanted = |name: &str| hotplugged(observed.instance).any(|(volume, _)| volume.name == name);
+    let is_wanted = |name: &str| hotplugged(observed.instance).any(|volume| volume.name == name);
     entries.retain_mut(|entry| {
         entry.hotplug_volume.is_none() || is_wanted(&entry.name) || detach(entry, observed.attachments)
     });
@@ -118,7 +145,12 @@ pub(super) fn update_status(observed: &Observed<'_>, launcher: Option<&CachedPod
 }
 
 /// Updates the entry of a volume in the spec.
-fn update_entry(entry: &mut VolumeStatus, pod: Option<&CachedAttachment>, claim: (&str, Option<&CachedClaim>)) {
+fn update_entry(
+    entry: &mut VolumeStatus,
+    pod: Option<&CachedAttachment>,
+    volume: Plugged<'_>,
+    claim: Option<&CachedClaim>,
+) {
     entry.hotplug_volume = Some(HotplugVolumeStatus {
         attach_pod_name: pod.and_then(|pod| pod.metadata.name.clone()),
         attach_pod_uid: pod.filter(|pod| pod.ready).and_then(|pod| pod.metadata.uid.clone()),
@@ -127,9 +159,10 @@ fn update_entry(entry: &mut VolumeStatus, pod: Option<&CachedAttachment>, claim:
     if matches!(entry.phase.as_deref(), Some(phase::READY | phase::MOUNTED | DUMPING | DUMPED | DUMP_FAILED)) {
         return;
     }
-    let (name, claim) = claim;
+    let refusal = claim.and_then(|claim| volume.refusal(claim));
     let (phase, reason, message) = match (claim, pod.and_then(|pod| pod.metadata.name.as_deref())) {
-        (None, _) => (phase::PENDING, reason::FAILED_PVC_NOT_FOUND, format!("PVC {name} not found")),
+        (None, _) => (phase::PENDING, reason::FAILED_PVC_NOT_FOUND, format!("PVC {} not found", volume.claim)),
+        (Some(_), _) if let Some(refusal) = refusal => (phase::PENDING, CLAIM_NOT_READY, refusal),
         (Some(claim), Some(pod)) if claim.phase == "Bound" => {
             let message = format!("Created hotplug attachment pod {pod}, for volume {}", entry.name);
             (phase::ATTACHED, event::SUCCESSFUL_CREATE, message)
@@ -201,10 +234,11 @@ pub(super) fn create_pods(
     let instance = observed.instance;
     let Some((launcher, node)) = target(observed, launcher, wanted) else { return Ok(()) };
     let serving = serving(observed, Some(launcher));
-    for (volume, name) in hotplugged(instance).filter(|(volume, _)| !serving.contains_key(volume.name.as_str())) {
-        let claim = observed.claims.get(name).filter(|claim| claim.phase != "Lost" && !claim.populating);
-        let Some(claim) = claim else { continue };
-        if let Some(left) = replacement_wait(observed, volume) {
+    for volume in hotplugged(instance).filter(|volume| !serving.contains_key(volume.name)) {
+        let is_usable =
+            |claim: &&Arc<CachedClaim>| claim.phase != "Lost" && !claim.populating && volume.refusal(claim).is_none();
+        let Some(claim) = observed.claims.get(volume.claim).filter(is_usable) else { continue };
+        if let Some(left) = replacement_wait(observed, volume.name) {
             decision.wake(left);
             continue;
         }
@@ -219,8 +253,8 @@ pub(super) fn create_pods(
             node,
             config: observed.config,
             image: observed.launcher_image,
-            volume: &volume.name,
-            read_only: mounted_claim(volume).is_some_and(|(_, read_only)| read_only),
+            volume: volume.name,
+            read_only: volume.read_only,
             claim,
         });
         let regarding = || Kind::Instance.reference(&instance.metadata);
@@ -238,8 +272,8 @@ pub(super) fn create_pods(
 }
 
 /// Returns the time until a failed attachment pod of a volume is replaced.
-fn replacement_wait(observed: &Observed<'_>, volume: &Volume) -> Option<Duration> {
-    let failed = observed.attachments.iter().filter(|pod| pod.is_down() && pod.claims.contains_key(&volume.name));
+fn replacement_wait(observed: &Observed<'_>, volume: &str) -> Option<Duration> {
+    let failed = observed.attachments.iter().filter(|pod| pod.is_down() && pod.claims.contains_key(volume));
     failed.filter_map(|pod| replacement_age_left(observed, pod)).max()
 }
 
@@ -296,7 +330,7 @@ fn needs(
     volume: &str,
     pod: &CachedAttachment,
 ) -> bool {
-    if hotplugged(observed.instance).any(|(wanted, _)| wanted.name == volume) {
+    if hotplugged(observed.instance).any(|wanted| wanted.name == volume) {
         return serving.get(volume).is_some_and(|serving| serving.metadata.uid == pod.metadata.uid);
     }
     entry_of(observed.instance, volume).is_some_and(|entry| {

@@ -182,7 +182,7 @@ fn derived_status(
     if !active.is_empty() {
         status.active_pods = active;
     }
-    volumes::update_claims(&observed.instance.spec.volumes, observed.claims, &mut status.volume_status);
+    volumes::update_claims(&observed.instance.spec, observed.claims, &mut status.volume_status);
     hotplug::update_status(observed, pod, &mut status.volume_status);
     let Some(pod) = pod else { return };
     if let Some(attached) = &pod.networks {

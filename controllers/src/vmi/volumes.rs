@@ -5,9 +5,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use api::vmi::{
-    status::{PersistentVolumeClaimInfo, VolumeStatus},
-    volumes::Volume,
+use api::{
+    VirtualMachineInstanceSpec,
+    vmi::status::{PersistentVolumeClaimInfo, VolumeStatus},
 };
 
 use crate::resources::claims::{CachedClaim, claim_name};
@@ -17,18 +17,19 @@ const FILESYSTEM_OVERHEAD: &str = "0.055";
 
 /// Updates the entries of volumes with claims. A claim that is gone leaves its entry unchanged.
 pub(super) fn update_claims(
-    volumes: &[Volume],
+    spec: &VirtualMachineInstanceSpec,
     claims: &BTreeMap<String, Arc<CachedClaim>>,
     entries: &mut Vec<VolumeStatus>,
 ) {
-    for volume in volumes {
-        let Some(name) = claim_name(volume) else { continue };
+    let volumes = spec.volumes.iter().filter_map(|volume| Some((&volume.name, claim_name(volume)?)));
+    let utilities = spec.utility_volumes.iter().map(|volume| (&volume.name, volume.claim_name.as_str()));
+    for (volume, name) in volumes.chain(utilities) {
         let Some(claim) = claims.get(name) else { continue };
         let info = Some(info(name, claim));
-        match entries.iter_mut().find(|entry| entry.name == volume.name) {
+        match entries.iter_mut().find(|entry| entry.name == *volume) {
             Some(entry) => entry.persistent_volume_claim_info = info,
             None => entries.push(VolumeStatus {
-                name: volume.name.clone(),
+                name: volume.clone(),
                 persistent_volume_claim_info: info,
                 ..VolumeStatus::default()
             }),
@@ -57,13 +58,14 @@ mod tests {
     use super::*;
 
     fn updated(volumes: Value, claims: &[(&str, Value)], before: Value) -> Value {
-        let volumes: Vec<Volume> = serde_json::from_value(volumes).unwrap();
+        let spec: VirtualMachineInstanceSpec =
+            serde_json::from_value(json!({"domain": {"devices": {}}, "volumes": volumes})).unwrap();
         let claims = claims.iter().map(|(name, claim)| {
             let claim: PersistentVolumeClaim = serde_json::from_value(claim.clone()).unwrap();
             ((*name).to_owned(), Arc::new(CachedClaim::from(claim)))
         });
         let mut entries: Vec<VolumeStatus> = serde_json::from_value(before).unwrap();
-        update_claims(&volumes, &claims.collect(), &mut entries);
+        update_claims(&spec, &claims.collect(), &mut entries);
         serde_json::to_value(entries).unwrap()
     }
 

@@ -224,6 +224,21 @@ impl SafeDir {
         self.resolve("create", path, flags, Mode::RUSR | Mode::WUSR, BENEATH).map(drop)
     }
 
+    /// Creates a directory `name` in this directory that only root can enter.
+    pub(crate) fn create_dir(&self, name: impl AsRef<Path>) -> Result<(), Error> {
+        let path = beneath(name.as_ref())?;
+        let (parent, name) = self.parent(path)?;
+        rustix::fs::mkdirat(&*parent.fd, &*name, Mode::RWXU).map_err(|errno| Error::io("create directory", path, errno))
+    }
+
+    /// Removes an empty directory.
+    pub(crate) fn remove_dir(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let path = path.as_ref();
+        let (parent, name) = self.parent(path)?;
+        rustix::fs::unlinkat(&*parent.fd, &*name, AtFlags::REMOVEDIR)
+            .map_err(|errno| Error::io("remove directory", path, errno))
+    }
+
     /// Removes an entry other than a directory; a link itself, not its target.
     pub(crate) fn remove_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();

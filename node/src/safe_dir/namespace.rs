@@ -1,7 +1,7 @@
 //! Files in the mount namespaces of pods.
 //!
-//! A volume of an attachment pod becomes visible in a launcher pod as a mount of one file: its image, or the node of its
-//! device. The mount is cloned in the namespace of the attachment pod and attached in that of the launcher pod. None is made
+//! A volume of an attachment pod becomes visible in a launcher pod as a mount of one file, its image or the node of its
+//! device, or of the directory of a utility volume. The mount is cloned in the namespace of the attachment pod and attached in that of the launcher pod. None is made
 //! on the node, so that nothing has to be undone there: the mounts end with the container.
 //!
 //! Each function here moves the thread that calls it into another mount namespace, and must run on a thread of its own
@@ -32,21 +32,34 @@ const MAX_DUMPS: usize = 1024;
 /// Most entries in the directory of a device node.
 const MAX_NODES: usize = 8;
 
-/// The mount of a file, attached nowhere.
+/// What a launcher pod sees of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A regular file.
+    Image,
+    /// A device node.
+    Device,
+    /// The directory of a file system.
+    Directory,
+}
+
+/// The mount of a file or directory, attached nowhere.
 #[derive(Debug)]
 pub(crate) struct DetachedMount {
     mount: OwnedFd,
-    /// Number of the block device; `None` for an image.
+    /// Number of the block device; `None` for anything else.
     pub(crate) device: Option<(u32, u32)>,
 }
 
-/// A file of a launcher pod's volume on which a mount is attached.
+/// A file or directory of a launcher pod's volume on which a mount is attached.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     /// The volume, as the node sees it.
     pub(crate) directory: SafeDir,
-    /// Name of the file.
+    /// Name in it.
     pub(crate) name: String,
+    /// What is mounted there.
+    pub(crate) form: Form,
 }
 
 /// Moves this thread into the mount namespace of a process and returns its root directory.
@@ -125,6 +138,14 @@ pub(crate) fn clone_dump(peer: &Peer, volume: &str, name: &str, user: u32) -> Re
     Ok(DetachedMount { mount: cloned(&file, name)?, device: None })
 }
 
+/// Clones the mount of the claim `volume` in an attachment pod, and gives its directory to `user`.
+pub(crate) fn clone_directory(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
+    let claim = open_claim(peer, volume, OFlags::PATH)?;
+    let stat = stat_of(&*claim.fd, Path::new(volume))?;
+    give(&claim.fd, volume, stat.uid, user)?;
+    Ok(DetachedMount { mount: cloned(&claim.fd, volume)?, device: None })
+}
+
 /// Clones the mount of the node of the block device `volume` in an attachment pod, and gives the node to `user`.
 pub(crate) fn clone_device(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
     let nodes = enter(peer)?.open_dir(Path::new(DEVICES).join(volume))?;
@@ -159,11 +180,23 @@ fn cloned(file: &OwnedFd, path: &str) -> Result<OwnedFd, Error> {
 }
 
 impl Target {
-    /// Creates the file, if it does not exist.
+    /// Creates the file or directory, if it does not exist.
     pub(crate) fn create(&self) -> Result<(), Error> {
-        match self.directory.create_file(&self.name) {
+        let created = match self.form {
+            Form::Image | Form::Device => self.directory.create_file(&self.name),
+            Form::Directory => self.directory.create_dir(&self.name),
+        };
+        match created {
             Err(error) if error.already_exists() => Ok(()),
             outcome => outcome,
+        }
+    }
+
+    /// Removes the file or directory.
+    pub(crate) fn remove(&self) -> Result<(), Error> {
+        match self.form {
+            Form::Image | Form::Device => self.directory.remove_file(&self.name),
+            Form::Directory => self.directory.remove_dir(&self.name),
         }
     }
 
@@ -181,7 +214,7 @@ impl Target {
         Ok(SafeDir { fd: directory.into(), one_mount: false })
     }
 
-    /// Attaches a mount on the file in the namespace of the launcher. Does nothing if one is attached.
+    /// Attaches a mount in the namespace of the launcher. Does nothing if one is attached.
     pub(crate) fn attach(&self, launcher: &Peer, source: &DetachedMount) -> Result<(), Error> {
         let directory = self.open(&enter(launcher)?)?;
         let path = Path::new(&self.name);
@@ -191,19 +224,20 @@ impl Target {
             Err(Error::Escape(_)) => return Ok(()),
             outcome => outcome?,
         };
-        require_kind(stat_of(&file, path)?, path, Kind::File)?;
+        let kind = if self.form == Form::Directory { Kind::Directory } else { Kind::File };
+        require_kind(stat_of(&file, path)?, path, kind)?;
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         rustix::mount::move_mount(&source.mount, "", &file, "", flags)
             .map_err(|errno| Error::io("attach the mount on", path, errno))
     }
 
-    /// Detaches the mount from the file in the namespace of the launcher. Returns the number of its block device. Fails while
-    /// a process has the file open.
-    pub(crate) fn detach(&self, launcher: &Peer, block: bool) -> Result<Option<(u32, u32)>, Error> {
+    /// Detaches the mount in the namespace of the launcher. Returns the number of its block device. Fails while a process has
+    /// the file open, or one of the directory.
+    pub(crate) fn detach(&self, launcher: &Peer) -> Result<Option<(u32, u32)>, Error> {
         let directory = self.open(&enter(launcher)?)?;
         let path = Path::new(&self.name);
-        // An image is not looked at: its storage may not answer.
-        let device = if block {
+        // Images and directories are not looked at: their storage may not answer.
+        let device = if self.form == Form::Device {
             let node = directory.resolve("open", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
             Some(stat_of(&node, path)?).filter(|stat| stat.kind == Kind::BlockDevice).map(|stat| stat.rdev)
         } else {

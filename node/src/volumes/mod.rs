@@ -18,8 +18,8 @@ use crate::{
     devices::cgroup::{self, Change},
     launcher::with_causes,
     safe_dir::{
-        self, Peer, SafeDir, connect_pod,
-        namespace::{Target, clone_device, clone_dump, clone_image},
+        self, Kind, Peer, SafeDir, connect_pod,
+        namespace::{Form, Target, clone_device, clone_directory, clone_dump, clone_image},
         pod_calls::{self, PodCalls},
     },
 };
@@ -36,12 +36,33 @@ const MAX_NAME: usize = 63;
 pub(crate) struct Handover {
     /// The volume.
     pub(crate) volume: String,
-    /// The claim is a block device.
-    pub(crate) block: bool,
+    /// What the launcher gets of its claim.
+    pub(crate) content: Content,
     /// UID of the attachment pod.
     pub(crate) pod: String,
-    /// Name of the file in the claim to which the guest's memory is written. `None`: the claim holds a disk.
-    pub(crate) dump: Option<String>,
+}
+
+/// What the launcher gets of the claim of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// The block device that the claim is.
+    Device,
+    /// The image of a disk in the file system.
+    Image,
+    /// The file of this name, to which the guest's memory is written.
+    Dump(String),
+    /// The directory of the whole file system.
+    Directory,
+}
+
+impl Content {
+    const fn form(&self) -> Form {
+        match self {
+            Self::Device => Form::Device,
+            Self::Image | Self::Dump(_) => Form::Image,
+            Self::Directory => Form::Directory,
+        }
+    }
 }
 
 /// Volumes to hand over and to take back.
@@ -119,7 +140,7 @@ pub(crate) struct Desk<'a> {
 impl Desk<'_> {
     /// Does the work for all volumes at the same time, and returns which volumes the launcher has then.
     pub(crate) async fn work(&self, work: Work) -> Result<Volumes, safe_dir::Error> {
-        let before = names(self.launcher)?;
+        let before = self.volumes()?;
         let attached = join_all(work.attach.iter().map(|handover| self.attach(handover, &before)));
         let detached = join_all(work.detach.iter().map(|volume| self.detach(volume, &before)));
         let (attached, detached) = tokio::join!(attached, detached);
@@ -130,13 +151,23 @@ impl Desk<'_> {
             Some((volume.clone(), error.failure()))
         };
         let failures = volumes.zip(attached.into_iter().chain(detached)).filter_map(failed).collect();
-        let mounted = names(self.launcher)?.into_keys().collect();
+        let mounted = self.volumes()?.into_keys().collect();
         Ok(Volumes { mounted, failures })
     }
 
-    fn target(&self, volume: &str, block: bool) -> Result<Target, Error> {
+    /// Returns the volumes that the launcher has.
+    fn volumes(&self) -> Result<BTreeMap<String, Form>, safe_dir::Error> {
+        let names = self.launcher.hotplugged_names()?;
+        if names.is_empty() {
+            return Ok(BTreeMap::new());
+        }
         let directory = self.pods.open_dir(pod_volume(self.pod))?;
-        Ok(Target { directory, name: hotplug::file_name(volume, block) })
+        Ok(volumes_of(names, &directory))
+    }
+
+    fn target(&self, volume: &str, form: Form) -> Result<Target, Error> {
+        let directory = self.pods.open_dir(pod_volume(self.pod))?;
+        Ok(Target { directory, name: hotplug::file_name(volume, form != Form::Image), form })
     }
 
     /// Runs a call about one volume on a thread of its own.
@@ -152,13 +183,13 @@ impl Desk<'_> {
         Ok(self.calls.run(namespace, &key, what, work).await??)
     }
 
-    async fn attach(&self, handover: &Handover, before: &BTreeMap<String, bool>) -> Result<(), Error> {
-        let Handover { volume, block, pod, dump } = handover;
+    async fn attach(&self, handover: &Handover, before: &BTreeMap<String, Form>) -> Result<(), Error> {
+        let Handover { volume, content, pod } = handover;
         if !is_name(volume) {
             return Err(Error::Name(volume.clone()));
         }
-        // A file that is mounted stays, also after the end of the attachment pod. A device is granted again.
-        if before.get(volume) == Some(&false) {
+        // What is mounted stays, also after the end of the attachment pod. A device is granted again.
+        if before.get(volume).is_some_and(|form| *form != Form::Device) {
             return Ok(());
         }
         let socket = pod_volume(pod).join(hotplug::SOCKET);
@@ -170,17 +201,18 @@ impl Desk<'_> {
             }
             Err(error) => return Err(error.into()),
         };
-        let (name, is_block, dump) = (volume.clone(), *block, dump.clone());
-        let clone = move || match (dump, is_block) {
-            (Some(file), _) => clone_dump(&holder, &name, &file, RUNTIME_USER),
-            (None, true) => clone_device(&holder, &name, RUNTIME_USER),
-            (None, false) => clone_image(&holder, &name, RUNTIME_USER),
+        let (name, wanted) = (volume.clone(), content.clone());
+        let clone = move || match wanted {
+            Content::Dump(file) => clone_dump(&holder, &name, &file, RUNTIME_USER),
+            Content::Device => clone_device(&holder, &name, RUNTIME_USER),
+            Content::Image => clone_image(&holder, &name, RUNTIME_USER),
+            Content::Directory => clone_directory(&holder, &name, RUNTIME_USER),
         };
         let source = self.call(volume, "clone the mount of a hot-plugged volume", clone).await?;
         if let Some(device) = source.device {
             cgroup::apply(self.launcher, Change::Grant(device))?;
         }
-        let (target, launcher) = (self.target(volume, *block)?, self.launcher.clone());
+        let (target, launcher) = (self.target(volume, content.form())?, self.launcher.clone());
         let device = source.device;
         let attach = move || target.create().and_then(|()| target.attach(&launcher, &source));
         let attached = self.call(volume, "attach a hot-plugged volume", attach).await;
@@ -188,36 +220,40 @@ impl Desk<'_> {
             cgroup::apply(self.launcher, Change::Withdraw(device))?;
         }
         if attached.is_ok() && !before.contains_key(volume) {
-            tracing::info!(volume, block, ?device, "handed the hot-plugged volume to virt-launcher");
+            tracing::info!(volume, form = ?content.form(), ?device, "handed the hot-plugged volume to virt-launcher");
         }
         attached
     }
 
-    async fn detach(&self, volume: &str, before: &BTreeMap<String, bool>) -> Result<(), Error> {
-        let Some(block) = before.get(volume).copied() else { return Ok(()) };
-        let (target, launcher) = (self.target(volume, block)?, self.launcher.clone());
+    async fn detach(&self, volume: &str, before: &BTreeMap<String, Form>) -> Result<(), Error> {
+        let Some(form) = before.get(volume).copied() else { return Ok(()) };
+        let (target, launcher) = (self.target(volume, form)?, self.launcher.clone());
         let place = target.clone();
-        let detach = move || place.detach(&launcher, block);
+        let detach = move || place.detach(&launcher);
         let device = self.call(volume, "detach a hot-plugged volume", detach).await?;
         if let Some(device) = device {
             cgroup::apply(self.launcher, Change::Withdraw(device))?;
         }
-        match target.directory.remove_file(&target.name) {
+        match target.remove() {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
-        tracing::info!(volume, block, ?device, "took the hot-plugged volume back from virt-launcher");
+        tracing::info!(volume, ?form, ?device, "took the hot-plugged volume back from virt-launcher");
         Ok(())
     }
 }
 
-/// Returns the volumes that a launcher has; true for a block device.
-fn names(launcher: &Peer) -> Result<BTreeMap<String, bool>, safe_dir::Error> {
+/// Returns the volumes of mounts with these names. `directory` has the entries beneath the mounts, which the node sees: the
+/// storage is not looked at.
+fn volumes_of(names: Vec<String>, directory: &SafeDir) -> BTreeMap<String, Form> {
     let volume = |name: String| match name.strip_suffix(".img") {
-        Some(volume) => (volume.to_owned(), false),
-        None => (name, true),
+        Some(volume) => (volume.to_owned(), Form::Image),
+        None => {
+            let is_directory = directory.stat(&name).is_ok_and(|stat| stat.kind == Kind::Directory);
+            (name, if is_directory { Form::Directory } else { Form::Device })
+        }
     };
-    Ok(launcher.hotplugged_names()?.into_iter().map(volume).collect())
+    names.into_iter().map(volume).collect()
 }
 
 /// Returns the directory of hot-plugged volumes of a pod beneath kubelet's directory of pods.

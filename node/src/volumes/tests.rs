@@ -19,7 +19,12 @@ impl Scratch {
     fn target(&self, name: &str) -> Target {
         let directory = self.0.join("hotplug-disks");
         fs::create_dir_all(&directory).unwrap();
-        Target { directory: SafeDir::trusted(&directory).unwrap(), name: name.to_owned() }
+        Target { directory: SafeDir::trusted(&directory).unwrap(), name: name.to_owned(), form: Form::Image }
+    }
+
+    /// Returns the volumes of a launcher.
+    fn volumes(&self, launcher: &Pod) -> BTreeMap<String, Form> {
+        volumes_of(launcher.1.hotplugged_names().unwrap(), &self.target("").directory)
     }
 }
 
@@ -124,7 +129,7 @@ fn a_dump_gets_a_file_of_its_own_and_replaces_the_former_one() {
         let (target, peer) = (scratch.target("data.img"), launcher.1.clone());
         target.create().unwrap();
         apart(move || {
-            target.detach(&peer, false).unwrap();
+            target.detach(&peer).unwrap();
             target.attach(&peer, &source).unwrap();
         });
         launcher.run(&format!("echo {name} > /run/kubevirt/hotplug-disks/data.img"));
@@ -151,7 +156,7 @@ fn an_image_is_handed_over_by_its_mount_and_taken_back_once_it_is_closed() {
     };
     attach(source).unwrap();
     assert_eq!(launcher.run("cat /var/run/kubevirt/hotplug-disks/data.img"), "content of the disk");
-    assert_eq!(names(&launcher.1).unwrap(), BTreeMap::from([("data".to_owned(), false)]));
+    assert_eq!(scratch.volumes(&launcher), BTreeMap::from([("data".to_owned(), Form::Image)]));
     // On the node there is only the file.
     assert_eq!(fs::read_to_string(scratch.0.join("hotplug-disks/data.img")).unwrap(), "");
     assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(scratch.0.join("claim/disk.img")).unwrap()), 107);
@@ -164,7 +169,7 @@ fn an_image_is_handed_over_by_its_mount_and_taken_back_once_it_is_closed() {
 
     let detach = || {
         let (target, launcher) = (target.clone(), launcher.1.clone());
-        apart(move || target.detach(&launcher, false))
+        apart(move || target.detach(&launcher))
     };
     launcher.run("( exec 3</run/kubevirt/hotplug-disks/data.img; exec sleep 3 ) >&- 2>&- & sleep 0.5");
     let in_use = detach();
@@ -172,8 +177,35 @@ fn an_image_is_handed_over_by_its_mount_and_taken_back_once_it_is_closed() {
     std::thread::sleep(Duration::from_secs(4));
     assert_eq!(detach().unwrap(), None);
     assert_eq!(detach().unwrap(), None, "again");
-    assert_eq!(names(&launcher.1).unwrap(), BTreeMap::new());
+    assert_eq!(scratch.volumes(&launcher), BTreeMap::new());
     assert_eq!(launcher.run("cat /run/kubevirt/hotplug-disks/data.img"), "");
+}
+
+#[test]
+fn a_utility_volume_is_the_directory_of_its_claim() {
+    let scratch = Scratch::new("directory");
+    let Some((holder, launcher)) = pods(&scratch) else { return };
+    let target = Target { form: Form::Directory, ..scratch.target("data") };
+    for _ in 0..2 {
+        target.create().unwrap();
+        let (peer, place, holder) = (launcher.1.clone(), target.clone(), holder.1.clone());
+        apart(move || place.attach(&peer, &clone_directory(&holder, "data", RUNTIME_USER).unwrap())).unwrap();
+    }
+    assert_eq!(scratch.volumes(&launcher), BTreeMap::from([("data".to_owned(), Form::Directory)]));
+    assert_eq!(launcher.1.hotplugged_names().unwrap(), ["data"], "a second time changes nothing");
+    launcher.run("echo written > /run/kubevirt/hotplug-disks/data/file");
+    assert_eq!(fs::read_to_string(scratch.0.join("claim/file")).unwrap(), "written\n");
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(scratch.0.join("claim")).unwrap()), RUNTIME_USER);
+    let peer = holder.1.clone();
+    let plain = apart(move || clone_directory(&peer, "plain", RUNTIME_USER)).unwrap_err();
+    assert!(matches!(plain, safe_dir::Error::NotMounted(_)), "{plain:?}");
+
+    let (place, peer) = (target.clone(), launcher.1.clone());
+    assert_eq!(apart(move || place.detach(&peer)).unwrap(), None);
+    target.remove().unwrap();
+    assert_eq!(scratch.volumes(&launcher), BTreeMap::new());
+    assert_eq!(launcher.run("ls /run/kubevirt/hotplug-disks"), "");
+    assert!(scratch.0.join("claim/file").exists(), "the content stays");
 }
 
 #[test]
@@ -218,7 +250,7 @@ fn a_launcher_cannot_redirect_a_mount() {
     launcher.run("umount /run/kubevirt/hotplug-disks && touch /run/kubevirt/hotplug-disks/data.img");
     let elsewhere = attach(image(&holder, "data").unwrap()).unwrap_err();
     assert!(matches!(elsewhere, safe_dir::Error::Escape(_)), "{elsewhere:?}");
-    assert_eq!(names(&launcher.1).unwrap(), BTreeMap::new());
+    assert_eq!(scratch.volumes(&launcher), BTreeMap::new());
 }
 
 #[test]

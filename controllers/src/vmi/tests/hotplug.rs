@@ -111,6 +111,36 @@ fn each_volume_gets_a_pod_and_no_claim_delays_another() {
 }
 
 #[test]
+fn utility_volume_is_attached_unless_its_claim_is_a_block_device() {
+    let mut instance = with_volumes(&[], &json!([]));
+    instance.spec.utility_volumes = serde_json::from_value(json!([
+        {"name": "a", "claimName": "a-claim"},
+        {"name": "b", "claimName": "b-claim", "readOnly": true, "type": "Backup"},
+        {"name": "c", "claimName": "c-claim"},
+    ]))
+    .unwrap();
+    let mut claims = claims(&[("a", "Bound"), ("b", "Bound")]);
+    let file_system = CachedClaim { block: false, ..claims["b-claim"].as_ref().clone() };
+    claims.insert("b-claim".into(), Arc::new(file_system));
+    let decision = decided_with(&instance, &claims, &[], launcher());
+    assert_eq!(pods(&decision), (vec!["b".to_owned()], vec![]));
+    let pod = decision.effects.iter().find_map(|effect| match effect {
+        Effect::Create { object, .. } => Some(object["spec"]["volumes"][1]["persistentVolumeClaim"].clone()),
+        _ => None,
+    });
+    assert_eq!(pod, Some(json!({"claimName": "b-claim", "readOnly": true})));
+    let expected = [
+        ("Pending", "Utility volume PVC a-claim must be filesystem mode, not block mode"),
+        ("Bound", "PVC is in phase Bound"),
+        ("Pending", "PVC c-claim not found"),
+    ];
+    for ((phase, message, _), expected) in entries(&decision).into_iter().zip(expected) {
+        assert_eq!((phase.as_str(), message.as_str()), expected);
+    }
+    assert_eq!(status_of(&decision)["volumeStatus"][1]["persistentVolumeClaimInfo"]["claimName"], "b-claim");
+}
+
+#[test]
 fn entry_follows_its_pod_until_virt_handler_owns_it() {
     let starting = json!({"status": {"phase": "Pending", "containerStatuses": null}});
     let created = "Created hotplug attachment pod hp-a, for volume a";

@@ -71,7 +71,7 @@ impl Story {
     }
 
     /// Starts the pod of [`on_node`](Self::on_node) for several scripts. Their background processes run until the node is left,
-    /// for ten minutes at most.
+    /// for half an hour at most.
     ///
     /// # Errors
     /// Fails if the pod does not start.
@@ -194,7 +194,7 @@ impl Node {
                 "automountServiceAccountToken": false,
                 "containers": [{
                     "name": "node", "image": format!("{}/toolbox:devel", registry()), "imagePullPolicy": "IfNotPresent",
-                    "command": ["sleep", "600"],
+                    "command": ["sleep", "1800"],
                     "securityContext": {"privileged": true, "runAsUser": 0},
                     "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true}],
                 }],

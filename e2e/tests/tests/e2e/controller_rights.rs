@@ -416,7 +416,7 @@ fn by_policy(answer: Option<&String>, policy: &str) -> bool {
 }
 
 /// Sends a request as virt-controller and returns the error if it is refused.
-async fn send(s: &Story, method: &Method, path: &str, body: &Value) -> Result<Option<String>> {
+pub(crate) async fn send(s: &Story, method: &Method, path: &str, body: &Value) -> Result<Option<String>> {
     let kind = match *method {
         // virt-controller names webhooks in a list.
         Method::PATCH

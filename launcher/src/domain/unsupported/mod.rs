@@ -193,6 +193,7 @@ const HANDLER: &[&str] = &[
     "networks.pod.vmIPv6NetworkCIDR",
     "networks.pod.vmNetworkCIDR",
     "terminationGracePeriodSeconds",
+    "utilityVolumes.*",
 ];
 
 /// Carried out by virt-controller, which renders the launcher pod, and by the pod's scheduler and kubelet.

@@ -149,7 +149,6 @@ fn each_unsupported_field_is_named() {
         (interface(json!({"macvtap": {}})), "domain.devices.interfaces[0].macvtap"),
         (interface(json!({"binding": {"name": "b"}})), "domain.devices.interfaces[0].binding"),
         (json!({"networks": [{"resourceClaim": {}}]}), "networks[0].resourceClaim"),
-        (json!({"utilityVolumes": [{"name": "u"}]}), "utilityVolumes"),
         (volume(json!({"hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),
         (volume(json!({"downwardMetrics": {}})), "volumes[0].downwardMetrics"),
         (volume(json!({"containerPath": {"path": "/p"}})), "volumes[0].containerPath"),

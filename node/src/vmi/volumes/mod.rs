@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     launcher::{bounded, is_pod_uid},
-    volumes::{Handover, Work},
+    volumes::{Content, Handover, Work},
 };
 
 /// A start waits this long for volumes with an attachment pod, and for volumes without one.
@@ -33,7 +33,19 @@ fn entries(vmi: &VirtualMachineInstance) -> impl Iterator<Item = &VolumeStatus> 
 }
 
 fn is_in_spec(vmi: &VirtualMachineInstance, volume: &str) -> bool {
-    vmi.spec.volumes.iter().any(|known| known.name == volume)
+    vmi.spec.volumes.iter().any(|known| known.name == volume) || hotplug::utility_volume(vmi, volume).is_some()
+}
+
+/// Returns what a volume holds; `None` before the file of a dump has its name, and for a claim of another kind.
+fn content(vmi: &VirtualMachineInstance, entry: &VolumeStatus) -> Option<Content> {
+    let is_block = hotplug::is_block(entry);
+    if dump::is_wanted(vmi, &entry.name) {
+        return dump::file_of(entry).map(|file| Content::Dump(file.to_owned()));
+    }
+    if hotplug::utility_volume(vmi, &entry.name).is_some() {
+        return (!is_block).then_some(Content::Directory);
+    }
+    Some(if is_block { Content::Device } else { Content::Image })
 }
 
 /// Returns the UID of the pod that attaches a volume.
@@ -52,13 +64,8 @@ pub(super) fn plan(observed: &Observed) -> Option<(Work, Duration)> {
     let attach: Vec<Handover> = entries(vmi)
         .filter(|entry| is_in_spec(vmi, &entry.name) && !has(&entry.name))
         .filter_map(|entry| {
-            let (volume, block) = (entry.name.clone(), hotplug::is_block(entry));
-            // The file gets its name first.
-            let dump = match dump::is_wanted(vmi, &entry.name) {
-                true => Some(dump::file_of(entry)?.to_owned()),
-                false => None,
-            };
-            Some(Handover { volume, block, pod: attachment_pod(entry)?.to_owned(), dump })
+            let (volume, pod) = (entry.name.clone(), attachment_pod(entry)?.to_owned());
+            Some(Handover { volume, content: content(vmi, entry)?, pod })
         })
         .collect();
     let mounted = state.into_iter().flat_map(|state| &state.volumes.mounted);

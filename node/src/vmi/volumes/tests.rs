@@ -93,6 +93,35 @@ fn volumes_are_handed_over_when_their_pod_is_known_and_taken_back_when_the_domai
 }
 
 #[test]
+fn launchers_get_what_the_volume_is_for() {
+    let named = json!({"name": "dump", "target": "", "phase": "AttachedToNode", "hotplugVolume": {"attachPodUID": POD},
+        "memoryDumpVolume": {"claimName": "c", "targetFileName": "m-dump-1.memory.dump"}});
+    for (volume, entry, expected) in [
+        (json!({"volumes": [{"name": "data"}]}), entry("data", "Bound", POD), Some(Content::Image)),
+        (json!({"volumes": [{"name": "raw"}]}), entry("raw", "Bound", POD), Some(Content::Device)),
+        (
+            json!({"utilityVolumes": [{"name": "data", "claimName": "c"}]}),
+            entry("data", "Bound", POD),
+            Some(Content::Directory),
+        ),
+        (json!({"utilityVolumes": [{"name": "raw", "claimName": "c"}]}), entry("raw", "Bound", POD), None),
+        (
+            json!({"volumes": [{"name": "dump", "memoryDump": {"claimName": "c"}}]}),
+            named,
+            Some(Content::Dump("m-dump-1.memory.dump".into())),
+        ),
+        (json!({"volumes": [{"name": "dump", "memoryDump": {"claimName": "c"}}]}), entry("dump", "Bound", POD), None),
+    ] {
+        let mut vmi = serde_json::to_value(&*vmi(&[], &[entry])).unwrap();
+        json_patch::merge(&mut vmi, &json!({"spec": volume}));
+        let mut observed = observed(&[], &[], &[], &[]);
+        observed.vmi = Arc::new(serde_json::from_value(vmi).unwrap());
+        let planned = plan(&observed).map(|(work, _)| work.attach);
+        assert_eq!(planned.unwrap_or_default().pop().map(|handover| handover.content), expected, "{volume}");
+    }
+}
+
+#[test]
 fn nothing_is_taken_back_before_the_domain_is_known_to_be_in_line() {
     let ready = [entry("data", "Ready", POD)];
     let mut waiting = observed(&[], &ready, &["data"], &[]);
@@ -117,7 +146,7 @@ fn a_new_connection_observes_the_volumes_and_grants_them_again() {
     let mut observed = observed(&["data"], &[entry("data", "Ready", POD)], &["data"], &["data"]);
     observed.volumes = None;
     let (work, when) = plan(&observed).unwrap();
-    let handover = Handover { volume: "data".into(), block: false, pod: POD.into(), dump: None };
+    let handover = Handover { volume: "data".into(), content: Content::Image, pod: POD.into() };
     assert_eq!((work.attach, when), (vec![handover], Duration::ZERO));
     // Without hot-plugged volumes nothing is looked at.
     observed.vmi = vmi(&[], &[]);
