@@ -19,6 +19,7 @@ mod forward;
 mod graph;
 mod guest;
 mod lifecycle;
+mod memory_dump;
 mod relay;
 mod resize;
 mod ssh;
@@ -79,6 +80,19 @@ impl Error {
     }
 }
 
+/// Returns true if the API server does not know the object.
+fn is_not_found(error: &Error) -> bool {
+    matches!(error, Error::Refused { code: 404, .. })
+}
+
+/// Adds the failed operation to the message of a refusal.
+fn failed_while(what: &str) -> impl Fn(Error) -> Error {
+    move |error| match error {
+        Error::Refused { code, message } => Error::Refused { code, message: format!("error {what}, {message}") },
+        other => other,
+    }
+}
+
 /// Prints to standard output. A closed pipe (`| head`) is not an error.
 fn print(text: std::fmt::Arguments<'_>) -> Result<(), Error> {
     let mut output = std::io::stdout().lock();
@@ -136,7 +150,7 @@ enum Command {
     #[command(subcommand)]
     Set(resize::SetCommand),
     /// Dump the memory of a running virtual machine to a PersistentVolumeClaim
-    MemoryDump(volumes::DumpOptions),
+    MemoryDump(memory_dump::Options),
     /// Create a Service for a VM, a VMI or a replica set
     Expose(expose::ExposeOptions),
     /// Forward local ports to a VM or VMI
@@ -303,7 +317,7 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::AddVolume(options) => volumes::add(&connection, &options).await,
                 Command::RemoveVolume(options) => volumes::remove(&connection, &options).await,
                 Command::Set(command) => resize::set(&connection, &command).await,
-                Command::MemoryDump(options) => volumes::memory_dump(&connection, &options).await,
+                Command::MemoryDump(options) => memory_dump::run(&connection, &options).await,
                 Command::Expose(options) => expose::run(&connection, &options).await,
                 Command::PortForward(options) => forward::run(connection, &options).await,
                 Command::Ssh(options) => ssh::run(&connection, &cli.cluster, &options),
@@ -344,6 +358,13 @@ mod tests {
     #[test]
     fn command_line_definition_is_consistent() {
         definition().debug_assert();
+    }
+
+    #[test]
+    fn error_names_the_failed_operation() {
+        let refused = Error::Refused { code: 501, message: "this volume is not available yet".into() };
+        let said = failed_while("adding volume")(refused).to_string();
+        assert_eq!(said, "error adding volume, this volume is not available yet");
     }
 
     /// Returns the commands of this plugin in the blocks `console` of a document.

@@ -1,10 +1,10 @@
-//! `addvolume` and `removevolume`: volumes of a running VM or VMI. `memory-dump`: dumps its memory to a claim.
+//! `addvolume` and `removevolume`: volumes of a running VM or VMI.
 
 use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::{Connection, Error, lifecycle::body, object_name};
+use crate::{Connection, Error, failed_while, is_not_found, object_name};
 
 /// Longest name of a volume, which must be a DNS label.
 const MAX_NAME: usize = 63;
@@ -71,31 +71,6 @@ pub(crate) struct RemoveOptions {
     dry_run: bool,
 }
 
-/// Actions on memory dumps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DumpAction {
-    /// Dump the memory to a claim
-    Get,
-    /// Download the last dump
-    Download,
-    /// Remove the association with the claim of the last dump
-    Remove,
-}
-
-/// Options of `memory-dump`.
-#[derive(Args)]
-pub(crate) struct DumpOptions {
-    /// Action
-    #[arg(value_enum)]
-    action: DumpAction,
-    /// Name of the VirtualMachine
-    #[arg(value_name = "VM")]
-    vm: String,
-    /// PersistentVolumeClaim for the dump; default: that of the last dump
-    #[arg(long, value_name = "NAME")]
-    claim_name: Option<String>,
-}
-
 impl AddOptions {
     /// Returns the name of disk and volume.
     fn name(&self) -> Result<&str, Error> {
@@ -126,10 +101,6 @@ impl AddOptions {
         }
         Ok(request)
     }
-}
-
-fn is_not_found(error: &Error) -> bool {
-    matches!(error, Error::Refused { code: 404, .. })
 }
 
 /// Returns the source of the volume: the DataVolume of this name, or else the claim.
@@ -176,14 +147,6 @@ async fn put_vm_or_vmi(connection: &Connection, vm: &str, action: &str, request:
     }
 }
 
-/// Adds the failed operation to the message of an error.
-fn failed_while(what: &str) -> impl Fn(Error) -> Error {
-    move |error| match error {
-        Error::Refused { code, message } => Error::Refused { code, message: format!("error {what}, {message}") },
-        other => other,
-    }
-}
-
 /// Warns about the deprecated flag, which scripts may still set.
 fn warn_persist_deprecated(persist: bool) {
     if persist {
@@ -210,30 +173,6 @@ pub(crate) async fn remove(connection: &Connection, options: &RemoveOptions) -> 
     }
     put_vm_or_vmi(connection, vm, "removevolume", &request).await.map_err(failed_while("removing volume"))?;
     say!("Successfully submitted remove volume request to VM {vm} for volume {}", options.volume_name)?;
-    Ok(())
-}
-
-pub(crate) async fn memory_dump(connection: &Connection, options: &DumpOptions) -> Result<(), Error> {
-    let vm = object_name(&options.vm)?;
-    match options.action {
-        DumpAction::Get => {
-            let request = body(&[("claimName", options.claim_name.as_ref().map(|name| json!(name)))], false);
-            let path = connection.path("virtualmachines", vm, "memorydump");
-            connection.call(Method::PUT, &path, request).await.map_err(failed_while("dumping vm memory"))?;
-            say!("Successfully submitted memory dump request of VM {vm}")?;
-        }
-        DumpAction::Remove => {
-            let path = connection.path("virtualmachines", vm, "removememorydump");
-            let removed = connection.call(Method::PUT, &path, Vec::new()).await;
-            removed.map_err(failed_while("removing memory dump association"))?;
-            say!("Successfully submitted remove memory dump association of VM {vm}")?;
-        }
-        DumpAction::Download => {
-            return Err(Error::Usage(
-                "memory dumps cannot be downloaded yet: this requires exports, which are not available".into(),
-            ));
-        }
-    }
     Ok(())
 }
 
@@ -285,24 +224,10 @@ mod tests {
             &["addvolume", "vm", "--volume-name=a", "--cache=all"],
             &["addvolume", "vm", "--volume-name=a", "--disk-type=cdrom"],
             &["removevolume", "vm"],
-            &["memory-dump", "vm"],
-            &["memory-dump", "put", "vm"],
         ] {
             assert!(Cli::try_parse_from([&["kubectl-virt"], words].concat()).is_err(), "{words:?}");
         }
-        for words in [
-            &["removevolume", "vm", "--volume-name=a", "--persist", "--dry-run"][..],
-            &["memory-dump", "get", "vm", "--claim-name=a"],
-            &["memory-dump", "remove", "vm"],
-        ] {
-            assert!(Cli::try_parse_from([&["kubectl-virt"], words].concat()).is_ok(), "{words:?}");
-        }
-    }
-
-    #[test]
-    fn error_names_the_failed_operation() {
-        let refused = Error::Refused { code: 501, message: "this volume is not available yet".into() };
-        let said = failed_while("adding volume")(refused).to_string();
-        assert_eq!(said, "error adding volume, this volume is not available yet");
+        let words = ["kubectl-virt", "removevolume", "vm", "--volume-name=a", "--persist", "--dry-run"];
+        assert!(Cli::try_parse_from(words).is_ok());
     }
 }

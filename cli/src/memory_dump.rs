@@ -1,0 +1,180 @@
+//! `memory-dump`: dumps the memory of a running VM to a claim, which it can create.
+
+use clap::{Args, ValueEnum};
+use http::Method;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
+
+use crate::{Connection, Error, failed_while, is_not_found, lifecycle::body, object_name};
+
+/// Bytes of a dump in addition to the memory, as virt-api requires.
+const DUMP_OVERHEAD: i64 = 100 << 20;
+/// Part of a claim, in thousandths, that virt-api assumes for the file system without the configuration of an importer.
+const FILE_SYSTEM_OVERHEAD: i64 = 55;
+
+/// Actions on memory dumps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Action {
+    /// Dump the memory to a claim
+    Get,
+    /// Download the last dump
+    Download,
+    /// Remove the association with the claim of the last dump
+    Remove,
+}
+
+/// Options of `memory-dump`.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Action
+    #[arg(value_enum)]
+    action: Action,
+    /// Name of the VirtualMachine
+    #[arg(value_name = "VM")]
+    vm: String,
+    /// PersistentVolumeClaim for the dump; default: that of the last dump
+    #[arg(long, value_name = "NAME")]
+    claim_name: Option<String>,
+    /// Create the claim, with room for the memory of the VM
+    #[arg(long, requires = "claim_name")]
+    create_claim: bool,
+    /// Storage class of the created claim; default: that of the cluster
+    #[arg(long, value_name = "NAME", requires = "create_claim")]
+    storage_class: Option<String>,
+    /// Access mode of the created claim
+    #[arg(long, value_parser = ["ReadWriteOnce", "ReadWriteMany"], default_value = "ReadWriteOnce")]
+    access_mode: String,
+}
+
+pub(crate) async fn run(connection: &Connection, options: &Options) -> Result<(), Error> {
+    let vm = object_name(&options.vm)?;
+    match options.action {
+        Action::Get => {
+            if let Some(name) = options.claim_name.as_deref().filter(|_| options.create_claim) {
+                create_claim(connection, vm, name, options).await.map_err(failed_while("creating the claim"))?;
+            }
+            let request = body(&[("claimName", options.claim_name.as_ref().map(|name| json!(name)))], false);
+            let path = connection.path("virtualmachines", vm, "memorydump");
+            connection.call(Method::PUT, &path, request).await.map_err(failed_while("dumping vm memory"))?;
+            say!("Successfully submitted memory dump request of VM {vm}")?;
+        }
+        Action::Remove => {
+            let path = connection.path("virtualmachines", vm, "removememorydump");
+            let removed = connection.call(Method::PUT, &path, Vec::new()).await;
+            removed.map_err(failed_while("removing memory dump association"))?;
+            say!("Successfully submitted remove memory dump association of VM {vm}")?;
+        }
+        Action::Download => {
+            return Err(Error::Usage(
+                "memory dumps cannot be downloaded yet: this requires exports, which are not available".into(),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Creates the claim for a dump of a running VM.
+async fn create_claim(connection: &Connection, vm: &str, name: &str, options: &Options) -> Result<(), Error> {
+    let name = object_name(name)?;
+    let namespace = &connection.namespace;
+    let path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{vm}");
+    let vmi = match connection.call(Method::GET, &path, Vec::new()).await {
+        Err(error) if is_not_found(&error) => {
+            return Err(Error::Usage(format!("VM {vm} does not run: its memory cannot be dumped")));
+        }
+        read => read?,
+    };
+    let vmi: Value = serde_json::from_slice(&vmi).map_err(|e| Error::Transport(format!("unreadable VMI: {e}")))?;
+    let size = size(&vmi).ok_or_else(|| Error::Usage(format!("VMI {vm} does not tell the size of its memory")))?;
+    let claim = claim(name, size, options).to_string().into_bytes();
+    let claims = format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims");
+    connection.call(Method::POST, &claims, claim).await?;
+    say!("PVC {namespace}/{name} created")
+}
+
+fn claim(name: &str, size: i64, options: &Options) -> Value {
+    let mut claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+        "spec": {
+            "accessModes": [options.access_mode],
+            "resources": {"requests": {"storage": api::quantity::bytes(size).0}},
+        },
+    });
+    if let Some(class) = &options.storage_class {
+        claim["spec"]["storageClassName"] = json!(class);
+    }
+    claim
+}
+
+/// Returns the bytes that a claim must have for the memory of a VMI, in whole MiB.
+fn size(vmi: &Value) -> Option<i64> {
+    let bytes = |value: &Value| api::quantity::units(&Quantity(value.as_str()?.to_owned())).ok();
+    let (status, domain) = (&vmi["status"]["memory"], &vmi["spec"]["domain"]);
+    let sizes = [
+        &status["guestCurrent"],
+        &status["guestRequested"],
+        &domain["memory"]["guest"],
+        &domain["resources"]["requests"]["memory"],
+    ];
+    let memory = sizes.into_iter().filter_map(bytes).max().filter(|bytes| *bytes > 0)?;
+    let inflated = memory.checked_add(DUMP_OVERHEAD)?.checked_mul(1000)? / (1000 - FILE_SYSTEM_OVERHEAD);
+    Some((inflated / (1 << 20) + 1) << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::{Cli, Command};
+
+    fn options(words: &[&str]) -> Result<Options, clap::Error> {
+        let cli = Cli::try_parse_from([&["kubectl-virt", "memory-dump"], words].concat())?;
+        let Command::MemoryDump(options) = cli.command else { panic!("another command") };
+        Ok(options)
+    }
+
+    #[test]
+    fn wrong_arguments_are_rejected_before_any_request() {
+        for words in [
+            &["vm"][..],
+            &["put", "vm"],
+            &["get", "vm", "--create-claim"],
+            &["get", "vm", "--claim-name=a", "--storage-class=fast"],
+            &["get", "vm", "--claim-name=a", "--create-claim", "--access-mode=ReadOnlyMany"],
+        ] {
+            assert!(options(words).is_err(), "{words:?}");
+        }
+        for words in [
+            &["get", "vm"][..],
+            &["get", "vm", "--claim-name=a"],
+            &["get", "vm", "--claim-name=a", "--create-claim", "--storage-class=fast", "--access-mode=ReadWriteMany"],
+            &["remove", "vm"],
+        ] {
+            assert!(options(words).is_ok(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn created_claim_has_room_for_the_memory() {
+        let domain = json!({"memory": {"guest": "1Gi"}, "resources": {"requests": {"memory": "900Mi"}}});
+        for (vmi, mebibytes) in [
+            // (1024 + 100) / 0.945
+            (json!({"spec": {"domain": domain}}), Some(1190)),
+            (json!({"spec": {"domain": domain}, "status": {"memory": {"guestCurrent": "2Gi"}}}), Some(2274)),
+            (json!({"spec": {"domain": {"resources": {"requests": {"memory": "900Mi"}}}}}), Some(1059)),
+            (json!({"spec": {"domain": {}}}), None),
+            (json!({"spec": {"domain": {"memory": {"guest": "9223372036854775807"}}}}), None),
+        ] {
+            assert_eq!(size(&vmi), mebibytes.map(|size| size << 20), "{vmi}");
+        }
+        let chosen = options(&["get", "vm", "--claim-name=a", "--create-claim", "--storage-class=fast"]).unwrap();
+        assert_eq!(
+            claim("a", 1190 << 20, &chosen)["spec"],
+            json!({
+                "accessModes": ["ReadWriteOnce"], "storageClassName": "fast",
+                "resources": {"requests": {"storage": "1190Mi"}},
+            })
+        );
+    }
+}
