@@ -12,7 +12,7 @@ use http::Method;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::manifests;
+use crate::{live_resize::condition, manifests};
 
 const MINUTES: Duration = Duration::from_secs(150);
 
@@ -230,6 +230,54 @@ async fn missing(s: &Story) -> Result<()> {
     edit(s, json!([claim("block")]), json!([disk("block")])).await?;
     wait_no_entry(s, "absent").await?;
     run(&mut console, "test -n \"$(disk block)\"").await?;
+    console.leave().await
+}
+
+#[test]
+fn volume_without_a_free_port_says_so_and_delays_no_other() {
+    story("hotplug-ports", async |s| {
+        let block = Storage::make(s, "block", Backing::Device).await?;
+        let files = Storage::make(s, "files", Backing::Directory).await?;
+        let result = async {
+            add_image(s, &files).await?;
+            without_ports(s).await
+        }
+        .await;
+        let gone = delete_vmis(s).await;
+        files.remove(s).await?;
+        block.remove(s).await?;
+        result.and(gone)
+    });
+}
+
+async fn without_ports(s: &Story) -> Result<()> {
+    // Devices on the root complex: no port is free.
+    let annotated = "metadata: {labels: {app: box}, annotations: {kubevirt.io/placePCIDevicesOnRootComplex: \"true\"}}";
+    s.apply(&manifests::kernel_vm("box", "Always").replace("metadata: {labels: {app: box}}", annotated)).await?;
+    s.wait_running("box").await?;
+    let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name, "hotpluggable": true}});
+    let disk = |name: &str, bus: &str| json!({"name": name, "serial": name, "disk": {"bus": bus}});
+    let (no_port, on_scsi) = (disk("block", "virtio"), disk("files", "scsi"));
+    edit(s, json!([claim("block"), claim("files")]), json!([no_port, on_scsi])).await?;
+    wait_phase(s, "files", "Ready").await?;
+    wait_phase(s, "block", "MountedToPod").await?;
+    let says = |vmi: &Value| {
+        let message = condition(vmi, "Synchronized").and_then(|shown| shown["message"].as_str());
+        message.is_some_and(|message| {
+            message.contains("volume block: cannot attach the volume") && message.contains("PCI")
+        })
+    };
+    s.wait("vmi", "box", "say that there is no port", MINUTES, says).await?;
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+    run(&mut console, HELPERS).await?;
+    run(&mut console, "comes files").await?;
+
+    edit(s, json!([claim("files")]), json!([on_scsi])).await?;
+    wait_no_entry(s, "block").await?;
+    let is_in_line = |vmi: &Value| condition(vmi, "Synchronized").is_none() && vmi["status"]["phase"] == "Running";
+    s.wait("vmi", "box", "be in line again", MINUTES, is_in_line).await?;
+    run(&mut console, "test -n \"$(disk files)\"").await?;
     console.leave().await
 }
 
