@@ -96,11 +96,23 @@ async fn row(kills: &Kills<'_>, during: During, victim: Victim, size: &mut Size)
     };
     let former = vmi_uid(s).await?;
     kills.during(&format!("{during:?}"), Some(during.holder()), victim, change, |vmi| during.is_observed(vmi)).await?;
-    if victim == Victim::Qemu {
-        kills.started_again(&former).await?;
-        in_guest(s, READY).await?;
+    if victim != Victim::Qemu {
+        return settled(s, wanted).await;
     }
-    settled(s, wanted).await
+    kills.started_again(&former).await?;
+    in_guest(s, READY).await?;
+    settled(s, wanted).await?;
+    if size.memory == "1Gi" {
+        return Ok(());
+    }
+    // The guest cannot shrink below the memory that it was started with.
+    size.memory = "1Gi";
+    set_memory(s, size.memory).await?;
+    let former = vmi_uid(s).await?;
+    s.virt(&["restart", GUEST, "--grace-period=0", "--force"]).await?;
+    kills.started_again(&former).await?;
+    in_guest(s, READY).await?;
+    settled(s, *size).await
 }
 
 async fn set_memory(s: &Story, guest: &str) -> Result<()> {
