@@ -162,7 +162,7 @@ impl<K: Cached> Cache<K> {
             let mut content = self.write();
             let known = content.objects.get(key).and_then(|object| object.meta().uid.clone());
             if let Some(gone) = uid.map(str::to_owned).or_else(|| known.clone()) {
-                content.bury(gone);
+                content.bury(&gone);
             }
             if uid.is_some() && known.as_deref() != uid {
                 return;
@@ -215,6 +215,10 @@ impl<K: Cached> Cache<K> {
                 return;
             }
             if is_answer && object.meta().uid.as_ref().is_some_and(|uid| content.is_buried(uid)) {
+                return;
+            }
+            // The end of an object that is being deleted may have been seen before more deletions than are remembered.
+            if is_answer && object.meta().deletion_timestamp.is_some() && !content.objects.contains_key(&key) {
                 return;
             }
             content.insert(key, object.clone())

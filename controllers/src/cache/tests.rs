@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::*;
 
 #[derive(Clone, Debug)]
@@ -58,6 +60,39 @@ fn late_answer_does_not_bring_back_a_deleted_object() {
     cache.observe_deleted(&Key::new("n", "a"), Some("u"));
     cache.observe(thing("u", "4"));
     assert_eq!(known(&cache), None);
+}
+
+#[test]
+fn late_answer_to_a_deletion_does_not_bring_back_one_of_thousands_of_objects() {
+    let cache = Cache::default();
+    let mut deleting = thing("u", "6");
+    deleting.0.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+    cache.apply(thing("u", "5"), false);
+    cache.observe(deleting.clone());
+    assert_eq!(known(&cache).as_deref(), Some("6"));
+    cache.observe_deleted(&Key::new("n", "a"), Some("u"));
+    for index in 0..5000 {
+        cache.observe_deleted(&Key::new("n", "other"), Some(&format!("uid-{index}")));
+    }
+    cache.observe(deleting.clone());
+    assert_eq!(known(&cache), None, "the watch does not report its end a second time");
+    // The watch is right.
+    cache.apply(deleting, false);
+    assert_eq!(known(&cache).as_deref(), Some("6"));
+}
+
+/// With less memory, the searches for the pods of VMIs that end together would repeat for ever.
+#[test]
+fn thousands_of_deletions_are_remembered_and_the_oldest_forgotten() {
+    let cache: Cache<Thing> = Cache::default();
+    let gone = |index: usize| format!("uid-{index}");
+    let limit = 1 << 16;
+    for index in 0..=limit {
+        cache.observe_deleted(&Key::new("n", ""), Some(&gone(index)));
+        cache.observe_deleted(&Key::new("n", ""), Some(&gone(index)));
+    }
+    assert!(!cache.is_gone(&gone(0)));
+    assert!((1..=limit).all(|index| cache.is_gone(&gone(index))));
 }
 
 #[derive(Clone, Debug)]
