@@ -33,6 +33,7 @@ const MODULES: &[&str] = &[
     "virtio_input",
     "ahci",
     "sd_mod",
+    "sg",
     "sr_mod",
     "isofs",
     "vfat",

@@ -200,7 +200,8 @@ fn one(
     if disk.shareable == Some(true) {
         element = element.child(Element::new("shareable"));
     }
-    if let Some(serial) = disk.serial.as_deref().filter(|serial| !serial.is_empty()) {
+    // A LUN has the serial number of its device, and libvirt refuses another one. virtctl always requests one.
+    if let Some(serial) = disk.serial.as_deref().filter(|serial| !serial.is_empty() && disk.lun.is_none()) {
         element = element.child(Element::new("serial").text(serial));
     }
     if let Some(order) = disk.boot_order {

@@ -18,7 +18,7 @@ const MINUTES: Duration = Duration::from_secs(150);
 
 /// Functions for the guest's shell: the disk with a serial number, and a wait for it (or for its end). SCSI disks have the
 /// number behind the header of a page. The guest loads only the drivers of devices that it has at its boot.
-const HELPERS: &str = "dmesg -n 1; modprobe -qa virtio_blk virtio_scsi sd_mod; \
+const HELPERS: &str = "dmesg -n 1; modprobe -qa virtio_blk virtio_scsi sd_mod sg; \
      disk() { for d in /sys/block/vd* /sys/block/sd*; do [ -e $d ] || continue; \
      s=$(cat $d/serial 2>/dev/null || tail -c +5 $d/device/vpd_pg80 2>/dev/null); \
      [ \"$s\" = $1 ] && echo /dev/${d##*/}; done; }; \
@@ -134,6 +134,10 @@ async fn plugged(s: &Story) -> Result<()> {
         run(&mut console, &format!("comes {serial}")).await?;
         run(&mut console, &format!("echo kept-$((40+2)) | dd of=$(disk {serial}) bs=512 conv=sync,fsync")).await?;
     }
+    // The SCSI disk takes commands of its kind.
+    let generic = "d=$(disk FILES); cat /sys/block/${d##*/}/device/scsi_generic/sg*/device/vendor";
+    let vendor = run(&mut console, generic).await?;
+    ensure!(vendor == "QEMU", "the generic SCSI device is of {vendor:?}");
     ensure_no_restart_is_required(s).await?;
     let launcher = s.launcher_pod("box").await?;
     ensure!(

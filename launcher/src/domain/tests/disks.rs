@@ -68,6 +68,15 @@ fn a_scsi_disk_with_a_thread_of_its_own_gives_one_to_the_controller() {
 }
 
 #[test]
+fn a_lun_has_the_serial_number_of_its_device() {
+    let serial = |kind: &str| {
+        let disk = json!({"name": "data", kind: {"bus": "scsi"}, "serial": "S1"});
+        xml(with_disk(disk)).contains("<serial>S1</serial>")
+    };
+    assert!(serial("disk") && !serial("lun"), "libvirt refuses a LUN with another serial number");
+}
+
+#[test]
 fn block_sizes_are_the_disks_or_those_of_the_volume() {
     for (sizes, expected) in [
         (
