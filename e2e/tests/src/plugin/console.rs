@@ -17,6 +17,8 @@ use super::served::{Ended, collect};
 
 /// Limit of kept output in bytes.
 const OUTPUT_LIMIT: usize = 256 * 1024;
+/// Attempts to run the first command after a login.
+const LOGIN_ATTEMPTS: u32 = 4;
 
 /// An open console.
 pub struct Console {
@@ -133,7 +135,16 @@ impl Console {
         if text == "incorrect" {
             bail!("the password is wrong");
         }
-        let (_, status) = self.run("true").await.context("log in")?;
+        // Messages of the boot may look like a prompt, such as the picture of a host key that cloud-init prints. Input before
+        // the real one is lost, so the first command is repeated.
+        let mut attempts = 1;
+        let (_, status) = loop {
+            match self.run("true").await {
+                Err(error) if attempts == LOGIN_ATTEMPTS => return Err(error.context("log in")),
+                Err(_) => attempts += 1,
+                Ok(answer) => break answer,
+            }
+        };
         if status == 0 { Ok(()) } else { bail!("no shell after login") }
     }
 
