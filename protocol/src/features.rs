@@ -16,11 +16,14 @@ pub enum Feature {
     NicHotplug,
     /// `DumpMemory`.
     MemoryDump,
+    /// `PrepareMigration`, `Migrate` and `AbortMigration`, with the channels of the migration socket.
+    LiveMigration,
 }
 
 impl Feature {
     /// All features of this release.
-    pub const ALL: [Self; 4] = [Self::ItemResults, Self::LiveResize, Self::NicHotplug, Self::MemoryDump];
+    pub const ALL: [Self; 5] =
+        [Self::ItemResults, Self::LiveResize, Self::NicHotplug, Self::MemoryDump, Self::LiveMigration];
 
     /// Returns the name in a Hello.
     pub fn name(self) -> &'static str {
@@ -29,6 +32,7 @@ impl Feature {
             Self::LiveResize => "live-resize",
             Self::NicHotplug => "nic-hotplug",
             Self::MemoryDump => "memory-dump",
+            Self::LiveMigration => "live-migration",
         }
     }
 }

@@ -2,6 +2,7 @@
 #![allow(missing_docs, reason = "generated from the proto file, which holds the documentation")]
 #![allow(clippy::doc_markdown, clippy::all, reason = "generated code")]
 
+pub mod channels;
 pub mod features;
 
 tonic::include_proto!("ferrovirt.launcher.v1");
