@@ -5,7 +5,7 @@
 //! before and after, applied to the JSON that the client sent.
 
 use json_patch::{
-    AddOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation,
+    AddOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation, TestOperation,
     jsonptr::{PointerBuf, Token},
 };
 use serde_json::Value;
@@ -18,6 +18,11 @@ pub fn between(raw: &Value, before: &Value, after: &Value) -> Patch {
     format_quantities(FieldPath::Root, raw, before, &mut patch);
     compare(FieldPath::Root, raw, before, after, &mut patch);
     Patch(patch)
+}
+
+/// Returns an operation that fails the patch if the value is another one.
+pub(crate) fn test(path: PointerBuf, value: Value) -> PatchOperation {
+    PatchOperation::Test(TestOperation { path, value })
 }
 
 /// Returns an operation that adds a value.

@@ -7,7 +7,7 @@ use api::{
 
 use crate::{
     context::{Context, Decision, FieldErrors, Interrupt, ObjectQuery, names, request, semantic},
-    rules::unsupported,
+    rules::unsupported::migrations,
 };
 
 const PLURAL: &str = "virtualmachineinstancemigrations";
@@ -63,7 +63,7 @@ pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interru
         errors.invalid("", message);
         return Err(errors.into());
     }
-    Ok(context.decide(unsupported::kind("VirtualMachineInstanceMigration"), vec![]))
+    Ok(context.decide(migrations::migration(spec), vec![]))
 }
 
 /// Fails if the VMI cannot migrate now, or if it has another migration in progress.

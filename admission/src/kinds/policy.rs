@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::{
     context::{Context, Decision, FieldErrors, Interrupt, semantic},
-    rules::unsupported,
+    rules::unsupported::migrations,
 };
 
 const PLURAL: &str = "migrationpolicies";
@@ -32,8 +32,9 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     let policy: MigrationPolicy = context.object()?;
     let old: Option<MigrationPolicy> = context.old_object()?;
     let mut errors = field_errors(&policy.spec, old.as_ref().map(|old| &old.spec), context.config);
-    if errors.is_empty() && context.is_create() {
-        errors = unsupported::kind("MigrationPolicy");
+    // A stored policy with unsupported fields can still be labelled.
+    if errors.is_empty() && old.is_none_or(|old| old.spec != policy.spec) {
+        errors = migrations::policy(&policy.spec);
     }
     Ok(context.decide(errors, vec![]))
 }
@@ -92,7 +93,8 @@ pub(crate) fn downtime_without_gate() -> String {
     without_gate("maxDowntimeMs", &format!("{STALL_DETECTION} or {DOWNTIME_TUNING}"))
 }
 
-fn is_negative(quantity: &Quantity) -> bool {
+/// Returns true for a negative amount, even if it is out of range.
+pub(crate) fn is_negative(quantity: &Quantity) -> bool {
     quantity::units(quantity).map_or(quantity.0.starts_with('-'), |units| units < 0)
 }
 

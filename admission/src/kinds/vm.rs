@@ -17,7 +17,10 @@ use super::{
 use crate::{
     context::{Context, Decision, FieldErrors, Generated, Interrupt, semantic},
     defaults::{self, DefaultNetworkError, has_pcie_hotplug, is_empty, trace},
-    rules::{self, unsupported},
+    rules::{
+        self,
+        unsupported::{self, migrations::DECENTRALIZED},
+    },
 };
 
 /// The metadata of a stored VM.
@@ -225,7 +228,7 @@ fn validate_run_strategy(root: &str, spec: &VirtualMachineSpec, config: &Cluster
             "Invalid RunStrategy (WaitAsReceiver), DecentralizedLiveMigration feature gate is not enabled in kubevirt resource",
         ),
         (None, Some(RunStrategy::WaitAsReceiver)) => {
-            let message = format!("{strategy} WaitAsReceiver is not supported yet: live migration");
+            let message = format!("{strategy} WaitAsReceiver is not supported yet: {DECENTRALIZED}");
             errors.not_supported(strategy, message);
         }
         (None, Some(RunStrategy::Other(name))) => {

@@ -7,7 +7,7 @@ mod vm;
 mod vmi;
 
 use admission::{LookupResult, Lookups, Selection, WEBHOOKS, context::lookups::MAX_QUERIES, handle};
-use api::config::ClusterConfig;
+use api::{FeatureGate, config::ClusterConfig};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
@@ -16,14 +16,19 @@ const HANDLER: &str = "system:serviceaccount:kubevirt:kubevirt-handler";
 
 /// Returns the response in a cluster without other objects.
 fn respond(path: &str, body: &[u8]) -> admission::AdmissionReview {
-    respond_beside(path, body, &|_| vec![])
+    respond_beside(path, body, &ClusterConfig::default(), &|_| vec![])
 }
 
 /// Returns the response in a cluster with these objects by plural.
-fn respond_beside(path: &str, body: &[u8], objects: &dyn Fn(&str) -> Vec<Value>) -> admission::AdmissionReview {
+fn respond_beside(
+    path: &str,
+    body: &[u8],
+    config: &ClusterConfig,
+    objects: &dyn Fn(&str) -> Vec<Value>,
+) -> admission::AdmissionReview {
     let mut lookups = Lookups::new();
     loop {
-        match handle(path, body, &ClusterConfig::default(), "kubevirt", &lookups) {
+        match handle(path, body, config, "kubevirt", &lookups) {
             Ok(evaluation) => return evaluation.review,
             Err(queries) => {
                 assert!(lookups.len() < MAX_QUERIES);
@@ -49,6 +54,7 @@ struct Call {
     node: Option<&'static str>,
     group: &'static str,
     beside: Vec<(&'static str, Value)>,
+    config: ClusterConfig,
 }
 
 impl Call {
@@ -63,6 +69,7 @@ impl Call {
             node: None,
             group: "kubevirt.io",
             beside: vec![],
+            config: ClusterConfig::default(),
         }
     }
 
@@ -73,6 +80,12 @@ impl Call {
     /// Adds an object of a plural to the cluster.
     fn beside(mut self, plural: &'static str, object: Value) -> Self {
         self.beside.push((plural, object));
+        self
+    }
+
+    /// Enables a feature gate.
+    fn with(mut self, gate: FeatureGate) -> Self {
+        self.config.feature_gates.push(gate.name().to_owned());
         self
     }
 
@@ -111,7 +124,7 @@ impl Call {
         let beside = |plural: &str| {
             self.beside.iter().filter(|(of, _)| *of == plural).map(|(_, object)| object.clone()).collect()
         };
-        let review = respond_beside(self.path, body.to_string().as_bytes(), &beside);
+        let review = respond_beside(self.path, body.to_string().as_bytes(), &self.config, &beside);
         let review = serde_json::to_value(review).unwrap();
         assert_eq!(review["response"]["uid"], "the-uid");
         review["response"].clone()

@@ -1,5 +1,6 @@
 //! Reviews of other kinds.
 
+use api::FeatureGate;
 use serde_json::{Value, json};
 
 use crate::{Call, preset, vm, vmi};
@@ -75,21 +76,45 @@ fn new_migration_is_labelled_with_its_vmi() {
 }
 
 #[test]
-fn valid_objects_of_unsupported_kinds_are_refused() {
+fn migrations_within_the_cluster_are_accepted() {
     let mut running = vmi();
-    running["status"] = json!({"phase": "Running"});
-    let migration = json!({"metadata": {"name": "m"}, "spec": {"vmiName": "m"}});
-    Call::new("/migration-validate-create", "virtualmachineinstancemigrations", "CREATE", migration)
-        .beside("virtualmachineinstances", running)
-        .refused("VirtualMachineInstanceMigration is not supported yet: live migration");
+    running["status"] = json!({"phase": "Running", "conditions": [{"type": "LiveMigratable", "status": "True"}]});
+    let call = |change: Value| {
+        let mut object = json!({"metadata": {"name": "m"}, "spec": {"vmiName": "m"}});
+        json_patch::merge(&mut object, &change);
+        Call::new("/migration-validate-create", "virtualmachineinstancemigrations", "CREATE", object)
+            .beside("virtualmachineinstances", running.clone())
+    };
+    call(json!({})).allowed();
+    call(json!({"spec": {"addedNodeSelector": {"kubernetes.io/hostname": "n2"}}})).allowed();
+    for (side, value) in
+        [("sendTo", json!({"migrationID": "a", "connectURL": "u"})), ("receive", json!({"migrationID": "a"}))]
+    {
+        let call = call(json!({"spec": {side: value}})).with(FeatureGate::DecentralizedLiveMigration);
+        call.refused(&format!("spec.{side} is not supported yet: decentralized live migration"));
+    }
+}
 
-    let policy = json!({"metadata": {"name": "p"}, "spec": {"selectors": {}}});
-    let call = Call::new("/migration-policy-validate-create", "migrationpolicies", "CREATE", policy.clone());
-    Call { group: "migrations.kubevirt.io", ..call }.refused("MigrationPolicy is not supported yet: live migration");
-    let call =
-        Call::new("/migration-policy-validate-create", "migrationpolicies", "UPDATE", policy.clone()).was(policy);
-    Call { group: "migrations.kubevirt.io", ..call }.allowed();
+#[test]
+fn unsupported_fields_of_policies_are_refused_unless_they_are_stored() {
+    let policy = |spec: Value| {
+        let mut object = json!({"metadata": {"name": "p"}, "spec": {"selectors": {}}});
+        json_patch::merge(&mut object["spec"], &spec);
+        object
+    };
+    let review = |operation, object| Call {
+        group: "migrations.kubevirt.io",
+        ..Call::new("/migration-policy-validate-create", "migrationpolicies", operation, object)
+    };
+    let (plain, post_copy) = (policy(json!({"allowAutoConverge": true})), policy(json!({"allowPostCopy": true})));
+    review("CREATE", plain.clone()).allowed();
+    review("CREATE", post_copy.clone()).refused("spec.allowPostCopy is not supported yet");
+    review("UPDATE", post_copy.clone()).was(plain).refused("spec.allowPostCopy is not supported yet");
+    review("UPDATE", post_copy.clone()).was(post_copy).allowed();
+}
 
+#[test]
+fn valid_objects_of_unsupported_kinds_are_refused() {
     let pool = json!({
         "metadata": {"name": "p"},
         "spec": {

@@ -13,6 +13,9 @@
 //! other pods   -> evicted
 //! ```
 //!
+//! A pod or VMI that cannot be read is refused: the drain repeats its request. While a VMI migrates it has two pods, and only
+//! that on its node leads to a mark.
+//!
 //! Only the owner reference makes a pod the launcher of a VMI: users can write labels and annotations.
 
 use std::collections::BTreeMap;
@@ -47,11 +50,12 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     let (Some(namespace), Some(name)) = (request.namespace.as_deref(), request.name.as_deref()) else {
         return Ok(context.allowed());
     };
-    // The API server has the better message for a pod that does not exist.
-    let LookupResult::Object(Some(pod)) = context.lookups.result(&pod_query(namespace, name))? else {
-        return Ok(context.allowed());
+    let pod = match context.lookups.result(&pod_query(namespace, name))? {
+        // The API server has the better message for a pod that does not exist.
+        LookupResult::Object(None) => return Ok(context.allowed()),
+        result => decode_result::<Pod>(result)
+            .map_err(|error| refused(format!("kubevirt failed getting the pod: {error}")))?,
     };
-    let Ok(pod) = Pod::deserialize(pod) else { return Ok(context.allowed()) };
     let app = pod.metadata.labels.as_ref().and_then(|labels| labels.get(label::APP)).map(String::as_str);
     if app == Some(HOTPLUG_POD) {
         return validate_hotplug_pod(context, namespace, &pod);
@@ -186,12 +190,13 @@ fn decide(vmi: &VirtualMachineInstance, node: &str, default: &EvictionStrategy) 
         }
         EvictionStrategy::LiveMigrate | EvictionStrategy::LiveMigrateIfPossible | EvictionStrategy::External => {}
     }
-    let nonempty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    if nonempty(&status.evacuation_node_name).is_some() {
+    // A mark of another node is of the past: the VMI has left that node.
+    let marked = status.evacuation_node_name.as_deref().is_some_and(|marked| !marked.is_empty());
+    if marked && status.evacuation_node_name == status.node_name {
         let message = format!("Evacuation in progress: Eviction triggered evacuation of VMI \"{namespace}/{name}\"");
         return Verdict::Refuse(message);
     }
-    if nonempty(&status.node_name).unwrap_or_default() != node {
+    if node.is_empty() || status.node_name.as_deref() != Some(node) {
         return Verdict::Refuse("Eviction request for target Pod".to_owned());
     }
     Verdict::Mark
@@ -243,8 +248,11 @@ fn mark(
 }
 
 fn mark_patch(vmi: &VirtualMachineInstance, node: &str, by_descheduler: bool) -> Patch {
-    let node_name = PointerBuf::from_tokens(["status", "evacuationNodeName"]);
-    let mut operations = vec![patch::add(node_name, Value::from(node))];
+    // A VMI that has moved since it was read needs no mark.
+    let mut operations = vec![
+        patch::test(PointerBuf::from_tokens(["status", "nodeName"]), Value::from(node)),
+        patch::add(PointerBuf::from_tokens(["status", "evacuationNodeName"]), Value::from(node)),
+    ];
     if by_descheduler {
         operations.push(match &vmi.metadata.annotations {
             Some(_) => patch::add(

@@ -40,6 +40,19 @@ fn eviction_strategy_decides() {
             json!({"nodeName": "n1", "evacuationNodeName": "n1"}),
             stays("Evacuation in progress: Eviction triggered evacuation of VMI \"ns/m\""),
         ),
+        // The mark of a node that the VMI has left.
+        (json!("External"), json!({"nodeName": "n1", "evacuationNodeName": "n0"}), Verdict::Mark),
+        // The target pod of a migration.
+        (
+            json!("LiveMigrate"),
+            json!({"nodeName": "n2", "evacuationNodeName": "n2", "conditions": migratable()}),
+            stays("Evacuation in progress: Eviction triggered evacuation of VMI \"ns/m\""),
+        ),
+        (
+            json!("LiveMigrate"),
+            json!({"nodeName": "n2", "conditions": migratable()}),
+            stays("Eviction request for target Pod"),
+        ),
         (json!("External"), json!({"nodeName": "n2"}), stays("Eviction request for target Pod")),
         (json!("External"), json!({}), stays("Eviction request for target Pod")),
     ] {
@@ -178,11 +191,17 @@ fn other_pods_are_evicted() {
         cluster.vmi = failed("no VMI is read");
         assert_eq!(cluster.evict(&json!({}), false), None, "{pod}");
     }
-    for pod in [LookupResult::Object(None), failed("forbidden")] {
-        let mut cluster = Cluster::new(Value::Null, Value::Null);
-        cluster.pod = pod;
-        assert_eq!(cluster.evict(&json!({}), false), None);
-    }
+    let mut cluster = Cluster::new(Value::Null, Value::Null);
+    cluster.pod = LookupResult::Object(None);
+    assert_eq!(cluster.evict(&json!({}), false), None);
+}
+
+#[test]
+fn pod_that_cannot_be_read_stays() {
+    let mut cluster = Cluster::new(Value::Null, Value::Null);
+    cluster.pod = failed("no answer");
+    let want = "kubevirt failed getting the pod: no answer".to_owned();
+    assert_eq!(cluster.evict(&json!({}), false), Some((429, want)));
 }
 
 #[test]
@@ -241,15 +260,16 @@ fn launcher_is_recognized_without_label_and_annotation() {
 
 #[test]
 fn migratable_vmi_is_marked_for_evacuation() {
+    let here = json!({"op": "test", "path": "/status/nodeName", "value": "n1"});
     let mark = json!({"op": "add", "path": "/status/evacuationNodeName", "value": "n1"});
     let descheduler = json!({"metadata": {"annotations": {"requested-by": "sigs.k8s.io/descheduler"}}});
     let whole =
         json!({"op": "add", "path": "/metadata/annotations", "value": {"kubevirt.io/eviction-source": "descheduler"}});
     for (eviction, dry_run, want) in [
-        (json!({}), false, (json!([mark]), false)),
-        (json!({}), true, (json!([mark]), true)),
-        (json!({"deleteOptions": {"dryRun": ["All"]}}), false, (json!([mark]), true)),
-        (descheduler.clone(), false, (json!([mark, whole]), false)),
+        (json!({}), false, (json!([here, mark]), false)),
+        (json!({}), true, (json!([here, mark]), true)),
+        (json!({"deleteOptions": {"dryRun": ["All"]}}), false, (json!([here, mark]), true)),
+        (descheduler.clone(), false, (json!([here, mark, whole]), false)),
     ] {
         let mut cluster = Cluster::new(running_launcher(), plain_vmi("LiveMigrate", migratable()));
         let refusal = (429, "Eviction triggered evacuation of VMI \"ns/m\"".to_owned());
@@ -262,7 +282,7 @@ fn migratable_vmi_is_marked_for_evacuation() {
     let mut cluster = Cluster::new(running_launcher(), annotated);
     cluster.evict(&descheduler, false);
     assert_eq!(
-        cluster.patches[0].0[1],
+        cluster.patches[0].0[2],
         json!({"op": "add", "path": "/metadata/annotations/kubevirt.io~1eviction-source", "value": "descheduler"})
     );
 

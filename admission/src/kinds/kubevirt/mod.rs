@@ -11,7 +11,7 @@ use api::{
     constants::{GROUP, VERSION},
     duration,
     kubevirt::{
-        configuration::{KubeVirtConfiguration, SeccompConfiguration, TlsConfiguration},
+        configuration::{KubeVirtConfiguration, MigrationConfiguration, SeccompConfiguration, TlsConfiguration},
         spec::{ComponentConfig, KubeVirtSpec, KubeVirtWorkloadUpdateStrategy},
     },
 };
@@ -134,12 +134,31 @@ pub fn configuration_errors(object: &KubeVirt) -> FieldErrors {
     if let Some(permitted) = &object.spec.configuration.permitted_host_devices {
         host_devices::field_errors(permitted, &mut errors);
     }
+    if let Some(migrations) = &object.spec.configuration.migrations {
+        validate_migrations(migrations, &mut errors);
+    }
     validate_workload_updates(&object.spec.workload_update_strategy, &mut errors);
     certificates::validate_lifetimes(&object.spec.certificate_rotate_strategy, &mut errors);
     errors
 }
 
-/// Methods to move VMIs to a new launcher. `LiveMigrate` is for migratable VMIs, of which there are none yet.
+/// Rejects negative limits of migrations, as [`policy`] does.
+fn validate_migrations(migrations: &MigrationConfiguration, errors: &mut FieldErrors) {
+    let is_negative = |seconds: Option<i64>| seconds.is_some_and(|seconds| seconds < 0);
+    for (field, negative) in [
+        ("bandwidthPerMigration", migrations.bandwidth_per_migration.as_ref().is_some_and(policy::is_negative)),
+        ("completionTimeoutPerGiB", is_negative(migrations.completion_timeout_per_gib)),
+        ("progressTimeout", is_negative(migrations.progress_timeout)),
+        ("utilityVolumesTimeout", is_negative(migrations.utility_volumes_timeout)),
+    ] {
+        if negative {
+            let field = format!("{CONFIGURATION}.migrations.{field}");
+            errors.invalid(field.clone(), format!("{field} must not be negative"));
+        }
+    }
+}
+
+/// Methods to move VMIs to a new launcher. `LiveMigrate` applies to VMIs that can migrate, `Evict` to the others.
 const UPDATE_METHODS: [&str; 2] = ["LiveMigrate", "Evict"];
 
 /// Validates the workload update strategy.
@@ -361,6 +380,25 @@ mod tests {
             let errors = configuration_errors(&KubeVirt::new("kubevirt", spec));
             let fields: Vec<&str> = errors.as_slice().iter().map(|error| error.field.as_str()).collect();
             assert_eq!(fields, refused);
+        }
+    }
+
+    #[test]
+    fn limits_of_migrations_are_not_negative() {
+        for (migrations, refused) in [
+            (json!({"bandwidthPerMigration": "0", "completionTimeoutPerGiB": 0, "progressTimeout": 0}), vec![]),
+            (json!({"bandwidthPerMigration": "-1"}), vec!["bandwidthPerMigration"]),
+            (
+                json!({"completionTimeoutPerGiB": -1, "progressTimeout": -1, "utilityVolumesTimeout": -1}),
+                vec!["completionTimeoutPerGiB", "progressTimeout", "utilityVolumesTimeout"],
+            ),
+        ] {
+            let spec = serde_json::from_value(json!({"configuration": {"migrations": migrations}})).unwrap();
+            let errors = configuration_errors(&KubeVirt::new("kubevirt", spec));
+            let fields: Vec<&str> = errors.as_slice().iter().map(|error| error.field.as_str()).collect();
+            let expected: Vec<String> =
+                refused.iter().map(|name| format!("spec.configuration.migrations.{name}")).collect();
+            assert_eq!(fields, expected);
         }
     }
 

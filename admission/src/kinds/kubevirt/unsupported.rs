@@ -9,7 +9,10 @@ use api::kubevirt::{
 };
 
 use super::CONFIGURATION;
-use crate::context::FieldErrors;
+use crate::{
+    context::FieldErrors,
+    rules::unsupported::migrations::{DECENTRALIZED, POST_COPY},
+};
 
 /// Path of a field, reason of the refusal, and test for its use.
 type Entry<T> = (&'static str, &'static str, fn(&T) -> bool);
@@ -18,11 +21,17 @@ const BACKUP: &str = "incremental backup";
 const CHART: &str = "the chart installs the components, by its values";
 const LIMITS: &str = "limits on requests to the API server";
 const MEDIATED: &str = "mediated devices";
-const MIGRATION: &str = "live migration";
 const NO_SUCH_PROCESS: &str = "there is no such process";
+
+/// virt-handler uses the interface `migration0` of its pod if there is one.
+const NETWORK: &str = "the chart attaches virt-handler to networks: value virtHandler.podAnnotations, annotation k8s.v1.cni.cncf.io/networks: NAMESPACE/NAME@migration0";
 
 fn is_set(text: Option<&String>) -> bool {
     text.is_some_and(|text| !text.is_empty())
+}
+
+fn migrations(from: &KubeVirtConfiguration, used: fn(&MigrationConfiguration) -> bool) -> bool {
+    from.migrations.as_ref().is_some_and(used)
 }
 
 const SPEC: &[Entry<KubeVirtSpec>] = &[
@@ -38,7 +47,7 @@ const SPEC: &[Entry<KubeVirtSpec>] = &[
     ("productName", CHART, |spec| is_set(spec.product_name.as_ref())),
     ("productVersion", CHART, |spec| is_set(spec.product_version.as_ref())),
     ("serviceMonitorNamespace", CHART, |spec| is_set(spec.service_monitor_namespace.as_ref())),
-    ("synchronizationPort", MIGRATION, |spec| is_set(spec.synchronization_port.as_ref())),
+    ("synchronizationPort", DECENTRALIZED, |spec| is_set(spec.synchronization_port.as_ref())),
     ("workloads", CHART, |spec| spec.workloads.is_some()),
 ];
 
@@ -64,14 +73,13 @@ const CLUSTER: &[Entry<KubeVirtConfiguration>] = &[
     }),
     ("ksmConfiguration", "kernel same-page merging", |from| from.ksm_configuration.is_some()),
     ("mediatedDevicesConfiguration", MEDIATED, |from| from.mediated_devices_configuration.is_some()),
-    ("migrations", "live migration; only nodeDrainTaintKey has an effect", |from| {
-        // The taint also ends evacuations with other migration tools.
-        from.migrations.as_ref().is_some_and(|migrations| {
-            let mut rest = migrations.clone();
-            rest.node_drain_taint_key = None;
-            rest != MigrationConfiguration::default()
-        })
-    }),
+    ("migrations.allowPostCopy", POST_COPY, |from| migrations(from, |set| set.allow_post_copy == Some(true))),
+    (
+        "migrations.disableTLS",
+        "migrations without encryption: virt-handlers identify each other by their certificates",
+        |from| migrations(from, |set| set.disable_tls == Some(true)),
+    ),
+    ("migrations.network", NETWORK, |from| migrations(from, |set| is_set(set.network.as_ref()))),
     ("minCPUModel", "nodes offer all of their CPU models", |from| is_set(from.min_cpu_model.as_ref())),
     ("network.binding", "binding plugins", |from| {
         from.network.as_ref().is_some_and(|network| !network.binding.is_empty())
@@ -137,7 +145,7 @@ mod tests {
         for spec in [
             json!({}),
             json!({"certificateRotateStrategy": {}, "customizeComponents": {}, "workloadUpdateStrategy": {}}),
-            json!({"workloadUpdateStrategy": {"workloadUpdateMethods": ["Evict"], "batchEvictionSize": 5}}),
+            json!({"workloadUpdateStrategy": {"workloadUpdateMethods": ["LiveMigrate", "Evict"], "batchEvictionSize": 5}}),
             json!({"imagePullPolicy": "IfNotPresent", "uninstallStrategy": "RemoveWorkloads"}),
             json!({"configuration": {
                 "architectureConfiguration": {"defaultArchitecture": "amd64", "ppc64le": {}},
@@ -147,7 +155,14 @@ mod tests {
                     "logVerbosity": {"virtAPI": 4, "virtOperator": 4},
                 },
                 "hypervisors": [{"name": "kvm"}],
-                "migrations": {"nodeDrainTaintKey": "example.com/drain"},
+                "migrations": {
+                    "allowAutoConverge": true, "allowPostCopy": false, "allowWorkloadDisruption": true,
+                    "bandwidthPerMigration": "64Mi", "completionTimeoutPerGiB": 300, "disableTLS": false,
+                    "matchSELinuxLevelOnMigration": false, "maxDowntimeMs": 500, "network": "",
+                    "nodeDrainTaintKey": "example.com/drain", "parallelMigrationsPerCluster": 3,
+                    "parallelOutboundMigrationsPerNode": 1, "progressTimeout": 60,
+                    "unsafeMigrationOverride": true, "utilityVolumesTimeout": 60,
+                },
                 "network": {"defaultNetworkInterface": "bridge", "permitSlirpInterface": false},
                 "permittedHostDevices": {"pciHostDevices": []},
                 "persistentReservationConfiguration": {"enabled": false},
@@ -191,7 +206,9 @@ mod tests {
             ("configuration.hypervisors", json!([{"name": "hyperv-direct"}])),
             ("configuration.ksmConfiguration", json!({"nodeLabelSelector": {}})),
             ("configuration.mediatedDevicesConfiguration", json!({"mediatedDeviceTypes": ["nvidia-222"]})),
-            ("configuration.migrations", json!({"parallelMigrationsPerCluster": 2, "nodeDrainTaintKey": "a/b"})),
+            ("configuration.migrations.allowPostCopy", json!(true)),
+            ("configuration.migrations.disableTLS", json!(true)),
+            ("configuration.migrations.network", json!("kubevirt/migrations")),
             ("configuration.minCPUModel", json!("Penryn")),
             ("configuration.network.binding", json!({"passt": {"networkAttachmentDefinition": "a/b"}})),
             ("configuration.network.permitSlirpInterface", json!(true)),

@@ -4,6 +4,8 @@
 //! change that adds support for a field removes its entry. Unsupported fields are reported only if no rule is broken, because
 //! clients count the errors of a rule.
 
+pub mod migrations;
+
 use api::{VirtualMachineInstanceSpec, VirtualMachineSpec};
 
 use crate::context::FieldErrors;
@@ -319,8 +321,9 @@ type VmEntry = (&'static str, &'static str, fn(&VirtualMachineSpec) -> bool);
 /// Unsupported fields of a VM outside its template.
 const VM: &[VmEntry] = &[
     ("dataVolumeTemplates", "DataVolumes", |spec| !spec.data_volume_templates.is_empty()),
-    ("updateVolumesStrategy", "volume migration", |spec| {
-        spec.update_volumes_strategy.as_deref().is_some_and(|strategy| !["", "Replacement"].contains(&strategy))
+    ("updateVolumesStrategy", "strategies other than Replacement and Migration", |spec| {
+        let known = ["", "Replacement", "Migration"];
+        spec.update_volumes_strategy.as_deref().is_some_and(|strategy| !known.contains(&strategy))
     }),
 ];
 
@@ -335,9 +338,7 @@ pub fn vm(root: &str, spec: &VirtualMachineSpec) -> FieldErrors {
 
 /// Unsupported kinds and their features.
 const KINDS: &[(&str, &str)] = &[
-    ("VirtualMachineInstanceMigration", "live migration"),
     ("VirtualMachinePool", "pools of virtual machines"),
-    ("MigrationPolicy", "live migration"),
     ("VirtualMachineSnapshot", "snapshots"),
     ("VirtualMachineRestore", "snapshots"),
     ("VirtualMachineExport", "export of volumes"),

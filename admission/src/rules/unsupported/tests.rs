@@ -124,10 +124,11 @@ fn reasons_are_not_field_names() {
 #[test]
 fn unsupported_fields_of_a_vm_are_refused() {
     let refused = |spec: Value| super::vm("spec", &serde_json::from_value(spec).unwrap());
-    assert!(refused(json!({"template": {}, "updateVolumesStrategy": "Replacement"})).is_empty());
+    for strategy in ["", "Replacement", "Migration"] {
+        assert!(refused(json!({"template": {}, "updateVolumesStrategy": strategy})).is_empty(), "{strategy}");
+    }
     for (spec, field) in [
         (json!({"template": {}, "dataVolumeTemplates": [{"spec": {}}]}), "spec.dataVolumeTemplates"),
-        (json!({"template": {}, "updateVolumesStrategy": "Migration"}), "spec.updateVolumesStrategy"),
         (json!({"template": {}, "updateVolumesStrategy": "Copy"}), "spec.updateVolumesStrategy"),
     ] {
         assert_eq!(refused(spec).as_slice()[0].field, field);
