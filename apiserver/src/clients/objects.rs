@@ -1,6 +1,6 @@
 //! VMs, VMIs and pods of the API server.
 
-use api::{VirtualMachine, VirtualMachineInstance, constants::label};
+use api::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, constants::label};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, api::ListParams};
 
@@ -34,6 +34,11 @@ impl Objects {
 
     /// Returns the VMIs of a namespace.
     pub(crate) fn vmis(&self, namespace: &str) -> Api<VirtualMachineInstance> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Returns the migrations of a namespace.
+    pub(crate) fn migrations(&self, namespace: &str) -> Api<VirtualMachineInstanceMigration> {
         Api::namespaced(self.client.clone(), namespace)
     }
 

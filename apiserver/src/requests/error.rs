@@ -277,7 +277,7 @@ mod tests {
             (ApiError::Internal("boom".into()), 500, "Internal error occurred: boom"),
             (ApiError::Handler("unexpected return code 500".into()), 500, "unexpected return code 500"),
             (ApiError::Unavailable("closed".into()), 503, "closed"),
-            (ApiError::NotAvailable("live migration"), 501, "live migration is not available yet"),
+            (ApiError::NotAvailable("attestation"), 501, "attestation is not available yet"),
             (ApiError::NoSuchPath, 404, "the server could not find the requested resource"),
             (
                 ApiError::not_found(Kind::PersistentVolumeClaim, "a"),

@@ -32,10 +32,9 @@ async fn unavailable_function_is_reported_after_all_checks() {
     let running = json!({"phase": "Running", "nodeName": "n1"});
     let (server, calls) =
         server(ClusterConfig::default(), vec![(VM, vm(json!({"created": true}))), (VMI, vmi(running))]);
-    for (subresource, body, text) in [
-        ("virtualmachines/migrate", "", "live migration is not available yet"),
-        ("virtualmachineinstances/backup", r#"{"cmd": "Start"}"#, "backup of running VMIs is not available yet"),
-    ] {
+    for (subresource, body, text) in
+        [("virtualmachineinstances/backup", r#"{"cmd": "Start"}"#, "backup of running VMIs is not available yet")]
+    {
         let (status, answered) = answer(&server, subresource, body).await;
         assert_eq!((status, message(&answered).as_str()), (StatusCode::NOT_IMPLEMENTED, text), "{subresource:?}");
     }
@@ -56,6 +55,31 @@ async fn unavailable_function_is_reported_after_all_checks() {
     }
     let calls = calls.lock().unwrap();
     assert!(calls.iter().all(|(call, _)| call.starts_with("GET ")), "{calls:?}");
+}
+
+#[tokio::test]
+async fn migration_of_a_running_vm_is_created() {
+    const MIGRATIONS: &str = "/apis/kubevirt.io/v1/namespaces/ns/virtualmachineinstancemigrations";
+    let running = || vmi(json!({"phase": "Running", "nodeName": "n1"}));
+    let created = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": "kubevirt-migrate-vm-x", "namespace": "ns"}, "spec": {"vmiName": "a"},
+    });
+    let objects = vec![(VM, vm(json!({"created": true}))), (VMI, running()), (MIGRATIONS, created)];
+    let (accepting, calls) = server(ClusterConfig::default(), objects);
+    let (status, text) = answer(&accepting, "virtualmachines/migrate", r#"{"addedNodeSelector": {"zone": "a"}}"#).await;
+    assert_eq!((status, text.as_str()), (StatusCode::ACCEPTED, ""));
+    let (call, migration) = calls.lock().unwrap().last().unwrap().clone();
+    assert_eq!(call, format!("POST {MIGRATIONS}"));
+    assert_eq!(migration["spec"], json!({"vmiName": "a", "addedNodeSelector": {"zone": "a"}}));
+    // The API server refuses the object.
+    let objects = vec![(VM, vm(json!({"created": true}))), (VMI, running())];
+    let (refusing, _) = server(ClusterConfig::default(), objects);
+    let (status, text) = answer(&refusing, "virtualmachines/migrate", "").await;
+    assert_eq!(
+        (status, message(&text).as_str()),
+        (StatusCode::INTERNAL_SERVER_ERROR, "Internal error occurred: not found")
+    );
 }
 
 #[tokio::test]
