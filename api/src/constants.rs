@@ -57,6 +57,8 @@ pub mod label {
     pub const VMI_NAME: &str = "kubevirt.io/vmi-name";
     /// UID of the migration of a target pod.
     pub const MIGRATION_JOB_UID: &str = "kubevirt.io/migrationJobUID";
+    /// VMI of a migration that brings volumes to other claims.
+    pub const VOLUME_UPDATE_MIGRATION: &str = "kubevirt.io/volume-update-migration";
     /// UID of the VMI of a pod.
     pub const CREATED_BY: &str = "kubevirt.io/created-by";
     /// True if a node accepts VMIs.
@@ -225,6 +227,24 @@ pub mod annotation {
     pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
     /// Hook sidecars, a JSON list.
     pub const HOOK_SIDECARS: &str = "hooks.kubevirt.io/hookSidecars";
+    /// Progress of the migration of a VMI: a JSON object with `migration`, `total`, `processed`, `remaining` and `rate`.
+    pub const MIGRATION_PROGRESS: &str = "ferrovirt.io/migration-progress";
+    /// Node that a migration evacuates.
+    pub const EVACUATION_MIGRATION: &str = "kubevirt.io/evacuationMigration";
+    /// Marks migrations that bring a VMI in line with its spec or with the version of the launcher.
+    pub const WORKLOAD_UPDATE_MIGRATION: &str = "kubevirt.io/workloadUpdateMigration";
+    /// Seconds after which an unschedulable target pod of the migration is deleted.
+    pub const MIGRATION_UNSCHEDULABLE_TIMEOUT: &str = "kubevirt.io/migrationUnschedulablePodTimeoutSeconds";
+    /// Seconds after which a target pod of the migration that does not start is deleted.
+    pub const MIGRATION_PENDING_TIMEOUT: &str = "kubevirt.io/migrationPendingPodTimeoutSeconds";
+    /// Seconds that the migration waits for utility volumes to be detached.
+    pub const MIGRATION_UTILITY_VOLUMES_TIMEOUT: &str = "kubevirt.io/migrationUtilityVolumesTimeoutSeconds";
+    /// Excludes a migration from the back-off after failures.
+    pub const IGNORE_MIGRATION_BACKOFF: &str = "kubevirt.io/func-test-ignore-migration-backoff";
+    /// Image of the launcher of the target pod, for tests.
+    pub const MIGRATION_TARGET_IMAGE: &str = "kubevirt.io/func-test-migration-target-image-override";
+    /// Time at which the domain ran on the target, on target pods.
+    pub const MIGRATION_TARGET_READY: &str = "kubevirt.io/migration-target-ready-timestamp";
     /// Origin of an eviction request.
     pub const EVICTION_SOURCE: &str = "kubevirt.io/eviction-source";
     /// Excludes a VMI from presets.
@@ -292,12 +312,22 @@ pub mod condition {
     pub const SOFTWARE_EMULATION: &str = "SoftwareEmulation";
     /// The controller cannot create or delete the VMI.
     pub const FAILURE: &str = "Failure";
+    /// Volumes of the VMI move to other claims.
+    pub const VOLUMES_CHANGE: &str = "VolumesChange";
     /// The VMI waits for a migration that brings its pod in line with its spec.
     pub const MIGRATION_REQUIRED: &str = "MigrationRequired";
     /// vCPUs are being plugged into the guest; false if that failed.
     pub const HOT_VCPU_CHANGE: &str = "HotVCPUChange";
     /// The guest's memory is being changed; false if that failed.
     pub const HOT_MEMORY_CHANGE: &str = "HotMemoryChange";
+    /// The migration was deleted before it ended.
+    pub const MIGRATION_ABORT_REQUESTED: &str = "migrationAbortRequested";
+    /// A quota rejects the target pod of the migration.
+    pub const MIGRATION_REJECTED_BY_QUOTA: &str = "migrationRejectedByResourceQuota";
+    /// The migration waits for utility volumes to be detached.
+    pub const MIGRATION_BLOCKED_BY_UTILITY_VOLUMES: &str = "migrationBlockedByUtilityVolumes";
+    /// The migration waits for a backup.
+    pub const MIGRATION_BLOCKED_BY_BACKUP: &str = "migrationBlockedByBackup";
     /// Changes require a restart.
     pub const RESTART_REQUIRED: &str = "RestartRequired";
     /// Manual intervention is required.

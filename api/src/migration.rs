@@ -69,6 +69,33 @@ pub struct VirtualMachineInstanceMigrationTarget {
     pub migration_id: String,
 }
 
+/// Priority of a migration in the queue. The order of the variants is the order of the queue.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Priority {
+    /// The migration must not wait: its node is drained, or its launcher is outdated.
+    SystemCritical,
+    /// A user waits for the migration.
+    UserTriggered,
+    /// The migration improves the distribution of VMIs.
+    SystemMaintenance,
+    /// No priority is set.
+    #[default]
+    Unset,
+}
+
+impl Priority {
+    /// Returns the priority on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::SystemCritical => "system-critical",
+            Self::UserTriggered => "user-triggered",
+            Self::SystemMaintenance => "system-maintenance",
+            Self::Unset => "",
+        }
+    }
+}
+
 /// Observed state of a migration.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -105,7 +132,25 @@ pub struct VirtualMachineInstanceMigrationPhaseTransitionTimestamp {
 impl VirtualMachineInstanceMigration {
     /// Returns true if the migration has ended.
     pub fn is_final(&self) -> bool {
-        let phase = self.status.as_ref().and_then(|status| status.phase.as_ref());
-        phase.is_some_and(MigrationPhase::is_final)
+        self.phase().is_final()
+    }
+
+    /// Returns the phase.
+    pub fn phase(&self) -> &MigrationPhase {
+        const UNSET: &MigrationPhase = &MigrationPhase::Unset;
+        self.status.as_ref().and_then(|status| status.phase.as_ref()).unwrap_or(UNSET)
+    }
+
+    /// Returns the priority. Unknown ones count as unset.
+    pub fn priority(&self) -> Priority {
+        let known = [Priority::SystemCritical, Priority::UserTriggered, Priority::SystemMaintenance];
+        let word = self.spec.priority.as_deref().unwrap_or_default();
+        known.into_iter().find(|priority| priority.as_str() == word).unwrap_or_default()
+    }
+
+    /// Returns true if the condition of this type has the status `True`.
+    pub fn has_condition(&self, kind: &str) -> bool {
+        let conditions = self.status.iter().flat_map(|status| &status.conditions);
+        conditions.into_iter().any(|condition| condition.type_ == kind && condition.is_true())
     }
 }

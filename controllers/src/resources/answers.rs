@@ -45,6 +45,7 @@ impl Answers for Caches {
         match kind {
             Kind::VirtualMachine => store(&self.vms, kind, object, Some),
             Kind::Instance => store(&self.vmis, kind, object, Some),
+            Kind::Migration => store(&self.migrations, kind, object, Some),
             Kind::ReplicaSet => store(&self.replica_sets, kind, object, Some),
             Kind::Pod if object["metadata"]["labels"][label::APP] == component::HOTPLUG_DISK => {
                 store(&self.attachments, kind, object, CachedAttachment::of);
@@ -85,6 +86,7 @@ impl Answers for Caches {
         match kind {
             Kind::VirtualMachine => self.vms.observe_deleted(&key, uid),
             Kind::Instance => self.vmis.observe_deleted(&key, uid),
+            Kind::Migration => self.migrations.observe_deleted(&key, uid),
             Kind::ReplicaSet => self.replica_sets.observe_deleted(&key, uid),
             Kind::Pod => {
                 self.pods.observe_deleted(&key, uid);

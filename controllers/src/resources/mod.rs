@@ -9,6 +9,7 @@ pub(crate) mod claims;
 pub(crate) mod installation;
 pub(crate) mod instancetypes;
 mod metadata;
+pub(crate) mod migrations;
 pub(crate) mod namespaces;
 pub(crate) mod networks;
 pub(crate) mod nodes;
@@ -23,8 +24,8 @@ pub(crate) mod workloads;
 use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
-    KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet, instancetype::MatchedKind,
-    owner,
+    KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    VirtualMachineInstanceReplicaSet, instancetype::MatchedKind, owner,
 };
 use k8s_openapi::api::{
     certificates::v1::CertificateSigningRequest,
@@ -37,6 +38,7 @@ use self::{
     claims::CachedClaim,
     installation::{BundleCarrier, CachedRole},
     instancetypes::{CachedInstancetype, InstancetypeRevision},
+    migrations::CachedPolicy,
     namespaces::{CachedNamespace, CachedQuota},
     networks::CachedNetwork,
     nodes::CachedNode,
@@ -62,6 +64,10 @@ pub(crate) struct Caches {
     pub vms: Arc<Cache<VirtualMachine>>,
     /// VirtualMachineInstances.
     pub vmis: Arc<Cache<VirtualMachineInstance>>,
+    /// VirtualMachineInstanceMigrations.
+    pub migrations: Arc<Cache<VirtualMachineInstanceMigration>>,
+    /// MigrationPolicies.
+    pub policies: Arc<Cache<CachedPolicy>>,
     /// VirtualMachineInstanceReplicaSets.
     pub replica_sets: Arc<Cache<VirtualMachineInstanceReplicaSet>>,
     /// Instance types and preferences, in the order of [`MatchedKind::ALL`].
@@ -185,6 +191,8 @@ impl Caches {
         let small = [&self.api_services, &self.mutating_webhooks, &self.validating_webhooks];
         self.vms.visited()
             + self.vmis.visited()
+            + self.migrations.visited()
+            + self.policies.visited()
             + self.replica_sets.visited()
             + self.instancetypes.iter().map(|cache| cache.visited()).sum::<usize>()
             + self.revisions.visited()

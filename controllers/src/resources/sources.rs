@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::{
-    KubeVirt, VirtualMachineInstance,
+    KubeVirt, MigrationPolicy, VirtualMachineInstance,
     constants::{component, label},
     instancetype::{
         MatchedKind, VirtualMachineClusterInstancetype, VirtualMachineClusterPreference, VirtualMachineInstancetype,
@@ -33,6 +33,7 @@ use super::{
     claims::CachedClaim,
     installation::{AGGREGATED_ROLES, BundleCarrier, CachedRole},
     instancetypes::{CachedInstancetype, InstancetypeRevision},
+    migrations::CachedPolicy,
     namespaces::{CachedNamespace, CachedQuota},
     networks::CachedNetwork,
     nodes::CachedNode,
@@ -195,6 +196,8 @@ fn launcher_pods(caches: &Caches, client: &Client) -> Vec<Arc<dyn Source>> {
 fn cluster(caches: &Caches, client: &Client) -> Vec<Arc<dyn Source>> {
     vec![
         all(&caches.vmis, client, |object| object),
+        all(&caches.migrations, client, |object| object),
+        all::<MigrationPolicy, _>(&caches.policies, client, CachedPolicy::from),
         all::<Node, _>(&caches.nodes, client, CachedNode::from),
         all::<PersistentVolumeClaim, _>(&caches.claims, client, CachedClaim::from),
         all::<ResourceQuota, _>(&caches.quotas, client, CachedQuota::from),

@@ -31,6 +31,8 @@ pub(crate) enum Kind {
     Instance,
     /// `kubevirt.io/v1` VirtualMachineInstanceReplicaSet.
     ReplicaSet,
+    /// `kubevirt.io/v1` VirtualMachineInstanceMigration.
+    Migration,
     /// `kubevirt.io/v1` KubeVirt.
     KubeVirt,
     /// `apps/v1` ControllerRevision.
@@ -60,6 +62,9 @@ impl Kind {
             Self::Instance => ("kubevirt.io/v1", "VirtualMachineInstance", "virtualmachineinstances"),
             Self::ReplicaSet => {
                 ("kubevirt.io/v1", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets")
+            }
+            Self::Migration => {
+                ("kubevirt.io/v1", "VirtualMachineInstanceMigration", "virtualmachineinstancemigrations")
             }
             Self::KubeVirt => ("kubevirt.io/v1", "KubeVirt", "kubevirts"),
             Self::ControllerRevision => ("apps/v1", "ControllerRevision", "controllerrevisions"),
@@ -147,6 +152,8 @@ pub(crate) struct WriteOptions {
     pub existing_will_do: bool,
     /// Creation: an existing object of the name counts as a refusal with this message.
     pub existing_refuses: Option<String>,
+    /// No other effect depends on it: a refusal does not end the decision and is not remembered.
+    pub independent: bool,
 }
 
 /// A write.
@@ -340,6 +347,15 @@ impl Effect {
     pub(crate) fn unless_exists(mut self, refusal: String) -> Self {
         if let Some(options) = self.options_mut() {
             options.existing_refuses = Some(refusal);
+        }
+        self
+    }
+
+    /// Carries on after a refusal, which is not remembered.
+    #[must_use]
+    pub(crate) fn independent(mut self) -> Self {
+        if let Some(options) = self.options_mut() {
+            options.independent = true;
         }
         self
     }
