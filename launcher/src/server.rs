@@ -5,11 +5,12 @@ use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
 use api::{VirtualMachineInstance, traceparent::TraceParent};
 use futures::{Stream, StreamExt};
 use protocol::{
-    Chunk, ConsoleInput, Done, DumpMemoryRequest, FileSystemsReply, FileSystemsRequest, FinishRequest, FreezeRequest,
-    GuestExecReply, GuestExecRequest, GuestPingRequest, GuestReportReply, GuestReportRequest, HelloReply, HelloRequest,
-    KillRequest, LauncherState, MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest,
-    ShutdownRequest, SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest,
-    UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
+    AbortMigrationRequest, Chunk, ConsoleInput, Done, DumpMemoryRequest, FileSystemsReply, FileSystemsRequest,
+    FinishRequest, FreezeRequest, GuestExecReply, GuestExecRequest, GuestPingRequest, GuestReportReply,
+    GuestReportRequest, HelloReply, HelloRequest, KillRequest, LauncherState, MAX_MESSAGE_SIZE, MigrateRequest,
+    PauseRequest, PrepareMigrationRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest,
+    SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest,
+    UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher, LauncherServer},
 };
 use tokio::{net::UnixListener, sync::Semaphore};
@@ -197,6 +198,18 @@ impl Launcher for Service {
         let DumpMemoryRequest { volume, file } = request.into_inner();
         self.engine.dump_memory(volume, file).await?;
         Ok(Response::new(Done {}))
+    }
+
+    async fn prepare_migration(&self, _: Request<PrepareMigrationRequest>) -> Result<Response<Done>, Status> {
+        Err(Status::unimplemented("live migration"))
+    }
+
+    async fn migrate(&self, _: Request<MigrateRequest>) -> Result<Response<Done>, Status> {
+        Err(Status::unimplemented("live migration"))
+    }
+
+    async fn abort_migration(&self, _: Request<AbortMigrationRequest>) -> Result<Response<Done>, Status> {
+        Err(Status::unimplemented("live migration"))
     }
 
     async fn reset(&self, _: Request<ResetRequest>) -> Result<Response<Done>, Status> {
