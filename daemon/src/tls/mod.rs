@@ -3,8 +3,8 @@
 //! - [`Identity`]: a certificate chain with its key; from a Secret, or set by the process (virt-handler).
 //! - [`Roots`]: the CA certificates that are trusted; from a ConfigMap, or set by the process.
 //! - [`server_config`], [`client_config`], [`ServerTls`]: rustls configurations that read both at each handshake.
-//! - [`connect_to_guest`]: connections to programs in guests.
-//! - [`Peer`]: the other end of a connection; `server`: the accept loop and its limits.
+//! - [`connect_to_guest`]: connections to programs in guests. [`MutualTls`]: connections between processes of one role.
+//! - [`Peer`]: the other end of a connection; `server`: the accept loop and its limits, for HTTP and for other streams.
 //!
 //! The crypto provider is ring everywhere.
 
@@ -12,6 +12,7 @@ mod configs;
 mod followed;
 mod guests;
 mod identity;
+mod mutual;
 mod peer;
 mod roots;
 mod server;
@@ -27,9 +28,12 @@ use rustls::crypto::CryptoProvider;
 pub use configs::{ClientPolicy, client_config, server_config};
 pub use guests::connect_to_guest;
 pub use identity::Identity;
+pub use mutual::{MutualTls, TlsStream};
 pub use peer::{Peer, common_name, not_after};
 pub use roots::Roots;
-pub use server::{Callers, Limits, ProbeAddresses, TrustedAddresses, listen, listen_everywhere, serve};
+pub use server::{
+    Accepted, Callers, Kept, Limits, ProbeAddresses, TrustedAddresses, listen, listen_everywhere, serve, serve_streams,
+};
 pub use server_tls::ServerTls;
 pub use verifiers::ServerVerifier;
 

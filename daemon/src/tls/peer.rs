@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use rustls::pki_types::CertificateDer;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::TlsError;
 
@@ -33,6 +33,17 @@ impl Peer {
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
         self.common_name.as_deref() == Some(name)
+    }
+
+    /// Returns the DNS name of its certificate, if that is the only alternative name.
+    #[must_use]
+    pub fn dns_name(&self) -> Option<String> {
+        let parsed = parse(self.certificates.first()?).ok()?;
+        let names = parsed.subject_alternative_name().ok()??;
+        match names.value.general_names.as_slice() {
+            [GeneralName::DNSName(name)] => Some((*name).to_owned()),
+            _ => None,
+        }
     }
 }
 

@@ -1,19 +1,21 @@
 //! TLS handshakes, those of addresses without a proof computed one at a time.
 
-use std::{future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, task::ready, time::Duration};
+use std::{future::poll_fn, io, pin::pin, sync::Arc, task::ready, time::Duration};
 
-use tokio::{net::TcpStream, sync::Semaphore};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::Semaphore,
+};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::PollSemaphore;
 
 /// Does the TLS handshake within `limit`. With a gate it computes only while it holds a permit.
-pub(super) async fn handshake(
-    stream: TcpStream,
-    address: SocketAddr,
+pub(super) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
     acceptor: TlsAcceptor,
     gate: Option<Arc<Semaphore>>,
     limit: Duration,
-) -> Option<TlsStream<TcpStream>> {
+) -> io::Result<TlsStream<S>> {
     let accepted = acceptor.accept(stream);
     let accepted = async move {
         match gate {
@@ -21,17 +23,8 @@ pub(super) async fn handshake(
             None => accepted.await,
         }
     };
-    match tokio::time::timeout(limit, accepted).await {
-        Ok(Ok(stream)) => Some(stream),
-        Ok(Err(error)) => {
-            tracing::debug!(%address, %error, "TLS handshake failed");
-            None
-        }
-        Err(_) => {
-            tracing::debug!(%address, "TLS handshake took too long");
-            None
-        }
-    }
+    let late = |_| Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+    tokio::time::timeout(limit, accepted).await.unwrap_or_else(late)
 }
 
 /// Polls the future only while it holds a permit of `gate`. It holds none while it waits for its peer, so that a silent peer

@@ -18,6 +18,8 @@
 //! | one address without a proof | `share` |
 //! | all addresses without a proof | `others` |
 //! | all | `connections`; those without a proof give way to those with one |
+//!
+//! A connection that is kept gives way to no other one. It counts for `connections` alone.
 
 use std::{
     cmp::Reverse,
@@ -66,14 +68,24 @@ pub(super) struct ConnectionTable<T> {
     addresses: HashMap<IpAddr, Held>,
     /// Connections on slots for probes.
     reserved: usize,
+    /// Connections that give way to no other one.
+    kept: usize,
 }
 
 struct Connection<T> {
     address: IpAddr,
     reserved: bool,
+    kept: bool,
     state: State,
     since: Instant,
     end: T,
+}
+
+impl<T> Connection<T> {
+    /// Returns true if it counts for its address.
+    fn is_ordinary(&self) -> bool {
+        !self.reserved && !self.kept
+    }
 }
 
 /// Activity of a connection, in the order of giving way.
@@ -102,7 +114,7 @@ enum Exceeded {
 
 impl<T> ConnectionTable<T> {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, next: 0, connections: HashMap::new(), addresses: HashMap::new(), reserved: 0 }
+        Self { limits, next: 0, connections: HashMap::new(), addresses: HashMap::new(), reserved: 0, kept: 0 }
     }
 
     /// Accepts a new connection and removes those that give way to it.
@@ -128,7 +140,8 @@ impl<T> ConnectionTable<T> {
         let id = self.next;
         self.next += 1;
         let address = sender.address;
-        self.connections.insert(id, Connection { address, reserved, state: State::Silent, since: now, end });
+        self.connections
+            .insert(id, Connection { address, reserved, kept: false, state: State::Silent, since: now, end });
         if reserved {
             self.reserved += 1;
         } else {
@@ -153,10 +166,26 @@ impl<T> ConnectionTable<T> {
         }
     }
 
+    /// Keeps a connection: it gives way to no other one, and counts for no address.
+    pub(super) fn keep(&mut self, id: u64) {
+        let Some(mut connection) = self.connections.remove(&id) else { return };
+        self.uncount(&connection);
+        connection.kept = true;
+        self.kept += 1;
+        self.connections.insert(id, connection);
+    }
+
     /// Removes a connection that has ended or gives way.
     pub(super) fn close(&mut self, id: u64) -> Option<T> {
         let connection = self.connections.remove(&id)?;
-        if connection.reserved {
+        self.uncount(&connection);
+        Some(connection.end)
+    }
+
+    fn uncount(&mut self, connection: &Connection<T>) {
+        if connection.kept {
+            self.kept -= 1;
+        } else if connection.reserved {
             self.reserved -= 1;
         } else if let Some(held) = self.addresses.get_mut(&connection.address) {
             held.connections -= 1;
@@ -165,13 +194,12 @@ impl<T> ConnectionTable<T> {
                 self.addresses.remove(&connection.address);
             }
         }
-        Some(connection.end)
     }
 
     fn put(&mut self, id: u64, state: State, now: Instant) -> Option<IpAddr> {
         let connection = self.connections.get_mut(&id)?;
         if connection.state == State::Silent
-            && !connection.reserved
+            && connection.is_ordinary()
             && let Some(held) = self.addresses.get_mut(&connection.address)
         {
             held.silent -= 1;
@@ -182,7 +210,7 @@ impl<T> ConnectionTable<T> {
     }
 
     fn exceeded(&self, sender: Sender) -> Option<Exceeded> {
-        let (mut all, mut others, mut silent) = (0, 0, 0);
+        let (mut all, mut others, mut silent) = (self.kept, 0, 0);
         for held in self.addresses.values() {
             all += held.connections;
             if !held.trusted {
@@ -237,14 +265,14 @@ impl<T> ConnectionTable<T> {
 
     /// Returns the connection on a slot for probes that gives way to a new one.
     fn reserved_gives_way(&self, now: Instant) -> Option<u64> {
-        let reserved = self.connections.iter().filter(|(_, connection)| connection.reserved);
+        let reserved = self.connections.iter().filter(|(_, connection)| connection.reserved && !connection.kept);
         let ends = reserved.filter(|(_, connection)| connection.state != State::Busy || stalled(connection, now));
         ends.min_by_key(|(id, connection)| (connection.state, connection.since, **id)).map(|(id, _)| *id)
     }
 
     /// Returns the connection with the least key, and the older of two with the same; those without a key stay.
     fn first<K: Ord>(&self, key: impl Fn(&Connection<T>, &Held) -> Option<K>) -> Option<u64> {
-        let ordinary = self.connections.iter().filter(|(_, connection)| !connection.reserved);
+        let ordinary = self.connections.iter().filter(|(_, connection)| connection.is_ordinary());
         let keys = ordinary.filter_map(|(id, connection)| {
             let key = key(connection, self.addresses.get(&connection.address)?)?;
             Some((key, *id))

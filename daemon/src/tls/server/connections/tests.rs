@@ -20,11 +20,13 @@ enum Step {
     /// The request is answered; the address has a proof or not.
     Answered(&'static str, bool),
     Closed(&'static str),
+    /// The connection is kept.
+    Kept(&'static str),
     /// Seconds that pass.
     Pass(u64),
 }
 
-use Step::{Answered, Asks, Closed, Open, Pass, Refused};
+use Step::{Answered, Asks, Closed, Kept, Open, Pass, Refused};
 
 fn play(name: &str, steps: &[Step]) {
     let mut table = ConnectionTable::new(LIMITS);
@@ -44,13 +46,15 @@ fn play(name: &str, steps: &[Step]) {
             Asks(connection) => table.requested(ids[connection], now),
             Answered(connection, trusted) => table.answered(ids[connection], *trusted, now),
             Closed(connection) => assert!(table.close(ids[connection]).is_some(), "{step_name}: it is gone"),
+            Kept(connection) => table.keep(ids[connection]),
             Pass(seconds) => now += Duration::from_secs(*seconds),
         }
     }
     for id in ids.values() {
         table.close(*id);
     }
-    assert!(table.connections.is_empty() && table.addresses.is_empty() && table.reserved == 0, "{name}");
+    assert!(table.connections.is_empty() && table.addresses.is_empty(), "{name}");
+    assert_eq!((table.reserved, table.kept), (0, 0), "{name}");
 }
 
 #[test]
@@ -252,4 +256,50 @@ fn flood_of_one_address_costs_no_other_its_connection() {
         assert!(table.connections.len() <= 64, "{}", table.connections.len());
     }
     assert_eq!(table.close(kept.id), Some(0));
+}
+
+#[test]
+fn kept_connections_give_way_to_none_and_count_for_no_address() {
+    play(
+        "an address whose proof has ended",
+        &[
+            Open("a", TRUSTED(1), &[]),
+            Kept("a"),
+            Open("b", TRUSTED(1), &[]),
+            Kept("b"),
+            Open("c", PROBE(1), &[]),
+            Kept("c"),
+            Pass(3600),
+            Open("d", OTHER(1), &[]),
+            Open("e", OTHER(1), &[]),
+            Open("f", OTHER(1), &["d"]),
+            Open("g", PROBE(2), &[]),
+        ],
+    );
+    play(
+        "all connections are kept",
+        &[
+            Open("a", TRUSTED(1), &[]),
+            Kept("a"),
+            Open("b", TRUSTED(1), &[]),
+            Kept("b"),
+            Open("c", TRUSTED(1), &[]),
+            Kept("c"),
+            Open("d", TRUSTED(2), &[]),
+            Kept("d"),
+            Open("e", TRUSTED(2), &[]),
+            Kept("e"),
+            Open("f", TRUSTED(2), &[]),
+            Kept("f"),
+            Open("g", TRUSTED(2), &[]),
+            Kept("g"),
+            Open("h", OTHER(3), &[]),
+            Open("i", TRUSTED(3), &["h"]),
+            Kept("i"),
+            Refused(OTHER(4)),
+            Refused(TRUSTED(1)),
+            Closed("a"),
+            Open("j", TRUSTED(5), &[]),
+        ],
+    );
 }

@@ -1,0 +1,81 @@
+//! TLS between two processes of the same role, each of which shows its certificate to the other.
+
+use std::{io, sync::Arc};
+
+use rustls::{ClientConfig, ServerConfig, pki_types::ServerName, version::TLS13};
+use tokio::{io::BufReader, net::TcpStream};
+use tokio_rustls::TlsConnector;
+
+use super::{
+    ClientPolicy, Identity, Peer, Roots, TlsError,
+    configs::{client_config_with, server_config_with},
+    provider,
+    server::buffered,
+};
+
+/// A connection of one of the two processes.
+pub type TlsStream = tokio_rustls::TlsStream<BufReader<TcpStream>>;
+
+/// TLS 1.3 between two processes whose certificates have the same common name.
+#[derive(Clone)]
+pub struct MutualTls {
+    common_name: &'static str,
+    protocol: &'static str,
+    server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+    identity: Identity,
+}
+
+impl MutualTls {
+    /// Creates the configurations. `protocol` is negotiated by ALPN, so that no process takes the connections of another
+    /// server, or of another version, for its own.
+    ///
+    /// # Errors
+    /// When rustls rejects the material.
+    pub fn new(
+        identity: &Identity,
+        roots: &Roots,
+        common_name: &'static str,
+        protocol: &'static str,
+    ) -> Result<Self, TlsError> {
+        let clients = ClientPolicy::only(roots.clone(), common_name);
+        Ok(Self {
+            common_name,
+            protocol,
+            server: server_config_with(provider(), &[&TLS13], identity, clients, &[protocol])?,
+            client: client_config_with(&[&TLS13], roots, Some(identity), &[protocol])?,
+            identity: identity.clone(),
+        })
+    }
+
+    /// Returns the configuration of the server.
+    #[must_use]
+    pub fn server(&self) -> Arc<ServerConfig> {
+        self.server.clone()
+    }
+
+    /// Returns true if both ends of an accepted connection have agreed on the protocol.
+    #[must_use]
+    pub fn has_agreed(&self, stream: &TlsStream) -> bool {
+        stream.get_ref().1.alpn_protocol() == Some(self.protocol.as_bytes())
+    }
+
+    /// Connects as a client. The certificate of the server must have the common name and be valid for `server_name`.
+    ///
+    /// # Errors
+    /// When there is no identity yet, or the handshake fails.
+    pub async fn connect(&self, stream: TcpStream, server_name: String) -> io::Result<TlsStream> {
+        if self.identity.current().is_none() {
+            return Err(io::Error::other("there is no certificate to show to the server yet"));
+        }
+        let address = stream.peer_addr()?;
+        let name = ServerName::try_from(server_name).map_err(io::Error::other)?;
+        let stream = TlsConnector::from(self.client.clone()).connect(name, buffered(stream)).await?;
+        let stream = TlsStream::from(stream);
+        let server = Peer::new(address, stream.get_ref().1.peer_certificates().unwrap_or_default());
+        if !server.is(self.common_name) || !self.has_agreed(&stream) {
+            return Err(io::Error::other("the server has another role or speaks another protocol"));
+        }
+        Ok(stream)
+    }
+}
