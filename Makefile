@@ -130,8 +130,8 @@ docs: ## Renews the generated parts of the documents
 unit: ## Runs unit tests
 	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked
 
-# Nodes of the test cluster.
-NODES := 1
+# Nodes of the test cluster. Stories of migrations need two.
+NODES := 2
 # Selected from the workspace: for a single package cargo would rebuild dependencies with fewer features.
 export TESTS := $(CARGO) test --workspace --locked
 .PHONY: e2e
@@ -151,13 +151,13 @@ test-long: test ## Runs test with all rows of the tables of kills, attacks of re
 
 # Builds the benchmark.
 .PHONY: benchmark
-benchmark: tiny
+benchmark: tiny debug-image
 	$(CARGO) build --release --locked $(PROGRAMS) --bin bench
 	install -D -t $(BIN) $(RELEASE)/bench
 
 .PHONY: bench
 bench: benchmark ## Measures starts, memory and API calls; writes build/bench.json
-	$(CLUSTER) run -- $(RELEASE)/bench
+	$(CLUSTER) run --nodes $(NODES) -- $(RELEASE)/bench
 
 .PHONY: bench-scale
 bench-scale: benchmark ## Measures thousands of VMIs on simulated nodes (about 30 minutes); writes build/bench-scale.json

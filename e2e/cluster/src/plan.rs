@@ -14,6 +14,8 @@ pub const MAX_NODES: u8 = 20;
 pub const MAX_INSTANCE: u8 = 9;
 /// The port of the API server.
 pub const API_PORT: u16 = 6443;
+/// Bridge in each node that connects pods of all nodes on layer 2.
+pub const LAN: &str = "lan0";
 /// The namespace of an installation of Ferrovirt.
 pub const INSTALLATION_NAMESPACE: &str = "kubevirt";
 /// The DNS domain of the cluster.
@@ -177,6 +179,12 @@ impl Plan {
         self.build().join(self.suffixed("kubeconfig"))
     }
 
+    /// Returns the folder that all nodes see, for volumes of several nodes.
+    #[must_use]
+    pub fn shared(&self) -> PathBuf {
+        self.state().join("shared")
+    }
+
     /// Returns the file that serializes changes to this cluster.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
@@ -231,6 +239,7 @@ impl Plan {
             number,
             namespace: format!("{}-{name}", self.prefix()),
             link: format!("{}-n{number}", self.prefix()),
+            lan_link: format!("{}-n{number}l", self.prefix()),
             address: self.node_network().address(10 + u32::from(number)),
             pods: Network { base: self.pods().address(u32::from(number) << 8), prefix: 24 },
             cgroup: format!("{}/{name}", self.cgroup()),
@@ -265,6 +274,8 @@ pub struct Node {
     pub namespace: String,
     /// Name of the control plane's end of the link to the node.
     pub link: String,
+    /// Name of the control plane's end of the node's link to the layer-2 network.
+    pub lan_link: String,
     /// The node's address.
     pub address: Ipv4Addr,
     /// The network of its pods.
@@ -348,6 +359,7 @@ mod tests {
         for instance in 0..=MAX_INSTANCE {
             assert!(plan(instance).host_link().len() < 16);
             assert!(plan(instance).node(MAX_NODES).link.len() < 16);
+            assert!(plan(instance).node(MAX_NODES).lan_link.len() < 16);
         }
     }
 

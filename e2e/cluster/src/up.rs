@@ -18,7 +18,7 @@ use crate::{
     host, images,
     kubectl::Kubectl,
     pause,
-    plan::{API_PORT, MAX_NODES, Node, Plan},
+    plan::{API_PORT, LAN, MAX_NODES, Node, Plan},
     progress::Progress,
     render::{self, Init, kubeconfig::kubeconfig},
 };
@@ -100,7 +100,7 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
             fs::remove_dir_all(&old).at("remove", &old)?;
         }
     }
-    for folder in [plan.control(), plan.logs()] {
+    for folder in [plan.control(), plan.logs(), plan.shared()] {
         fs::create_dir_all(&folder).at("create", &folder)?;
     }
     host::prepare(&[])?;
@@ -150,7 +150,9 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
              link set {peer} master br0
              link set {peer} up
              address add {address}/{prefix} dev br0
-             link set br0 up",
+             link set br0 up
+             link add {LAN} type bridge
+             link set {LAN} up",
             address = plan.control_address(),
             prefix = plan.node_network().prefix,
         ),
@@ -211,8 +213,12 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
             "link add {link} type veth peer name eth0 netns {namespace}
              link set {link} master br0
              link set {link} up
-             route replace {pods} via {address}",
+             route replace {pods} via {address}
+             link add {lan} type veth peer name lan netns {namespace}
+             link set {lan} master {LAN}
+             link set {lan} up",
             link = node.link,
+            lan = node.lan_link,
             namespace = node.namespace,
             pods = node.pods,
             address = node.address,
@@ -225,7 +231,11 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
             "link set lo up
              address add {address}/{prefix} dev eth0
              link set eth0 up
-             route add default via {control}",
+             route add default via {control}
+             link add {LAN} type bridge
+             link set lan master {LAN}
+             link set lan up
+             link set {LAN} up",
             address = node.address,
             prefix = plan.node_network().prefix,
             control = plan.control_address(),

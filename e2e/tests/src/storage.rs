@@ -6,7 +6,10 @@ use anyhow::Result;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::Story;
+use crate::{
+    Story,
+    environment::{own_cluster, skip},
+};
 
 const MINUTES: Duration = Duration::from_secs(150);
 
@@ -21,44 +24,68 @@ pub enum Backing {
     Device,
 }
 
-/// Storage of a claim on the node.
+/// Storage of a claim. On the test cluster all nodes have it, except [`Backing::Small`]; on another cluster one node.
 pub struct Storage {
     name: String,
-    /// Name of the node.
+    is_shared: bool,
+    /// Name of a node that has it.
     pub node: String,
-    /// Host name of the node.
+    /// Host name of that node.
     pub hostname: String,
     /// Path on the node.
     pub directory: String,
 }
 
 impl Storage {
-    /// Creates a directory on the node with a volume for the claim of that name. The claim requests less than the capacity
+    /// Creates a directory with a volume for the claim of that name. The claim requests less than the capacity
     /// and can be expanded.
     ///
     /// # Errors
     ///
     /// The storage was not made; nothing of it is left.
     pub async fn make(s: &Story, claim: &str, backing: Backing) -> Result<Self> {
-        let name = format!("{}-{claim}", s.namespace);
-        let (node, hostname) = s.one_node().await?;
-        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name, node, hostname };
-        let made = storage.fill(s, claim, backing).await;
+        Self::make_as(s, claim, backing, "ReadWriteOnce").await
+    }
+
+    /// Makes storage as [`Self::make`] whose claim several nodes may use at once (ReadWriteMany). Returns `None` after a skip on
+    /// clusters whose nodes share no storage.
+    ///
+    /// # Errors
+    ///
+    /// The storage was not made; nothing of it is left.
+    pub async fn make_for_many(s: &Story, claim: &str, backing: Backing) -> Result<Option<Self>> {
+        if own_cluster()?.is_none() {
+            skip("storage that all nodes share")?;
+            return Ok(None);
+        }
+        Self::make_as(s, claim, backing, "ReadWriteMany").await.map(Some)
+    }
+
+    async fn make_as(s: &Story, claim: &str, backing: Backing, mode: &str) -> Result<Self> {
+        let storage = Self::place(s, claim, backing != Backing::Small).await?;
+        let made = storage.fill(s, claim, backing, mode).await;
         if made.is_err() {
             storage.remove(s).await?;
         }
         made.map(|()| storage)
     }
 
-    /// Creates a directory on the node with a volume that fits a claim of this name and spec. The story creates the claim.
+    /// Returns storage that is not made yet.
+    async fn place(s: &Story, claim: &str, may_be_shared: bool) -> Result<Self> {
+        let name = format!("{}-{claim}", s.namespace);
+        let (node, hostname) = s.one_node().await?;
+        let shared = own_cluster()?.filter(|_| may_be_shared).map(|plan| plan.shared().display().to_string());
+        let (is_shared, folder) = (shared.is_some(), shared.unwrap_or_else(|| "/var/lib/kubelet".to_owned()));
+        Ok(Self { directory: format!("{folder}/{name}"), name, is_shared, node, hostname })
+    }
+
+    /// Creates a directory with a volume that fits a claim of this name and spec. The story creates the claim.
     ///
     /// # Errors
     ///
     /// The storage was not made; nothing of it is left.
     pub async fn for_claim(s: &Story, claim: &str, spec: &Value) -> Result<Self> {
-        let name = format!("{}-{claim}", s.namespace);
-        let (node, hostname) = s.one_node().await?;
-        let storage = Self { directory: format!("/var/lib/kubelet/{name}"), name, node, hostname };
+        let storage = Self::place(s, claim, true).await?;
         let volume = json!({
             "capacity": {"storage": spec["resources"]["requests"]["storage"]}, "accessModes": spec["accessModes"],
             "volumeMode": "Filesystem", "storageClassName": spec["storageClassName"].as_str().unwrap_or_default(),
@@ -75,12 +102,15 @@ impl Storage {
         made.map(|()| storage)
     }
 
-    /// Creates the volume for a claim on the node.
+    /// Creates the volume for a claim.
     async fn add_volume(&self, s: &Story, claim: &str, mut spec: Value) -> Result<()> {
         spec["persistentVolumeReclaimPolicy"] = json!("Retain");
         spec["claimRef"] = json!({"namespace": s.namespace, "name": claim});
-        spec["nodeAffinity"] = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
-            {"key": "kubernetes.io/hostname", "operator": "In", "values": [self.hostname]}]}]}});
+        let nodes = match self.is_shared {
+            true => json!({"key": "kubernetes.io/hostname", "operator": "Exists"}),
+            false => json!({"key": "kubernetes.io/hostname", "operator": "In", "values": [self.hostname]}),
+        };
+        spec["nodeAffinity"] = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [nodes]}]}});
         let volume = json!({
             "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": self.name}, "spec": spec,
         });
@@ -88,7 +118,7 @@ impl Storage {
         Ok(())
     }
 
-    async fn fill(&self, s: &Story, claim: &str, backing: Backing) -> Result<()> {
+    async fn fill(&self, s: &Story, claim: &str, backing: Backing, access: &str) -> Result<()> {
         let Self { name, node, directory, .. } = self;
         let mut path = directory.clone();
         on_host(s, node, &format!("mkdir -p {directory}")).await?;
@@ -110,7 +140,7 @@ impl Storage {
         });
         s.cluster_api("StorageClass").create(&PostParams::default(), &serde_json::from_value(class)?).await?;
         let spec = json!({
-            "capacity": {"storage": "64Mi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": mode,
+            "capacity": {"storage": "64Mi"}, "accessModes": [access], "volumeMode": mode,
             "storageClassName": name, "local": {"path": path},
         });
         self.add_volume(s, claim, spec).await?;
@@ -123,7 +153,7 @@ spec:
   storageClassName: {name}
   volumeName: {name}
   volumeMode: {mode}
-  accessModes: [ReadWriteOnce]
+  accessModes: [{access}]
   resources: {{requests: {{storage: 16Mi}}}}
 "
         ))

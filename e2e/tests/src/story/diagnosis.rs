@@ -14,7 +14,7 @@ const LINES: i64 = 60;
 
 /// Prints events, objects and the ends of pod logs (the launcher's log holds the domain XML).
 pub(super) async fn print(story: &Story) {
-    for kind in ["vm", "vmi", "vmirs"] {
+    for kind in ["vm", "vmi", "vmirs", "vmim"] {
         for mut object in story.list(kind, "").await.unwrap_or_default() {
             object["metadata"]["managedFields"] = Value::Null;
             eprintln!("-------- {kind} {}\n{object:#}", object["metadata"]["name"]);

@@ -20,7 +20,8 @@ pub(super) fn resource(kind: &str) -> ApiResource {
         "VirtualMachinePreference" => {
             ("instancetype.kubevirt.io", "v1beta1", "VirtualMachinePreference", "virtualmachinepreferences")
         }
-        "VirtualMachineInstanceMigration" => {
+        "MigrationPolicy" => ("migrations.kubevirt.io", "v1alpha1", "MigrationPolicy", "migrationpolicies"),
+        "vmim" | "VirtualMachineInstanceMigration" => {
             ("kubevirt.io", "v1", "VirtualMachineInstanceMigration", "virtualmachineinstancemigrations")
         }
         "VirtualMachinePool" => ("pool.kubevirt.io", "v1beta1", "VirtualMachinePool", "virtualmachinepools"),

@@ -32,16 +32,25 @@ impl Story {
     /// # Errors
     /// Fails if there is none.
     pub async fn one_node(&self) -> Result<(String, String)> {
+        self.takers().await?.into_iter().next().context("no node takes VMIs")
+    }
+
+    /// Returns name and label `kubernetes.io/hostname` of all nodes that take VMIs.
+    ///
+    /// # Errors
+    /// Fails with errors of the API server.
+    pub async fn takers(&self) -> Result<Vec<(String, String)>> {
         let takers = ListParams::default().labels("kubevirt.io/schedulable=true");
+        let mut nodes = Vec::new();
         for node in self.cluster_api("Node").list(&takers).await? {
             let taints = node.data["spec"]["taints"].as_array().into_iter().flatten();
             let closed = taints.into_iter().any(|taint| taint["effect"] != "PreferNoSchedule");
             let hostname = node.metadata.labels.as_ref().and_then(|labels| labels.get("kubernetes.io/hostname"));
             if let (Some(name), Some(hostname), false) = (&node.metadata.name, hostname, closed) {
-                return Ok((name.clone(), hostname.clone()));
+                nodes.push((name.clone(), hostname.clone()));
             }
         }
-        bail!("no node takes VMIs")
+        Ok(nodes)
     }
 
     /// Returns the nodes of the pods of a component of the installation, such as `virt-api`.

@@ -216,15 +216,27 @@ impl Story {
         Ok(())
     }
 
-    /// Returns the launcher pod of a running VMI.
+    /// Returns the launcher pod of a VMI, without those that it has left in a migration, and those to which it moves.
     ///
     /// # Errors
     /// Fails unless there is exactly one.
     pub async fn launcher_pod(&self, vmi: &str) -> Result<Value> {
         let vmi = self.get("vmi", vmi).await?;
-        let uid = vmi["metadata"]["uid"].as_str().context("vmi without uid")?;
-        let mut pods = self.list("Pod", &format!("kubevirt.io/created-by={uid}")).await?;
+        let mut pods = self.launcher_pods(&vmi).await?;
+        if pods.len() > 1 {
+            let has_ended = |pod: &Value| pod["status"]["phase"] == "Succeeded" || pod["status"]["phase"] == "Failed";
+            pods.retain(|pod| !has_ended(pod) && pod["spec"]["nodeName"] == vmi["status"]["nodeName"]);
+        }
         ensure!(pods.len() == 1, "{} launcher pods instead of one", pods.len());
         pods.pop().context("no launcher pod")
+    }
+
+    /// Returns all launcher pods of a VMI.
+    ///
+    /// # Errors
+    /// Fails with errors of the API server.
+    pub async fn launcher_pods(&self, vmi: &Value) -> Result<Vec<Value>> {
+        let uid = vmi["metadata"]["uid"].as_str().context("vmi without uid")?;
+        self.list("Pod", &format!("kubevirt.io/created-by={uid}")).await
     }
 }
