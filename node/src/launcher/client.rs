@@ -10,11 +10,11 @@ use std::{
 use api::traceparent::TraceParent;
 use hyper_util::rt::TokioIo;
 use protocol::{
-    CacheFile, Chunk, ConsoleInput, DumpMemoryRequest, FileSystemsRequest, FinishRequest, FreezeRequest,
-    GuestFileSystem, GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest, LauncherState,
-    MAX_CHUNK, MAX_MESSAGE_SIZE, PauseRequest, ResetRequest, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
-    StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput,
-    UsersRequest, VmiOptions, WatchRequest,
+    AbortMigrationRequest, CacheFile, Chunk, ConsoleInput, DumpMemoryRequest, FileSystemsRequest, FinishRequest,
+    FreezeRequest, GuestFileSystem, GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest,
+    LauncherState, MAX_CHUNK, MAX_MESSAGE_SIZE, MigrateRequest, PauseRequest, PrepareMigrationRequest, ResetRequest,
+    ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest,
+    TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, VmiOptions, WatchRequest,
     features::{self, Feature},
     launcher_client::LauncherClient,
 };
@@ -217,6 +217,32 @@ impl Launcher {
     pub(crate) async fn dump_memory(&self, volume: String, file: String) -> Result<(), LauncherError> {
         let mut client = self.client.clone();
         call("DumpMemory", CALL_TIMEOUT, client.dump_memory(DumpMemoryRequest { volume, file })).await.map(drop)
+    }
+
+    /// Prepares the launcher to receive the domain of the VMI (JSON).
+    pub(crate) async fn prepare_migration(
+        &self,
+        migration: String,
+        vmi: Vec<u8>,
+        options: VmiOptions,
+    ) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        let request = PrepareMigrationRequest { migration, vmi, options: Some(options) };
+        call("PrepareMigration", SYNC_TIMEOUT, client.prepare_migration(request)).await.map(drop)
+    }
+
+    /// Begins to move the domain to another launcher.
+    pub(crate) async fn migrate(&self, request: MigrateRequest) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("Migrate", CALL_TIMEOUT, client.migrate(request)).await.map(drop)
+    }
+
+    /// Aborts a migration in progress.
+    pub(crate) async fn abort_migration(&self, migration: String) -> Result<(), LauncherError> {
+        let mut client = self.client.clone();
+        call("AbortMigration", CALL_TIMEOUT, client.abort_migration(AbortMigrationRequest { migration }))
+            .await
+            .map(drop)
     }
 
     /// Pauses the vCPUs.

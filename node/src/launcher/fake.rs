@@ -13,10 +13,11 @@ use async_trait::async_trait;
 use daemon::CancellationToken;
 use futures::Stream;
 use protocol::{
-    Chunk, ConsoleInput, CpuStats, Done, DumpMemoryRequest, FileSystemsReply, FileSystemsRequest, FinishRequest,
-    FreezeRequest, GuestAgent, GuestExecReply, GuestExecRequest, GuestFileSystem, GuestInfo, GuestPingRequest,
-    GuestReportReply, GuestReportRequest, GuestUser, HelloReply, HelloRequest, KillRequest, LauncherState, Lifecycle,
-    MemoryDump, PauseRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
+    AbortMigrationRequest, Chunk, ConsoleInput, CpuStats, Done, DumpMemoryRequest, FileSystemsReply,
+    FileSystemsRequest, FinishRequest, FreezeRequest, GuestAgent, GuestExecReply, GuestExecRequest, GuestFileSystem,
+    GuestInfo, GuestPingRequest, GuestReportReply, GuestReportRequest, GuestUser, HelloReply, HelloRequest,
+    KillRequest, LauncherState, Lifecycle, MemoryDump, MigrateRequest, MigrationStep, PauseRequest,
+    PrepareMigrationRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
     StartStep, StatsReply, StatsRequest, StepTiming, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest,
     UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher as LauncherService, LauncherServer},
@@ -37,6 +38,7 @@ pub(crate) struct FakeLauncher {
     pub(crate) state: watch::Sender<LauncherState>,
     calls: Mutex<Vec<String>>,
     pub(crate) refuse_sync: Mutex<Option<Status>>,
+    pub(crate) refuse_migrate: Mutex<Option<Status>>,
     /// Input of consoles.
     typed: Mutex<Vec<u8>>,
     /// `Stats` succeeds.
@@ -54,6 +56,7 @@ impl FakeLauncher {
             state: watch::Sender::new(state),
             calls: Mutex::default(),
             refuse_sync: Mutex::default(),
+            refuse_migrate: Mutex::default(),
             typed: Mutex::default(),
             counts: AtomicBool::new(true),
             features: Mutex::new(protocol::features::own()),
@@ -88,6 +91,16 @@ impl FakeLauncher {
         self.state.send_modify(|state| {
             change(state);
             state.sequence += 1;
+        });
+    }
+
+    /// Reports a step of a migration.
+    pub(crate) fn move_(&self, migration: &str, step: MigrationStep) {
+        self.report(|state| {
+            let report = state.migration.get_or_insert_default();
+            report.migration = migration.to_owned();
+            report.begin = 1_000_000_000;
+            report.set_step(step);
         });
     }
 
@@ -165,6 +178,29 @@ impl LauncherService for Served {
         self.0.report(|state| {
             state.memory_dump = Some(MemoryDump { volume, file, ended: true, failure: String::new() });
         });
+        Ok(Response::new(Done {}))
+    }
+
+    async fn prepare_migration(&self, request: Rpc<PrepareMigrationRequest>) -> Result<Response<Done>, Status> {
+        let PrepareMigrationRequest { migration, options, .. } = request.into_inner();
+        self.0.note(format!("prepare {migration} nics={}", options.unwrap().nics.len()));
+        self.0.move_(&migration, MigrationStep::Prepared);
+        Ok(Response::new(Done {}))
+    }
+    async fn migrate(&self, request: Rpc<MigrateRequest>) -> Result<Response<Done>, Status> {
+        let migration = request.into_inner().migration;
+        self.0.note(format!("migrate {migration}"));
+        if let Some(status) = self.0.refuse_migrate.lock().unwrap().clone() {
+            return Err(status);
+        }
+        self.0.move_(&migration, MigrationStep::Copying);
+        Ok(Response::new(Done {}))
+    }
+    async fn abort_migration(&self, request: Rpc<AbortMigrationRequest>) -> Result<Response<Done>, Status> {
+        let migration = request.into_inner().migration;
+        self.0.note(format!("abort {migration}"));
+        self.0.move_(&migration, MigrationStep::NotMoved);
+        self.0.report(|state| state.migration.as_mut().unwrap().aborted = true);
         Ok(Response::new(Done {}))
     }
 

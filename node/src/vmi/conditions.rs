@@ -1,10 +1,15 @@
 //! The conditions of a VMI that virt-handler writes.
 
-use api::{Condition, VirtualMachineInstance, condition};
+use api::{
+    Condition, VirtualMachineInstance, condition,
+    constants::reason::{NOT_MIGRATABLE, PAUSED_BY_MIGRATION_MONITOR},
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use protocol::{GuestAgent, ItemKind, ItemResult, LauncherState, Lifecycle, features::Feature};
+use protocol::{
+    GuestAgent, ItemKind, ItemResult, LauncherState, Lifecycle, MigrationMode, MigrationStep, features::Feature,
+};
 
-use super::{migratability, phase::simplified};
+use super::{migratability, observed::Link, phase::simplified};
 use crate::launcher::bounded;
 
 const AGENT_CONNECTED: &str = "AgentConnected";
@@ -118,7 +123,13 @@ fn item_text(item: &ItemResult) -> String {
 }
 
 /// Sets the conditions of a running domain.
-pub(super) fn of_domain(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, report: &LauncherState, now: &Time) {
+pub(super) fn of_domain(
+    list: &mut Vec<Condition>,
+    vmi: &VirtualMachineInstance,
+    link: &Link,
+    report: &LauncherState,
+    now: &Time,
+) {
     paused(list, report, now);
     if report.guest_agent_connected {
         let mut connected = Condition::new(AGENT_CONNECTED, true, "", "", now);
@@ -130,7 +141,7 @@ pub(super) fn of_domain(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance,
         condition::remove(list, AGENT_NOT_SUPPORTED);
     }
     credentials(list, report, now);
-    migratable(list, vmi, now);
+    migratable(list, vmi, link, now);
 }
 
 /// Shows the result for keys and passwords, if the VMI has any.
@@ -197,7 +208,14 @@ fn paused(list: &mut Vec<Condition>, report: &LauncherState, now: &Time) {
     if list.iter().any(|known| known.type_ == PAUSED) {
         return;
     }
+    let is_stopped_to_move = report
+        .migration
+        .as_ref()
+        .is_some_and(|moving| moving.step() == MigrationStep::Copying && moving.mode() == MigrationMode::PausedCopy);
     let (reason, message) = match simplified(&report.reason).as_str() {
+        "user" | "migration" if is_stopped_to_move => {
+            (PAUSED_BY_MIGRATION_MONITOR, "VMI was paused by the migration monitor")
+        }
         "user" => ("PausedByUser", "VMI was paused by user"),
         "ioerror" => (PAUSED_BY_DISK, "VMI was paused, low-level IO error detected"),
         _ => return,
@@ -205,8 +223,15 @@ fn paused(list: &mut Vec<Condition>, report: &LauncherState, now: &Time) {
     condition::set(list, Condition::new(PAUSED, true, reason, message, now));
 }
 
-fn migratable(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, now: &Time) {
-    let obstacles = migratability::obstacles(vmi);
+fn migratable(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, link: &Link, now: &Time) {
+    // Without a connection the condition keeps what it shows of the launcher.
+    let lacks_feature = match link {
+        Link::Up { greeted: true, features, .. } => !features.contains(&Feature::LiveMigration),
+        Link::Up { .. } | Link::Down { .. } => {
+            list.iter().any(|known| known.type_ == LIVE_MIGRATABLE && known.reason.as_deref() == Some(NOT_MIGRATABLE))
+        }
+    };
+    let obstacles = migratability::obstacles(vmi, lacks_feature);
     match obstacles.first() {
         Some(first) => {
             condition::set(list, Condition::new(LIVE_MIGRATABLE, false, first.reason, &first.message, now));
@@ -230,6 +255,8 @@ fn migratable(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, now: &Tim
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use protocol::AccessCredentials;
 
     use super::*;
@@ -303,13 +330,13 @@ mod tests {
         let mut report = state(Lifecycle::Running, "booted");
         report.guest_agent_connected = true;
         let names = |list: &[Condition]| -> Vec<String> { list.iter().map(|known| known.type_.clone()).collect() };
-        of_domain(&mut list, &vmi, &report, &at(1));
+        of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(1));
         assert!(!names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
         report.agent = Some(agent(&[]));
-        of_domain(&mut list, &vmi, &report, &at(2));
+        of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(2));
         assert!(names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
         report.guest_agent_connected = false;
-        of_domain(&mut list, &vmi, &report, &at(3));
+        of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(3));
         assert!(!names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
     }
 
@@ -321,11 +348,11 @@ mod tests {
             let known = list.iter().find(|known| known.type_ == CREDENTIALS)?;
             Some((known.status.clone(), known.message.clone().unwrap_or_default()))
         };
-        of_domain(&mut list, &vmi, &report, &at(1));
+        of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(1));
         assert_eq!(shown(&list), None);
         for (succeeded, message, status) in [(false, "Guest agent is offline", "False"), (true, "", "True")] {
             report.access_credentials = Some(AccessCredentials { succeeded, message: message.into() });
-            of_domain(&mut list, &vmi, &report, &at(2));
+            of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(2));
             assert_eq!(shown(&list), Some((status.to_owned(), message.to_owned())));
         }
     }

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use api::VirtualMachineInstance;
+use api::{VirtualMachineInstance, constants::label};
 use daemon::{CancellationToken, telemetry::Traces};
 use futures::StreamExt;
 use kube::{
@@ -92,7 +92,8 @@ impl Vmis {
     /// Returns the domains whose launchers can be called.
     pub(crate) fn domains(&self) -> Vec<Domain> {
         let domain = |handle: Arc<Handle>| {
-            Some(Domain { vmi: handle.vmi()?, launcher: handle.launcher().ok()?, uid: handle.uid.clone() })
+            let (vmi, launcher, migration) = (handle.vmi()?, handle.launcher().ok()?, handle.migration());
+            Some(Domain { uid: handle.uid.clone(), vmi, launcher, migration })
         };
         self.all().into_iter().filter_map(domain).collect()
     }
@@ -113,22 +114,23 @@ impl Vmis {
     pub(super) fn apply_up_to(&self, most: usize, vmi: Arc<VirtualMachineInstance>) {
         let key = (vmi.namespace().unwrap_or_default(), vmi.name_any());
         let uid = vmi.uid().unwrap_or_default();
-        match role::decide(&vmi, self.host.name()) {
-            Role::Owner => {}
-            role => {
-                tracing::debug!(namespace = key.0, name = key.1, ?role, "this node is not the owner of the VMI");
-                self.remove(&key.0, &key.1);
-                return;
-            }
-        }
+        let role = role::decide(&vmi, self.host.name());
         let mut named = self.lock();
         if let Some(known) = named.get(&key) {
             if known.uid == uid && known.has_task() {
+                // A task whose role has ended finishes its work.
                 known.feed(Feed::Object(vmi));
                 return;
             }
             known.feed(Feed::Replaced);
-        } else if named.len() >= most {
+        }
+        if !matches!(role, Role::Owner | Role::MigrationTarget) {
+            tracing::debug!(namespace = key.0, name = key.1, ?role, "this node has no part in the VMI");
+            drop(named);
+            self.no_longer_left_out(&key);
+            return;
+        }
+        if !named.contains_key(&key) && named.len() >= most {
             drop(named);
             self.leave_out(key, most);
             return;
@@ -195,10 +197,10 @@ impl Vmis {
         }
     }
 
-    /// Applies the end of a list: other VMIs than the listed ones are missing.
-    fn keep_only(&self, listed: &HashSet<(String, String)>) {
-        self.left_out().retain(|key| listed.contains(key));
-        for (key, handle) in self.lock().iter().filter(|(key, _)| !listed.contains(*key)) {
+    /// Applies the end of a list: VMIs that are not listed are missing.
+    fn keep_only(&self, is_listed: impl Fn(&(String, String)) -> bool) {
+        self.left_out().retain(&is_listed);
+        for (key, handle) in self.lock().iter().filter(|(key, _)| !is_listed(key)) {
             tracing::debug!(namespace = key.0, name = key.1, "no longer listed");
             handle.feed(Feed::Missing);
         }
@@ -215,44 +217,82 @@ impl Vmis {
     }
 }
 
-/// Follows the VMIs that are labelled with this node until `stop`. Calls `listed` once the first list is complete.
-pub(crate) async fn follow(client: Client, vmis: Vmis, listed: impl FnOnce(), stop: CancellationToken) {
-    let api = Api::<VirtualMachineInstance>::all(client);
-    let selector = format!("{}={}", api::constants::label::NODE_NAME, vmis.host.name());
-    let config = watcher::Config::default().labels(&selector).page_size(PAGE);
-    let watch = || watcher::watcher(api.clone(), config.clone()).default_backoff().boxed();
-    let mut events = watch();
-    let mut listed = Some(listed);
-    let mut seen = HashSet::new();
-    loop {
-        let event = tokio::select! {
-            event = events.next() => event,
-            // The limit permits one more VMI: a new list contains those that were left out.
-            () = vmis.freed.notified() => {
-                events = watch();
-                continue;
-            }
-            () = stop.cancelled() => return,
-        };
+/// VMIs with a label that names this node, as the watch of that label shows them.
+#[derive(Default)]
+struct Labelled {
+    /// The VMIs of the last complete list, and those that came since.
+    members: HashSet<(String, String)>,
+    /// The VMIs of a list that is not complete.
+    seen: HashSet<(String, String)>,
+    /// A list was complete.
+    listed: bool,
+}
+
+impl Labelled {
+    /// Applies an event of the watch. `other` are the VMIs of the other label.
+    fn apply(&mut self, event: watcher::Event<VirtualMachineInstance>, other: &Self, vmis: &Vmis) {
+        let key = |vmi: &VirtualMachineInstance| (vmi.namespace().unwrap_or_default(), vmi.name_any());
         match event {
-            Some(Ok(watcher::Event::Init)) => seen.clear(),
-            Some(Ok(watcher::Event::InitApply(vmi))) => {
-                seen.insert((vmi.namespace().unwrap_or_default(), vmi.name_any()));
+            watcher::Event::Init => self.seen.clear(),
+            watcher::Event::InitApply(vmi) => {
+                self.seen.insert(key(&vmi));
                 vmis.apply(trimmed(vmi));
             }
-            Some(Ok(watcher::Event::InitDone)) => {
-                vmis.keep_only(&seen);
-                seen = HashSet::new();
-                if let Some(listed) = listed.take() {
-                    listed();
-                }
+            watcher::Event::InitDone => {
+                self.members = std::mem::take(&mut self.seen);
+                self.listed = true;
+                vmis.keep_only(|key| self.members.contains(key) || other.members.contains(key));
             }
-            Some(Ok(watcher::Event::Apply(vmi))) => vmis.apply(trimmed(vmi)),
-            Some(Ok(watcher::Event::Delete(vmi))) => {
-                vmis.remove(&vmi.namespace().unwrap_or_default(), &vmi.name_any());
+            watcher::Event::Apply(vmi) => {
+                self.members.insert(key(&vmi));
+                vmis.apply(trimmed(vmi));
             }
-            Some(Err(error)) => tracing::warn!(%error, "watch of VMIs was interrupted"),
-            None => return,
+            watcher::Event::Delete(vmi) => {
+                let (namespace, name) = key(&vmi);
+                self.members.remove(&(namespace.clone(), name.clone()));
+                // Its task reads the object: it may have got the other label in the same write.
+                vmis.remove(&namespace, &name);
+            }
+        }
+    }
+}
+
+/// Follows the VMIs that are labelled with this node, as that of their domain or as the target of their migration, until `stop`.
+/// Calls `listed` once the first lists are complete.
+pub(crate) async fn follow(client: Client, vmis: Vmis, listed: impl FnOnce(), stop: CancellationToken) {
+    let api = Api::<VirtualMachineInstance>::all(client);
+    let watch = |label: &str| {
+        let selector = format!("{label}={}", vmis.host.name());
+        let config = watcher::Config::default().labels(&selector).page_size(PAGE);
+        watcher::watcher(api.clone(), config).default_backoff().boxed()
+    };
+    let (mut owned, mut arriving) = (Labelled::default(), Labelled::default());
+    let (mut of_owned, mut of_arriving) = (watch(label::NODE_NAME), watch(label::MIGRATION_TARGET_NODE_NAME));
+    let mut listed = Some(listed);
+    loop {
+        let interrupted = |error| tracing::warn!(%error, "watch of VMIs was interrupted");
+        tokio::select! {
+            event = of_owned.next() => match event {
+                Some(Ok(event)) => owned.apply(event, &arriving, &vmis),
+                Some(Err(error)) => interrupted(error),
+                None => return,
+            },
+            event = of_arriving.next() => match event {
+                Some(Ok(event)) => arriving.apply(event, &owned, &vmis),
+                Some(Err(error)) => interrupted(error),
+                None => return,
+            },
+            // The limit permits one more VMI: new lists contain those that were left out.
+            () = vmis.freed.notified() => {
+                (of_owned, of_arriving) = (watch(label::NODE_NAME), watch(label::MIGRATION_TARGET_NODE_NAME));
+            }
+            () = stop.cancelled() => return,
+        }
+        if owned.listed
+            && arriving.listed
+            && let Some(listed) = listed.take()
+        {
+            listed();
         }
     }
 }

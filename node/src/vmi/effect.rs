@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use api::VirtualMachineInstanceStatus;
-
-use super::event::Event;
+use super::{event::Event, migration::Route, status::Desired};
 use crate::volumes::Work;
 
 /// An effect. Each kind is in progress at most once.
@@ -43,6 +41,23 @@ pub(super) enum Effect {
         /// Name of the file in its claim.
         file: String,
     },
+    /// Carries the connections of a migration; `None` ends that.
+    Carry(Option<Route>),
+    /// Prepares the launcher to receive the domain.
+    PrepareMigration {
+        /// UID of the migration.
+        migration: String,
+    },
+    /// Begins to move the domain to another launcher.
+    Migrate {
+        /// UID of the migration.
+        migration: String,
+    },
+    /// Aborts the migration in progress.
+    AbortMigration {
+        /// UID of the migration.
+        migration: String,
+    },
     /// Requests the shutdown of the guest.
     Shutdown {
         /// Seconds that are left of the grace period.
@@ -53,7 +68,9 @@ pub(super) enum Effect {
     /// Permits the launcher to exit.
     Finish,
     /// Writes the status, then publishes the events.
-    Write(Box<VirtualMachineInstanceStatus>, Vec<Event>),
+    Write(Box<Desired>),
+    /// Writes the progress of a migration.
+    WriteProgress(String),
     /// Reads the object.
     Read,
     /// Publishes an event.

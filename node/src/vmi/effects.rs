@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
+use api::{VirtualMachineInstance, constants::annotation::MIGRATION_PROGRESS};
 use daemon::{
     merge_patch,
     tasks::panics,
@@ -27,12 +27,13 @@ use tracing::Instrument;
 use super::{
     effect::Effect,
     event::Event,
-    host::{ConnectError, Host, NetworkFailure},
-    nics,
+    host::{Carrier, ConnectError, Host, NetworkFailure},
+    migration, nics,
     observed::{Observed, Outcome},
     records::{Records, WriteError},
     request::{PendingRequest, Refusal, Request},
     resize,
+    status::Desired,
     trace::{LauncherSteps, StartTrace},
 };
 use crate::{
@@ -105,6 +106,8 @@ pub(super) struct Executor {
     metrics: VmiMetrics,
     connection: Option<Connection>,
     connections: u64,
+    /// Connections of a migration that are carried.
+    carrier: Option<Carrier>,
     calls: JoinSet<Completed>,
     reports: mpsc::Sender<(u64, Report)>,
     trace: StartTrace,
@@ -119,7 +122,8 @@ impl Executor {
         reports: mpsc::Sender<(u64, Report)>,
     ) -> Self {
         let trace = StartTrace::default();
-        Self { host, records, metrics, connection: None, connections: 0, calls: JoinSet::new(), reports, trace }
+        let calls = JoinSet::new();
+        Self { host, records, metrics, connection: None, connections: 0, carrier: None, calls, reports, trace }
     }
 
     /// Records the calls of a start in the trace of the VMI.
@@ -197,10 +201,25 @@ impl Executor {
                 let call = async move { connect(&*host, &vmi, &pod, within).await };
                 self.call("connect", within + CONNECT_LIMIT, call, late, Completed::Connected);
             }
-            Effect::Write(status, events) => {
-                let call = async move { write(&*records, &vmi, &status).await };
+            Effect::Write(mut desired) => {
+                let events = std::mem::take(&mut desired.events);
+                let call = async move { write(&*records, &vmi, &desired).await };
                 let late = Err(WriteError::Other("the API server did not answer in time".into()));
                 self.outcome("write", RECORD_LIMIT, call, late, |result| Outcome::Written(result, events));
+            }
+            Effect::WriteProgress(progress) => {
+                let version = &vmi.metadata.resource_version;
+                let annotations = json!({MIGRATION_PROGRESS: progress});
+                let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
+                let call = async move { records.patch(&vmi, patch).await };
+                let late = Err(WriteError::Other("the API server did not answer in time".into()));
+                self.outcome("progress", RECORD_LIMIT, call, late, Outcome::ProgressWritten);
+            }
+            Effect::Carry(route) => {
+                // The former connections end before others begin.
+                self.carrier = None;
+                tracing::info!(?route, "connections of a migration");
+                self.carrier = route.map(|route| host.carry(&observed.facts.uid, route));
             }
             Effect::Read => {
                 let call = async move { records.read(&vmi).await };
@@ -214,6 +233,9 @@ impl Executor {
             | Effect::HandVolumes { .. }
             | Effect::Sync { .. }
             | Effect::DumpMemory { .. }
+            | Effect::PrepareMigration { .. }
+            | Effect::Migrate { .. }
+            | Effect::AbortMigration { .. }
             | Effect::Shutdown { .. }
             | Effect::Kill
             | Effect::Finish => self.call_launcher(&effect, observed),
@@ -238,7 +260,7 @@ impl Executor {
                 self.outcome("hello", HELLO_LIMIT, call, late, move |result| Outcome::Greeted(number, result));
             }
             Effect::SetUpNetwork { ref release } => {
-                let release = release.clone();
+                let (release, vmi) = (release.clone(), nics::with_shown_macs(&vmi));
                 let call = async move { host.set_up_network(&peer, &vmi, &release).await };
                 let late = Err(NetworkFailure { message: "not done within the time limit".into(), permanent: false });
                 self.outcome("network", NETWORK_LIMIT, call, late, move |result| Outcome::Network(number, result));
@@ -264,6 +286,30 @@ impl Executor {
                 let late = Err(deadline("DumpMemory", LAUNCHER_LIMIT));
                 self.outcome("dump", LAUNCHER_LIMIT, call, late, Outcome::DumpRequested);
             }
+            Effect::PrepareMigration { migration: ref uid } => {
+                let nics = observed.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
+                let options = VmiOptions { nics, ..host.settings().options };
+                let vmi = resize::for_launcher(&migration::target::for_launcher(&vmi), &observed.link).into_owned();
+                let (uid, name) = (uid.clone(), uid.clone());
+                let call = async move {
+                    let json = encode("PrepareMigration", &vmi)?;
+                    launcher.prepare_migration(name, json, options).await
+                };
+                let late = Err(deadline("PrepareMigration", SYNC_LIMIT));
+                self.outcome("prepare", SYNC_LIMIT, call, late, move |result| Outcome::Prepared(number, uid, result));
+            }
+            Effect::Migrate { migration: ref uid } => {
+                let (uid, request) = (uid.clone(), migration::source::request(&vmi, uid));
+                let call = async move { launcher.migrate(request).await };
+                let late = Err(deadline("Migrate", LAUNCHER_LIMIT));
+                self.outcome("migrate", LAUNCHER_LIMIT, call, late, move |result| Outcome::Migrating(uid, result));
+            }
+            Effect::AbortMigration { migration: ref uid } => {
+                let uid = uid.clone();
+                let call = async move { launcher.abort_migration(uid).await };
+                let late = Err(deadline("AbortMigration", LAUNCHER_LIMIT));
+                self.outcome("abort", LAUNCHER_LIMIT, call, late, Outcome::Aborted);
+            }
             Effect::Shutdown { grace } => {
                 let call = async move { launcher.shutdown(grace).await };
                 let late = Err(deadline("Shutdown", LAUNCHER_LIMIT));
@@ -278,7 +324,13 @@ impl Executor {
                 let late = Err(deadline("Finish", LAUNCHER_LIMIT));
                 self.outcome("finish", LAUNCHER_LIMIT, call, late, Outcome::Finished);
             }
-            Effect::Connect { .. } | Effect::Write(..) | Effect::Read | Effect::Publish(_) | Effect::Retire => {}
+            Effect::Connect { .. }
+            | Effect::Carry(_)
+            | Effect::Write(..)
+            | Effect::WriteProgress(_)
+            | Effect::Read
+            | Effect::Publish(_)
+            | Effect::Retire => {}
         }
     }
 
@@ -411,11 +463,7 @@ async fn sync(
     options: VmiOptions,
     steps: Option<LauncherSteps>,
 ) -> Result<SyncReply, LauncherError> {
-    let json = serde_json::to_vec(vmi).map_err(|error| LauncherError::Refused {
-        call: "Sync",
-        message: error.to_string(),
-        irrecoverable: true,
-    })?;
+    let json = encode("Sync", vmi)?;
     let reply = launcher.sync(json, options, steps.as_ref().map(LauncherSteps::context)).await?;
     if let Some(steps) = steps {
         steps.record(&reply.timings, SystemTime::now());
@@ -423,31 +471,47 @@ async fn sync(
     Ok(reply)
 }
 
+fn encode(call: &'static str, vmi: &VirtualMachineInstance) -> Result<Vec<u8>, LauncherError> {
+    serde_json::to_vec(vmi).map_err(|error| LauncherError::Refused {
+        call,
+        message: error.to_string(),
+        irrecoverable: true,
+    })
+}
+
 async fn write(
     records: &dyn Records,
     vmi: &Arc<VirtualMachineInstance>,
-    status: &VirtualMachineInstanceStatus,
+    desired: &Desired,
 ) -> Result<Arc<VirtualMachineInstance>, WriteError> {
-    match patch(vmi, status) {
+    match patch(vmi, desired) {
         Ok(Some(patch)) => records.patch(vmi, patch).await,
         Ok(None) => Ok(vmi.clone()),
         Err(error) => Err(WriteError::Other(error.to_string())),
     }
 }
 
-/// Returns the merge patch from the object's status to `status`, bound to the version that it was computed from.
-fn patch(
-    vmi: &VirtualMachineInstance,
-    status: &VirtualMachineInstanceStatus,
-) -> Result<Option<Value>, serde_json::Error> {
+/// Returns the merge patch from the object to its desired status and metadata, bound to the version that it was computed from.
+fn patch(vmi: &VirtualMachineInstance, desired: &Desired) -> Result<Option<Value>, serde_json::Error> {
     let from = match &vmi.status {
         Some(status) => serde_json::to_value(status)?,
         None => json!({}),
     };
-    let difference = merge_patch::diff(&from, &serde_json::to_value(status)?);
-    Ok(difference.map(
-        |difference| json!({"metadata": {"resourceVersion": vmi.metadata.resource_version}, "status": difference}),
-    ))
+    let difference = merge_patch::diff(&from, &serde_json::to_value(&desired.status)?);
+    if difference.is_none() && desired.metadata.is_empty() {
+        return Ok(None);
+    }
+    let mut patch = json!({"metadata": {"resourceVersion": vmi.metadata.resource_version}});
+    let migration::Metadata { labels, annotations } = &desired.metadata;
+    for (field, changes) in [("labels", labels), ("annotations", annotations)] {
+        if !changes.is_empty() {
+            patch["metadata"][field] = json!(changes);
+        }
+    }
+    if let Some(difference) = difference {
+        patch["status"] = difference;
+    }
+    Ok(Some(patch))
 }
 
 #[cfg(test)]

@@ -1,14 +1,19 @@
 //! The parts of a VMI that decisions need, computed once per version of the object.
 
 use std::{
-    collections::{BTreeSet, hash_map::DefaultHasher},
+    collections::{BTreeMap, BTreeSet, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
 };
 
-use api::{VirtualMachineInstance, VmiPhase as Phase, hotplug, resize};
+use api::{
+    VirtualMachineInstance, VmiPhase as Phase,
+    constants::{annotation::MIGRATION_PROGRESS, label::MIGRATION_TARGET_NODE_NAME},
+    hotplug, resize,
+};
 use kube::ResourceExt;
 use serde::Serialize;
 
+use super::migration::Migration;
 use crate::launcher::{Candidates, candidates};
 
 /// Default grace period of the cluster in seconds.
@@ -31,6 +36,8 @@ pub(super) struct Facts {
     pub(super) fingerprint: u64,
     /// Hash of the spec.
     pub(super) spec: u64,
+    /// The last migration, if it concerns this node.
+    pub(super) migration: Option<Migration>,
 }
 
 impl Facts {
@@ -44,6 +51,7 @@ impl Facts {
             pods: vmi.status.as_ref().map_or(Candidates::None, |status| candidates(&status.active_pods, node)),
             fingerprint: fingerprint(vmi),
             spec: hash(&resize::admitted(vmi).spec),
+            migration: Migration::of(vmi, node),
         }
     }
 
@@ -70,7 +78,15 @@ fn fingerprint(vmi: &VirtualMachineInstance) -> u64 {
         .flat_map(|status| &status.volume_status)
         .filter_map(|volume| volume.persistent_volume_claim_info.as_ref().map(|claim| (&volume.name, claim)))
         .collect();
-    hash(&(&resize::admitted(vmi).spec, &vmi.metadata.annotations, &vmi.metadata.labels, claims, handed_over(vmi)))
+    // A migration in progress is no change of the VMI.
+    let annotations = without(&vmi.metadata.annotations, MIGRATION_PROGRESS);
+    let labels = without(&vmi.metadata.labels, MIGRATION_TARGET_NODE_NAME);
+    hash(&(&resize::admitted(vmi).spec, annotations, labels, claims, handed_over(vmi)))
+}
+
+/// Returns the entries of a map but one.
+fn without<'a>(map: &'a Option<BTreeMap<String, String>>, left_out: &str) -> Vec<(&'a String, &'a String)> {
+    map.iter().flatten().filter(|(key, _)| *key != left_out).collect()
 }
 
 /// Returns the hot-plugged volumes that the launcher pod has, as the status shows it.
@@ -122,6 +138,8 @@ mod tests {
         assert_eq!(fingerprint_of(json!({}), volume("vda", "1Gi")), before, "written by virt-handler");
         assert_ne!(fingerprint_of(json!({}), volume("", "2Gi")), before, "the claim has grown");
         assert_ne!(fingerprint_of(json!({"team": "blue"}), volume("", "1Gi")), before, "a volume contains labels");
+        let target = json!({"kubevirt.io/migrationTargetNodeName": "node-2"});
+        assert_eq!(fingerprint_of(target, volume("", "1Gi")), before, "a migration");
         let plugged = |phase: &str| {
             fingerprint_of(json!({}), json!([{"name": "d", "target": "", "phase": phase, "hotplugVolume": {}}]))
         };

@@ -1,9 +1,10 @@
 //! The handle of a VMI: its task's inputs and its launcher, for the directory and the server.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use api::VirtualMachineInstance;
 use kube::ResourceExt;
+use protocol::MigrationReport;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
@@ -34,6 +35,7 @@ pub(crate) struct Handle {
     pub(crate) sessions: Sessions,
     requests: mpsc::Sender<PendingRequest>,
     launcher: watch::Sender<Option<Launcher>>,
+    migration: Mutex<Option<MigrationReport>>,
     feed: watch::Sender<Feed>,
 }
 
@@ -45,14 +47,30 @@ impl Handle {
         let (requests, pending) = mpsc::channel(REQUESTS);
         let (feed, newest) = watch::channel(Feed::Object(vmi.clone()));
         let uid = vmi.uid().unwrap_or_default();
-        let handle =
-            Arc::new(Self { uid, sessions: Sessions::default(), requests, launcher: watch::Sender::new(None), feed });
+        let handle = Arc::new(Self {
+            uid,
+            sessions: Sessions::default(),
+            requests,
+            launcher: watch::Sender::new(None),
+            migration: Mutex::default(),
+            feed,
+        });
         (handle, newest, pending)
     }
 
     /// Returns the launcher if it is connected and has accepted the VMI.
     pub(crate) fn launcher(&self) -> Result<Launcher, Refusal> {
         self.launcher.borrow().clone().ok_or_else(|| Refusal::NoLauncher(self.uid.clone()))
+    }
+
+    /// Returns the progress of the migration by which the domain leaves this node.
+    pub(crate) fn migration(&self) -> Option<MigrationReport> {
+        self.migration.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the progress of a migration.
+    pub(super) fn set_migration(&self, report: Option<&MigrationReport>) {
+        *self.migration.lock().unwrap_or_else(PoisonError::into_inner) = report.cloned();
     }
 
     /// Sends a request to the task and waits for the answer.

@@ -1,6 +1,7 @@
 //! The node, as the tasks of VMIs use it.
 
 use std::{
+    any::Any,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -13,9 +14,11 @@ use daemon::config::ConfigHandle;
 use protocol::{CacheFile, SmBios, VmiOptions};
 use tokio::net::UnixStream;
 
+use super::migration::Route;
 use crate::{
     devices::grant,
     launcher::{capabilities, with_causes},
+    migration::{Channels, Migration, PodSocket, Target},
     network::{self, PodNetwork},
     safe_dir::{
         self, Peer, SafeDir,
@@ -74,6 +77,9 @@ pub(crate) struct Settings {
     pub allow_emulation: bool,
 }
 
+/// Carries the connections of a migration until it is dropped.
+pub(crate) type Carrier = Box<dyn Any + Send>;
+
 /// The node. Every call is bounded in time.
 #[async_trait]
 pub(crate) trait Host: Send + Sync + 'static {
@@ -101,6 +107,12 @@ pub(crate) trait Host: Send + Sync + 'static {
         work: Work,
     ) -> Result<Volumes, PodError>;
 
+    /// Returns the address and port under which this node accepts migrations.
+    fn migration_endpoint(&self) -> Option<(IpAddr, u16)>;
+
+    /// Carries the connections of a migration of this VMI until the result is dropped.
+    fn carry(&self, vmi: &str, route: Route) -> Carrier;
+
     /// Sets up the network in the launcher's pod, and gives the links of the interfaces `release` back. Idempotent.
     async fn set_up_network(
         &self,
@@ -119,6 +131,7 @@ pub(crate) struct NodeHost {
     devices: PathBuf,
     config: ConfigHandle,
     pod_calls: PodCalls,
+    channels: Option<Channels>,
 }
 
 impl NodeHost {
@@ -142,7 +155,13 @@ impl NodeHost {
             devices: device_dir.to_owned(),
             config,
             pod_calls: PodCalls::default(),
+            channels: None,
         })
+    }
+
+    /// Lets VMIs migrate through these channels.
+    pub(crate) fn with_channels(self, channels: Channels) -> Self {
+        Self { channels: Some(channels), ..self }
     }
 
     /// Runs work that can hang in the pod of a VMI.
@@ -237,6 +256,25 @@ impl Host for NodeHost {
     ) -> Result<Volumes, PodError> {
         let desk = Desk { pods: &self.pods, calls: &self.pod_calls, launcher, pod, vmi };
         Ok(desk.work(work).await?)
+    }
+
+    fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
+        let channels = self.channels.as_ref().filter(|channels| channels.port() != 0)?;
+        Some((channels.address(), channels.port()))
+    }
+
+    fn carry(&self, vmi: &str, route: Route) -> Carrier {
+        let Some(channels) = &self.channels else { return Box::new(()) };
+        let of = |migration| Migration { vmi: vmi.to_owned(), migration };
+        let socket = |pod| Arc::new(PodSocket::new(self.pods.clone(), pod));
+        match route {
+            Route::Arrival { migration, source_node, pod } => {
+                Box::new(channels.receive(of(migration), source_node, socket(pod)))
+            }
+            Route::Departure { migration, node, address, port, pod } => {
+                Box::new(channels.send(of(migration), Target { node, address, port }, socket(pod)))
+            }
+        }
     }
 
     async fn set_up_network(

@@ -2,8 +2,10 @@
 
 use api::{
     VirtualMachineInstance,
+    constants::reason::NOT_MIGRATABLE,
     tsc::{self, Need},
 };
+use protocol::features::Feature;
 
 /// An obstacle to a live migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,10 +23,10 @@ const SHARED: &str = "ReadWriteMany";
 /// Annotation that permits migration with a bridge binding on the pod network.
 const ALLOW_BRIDGE: &str = "kubevirt.io/allow-pod-bridge-network-live-migration";
 
-/// Returns all obstacles; the condition shows the first one. The last one holds for every VMI: this release has no live
+/// Returns all obstacles; the condition shows the first one. `lacks_feature`: the launcher is of a release without live
 /// migration.
 #[must_use]
-pub(super) fn obstacles(vmi: &VirtualMachineInstance) -> Vec<Obstacle> {
+pub(super) fn obstacles(vmi: &VirtualMachineInstance, lacks_feature: bool) -> Vec<Obstacle> {
     let mut found = Vec::new();
     let mut add = |reason, message: String, with_storage| found.push(Obstacle { reason, message, with_storage });
     if let Some(message) = interface(vmi) {
@@ -67,7 +69,10 @@ pub(super) fn obstacles(vmi: &VirtualMachineInstance) -> Vec<Obstacle> {
     if let Some(message) = disks(vmi) {
         add("DisksNotLiveMigratable", message, false);
     }
-    add("NotMigratable", "this version of Ferrovirt does not support live migration".into(), true);
+    if lacks_feature {
+        let message = format!("virt-launcher does not support {}: restart the VM", Feature::LiveMigration.name());
+        add(NOT_MIGRATABLE, message, true);
+    }
     found
 }
 
@@ -78,6 +83,7 @@ pub(super) fn method(vmi: &VirtualMachineInstance) -> &'static str {
     let local = vmi.spec.volumes.iter().any(|volume| {
         volume.persistent_volume_claim.is_none()
             && volume.data_volume.is_none()
+            && !volume.host_disk.as_ref().is_some_and(|disk| disk.shared.unwrap_or(false))
             && !is_read_only_cdrom(vmi, &volume.name)
     });
     if moved || local { "BlockMigration" } else { "LiveMigration" }
@@ -154,21 +160,46 @@ mod tests {
     }
 
     fn first(vmi: &VirtualMachineInstance) -> (&'static str, String) {
-        let found = obstacles(vmi).swap_remove(0);
+        let found = obstacles(vmi, true).swap_remove(0);
         (found.reason, found.message)
     }
 
     #[test]
-    fn a_masquerade_vmi_with_shared_disks_has_no_other_obstacle() {
+    fn a_masquerade_vmi_with_shared_disks_has_no_obstacle() {
         let spec = json!({"domain": {"devices": {"interfaces": [{"name": "default", "masquerade": {}}]}},
             "networks": [{"name": "default", "pod": {}}],
             "volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "c"}}]});
         let status = json!({"volumeStatus": [{"name": "root", "target": "vda",
             "persistentVolumeClaimInfo": {"accessModes": ["ReadWriteMany"]}}]});
         let vmi = vmi(spec, status);
-        assert_eq!(obstacles(&vmi).len(), 1);
+        assert_eq!(obstacles(&vmi, false), []);
         assert_eq!(first(&vmi).0, "NotMigratable");
         assert_eq!(method(&vmi), "LiveMigration");
+    }
+
+    #[test]
+    fn a_claim_that_is_copied_is_no_obstacle() {
+        let spec = json!({"domain": {"devices": {}},
+            "volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "c"}}]});
+        let claim = json!({"accessModes": ["ReadWriteOnce"]});
+        let status = json!({
+            "volumeStatus": [{"name": "root", "target": "vda", "persistentVolumeClaimInfo": claim}],
+            "migratedVolumes": [{"volumeName": "root", "sourcePVCInfo": claim, "destinationPVCInfo": claim}],
+        });
+        let vmi = vmi(spec, status);
+        assert_eq!((obstacles(&vmi, false), method(&vmi)), (vec![], "BlockMigration"));
+    }
+
+    #[test]
+    fn only_a_shared_disk_of_the_node_can_stay() {
+        for (shared, reason, method_) in
+            [(true, None, "LiveMigration"), (false, Some("DisksNotLiveMigratable"), "BlockMigration")]
+        {
+            let disk = json!({"path": "/d", "type": "Disk", "shared": shared});
+            let vmi = vmi(json!({"domain": {"devices": {}}, "volumes": [{"name": "d", "hostDisk": disk}]}), json!({}));
+            assert_eq!(obstacles(&vmi, false).first().map(|first| first.reason), reason);
+            assert_eq!(method(&vmi), method_);
+        }
     }
 
     #[test]

@@ -40,6 +40,7 @@ mod host;
 mod interfaces;
 mod launcher_volumes;
 mod migratability;
+mod migration;
 mod nics;
 mod observed;
 mod phase;

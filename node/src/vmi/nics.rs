@@ -5,7 +5,13 @@
 //!   unplugged:  state absent -> Sync detaches -> the guest releases it -> link given back -> no domain in the status
 //! ```
 
-use api::VirtualMachineInstance;
+use std::sync::Arc;
+
+use api::{
+    VirtualMachineInstance, VmiPhase,
+    nics::{DOMAIN, has_source, shown},
+    vmi::network::Interface,
+};
 use protocol::{LauncherState, Nic, features::Feature};
 
 use super::observed::{Link, Observed};
@@ -45,6 +51,21 @@ pub(super) fn in_domain<'a>(link: &Link, report: &'a LauncherState) -> Option<&'
     (reports || !report.nics.is_empty()).then_some(report.nics.as_slice())
 }
 
+/// Returns the VMI with the MAC addresses that its guest has. The link of another pod, to which the guest moves, has another
+/// address.
+pub(super) fn with_shown_macs(vmi: &Arc<VirtualMachineInstance>) -> Arc<VirtualMachineInstance> {
+    let mac = |name: &str| shown(vmi, name).filter(|_| has_source(vmi, name, DOMAIN))?.mac.clone();
+    let lacks = |interface: &&mut Interface| interface.mac().is_none();
+    if *vmi.phase() != VmiPhase::Running {
+        return vmi.clone();
+    }
+    let mut with_macs = (**vmi).clone();
+    for interface in with_macs.spec.domain.devices.interfaces.iter_mut().filter(lacks) {
+        interface.mac_address = mac(&interface.name).or(interface.mac_address.take());
+    }
+    Arc::new(with_macs)
+}
+
 /// Takes interfaces from the VMI for the launcher that the pod does not have yet. The domain keeps its own.
 pub(super) fn leave_out_unconnected(vmi: &mut VirtualMachineInstance, nics: &[Nic], report: Option<&LauncherState>) {
     let is_ready = |name: &str| {
@@ -57,7 +78,7 @@ pub(super) fn leave_out_unconnected(vmi: &mut VirtualMachineInstance, nics: &[Ni
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, sync::Arc};
+    use std::collections::BTreeSet;
 
     use protocol::Lifecycle;
     use serde_json::{Value, json};

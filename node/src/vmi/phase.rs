@@ -27,6 +27,8 @@ pub(super) enum End {
     Destroyed,
     /// The guest or QEMU crashed.
     Crashed,
+    /// The domain has moved to another launcher.
+    Migrated,
     /// libvirt gives no reason, or one that does not concern the guest.
     Unknown,
 }
@@ -57,6 +59,7 @@ impl End {
             "shutdown" | "saved" | "fromsnapshot" => Self::Shutdown,
             "destroyed" => Self::Destroyed,
             "crashed" | "panicked" => Self::Crashed,
+            "migrated" => Self::Migrated,
             _ => Self::Unknown,
         }
     }
@@ -92,6 +95,8 @@ pub(super) fn next(current: &Phase, domain: Domain, context: Context) -> Phase {
         // QEMU died while the guest ran.
         Domain::Ended(End::Unknown) if context.ran || *current == Phase::Running => Phase::Failed,
         _ if context.permanent => Phase::Failed,
+        // The guest runs on elsewhere: ownership passes, or it is lost.
+        Domain::Ended(End::Migrated) => current.clone(),
         Domain::Alive => Phase::Running,
         Domain::Ended(End::Unknown) | Domain::None if *current != Phase::Running => Phase::Scheduled,
         _ => current.clone(),
@@ -130,6 +135,7 @@ mod tests {
             (Phase::Running, Shutoff, "destroyed", Phase::Failed),
             (Phase::Running, Shutoff, "failed", Phase::Failed),
             (Phase::Running, Shutoff, "", Phase::Failed),
+            (Phase::Running, Shutoff, "migrated", Phase::Running),
             (Phase::Scheduled, Shutoff, "failed", Phase::Scheduled),
             (Phase::Succeeded, Running, "", Phase::Succeeded),
             (Phase::Failed, Shutoff, "shutdown", Phase::Failed),

@@ -27,6 +27,9 @@ pub(crate) enum Refusal {
     /// No guest is running.
     #[error("the VMI is not running")]
     NotRunning,
+    /// The domain leaves this node.
+    #[error("the VMI is migrating")]
+    Migrating,
     /// The queue of the VMI is full.
     #[error("too many requests are pending for this VMI")]
     Busy,
@@ -49,5 +52,11 @@ pub(super) fn admit(observed: &Observed, request: Request) -> Result<(), Refusal
     let possible = match request {
         Request::Pause | Request::Unpause | Request::SoftReboot | Request::Reset => observed.domain().is_alive(),
     };
-    if possible { Ok(()) } else { Err(Refusal::NotRunning) }
+    // The target's launcher resumes the guest as it was when the migration began.
+    let is_moving = observed.copying().is_some() || observed.busy.migrate || observed.called_migration.is_some();
+    match request {
+        Request::Pause | Request::Unpause if observed.departing().is_some() && is_moving => Err(Refusal::Migrating),
+        _ if possible => Ok(()),
+        _ => Err(Refusal::NotRunning),
+    }
 }

@@ -1,7 +1,7 @@
 //! The role of this node for a VMI: decided before anything else.
 //!
 //! A node whose domain moves away stays the owner until ownership passes, which is one write to the status. Only then is it
-//! the migration source. This release has no live migration: source and target are recognised and stay idle.
+//! the migration source. The target of a migration that failed keeps its role until it has cleaned up and removed its label.
 
 use api::{VirtualMachineInstance, constants::label};
 
@@ -12,7 +12,7 @@ pub(super) enum Role {
     Owner,
     /// The domain has moved to another node; the launcher that it came from is still here.
     MigrationSource,
-    /// The domain is about to move to this node.
+    /// The domain is about to move to this node, or was to.
     MigrationTarget,
     /// The VMI is not related to this node.
     None,
@@ -28,13 +28,13 @@ pub(super) fn decide(vmi: &VirtualMachineInstance, node: &str) -> Role {
     if runs_here {
         return if labelled(label::NODE_NAME) { Role::Owner } else { Role::None };
     }
-    let Some(migration) = status.migration_state.as_ref().filter(|migration| !migration.completed && !migration.failed)
-    else {
-        return Role::None;
-    };
+    let Some(migration) = &status.migration_state else { return Role::None };
+    let is_target = |name: &String| migration.target_node.as_ref() == Some(name);
     if migration.source_node.as_ref().is_some_and(is(node)) {
-        Role::MigrationSource
-    } else if labelled(label::MIGRATION_TARGET_NODE_NAME) && migration.target_node.as_ref().is_some_and(is(node)) {
+        // The domain has moved on.
+        let moved = !migration.failed && status.node_name.as_ref().is_some_and(is_target);
+        if moved { Role::MigrationSource } else { Role::None }
+    } else if labelled(label::MIGRATION_TARGET_NODE_NAME) && is_target(&node.to_owned()) {
         Role::MigrationTarget
     } else {
         Role::None
@@ -71,8 +71,13 @@ mod tests {
             ("a", "c", json!("a"), &migration, [Owner, None, None]),
             // Afterwards the target is the owner.
             ("b", "b", json!("b"), &migration, [Source, Owner, None]),
-            ("b", "b", json!("b"), &ended, [None, Owner, None]),
-            ("a", "b", json!("a"), &failed, [Owner, None, None]),
+            ("b", "b", json!("b"), &ended, [Source, Owner, None]),
+            ("b", "", json!("b"), &ended, [Source, Owner, None]),
+            ("c", "", json!("c"), &ended, [None, None, Owner]),
+            // A failed migration ends with the label.
+            ("a", "b", json!("a"), &failed, [Owner, Target, None]),
+            ("a", "", json!("a"), &failed, [Owner, None, None]),
+            ("", "b", json!(null), &failed, [None, Target, None]),
         ];
         for (node, target, runs_on, migration, expected) in rows {
             let vmi: VirtualMachineInstance = serde_json::from_value(json!({

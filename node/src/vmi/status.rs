@@ -14,9 +14,11 @@ use protocol::{GuestInfo, LauncherState};
 use super::{
     conditions::{self, Sync},
     event::Event,
-    interfaces, migratability, nics,
+    interfaces, migratability,
+    migration::{self, Metadata},
+    nics,
     observed::{Link, Now, Observed},
-    phase::{self, Context, Domain},
+    phase::{self, Context, Domain, End},
     resize, volumes,
 };
 
@@ -24,6 +26,8 @@ use super::{
 const LOST_AFTER: std::time::Duration = std::time::Duration::from_secs(30);
 /// The same if it was never connected: the pod may be starting.
 const NEVER_MET_AFTER: std::time::Duration = std::time::Duration::from_secs(180);
+/// Time for the target of a migration to confirm that it runs the guest: as long as a node may be silent.
+const ARRIVAL_LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 /// Duration of refused connections after which the condition shows them. A restarted worker is back much sooner.
 const REFUSED_SHOWN: std::time::Duration = std::time::Duration::from_secs(10);
 /// Longest text of the guest agent in the status.
@@ -34,6 +38,8 @@ const MAX_GUEST_TEXT: usize = 256;
 pub(super) struct Desired {
     /// The whole status.
     pub(super) status: VirtualMachineInstanceStatus,
+    /// Changes of the metadata.
+    pub(super) metadata: Metadata,
     /// Events to publish after the write.
     pub(super) events: Vec<Event>,
     /// Only changes by the guest itself differ: the write may wait.
@@ -56,6 +62,15 @@ pub(super) fn loss(observed: &Observed, now: Now) -> Loss {
     if !matches!(observed.facts.phase, Phase::Scheduled | Phase::Running) {
         return Loss::No;
     }
+    // A launcher whose domain has moved away may end.
+    if let Some(since) = observed.moved_since {
+        let awaited = observed.departing().is_some_and(|migration| migration.target_pod_active);
+        let (limit, reason) = match awaited {
+            true => (ARRIVAL_LIMIT, "the target of the migration has not taken the guest over"),
+            false => (LOST_AFTER, "the guest has moved to a launcher that is gone"),
+        };
+        return lost_after(since + limit, reason, now);
+    }
     let (since, limit, reason) = match &observed.link {
         Link::Up { .. } => match observed.no_domain_since {
             Some(since) => (since, LOST_AFTER, "the domain has disappeared from virt-launcher"),
@@ -69,7 +84,11 @@ pub(super) fn loss(observed: &Observed, now: Now) -> Loss {
     if observed.facts.phase == Phase::Scheduled && matches!(observed.link, Link::Down { had: false, .. }) {
         return Loss::No;
     }
-    if now.since_start >= since + limit { Loss::Lost(reason) } else { Loss::At(since + limit) }
+    lost_after(since + limit, reason, now)
+}
+
+fn lost_after(at: std::time::Duration, reason: &'static str, now: Now) -> Loss {
+    if now.since_start >= at { Loss::Lost(reason) } else { Loss::At(at) }
 }
 
 /// Returns the desired status; `None` if the status is up to date.
@@ -86,7 +105,8 @@ pub(super) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
         Loss::At(_) | Loss::No => None,
     };
 
-    if let Some(report) = observed.report.as_ref().filter(|_| !matches!(domain, Domain::Unclear | Domain::None)) {
+    let says_nothing = matches!(domain, Domain::Unclear | Domain::None | Domain::Ended(End::Migrated));
+    if let Some(report) = observed.report.as_ref().filter(|_| !says_nothing) {
         of_report(&mut next, observed, report, domain.is_alive(), &time);
     }
     volumes::apply(&mut next, observed, &time);
@@ -132,12 +152,17 @@ pub(super) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
         transitions(&mut next, &next_phase, observed, now);
         next.phase = Some(next_phase.clone());
     }
-    if next == current {
+    let mut metadata = Metadata::default();
+    let ends = next.phase.as_ref().is_some_and(Phase::is_final);
+    let failed = migration::source::apply(&mut next, &mut metadata, observed, ends, now);
+    migration::completion::apply(&mut next, &mut metadata, observed, now);
+    if next == current && metadata.is_empty() {
         return None;
     }
-    let events = events(current_phase, next.phase.as_ref(), observed, &current, &next);
-    let may_wait = may_wait(&current, &next);
-    Some(Desired { status: next, events, may_wait })
+    let mut events = events(current_phase, next.phase.as_ref(), observed, &current, &next);
+    events.extend(failed);
+    let may_wait = metadata.is_empty() && may_wait(&current, &next);
+    Some(Desired { status: next, metadata, events, may_wait })
 }
 
 fn of_report(
@@ -188,7 +213,7 @@ fn of_report(
     let guest = if report.guest_agent_connected { report.interfaces.as_slice() } else { &[] };
     next.interfaces =
         interfaces::merged(&observed.vmi, observed.network.as_deref(), nics::in_domain(&observed.link, report), guest);
-    conditions::of_domain(&mut next.conditions, &observed.vmi, report, time);
+    conditions::of_domain(&mut next.conditions, &observed.vmi, &observed.link, report, time);
     resize::apply(next, observed, report, time);
     next.migration_method = Some(migratability::method(&observed.vmi).into());
     // The former value stays until this virt-handler has connected to the launcher.

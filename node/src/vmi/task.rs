@@ -19,6 +19,7 @@ use super::{
     observed::{Link, Now, ObjectState, Observed, Outcome, Stage},
     records::{Records, WriteError},
     request::{self, PendingRequest, Refusal, Request},
+    role::Role,
 };
 use crate::{launcher::Report, metrics::VmiMetrics};
 
@@ -55,8 +56,10 @@ impl Task {
         metrics: VmiMetrics,
     ) -> Self {
         let (sender, reports) = mpsc::channel(REPORTS);
+        let mut observed = Observed::new(vmi, host.name());
+        observed.endpoint = host.migration_endpoint();
         Self {
-            observed: Observed::new(vmi, host.name()),
+            observed,
             executor: Executor::new(host, records, metrics, sender),
             handle,
             held: None,
@@ -82,6 +85,7 @@ impl Task {
         let mut stage = None;
         loop {
             let now = self.now();
+            self.observed.note_role(now);
             let decision = decide::decide(&self.observed, now);
             for effect in decision.effects {
                 self.observed.begin(&effect, now);
@@ -230,8 +234,10 @@ impl Task {
     /// launcher of a running guest is available after Hello, even if it rejects the spec.
     fn offer_launcher(&self, shown: &mut Option<Stage>) {
         let runs = self.observed.domain().is_alive();
+        let is_owner = self.observed.role == Role::Owner;
         let accepted = matches!(self.observed.link, Link::Up { greeted: true, synced, .. } if synced.is_some() || runs);
-        self.handle.set_launcher(self.executor.launcher().filter(|_| accepted));
+        self.handle.set_launcher(self.executor.launcher().filter(|_| accepted && is_owner));
+        self.handle.set_migration(self.observed.copying());
         let stage = self.observed.stage();
         if *shown != Some(stage) {
             tracing::debug!(?stage, phase = %self.observed.facts.phase, "stage");
@@ -253,6 +259,10 @@ fn log(outcome: &Outcome) {
         Outcome::Greeted(_, Err(error)) => tracing::warn!(%error, "Hello failed"),
         Outcome::Synced(_, _, Err(error)) => tracing::warn!(%error, "Sync failed"),
         Outcome::Synced(_, _, Ok(reply)) => tracing::info!(started = reply.started, "Sync succeeded"),
+        Outcome::Prepared(_, _, Err(error)) => tracing::warn!(%error, "PrepareMigration failed"),
+        Outcome::Migrating(_, Err(error)) => tracing::warn!(%error, "Migrate failed"),
+        Outcome::Migrating(migration, Ok(())) => tracing::info!(migration, "the migration has begun"),
+        Outcome::Aborted(Err(error)) => tracing::warn!(%error, "AbortMigration failed"),
         Outcome::Signalled(Err(error)) => tracing::warn!(%error, "Shutdown or Kill failed"),
         Outcome::Finished(Err(error)) if !error.is_lost() => tracing::warn!(%error, "Finish failed"),
         Outcome::Written(Err(WriteError::Conflict), _) => tracing::debug!("the object has changed since it was read"),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::VirtualMachineInstance;
 use kube::ResourceExt;
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
-use protocol::{DiskStats, InterfaceStats, StatsReply, VcpuStats};
+use protocol::{DiskStats, InterfaceStats, MigrationReport, StatsReply, VcpuStats};
 
 /// Most labels of a VMI that become labels of its metrics.
 const LABELS: usize = 64;
@@ -32,6 +32,37 @@ impl Families {
             family
         };
         self.by_name.into_iter().map(family).collect()
+    }
+
+    /// Adds the progress of the migration of a domain that leaves this node.
+    pub(super) fn add_migration(&mut self, vmi: &VirtualMachineInstance, node: &str, report: &MigrationReport) {
+        let own = || identity(vmi, node);
+        self.counter(
+            "kubevirt_vmi_migration_data_bytes_total",
+            "Bytes of the guest to be migrated",
+            own(),
+            report.total as f64,
+        );
+        for (name, help, value) in [
+            ("kubevirt_vmi_migration_data_processed_bytes", "Bytes of the guest that were migrated", report.processed),
+            (
+                "kubevirt_vmi_migration_data_remaining_bytes",
+                "Bytes of the guest that remain to be migrated",
+                report.remaining,
+            ),
+            (
+                "kubevirt_vmi_migration_dirty_memory_rate_bytes",
+                "Rate at which the guest changes its memory during the migration, in bytes a second",
+                report.dirty_rate,
+            ),
+            (
+                "kubevirt_vmi_migration_memory_transfer_rate_bytes",
+                "Rate at which the memory is migrated, in bytes a second",
+                report.rate,
+            ),
+        ] {
+            self.gauge(name, help, own(), value as f64);
+        }
     }
 
     fn counter(&mut self, name: &'static str, help: &'static str, labels: Vec<LabelPair>, value: f64) {
@@ -217,12 +248,12 @@ fn label(name: &str, value: &str) -> LabelPair {
 }
 
 /// Returns the labels: node, namespace, name, and the labels of the VMI.
+fn identity(vmi: &VirtualMachineInstance, node: &str) -> Vec<LabelPair> {
+    vec![label("node", node), label("namespace", &vmi.namespace().unwrap_or_default()), label("name", &vmi.name_any())]
+}
+
 fn labels_of(vmi: &VirtualMachineInstance, node: &str) -> Vec<LabelPair> {
-    let mut list = vec![
-        label("node", node),
-        label("namespace", &vmi.namespace().unwrap_or_default()),
-        label("name", &vmi.name_any()),
-    ];
+    let mut list = identity(vmi, node);
     let mut own: BTreeMap<String, &str> = BTreeMap::new();
     for (name, value) in vmi.labels().iter().take(LABELS) {
         let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
@@ -274,6 +305,33 @@ mod tests {
         }
         assert!(!text.contains("kubevirt_vmi_memory_unused_bytes"), "not reported by the guest");
         assert!(!text.contains("vcpu_wait"));
+    }
+
+    #[test]
+    fn migrations_have_the_metrics_of_the_reference() {
+        let report = MigrationReport {
+            total: 100,
+            processed: 60,
+            remaining: 40,
+            rate: 7,
+            dirty_rate: 3,
+            ..MigrationReport::default()
+        };
+        let mut families = Families::default();
+        families.add_migration(&VirtualMachineInstance::default(), "n1", &report);
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&families.finish(), &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for (name, value) in [
+            ("data_bytes_total", 100),
+            ("data_processed_bytes", 60),
+            ("data_remaining_bytes", 40),
+            ("dirty_memory_rate_bytes", 3),
+            ("memory_transfer_rate_bytes", 7),
+        ] {
+            let line = format!(r#"kubevirt_vmi_migration_{name}{{node="n1",namespace="",name=""}} {value}"#);
+            assert!(text.lines().any(|known| known == line), "{line} is not in {text}");
+        }
     }
 
     #[test]

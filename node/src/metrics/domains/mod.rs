@@ -18,6 +18,8 @@ use prometheus::{
     proto::MetricFamily,
 };
 
+use protocol::MigrationReport;
+
 use self::families::Families;
 use crate::launcher::Launcher;
 
@@ -36,6 +38,8 @@ pub(crate) struct Domain {
     pub(crate) vmi: Arc<VirtualMachineInstance>,
     /// The launcher.
     pub(crate) launcher: Launcher,
+    /// Progress of the migration by which the domain leaves this node.
+    pub(crate) migration: Option<MigrationReport>,
 }
 
 type Source = dyn Fn() -> Vec<Domain> + Send + Sync;
@@ -76,6 +80,12 @@ impl DomainMetrics {
         let mut domains = (self.source)();
         scrape.late.retain(|uid| domains.iter().any(|domain| domain.uid == *uid));
         domains.sort_by_key(|domain| scrape.late.contains(&domain.uid));
+        let mut families = Families::default();
+        for domain in &domains {
+            if let Some(report) = &domain.migration {
+                families.add_migration(&domain.vmi, &self.node, report);
+            }
+        }
         let mut answers = std::pin::pin!(
             futures::stream::iter(domains)
                 .map(|domain| async move {
@@ -87,7 +97,6 @@ impl DomainMetrics {
                 })
                 .buffer_unordered(AT_ONCE)
         );
-        let mut families = Families::default();
         let limit = tokio::time::Instant::now() + DEADLINE;
         while let Ok(Some((domain, stats))) = tokio::time::timeout_at(limit, answers.next()).await {
             match stats {
@@ -125,7 +134,8 @@ mod tests {
     async fn a_scrape_calls_the_launchers() {
         let fake = FakeLauncher::new();
         let launcher = fake.connect().await;
-        let source = move || vec![Domain { uid: "u1".into(), vmi: Arc::default(), launcher: launcher.clone() }];
+        let source =
+            move || vec![Domain { uid: "u1".into(), vmi: Arc::default(), launcher: launcher.clone(), migration: None }];
         let metrics = DomainMetrics::new(source, "n1".into());
         let registry = prometheus::Registry::new();
         registry.register(Box::new(metrics.clone())).unwrap();

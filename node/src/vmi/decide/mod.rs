@@ -1,5 +1,8 @@
 //! The next effects for one VMI: a pure function of what is observed.
 
+mod source;
+mod target;
+
 use std::time::Duration;
 
 use api::VmiPhase as Phase;
@@ -8,11 +11,11 @@ use super::{
     dump,
     effect::Effect,
     event::Event,
-    nics,
+    migration, nics,
     observed::{Link, Now, ObjectState, Observed, WRITE_BURST, WRITE_INTERVAL},
     phase::{Domain, End},
     role::Role,
-    status::{self, Loss},
+    status::{self, Desired, Loss},
     volumes,
 };
 use crate::launcher::Candidates;
@@ -74,26 +77,33 @@ impl Decision {
 #[must_use]
 pub(super) fn decide(observed: &Observed, now: Now) -> Decision {
     let mut decision = Decision::default();
+    if observed.object == ObjectState::Unverified {
+        read(observed, now, &mut decision);
+    }
     match observed.role {
         Role::Owner => own(observed, now, &mut decision),
-        // Not supported in this release; nothing here may touch the VMI of another node.
-        Role::MigrationSource | Role::MigrationTarget | Role::None => decision.push(Effect::Retire),
+        Role::MigrationSource => source::leave(observed, now, &mut decision),
+        Role::MigrationTarget => target::receive(observed, now, &mut decision),
+        Role::None if observed.was_target => target::give_up(observed, now, &mut decision),
+        Role::None => decision.push(Effect::Retire),
     }
     decision
 }
 
+/// Reads the object: the known version may be outdated.
+fn read(observed: &Observed, now: Now, decision: &mut Decision) {
+    let retry_at = observed.write_retry.as_ref().map_or(Duration::ZERO, |retry| retry.retry_at);
+    if !observed.busy.record && decision.due(retry_at, now) {
+        decision.push(Effect::Read);
+    }
+}
+
 /// The owner writes the status and drives the launcher.
 fn own(observed: &Observed, now: Now, decision: &mut Decision) {
-    match observed.object {
-        ObjectState::Unverified => {
-            let retry_at = observed.write_retry.as_ref().map_or(Duration::ZERO, |retry| retry.retry_at);
-            if !observed.busy.record && decision.due(retry_at, now) {
-                decision.push(Effect::Read);
-            }
-        }
-        ObjectState::Current => write(observed, now, decision),
-        ObjectState::Deleted(_) => {}
+    if observed.object == ObjectState::Current {
+        write(observed, status::desired(observed, now), now, decision);
     }
+    source::carry(observed, decision);
     match observed.link {
         Link::Down { .. } => connect(observed, now, decision),
         Link::Up { .. } => drive(observed, now, decision),
@@ -155,6 +165,7 @@ fn drive(observed: &Observed, now: Now, decision: &mut Decision) {
     if !greeted && !observed.busy.hello && decision.due(retry_at, now) {
         decision.push(Effect::Hello);
     }
+    source::advance(observed, now, decision);
     if !observed.facts.is_final() && !observed.is_leaving() {
         start(observed, now, decision);
         return;
@@ -196,7 +207,7 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
         return;
     }
     // The network is set up only in a pod whose launcher accepted the UID, in parallel to the start of libvirtd.
-    if !greeted {
+    if !greeted || !observed.may_change_domain() {
         return;
     }
     // Neither changes what the other was given.
@@ -323,11 +334,21 @@ fn finish(observed: &Observed, now: Now, decision: &mut Decision) {
 }
 
 /// Keeps the status up to date.
-fn write(observed: &Observed, now: Now, decision: &mut Decision) {
+fn write(observed: &Observed, desired: Option<Desired>, now: Now, decision: &mut Decision) {
     if observed.busy.record {
         return;
     }
-    let Some(desired) = status::desired(observed, now) else { return };
+    if let Some(at) = migration::completion::limit(observed, now) {
+        decision.wake(at);
+    }
+    let Some(desired) = desired else {
+        if let Some((progress, at)) = migration::progress::due(observed, now)
+            && decision.due(at, now)
+        {
+            decision.push(Effect::WriteProgress(progress));
+        }
+        return;
+    };
     let retry_at = observed.write_retry.as_ref().map_or(Duration::ZERO, |retry| retry.retry_at);
     if !decision.due(retry_at, now) {
         return;
@@ -345,7 +366,7 @@ fn write(observed: &Observed, now: Now, decision: &mut Decision) {
             return;
         }
     }
-    decision.push(Effect::Write(Box::new(desired.status), desired.events));
+    decision.push(Effect::Write(Box::new(desired)));
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub(crate) struct RefusedConnects {
 }
 
 impl Link {
-    pub(super) fn down(since: Duration, had: bool) -> Self {
+    pub(in crate::vmi) fn down(since: Duration, had: bool) -> Self {
         Self::Down { since, had, retry_at: since, pod_missing_since: None, refused: None }
     }
 
@@ -106,6 +106,11 @@ impl Observed {
             Ok(connection) => {
                 self.connected_at = now.since_start;
                 self.volumes = None;
+                self.reported = false;
+                self.prepared_migration = None;
+                // A restarted launcher does not know what it was asked for.
+                self.called_migration = None;
+                self.aborted_migration = None;
                 let features = BTreeSet::new();
                 self.link =
                     Link::Up { connection, greeted: false, features, networked: false, synced: None, results_from: 0 };

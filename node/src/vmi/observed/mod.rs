@@ -7,7 +7,7 @@ mod link;
 mod outcome;
 mod report;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
 use protocol::LauncherState;
@@ -18,6 +18,7 @@ use super::{
     effect::Effect,
     facts::Facts,
     launcher_volumes::LauncherVolumes,
+    migration::Route,
     phase::Domain,
     role::{self, Role},
 };
@@ -98,6 +99,12 @@ pub(super) struct Busy {
     pub(super) sync: bool,
     /// Request of a memory dump.
     pub(super) dump: bool,
+    /// Preparation of the target of a migration.
+    pub(super) prepare: bool,
+    /// Begin of a migration.
+    pub(super) migrate: bool,
+    /// Abort of a migration.
+    pub(super) abort: bool,
     /// Shutdown or Kill.
     pub(super) power: bool,
     /// Finish.
@@ -111,6 +118,8 @@ pub(super) struct Busy {
 /// Everything that the task of a VMI has observed.
 #[derive(Clone, Debug)]
 pub(super) struct Observed {
+    /// Name of this node.
+    pub(super) node: String,
     /// The object as last read or written.
     pub(super) vmi: Arc<VirtualMachineInstance>,
     /// The parts of the object that decisions need.
@@ -123,6 +132,8 @@ pub(super) struct Observed {
     pub(super) link: Link,
     /// Last state that the launcher reported. Outlives the connection.
     pub(super) report: Option<LauncherState>,
+    /// The launcher reported a state over the present connection.
+    pub(super) reported: bool,
     /// The pod's network as last set up. Outlives the connection.
     pub(super) network: Option<Arc<PodNetwork>>,
     /// Hot-plugged volumes of the launcher; `None` until they are observed over the present connection.
@@ -170,6 +181,26 @@ pub(super) struct Observed {
     /// Grows by [`WRITE_INTERVAL`] with each write and is never behind the clock: the distance to the clock measures recent
     /// writes.
     pub(super) paced: Duration,
+    /// Address and port under which this node accepts migrations.
+    pub(super) endpoint: Option<(IpAddr, u16)>,
+    /// Connections of a migration that are carried.
+    pub(super) route: Option<Route>,
+    /// UID of the migration for which the launcher was prepared over the present connection.
+    pub(super) prepared_migration: Option<String>,
+    /// UID of the migration that the launcher accepted to begin.
+    pub(super) called_migration: Option<String>,
+    /// UID of the migration that the launcher refused to begin, and its message.
+    pub(super) refused_migration: Option<(String, String)>,
+    /// UID of the migration whose abort was requested.
+    pub(super) aborted_migration: Option<String>,
+    /// Since when the launcher reports that the domain has moved away.
+    pub(super) moved_since: Option<Duration>,
+    /// Since when another node owns the VMI.
+    pub(super) left_at: Option<Duration>,
+    /// A launcher of this node is, or was, to receive the domain.
+    pub(super) was_target: bool,
+    /// Time of the last write of a migration's progress.
+    pub(super) progress_written_at: Option<Duration>,
     /// Calls in progress.
     pub(super) busy: Busy,
 }
@@ -191,6 +222,10 @@ pub(super) enum Stage {
     Ended,
     /// The launcher was permitted to exit.
     Finishing,
+    /// The domain comes to this node.
+    Arriving,
+    /// The domain has left this node.
+    Left,
 }
 
 impl Observed {
@@ -199,11 +234,14 @@ impl Observed {
         Self {
             facts: Facts::of(&vmi, node),
             role: role::decide(&vmi, node),
+            was_target: role::decide(&vmi, node) == Role::MigrationTarget,
             unsupported_change: conditions::shows_unsupported_change(&vmi),
+            node: node.to_owned(),
             vmi,
             object: ObjectState::Current,
             link: Link::down(Duration::ZERO, false),
             report: None,
+            reported: false,
             network: None,
             volumes: None,
             failure: None,
@@ -226,6 +264,15 @@ impl Observed {
             guest_written_at: None,
             write_retry: None,
             paced: Duration::ZERO,
+            endpoint: None,
+            route: None,
+            prepared_migration: None,
+            called_migration: None,
+            refused_migration: None,
+            aborted_migration: None,
+            moved_since: None,
+            left_at: None,
+            progress_written_at: None,
             busy: Busy::default(),
         }
     }
@@ -257,6 +304,13 @@ impl Observed {
                 self.busy.dump = true;
                 self.dump_at = now.since_start + DUMP_RETRY;
             }
+            Effect::Carry(route) => self.route.clone_from(route),
+            Effect::PrepareMigration { .. } => self.busy.prepare = true,
+            Effect::Migrate { .. } => self.busy.migrate = true,
+            Effect::AbortMigration { migration } => {
+                self.busy.abort = true;
+                self.aborted_migration = Some(migration.clone());
+            }
             Effect::Shutdown { .. } | Effect::Kill => {
                 self.busy.power = true;
                 let killed = matches!(effect, Effect::Kill);
@@ -264,6 +318,10 @@ impl Observed {
                 self.stopping = Some(Stopping { since, signalled: now.since_start, killed });
             }
             Effect::Finish => self.busy.finish = true,
+            Effect::WriteProgress(_) => {
+                self.busy.record = true;
+                self.progress_written_at = Some(now.since_start);
+            }
             Effect::Write(..) | Effect::Read => self.busy.record = true,
             Effect::Publish(_) | Effect::Retire => {}
         }
@@ -275,12 +333,32 @@ impl Observed {
         if self.finished {
             return Stage::Finishing;
         }
+        match self.role {
+            Role::Owner | Role::None => {}
+            Role::MigrationSource => return Stage::Left,
+            Role::MigrationTarget => return Stage::Arriving,
+        }
         match self.domain() {
             Domain::Ended(_) => Stage::Ended,
             domain if domain.is_alive() && self.stopping.is_some() => Stage::Stopping,
             domain if domain.is_alive() => Stage::Live,
             _ if *greeted && *networked => Stage::Starting,
             _ => Stage::Preparing,
+        }
+    }
+
+    /// Returns true if the domain may be changed: it neither leaves this node nor is it about to.
+    pub(super) fn may_change_domain(&self) -> bool {
+        self.role == Role::Owner && self.departing().is_none()
+    }
+
+    /// Notes since when another node owns the VMI.
+    pub(super) fn note_role(&mut self, now: Now) {
+        match self.role {
+            Role::MigrationSource => {
+                self.left_at.get_or_insert(now.since_start);
+            }
+            _ => self.left_at = None,
         }
     }
 
@@ -302,6 +380,11 @@ impl Observed {
         }
         self.facts = facts;
         self.role = role::decide(&vmi, node);
+        match self.role {
+            Role::MigrationTarget => self.was_target = true,
+            Role::Owner => self.was_target = false,
+            Role::MigrationSource | Role::None => {}
+        }
         self.vmi = vmi;
     }
 }

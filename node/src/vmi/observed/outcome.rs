@@ -15,10 +15,13 @@ use crate::{
         host::{ConnectError, NetworkFailure, PodError},
         launcher_volumes::LauncherVolumes,
         records::WriteError,
-        role,
+        role::{self, Role},
     },
     volumes::Volumes,
 };
+
+/// Pause before a launcher that did not answer is asked again to begin or abort a migration.
+const MIGRATE_RETRY: Duration = Duration::from_secs(5);
 
 /// The outcome of an effect.
 #[derive(Debug)]
@@ -35,12 +38,20 @@ pub(crate) enum Outcome {
     Synced(u64, u64, Result<SyncReply, LauncherError>),
     /// The request of a memory dump was answered.
     DumpRequested(Result<(), LauncherError>),
+    /// PrepareMigration of this migration was answered over this connection.
+    Prepared(u64, String, Result<(), LauncherError>),
+    /// Migrate of this migration was answered.
+    Migrating(String, Result<(), LauncherError>),
+    /// AbortMigration was answered.
+    Aborted(Result<(), LauncherError>),
     /// Shutdown or Kill was answered.
     Signalled(Result<(), LauncherError>),
     /// Finish was answered.
     Finished(Result<(), LauncherError>),
     /// The object was written; the new version, and the events to publish.
     Written(Result<Arc<VirtualMachineInstance>, WriteError>, Vec<Event>),
+    /// The progress of a migration was written; the new version.
+    ProgressWritten(Result<Arc<VirtualMachineInstance>, WriteError>),
     /// The object was read; `None` if it does not exist.
     Read(Result<Option<Arc<VirtualMachineInstance>>, WriteError>),
     /// The request of a user was carried out.
@@ -132,6 +143,49 @@ impl Observed {
                     return vec![Event::warning("SyncFailed", error.to_string())];
                 }
             }
+            Outcome::Prepared(connection, migration, result) => {
+                self.busy.prepare = false;
+                match result {
+                    Ok(()) => {
+                        self.failure = None;
+                        if self.link_of(connection).is_some() {
+                            self.prepared_migration = Some(migration);
+                        }
+                        return vec![Event::normal(
+                            "PreparingTarget",
+                            "VirtualMachineInstance Migration Target Prepared.",
+                        )];
+                    }
+                    Err(error) => return self.failed(&error, now),
+                }
+            }
+            Outcome::Migrating(migration, result) => {
+                self.busy.migrate = false;
+                match result {
+                    Ok(()) => {
+                        self.called_migration = Some(migration);
+                        return vec![Event::normal("Migrating", "VirtualMachineInstance is migrating.")];
+                    }
+                    Err(error @ LauncherError::Refused { .. }) => {
+                        self.refused_migration = Some((migration, error.to_string()));
+                    }
+                    // The migration may have begun: the call is repeated.
+                    Err(_) => self.hold_until = now.since_start + MIGRATE_RETRY,
+                }
+            }
+            Outcome::Aborted(result) => {
+                self.busy.abort = false;
+                match result {
+                    Ok(()) => {
+                        return vec![Event::normal("Migrating", "VirtualMachineInstance is aborting migration.")];
+                    }
+                    Err(LauncherError::Refused { .. }) => {}
+                    Err(_) => {
+                        self.aborted_migration = None;
+                        self.hold_until = now.since_start + MIGRATE_RETRY;
+                    }
+                }
+            }
             Outcome::Signalled(result) => {
                 self.busy.power = false;
                 // A launcher that is gone has stopped its domain; after any other failure the next signal follows.
@@ -148,7 +202,8 @@ impl Observed {
                     Err(error) => error.is_lost(),
                 };
                 if self.finished {
-                    return vec![Event::normal("Deleted", "Signaled Deletion")];
+                    let ends = self.role == Role::Owner;
+                    return ends.then(|| Event::normal("Deleted", "Signaled Deletion")).into_iter().collect();
                 }
                 self.note_failure("virt-launcher did not accept Finish".into(), false, now);
             }
@@ -158,6 +213,15 @@ impl Observed {
                 self.apply_write(result, node, now);
                 if written {
                     return events;
+                }
+            }
+            Outcome::ProgressWritten(result) => {
+                self.busy.record = false;
+                match result {
+                    Ok(vmi) => self.replace_object(vmi, node),
+                    // The next progress is another one.
+                    Err(WriteError::Conflict | WriteError::Gone) => self.object = ObjectState::Unverified,
+                    Err(WriteError::Other(error)) => tracing::debug!(error, "the progress was not written"),
                 }
             }
             Outcome::Read(result) => {

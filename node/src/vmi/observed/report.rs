@@ -8,7 +8,7 @@ use protocol::{GuestPanic, LauncherState, Lifecycle};
 use super::{Now, Observed, Retry};
 use crate::vmi::{
     event::Event,
-    phase::{Domain, simplified},
+    phase::{Domain, End, simplified},
 };
 
 /// Least interval of events about failed pings of the guest agent, independent of the launcher's count.
@@ -55,6 +55,11 @@ impl Observed {
         self.item_retry = failed
             .then(|| self.item_retry.unwrap_or(Retry { attempts: 0, retry_at: now.since_start + retry_pause(0) }));
         self.report = Some(state);
+        self.reported = true;
+        self.moved_since = match self.domain() {
+            Domain::Ended(End::Migrated) => Some(self.moved_since.unwrap_or(now.since_start)),
+            _ => None,
+        };
         self.ran |= self.domain().is_alive();
         if self.ran || self.facts.phase == Phase::Running {
             match self.domain() {

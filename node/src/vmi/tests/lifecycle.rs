@@ -23,7 +23,7 @@ async fn a_vmi_is_running_after_one_write() {
     assert_eq!(status.machine.as_ref().unwrap().type_, "pc-q35-10.0");
     let phases: Vec<_> = status.phase_transition_timestamps.iter().map(|entry| entry.phase.clone().unwrap()).collect();
     assert_eq!(phases, [Phase::Scheduled, Phase::Running]);
-    assert!(status.condition("LiveMigratable").unwrap().is_false());
+    assert!(status.condition("LiveMigratable").unwrap().is_true());
     stage.until_event("Created").await;
     stage.until_event("Started").await;
     stage.stop.cancel();

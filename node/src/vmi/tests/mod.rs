@@ -3,10 +3,12 @@
 
 mod hostile;
 mod lifecycle;
+mod migration;
 mod restarts;
 
 use std::{
     collections::{BTreeSet, HashMap},
+    net::IpAddr,
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -30,7 +32,8 @@ use super::{
     Vmis,
     effects::Executor,
     event::Event,
-    host::{ConnectError, Host, NetworkFailure, PodError, Settings},
+    host::{Carrier, ConnectError, Host, NetworkFailure, PodError, Settings},
+    migration::Route,
     records::{Records, WriteError},
 };
 use crate::{
@@ -76,6 +79,12 @@ struct FakeHost {
     stranger: Mutex<Option<Arc<Peer>>>,
     /// The next look at the settings panics.
     panics: AtomicBool,
+    /// Name of the node.
+    name: &'static str,
+    /// UID of the launcher's pod.
+    pod: &'static str,
+    /// Connections of migrations that were carried.
+    routes: Mutex<Vec<Route>>,
 }
 
 impl FakeHost {
@@ -96,7 +105,7 @@ impl FakeHost {
 #[async_trait]
 impl Host for FakeHost {
     fn name(&self) -> &str {
-        NODE
+        self.name
     }
 
     fn settings(&self) -> Settings {
@@ -106,7 +115,7 @@ impl Host for FakeHost {
 
     #[allow(clippy::disallowed_methods, reason = "a test's own socket")]
     async fn connect(&self, pod: &str, within: Duration) -> Result<(UnixStream, Arc<Peer>), ConnectError> {
-        assert_eq!(pod, POD);
+        assert_eq!(pod, self.pod);
         let attempts = async {
             loop {
                 if let Ok(stream) = UnixStream::connect(self.socket()).await {
@@ -138,11 +147,21 @@ impl Host for FakeHost {
         _: &VirtualMachineInstance,
         work: Work,
     ) -> Result<Volumes, PodError> {
-        assert_eq!(pod, POD);
+        assert_eq!(pod, self.pod);
         let mut mounted = self.mounted.lock().unwrap();
         mounted.extend(work.attach.into_iter().map(|handover| handover.volume));
         mounted.retain(|volume| !work.detach.contains(volume));
         Ok(Volumes { mounted: mounted.clone(), ..Volumes::default() })
+    }
+
+    fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
+        Some(([10, 0, 0, 2].into(), 8188))
+    }
+
+    fn carry(&self, vmi: &str, route: Route) -> Carrier {
+        assert_eq!(vmi, "u1");
+        self.routes.lock().unwrap().push(route);
+        Box::new(())
     }
 
     async fn set_up_network(
@@ -308,14 +327,21 @@ impl Stage {
     }
 
     pub(super) fn new() -> Self {
+        Self::on(NODE, POD, Arc::default())
+    }
+
+    /// Returns a stage on a node with the API server of another one.
+    fn on(name: &'static str, pod: &'static str, records: Arc<FakeRecords>) -> Self {
         let host = Arc::new(FakeHost {
             directory: Directory::new(),
             network: Mutex::default(),
             mounted: Mutex::default(),
             stranger: Mutex::default(),
             panics: AtomicBool::default(),
+            name,
+            pod,
+            routes: Mutex::default(),
         });
-        let records = Arc::new(FakeRecords::default());
         let stop = CancellationToken::new();
         let vmis = Self::handler(&host, &records, &stop);
         Self { host, records, launcher: FakeLauncher::new(), vmis, stop }

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{
     dump,
     event::Event,
+    migration::target,
     observed::{Link, Observed},
 };
 use crate::{
@@ -53,6 +54,27 @@ fn attachment_pod(entry: &VolumeStatus) -> Option<&str> {
     entry.hotplug_volume.as_ref()?.attach_pod_uid.as_deref().filter(|uid| is_pod_uid(uid))
 }
 
+/// Returns the UID of the pod from which a volume is handed to the launcher.
+fn source_pod<'a>(observed: &'a Observed, entry: &'a VolumeStatus) -> Option<&'a str> {
+    if observed.arriving().is_none() {
+        return attachment_pod(entry);
+    }
+    // The launcher that is to receive the domain gets what the domain has.
+    target::attachment_pod(observed).filter(|uid| is_pod_uid(uid) && is_arriving(&observed.vmi, entry))
+}
+
+/// Returns true if a migration brings the disk of a hot-plugged volume.
+fn is_arriving(vmi: &VirtualMachineInstance, entry: &VolumeStatus) -> bool {
+    !entry.target.is_empty() && matches!(content(vmi, entry), Some(Content::Device | Content::Image))
+}
+
+/// Returns true if the launcher has all hot-plugged volumes of the domain that is to come.
+pub(super) fn has_arriving(observed: &Observed) -> bool {
+    let mut arriving = entries(&observed.vmi).filter(|entry| is_arriving(&observed.vmi, entry)).peekable();
+    let mounted = observed.volumes.as_ref().map(|state| &state.volumes.mounted);
+    arriving.peek().is_none() || mounted.is_some_and(|mounted| arriving.all(|entry| mounted.contains(&entry.name)))
+}
+
 /// Returns the work for the launcher and the time from which it may start; `None` if there is nothing to do.
 pub(super) fn plan(observed: &Observed) -> Option<(Work, Duration)> {
     let vmi = &observed.vmi;
@@ -64,7 +86,7 @@ pub(super) fn plan(observed: &Observed) -> Option<(Work, Duration)> {
     let attach: Vec<Handover> = entries(vmi)
         .filter(|entry| is_in_spec(vmi, &entry.name) && !has(&entry.name))
         .filter_map(|entry| {
-            let (volume, pod) = (entry.name.clone(), attachment_pod(entry)?.to_owned());
+            let (volume, pod) = (entry.name.clone(), source_pod(observed, entry)?.to_owned());
             Some(Handover { volume, content: content(vmi, entry)?, pod })
         })
         .collect();

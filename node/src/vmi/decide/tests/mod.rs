@@ -1,6 +1,7 @@
 //! Tables of observations and the effects that are decided. This module holds the fixtures.
 
 mod launcher;
+mod migration;
 mod report;
 mod write;
 
@@ -111,10 +112,16 @@ fn names(decision: &Decision) -> Vec<&'static str> {
             Effect::HandVolumes { .. } => "volumes",
             Effect::Sync { .. } => "sync",
             Effect::DumpMemory { .. } => "dump",
+            Effect::Carry(Some(_)) => "carry",
+            Effect::Carry(None) => "carry none",
+            Effect::PrepareMigration { .. } => "prepare",
+            Effect::Migrate { .. } => "migrate",
+            Effect::AbortMigration { .. } => "abort",
             Effect::Shutdown { .. } => "shutdown",
             Effect::Kill => "kill",
             Effect::Finish => "finish",
             Effect::Write(..) => "write",
+            Effect::WriteProgress(_) => "progress",
             Effect::Read => "read",
             Effect::Publish(event) => event.reason,
             Effect::Retire => "retire",
@@ -124,7 +131,7 @@ fn names(decision: &Decision) -> Vec<&'static str> {
 
 fn written(decision: &Decision) -> Option<&VirtualMachineInstanceStatus> {
     decision.effects.iter().find_map(|effect| match effect {
-        Effect::Write(status, _) => Some(&**status),
+        Effect::Write(desired) => Some(&desired.status),
         _ => None,
     })
 }

@@ -1,0 +1,116 @@
+//! The target of a migration: the launcher is prepared to receive the domain, and ends if that fails.
+
+use super::*;
+use crate::vmi::migration::{
+    Route,
+    target::{self, Progress},
+};
+
+/// Prepares the launcher of this node to receive the domain.
+pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
+    if target::is_given_up(observed) {
+        return give_up(observed, now, decision);
+    }
+    if observed.object == ObjectState::Current {
+        write(observed, target::desired(observed, now), now, decision);
+    }
+    let Some(migration) = observed.arriving() else { return };
+    let Candidates::One(pod) = &observed.facts.pods else { return };
+    if let Link::Down { retry_at, .. } = &observed.link {
+        if !observed.busy.connect && decision.due(*retry_at, now) {
+            decision.push(Effect::Connect { pod: pod.clone(), within: CONNECT_WAIT });
+        }
+        return;
+    }
+    let progress = target::progress(observed, migration);
+    carry(observed, migration, pod, &progress, decision);
+    if progress == Progress::Connecting {
+        if !observed.busy.hello && decision.due(observed.call_at(), now) {
+            decision.push(Effect::Hello);
+        }
+        return;
+    }
+    let is_over = matches!(progress, Progress::NotMoved(_) | Progress::Moved(_));
+    let failed = migration.endpoint.is_none() && target::failure(observed, migration).is_some();
+    if is_over || failed {
+        return;
+    }
+    if let (false, Some(release)) = (observed.busy.network, nics::network_work(observed))
+        && decision.due(observed.call_at(), now)
+    {
+        decision.push(Effect::SetUpNetwork { release });
+    }
+    hand_volumes(observed, now, decision);
+    let is_prepared = observed.prepared_migration.as_deref() == Some(migration.uid.as_str());
+    if progress == Progress::Preparing
+        && observed.reported
+        && target::is_equipped(observed)
+        && !is_prepared
+        && !observed.busy.prepare
+        && decision.due(observed.call_at(), now)
+    {
+        decision.push(Effect::PrepareMigration { migration: migration.uid.clone() });
+    }
+}
+
+/// Accepts the connections of the source once the launcher is prepared.
+fn carry(
+    observed: &Observed,
+    migration: &migration::Migration,
+    pod: &str,
+    progress: &Progress<'_>,
+    decision: &mut Decision,
+) {
+    let is_open = match progress {
+        Progress::Ready | Progress::Copying(_) | Progress::Moved(_) => true,
+        // The connection to the launcher was lost: those of the migration may go on.
+        Progress::Connecting => observed.route.is_some(),
+        Progress::Preparing | Progress::NotMoved(_) => false,
+    };
+    let wanted = is_open.then(|| Route::Arrival {
+        migration: migration.uid.clone(),
+        source_node: migration.source_node.clone(),
+        pod: pod.to_owned(),
+    });
+    if observed.route != wanted {
+        decision.push(Effect::Carry(wanted));
+    }
+}
+
+/// The domain does not come: nothing of it may stay here. The pod is deleted by virt-controller.
+pub(super) fn give_up(observed: &Observed, now: Now, decision: &mut Decision) {
+    if observed.route.is_some() {
+        decision.push(Effect::Carry(None));
+    }
+    let removal = target::desired(observed, now).filter(|_| observed.object == ObjectState::Current);
+    let is_recorded = removal.is_none() && observed.object != ObjectState::Unverified;
+    write(observed, removal, now, decision);
+    if end_launcher(observed, now, decision) && is_recorded && !observed.busy.record {
+        decision.push(Effect::Retire);
+    }
+}
+
+/// Ends the launcher. Returns true if nothing is left to do for it.
+fn end_launcher(observed: &Observed, now: Now, decision: &mut Decision) -> bool {
+    if observed.finished || !matches!(observed.link, Link::Up { greeted: true, .. }) {
+        return true;
+    }
+    if observed.busy.power || observed.busy.finish || observed.busy.prepare {
+        return false;
+    }
+    let Some(stopping) = observed.stopping.filter(|stopping| stopping.killed) else {
+        decision.push(Effect::Kill);
+        return false;
+    };
+    if !decision.due_before(stopping.since + LAST_CONNECT_LIMIT, now) {
+        return true;
+    }
+    if observed.domain().is_alive() {
+        if decision.due(stopping.signalled + SIGNAL_INTERVAL, now) {
+            decision.push(Effect::Kill);
+        }
+    } else if decision.due(observed.call_at(), now) {
+        decision.push(Effect::Finish);
+    }
+    false
+}

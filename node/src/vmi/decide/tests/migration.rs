@@ -1,0 +1,380 @@
+//! Live migration: each role, state of the migration and report of the launcher.
+
+use protocol::{MigrationReport, MigrationStep};
+use serde_json::Value;
+
+use super::*;
+use crate::vmi::migration::{Route, source};
+
+const SOURCE: &str = NODE;
+const TARGET: &str = "n2";
+
+/// Returns the migration in the status, with more fields.
+fn state(more: Value) -> Value {
+    let mut state =
+        json!({"migrationUid": "m1", "sourceNode": SOURCE, "targetNode": TARGET, "targetPod": "launcher-2"});
+    state.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    state
+}
+
+/// Returns fields of a migration whose target is ready.
+fn ready(more: Value) -> Value {
+    let mut fields = json!({"targetNodeAddress": "10.0.0.2", "targetDirectMigrationNodePorts": {"8188": 0}});
+    fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    state(fields)
+}
+
+/// Returns fields of a migration that has begun.
+fn begun(more: Value) -> Value {
+    let mut fields = json!({"startTimestamp": "2027-01-15T08:00:00Z", "mode": "PreCopy"});
+    fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    ready(fields)
+}
+
+fn with_migration(vmi: &VirtualMachineInstance, owner: &str, state: &Value) -> Arc<VirtualMachineInstance> {
+    let mut vmi = vmi.clone();
+    let labels = [("kubevirt.io/nodeName", owner), ("kubevirt.io/migrationTargetNodeName", TARGET)];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    vmi.metadata.labels = Some(labels.into());
+    let status = vmi.status.as_mut().unwrap();
+    status.node_name = Some(owner.to_owned());
+    status.active_pods = [("pod-1", SOURCE), ("pod-2", TARGET)].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+    status.migration_state = Some(serde_json::from_value(state.clone()).unwrap());
+    Arc::new(vmi)
+}
+
+fn moving(step: MigrationStep) -> MigrationReport {
+    let mut report = MigrationReport { migration: "m1".into(), begin: 1, ..MigrationReport::default() };
+    report.set_step(step);
+    report
+}
+
+/// Returns a running VMI of this node with a migration.
+fn source(state: &Value, report: Option<MigrationReport>) -> Observed {
+    let mut observed = live();
+    let vmi = with_migration(&observed.vmi, SOURCE, state);
+    observed.apply_object(vmi, NODE);
+    let mut known = observed.report.clone().unwrap();
+    if report.as_ref().is_some_and(|report| [3, 4].contains(&report.step)) {
+        known.set_lifecycle(Lifecycle::Shutoff);
+        known.reason = "migrated".into();
+    }
+    known.migration = report;
+    observed.apply_report(known, at(1));
+    observed.guest_changed_at = None;
+    observed
+}
+
+/// Returns the VMI on the target's node, whose launcher has answered Hello.
+fn target(state: &Value, networked: bool, report: Option<MigrationReport>) -> Observed {
+    let mut observed = Observed::new(with_migration(&vmi("Running"), SOURCE, state), TARGET);
+    observed.endpoint = Some(([10, 0, 0, 2].into(), 8188));
+    observed.link =
+        Link::Up { connection: 1, greeted: true, features: all_features(), networked, synced: None, results_from: 0 };
+    let copies = report.as_ref().is_some_and(|report| [2, 4].contains(&report.step));
+    let mut known = super::state(if copies { Lifecycle::Paused } else { Lifecycle::NoDomain }, "");
+    known.migration = report;
+    observed.apply_report(known, at(1));
+    observed
+}
+
+fn carries(observed: &mut Observed, decision: &Decision) {
+    for effect in decision.effects.iter().filter(|effect| matches!(effect, Effect::Carry(_))) {
+        observed.begin(effect, at(1));
+    }
+}
+
+fn state_of(decision: &Decision) -> api::vmi::migration::VirtualMachineInstanceMigrationState {
+    written(decision).unwrap().migration_state.clone().unwrap()
+}
+
+#[test]
+fn source_follows_the_status_and_its_launcher() {
+    use MigrationStep::{Copying, Moved, NotMoved, Releasing};
+    let none = || json!({});
+    let aborted = || json!({"abortRequested": true});
+    let failed = json!({"failed": true, "completed": true, "endTimestamp": "2027-01-15T08:00:01Z"});
+    let rows: &[(Value, Option<MigrationStep>, &[&str])] = &[
+        (state(none()), None, &[]),
+        (state(aborted()), None, &["write"]),
+        (ready(none()), None, &["carry", "migrate"]),
+        (ready(aborted()), None, &["write"]),
+        (ready(none()), Some(Copying), &["write", "carry"]),
+        (begun(none()), Some(Copying), &["carry"]),
+        (begun(aborted()), Some(Copying), &["carry", "abort"]),
+        (begun(none()), Some(Releasing), &["carry"]),
+        (begun(none()), Some(Moved), &["carry"]),
+        (begun(none()), Some(NotMoved), &["write"]),
+        // The launcher has lost the migration, and the domain runs.
+        (begun(none()), None, &["write"]),
+        (begun(failed.clone()), Some(NotMoved), &[]),
+        (begun(failed), None, &[]),
+    ];
+    for (state, step, expected) in rows {
+        let observed = source(state, step.map(moving));
+        assert_eq!(names(&decide(&observed, at(5))), *expected, "{state} {step:?}");
+    }
+    let stranger = MigrationReport { migration: "m0".into(), ..moving(NotMoved) };
+    let observed = source(&ready(none()), Some(stranger));
+    assert_eq!(names(&decide(&observed, at(5))), ["carry", "migrate"], "the migration before");
+}
+
+#[test]
+fn source_writes_the_failure_and_its_reason_once() {
+    let aborted = MigrationReport { aborted: true, failure: "cancelled".into(), ..moving(MigrationStep::NotMoved) };
+    let failed = MigrationReport { failure: "no route".into(), ..moving(MigrationStep::NotMoved) };
+    for (state, report, reason, abort_status) in [
+        (begun(json!({"abortRequested": true})), Some(aborted), "Live migration has been aborted", Some("Succeeded")),
+        (begun(json!({})), Some(failed), "no route", None),
+        (begun(json!({})), None, "virt-launcher has restarted", None),
+        (state(json!({"abortRequested": true})), None, "Live migration has been aborted", Some("Succeeded")),
+    ] {
+        let mut observed = source(&state, report);
+        let decision = decide(&observed, at(5));
+        let shown = state_of(&decision);
+        assert!(shown.failed && shown.completed && shown.end_timestamp.is_some(), "{shown:?}");
+        assert_eq!((shown.failure_reason.as_deref(), shown.abort_status.as_deref()), (Some(reason), abort_status));
+        let mut vmi = (*observed.vmi).clone();
+        vmi.status = written(&decision).cloned();
+        observed.apply_object(Arc::new(vmi), NODE);
+        assert_eq!(names(&decide(&observed, at(5))), [""; 0], "{reason}");
+    }
+    let mut old = source(&ready(json!({})), None);
+    if let Link::Up { features, .. } = &mut old.link {
+        features.remove(&Feature::LiveMigration);
+    }
+    let reason = state_of(&decide(&old, at(5))).failure_reason;
+    assert_eq!(reason.as_deref(), Some("virt-launcher does not support live-migration"));
+}
+
+#[test]
+fn refused_migration_fails_with_the_message_of_the_launcher() {
+    let mut observed = source(&ready(json!({})), None);
+    observed.begin(&Effect::Migrate { migration: "m1".into() }, at(5));
+    assert!(!names(&decide(&observed, at(5))).contains(&"migrate"), "once");
+    let refused = |message: &str| crate::launcher::LauncherError::Refused {
+        call: "Migrate",
+        message: message.into(),
+        irrecoverable: false,
+    };
+    observed.apply_outcome(Outcome::Migrating("m1".into(), Err(refused("a dump is written"))), NODE, at(5));
+    let decision = decide(&observed, at(5));
+    assert_eq!(names(&decision), ["write"]);
+    assert_eq!(state_of(&decision).failure_reason.as_deref(), Some("a dump is written"));
+}
+
+#[test]
+fn domain_that_moves_is_left_alone_and_follows_its_spec_afterwards() {
+    let mut observed = source(&begun(json!({})), Some(moving(MigrationStep::Copying)));
+    let mut vmi = (*observed.vmi).clone();
+    vmi.metadata.annotations.get_or_insert_default().insert("a".into(), "b".into());
+    observed.apply_object(Arc::new(vmi), NODE);
+    assert_eq!(names(&decide(&observed, at(5))), ["carry"]);
+    assert!(matches!(
+        crate::vmi::request::admit(&observed, crate::vmi::Request::Pause),
+        Err(crate::vmi::Refusal::Migrating)
+    ));
+    let mut vmi = (*observed.vmi).clone();
+    let state = vmi.status.as_mut().unwrap().migration_state.as_mut().unwrap();
+    (state.failed, state.completed) = (true, true);
+    observed.apply_object(Arc::new(vmi), NODE);
+    assert_eq!(names(&decide(&observed, at(5))), ["sync"]);
+}
+
+#[test]
+fn deletion_aborts_the_migration_and_shuts_the_guest_down() {
+    let mut observed = source(&begun(json!({})), Some(moving(MigrationStep::Copying)));
+    deleting(&mut observed);
+    let decision = decide(&observed, at(5));
+    assert_eq!(names(&decision), ["carry", "abort", "shutdown", "ShuttingDown"]);
+    let mut gone = source(&begun(json!({})), Some(moving(MigrationStep::Moved)));
+    deleting(&mut gone);
+    assert_eq!(names(&decide(&gone, at(5))), ["carry"], "the target takes the guest over, and stops it");
+}
+
+#[test]
+fn guest_that_has_moved_is_lost_only_with_its_target() {
+    for (target_is_alive, kept, lost) in [(true, 290, 302), (false, 25, 32)] {
+        let mut observed = source(&begun(json!({})), Some(moving(MigrationStep::Moved)));
+        if !target_is_alive {
+            let mut vmi = (*observed.vmi).clone();
+            vmi.status.as_mut().unwrap().active_pods.remove("pod-2");
+            observed.apply_object(Arc::new(vmi), NODE);
+        }
+        // The launcher may end meanwhile.
+        observed.apply_disconnect(1, at(2));
+        assert_eq!(written(&decide(&observed, at(kept))), None, "{target_is_alive}");
+        let decision = decide(&observed, at(lost));
+        let status = written(&decision).unwrap();
+        assert_eq!(status.phase, Some(Phase::Failed), "{target_is_alive}");
+        assert!(status.migration_state.as_ref().unwrap().failed);
+    }
+}
+
+#[test]
+fn progress_is_written_every_two_seconds_and_changes_nothing_else() {
+    let report = MigrationReport { total: 100, processed: 10, ..moving(MigrationStep::Copying) };
+    let mut observed = source(&begun(json!({})), Some(report.clone()));
+    let first = decide(&observed, at(5));
+    carries(&mut observed, &first);
+    let [Effect::WriteProgress(text), Effect::Carry(_)] = first.effects.as_slice() else { panic!("{first:?}") };
+    let expected = json!({"migration": "m1", "total": 100, "processed": 10, "remaining": 0, "rate": 0});
+    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), expected);
+    let fingerprint = observed.facts.fingerprint;
+    observed.begin(&first.effects[0], at(5));
+    let mut vmi = (*observed.vmi).clone();
+    vmi.metadata.annotations.get_or_insert_default().insert("ferrovirt.io/migration-progress".into(), text.clone());
+    observed.apply_outcome(Outcome::ProgressWritten(Ok(Arc::new(vmi))), NODE, at(5));
+    assert_eq!(observed.facts.fingerprint, fingerprint);
+    let mut known = observed.report.clone().unwrap();
+    known.migration = Some(MigrationReport { processed: 50, ..report });
+    observed.apply_report(known, at(6));
+    let waiting = decide(&observed, at(6));
+    assert_eq!((names(&waiting), waiting.wake_at), (vec![], Some(Duration::from_secs(7))));
+    assert_eq!(names(&decide(&observed, at(7))), ["progress"]);
+}
+
+#[test]
+fn target_prepares_publishes_and_takes_over() {
+    use MigrationStep::{Copying, Moved, Prepared};
+    let none = || json!({});
+    let down = Observed::new(with_migration(&vmi("Running"), SOURCE, &state(none())), TARGET);
+    assert_eq!(decide(&down, at(0)).effects, [Effect::Connect { pod: "pod-2".into(), within: CONNECT_WAIT }]);
+    assert_eq!(names(&decide(&target(&state(none()), false, None), at(2))), ["network"]);
+    assert_eq!(names(&decide(&target(&state(none()), true, None), at(2))), ["prepare"]);
+    let open = |observed: &mut Observed| {
+        let decision = decide(observed, at(2));
+        let expected = Route::Arrival { migration: "m1".into(), source_node: SOURCE.into(), pod: "pod-2".into() };
+        assert!(decision.effects.contains(&Effect::Carry(Some(expected))), "{decision:?}");
+        carries(observed, &decision);
+        decide(observed, at(2))
+    };
+    let shown = state_of(&open(&mut target(&state(none()), true, Some(moving(Prepared)))));
+    assert_eq!(shown.target_node_address.as_deref(), Some("10.0.0.2"));
+    assert_eq!(shown.target_direct_migration_node_ports, [("8188".to_owned(), 0)].into());
+    let published = open(&mut target(&ready(none()), true, Some(moving(Prepared))));
+    assert_eq!(names(&published), [""; 0]);
+    // A restarted virt-handler with another address.
+    let mut moved = target(&ready(none()), true, Some(moving(Prepared)));
+    moved.endpoint = Some(([10, 0, 0, 3].into(), 8188));
+    assert_eq!(state_of(&open(&mut moved)).target_node_address.as_deref(), Some("10.0.0.3"));
+    assert!(state_of(&open(&mut target(&begun(none()), true, Some(moving(Copying))))).target_node_domain_detected);
+
+    let mut arrived = target(&begun(json!({"targetMemoryOverhead": "300Mi"})), true, Some(moving(Moved)));
+    let decision = decide(&arrived, at(2));
+    let Some(Effect::Write(desired)) = decision.effects.first() else { panic!("{decision:?}") };
+    assert_eq!(desired.status.node_name.as_deref(), Some(TARGET));
+    assert_eq!(desired.metadata.labels.get("kubevirt.io/nodeName"), Some(&Some(TARGET.to_owned())));
+    let shown = desired.status.migration_state.as_ref().unwrap();
+    assert!(shown.end_timestamp.is_some() && shown.target_node_domain_ready_timestamp.is_some() && !shown.completed);
+    assert_eq!(desired.status.memory.as_ref().unwrap().memory_overhead.as_ref().unwrap().0, "300Mi");
+    // The owner brings the domain in line with the spec, then completes the migration.
+    carries(&mut arrived, &decision);
+    let mut vmi = with_migration(&arrived.vmi, TARGET, &state(none()));
+    Arc::make_mut(&mut vmi).status = Some(desired.status.clone());
+    arrived.apply_object(vmi, TARGET);
+    assert_eq!(arrived.role, Role::Owner);
+    settle_on(&mut arrived, TARGET);
+    assert_eq!(names(&decide(&arrived, at(3))), ["sync"], "the connections stay");
+    arrived.apply_outcome(Outcome::Synced(1, arrived.facts.fingerprint, Ok(answered(false))), TARGET, at(3));
+    let decision = decide(&arrived, at(3));
+    let Some(Effect::Write(desired)) = decision.effects.first() else { panic!("{decision:?}") };
+    assert!(desired.status.migration_state.as_ref().unwrap().completed);
+    assert_eq!(desired.metadata.labels.get("kubevirt.io/migrationTargetNodeName"), Some(&None));
+}
+
+/// Applies the desired status as written, up to the end of the migration.
+fn settle_on(observed: &mut Observed, node: &str) {
+    let desired = status::desired(observed, at(3)).unwrap();
+    let mut written = (*observed.vmi).clone();
+    written.status = Some(desired.status);
+    observed.apply_object(Arc::new(written), node);
+    observed.guest_changed_at = None;
+}
+
+#[test]
+fn target_of_a_failed_migration_ends_its_launcher_and_its_part() {
+    let failed = begun(json!({"failed": true, "completed": true, "endTimestamp": "2027-01-15T08:00:01Z"}));
+    let mut observed = target(&failed, true, Some(moving(MigrationStep::Copying)));
+    let decision = decide(&observed, at(2));
+    assert_eq!(names(&decision), ["write", "kill"]);
+    let Some(Effect::Write(desired)) = decision.effects.first() else { panic!("{decision:?}") };
+    assert_eq!(desired.metadata.labels.get("kubevirt.io/migrationTargetNodeName"), Some(&None));
+    assert_eq!(Some(&desired.status), observed.vmi.status.as_ref());
+    observed.begin(&Effect::Kill, at(2));
+    observed.apply_outcome(Outcome::Signalled(Ok(())), TARGET, at(2));
+    observed.apply_report(super::state(Lifecycle::Shutoff, "destroyed"), at(2));
+    // Without the label this node has no part in the VMI.
+    let mut vmi = (*observed.vmi).clone();
+    vmi.metadata.labels.as_mut().unwrap().remove("kubevirt.io/migrationTargetNodeName");
+    observed.apply_object(Arc::new(vmi), TARGET);
+    assert_eq!((observed.role, names(&decide(&observed, at(2)))), (Role::None, vec!["finish"]));
+    observed.begin(&Effect::Finish, at(2));
+    observed.apply_outcome(Outcome::Finished(Ok(())), TARGET, at(2));
+    assert_eq!(names(&decide(&observed, at(2))), ["retire"]);
+}
+
+#[test]
+fn target_that_cannot_be_prepared_fails_the_migration() {
+    let mut observed = target(&state(json!({})), true, None);
+    for second in 0..6 {
+        let refused = crate::launcher::LauncherError::Refused {
+            call: "PrepareMigration",
+            message: "no disk".into(),
+            irrecoverable: false,
+        };
+        assert_eq!(names(&decide(&observed, at(100 * (second + 1)))), ["prepare"], "{second}");
+        observed.apply_outcome(Outcome::Prepared(1, "m1".into(), Err(refused)), TARGET, at(100 * (second + 1)));
+    }
+    let shown = state_of(&decide(&observed, at(700)));
+    assert_eq!(shown.failure_reason.as_deref(), Some("failed to prepare the migration target: no disk"));
+    let mut old = target(&state(json!({})), true, None);
+    if let Link::Up { features, .. } = &mut old.link {
+        features.clear();
+    }
+    let reason = state_of(&decide(&old, at(5))).failure_reason;
+    assert_eq!(reason.as_deref(), Some("virt-launcher does not support live-migration"));
+}
+
+#[test]
+fn launcher_of_a_guest_that_left_ends() {
+    let moved = begun(json!({"endTimestamp": "2027-01-15T08:00:01Z"}));
+    let left = |lifecycle, reason: &str| {
+        let mut observed = prepared("Running", lifecycle, reason);
+        let vmi = with_migration(&observed.vmi, TARGET, &moved);
+        observed.apply_object(vmi, NODE);
+        observed.note_role(at(10));
+        assert_eq!(observed.role, Role::MigrationSource);
+        observed
+    };
+    assert_eq!(names(&decide(&left(Lifecycle::Shutoff, "migrated"), at(10))), ["finish"]);
+    let running = left(Lifecycle::Running, "");
+    assert_eq!(names(&decide(&running, at(20))), [""; 0], "the report of the end is under way");
+    assert_eq!(names(&decide(&running, at(41))), ["kill"], "never two guests");
+    assert_eq!(names(&decide(&running, at(131))), ["retire"]);
+    let mut gone = left(Lifecycle::Shutoff, "migrated");
+    gone.apply_disconnect(1, at(11));
+    gone.apply_outcome(Outcome::Connected(Err(ConnectError::NoPod)), NODE, at(12));
+    assert_eq!(names(&decide(&gone, at(12))), ["retire"]);
+}
+
+#[test]
+fn launcher_gets_the_options_of_the_status() {
+    let options = json!({
+        "bandwidthPerMigration": "64Mi", "completionTimeoutPerGiB": 20, "progressTimeout": 30, "maxDowntimeMs": 500,
+        "allowAutoConverge": true, "unsafeMigrationOverride": true, "allowWorkloadDisruption": true,
+    });
+    let mut vmi =
+        (*with_migration(&vmi("Running"), SOURCE, &state(json!({"migrationConfiguration": options})))).clone();
+    vmi.status.as_mut().unwrap().migrated_volumes = serde_json::from_value(json!([{"volumeName": "root"}])).unwrap();
+    let request = source::request(&vmi, "m1");
+    assert_eq!((request.bandwidth, request.completion_timeout_per_gb, request.progress_timeout), (64 << 20, 20, 30));
+    assert_eq!((request.max_downtime_ms, request.memory_connections), (500, 8));
+    assert!(request.auto_converge && request.allow_unsafe && request.allow_workload_disruption);
+    assert_eq!(request.copied_volumes, ["root"]);
+    vmi.spec.domain.resources.limits = serde_json::from_value(json!({"cpu": "2"})).unwrap();
+    assert_eq!(source::request(&vmi, "m1").memory_connections, 1);
+    vmi.status.as_mut().unwrap().migration_state = None;
+    let request = source::request(&vmi, "m1");
+    assert_eq!((request.bandwidth, request.completion_timeout_per_gb), (0, 150));
+}
