@@ -4,10 +4,7 @@ use clap::{Args, ValueEnum};
 use http::Method;
 use serde::Deserialize;
 
-use crate::{Connection, Error, lifecycle::body, object_name};
-
-/// Objects per list request.
-const PAGE: u32 = 500;
+use crate::{Connection, Error, lifecycle::body, migrations, object_name};
 
 /// Object whose evacuation is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -51,20 +48,6 @@ pub(crate) struct MigrateCancelOptions {
 }
 
 #[derive(Deserialize)]
-struct List<T> {
-    #[serde(default)]
-    metadata: Page,
-    items: Vec<T>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Page {
-    #[serde(rename = "continue")]
-    next: String,
-}
-
-#[derive(Deserialize)]
 struct Metadata {
     name: String,
     #[serde(default)]
@@ -82,55 +65,6 @@ struct Vmi {
 #[serde(default, rename_all = "camelCase")]
 struct VmiStatus {
     evacuation_node_name: String,
-}
-
-#[derive(Deserialize)]
-struct Migration {
-    metadata: Metadata,
-    spec: MigrationSpec,
-    #[serde(default)]
-    status: MigrationStatus,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct MigrationSpec {
-    #[serde(default)]
-    vmi_name: String,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct MigrationStatus {
-    phase: String,
-}
-
-impl Migration {
-    /// Returns true if the migration belongs to this VMI and has not ended.
-    fn is_active_for(&self, vmi: &str) -> bool {
-        self.spec.vmi_name == vmi && !matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
-    }
-}
-
-/// Reads all pages of a list.
-async fn all<T: serde::de::DeserializeOwned>(connection: &Connection, path: &str) -> Result<Vec<T>, Error> {
-    let mut items = Vec::new();
-    let mut next = String::new();
-    loop {
-        let page = format!("{path}?limit={PAGE}&continue={next}");
-        let answer = connection.call(Method::GET, &page, Vec::new()).await?;
-        let list: List<T> =
-            serde_json::from_slice(&answer).map_err(|error| Error::Transport(format!("unreadable list: {error}")))?;
-        items.extend(list.items);
-        next = list.metadata.next;
-        if next.is_empty() {
-            return Ok(items);
-        }
-        // The token becomes part of a URL.
-        if !next.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~".contains(&b)) {
-            return Err(Error::Transport("the list has an invalid continue token".into()));
-        }
-    }
 }
 
 async fn cancel_evacuation(
@@ -155,7 +89,7 @@ pub(crate) async fn evacuate_cancel(connection: Connection, options: &EvacuateOp
         return cancel_evacuation(&connection, options.kind, name, options).await;
     }
     connection.call(Method::GET, &format!("/api/v1/nodes/{name}"), Vec::new()).await?;
-    let vmis: Vec<Vmi> = all(&connection, "/apis/kubevirt.io/v1/virtualmachineinstances").await?;
+    let vmis: Vec<Vmi> = migrations::all(&connection, "/apis/kubevirt.io/v1/virtualmachineinstances").await?;
     let (mut connection, mut failed, mut asked) = (connection, 0, 0);
     for vmi in vmis.iter().filter(|vmi| vmi.status.evacuation_node_name == name) {
         connection = connection.within(Some(&vmi.metadata.namespace));
@@ -179,42 +113,20 @@ pub(crate) async fn migrate_cancel(connection: &Connection, options: &MigrateCan
 }
 
 async fn cancel_migration(connection: &Connection, vmi: &str, dry_run: bool) -> Result<(), Error> {
-    let migrations =
-        format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstancemigrations", connection.namespace);
-    let found: Vec<Migration> = all(connection, &migrations).await?;
-    let Some(migration) = found.iter().find(|migration| migration.is_active_for(vmi)) else {
+    let found = migrations::in_namespace(connection).await?;
+    let Some(migration) = found.iter().find(|migration| migration.vmi_name() == vmi && migration.is_active()) else {
         return Err(Error::Usage(format!("Found no migration to cancel for {vmi}")));
     };
     let query = if dry_run { "?dryRun=All" } else { "" };
-    let path = format!("{migrations}/{}{query}", migration.metadata.name);
+    let path = format!("{}/{}{query}", migrations::path(Some(&connection.namespace)), migration.name());
     connection.call(Method::DELETE, &path, Vec::new()).await.map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use serde_json::json;
 
-    use super::*;
     use crate::Cli;
-
-    #[test]
-    fn migration_that_is_over_is_not_cancelled() {
-        for (vmi, phase, moves) in [
-            ("a", "Running", true),
-            ("a", "", true),
-            ("a", "Succeeded", false),
-            ("a", "Failed", false),
-            ("b", "", false),
-        ] {
-            let migration: Migration = serde_json::from_value(json!({
-                "metadata": {"name": "m"}, "spec": {"vmiName": vmi}, "status": {"phase": phase},
-            }))
-            .unwrap();
-            assert_eq!(migration.is_active_for("a"), moves, "{vmi} {phase}");
-        }
-        assert!(serde_json::from_value::<Migration>(json!({"metadata": {"name": "m"}, "spec": {}})).is_ok());
-    }
 
     #[test]
     fn kinds_are_taken_by_their_names() {

@@ -138,7 +138,8 @@ impl Query {
     }
 }
 
-fn text(value: &Value) -> String {
+/// Returns a value as text of one line, and `-` if there is none.
+pub(crate) fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) if text.is_empty() => "-".to_owned(),
@@ -156,7 +157,8 @@ fn time(value: &Value) -> String {
         .map_or_else(|| "-".to_owned(), |time| time.to_string())
 }
 
-fn size(value: &Value) -> String {
+/// Returns a number of bytes with its unit.
+pub(crate) fn size(value: &Value) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let Some(mut number) = value.as_f64() else { return "-".to_owned() };
     let mut unit = 0;
@@ -167,7 +169,8 @@ fn size(value: &Value) -> String {
     if unit == 0 { format!("{number} B") } else { format!("{number:.1} {}", UNITS[unit]) }
 }
 
-fn aligned(rows: &[Vec<String>]) -> String {
+/// Renders rows with columns of equal width.
+pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();
     let widths = (0..columns).map(|column| width(column).unwrap_or(0)).collect::<Vec<_>>();

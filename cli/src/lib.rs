@@ -13,6 +13,7 @@ macro_rules! say {
 mod cluster;
 mod completion;
 mod console;
+mod drain;
 mod evacuation;
 mod expose;
 mod forward;
@@ -20,6 +21,8 @@ mod graph;
 mod guest;
 mod lifecycle;
 mod memory_dump;
+mod migrate;
+mod migrations;
 mod relay;
 mod resize;
 mod ssh;
@@ -135,11 +138,13 @@ enum Command {
     /// Reset a VMI without notifying the guest
     Reset(lifecycle::InstanceOptions),
     /// Migrate a virtual machine to another node
-    Migrate(lifecycle::MigrateOptions),
+    Migrate(migrate::MigrateOptions),
     /// Cancel the migration of a virtual machine
     MigrateCancel(evacuation::MigrateCancelOptions),
     /// Cancel the evacuation of a VM, a VMI or all VMIs of a node
     EvacuateCancel(evacuation::EvacuateOptions),
+    /// Print the VMIs that have to leave a node, and why they have not left it yet
+    DrainStatus(drain::DrainOptions),
     /// Add a volume to a running VM or VMI
     #[command(name = "addvolume")]
     AddVolume(volumes::AddOptions),
@@ -311,9 +316,10 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::Unpause(options) => lifecycle::pause(&connection, &options, "unpause").await,
                 Command::SoftReboot(options) => lifecycle::act_on_instance(&connection, &options, "soft-reboot").await,
                 Command::Reset(options) => lifecycle::act_on_instance(&connection, &options, "reset").await,
-                Command::Migrate(options) => lifecycle::migrate(&connection, &options).await,
+                Command::Migrate(options) => migrate::migrate(&connection, &options).await,
                 Command::MigrateCancel(options) => evacuation::migrate_cancel(&connection, &options).await,
                 Command::EvacuateCancel(options) => evacuation::evacuate_cancel(connection, &options).await,
+                Command::DrainStatus(options) => drain::status(&connection, &options).await,
                 Command::AddVolume(options) => volumes::add(&connection, &options).await,
                 Command::RemoveVolume(options) => volumes::remove(&connection, &options).await,
                 Command::Set(command) => resize::set(&connection, &command).await,

@@ -73,20 +73,6 @@ pub(crate) struct InstanceOptions {
     vmi: String,
 }
 
-/// Options of `migrate`.
-#[derive(Args)]
-pub(crate) struct MigrateOptions {
-    /// Name of the VirtualMachine
-    #[arg(value_name = "VM")]
-    vm: String,
-    /// Labels required of the target node in addition to the node selector of the VM
-    #[arg(long, alias = "addedNodeSelector", value_name = "LABEL=VALUE,...", value_delimiter = ',')]
-    added_node_selector: Vec<String>,
-    /// Check the request without changing anything
-    #[arg(long)]
-    dry_run: bool,
-}
-
 /// Renders the options as a request body. Without options the body is empty.
 pub(crate) fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
     let mut object: Map<String, Value> =
@@ -97,7 +83,14 @@ pub(crate) fn body(fields: &[(&str, Option<Value>)], dry_run: bool) -> Vec<u8> {
     if object.is_empty() { Vec::new() } else { Value::Object(object).to_string().into_bytes() }
 }
 
-async fn act_on_vm(connection: &Connection, vm: &str, action: &str, body: Vec<u8>, dry_run: bool) -> Result<(), Error> {
+/// Calls a subresource of a VM, and reports that the action follows.
+pub(crate) async fn act_on_vm(
+    connection: &Connection,
+    vm: &str,
+    action: &str,
+    body: Vec<u8>,
+    dry_run: bool,
+) -> Result<(), Error> {
     let name = object_name(vm)?;
     connection.call(Method::PUT, &connection.path("virtualmachines", name, action), body).await?;
     if dry_run {
@@ -157,12 +150,6 @@ pub(crate) async fn act_on_instance(
     connection.call(Method::PUT, &path, Vec::new()).await?;
     say!("VMI {name} was scheduled to {command}")?;
     Ok(())
-}
-
-pub(crate) async fn migrate(connection: &Connection, options: &MigrateOptions) -> Result<(), Error> {
-    let selector = labels(&options.added_node_selector)?;
-    let body = body(&[("addedNodeSelector", selector)], options.dry_run);
-    act_on_vm(connection, &options.vm, "migrate", body, options.dry_run).await
 }
 
 /// Parses labels of the form `LABEL=VALUE` into an object.
