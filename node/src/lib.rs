@@ -3,6 +3,7 @@
 //! - [`vmi`]: one task per VMI, which drives its launcher ([`launcher`]) and writes its status; [`network`]: the pod's network.
 //! - [`devices`]: devices of the node for kubelet and for launcher pods. [`node_object`]: labels, heartbeat, readiness.
 //! - [`server`]: consoles and lifecycle requests of virt-api; [`vsock`]: VSOCK connections of guests. [`metrics`].
+//! - [`migration`]: connections of live migrations between nodes.
 //! - [`certificate`]: the certificates of this virt-handler.
 //!
 //! Every byte, path and socket of a pod or guest is hostile. All access to files goes through [`safe_dir`].
@@ -11,6 +12,7 @@ mod certificate;
 mod devices;
 mod launcher;
 mod metrics;
+mod migration;
 mod network;
 mod node_object;
 mod safe_dir;
@@ -43,6 +45,7 @@ use tokio_util::task::TaskTracker;
 use crate::{
     devices::plugin,
     metrics::{Metrics, domains::DomainMetrics},
+    migration::Channels,
     node_object::{heartbeat, readiness},
     vmi::{ApiRecords, NodeHost, Vmis},
     vsock::Guests,
@@ -77,6 +80,8 @@ pub struct Options {
     pub metrics_port: u16,
     /// Port for consoles and lifecycle requests.
     pub console_port: u16,
+    /// Port for migrations from other nodes.
+    pub migration_port: u16,
     /// Devices of each kind that kubelet may allocate.
     pub max_devices: u32,
 }
@@ -176,6 +181,7 @@ impl Process {
         let Self { options, client, metrics, stop, config, .. } = self;
         let node = options.node_name.as_str();
         self.spawner.spawn("verbosity", follow_verbosity(config.clone(), verbosity, node.to_owned()));
+        let identity = self.identity(certificate::Role::Handler, std::future::ready(()));
         let host = NodeHost::new(
             node.to_owned(),
             options.listen,
@@ -183,13 +189,14 @@ impl Process {
             &options.capabilities_dir,
             &options.device_dir,
             config.clone(),
-        )?;
+        )?
+        .with_channels(self.migrations(&identity)?);
         let (writes, dropped) = (metrics.writes.clone(), metrics.events_dropped.clone());
         let records = ApiRecords::new(client.clone(), node, writes, dropped, &self.spawner);
         let traces = Traces::start(component::VIRT_HANDLER, &metrics.registry, &self.spawner)?;
         let vmis = Vmis::new(Arc::new(host), records, metrics.vmis.clone(), stop.clone()).with_traces(traces);
         let streams = TaskTracker::new();
-        self.serve(&vmis, &streams)?;
+        self.serve(&vmis, &streams, identity)?;
         self.start_devices();
         let listed = {
             let (readiness, ready) = (self.readiness.clone(), metrics.ready.clone());
@@ -226,9 +233,8 @@ impl Process {
     }
 
     /// Starts both servers and the VSOCK service. The ports are bound at once, so that a port in use is an error at once.
-    fn serve(&self, vmis: &Vmis, streams: &TaskTracker) -> Result<(), Error> {
+    fn serve(&self, vmis: &Vmis, streams: &TaskTracker, identity: Identity) -> Result<(), Error> {
         let Self { options, client, metrics, stop, config, roots, .. } = self;
-        let identity = self.identity(certificate::Role::Handler, std::future::ready(()));
         let domains = {
             let vmis = vmis.clone();
             DomainMetrics::new(move || vmis.domains(), options.node_name.clone())
@@ -269,6 +275,17 @@ impl Process {
             readiness.set("certificate", true);
         });
         Ok(())
+    }
+
+    /// Listens for migrations from other nodes.
+    fn migrations(&self, identity: &Identity) -> Result<Channels, Error> {
+        let address = SocketAddr::new(migration::address(self.options.listen), self.options.migration_port);
+        let listener = listen(address)?;
+        let endpoint = listener.local_addr().map_err(|source| Error::Listen { address, source })?;
+        let (metrics, stop) = (self.metrics.migration.clone(), self.stop.clone());
+        let channels = Channels::new(endpoint, identity, &self.roots, metrics, stop.clone())?;
+        self.spawn("migration-server", migration::serve(channels.clone(), listener, stop));
+        Ok(channels)
     }
 
     /// Keeps a certificate of virt-handler up to date. It is requested once `needed` is ready.

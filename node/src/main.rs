@@ -32,6 +32,9 @@ struct Arguments {
     /// Port for consoles and lifecycle requests.
     #[arg(long, default_value_t = 8186)]
     console_server_port: u16,
+    /// Port for migrations from other nodes.
+    #[arg(long, default_value_t = 8187)]
+    migration_port: u16,
     /// Devices of each kind that kubelet may allocate.
     #[arg(long, default_value_t = 1000)]
     max_devices: u32,
@@ -55,6 +58,7 @@ fn main() -> anyhow::Result<()> {
         device_dir: arguments.device_dir,
         metrics_port: arguments.port,
         console_port: arguments.console_server_port,
+        migration_port: arguments.migration_port,
         max_devices: arguments.max_devices,
     };
     Ok(node::runtime()?.block_on(node::run(options, verbosity))?)

@@ -1,9 +1,14 @@
-//! Metrics of virt-handler: of its tasks ([`vmis`]), its streams, and of the domains of this node ([`domains`]).
+//! Metrics of virt-handler: of its tasks ([`vmis`]), its streams, the channels of migrations ([`migration`]), and of the domains
+//! of this node ([`domains`]).
 
 pub(crate) mod domains;
+mod migration;
 mod vmis;
 
-pub(crate) use self::vmis::VmiMetrics;
+pub(crate) use self::{
+    migration::{MigrationMetrics, OpenChannel},
+    vmis::VmiMetrics,
+};
 use daemon::quota::Exceeded;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
@@ -22,6 +27,8 @@ pub(crate) struct Metrics {
     pub ready: IntGauge,
     /// Streams.
     pub streams: StreamMetrics,
+    /// Channels of migrations.
+    pub migration: MigrationMetrics,
 }
 
 impl Metrics {
@@ -45,7 +52,8 @@ impl Metrics {
         registry.register(Box::new(events_dropped.clone()))?;
         registry.register(Box::new(ready.clone()))?;
         let streams = StreamMetrics::new(&registry)?;
-        Ok(Self { registry, vmis, writes, events_dropped, ready, streams })
+        let migration = MigrationMetrics::new(&registry)?;
+        Ok(Self { registry, vmis, writes, events_dropped, ready, streams, migration })
     }
 }
 

@@ -89,7 +89,11 @@ fn stream_socket() -> Result<OwnedFd, Errno> {
 /// Returns the path of a pod's launcher socket beneath kubelet's `pods` directory.
 #[must_use]
 pub(crate) fn launcher_socket(pod_uid: &str) -> PathBuf {
-    [pod_uid, "volumes", "kubernetes.io~empty-dir", "sockets", "launcher-sock"].iter().collect()
+    socket_path(pod_uid, "launcher-sock")
+}
+
+fn socket_path(pod_uid: &str, name: &str) -> PathBuf {
+    [pod_uid, "volumes", "kubernetes.io~empty-dir", "sockets", name].iter().collect()
 }
 
 /// Waits for the launcher of a pod to listen and connects to it. The peer must run as the launcher's user and in this pod:
@@ -100,6 +104,16 @@ pub(crate) async fn connect_launcher(
     within: Duration,
 ) -> Result<(UnixStream, Peer), Error> {
     connect_pod(kubelet_pods, pod_uid, launcher_socket(pod_uid), within).await
+}
+
+/// Waits for the launcher of a pod to listen for channels of a migration and connects to it. The peer is checked like that of
+/// [`connect_launcher`].
+pub(crate) async fn connect_migration(
+    kubelet_pods: &SafeDir,
+    pod_uid: &str,
+    within: Duration,
+) -> Result<(UnixStream, Peer), Error> {
+    connect_pod(kubelet_pods, pod_uid, socket_path(pod_uid, protocol::channels::SOCKET), within).await
 }
 
 /// Waits for a process of a pod to listen on the socket at `path` and connects to it. The peer must run as the launcher's

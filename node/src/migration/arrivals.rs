@@ -1,0 +1,105 @@
+//! The migrations that this node receives.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use daemon::CancellationToken;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::DropGuard;
+
+use super::{LauncherSocket, Migration, refusal::Refusal};
+
+/// Most channels of one migration at a time: one for libvirt, nine for memory, the others for disks.
+pub(super) const CHANNELS: usize = 48;
+
+/// The registered migrations. Clones share them.
+#[derive(Clone, Default)]
+pub(super) struct Arrivals(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    entries: HashMap<Migration, Entry>,
+}
+
+struct Entry {
+    number: u64,
+    source_node: String,
+    launcher: Arc<dyn LauncherSocket>,
+    channels: Arc<Semaphore>,
+    stop: CancellationToken,
+    _end: DropGuard,
+}
+
+/// A registration. Dropping it ends its channels.
+pub(super) struct Registered {
+    arrivals: Arrivals,
+    migration: Migration,
+    number: u64,
+}
+
+/// The way of a channel to its launcher.
+pub(super) struct Admitted {
+    /// The launcher.
+    pub(super) launcher: Arc<dyn LauncherSocket>,
+    /// Cancelled when the migration is no longer received.
+    pub(super) stop: CancellationToken,
+    /// Place of the channel.
+    pub(super) _place: OwnedSemaphorePermit,
+}
+
+impl Arrivals {
+    pub(super) fn register(
+        &self,
+        migration: Migration,
+        source_node: String,
+        launcher: Arc<dyn LauncherSocket>,
+        stop: CancellationToken,
+    ) -> Registered {
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        let channels = Arc::new(Semaphore::new(CHANNELS));
+        let entry = Entry { number, source_node, launcher, channels, stop: stop.clone(), _end: stop.drop_guard() };
+        // A former entry ends its channels when it is dropped.
+        state.entries.insert(migration.clone(), entry);
+        Registered { arrivals: self.clone(), migration, number }
+    }
+
+    /// Finds the launcher for a channel of `migration` that a node opens. `is_node` compares the node of the peer's certificate.
+    pub(super) fn admit(&self, migration: &Migration, is_node: impl Fn(&str) -> bool) -> Result<Admitted, Refusal> {
+        let state = self.lock();
+        let Some(entry) = state.entries.get(migration) else {
+            let is_known = state.entries.keys().any(|known| known.vmi == migration.vmi);
+            return Err(if is_known { Refusal::UnknownMigration } else { Refusal::UnknownVmi });
+        };
+        if !is_node(&entry.source_node) {
+            return Err(Refusal::Node);
+        }
+        let place = entry.channels.clone().try_acquire_owned().map_err(|_| Refusal::Full)?;
+        Ok(Admitted { launcher: entry.launcher.clone(), stop: entry.stop.clone(), _place: place })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut state = self.arrivals.lock();
+        if state.entries.get(&self.migration).is_some_and(|entry| entry.number == self.number) {
+            state.entries.remove(&self.migration);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Arrivals {
+    /// Returns the number of registered migrations.
+    pub(super) fn count(&self) -> usize {
+        self.lock().entries.len()
+    }
+}

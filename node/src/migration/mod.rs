@@ -1,0 +1,150 @@
+//! Carries the connections of live migrations between the launchers of two nodes.
+//!
+//! ```text
+//!   launcher ── migration-sock ── virt-handler ════ TLS ════ virt-handler ── migration-sock ── launcher
+//!   (source)                      departure                  arrivals                          (target)
+//! ```
+//!
+//! - [`Channels`]: start here. It registers arrivals and starts departures; each lasts until its guard is dropped.
+//! - [`departure`]: waits for channels of the source's launcher and opens connections to the target's node.
+//! - [`server`]: accepts connections of other nodes, finds their [`arrivals`] and connects the target's launcher.
+//! - [`frame`]: the header of a connection. [`carry`]: copies bytes, which nothing here parses. [`socket`]: a launcher's socket.
+//!
+//! Both ends show the certificate of their virt-handler, which names the node. The target compares it with the source in the
+//! status of the VMI, the source with the target.
+
+mod arrivals;
+mod carry;
+mod departure;
+mod frame;
+mod refusal;
+mod server;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use api::tls::HANDLER_CN;
+use async_trait::async_trait;
+use daemon::{
+    CancellationToken,
+    tls::{Identity, MutualTls, Roots, TlsError},
+};
+use tokio::{net::UnixStream, sync::Semaphore};
+use tokio_util::sync::DropGuard;
+
+use self::arrivals::Arrivals;
+pub(crate) use self::{
+    refusal::Refusal,
+    server::{address, serve},
+    socket::PodSocket,
+};
+use crate::metrics::MigrationMetrics;
+
+/// Protocol between virt-handlers, for ALPN.
+const PROTOCOL: &str = "ferrovirt-migration/1";
+/// Most channels of all launchers of this node at a time.
+const DEPARTING: usize = 256;
+
+/// A migration, as the status of the VMI names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Migration {
+    /// UID of the VMI.
+    pub(crate) vmi: String,
+    /// UID of the migration.
+    pub(crate) migration: String,
+}
+
+/// The virt-handler of the node to which a VMI migrates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Node, which its certificate must name.
+    pub(crate) node: String,
+    /// Address that the status of the VMI names.
+    pub(crate) address: IpAddr,
+    /// Port that the status of the VMI names.
+    pub(crate) port: u16,
+}
+
+/// Opens connections to the migration socket of one launcher.
+#[async_trait]
+pub(crate) trait LauncherSocket: Send + Sync + 'static {
+    /// Connects within a few seconds and checks the peer.
+    async fn open(&self) -> io::Result<UnixStream>;
+}
+
+/// Lets the source's node open channels to a launcher of this node. Dropping it ends them.
+#[must_use]
+pub(crate) struct Arrival {
+    _registered: arrivals::Registered,
+}
+
+/// Carries the channels of a launcher of this node to the target's node. Dropping it ends them.
+#[must_use]
+pub(crate) struct Departure {
+    _stop: DropGuard,
+}
+
+/// Connections of migrations of this node. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub(crate) struct Channels(Arc<Inner>);
+
+struct Inner {
+    /// Address and port that other nodes dial.
+    endpoint: SocketAddr,
+    tls: MutualTls,
+    metrics: MigrationMetrics,
+    arrivals: Arrivals,
+    /// Places of channels that leave this node.
+    departing: Arc<Semaphore>,
+    stop: CancellationToken,
+}
+
+impl Channels {
+    /// Creates the connections of a node whose listener has the address `endpoint`. All end with `stop`.
+    pub(crate) fn new(
+        endpoint: SocketAddr,
+        identity: &Identity,
+        roots: &Roots,
+        metrics: MigrationMetrics,
+        stop: CancellationToken,
+    ) -> Result<Self, TlsError> {
+        let tls = MutualTls::new(identity, roots, HANDLER_CN, PROTOCOL)?;
+        let departing = Arc::new(Semaphore::new(DEPARTING));
+        Ok(Self(Arc::new(Inner { endpoint, tls, metrics, arrivals: Arrivals::default(), departing, stop })))
+    }
+
+    /// Returns the port that other nodes dial; 0 without a listener.
+    pub(crate) fn port(&self) -> u16 {
+        self.0.endpoint.port()
+    }
+
+    /// Returns the address that other nodes dial.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.0.endpoint.ip()
+    }
+
+    /// Lets `source_node` open channels of this migration to a launcher of this node, until the guard is dropped. A later call
+    /// for the same migration replaces the earlier one and ends its channels.
+    pub(crate) fn receive(
+        &self,
+        migration: Migration,
+        source_node: String,
+        launcher: Arc<dyn LauncherSocket>,
+    ) -> Arrival {
+        let stop = self.0.stop.child_token();
+        Arrival { _registered: self.0.arrivals.register(migration, source_node, launcher, stop) }
+    }
+
+    /// Carries the channels of this migration from a launcher of this node to the target, until the guard is dropped.
+    pub(crate) fn send(&self, migration: Migration, target: Target, launcher: Arc<dyn LauncherSocket>) -> Departure {
+        let stop = self.0.stop.child_token();
+        departure::start(self.clone(), migration, target, launcher, stop.clone());
+        Departure { _stop: stop.drop_guard() }
+    }
+}

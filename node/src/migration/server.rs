@@ -1,0 +1,205 @@
+//! Accepts the channels that other nodes open, and connects them to the launcher that receives the VMI.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use api::tls::handler_server_name;
+use daemon::{
+    CancellationToken,
+    tls::{Accepted, Callers, Limits, TlsStream, serve_streams},
+};
+use protocol::channels::{CONNECTED, Channel};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, UnixStream},
+    time::timeout,
+};
+
+use super::{
+    Channels, LauncherSocket,
+    arrivals::Admitted,
+    carry::{End, carry, notice_loss, notice_loss_of_bytes, tcp},
+    frame::Header,
+    refusal::Refusal,
+};
+
+/// Limits of the listener. Ten migrations take about 150 connections. The handshake requires the certificate of a virt-handler.
+const LIMITS: Limits = Limits {
+    connections: 320,
+    probes: 0,
+    handshake_proves: true,
+    // Channels end with the process.
+    drain: Duration::from_secs(1),
+    ..Limits::DEFAULT
+};
+/// Longest time from the handshake to the last byte of the header.
+pub(super) const HEADER_LIMIT: Duration = Duration::from_secs(5);
+/// Longest time for the launcher to connect a channel.
+const LAUNCHER_LIMIT: Duration = Duration::from_secs(10);
+/// Least interval of logged failures of handshakes. Each pod can cause them.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// Interface of the migration network, if the pod of virt-handler has one.
+const INTERFACE: &str = "migration0";
+
+/// Returns the address at which this node accepts migrations: of the migration network, or else `pod`.
+pub(crate) fn address(pod: IpAddr) -> IpAddr {
+    let interfaces = match nix::ifaddrs::getifaddrs() {
+        Ok(interfaces) => interfaces,
+        Err(error) => {
+            tracing::warn!(%error, "cannot list network interfaces, migrations use the address of the pod");
+            return pod;
+        }
+    };
+    let mut addresses = interfaces.filter(|interface| interface.interface_name == INTERFACE).filter_map(|interface| {
+        let address = interface.address?;
+        let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    });
+    let found = addresses.find(|address| is_reachable(*address));
+    if let Some(address) = found {
+        tracing::info!(%address, interface = INTERFACE, "migrations use the migration network");
+    }
+    found.unwrap_or(pod)
+}
+
+/// Returns true if other nodes can dial the address without the name of an interface.
+fn is_reachable(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => !address.is_link_local() && !address.is_loopback(),
+        IpAddr::V6(address) => !address.is_unicast_link_local() && !address.is_loopback(),
+    }
+}
+
+/// Serves other nodes until `stop`.
+pub(crate) async fn serve(channels: Channels, listener: TcpListener, stop: CancellationToken) {
+    let tls = channels.0.tls.server();
+    let failed = {
+        let (metrics, logged) = (channels.0.metrics.clone(), std::sync::Arc::new(Logged::default()));
+        move |address: SocketAddr, error: &io::Error| {
+            metrics.refuse(Refusal::Handshake);
+            if logged.is_due() {
+                tracing::warn!(peer = %address, %error, reason = %Refusal::Handshake, "channel of a migration is refused");
+            }
+        }
+    };
+    let serve = move |accepted| connection(channels.clone(), accepted);
+    serve_streams(listener, tls, LIMITS, Callers::default(), stop, failed, serve).await;
+}
+
+/// Time of the last message.
+#[derive(Default)]
+struct Logged(Mutex<Option<Instant>>);
+
+impl Logged {
+    /// Returns true if a message may be logged now.
+    fn is_due(&self) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
+async fn connection(channels: Channels, mut accepted: Accepted) {
+    let peer = accepted.peer.address;
+    let name = accepted.peer.dns_name();
+    let mut header = None;
+    let refuse = |header: Option<&Header>, reason: Refusal, detail: &str| {
+        channels.0.metrics.refuse(reason);
+        let vmi = header.map(|header| header.migration.vmi.as_str());
+        let migration = header.map(|header| header.migration.migration.as_str());
+        let channel = header.map(|header| header.channel.name());
+        let node = name.as_deref();
+        tracing::warn!(%peer, node, vmi, migration, channel, %reason, detail, "channel of a migration is refused");
+    };
+    let admitted = match admit(&channels, &mut accepted, name.as_deref(), &mut header).await {
+        Ok(admitted) => admitted,
+        Err(reason) => return refuse(header.as_ref(), reason, ""),
+    };
+    let Some(header) = header else { return };
+    let (mut stream, _kept) = accepted.keep();
+    let served = async {
+        let launcher = match connect_launcher(&*admitted.launcher, header.channel).await {
+            Ok(launcher) => launcher,
+            Err(error) => return refuse(Some(&header), Refusal::Launcher, &error.to_string()),
+        };
+        let open = channels.0.metrics.open(header.channel);
+        let carried = async {
+            answer(&mut stream, header.channel).await?;
+            carry(stream, launcher, End::Target, header.channel, &open).await
+        };
+        if let Err(error) = carried.await {
+            let (vmi, channel) = (&header.migration.vmi, header.channel.name());
+            tracing::info!(%peer, vmi, channel, %error, "channel of a migration ended");
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        () = admitted.stop.cancelled() => tracing::debug!(vmi = header.migration.vmi, "channel of a migration is ended"),
+    }
+}
+
+/// Reads the header and finds the migration.
+async fn admit(
+    channels: &Channels,
+    accepted: &mut Accepted,
+    name: Option<&str>,
+    header: &mut Option<Header>,
+) -> Result<Admitted, Refusal> {
+    let name = name.ok_or(Refusal::Certificate)?;
+    if !channels.0.tls.has_agreed(&accepted.stream) {
+        return Err(Refusal::Protocol);
+    }
+    if notice_loss(tcp(&accepted.stream)).is_err() {
+        return Err(Refusal::Header);
+    }
+    let read = timeout(HEADER_LIMIT, Header::read(&mut accepted.stream)).await;
+    let read = header.insert(read.map_err(|_| Refusal::Slow)?.map_err(|_| Refusal::Header)?);
+    channels.0.arrivals.admit(&read.migration, |node| handler_server_name(node) == name)
+}
+
+async fn answer(stream: &mut TlsStream, channel: Channel) -> io::Result<()> {
+    notice_loss_of_bytes(stream, channel)?;
+    stream.write_all(&[CONNECTED]).await?;
+    stream.flush().await
+}
+
+/// Opens a channel of the launcher.
+async fn connect_launcher(launcher: &dyn LauncherSocket, channel: Channel) -> io::Result<UnixStream> {
+    let connected = async {
+        let mut stream = launcher.open().await?;
+        stream.write_all(&[channel.byte()]).await?;
+        match stream.read_u8().await? {
+            CONNECTED => Ok(stream),
+            other => Err(io::Error::other(format!("it answers with byte {other}"))),
+        }
+    };
+    timeout(LAUNCHER_LIMIT, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_that_other_nodes_reach_are_published() {
+        for (address, expected) in [
+            ("10.1.0.1", true),
+            ("169.254.1.1", false),
+            ("127.0.0.1", false),
+            ("fd00::1", true),
+            ("fe80::1", false),
+            ("::1", false),
+        ] {
+            assert_eq!(is_reachable(address.parse().unwrap()), expected, "{address}");
+        }
+        let pod = "10.244.0.7".parse().unwrap();
+        assert_eq!(address(pod), pod, "no migration network");
+    }
+}

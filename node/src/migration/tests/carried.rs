@@ -1,0 +1,151 @@
+//! Channels that are carried.
+
+use super::*;
+
+/// Carries `sent` and `returned` over one channel and half-closes each direction.
+async fn exchange(source: &mut UnixStream, target: &mut UnixStream, sent: &[u8], returned: &[u8]) {
+    let (mut source_read, mut source_write) = source.split();
+    let (mut target_read, mut target_write) = target.split();
+    let (mut arrived, mut came_back) = (Vec::new(), Vec::new());
+    let source = async {
+        source_write.write_all(sent).await.unwrap();
+        source_write.shutdown().await.unwrap();
+    };
+    let target = async {
+        target_read.read_to_end(&mut arrived).await.unwrap();
+        // The other direction is open after the end of this one.
+        target_write.write_all(returned).await.unwrap();
+        target_write.shutdown().await.unwrap();
+    };
+    let back = async { source_read.read_to_end(&mut came_back).await.unwrap() };
+    soon(async { tokio::join!(source, target, back) }).await;
+    assert!(arrived == sent, "{} of {} bytes", arrived.len(), sent.len());
+    assert!(came_back == returned, "{} of {} bytes", came_back.len(), returned.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn channels_carry_megabytes_both_ways_unchanged() {
+    let authority = Authority::new();
+    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
+    let (mut leaves, leaves_socket) = Launcher::new();
+    let (mut arrives, arrives_socket) = Launcher::new();
+    let arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let mut pairs = Vec::new();
+    // Several connections of one channel at a time, as multifd opens them.
+    for channel in
+        [Channel::Control, Channel::Disks, Channel::Memory, Channel::Memory, Channel::Memory, Channel::Release]
+    {
+        let near = leaves.open(channel).await;
+        pairs.push((channel, near, arrives.connect(channel).await));
+    }
+    eventually("all channels are counted", || (source.metrics.open_now(), target.metrics.open_now()) == (6, 6)).await;
+    let exchanges = pairs.into_iter().enumerate().map(|(number, (channel, mut near, mut far))| {
+        let seed = u32::try_from(number).unwrap();
+        let length = if channel == Channel::Memory { 5_000_003 } else { 300_001 };
+        async move { exchange(&mut near, &mut far, &data(length, seed), &data(length / 3, seed + 100)).await }
+    });
+    futures::future::join_all(exchanges).await;
+    drop((arrival, departure));
+    source.nothing_left().await;
+    target.nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn single_bytes_pass_at_once() {
+    let authority = Authority::new();
+    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
+    let (mut leaves, leaves_socket) = Launcher::new();
+    let (mut arrives, arrives_socket) = Launcher::new();
+    let _arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let _departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let mut near = leaves.open(Channel::Release).await;
+    let mut far = arrives.connect(Channel::Release).await;
+    near.write_all(b"r").await.unwrap();
+    assert_eq!(soon(far.read_u8()).await.unwrap(), b'r');
+    far.write_all(b"k").await.unwrap();
+    assert_eq!(soon(near.read_u8()).await.unwrap(), b'k');
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_pauses_stops_the_writer() {
+    let authority = Authority::new();
+    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
+    let (mut leaves, leaves_socket) = Launcher::new();
+    let (mut arrives, arrives_socket) = Launcher::new();
+    let _arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let _departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let mut near = leaves.open(Channel::Memory).await;
+    let mut far = arrives.connect(Channel::Memory).await;
+    let sent = data(64 << 20, 7);
+    let (mut written, block) = (0, 1 << 16);
+    while let Ok(result) =
+        tokio::time::timeout(Duration::from_secs(1), near.write(&sent[written..written + block])).await
+    {
+        written += result.unwrap();
+        assert!(written < sent.len() - block, "all bytes are taken without a reader");
+    }
+    let mut arrived = vec![0; written];
+    soon(far.read_exact(&mut arrived)).await.unwrap();
+    assert!(arrived == sent[..written]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn channels_end_with_the_guards_of_both_ends() {
+    let authority = Authority::new();
+    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
+    for ends_at_source in [true, false] {
+        let (mut leaves, leaves_socket) = Launcher::new();
+        let (mut arrives, arrives_socket) = Launcher::new();
+        let mut arrival = Some(target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket));
+        let mut departure = Some(source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket));
+        let mut near = leaves.open(Channel::Control).await;
+        let mut far = arrives.connect(Channel::Control).await;
+        if ends_at_source {
+            drop(departure.take())
+        } else {
+            drop(arrival.take())
+        }
+        closed(&mut near).await;
+        closed(&mut far).await;
+        drop((arrival, departure));
+        source.nothing_left().await;
+        target.nothing_left().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_later_registration_replaces_the_earlier_one() {
+    let authority = Authority::new();
+    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
+    let (_first, first_socket) = Launcher::new();
+    let (mut second, second_socket) = Launcher::new();
+    let (mut leaves, leaves_socket) = Launcher::new();
+    let first_arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), first_socket);
+    let second_arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), second_socket);
+    drop(first_arrival);
+    let departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let _near = leaves.open(Channel::Control).await;
+    let _far = second.connect(Channel::Control).await;
+    drop((second_arrival, departure));
+    target.nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_launcher_that_restarts_is_dialled_again() {
+    let authority = Authority::new();
+    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
+    let (mut leaves, leaves_socket) = Launcher::new();
+    let (mut arrives, arrives_socket) = Launcher::new();
+    let _arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let _departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    for _ in 0..5 {
+        let (stream, byte) = leaves.accept().await;
+        assert_eq!(byte, AWAIT);
+        drop(stream);
+    }
+    let mut near = leaves.open(Channel::Memory).await;
+    let mut far = arrives.connect(Channel::Memory).await;
+    near.write_all(b"x").await.unwrap();
+    assert_eq!(soon(far.read_u8()).await.unwrap(), b'x');
+}
