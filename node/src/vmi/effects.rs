@@ -288,8 +288,10 @@ impl Executor {
             }
             Effect::PrepareMigration { migration: ref uid } => {
                 let nics = observed.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
+                let mut vmi = resize::for_launcher(&migration::target::for_launcher(&vmi), &observed.link).into_owned();
+                // The domain lacks what was plugged into its pod only.
+                nics::leave_out_unconnected(&mut vmi, &nics, None);
                 let options = VmiOptions { nics, ..host.settings().options };
-                let vmi = resize::for_launcher(&migration::target::for_launcher(&vmi), &observed.link).into_owned();
                 let (uid, name) = (uid.clone(), uid.clone());
                 let call = async move {
                     let json = encode("PrepareMigration", &vmi)?;

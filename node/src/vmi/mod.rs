@@ -2,9 +2,9 @@
 //!
 //! [`directory`] watches the objects and starts the tasks. A task ([`task`], restarted by [`restart`] after a panic) is fed by
 //! the watch and by the launcher's state stream. After each input, [`decide`], a pure function of what is [`observed`], returns
-//! effects, and [`effects`] executes them; their outcomes are inputs again. The [`role`] of the node is decided first. Nothing
-//! is stored on disk: a restarted virt-handler rebuilds its state from the objects and the launchers' sockets, and running
-//! domains are not affected.
+//! effects, and [`effects`] executes them; their outcomes are inputs again. The [`role`] of the node is decided first: the owner
+//! decides phase and loss, and both ends of a [`migration`] have a task of their own. Nothing is stored on disk: a restarted
+//! virt-handler rebuilds its state from the objects and the launchers' sockets, and running domains are not affected.
 //!
 //! ```text
 //!              socket found, peer checked        Hello answered for our UID; network ready
@@ -19,6 +19,18 @@
 //!                                                          SHUTOFF, CRASHED    │         ├──────┘
 //!                                                                              │         │ VMI deleted
 //!                                                                              └─ Stopping (Shutdown, after grace Kill)
+//!
+//!   Live migration, node of the source (the owner until ownership passes)
+//!
+//!   Live ── target is ready ──▶ Migrate called ── copied, QEMU ended ──▶ (target takes over) ──▶ Left ── Finish ──▶ Retired
+//!    ▲      nothing changes the domain    │
+//!    └──────── failed, aborted ───────────┘
+//!
+//!   and of the target
+//!
+//!   Waiting ──▶ Arriving: network, volumes, PrepareMigration ──▶ address published ── guest runs ──▶ Live (the owner): Sync,
+//!                   │ failed                                          │ failed                       then completed
+//!                   └──────────────▶ Kill, Finish, label removed ◀────┘  ──▶ Retired
 //!
 //!   From every stage but Waiting a lost connection leads back to Waiting; the observed state is kept.
 //!   A Scheduled or Running VMI without a connection for 30 s (if there never was one: 180 s) is lost: phase Failed.

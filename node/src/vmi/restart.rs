@@ -1,7 +1,7 @@
 //! Restarts the task of a VMI after a panic.
 //!
 //! A panic in one task must not end the process or lose the VMI. The new task starts from the object and the launcher's socket,
-//! as after a restart of virt-handler.
+//! as after a restart of virt-handler. So does a new task for a VMI that is to come back to a node from which it left.
 
 use std::{
     sync::Arc,
@@ -17,6 +17,7 @@ use super::{
     host::Host,
     records::Records,
     request::PendingRequest,
+    role::{self, Role},
     task::Task,
 };
 use crate::metrics::VmiMetrics;
@@ -52,7 +53,20 @@ pub(super) async fn run(
             let task = task.with_traces(traces.clone());
             task.run(&mut feed, &mut requests, &stop).await;
         };
-        let Err(panic) = panics::catch(task).await else { return };
+        let panic = match panics::catch(task).await {
+            Err(panic) => panic,
+            Ok(()) => {
+                let Some(newest) = comes_back(&feed, shared.host.name()).filter(|_| !stop.is_cancelled()) else {
+                    return;
+                };
+                tracing::info!("the VMI is to come to this node again");
+                vmi = newest;
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(PAUSE.0) => continue,
+                }
+            }
+        };
         if started.elapsed() >= LASTING {
             restarts = 0;
         }
@@ -68,5 +82,13 @@ pub(super) async fn run(
         if let Feed::Object(newest) = &*feed.borrow() {
             vmi = newest.clone();
         }
+    }
+}
+
+/// Returns the newest object if a migration brings the VMI to this node.
+fn comes_back(feed: &watch::Receiver<Feed>, node: &str) -> Option<Arc<VirtualMachineInstance>> {
+    match &*feed.borrow() {
+        Feed::Object(vmi) if role::decide(vmi, node) == Role::MigrationTarget => Some(vmi.clone()),
+        Feed::Object(_) | Feed::Missing | Feed::Replaced => None,
     }
 }

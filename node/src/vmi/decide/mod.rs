@@ -83,6 +83,7 @@ pub(super) fn decide(observed: &Observed, now: Now) -> Decision {
     match observed.role {
         Role::Owner => own(observed, now, &mut decision),
         Role::MigrationSource => source::leave(observed, now, &mut decision),
+        Role::MigrationTarget if observed.is_superseded() => target::make_way(observed, now, &mut decision),
         Role::MigrationTarget => target::receive(observed, now, &mut decision),
         Role::None if observed.was_target => target::give_up(observed, now, &mut decision),
         Role::None => decision.push(Effect::Retire),

@@ -90,6 +90,16 @@ pub(super) fn give_up(observed: &Observed, now: Now, decision: &mut Decision) {
     }
 }
 
+/// Another launcher of this node is to receive the domain: ends the one that was to.
+pub(super) fn make_way(observed: &Observed, now: Now, decision: &mut Decision) {
+    if observed.route.is_some() {
+        decision.push(Effect::Carry(None));
+    }
+    if !observed.was_target || end_launcher(observed, now, decision) {
+        decision.push(Effect::Retire);
+    }
+}
+
 /// Ends the launcher. Returns true if nothing is left to do for it.
 fn end_launcher(observed: &Observed, now: Now, decision: &mut Decision) -> bool {
     if observed.finished || !matches!(observed.link, Link::Up { greeted: true, .. }) {

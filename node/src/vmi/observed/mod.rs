@@ -197,6 +197,8 @@ pub(super) struct Observed {
     pub(super) moved_since: Option<Duration>,
     /// Since when another node owns the VMI.
     pub(super) left_at: Option<Duration>,
+    /// UID of the migration for which this task began, if it began as the target of one.
+    pub(super) arrival: Option<String>,
     /// A launcher of this node is, or was, to receive the domain.
     pub(super) was_target: bool,
     /// Time of the last write of a migration's progress.
@@ -231,10 +233,14 @@ pub(super) enum Stage {
 impl Observed {
     /// Returns the state at the start of a task: only the object is known.
     pub(super) fn new(vmi: Arc<VirtualMachineInstance>, node: &str) -> Self {
+        let (facts, role) = (Facts::of(&vmi, node), role::decide(&vmi, node));
+        let was_target = role == Role::MigrationTarget;
+        let arrival = facts.migration.as_ref().filter(|_| was_target).map(|migration| migration.uid.clone());
         Self {
-            facts: Facts::of(&vmi, node),
-            role: role::decide(&vmi, node),
-            was_target: role::decide(&vmi, node) == Role::MigrationTarget,
+            facts,
+            role,
+            arrival,
+            was_target,
             unsupported_change: conditions::shows_unsupported_change(&vmi),
             node: node.to_owned(),
             vmi,
@@ -380,12 +386,17 @@ impl Observed {
         }
         self.facts = facts;
         self.role = role::decide(&vmi, node);
-        match self.role {
-            Role::MigrationTarget => self.was_target = true,
-            Role::Owner => self.was_target = false,
-            Role::MigrationSource | Role::None => {}
+        if self.role == Role::Owner {
+            self.was_target = false;
         }
         self.vmi = vmi;
+    }
+
+    /// Returns true if a domain is to come by a migration for which this task did not begin: another launcher receives it, and
+    /// another task begins with nothing that was observed here.
+    pub(super) fn is_superseded(&self) -> bool {
+        let comes = self.facts.migration.as_ref().map(|migration| &migration.uid);
+        self.role == Role::MigrationTarget && comes != self.arrival.as_ref()
     }
 }
 

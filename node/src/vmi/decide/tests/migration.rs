@@ -315,6 +315,25 @@ fn target_of_a_failed_migration_ends_its_launcher_and_its_part() {
 }
 
 #[test]
+fn another_migration_to_this_node_begins_with_nothing_known() {
+    // A launcher that was to receive the domain ends first.
+    let mut observed = target(&begun(json!({})), true, Some(moving(MigrationStep::Prepared)));
+    let next = with_migration(&observed.vmi, SOURCE, &state(json!({"migrationUid": "m2"})));
+    observed.apply_object(next, TARGET);
+    assert_eq!(names(&decide(&observed, at(2))), ["kill"]);
+    observed.begin(&Effect::Kill, at(2));
+    observed.apply_outcome(Outcome::Signalled(Ok(())), TARGET, at(2));
+    assert_eq!(names(&decide(&observed, at(2))), ["finish"]);
+    observed.finished = true;
+    assert_eq!(names(&decide(&observed, at(2))), ["retire"]);
+    // The domain comes back to a node that it left.
+    let mut left = live();
+    let back = json!({"migrationUid": "m2", "sourceNode": "n3", "targetNode": TARGET});
+    left.apply_object(with_migration(&left.vmi, "n3", &back), TARGET);
+    assert_eq!(names(&decide(&left, at(2))), ["retire"]);
+}
+
+#[test]
 fn target_that_cannot_be_prepared_fails_the_migration() {
     let mut observed = target(&state(json!({})), true, None);
     for second in 0..6 {
