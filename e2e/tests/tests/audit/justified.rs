@@ -25,7 +25,6 @@ const ROTATION: &str = "certificates are renewed at 80 % of their lives, and the
 const ABSENT: &str = "no story has objects of this kind, which admission reads where a VM or a volume names one";
 const EVERYBODY: &str = "a role for all users gives it as well, which administrators may take away; RBAC names either";
 const LAST_ONE: &str = "asked for when the KubeVirt object is deleted, and the stories keep it";
-const MIGRATION: &str = "admission asks for migrations of a VMI under way, and there are none yet";
 const INSTALLED: &str = "Helm installs the definitions, and the hook finds them up to date";
 const LATER: &str = "the hook runs after this test; `cluster run` fails when it fails";
 
@@ -39,7 +38,6 @@ pub(crate) const RIGHTS: &[Justified] = &[
     sometimes(API, "get virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
     unused(API, "list virtualmachines.kubevirt.io", LAST_ONE),
     unused(API, "list virtualmachineinstancereplicasets.kubevirt.io", LAST_ONE),
-    unused(API, "list virtualmachineinstancemigrations.kubevirt.io", MIGRATION),
     sometimes(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "list virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "watch virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),

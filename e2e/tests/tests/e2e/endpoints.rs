@@ -43,7 +43,8 @@ fn rows() -> Vec<Row> {
         (PUT, VM, "restart", all.clone(), 202, ""),
         (PUT, VM, "restart", json!({"gracePeriodSeconds": 5}), 400, "only gracePeriod=0 is supported"),
         (PUT, VM, "restart", json!({"gracePeriodSeconds": -1}), 400, "greater or equal to 0"),
-        (PUT, VM, "migrate", json!({}), 501, "live migration is not available yet"),
+        (PUT, VM, "migrate", json!({"dryRun": ["Some"]}), 400, "dryRun"),
+        (PUT, VM, "migrate", all.clone(), 500, "Cannot migrate VMI, Reason: InterfaceNotLiveMigratable"),
         (GET, VM, "expand-spec", none.clone(), 200, "VirtualMachine"),
         (PUT, VM, "addvolume", json!({}), 400, "AddVolumeOptions requires name to be set"),
         (PUT, VM, "addvolume", volume.clone(), 202, ""),
@@ -163,7 +164,8 @@ async fn expand(s: &Story) -> Result<()> {
 /// Checks the plugin: unsupported calls fail with the server's message.
 async fn plugin(s: &Story) -> Result<()> {
     for (words, text) in [
-        (&["migrate", "box"][..], "live migration is not available yet"),
+        (&["migrate", "box"][..], "Cannot migrate VMI, Reason: InterfaceNotLiveMigratable"),
+        (&["drain-status", "none"], "not found"),
         (&["addvolume", "box", "--volume-name=none"], "Volume none is not a DataVolume or PersistentVolumeClaim"),
         (&["removevolume", "box", "--volume-name=none"], "error removing volume, "),
         (&["memory-dump", "get", "box"], "Memory dump requires claim name to be set"),
