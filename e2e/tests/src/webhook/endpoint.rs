@@ -165,7 +165,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// Fails if the pod has no address.
-    pub(crate) fn of_pod(client: &Client, pod: &Pod, port: u16) -> Result<Self> {
+    pub fn of_pod(client: &Client, pod: &Pod, port: u16) -> Result<Self> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let name = pod.metadata.name.clone().context("pod without name")?;
         let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();

@@ -131,14 +131,14 @@ fn cve_2025_64435_pod_that_copies_a_launcher_without_its_owner_is_never_dialled(
 }
 
 /// A shell in a launcher pod, with the pod's user and cgroup, in the directory of the sockets.
-struct Intruder<'s> {
+pub(crate) struct Intruder<'s> {
     story: &'s Story,
     pod: String,
 }
 
 impl<'s> Intruder<'s> {
     /// Adds an ephemeral container, as a user may who debugs pods.
-    async fn enter(story: &'s Story, vmi: &str) -> Result<Self> {
+    pub(crate) async fn enter(story: &'s Story, vmi: &str) -> Result<Self> {
         let pod = story.launcher_pod(vmi).await?["metadata"]["name"].as_str().context("pod without name")?.to_owned();
         let container = json!({
             "name": "intruder", "image": format!("{}/toolbox:devel", ferrovirt_e2e_tests::registry()),
@@ -158,7 +158,7 @@ impl<'s> Intruder<'s> {
     }
 
     /// Runs a script in the directory of the sockets.
-    async fn run(&self, script: &str) -> Result<String> {
+    pub(crate) async fn run(&self, script: &str) -> Result<String> {
         let script = format!("cd /sockets && {{ {script}\n}}");
         self.story.exec_in(&self.pod, "intruder", &["sh", "-c", &script]).await
     }
@@ -168,7 +168,7 @@ impl<'s> Intruder<'s> {
         self.run(&format!("rm -f launcher-sock && {script}")).await.map(drop)
     }
 
-    async fn wait_for(&self, script: &str) -> Result<()> {
+    pub(crate) async fn wait_for(&self, script: &str) -> Result<()> {
         let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = self.run(script).await {
             ensure!(Instant::now() < deadline, "{error:#}");

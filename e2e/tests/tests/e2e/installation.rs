@@ -47,7 +47,7 @@ async fn refused(s: &Story, refusal: Result<(bool, String)>) -> Result<String> {
 }
 
 /// Returns the newest revision of the release.
-async fn revision() -> Result<String> {
+pub(crate) async fn revision() -> Result<String> {
     let (_, history) = helm(&["history", "ferrovirt", "-n", "kubevirt", "-o", "json"]).await?;
     let history: serde_json::Value = serde_json::from_str(history.trim()).context("helm history is not JSON")?;
     let newest = history.as_array().and_then(|all| all.iter().filter_map(|one| one["revision"].as_u64()).max());
@@ -55,7 +55,7 @@ async fn revision() -> Result<String> {
 }
 
 /// Runs Helm and returns success and output.
-async fn helm(arguments: &[&str]) -> Result<(bool, String)> {
+pub(crate) async fn helm(arguments: &[&str]) -> Result<(bool, String)> {
     let mut command = Command::new("helm");
     command.args(arguments).env("KUBECONFIG", kubeconfig()).stdin(Stdio::null()).kill_on_drop(true);
     let output = command.output().await.context("cannot run helm: it must be on the PATH")?;
@@ -183,7 +183,7 @@ async fn launcher_pod(s: &Story, vmi: &str) -> Result<String> {
 }
 
 /// Upgrades the release with this value of `launcherPods.debug`, and waits until all replicas of virt-controller use the image.
-async fn choose_debug_image(s: &Story, debug: bool) -> Result<()> {
+pub(crate) async fn choose_debug_image(s: &Story, debug: bool) -> Result<()> {
     let chart = repository().join("charts/ferrovirt");
     let value = format!("launcherPods.debug={debug}");
     let chart = chart.to_str().context("the path of the chart is not UTF-8")?;
@@ -200,7 +200,7 @@ async fn choose_debug_image(s: &Story, debug: bool) -> Result<()> {
 }
 
 /// Label of a VMI with an outdated launcher.
-const OUTDATED: &str = "kubevirt.io/outdatedLauncherImage";
+pub(crate) const OUTDATED: &str = "kubevirt.io/outdatedLauncherImage";
 
 /// Sets another launcher image, as an upgrade does. The VMI runs until the strategy is to evict.
 async fn replace_launcher(s: &Story) -> Result<()> {
@@ -266,9 +266,9 @@ async fn replaced(s: &Story, args: &Value) -> Result<()> {
 }
 
 /// JSON pointer to the number of outdated VMIs in the status of the installation.
-const COUNT: &str = "outdatedVirtualMachineInstanceWorkloads";
+pub(crate) const COUNT: &str = "outdatedVirtualMachineInstanceWorkloads";
 
-async fn set_update(s: &Story, strategy: &Value) -> Result<()> {
+pub(crate) async fn set_update(s: &Story, strategy: &Value) -> Result<()> {
     // Removed first, since a merge keeps fields that the new strategy lacks.
     for strategy in [&Value::Null, strategy] {
         let patch = Patch::Merge(json!({"spec": {"workloadUpdateStrategy": strategy}}));
@@ -278,7 +278,7 @@ async fn set_update(s: &Story, strategy: &Value) -> Result<()> {
     Ok(())
 }
 
-async fn installation(s: &Story) -> Result<Value> {
+pub(crate) async fn installation(s: &Story) -> Result<Value> {
     Ok(serde_json::to_value(s.installation_api("KubeVirt").get("kubevirt").await?)?)
 }
 

@@ -66,6 +66,11 @@ impl Holder {
 /// Returns each phase with each victim, or a sample of these rows.
 pub(crate) fn table<D: Copy + Debug>(during: &[D], victims: &[Victim]) -> Result<Vec<(D, Victim)>> {
     let rows = during.iter().flat_map(|during| victims.iter().map(|victim| (*during, *victim)));
+    sample(rows, SAMPLE)
+}
+
+/// Returns the rows, or a sample with every so many of them.
+pub(crate) fn sample<R: Debug>(rows: impl Iterator<Item = R>, every: usize) -> Result<Vec<R>> {
     if std::env::var("KILLS").is_ok_and(|kills| kills == "all") {
         return Ok(rows.collect());
     }
@@ -75,8 +80,8 @@ pub(crate) fn table<D: Copy + Debug>(during: &[D], victims: &[Victim]) -> Result
         Err(_) => SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86_400,
     };
     // A step without a common divisor with the number of victims reaches each of them.
-    let first = usize::try_from(seed)? % SAMPLE;
-    let sample: Vec<_> = rows.skip(first).step_by(SAMPLE).collect();
+    let first = usize::try_from(seed)? % every;
+    let sample: Vec<_> = rows.skip(first).step_by(every).collect();
     eprintln!("KILL_SEED={seed}: {sample:?}");
     Ok(sample)
 }
@@ -156,12 +161,8 @@ impl Kills<'_> {
             Victim::Worker => ("virt-launcher", launcher),
             Victim::Libvirtd => ("libvirtd", launcher),
             Victim::Qemu => ("qemu-system-x86_64", launcher),
-            Victim::Kubelet => return self.kill_kubelet().await,
-            Victim::ControllerLeader => {
-                let leases: Api<Lease> = Api::namespaced(self.story.client.clone(), "kubevirt");
-                let leader = leases.get("virt-controller").await?.spec.and_then(|spec| spec.holder_identity);
-                return self.story.kill_installed(&leader.context("no leader")?, "virt-controller").await;
-            }
+            Victim::Kubelet => return kill_kubelet(self.node).await,
+            Victim::ControllerLeader => return kill_leader(self.story).await,
             Victim::AttachmentPod => {
                 let pods = attachment_pods(self.story).await?;
                 let [pod] = pods.as_slice() else { bail!("attachment pods: {pods:?}") };
@@ -172,29 +173,35 @@ impl Kills<'_> {
         self.node.run(&signal(program, cgroup, "KILL")).await.map(drop).with_context(|| format!("kill {program}"))
     }
 
-    /// Kills kubelet and waits until another one runs on the node.
-    async fn kill_kubelet(&self) -> Result<()> {
-        const FIND: &str =
-            "for p in /proc/[0-9]*; do [ \"$(cat $p/comm 2>/dev/null)\" = kubelet ] && echo $p; done; true";
-        let before = self.node.run(FIND).await?;
-        ensure!(before.lines().count() == 1, "kubelet on the node: {before:?}");
-        // The command itself runs by kubelet.
-        let kill = signal("kubelet", "", "KILL");
-        self.node.run(&format!("( sleep 1; {kill} ) </dev/null >/dev/null 2>&1 &")).await.context("kill kubelet")?;
-        let deadline = Instant::now() + MINUTES;
-        loop {
-            sleep(Duration::from_millis(500)).await;
-            match self.node.run(FIND).await {
-                Ok(now) if !now.is_empty() && now != before => return Ok(()),
-                outcome => ensure!(Instant::now() < deadline, "kubelet is not started again: {outcome:?}"),
-            }
-        }
-    }
-
     /// Waits until the VM has started a new VMI after the end of the former one.
     pub(crate) async fn started_again(&self, former: &str) -> Result<()> {
         let is_new = |vmi: &Value| vmi["metadata"]["uid"] != former && vmi["status"]["phase"] == "Running";
         self.story.wait("vmi", GUEST, "be started again", MINUTES, is_new).await.map(drop)
+    }
+}
+
+/// Kills the leading virt-controller.
+pub(crate) async fn kill_leader(s: &Story) -> Result<()> {
+    let leases: Api<Lease> = Api::namespaced(s.client.clone(), "kubevirt");
+    let leader = leases.get("virt-controller").await?.spec.and_then(|spec| spec.holder_identity);
+    s.kill_installed(&leader.context("no leader")?, "virt-controller").await
+}
+
+/// Kills kubelet and waits until another one runs on the node.
+pub(crate) async fn kill_kubelet(node: &Node) -> Result<()> {
+    const FIND: &str = "for p in /proc/[0-9]*; do [ \"$(cat $p/comm 2>/dev/null)\" = kubelet ] && echo $p; done; true";
+    let before = node.run(FIND).await?;
+    ensure!(before.lines().count() == 1, "kubelet on the node: {before:?}");
+    // The command itself runs by kubelet.
+    let kill = signal("kubelet", "", "KILL");
+    node.run(&format!("( sleep 1; {kill} ) </dev/null >/dev/null 2>&1 &")).await.context("kill kubelet")?;
+    let deadline = Instant::now() + MINUTES;
+    loop {
+        sleep(Duration::from_millis(500)).await;
+        match node.run(FIND).await {
+            Ok(now) if !now.is_empty() && now != before => return Ok(()),
+            outcome => ensure!(Instant::now() < deadline, "kubelet is not started again: {outcome:?}"),
+        }
     }
 }
 
