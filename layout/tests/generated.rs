@@ -94,6 +94,9 @@ fn unsupported_fields_are_current() {
     check(document, "vm", &fields(vm)).unwrap();
     let rows = kinds.into_iter().map(|(kind, why)| [code(kind), why.to_owned()]);
     check(document, "kinds", &table(["kind", "missing feature"], rows)).unwrap();
+    let rows = admission::rules::unsupported::migrations::fields().into_iter();
+    let rows = rows.map(|(field, why)| [code(&field), why.to_owned()]);
+    check(document, "migrations", &table(["kind and field", "missing feature"], rows)).unwrap();
     let rows = admission::kinds::kubevirt::unsupported_fields();
     let rows = rows.into_iter().map(|(field, why)| [code(&field), why.to_owned()]);
     check(document, "kubevirt", &table(["field", "reason"], rows)).unwrap();
