@@ -11,6 +11,7 @@ mod changes;
 mod consoles;
 mod lane;
 mod memory;
+mod migration;
 mod scale;
 mod start;
 mod throughput;
@@ -38,8 +39,11 @@ struct Options {
     /// Measure only consoles, of N VMIs at once; about a hundred VMIs fit on a node
     #[arg(long, value_name = "N", conflicts_with = "reviews", value_parser = clap::value_parser!(u16).range(1..=1000))]
     consoles: Option<u16>,
+    /// Measure only migrations, which need a cluster of two nodes
+    #[arg(long, conflicts_with_all = ["reviews", "consoles"])]
+    migrations: bool,
     /// Measure only thousands of VMIs on nodes that the program KWOK simulates; writes build/bench-scale.json
-    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles"])]
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations"])]
     scale: Option<String>,
     /// Divide the numbers of VMIs of --scale, for a quick check
     #[arg(long, default_value_t = 1, requires = "scale")]
@@ -47,7 +51,7 @@ struct Options {
 }
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 11] = [
+const TARGETS: [(&str, f64); 14] = [
     ("vmi_running_over_pod", 1.5),
     ("delete_less_pod_delete_s", 0.5),
     ("restart_less_stop_and_start_s", 0.3),
@@ -59,6 +63,9 @@ const TARGETS: [(&str, f64); 11] = [
     ("virt_controller_rss_mib", 23.8),
     ("virt_handler_rss_mib", 19.1),
     ("webhook_p99_ms", 10.0),
+    ("migration_over_plain", 1.3),
+    ("migration_begin_over_pod", 1.5),
+    ("migration_blackout_over_plain", 2.0),
 ];
 
 fn main() -> Result<()> {
@@ -72,6 +79,12 @@ fn main() -> Result<()> {
     }
     if let Some(count) = options.consoles {
         story("consoles", async |s| consoles::measure(s, count.into(), &mut figures).await);
+        print(&figures);
+        return Ok(());
+    }
+    if options.migrations {
+        story("migrations", async |s| migration::measure(s, options.rounds, &mut figures).await);
+        compare(&mut figures);
         print(&figures);
         return Ok(());
     }
@@ -100,6 +113,7 @@ fn main() -> Result<()> {
         actions::measure(s, options.rounds, &mut figures).await?;
         changes::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
+        migration::measure(s, options.rounds, &mut figures).await?;
         // Remaining VMIs are deleted meanwhile: removing a pod costs more CPU time than the reviews.
         tokio::time::sleep(Duration::from_secs(10)).await;
         let endpoint = Endpoint::of_cluster(&s.client).await?;
@@ -125,6 +139,9 @@ fn compare(figures: &mut Figures) {
         ("restart_less_full_stop_and_start_s", restart_less("stop_until_startable_s")),
         ("volume_in_guest_over_pod_with_claim", ratio("volume_in_guest_s", "pod_with_claim_running_s")),
         ("portforward_over_kubectl", ratio("portforward_mib_s", "portforward_pod_mib_s")),
+        ("migration_over_plain", ratio("migration_s", "plain_migration_s")),
+        ("migration_begin_over_pod", ratio("migration_begin_s", "pod_beside_migration_running_s")),
+        ("migration_blackout_over_plain", ratio("migration_blackout_ms", "plain_blackout_ms")),
         ("webhook_attacked_over_quiet", ratio("webhook_attacked_p99_ms", "webhook_p99_ms")),
     ];
     figures.extend(compared.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));

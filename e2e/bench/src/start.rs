@@ -178,7 +178,8 @@ fn gone() -> impl Condition<DynamicObject> {
     |object: Option<&DynamicObject>| object.is_none()
 }
 
-async fn wait(api: Api<DynamicObject>, name: &str, condition: impl Condition<DynamicObject>) -> Result<()> {
+/// Waits until a watch shows the condition.
+pub(crate) async fn wait(api: Api<DynamicObject>, name: &str, condition: impl Condition<DynamicObject>) -> Result<()> {
     tokio::time::timeout(TIMEOUT, await_condition(api, name, condition)).await??;
     Ok(())
 }
