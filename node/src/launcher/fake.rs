@@ -184,7 +184,9 @@ impl LauncherService for Served {
     async fn prepare_migration(&self, request: Rpc<PrepareMigrationRequest>) -> Result<Response<Done>, Status> {
         let PrepareMigrationRequest { migration, options, .. } = request.into_inner();
         self.0.note(format!("prepare {migration} nics={}", options.unwrap().nics.len()));
-        self.0.move_(&migration, MigrationStep::Prepared);
+        if self.0.state.borrow().migration.is_none() {
+            self.0.move_(&migration, MigrationStep::Prepared);
+        }
         Ok(Response::new(Done {}))
     }
     async fn migrate(&self, request: Rpc<MigrateRequest>) -> Result<Response<Done>, Status> {

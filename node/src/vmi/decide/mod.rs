@@ -180,6 +180,9 @@ fn drive(observed: &Observed, now: Now, decision: &mut Decision) {
         }
         return;
     }
+    if observed.is_leaving() && source::is_gone(observed) && !observed.facts.is_final() {
+        return;
+    }
     if observed.is_leaving() {
         if domain.is_alive() {
             stop(observed, now, decision);

@@ -57,6 +57,12 @@ fn may_begin(observed: &Observed) -> bool {
         && !observed.facts.is_final()
 }
 
+/// Returns true if the domain has ended here, and the target runs the guest or is about to: there is nothing to stop here.
+pub(super) fn is_gone(observed: &Observed) -> bool {
+    let progress = observed.departing().map(|migration| migration::source::progress(observed, migration));
+    matches!(progress, Some(Progress::Gone(_)))
+}
+
 /// Asks the launcher to begin the migration, or to abort it.
 pub(super) fn advance(observed: &Observed, now: Now, decision: &mut Decision) {
     let Some(migration) = observed.departing() else { return };
@@ -74,7 +80,8 @@ pub(super) fn advance(observed: &Observed, now: Now, decision: &mut Decision) {
         Progress::Waiting | Progress::Copying(_) => {
             let is_asked = observed.aborted_migration.as_deref() == Some(migration.uid.as_str());
             let is_wanted = migration.abort_requested || observed.is_leaving() || observed.facts.is_final();
-            if is_wanted && !is_asked && !observed.busy.abort && decision.due(observed.call_at(), now) {
+            let is_busy = observed.busy.abort || observed.busy.migrate;
+            if is_wanted && !is_asked && !is_busy && decision.due(observed.call_at(), now) {
                 decision.push(Effect::AbortMigration { migration: migration.uid.clone() });
             }
         }

@@ -42,8 +42,8 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
     }
     hand_volumes(observed, now, decision);
     let is_prepared = observed.prepared_migration.as_deref() == Some(migration.uid.as_str());
-    if progress == Progress::Preparing
-        && observed.reported
+    // A restarted launcher has lost the services that it made for the domain: it is prepared once over each connection.
+    if observed.reported
         && target::is_equipped(observed)
         && !is_prepared
         && !observed.busy.prepare

@@ -17,6 +17,8 @@ use crate::{
 
 /// Seconds per GB until a migration is aborted, and seconds without progress, if the status has none.
 const TIME_LIMIT: u64 = 150;
+/// Refusals of the launcher after which the migration fails: about half a minute. Another job may be in progress at first.
+const ATTEMPTS: u32 = 6;
 /// Connections that carry the memory of a guest whose pod has no CPU limit.
 const CONNECTIONS: u32 = 8;
 
@@ -57,8 +59,9 @@ pub(in crate::vmi) fn progress<'a>(observed: &'a Observed, migration: &Migration
             MigrationStep::Prepared | MigrationStep::Unspecified => Progress::Waiting,
         };
     }
-    if let Some((_, message)) = observed.refused_migration.as_ref().filter(|(uid, _)| *uid == migration.uid) {
-        return failed(message);
+    let refused = observed.refused_migration.as_ref().filter(|refused| refused.migration == migration.uid);
+    if let Some(refused) = refused.filter(|refused| refused.permanent || refused.count >= ATTEMPTS) {
+        return failed(&bounded(&refused.message));
     }
     let is_called = observed.busy.migrate || observed.called_migration.as_deref() == Some(migration.uid.as_str());
     if (migration.abort_requested || observed.is_leaving()) && !is_called && !migration.started {

@@ -84,6 +84,19 @@ pub(super) struct Retry {
     pub(super) retry_at: Duration,
 }
 
+/// A migration that the launcher refused to begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RefusedMigration {
+    /// UID of the migration.
+    pub(super) migration: String,
+    /// The last message.
+    pub(super) message: String,
+    /// Number of refusals.
+    pub(super) count: u32,
+    /// No attempt can succeed.
+    pub(super) permanent: bool,
+}
+
 /// Calls in progress: at most one of each kind, so that their number is bounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Busy {
@@ -189,8 +202,8 @@ pub(super) struct Observed {
     pub(super) prepared_migration: Option<String>,
     /// UID of the migration that the launcher accepted to begin.
     pub(super) called_migration: Option<String>,
-    /// UID of the migration that the launcher refused to begin, and its message.
-    pub(super) refused_migration: Option<(String, String)>,
+    /// The launcher refused to begin a migration.
+    pub(super) refused_migration: Option<RefusedMigration>,
     /// UID of the migration whose abort was requested.
     pub(super) aborted_migration: Option<String>,
     /// Since when the launcher reports that the domain has moved away.

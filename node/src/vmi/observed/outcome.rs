@@ -6,7 +6,7 @@ use api::{VirtualMachineInstance, VmiPhase as Phase};
 use protocol::{SyncReply, features::Feature};
 use sha2::{Digest, Sha256};
 
-use super::{Failure, Link, Now, ObjectState, Observed, WRITE_INTERVAL, link::RECONNECT};
+use super::{Failure, Link, Now, ObjectState, Observed, RefusedMigration, WRITE_INTERVAL, link::RECONNECT};
 use crate::{
     launcher::LauncherError,
     network::PodNetwork,
@@ -151,10 +151,11 @@ impl Observed {
                         if self.link_of(connection).is_some() {
                             self.prepared_migration = Some(migration);
                         }
-                        return vec![Event::normal(
-                            "PreparingTarget",
-                            "VirtualMachineInstance Migration Target Prepared.",
-                        )];
+                        // A restarted virt-handler prepares the launcher once more.
+                        let is_known =
+                            self.facts.migration.as_ref().is_some_and(|migration| migration.endpoint.is_some());
+                        let prepared = "VirtualMachineInstance Migration Target Prepared.";
+                        return (!is_known).then(|| Event::normal("PreparingTarget", prepared)).into_iter().collect();
                     }
                     Err(error) => return self.failed(&error, now),
                 }
@@ -166,8 +167,11 @@ impl Observed {
                         self.called_migration = Some(migration);
                         return vec![Event::normal("Migrating", "VirtualMachineInstance is migrating.")];
                     }
-                    Err(error @ LauncherError::Refused { .. }) => {
-                        self.refused_migration = Some((migration, error.to_string()));
+                    Err(LauncherError::Refused { message, irrecoverable: permanent, .. }) => {
+                        let known = self.refused_migration.take().filter(|known| known.migration == migration);
+                        let count = known.map_or(0, |known| known.count).saturating_add(1);
+                        self.refused_migration = Some(RefusedMigration { migration, message, count, permanent });
+                        self.hold_until = now.since_start + pause(count);
                     }
                     // The migration may have begun: the call is repeated.
                     Err(_) => self.hold_until = now.since_start + MIGRATE_RETRY,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api::VmiPhase as Phase;
-use protocol::{GuestPanic, LauncherState, Lifecycle};
+use protocol::{GuestPanic, LauncherState, Lifecycle, MigrationStep};
 
 use super::{Now, Observed, Retry};
 use crate::vmi::{
@@ -58,6 +58,7 @@ impl Observed {
         self.reported = true;
         self.moved_since = match self.domain() {
             Domain::Ended(End::Migrated) => Some(self.moved_since.unwrap_or(now.since_start)),
+            _ if is_releasing(&self.report) => Some(self.moved_since.unwrap_or(now.since_start)),
             _ => None,
         };
         self.ran |= self.domain().is_alive();
@@ -101,6 +102,12 @@ impl Observed {
             retry.retry_at = now.since_start + retry_pause(retry.attempts);
         }
     }
+}
+
+/// Returns true if the domain has ended here by a migration, and the target has not confirmed that it runs the guest.
+fn is_releasing(report: &Option<LauncherState>) -> bool {
+    let moving = report.as_ref().and_then(|report| report.migration.as_ref());
+    moving.is_some_and(|moving| moving.step() == MigrationStep::Releasing)
 }
 
 /// Returns the pause before the next repeated Sync.

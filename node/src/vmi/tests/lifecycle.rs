@@ -43,7 +43,8 @@ async fn a_traced_start_has_spans_of_virt_handler_and_of_its_launcher() {
     tokio::time::sleep(Duration::from_millis(30)).await;
     stage.host.serve(&stage.launcher);
     stage.until_phase(&Phase::Running).await;
-    // Published after the write has ended.
+    // Published after Sync and the write have ended.
+    stage.until_event("Created").await;
     stage.until_event("Started").await;
     // Not part of the start.
     stage.change(|vmi| vmi["metadata"]["labels"]["a"] = json!("b"));

@@ -86,13 +86,14 @@ async fn a_vmi_moves_to_another_node_and_its_old_launcher_ends() {
     both.target.launcher.become_(Lifecycle::Paused, "migration");
     both.until("arrival", |vmi| state(vmi).target_node_domain_detected).await;
     both.source.launcher.move_("m1", MigrationStep::Releasing);
-    both.source.launcher.become_(Lifecycle::Shutoff, "migrated");
+    both.source.launcher.become_(Lifecycle::Paused, "migration");
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(both.source.records.get("m").phase(), &Phase::Running, "the guest has not ended");
     both.target.launcher.report(|state| state.nics = vec!["default".to_owned()]);
     both.target.launcher.move_("m1", MigrationStep::Moved);
     both.target.launcher.become_(Lifecycle::Running, "migrated");
     both.source.launcher.move_("m1", MigrationStep::Moved);
+    both.source.launcher.become_(Lifecycle::Shutoff, "migrated");
     let moved = both.until("ownership", |vmi| label(vmi, "kubevirt.io/nodeName") == Some(TARGET)).await;
     let status = moved.status.as_ref().unwrap();
     assert_eq!((status.node_name.as_deref(), status.evacuation_node_name.as_ref()), (Some(TARGET), None));
@@ -165,9 +166,10 @@ async fn a_restarted_virt_handler_continues_at_either_end() {
     both.target.launcher.move_("m1", MigrationStep::Moved);
     both.target.launcher.become_(Lifecycle::Running, "migrated");
     both.until("ownership", |vmi| vmi.status.as_ref().unwrap().node_name.as_deref() == Some(TARGET)).await;
-    for (stage, expected) in [(&both.source, "migrate m1"), (&both.target, "prepare m1 nics=1")] {
+    let calls = both.source.launcher.calls();
+    assert_eq!(calls.iter().filter(|call| *call == "migrate m1").count(), 1, "{calls:?}");
+    for stage in [&both.source, &both.target] {
         let calls = stage.launcher.calls();
-        assert_eq!(calls.iter().filter(|call| *call == expected).count(), 1, "{calls:?}");
         assert_eq!(calls.iter().filter(|call| call.starts_with("hello")).count(), 2, "{calls:?}");
     }
 }

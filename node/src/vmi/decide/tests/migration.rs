@@ -55,9 +55,12 @@ fn source(state: &Value, report: Option<MigrationReport>) -> Observed {
     let vmi = with_migration(&observed.vmi, SOURCE, state);
     observed.apply_object(vmi, NODE);
     let mut known = observed.report.clone().unwrap();
-    if report.as_ref().is_some_and(|report| [3, 4].contains(&report.step)) {
-        known.set_lifecycle(Lifecycle::Shutoff);
-        known.reason = "migrated".into();
+    match report.as_ref().map(MigrationReport::step) {
+        Some(MigrationStep::Releasing) => {
+            (known.lifecycle, known.reason) = (Lifecycle::Paused.into(), "migration".into())
+        }
+        Some(MigrationStep::Moved) => (known.lifecycle, known.reason) = (Lifecycle::Shutoff.into(), "migrated".into()),
+        _ => {}
     }
     known.migration = report;
     observed.apply_report(known, at(1));
@@ -71,6 +74,7 @@ fn target(state: &Value, networked: bool, report: Option<MigrationReport>) -> Ob
     observed.endpoint = Some(([10, 0, 0, 2].into(), 8188));
     observed.link =
         Link::Up { connection: 1, greeted: true, features: all_features(), networked, synced: None, results_from: 0 };
+    observed.prepared_migration = report.as_ref().map(|report| report.migration.clone());
     let copies = report.as_ref().is_some_and(|report| [2, 4].contains(&report.step));
     let mut known = super::state(if copies { Lifecycle::Paused } else { Lifecycle::NoDomain }, "");
     known.migration = report;
@@ -157,8 +161,14 @@ fn refused_migration_fails_with_the_message_of_the_launcher() {
         message: message.into(),
         irrecoverable: false,
     };
-    observed.apply_outcome(Outcome::Migrating("m1".into(), Err(refused("a dump is written"))), NODE, at(5));
-    let decision = decide(&observed, at(5));
+    for second in [5, 6, 8, 12, 20] {
+        let outcome = Outcome::Migrating("m1".into(), Err(refused("a dump is written")));
+        observed.apply_outcome(outcome, NODE, at(second));
+        assert!(!names(&decide(&observed, at(second))).contains(&"migrate"), "{second}");
+    }
+    assert!(names(&decide(&observed, at(36))).contains(&"migrate"));
+    observed.apply_outcome(Outcome::Migrating("m1".into(), Err(refused("a dump is written"))), NODE, at(36));
+    let decision = decide(&observed, at(36));
     assert_eq!(names(&decision), ["write"]);
     assert_eq!(state_of(&decision).failure_reason.as_deref(), Some("a dump is written"));
 }
@@ -187,15 +197,20 @@ fn deletion_aborts_the_migration_and_shuts_the_guest_down() {
     deleting(&mut observed);
     let decision = decide(&observed, at(5));
     assert_eq!(names(&decision), ["carry", "abort", "shutdown", "ShuttingDown"]);
-    let mut gone = source(&begun(json!({})), Some(moving(MigrationStep::Moved)));
-    deleting(&mut gone);
-    assert_eq!(names(&decide(&gone, at(5))), ["carry"], "the target takes the guest over, and stops it");
+    for step in [MigrationStep::Releasing, MigrationStep::Moved] {
+        let mut gone = source(&begun(json!({})), Some(moving(step)));
+        deleting(&mut gone);
+        assert_eq!(names(&decide(&gone, at(5))), ["carry"], "the target takes the guest over, and stops it");
+    }
 }
 
 #[test]
 fn guest_that_has_moved_is_lost_only_with_its_target() {
-    for (target_is_alive, kept, lost) in [(true, 290, 302), (false, 25, 32)] {
-        let mut observed = source(&begun(json!({})), Some(moving(MigrationStep::Moved)));
+    use MigrationStep::{Moved, Releasing};
+    for (step, target_is_alive, kept, lost) in
+        [(Moved, true, 290, 302), (Moved, false, 25, 32), (Releasing, true, 290, 302), (Releasing, false, 25, 32)]
+    {
+        let mut observed = source(&begun(json!({})), Some(moving(step)));
         if !target_is_alive {
             let mut vmi = (*observed.vmi).clone();
             vmi.status.as_mut().unwrap().active_pods.remove("pod-2");
@@ -242,6 +257,9 @@ fn target_prepares_publishes_and_takes_over() {
     assert_eq!(decide(&down, at(0)).effects, [Effect::Connect { pod: "pod-2".into(), within: CONNECT_WAIT }]);
     assert_eq!(names(&decide(&target(&state(none()), false, None), at(2))), ["network"]);
     assert_eq!(names(&decide(&target(&state(none()), true, None), at(2))), ["prepare"]);
+    let mut restarted = target(&ready(none()), true, Some(moving(Copying)));
+    restarted.prepared_migration = None;
+    assert_eq!(names(&decide(&restarted, at(2))), ["write", "carry", "prepare"]);
     let open = |observed: &mut Observed| {
         let decision = decide(observed, at(2));
         let expected = Route::Arrival { migration: "m1".into(), source_node: SOURCE.into(), pod: "pod-2".into() };
