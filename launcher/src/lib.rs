@@ -6,6 +6,7 @@
 //! * [`hypervisor`] holds the traits under the engine, and libvirt behind them (the only unsafe code) with its daemon and a
 //!   node's capabilities, which are collected once so that launchers do not probe QEMU.
 //! * `guest_agent` queries the guest agent, freezes file systems and propagates credentials.
+//! * `migration` passes on the connections of a live migration between two pods.
 //! * `network` serves DHCP to the guest; `streaming` serves the serial console, VNC, USB redirection and screenshots.
 //! * `server` answers virt-handler; [`worker`] connects all of it; `tasks` are those that must not end.
 //! * [`freezer`] and [`probe`] are commands that run in the launcher's container, [`hold_volumes`] is the program of attachment
@@ -18,6 +19,7 @@ pub mod freezer;
 mod guest_agent;
 pub mod hold_volumes;
 pub mod hypervisor;
+mod migration;
 mod network;
 pub mod options;
 pub mod paths;

@@ -89,6 +89,11 @@ impl Paths {
         self.runtime.join("libvirt")
     }
 
+    /// Socket of libvirt's daemon, under the name that it has in every launcher pod.
+    pub fn libvirt_socket(&self) -> PathBuf {
+        self.libvirt_runtime().join("virtqemud-sock")
+    }
+
     /// Directory of UEFI variables.
     pub fn nvram(&self) -> PathBuf {
         self.private.join("libvirt/qemu/nvram")
@@ -119,9 +124,40 @@ impl Paths {
         self.private.join("config-disks").join(format!("{volume}.iso"))
     }
 
+    /// Directory of the volumes with a filesystem.
+    pub fn filesystem_volumes(&self) -> PathBuf {
+        self.private.join("vmi-disks")
+    }
+
     /// Mount of a volume with a filesystem.
     pub fn filesystem_volume(&self, volume: &str) -> PathBuf {
-        self.private.join("vmi-disks").join(volume)
+        self.filesystem_volumes().join(volume)
+    }
+
+    /// Directories of the images that the launcher creates: they live as long as the pod.
+    pub fn own_images(&self) -> [PathBuf; 4] {
+        let ephemeral = |name| self.ephemeral.join(name);
+        [
+            ephemeral("disk-data"),
+            ephemeral("empty-disks"),
+            ephemeral("cloud-init-data"),
+            self.private.join("config-disks"),
+        ]
+    }
+
+    /// File with the last migration, for a restarted worker.
+    pub fn migration_record(&self, uid: &str) -> PathBuf {
+        self.domain(uid).join("migration.json")
+    }
+
+    /// Socket of a migration's channel within the pod. The paths are the same in both pods.
+    pub fn migration_channel(&self, uid: &str, channel: &str) -> PathBuf {
+        self.domain(uid).join(format!("migration-{channel}"))
+    }
+
+    /// Socket of migrations, beside that of the protocol.
+    pub fn migration_socket(&self) -> PathBuf {
+        self.sockets.join(protocol::channels::SOCKET)
     }
 
     /// Device of a block volume.

@@ -13,7 +13,10 @@ use protocol::{
     UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher, LauncherServer},
 };
-use tokio::{net::UnixListener, sync::Semaphore};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::Semaphore,
+};
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -48,7 +51,7 @@ type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 /// # Errors
 /// When the socket cannot be created.
 pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    let staging = path.with_file_name("launcher-init-sock");
+    let staging = path.with_extension("init");
     match std::fs::remove_file(&staging) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -56,6 +59,12 @@ pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
     let listener = UnixListener::bind(&staging)?;
     std::fs::rename(&staging, path)?;
     Ok(listener)
+}
+
+/// Reports a connection of virt-handler, which runs as root, or of this user; other processes of the pod have no access.
+pub(crate) fn is_trusted(stream: &UnixStream) -> bool {
+    let own = rustix::process::getuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
 }
 
 /// Serves the protocol until `end` completes.
@@ -67,11 +76,9 @@ pub(crate) async fn serve(
     engine: EngineHandle,
     end: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let own = rustix::process::getuid().as_raw();
     let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener).filter(move |stream| {
-        // virt-handler runs as root; other processes of the pod have no access.
         let accepted = match stream {
-            Ok(stream) => stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own),
+            Ok(stream) => is_trusted(stream),
             Err(_) => true,
         };
         std::future::ready(accepted)
@@ -112,22 +119,39 @@ impl From<RequestError> for Status {
     fn from(error: RequestError) -> Self {
         let message = error.to_string();
         match error {
-            RequestError::NoDomain | RequestError::Hypervisor(HypervisorError::NoDomain) => Self::not_found(message),
+            RequestError::NoDomain
+            | RequestError::NoMigration(_)
+            | RequestError::Hypervisor(HypervisorError::NoDomain) => Self::not_found(message),
             RequestError::Ended
             | RequestError::Ending
             | RequestError::NotEnded
             | RequestError::NoHello
             | RequestError::Conflict { .. }
             | RequestError::NoWayToReboot
+            | RequestError::MigrationEnded(_)
+            | RequestError::Runs
             | RequestError::Unsupported(_)
             | RequestError::Start { permanent: true, .. } => Self::failed_precondition(message),
             RequestError::OtherVmi(_) | RequestError::NoVolume(_) => Self::invalid_argument(message),
             RequestError::Busy => Self::resource_exhausted(message),
-            RequestError::Gone => Self::unavailable(message),
+            RequestError::Gone | RequestError::Arriving => Self::unavailable(message),
             RequestError::Hypervisor(error) if error.is_transient() => Self::unavailable(message),
             RequestError::Hypervisor(_) | RequestError::Start { .. } => Self::internal(message),
         }
     }
+}
+
+/// Parses a VMI and finds its fields that no component carries out.
+fn parse_vmi(json: &[u8]) -> Result<(VirtualMachineInstance, Unsupported), Status> {
+    let unreadable = |error: serde_json::Error| Status::invalid_argument(format!("cannot read the VMI: {error}"));
+    let object: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
+    let unsupported = Unsupported::find(&object);
+    Ok((serde_json::from_value(object).map_err(unreadable)?, unsupported))
+}
+
+/// Rejects a migration without name.
+fn named(migration: &str) -> Result<(), Status> {
+    if migration.is_empty() { Err(Status::invalid_argument("the migration has no name")) } else { Ok(()) }
 }
 
 impl Service {
@@ -160,10 +184,7 @@ impl Launcher for Service {
         let trace = request.metadata().get(TRACEPARENT).and_then(|value| value.to_str().ok());
         let trace = trace.and_then(|text| text.parse::<TraceParent>().ok()).filter(|trace| trace.sampled);
         let request = request.into_inner();
-        let unreadable = |error: serde_json::Error| Status::invalid_argument(format!("cannot read the VMI: {error}"));
-        let object: serde_json::Value = serde_json::from_slice(&request.vmi).map_err(unreadable)?;
-        let unsupported = Unsupported::find(&object);
-        let vmi: VirtualMachineInstance = serde_json::from_value(object).map_err(unreadable)?;
+        let (vmi, unsupported) = parse_vmi(&request.vmi)?;
         let started = self.engine.sync(vmi, unsupported, request.options.unwrap_or_default()).await?;
         if let Some(trace) = trace {
             tracing::info!(%trace, "the start is traced");
@@ -200,16 +221,24 @@ impl Launcher for Service {
         Ok(Response::new(Done {}))
     }
 
-    async fn prepare_migration(&self, _: Request<PrepareMigrationRequest>) -> Result<Response<Done>, Status> {
-        Err(Status::unimplemented("live migration"))
+    async fn prepare_migration(&self, request: Request<PrepareMigrationRequest>) -> Result<Response<Done>, Status> {
+        let PrepareMigrationRequest { migration, vmi, options } = request.into_inner();
+        named(&migration)?;
+        let (vmi, unsupported) = parse_vmi(&vmi)?;
+        self.engine.prepare_migration(migration, vmi, unsupported, options.unwrap_or_default()).await?;
+        Ok(Response::new(Done {}))
     }
 
-    async fn migrate(&self, _: Request<MigrateRequest>) -> Result<Response<Done>, Status> {
-        Err(Status::unimplemented("live migration"))
+    async fn migrate(&self, request: Request<MigrateRequest>) -> Result<Response<Done>, Status> {
+        let request = request.into_inner();
+        named(&request.migration)?;
+        self.engine.migrate(request).await?;
+        Ok(Response::new(Done {}))
     }
 
-    async fn abort_migration(&self, _: Request<AbortMigrationRequest>) -> Result<Response<Done>, Status> {
-        Err(Status::unimplemented("live migration"))
+    async fn abort_migration(&self, request: Request<AbortMigrationRequest>) -> Result<Response<Done>, Status> {
+        self.engine.abort_migration(request.into_inner().migration).await?;
+        Ok(Response::new(Done {}))
     }
 
     async fn reset(&self, _: Request<ResetRequest>) -> Result<Response<Done>, Status> {

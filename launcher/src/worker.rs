@@ -15,6 +15,7 @@ use crate::{
     domain::domain_name,
     engine::{Action, Driver, EngineHandle, Outcome},
     hypervisor::libvirt::Libvirt,
+    migration,
     options::VmiArgs,
     paths::Paths,
     server,
@@ -54,6 +55,7 @@ async fn work(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
     // First: until then a signal ends the worker, and the supervisor delays it.
     let signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     let listener = server::listen(&paths.launcher_socket())?;
+    let migration_listener = server::listen(&paths.migration_socket())?;
     let grace = args.grace_period_seconds;
     let (tasks, mut failures) = Tasks::new();
     let domain = domain_name(&args.namespace, &args.name);
@@ -64,6 +66,7 @@ async fn work(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
     let (end, ended) = oneshot::channel();
     let (served_sender, served) = oneshot::channel::<()>();
     tasks.keep("server", serve(listener, engine.clone(), ended, served_sender));
+    tasks.keep("migration server", migration::serve(migration_listener, engine.clone()));
     tasks.keep("signals", stop_on_signals(signals, engine, grace));
 
     tracing::info!("ready");

@@ -14,6 +14,9 @@
 //!                                                                                     exit
 //! ```
 //!
+//! A migration to another launcher ends `Live` as a shutdown does, once the target runs the guest; one to this launcher leads from
+//! `Waiting` to `Live` without a start.
+//!
 //! The state is a value (`model`). [`decide`](decide::decide) maps it and an input (domain event, result, time, request) to
 //! the next state and effects; pure. The driver (`driver`) carries the effects out and feeds their results back. Domain events
 //! are taken before requests. At most one job holds the job slot; a request that conflicts with it is refused with the job's
@@ -25,5 +28,5 @@ mod model;
 
 pub(crate) use self::{
     driver::{Driver, EngineHandle, Outcome},
-    model::{Action, RequestError, may_be_silent},
+    model::{Action, ChannelMode, RequestError, may_be_silent},
 };

@@ -11,7 +11,10 @@ use futures::future::BoxFuture;
 use protocol::{Lifecycle, StatsReply};
 use tokio::sync::watch;
 
-use super::{Call, DeviceChange, Domain, DomainFacts, Hypervisor, HypervisorError, RebootWay, Signals, StartError};
+use super::{
+    Call, DeviceChange, Domain, DomainFacts, Hypervisor, HypervisorError, MigrateCall, Progress, RebootWay, Signals,
+    StartError,
+};
 
 /// The hypervisor; clones share it, as workers of a pod share libvirt's daemon.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +34,10 @@ struct FakeState {
     held: BTreeMap<&'static str, watch::Sender<bool>>,
     /// The guest does not release detached disks.
     keeps_disks: bool,
+    /// Progress of the migration in progress.
+    progress: Option<Progress>,
+    /// Where the domain goes.
+    target: Option<Fake>,
 }
 
 /// Returns the device name of a disk's element.
@@ -90,6 +97,8 @@ impl Default for FakeState {
             failures: BTreeMap::new(),
             held: BTreeMap::new(),
             keeps_disks: false,
+            progress: None,
+            target: None,
         }
     }
 }
@@ -159,6 +168,23 @@ impl Fake {
     /// Makes the guest keep detached disks, or release them.
     pub(crate) fn keep_disks(&self, keep: bool) {
         self.state().keeps_disks = keep;
+    }
+
+    /// Reports this progress of the migration.
+    pub(crate) fn set_progress(&self, progress: Option<Progress>) {
+        self.state().progress = progress;
+    }
+
+    /// Names the hypervisor where the domain goes.
+    pub(crate) fn set_target(&self, target: &Self) {
+        self.state().target = Some(target.clone());
+    }
+
+    /// Lets a domain arrive, or be complete with the reason `user`.
+    pub(crate) fn arrive(&self, definition: &str, reason: &'static str) {
+        let mut state = self.state();
+        state.definition = Some(definition.to_owned());
+        state.set(Lifecycle::Paused, reason);
     }
 
     /// Lets the guest release a disk.
@@ -347,6 +373,33 @@ impl Domain for FakeDomain {
 
     fn dump_memory(&self, path: PathBuf) -> Call<()> {
         self.call("dump", move |_| std::fs::write(path, "ELF").map_err(|_| HypervisorError::NoDomain))
+    }
+
+    fn migrate(&self, _: MigrateCall) -> Call<()> {
+        self.call("migrate", move |state| {
+            if !state.is_active() {
+                return Err(HypervisorError::NoDomain);
+            }
+            let definition = state.definition.clone().unwrap_or_default();
+            if let Some(target) = &state.target {
+                target.arrive(&definition, "user");
+            }
+            state.progress = None;
+            state.set(Lifecycle::Shutoff, "migrated");
+            Ok(())
+        })
+    }
+
+    fn migration_progress(&self) -> Call<Option<Progress>> {
+        self.call("progress", |state| Ok(state.progress))
+    }
+
+    fn abort_migration(&self) -> Call<()> {
+        self.call("abort", |_| Ok(()))
+    }
+
+    fn set_max_downtime(&self, _: u64) -> Call<()> {
+        self.call("downtime", |_| Ok(()))
     }
 
     fn set_time(&self, _: i64) -> Call<()> {

@@ -76,6 +76,15 @@ pub(crate) trait Domain: Send + Sync + 'static {
     fn change_device(&self, change: DeviceChange, xml: String) -> Call<()>;
     /// Writes the guest's memory to a file as an ELF core. The guest stands still meanwhile.
     fn dump_memory(&self, path: PathBuf) -> Call<()>;
+    /// Moves the running domain to another libvirt daemon, where it arrives paused. Returns when the domain has ended here, or
+    /// after a failure.
+    fn migrate(&self, migration: MigrateCall) -> Call<()>;
+    /// Reads the progress of the migration in progress; `None` without one.
+    fn migration_progress(&self) -> Call<Option<Progress>>;
+    /// Aborts the migration in progress.
+    fn abort_migration(&self) -> Call<()>;
+    /// Sets the longest time in milliseconds for which no guest runs.
+    fn set_max_downtime(&self, milliseconds: u64) -> Call<()>;
     /// Sets the guest's clock, in seconds since 1970, through the guest agent.
     fn set_time(&self, seconds: i64) -> Call<()>;
     /// Sends a command (JSON) to the guest agent and returns its answer (JSON).
@@ -84,6 +93,49 @@ pub(crate) trait Domain: Send + Sync + 'static {
     fn stats(&self) -> Call<StatsReply>;
     /// Takes a screenshot of the first display: MIME type and bytes.
     fn screenshot(&self) -> Call<(String, Vec<u8>)>;
+}
+
+/// Parameters of a migration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MigrateCall {
+    /// Socket of the control connection, of the memory and of the disks. That of the memory and of the disks is the same path in
+    /// both pods.
+    pub(crate) control: PathBuf,
+    /// See `control`.
+    pub(crate) memory: PathBuf,
+    /// See `control`.
+    pub(crate) disks: PathBuf,
+    /// Device names of the disks that are copied.
+    pub(crate) copied: Vec<String>,
+    /// Bytes a second; 0: no limit.
+    pub(crate) bandwidth: u64,
+    /// Slows the guest down if its memory changes faster than it is copied.
+    pub(crate) auto_converge: bool,
+    /// Continues a migration that libvirt regards as unsafe.
+    pub(crate) allow_unsafe: bool,
+    /// Connections that carry the memory; 0 or 1: one.
+    pub(crate) memory_connections: u32,
+}
+
+/// Progress of a migration. Sizes in bytes of memory and disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Size of everything.
+    pub(crate) total: u64,
+    /// Size of the disks in it.
+    pub(crate) disks: u64,
+    /// Copied.
+    pub(crate) processed: u64,
+    /// To be copied.
+    pub(crate) remaining: u64,
+    /// Bytes a second.
+    pub(crate) rate: u64,
+    /// Bytes of memory a second that the guest changes.
+    pub(crate) dirty_rate: u64,
+    /// Number of passes over the memory.
+    pub(crate) iteration: u64,
+    /// Time for which no guest ran, in milliseconds.
+    pub(crate) downtime_ms: u64,
 }
 
 /// Error of a disk.

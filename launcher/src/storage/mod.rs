@@ -20,7 +20,7 @@ pub(crate) use self::{
     grow::claim_sizes,
     hotplug::hotplugged_source,
     image::ImageFormat,
-    prepare::{Prepared, Tolerance, matches_volume, prepare, write_interface_tags},
+    prepare::{Prepared, Purpose, Tolerance, match_sizes, matches_volume, prepare, write_interface_tags},
 };
 use crate::files::FileError;
 

@@ -74,6 +74,7 @@ impl Turn {
     /// Reads the domain, then does the work. A read in progress may have missed the latest change, so another follows it.
     pub(super) fn read_then(&mut self, then: Option<AfterRead>) {
         if self.state.link != Link::Up {
+            self.state.reading.is_fresh = false;
             return then.into_iter().for_each(|then| self.after_read(then));
         }
         self.state.refresh_at = self.now + REFRESH;
@@ -100,6 +101,7 @@ impl Turn {
         if !self.is_outdated() || matches!(result, Err(HypervisorError::Disconnected(_))) {
             self.learn(result, guest_agent);
         }
+        self.state.reading.is_fresh = has_answered && self.state.link == Link::Up;
         for then in std::mem::take(&mut self.state.reading.then) {
             self.after_read(then);
         }
@@ -119,6 +121,7 @@ impl Turn {
             }
             self.looked();
             self.continue_start();
+            self.continue_incoming();
             self.continue_live_sync();
         }
     }
@@ -136,6 +139,9 @@ impl Turn {
             AfterRead::Killed(requests, result) => self.killed(requests, result.map_err(Into::into)),
             AfterRead::Started => self.started(),
             AfterRead::Synced => self.complete_sync(),
+            AfterRead::Settled => self.settled(),
+            AfterRead::Arrived(id) => self.arrived(id),
+            AfterRead::Resumed => self.arrived_resumed(),
         }
     }
 
@@ -145,6 +151,8 @@ impl Turn {
         }
         match result {
             Ok(facts) => self.learn_facts(facts, guest_agent),
+            // libvirt removes a domain that has not arrived.
+            Err(HypervisorError::NoDomain) if self.arrival_ended() || self.left("unknown") => {}
             Err(HypervisorError::NoDomain) if self.state.stage == Stage::Live => {
                 self.state.published.set_lifecycle(Lifecycle::Shutoff);
                 self.state.published.reason = "unknown".into();
@@ -162,6 +170,12 @@ impl Turn {
     fn learn_facts(&mut self, facts: DomainFacts, guest_agent: Option<bool>) {
         let DomainFacts { lifecycle, reason, memory, xml, disk_errors } = facts;
         let over = matches!(lifecycle, Lifecycle::Shutoff | Lifecycle::Crashed | Lifecycle::NoDomain);
+        if over && (self.arrival_ended() || self.left(reason)) {
+            return;
+        }
+        if !over {
+            self.arriving();
+        }
         if self.state.stage == Stage::Waiting {
             // A domain that does not run was defined by a start that may have failed. Only an adopting worker has
             // missed the end of a domain that ran.

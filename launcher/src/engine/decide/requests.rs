@@ -26,6 +26,10 @@ impl Turn {
             Request::Hello { cache, allow_emulation } => self.hello(id, cache, allow_emulation),
             Request::Sync(wanted) => self.sync(vec![id], wanted),
             Request::DumpMemory { volume, file } => self.dump_memory(id, volume, file),
+            Request::PrepareMigration { migration, wanted } => self.prepare_migration(id, migration, wanted),
+            Request::Migrate(request) => self.migrate(id, request),
+            Request::AbortMigration(migration) => self.abort_migration(id, migration),
+            Request::Release { paused } => self.release(id, paused),
             Request::Act(action) => self.act(id, action),
         }
     }
@@ -139,6 +143,9 @@ const fn conflicts(job: JobName, action: Action) -> bool {
     match job {
         // The guest stands still for a dump, and goes on by itself.
         JobName::Start | JobName::MemoryDump => true,
+        // A pause would end with the migration, and a reboot undo it.
+        JobName::MigrationOut | JobName::MigrationIn => true,
+        JobName::Sync => false,
         JobName::Shutdown => matches!(action, Action::Reset | Action::SoftReboot),
     }
 }
@@ -169,6 +176,9 @@ impl Turn {
 
     /// Ends the domain. A start that has not reached QEMU is aborted; otherwise it is completed first.
     fn end_known_domain(&mut self, id: RequestId, action: Action) {
+        if self.end_outgoing_domain(id, action) || self.end_incoming_domain(id, action) {
+            return;
+        }
         if let Some(Job::Start(start)) = &mut self.state.job
             && start.is_past_abort()
         {

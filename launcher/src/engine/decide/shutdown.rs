@@ -134,6 +134,14 @@ impl Turn {
             }
             Some(Job::Start(start)) => self.answer_all(start.requests, &Err(RequestError::Ending)),
             Some(Job::MemoryDump) => self.end_dump("the domain has ended"),
+            Some(Job::MigrationOut(out)) => {
+                self.answer_all(out.requests, &Err(RequestError::Ended));
+                out.then.into_iter().for_each(|(id, _)| self.answer(id, Ok(false)));
+            }
+            Some(Job::MigrationIn(incoming)) => {
+                self.answer_all(incoming.requests, &Err(RequestError::Ended));
+                self.answer_all(incoming.releases, &Err(RequestError::Ended));
+            }
             Some(Job::Shutdown(_)) | None => {}
         }
         if let Some(sync) = self.state.sync.take() {

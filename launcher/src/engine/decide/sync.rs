@@ -56,6 +56,19 @@ impl Turn {
         if self.state.stage == Stage::Ended {
             return Err(RequestError::Ended);
         }
+        self.check_vmi(wanted)?;
+        match &self.state.job {
+            Some(Job::Start(start)) if !start.then.is_empty() => Err(RequestError::Ending),
+            // The domain that arrives is the source's, and one that leaves does not change.
+            Some(job @ (Job::MigrationOut(_) | Job::MigrationIn(_))) => {
+                Err(RequestError::Conflict { job: job.name(), progress: job.progress() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Rejects another VMI than the pod's.
+    pub(super) fn check_vmi(&self, wanted: &Wanted) -> Result<(), RequestError> {
         let (identity, vmi) = (&self.state.identity, &wanted.vmi.metadata);
         if vmi.name.as_ref() != Some(&identity.name)
             || vmi.namespace.as_ref() != Some(&identity.namespace)
@@ -63,10 +76,7 @@ impl Turn {
         {
             return Err(RequestError::OtherVmi(self.state.domain_name()));
         }
-        match &self.state.job {
-            Some(Job::Start(start)) if !start.then.is_empty() => Err(RequestError::Ending),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Keeps the newest VMI for when the present Sync is done: it has the same time limit.

@@ -19,6 +19,8 @@ impl Turn {
             self.read_then(None);
         }
         self.continue_shutdown();
+        self.continue_outgoing();
+        self.continue_incoming();
         if self.state.looking.as_ref().is_some_and(|looking| looking.until <= now) {
             self.looked();
         }

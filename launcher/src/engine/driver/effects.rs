@@ -88,6 +88,26 @@ impl Driver {
                 let compare = self.preparation(wanted, allow_emulation).compare(active);
                 self.spawn(async move { Finished::Input(compare.await) });
             }
+            Effect::PrepareTarget { wanted, allow_emulation } => {
+                let domain = self.preparation(wanted, allow_emulation).target();
+                self.spawn(async move { Finished::Input(Input::Prepared(domain.await)) });
+            }
+            Effect::OpenMigration(record, mode) => {
+                let result = self.save_migration(&record, mode).map_err(RequestError::retryable);
+                self.results.push_back(Input::MigrationOpened(result));
+            }
+            Effect::SaveMigration(record, mode) => {
+                if let Err(error) = self.save_migration(&record, mode) {
+                    tracing::error!(%error, "cannot keep the state of the migration");
+                }
+            }
+            Effect::Release { paused } => {
+                let channels = self.channels.clone();
+                self.spawn(async move {
+                    let result = channels.release(paused).await;
+                    Finished::Input(Input::Released(result.map_err(|error| error.to_string())))
+                });
+            }
             Effect::WriteTags(wanted) => self.write_tags(wanted),
             _ => self.call_domain(effect),
         }
@@ -122,6 +142,23 @@ impl Driver {
                 self.spawn_call(|domain| domain.change_device(change, xml), Input::DeviceChanged);
             }
             Effect::DumpMemory(path) => self.spawn_call(|domain| domain.dump_memory(path), Input::MemoryDumped),
+            Effect::Migrate { request, copied } => {
+                let call = self.migrate_call(&request, copied);
+                self.spawn_call(|domain| domain.migrate(call), Input::Migrated);
+            }
+            Effect::ReadProgress => self.spawn_call(Domain::migration_progress, Input::ProgressRead),
+            Effect::AbortMigration => self.spawn_call(Domain::abort_migration, Input::MigrationAborted),
+            Effect::SetMaxDowntime(milliseconds) => {
+                let call = self.call(|domain| domain.set_max_downtime(milliseconds));
+                self.spawn(async move {
+                    if let Err(error) = call.await {
+                        tracing::warn!(%error, "cannot set the longest downtime of the migration");
+                    }
+                    Finished::Nothing
+                });
+            }
+            Effect::PauseForCopy => self.spawn_call(Domain::suspend, Input::PausedForCopy),
+            Effect::RunAfterMigration => self.spawn_call(Domain::resume, Input::RunsAfterMigration),
             Effect::Create { paused } => self.spawn_call(|domain| domain.create(paused), Input::Created),
             Effect::GrowDisk { target, size } => {
                 self.spawn_call(|domain| domain.grow_disk(target, size), Input::DiskGrown);

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
 use futures::future::BoxFuture;
-use protocol::{LauncherState, StatsReply};
+use protocol::{LauncherState, MigrateRequest, StatsReply};
 use tokio::sync::{
     mpsc::{self, error::TrySendError},
     oneshot, watch,
@@ -16,6 +16,7 @@ use crate::{
     engine::model::{Action, Answer, Request, RequestError, Wanted},
     guest_agent::{Channel, GuestAgent},
     hypervisor::{Domain, HypervisorError},
+    migration::Channels,
     options::VmiArgs,
     paths::Paths,
     streaming::console::Console,
@@ -38,6 +39,7 @@ pub(crate) struct EngineHandle {
     pub(super) paths: Paths,
     pub(super) args: VmiArgs,
     pub(super) timings: Timings,
+    pub(super) channels: Channels,
 }
 
 /// Channel to the domain's guest agent through the current connection.
@@ -114,6 +116,50 @@ impl EngineHandle {
     /// When there is no guest, or other work on it is in progress.
     pub(crate) async fn dump_memory(&self, volume: String, file: String) -> Result<(), RequestError> {
         self.ask(Request::DumpMemory { volume, file }).await.map(drop)
+    }
+
+    /// Prepares for the domain of another launcher.
+    ///
+    /// # Errors
+    /// When the disks cannot be prepared, or a domain runs here.
+    pub(crate) async fn prepare_migration(
+        &self,
+        migration: String,
+        vmi: VirtualMachineInstance,
+        unsupported: Unsupported,
+        options: protocol::VmiOptions,
+    ) -> Result<(), RequestError> {
+        let wanted = Arc::new(Wanted { vmi, unsupported, options });
+        self.ask(Request::PrepareMigration { migration, wanted }).await.map(drop)
+    }
+
+    /// Begins to move the domain to another launcher.
+    ///
+    /// # Errors
+    /// When there is no guest, or other work on it is in progress.
+    pub(crate) async fn migrate(&self, request: MigrateRequest) -> Result<(), RequestError> {
+        self.ask(Request::Migrate(Arc::new(request))).await.map(drop)
+    }
+
+    /// Aborts a migration.
+    ///
+    /// # Errors
+    /// When it is unknown or has ended.
+    pub(crate) async fn abort_migration(&self, migration: String) -> Result<(), RequestError> {
+        self.ask(Request::AbortMigration(migration)).await.map(drop)
+    }
+
+    /// Lets the guest run that has arrived. Returns false if no domain has arrived.
+    ///
+    /// # Errors
+    /// When the domain is still arriving or cannot be resumed.
+    pub(crate) async fn release(&self, paused: bool) -> Result<bool, RequestError> {
+        self.ask(Request::Release { paused }).await
+    }
+
+    /// Returns the channels of migrations.
+    pub(crate) const fn channels(&self) -> &Channels {
+        &self.channels
     }
 
     /// Runs an action.

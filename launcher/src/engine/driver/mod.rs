@@ -1,11 +1,12 @@
 //! The driver: one task that owns the domain. It passes events, requests and results to [`decide`](super::decide::decide),
 //! publishes the state and carries the effects out ([`effects`]). `handle` is the engine's side for the server; `prepare`
-//! makes disks and XML, `timings` measures the steps of a start, `services` runs DHCP, console and credentials, `crash`
-//! reads QEMU's log.
+//! makes disks and XML, `timings` measures the steps of a start, `services` runs DHCP, console and credentials,
+//! `migration` keeps records of migrations, `crash` reads QEMU's log.
 
 mod crash;
 mod effects;
 mod handle;
+mod migration;
 mod prepare;
 mod services;
 #[cfg(test)]
@@ -41,6 +42,7 @@ use crate::{
     domain::AllocatedDevices,
     guest_agent::{GuestAgent, GuestFacts},
     hypervisor::{Hypervisor, Signals},
+    migration::Channels,
     options::VmiArgs,
     paths::Paths,
     tasks::{TaskFailure, Tasks},
@@ -79,6 +81,7 @@ pub(crate) struct Driver {
     guest_agent: GuestAgent,
     guest_facts: watch::Receiver<GuestFacts>,
     timings: Timings,
+    channels: Channels,
 }
 
 impl Driver {
@@ -98,6 +101,7 @@ impl Driver {
         let (domains, domain) = watch::channel(None);
         let (consoles, console) = watch::channel(None);
         let timings = Timings::default();
+        let channels = Channels::new(paths.clone(), args.uid.clone());
         let guest_agent = GuestAgent::new(GuestAgentChannel(domain.clone()), paths.thaw_at(&args.uid), tasks.clone());
         let handle = EngineHandle {
             requests: requests_sender,
@@ -108,8 +112,13 @@ impl Driver {
             paths: paths.clone(),
             args: args.clone(),
             timings: timings.clone(),
+            channels: channels.clone(),
         };
-        let state = State { hotplugged: paths.hotplug_disks.as_path().into(), ..State::new(&args, Instant::now()) };
+        let state = State {
+            hotplugged: paths.hotplug_disks.as_path().into(),
+            own_images: paths.own_images().into(),
+            ..State::new(&args, Instant::now())
+        };
         let driver = Self {
             state,
             published,
@@ -126,6 +135,7 @@ impl Driver {
             guest_facts: guest_agent.facts(),
             guest_agent,
             timings,
+            channels,
         };
         (driver, handle)
     }
@@ -158,8 +168,9 @@ impl Driver {
     fn begin(&self) -> Input {
         let Pod { paths, args, host_devices } = &*self.pod;
         let adopting = paths.domain(&args.uid).exists();
+        let migration = migration::read(&paths.migration_record(&args.uid)).map(Box::new);
         let must_wait = host_devices.has_pci() || (paths.dev.join("kvm").exists() && !kvm_usable(&paths.dev));
-        Input::Begin { adopting, start_daemon: adopting || !must_wait, simulate_crash: args.simulate_crash }
+        Input::Begin { adopting, start_daemon: adopting || !must_wait, simulate_crash: args.simulate_crash, migration }
     }
 
     /// Waits for the next input. Domain events come before results, and results before requests.

@@ -18,7 +18,7 @@ use crate::{
     engine::model::{Input, RequestError, Wanted},
     options::VmiArgs,
     paths::Paths,
-    storage::{self, Backend, DiskSource, ImageFormat, Prepared, Tolerance, image::BlockSizes},
+    storage::{self, Backend, DiskSource, ImageFormat, Prepared, Purpose, Tolerance, image::BlockSizes},
     streaming::USB_CHANNELS,
 };
 
@@ -59,17 +59,32 @@ impl Preparation {
 
     /// Prepares the disks and renders the domain's XML.
     pub(super) async fn domain(self) -> Result<Box<Domain>, RequestError> {
-        let work = tokio::task::spawn_blocking(move || self.domain_blocking().map(Box::new));
+        let work = tokio::task::spawn_blocking(move || self.domain_blocking(Purpose::Start).map(Box::new));
         match tokio::time::timeout(PREPARE_DEADLINE, work).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) | Err(_) => Err(RequestError::retryable("preparing the disks took too long")),
         }
     }
 
-    fn domain_blocking(&self) -> Result<Domain, RequestError> {
+    /// Prepares the disks of a domain that arrives from another launcher and renders its XML. The XML is not used: libvirt gets
+    /// that of the source.
+    pub(super) async fn target(self) -> Result<Box<Domain>, RequestError> {
+        let work = tokio::task::spawn_blocking(move || {
+            let domain = self.domain_blocking(Purpose::Arrival)?;
+            storage::match_sizes(&self.wanted.vmi, &self.pod.paths).map_err(RequestError::retryable)?;
+            Ok(Box::new(domain))
+        });
+        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(RequestError::retryable("preparing the disks took too long")),
+        }
+    }
+
+    fn domain_blocking(&self, purpose: Purpose) -> Result<Domain, RequestError> {
         let Pod { paths, args, .. } = &*self.pod;
         let tolerance = Tolerance::of(&self.wanted.options);
-        let prepared = storage::prepare(&self.wanted.vmi, paths, &tolerance).map_err(RequestError::retryable)?;
+        let prepared =
+            storage::prepare(&self.wanted.vmi, paths, &tolerance, purpose).map_err(RequestError::retryable)?;
         std::fs::create_dir_all(paths.domain(&args.uid))
             .map_err(|error| RequestError::retryable(format!("cannot create the domain's directory: {error}")))?;
         self.render(&prepared)

@@ -2,13 +2,16 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use protocol::{AccessCredentials, GuestPanic};
+use protocol::{AccessCredentials, GuestPanic, MigrateRequest};
 
-use super::request::{Answer, Request, RequestError, RequestId, Wanted};
+use super::{
+    migration::{ChannelMode, MigrationRecord},
+    request::{Answer, Request, RequestError, RequestId, Wanted},
+};
 use crate::{
     domain::{Domain, DomainError, diff::DeviceChange, parse::DomainConfig},
     guest_agent::GuestFacts,
-    hypervisor::{DomainFacts, HypervisorError, RebootWay},
+    hypervisor::{DomainFacts, HypervisorError, Progress, RebootWay},
 };
 
 /// An event, a request or the result of an effect.
@@ -22,6 +25,8 @@ pub(crate) enum Input {
         start_daemon: bool,
         /// The pod is to fail, for tests.
         simulate_crash: bool,
+        /// The last migration of a former worker.
+        migration: Option<Box<MigrationRecord>>,
     },
     /// A request.
     Request(RequestId, Request),
@@ -46,7 +51,7 @@ pub(crate) enum Input {
     Read(Result<DomainFacts, HypervisorError>, Option<bool>),
     /// Result of [`Effect::ReadCrash`].
     Crash(GuestPanic),
-    /// Result of [`Effect::Prepare`].
+    /// Result of [`Effect::Prepare`] or [`Effect::PrepareTarget`].
     Prepared(Result<Box<Domain>, RequestError>),
     /// Result of [`Effect::Serve`].
     Served(Result<(), RequestError>),
@@ -71,6 +76,20 @@ pub(crate) enum Input {
     VcpusPlugged(Result<(), HypervisorError>),
     /// Result of [`Effect::DumpMemory`].
     MemoryDumped(Result<(), HypervisorError>),
+    /// Result of [`Effect::OpenMigration`].
+    MigrationOpened(Result<(), RequestError>),
+    /// Result of [`Effect::Migrate`].
+    Migrated(Result<(), HypervisorError>),
+    /// Result of [`Effect::ReadProgress`]: `None` if no migration is in progress.
+    ProgressRead(Result<Option<Progress>, HypervisorError>),
+    /// Result of [`Effect::AbortMigration`].
+    MigrationAborted(Result<(), HypervisorError>),
+    /// Result of [`Effect::PauseForCopy`].
+    PausedForCopy(Result<(), HypervisorError>),
+    /// Result of [`Effect::RunAfterMigration`].
+    RunsAfterMigration(Result<(), HypervisorError>),
+    /// Result of [`Effect::Release`]: false if the target has no domain.
+    Released(Result<bool, String>),
     /// Result of [`Effect::ChangeDevice`].
     DeviceChanged(Result<(), HypervisorError>),
     /// Result of [`Effect::ResumeAfterDiskError`].
@@ -136,6 +155,13 @@ pub(crate) enum Effect {
         /// Software emulation is allowed.
         allow_emulation: bool,
     },
+    /// Prepare the disks of a domain that arrives from another launcher, and render its XML.
+    PrepareTarget {
+        /// The VMI.
+        wanted: Arc<Wanted>,
+        /// Software emulation is allowed.
+        allow_emulation: bool,
+    },
     /// Start DHCP, console and credentials unless they run.
     Serve(Arc<Wanted>),
     /// Define the domain, with free ports.
@@ -169,6 +195,32 @@ pub(crate) enum Effect {
     ChangeDevice(DeviceChange, String),
     /// Write the guest's memory to this file.
     DumpMemory(PathBuf),
+    /// Write the record of a migration and open its channels.
+    OpenMigration(Box<MigrationRecord>, ChannelMode),
+    /// Write the record of a migration and pass these channels on.
+    SaveMigration(Box<MigrationRecord>, ChannelMode),
+    /// Move the domain to another launcher.
+    Migrate {
+        /// The request.
+        request: Arc<MigrateRequest>,
+        /// Device names of the disks that are copied.
+        copied: Vec<String>,
+    },
+    /// Read the progress of the migration.
+    ReadProgress,
+    /// Abort the migration.
+    AbortMigration,
+    /// Set the longest time in milliseconds for which no guest runs.
+    SetMaxDowntime(u64),
+    /// Pause the guest, so that the rest of it can be copied.
+    PauseForCopy,
+    /// Resume the guest after a migration that failed here, or has succeeded elsewhere.
+    RunAfterMigration,
+    /// Report the end of the domain to the target.
+    Release {
+        /// The user has paused the guest.
+        paused: bool,
+    },
     /// Resume a guest that is stopped by a disk error.
     ResumeAfterDiskError,
     /// Act on the guest.

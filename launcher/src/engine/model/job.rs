@@ -1,12 +1,15 @@
 //! The job slot: at most one long work on the domain at a time.
 //!
-//! Migration out and in, snapshot, backup and volume copy get a variant of [`Job`] when they are carried out.
+//! Snapshot, backup and volume copy get a variant of [`Job`] when they are carried out.
 
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::request::{Action, JobName, RequestId, Wanted};
+use super::{
+    migration::{InStep, MigrationIn, MigrationOut, OutStep},
+    request::{Action, JobName, RequestId, Wanted},
+};
 use crate::domain::Domain;
 
 /// The work in the job slot.
@@ -18,6 +21,10 @@ pub(crate) enum Job {
     Shutdown(Shutdown),
     /// The guest's memory is written to a volume. [`protocol::LauncherState`] tells which.
     MemoryDump,
+    /// The domain moves to another launcher.
+    MigrationOut(Box<MigrationOut>),
+    /// The domain moves to this launcher.
+    MigrationIn(Box<MigrationIn>),
 }
 
 /// Start of the domain.
@@ -89,6 +96,8 @@ impl Job {
             Self::Start(_) => JobName::Start,
             Self::Shutdown(_) => JobName::Shutdown,
             Self::MemoryDump => JobName::MemoryDump,
+            Self::MigrationOut(_) => JobName::MigrationOut,
+            Self::MigrationIn(_) => JobName::MigrationIn,
         }
     }
 
@@ -107,6 +116,21 @@ impl Job {
             },
             Self::Shutdown(_) => "waiting for the guest",
             Self::MemoryDump => "writing the guest's memory",
+            Self::MigrationOut(out) => match out.step {
+                OutStep::Opening => "opening its channels",
+                OutStep::Copying | OutStep::Watching => "copying the domain",
+                OutStep::Settling => "looking for the domain",
+                OutStep::Restoring => "resuming the guest",
+                OutStep::Releasing => "releasing the guest at the target",
+            },
+            Self::MigrationIn(incoming) => match incoming.step {
+                InStep::Preparing => "preparing the disks",
+                InStep::Connecting { .. } => "connecting to libvirt",
+                InStep::Serving => "serving the network and the console",
+                InStep::Opening => "opening its channels",
+                InStep::Waiting => "waiting for the domain",
+                InStep::Releasing => "resuming the guest",
+            },
         }
     }
 }

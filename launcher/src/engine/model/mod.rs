@@ -1,8 +1,9 @@
-//! The values of the engine: requests (`request`), the state (`state`) with its job slot (`job`), inputs and effects
-//! (`effect`), and the form of the state that virt-handler sees (`publish`).
+//! The values of the engine: requests (`request`), the state (`state`) with its job slot (`job`, `migration`), inputs and
+//! effects (`effect`), and the form of the state that virt-handler sees (`publish`).
 
 mod effect;
 mod job;
+mod migration;
 mod publish;
 mod request;
 mod state;
@@ -10,6 +11,9 @@ mod state;
 pub(crate) use self::{
     effect::{Effect, GuestCall, Input},
     job::{Job, Shutdown, Start, StartStep},
+    migration::{
+        ChannelMode, Direction, InStep, Limit, MigrationIn, MigrationOut, MigrationRecord, OutStep, copied_disks,
+    },
     publish::{errors_by_volume, forget_guest, may_be_silent, waits_for_disk},
     request::{Action, Answer, JobName, Request, RequestError, RequestId, Wanted},
     state::{AfterRead, Kill, Link, LiveStep, LiveSync, Looking, NextSync, REFRESH, Stage, State},

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use api::VirtualMachineInstance;
+use protocol::MigrateRequest;
 use thiserror::Error;
 
 use crate::{domain::unsupported::Unsupported, hypervisor::HypervisorError};
@@ -44,6 +45,22 @@ pub(crate) enum Request {
         /// Name of the file in its claim.
         file: String,
     },
+    /// The domain of another launcher is to arrive.
+    PrepareMigration {
+        /// Name of the migration.
+        migration: String,
+        /// The VMI.
+        wanted: Arc<Wanted>,
+    },
+    /// The domain is to move to another launcher.
+    Migrate(Arc<MigrateRequest>),
+    /// The migration of this name is to end.
+    AbortMigration(String),
+    /// The other launcher reports the end of its domain. The answer is false if no domain has arrived.
+    Release {
+        /// The user has paused the guest.
+        paused: bool,
+    },
     /// An action without further data.
     Act(Action),
 }
@@ -84,6 +101,12 @@ pub(crate) enum JobName {
     Shutdown,
     /// A memory dump.
     MemoryDump,
+    /// A migration to another launcher.
+    MigrationOut,
+    /// A migration to this launcher.
+    MigrationIn,
+    /// The sync of a running domain, which holds no job slot.
+    Sync,
 }
 
 /// Failure of a request.
@@ -95,12 +118,24 @@ pub(crate) enum RequestError {
     /// The domain has ended.
     #[error("the domain has ended")]
     Ended,
+    /// A domain runs here already.
+    #[error("a domain runs in this pod")]
+    Runs,
     /// The domain is being stopped.
     #[error("the domain is being stopped")]
     Ending,
     /// The volume is not one of virt-handler's.
     #[error("the pod has no volume {0}")]
     NoVolume(String),
+    /// The launcher knows no such migration.
+    #[error("there is no migration {0}")]
+    NoMigration(String),
+    /// The migration has ended, so it cannot be aborted.
+    #[error("migration {0} has ended")]
+    MigrationEnded(String),
+    /// The domain is still arriving.
+    #[error("the domain is still arriving")]
+    Arriving,
     /// The domain has not ended.
     #[error("the domain has not ended")]
     NotEnded,
@@ -149,6 +184,9 @@ impl fmt::Display for JobName {
             Self::Start => "start",
             Self::Shutdown => "shutdown",
             Self::MemoryDump => "memory dump",
+            Self::MigrationOut => "migration to another node",
+            Self::MigrationIn => "migration to this node",
+            Self::Sync => "change of the running domain",
         })
     }
 }

@@ -2,9 +2,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use protocol::{ItemResult, LauncherState, Lifecycle};
@@ -63,6 +63,12 @@ pub(crate) enum AfterRead {
     Started,
     /// Complete the live sync.
     Synced,
+    /// Decide on the domain after a migration to another launcher.
+    Settled,
+    /// Decide on a release of the domain that arrives.
+    Arrived(RequestId),
+    /// Decide on a domain that was resumed.
+    Resumed,
 }
 
 /// Reads of the domain.
@@ -76,6 +82,8 @@ pub(crate) struct Reading {
     pub(crate) again: bool,
     /// Work that follows that read.
     pub(crate) then_again: Vec<AfterRead>,
+    /// libvirt has answered the read whose work is being done: the published state is that of now.
+    pub(crate) is_fresh: bool,
 }
 
 /// Destruction of the domain.
@@ -201,6 +209,10 @@ pub(crate) struct State {
     pub(crate) active: Arc<DomainConfig>,
     /// Directory of hot-plugged volumes.
     pub(crate) hotplugged: Arc<Path>,
+    /// Directories of the images that the launcher creates.
+    pub(crate) own_images: Arc<[PathBuf]>,
+    /// Time of the start of the worker: by the monotonic clock, and since 1970.
+    pub(crate) clock: (Instant, Duration),
     /// Disks and interfaces that the guest was requested to release.
     pub(crate) detaching: BTreeSet<Item>,
     /// Disks and interfaces of the domain that was wanted last.
@@ -238,6 +250,8 @@ impl State {
             setting_clock: false,
             active: Arc::default(),
             hotplugged: Path::new(api::hotplug::DIRECTORY).into(),
+            own_images: Arc::default(),
+            clock: (now, SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
             detaching: BTreeSet::new(),
             wanted_devices: BTreeSet::new(),
             disk_sizes: Vec::new(),
@@ -253,6 +267,12 @@ impl State {
     /// Reports a shutdown in progress.
     pub(crate) const fn is_stopping(&self) -> bool {
         matches!(self.job, Some(Job::Shutdown(_)))
+    }
+
+    /// Returns the time in nanoseconds since 1970.
+    pub(crate) fn nanoseconds(&self, now: Instant) -> u64 {
+        let time = self.clock.1.saturating_add(now.duration_since(self.clock.0));
+        u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Reports a useful attempt to connect.
@@ -275,6 +295,8 @@ impl State {
                 _ => None,
             },
             Some(Job::Shutdown(shutdown)) => Some(shutdown.signal_at.min(shutdown.force_at)),
+            Some(Job::MigrationOut(out)) => out.wake(),
+            Some(Job::MigrationIn(incoming)) => incoming.wake(),
             Some(Job::MemoryDump) | None => None,
         };
         let sync = self.sync.as_ref().and_then(|sync| match sync.step {

@@ -267,32 +267,68 @@ pub(super) fn domain_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, 
     }
     let mut list = Vec::new();
     if count > 0 {
-        // SAFETY: libvirt returned at least one record.
-        let record = unsafe { &**records };
-        for i in 0..usize::try_from(record.nparams).unwrap_or_default() {
-            // SAFETY: the record has `nparams` parameters.
-            let param = unsafe { &*record.params.add(i) };
-            // SAFETY: the field is a string that ends with a zero byte within its 80 bytes.
-            let name = unsafe { text(param.field.as_ptr()) };
-            let value = match u32::try_from(param.type_).unwrap_or_default() {
-                // SAFETY: the type says which member of the union is set.
-                sys::VIR_TYPED_PARAM_STRING => Parameter::Text(unsafe { text(param.value.s) }),
-                // SAFETY: as above.
-                sys::VIR_TYPED_PARAM_UINT => Parameter::Number(u64::from(unsafe { param.value.ui })),
-                // SAFETY: as above.
-                sys::VIR_TYPED_PARAM_ULLONG => Parameter::Number(unsafe { param.value.ul }),
-                sys::VIR_TYPED_PARAM_INT => {
-                    // SAFETY: as above.
-                    Parameter::Number(u64::try_from(unsafe { param.value.i }).unwrap_or_default())
-                }
-                _ => continue,
-            };
-            list.push((name, value));
-        }
+        // SAFETY: libvirt returned at least one record, which has `nparams` parameters.
+        list = unsafe {
+            let record = &**records;
+            parameters(record.params, record.nparams)
+        };
     }
     // SAFETY: the list came from libvirt, is freed once, and nothing refers to it any more.
     unsafe { sys::virDomainStatsRecordListFree(records) };
     Ok(list)
+}
+
+/// Copies named parameters.
+///
+/// # Safety
+/// `params` must point to `count` parameters of libvirt, or `count` must be 0.
+unsafe fn parameters(params: sys::virTypedParameterPtr, count: c_int) -> Vec<(String, Parameter)> {
+    let mut list = Vec::new();
+    for i in 0..usize::try_from(count).unwrap_or_default() {
+        // SAFETY: there are `count` parameters.
+        let param = unsafe { &*params.add(i) };
+        // SAFETY: the field is a string that ends with a zero byte within its 80 bytes.
+        let name = unsafe { text(param.field.as_ptr()) };
+        let value = match u32::try_from(param.type_).unwrap_or_default() {
+            // SAFETY: the type says which member of the union is set.
+            sys::VIR_TYPED_PARAM_STRING => Parameter::Text(unsafe { text(param.value.s) }),
+            // SAFETY: as above.
+            sys::VIR_TYPED_PARAM_UINT => Parameter::Number(u64::from(unsafe { param.value.ui })),
+            // SAFETY: as above.
+            sys::VIR_TYPED_PARAM_ULLONG => Parameter::Number(unsafe { param.value.ul }),
+            sys::VIR_TYPED_PARAM_INT => {
+                // SAFETY: as above.
+                Parameter::Number(u64::try_from(unsafe { param.value.i }).unwrap_or_default())
+            }
+            _ => continue,
+        };
+        list.push((name, value));
+    }
+    list
+}
+
+/// Returns libvirt's statistics of a domain's job as named parameters; empty without a job.
+pub(super) fn job_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, HypervisorError> {
+    let (mut kind, mut count) = (0, 0);
+    let mut params: sys::virTypedParameterPtr = ptr::null_mut();
+    // SAFETY: the domain is alive; the out pointers are valid for the call.
+    let result =
+        unsafe { sys::virDomainGetJobStats(domain.as_ptr(), &raw mut kind, &raw mut params, &raw mut count, 0) };
+    if result < 0 {
+        return Err(last_error());
+    }
+    // SAFETY: libvirt has filled `count` parameters.
+    let list = unsafe { parameters(params, count) };
+    // SAFETY: the parameters came from libvirt, are freed once, and nothing refers to them any more.
+    unsafe { sys::virTypedParamsFree(params, count) };
+    let is_in_progress = matches!(u32::try_from(kind), Ok(sys::VIR_DOMAIN_JOB_BOUNDED | sys::VIR_DOMAIN_JOB_UNBOUNDED));
+    Ok(if is_in_progress { list } else { Vec::new() })
+}
+
+/// Aborts a domain's job.
+pub(super) fn abort_job(domain: &Domain) -> Result<(), HypervisorError> {
+    // SAFETY: the domain is alive.
+    if unsafe { sys::virDomainAbortJob(domain.as_ptr()) } < 0 { Err(last_error()) } else { Ok(()) }
 }
 
 /// Returns the disks of a running domain with an error, by target.

@@ -93,6 +93,11 @@ max_core = 0
 dump_guest_core = 0
 vnc_tls = 0
 vnc_sasl = 0
+# The pods' traffic is encrypted by virt-handler.
+migrate_tls_force = 0
+# The source's daemon notices a target that does not answer within 15 s.
+keepalive_interval = 3
+keepalive_count = 4
 ";
 
 /// Configuration of the daemon. It has one client, so few threads are enough.
@@ -125,9 +130,31 @@ pub(crate) fn configure(program: &DaemonProgram, paths: &Paths) -> Result<(), St
     if Path::new("/dev/hugepages").exists() {
         qemu.push_str("hugetlbfs_mount = \"/dev/hugepages\"\n");
     }
+    // Claims of a VMI that migrates are readable and writable on both nodes, whatever their file system is.
+    let shared = [paths.filesystem_volumes(), paths.hotplug_disks.clone()];
+    let shared = shared.map(|path| format!("\"{}\"", path.display())).join(", ");
+    qemu.push_str(&format!("shared_filesystems = [ {shared} ]\n"));
     write_file(&paths.libvirt_config().join("qemu.conf"), qemu.as_bytes())?;
-    write_file(&paths.libvirt_config().join(program.configuration), DAEMON_CONF.as_bytes())?;
+    let daemon = format!("{DAEMON_CONF}host_uuid = \"{}\"\n", host_uuid(paths)?);
+    write_file(&paths.libvirt_config().join(program.configuration), daemon.as_bytes())?;
     name_socket(program, paths)
+}
+
+/// Returns the UUID of this pod as a host of libvirt, which refuses a migration between daemons with the same one: several pods of
+/// a node have the same machine.
+fn host_uuid(paths: &Paths) -> Result<String, StartError> {
+    let path = paths.libvirt_config().join("host-uuid");
+    let known = std::fs::read_to_string(&path).unwrap_or_default();
+    if known.len() == 36 {
+        return Ok(known);
+    }
+    let random = Path::new("/proc/sys/kernel/random/uuid");
+    let uuid = std::fs::read_to_string(random)
+        .map_err(|source| StartError::Write { path: random.to_owned(), source })?
+        .trim()
+        .to_owned();
+    write_file(&path, uuid.as_bytes())?;
+    Ok(uuid)
 }
 
 /// Links the daemon's socket under the name that tools and scripts expect in a launcher pod.
@@ -135,7 +162,7 @@ fn name_socket(program: &DaemonProgram, paths: &Paths) -> Result<(), StartError>
     if program.socket == SOCKET_NAME {
         return Ok(());
     }
-    let path = paths.libvirt_runtime().join(SOCKET_NAME);
+    let path = paths.libvirt_socket();
     match std::os::unix::fs::symlink(program.socket, &path) {
         // A former worker has created it.
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
@@ -351,6 +378,12 @@ mod tests {
         }
         let link = std::fs::read_link(paths.libvirt_runtime().join(SOCKET_NAME)).unwrap();
         assert_eq!(link, Path::new("libvirt-sock"));
+        // A restarted daemon is the same host.
+        let configuration = || std::fs::read_to_string(paths.libvirt_config().join("daemon.conf")).unwrap();
+        let first = configuration();
+        configure(&program("libvirt-sock"), &paths).unwrap();
+        assert_eq!(configuration(), first);
+        assert!(first.lines().any(|line| line.starts_with("host_uuid = \"") && line.len() == 50), "{first}");
         let _ = std::fs::remove_dir_all(root);
     }
 

@@ -9,14 +9,18 @@ use super::{
     callbacks,
     connection::{CallKind, Connection},
     lifecycle::{is_io_error, lifecycle},
-    stats,
+    migration, stats,
 };
-use crate::hypervisor::{Call, DeviceChange, Domain, DomainFacts, HypervisorError, RebootWay, Signals};
+use crate::hypervisor::{
+    Call, DeviceChange, Domain, DomainFacts, HypervisorError, MigrateCall, Progress, RebootWay, Signals,
+};
 
 /// Time limit of a plain call.
 const CALL_DEADLINE: Duration = Duration::from_secs(20);
 /// Limit of a memory dump: a terabyte on slow storage.
 const DUMP_DEADLINE: Duration = Duration::from_secs(3600);
+/// Limit of a migration. The engine has its own limits, which abort it; this one bounds a daemon that never answers.
+const MIGRATE_DEADLINE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Time limit of QEMU's start.
 const CREATE_DEADLINE: Duration = Duration::from_secs(120);
 /// Time limit of statistics.
@@ -209,6 +213,29 @@ impl Domain for LibvirtDomain {
                 Err(HypervisorError::Libvirt { .. }) => apply(sys::VIR_DOMAIN_AFFECT_LIVE),
                 result => result,
             }
+        })
+    }
+
+    fn migrate(&self, migration: MigrateCall) -> Call<()> {
+        self.call_of(CallKind::Job, "migrate", MIGRATE_DEADLINE, move |domain| {
+            let (control, parameters, flags) = migration::parameters(&migration)?;
+            Ok(domain.migrate_to_uri3(Some(&control), parameters, flags)?)
+        })
+    }
+
+    fn migration_progress(&self) -> Call<Option<Progress>> {
+        self.call("progress of the migration", STATS_DEADLINE, |domain| {
+            Ok(migration::progress(&callbacks::job_stats(domain)?))
+        })
+    }
+
+    fn abort_migration(&self) -> Call<()> {
+        self.call_of(CallKind::End, "abort the migration", CALL_DEADLINE, callbacks::abort_job)
+    }
+
+    fn set_max_downtime(&self, milliseconds: u64) -> Call<()> {
+        self.call("set the longest downtime", CALL_DEADLINE, move |domain| {
+            Ok(domain.migrate_set_max_downtime(milliseconds, 0).map(drop)?)
         })
     }
 

@@ -1,6 +1,6 @@
 //! libvirt behind the traits [`Hypervisor`] and [`Domain`](crate::hypervisor::Domain): its daemon (`daemon`), the connection
-//! (`connection`), the calls for a domain (`domain`), its numbers (`lifecycle`) and statistics (`stats`) in the protocol's
-//! form. [`capabilities`] collects those of a node. `callbacks` is the only place of this crate with unsafe code.
+//! (`connection`), the calls for a domain (`domain`) and for its migration (`migration`), its numbers (`lifecycle`) and statistics
+//! (`stats`) in the protocol's form. [`capabilities`] collects those of a node. `callbacks` is the only place of this crate with unsafe code.
 
 mod callbacks;
 pub mod capabilities;
@@ -9,6 +9,7 @@ mod daemon;
 mod domain;
 mod error;
 mod lifecycle;
+mod migration;
 mod stats;
 
 use std::{os::unix::net::UnixStream, sync::Arc, time::Duration};

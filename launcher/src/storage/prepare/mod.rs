@@ -60,6 +60,15 @@ impl Tolerance {
     }
 }
 
+/// What the images are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A domain starts.
+    Start,
+    /// A running domain arrives from another launcher, which uses the claims meanwhile: they are left as they are.
+    Arrival,
+}
+
 /// Creates all images of a VMI. Existing images are kept; an image in a claim grows to the claim's capacity. Hot-plugged
 /// volumes that the pod does not have yet are left out.
 ///
@@ -69,6 +78,7 @@ pub(crate) fn prepare(
     vmi: &VirtualMachineInstance,
     paths: &Paths,
     tolerance: &Tolerance,
+    purpose: Purpose,
 ) -> Result<Prepared, DiskError> {
     let mut prepared = Prepared::default();
     let disks: BTreeSet<&str> = vmi.spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
@@ -90,7 +100,7 @@ pub(crate) fn prepare(
             prepared.sources.insert(volume.name.clone(), make_cloud_init(&cloud_init, vmi, paths, Vec::new())?);
             continue;
         }
-        let source = make(volume, vmi, paths, tolerance)?;
+        let source = make(volume, vmi, paths, tolerance, purpose)?;
         prepared.sources.insert(volume.name.clone(), source);
     }
     for disk in vmi.spec.domain.devices.disks.iter().filter(|disk| matches_volume(disk)) {
@@ -118,6 +128,40 @@ pub(crate) fn prepare(
     Ok(prepared)
 }
 
+/// Reports a volume whose content is copied to another claim.
+fn is_migrated(volume: &str, vmi: &VirtualMachineInstance) -> bool {
+    let migrated = vmi.status.iter().flat_map(|status| &status.migrated_volumes);
+    migrated.into_iter().any(|migrated| migrated.volume_name == volume)
+}
+
+/// Gives the images that are copied from another launcher the size that they have there. An image that is made of files may
+/// differ from the one that was made of them at the start.
+///
+/// # Errors
+/// When an image cannot be resized.
+pub(crate) fn match_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Result<(), DiskError> {
+    let status = vmi.status.iter().flat_map(|status| &status.volume_status);
+    let recorded = status.filter_map(|status| Some((status.name.as_str(), u64::try_from(status.size?).ok()?)));
+    for (name, size) in recorded.filter(|(name, size)| *size > 0 && Paths::is_single_component(name)) {
+        let is_copied = |disk: &&Disk| {
+            let readonly = disk.disk.as_ref().is_some_and(|disk| disk.readonly);
+            disk.name == name && disk.cdrom.is_none() && disk.lun.is_none() && !readonly
+        };
+        if !vmi.spec.domain.devices.disks.iter().any(|disk| is_copied(&disk)) {
+            continue;
+        }
+        for path in [paths.cloud_init(name), paths.config_disk(name)] {
+            let resized = match std::fs::OpenOptions::new().write(true).open(&path) {
+                Ok(file) => file.set_len(size),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                Err(error) => Err(error),
+            };
+            resized.map_err(|source| DiskError::Write { path, source })?;
+        }
+    }
+    Ok(())
+}
+
 /// Reports a disk with the block sizes of its volume.
 pub(crate) fn matches_volume(disk: &Disk) -> bool {
     let matching = disk.block_size.as_ref().and_then(|size| size.match_volume.as_ref());
@@ -129,6 +173,7 @@ fn make(
     vmi: &VirtualMachineInstance,
     paths: &Paths,
     tolerance: &Tolerance,
+    purpose: Purpose,
 ) -> Result<DiskSource, DiskError> {
     let name = volume.name.as_str();
     if let Some(disk) = &volume.container_disk {
@@ -151,7 +196,8 @@ fn make(
         return layer(name, path, ImageFormat::Raw, size, paths);
     }
     if volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() {
-        return claim_source(name, vmi, paths, Some(tolerance));
+        let own = purpose == Purpose::Start || is_migrated(name, vmi);
+        return claim_source(name, vmi, paths, own.then_some(tolerance));
     }
     if let Some(host) = &volume.host_disk {
         let file = Path::new(&host.path).file_name().and_then(|f| f.to_str()).unwrap_or_default();

@@ -52,7 +52,7 @@ fn a_container_disk_gets_a_layer_of_its_size() {
     let scratch = Scratch::new("layer");
     std::fs::write(scratch.1.join("images/root/disk/any.img"), vec![1; 1000]).unwrap();
     let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
-    let source = prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources.remove("root").unwrap();
+    let source = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources.remove("root").unwrap();
     assert_eq!(source.backend, Backend::File { path: scratch.0.overlay("root"), format: ImageFormat::Qcow2 });
     assert_eq!(source.backing.unwrap().1, ImageFormat::Raw);
     assert_eq!(&std::fs::read(scratch.0.overlay("root")).unwrap()[24..32], &1024_u64.to_be_bytes());
@@ -67,7 +67,7 @@ fn an_overlay_over_a_claim_ignores_the_content_of_the_disk() {
         let mut content = start.to_vec();
         content.resize(2048, 0);
         std::fs::write(&image, content).unwrap();
-        let source = prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources.remove("data").unwrap();
+        let source = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources.remove("data").unwrap();
         assert_eq!(source.backing.unwrap().1, ImageFormat::Raw);
         assert_eq!(&std::fs::read(scratch.0.overlay("data")).unwrap()[24..32], &2048_u64.to_be_bytes());
         std::fs::remove_file(scratch.0.overlay("data")).unwrap();
@@ -78,11 +78,11 @@ fn an_overlay_over_a_claim_ignores_the_content_of_the_disk() {
 fn an_image_with_two_files_or_none_is_refused() {
     let scratch = Scratch::new("count");
     let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
-    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::NotOneFile { count: 0, .. })));
+    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start), Err(DiskError::NotOneFile { count: 0, .. })));
     for name in ["a", "b"] {
         std::fs::write(scratch.1.join("images/root/disk").join(name), "x").unwrap();
     }
-    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::NotOneFile { count: 2, .. })));
+    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start), Err(DiskError::NotOneFile { count: 2, .. })));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn cve_2022_1798_the_path_of_a_container_disk_stays_in_the_image() {
     std::fs::write(scratch.1.join("secret"), "x").unwrap();
     for path in ["../../secret", "/disk/../../../secret"] {
         let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x", "path": path}}));
-        assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::File { .. })), "{path}");
+        assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start), Err(DiskError::File { .. })), "{path}");
     }
 }
 
@@ -99,17 +99,17 @@ fn cve_2022_1798_the_path_of_a_container_disk_stays_in_the_image() {
 fn a_claim_without_an_image_gets_one_of_the_smaller_of_request_and_capacity() {
     let scratch = Scratch::new("claim");
     let mut vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
-    assert!(prepare(&vmi, &scratch.0, &DEFAULT).is_err());
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).is_err());
     vmi.status = Some(
         serde_json::from_value(json!({"volumeStatus": [{"name": "data", "target": "", "persistentVolumeClaimInfo":
             {"capacity": {"storage": "5Mi"}, "requests": {"storage": "3500Ki"}}}]}))
         .unwrap(),
     );
-    prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
+    prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap();
     let path = scratch.1.join("private/vmi-disks/data/disk.img");
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MEBIBYTE);
     std::fs::write(&path, "kept").unwrap();
-    prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
+    prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap();
     let image = std::fs::read(&path).unwrap();
     assert!(image.starts_with(b"kept") && image.len() as u64 == 2 * MEBIBYTE, "grown to what is left of it");
 }
@@ -130,7 +130,7 @@ fn an_image_in_a_drive_stays_as_it_is() {
     ] {
         std::fs::write(&path, [7_u8; 2048]).unwrap();
         vmi.spec.domain.devices.disks[0] = serde_json::from_value(disk.clone()).unwrap();
-        prepare(&vmi, &scratch.0, &DEFAULT).unwrap();
+        prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), length, "{disk}");
     }
 }
@@ -162,7 +162,7 @@ fn cve_2025_64433_a_link_in_a_claim_is_not_followed_out_of_it() {
     std::fs::write(scratch.1.join("secret"), "x").unwrap();
     std::os::unix::fs::symlink("../../../secret", scratch.1.join("private/vmi-disks/data/disk.img")).unwrap();
     let vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
-    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::File { .. })));
+    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start), Err(DiskError::File { .. })));
 }
 
 #[test]
@@ -175,17 +175,17 @@ fn a_config_map_becomes_an_image_of_its_keys() {
     std::os::unix::fs::symlink("..data/key", dir.join("key")).unwrap();
     assert_eq!(config_files(&dir).unwrap(), Files::from([("key".to_owned(), b"value".to_vec())]));
     let vmi = vmi(json!({"name": "cm", "configMap": {"name": "c"}}));
-    assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources["cm"].made_size > 0);
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources["cm"].made_size > 0);
 }
 
 #[test]
 fn block_sizes_are_looked_up_where_the_disk_matches_those_of_the_volume() {
     let scratch = Scratch::new("blocks");
     let mut vmi = vmi(json!({"name": "e", "emptyDisk": {"capacity": "2Mi"}}));
-    assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().block_sizes.is_empty());
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().block_sizes.is_empty());
     let disk = &mut vmi.spec.domain.devices.disks[0];
     disk.block_size = serde_json::from_value(json!({"matchVolume": {}})).unwrap();
-    assert!(prepare(&vmi, &scratch.0, &DEFAULT).unwrap().block_sizes["e"].logical >= 512);
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().block_sizes["e"].logical >= 512);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn tags_of_interfaces_are_written_to_a_config_drive_only() {
     let interface = TaggedInterface { address: "0000:01:00.0".into(), mac: "02::1".into(), tag: "backup".into() };
     for (kind, tagged) in [("cloudInitConfigDrive", true), ("cloudInitNoCloud", false)] {
         let vmi = vmi(json!({"name": "ci", kind: {"userData": "x"}}));
-        let before = prepare(&vmi, &scratch.0, &DEFAULT).unwrap().sources["ci"].made_size;
+        let before = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources["ci"].made_size;
         let after = write_interface_tags(&vmi, &scratch.0, vec![interface.clone()]).unwrap();
         assert_eq!(after.is_some_and(|(volume, size)| volume == "ci" && size >= before), tagged, "{kind}");
         let image = std::fs::read(scratch.0.cloud_init("ci")).unwrap();
@@ -207,7 +207,7 @@ fn tags_of_interfaces_are_written_to_a_config_drive_only() {
 fn an_empty_disk_below_one_mebibyte_is_refused() {
     let scratch = Scratch::new("empty");
     let vmi = vmi(json!({"name": "e", "emptyDisk": {"capacity": "1000Ki"}}));
-    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT), Err(DiskError::TooSmall(_))));
+    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start), Err(DiskError::TooSmall(_))));
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn cve_2025_64324_a_host_disk_is_made_only_where_nothing_is() {
     // A link out of the directory to a file, to nothing, and a link to nothing within.
     for target in ["../../../secret", "../../../absent", "gone"] {
         std::os::unix::fs::symlink(target, directory.join("disk.img")).unwrap();
-        let made = prepare(&vmi, &scratch.0, &DEFAULT);
+        let made = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start);
         assert!(matches!(made, Err(DiskError::File { .. } | DiskError::Write { .. })), "{target}: {made:?}");
         std::fs::remove_file(directory.join("disk.img")).unwrap();
     }

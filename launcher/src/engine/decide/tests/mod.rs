@@ -3,6 +3,8 @@
 mod dump;
 mod events;
 mod jobs;
+mod migration_in;
+mod migration_out;
 mod requests;
 mod sync;
 
@@ -16,7 +18,7 @@ use tokio::time::Instant;
 use super::decide;
 use crate::{
     domain::{diff::DeviceChange, unsupported::Unsupported},
-    engine::model::{Action, Answer, Effect, GuestCall, Input, Request, RequestId, State, Wanted},
+    engine::model::{Action, Answer, Effect, GuestCall, Input, MigrationRecord, Request, RequestId, State, Wanted},
     hypervisor::{DomainFacts, HypervisorError},
     options::VmiArgs,
 };
@@ -44,7 +46,20 @@ impl Table {
         };
         let now = Instant::now();
         let mut table = Self { state: State::new(&args, now), now, next: 0, answers: Vec::new() };
-        table.take(Input::Begin { adopting, start_daemon: true, simulate_crash: false });
+        table.take(Input::Begin { adopting, start_daemon: true, simulate_crash: false, migration: None });
+        table.take(Input::DaemonStarted(None, Ok(())));
+        table
+    }
+
+    /// A restarted worker that finds this record.
+    fn restarted(record: MigrationRecord) -> Self {
+        let mut table = Self::new(false);
+        table.take(Input::Begin {
+            adopting: true,
+            start_daemon: true,
+            simulate_crash: false,
+            migration: Some(Box::new(record)),
+        });
         table.take(Input::DaemonStarted(None, Ok(())));
         table
     }
@@ -149,6 +164,17 @@ fn name(effect: &Effect) -> &'static str {
         Effect::ChangeDevice(DeviceChange::Detach, _) => "detach",
         Effect::ChangeDevice(DeviceChange::Update, _) => "update",
         Effect::DumpMemory(_) => "dump",
+        Effect::PrepareTarget { .. } => "prepare target",
+        Effect::OpenMigration(..) => "open migration",
+        Effect::SaveMigration(..) => "save migration",
+        Effect::Migrate { .. } => "migrate",
+        Effect::ReadProgress => "read progress",
+        Effect::AbortMigration => "abort migration",
+        Effect::SetMaxDowntime(_) => "set downtime",
+        Effect::PauseForCopy => "pause for copy",
+        Effect::RunAfterMigration => "run after migration",
+        Effect::Release { paused: false } => "release",
+        Effect::Release { paused: true } => "release paused",
         Effect::ResumeAfterDiskError => "resume after error",
         Effect::Act(_, GuestCall::Suspend) => "suspend",
         Effect::Act(_, GuestCall::Resume) => "resume",

@@ -1,0 +1,312 @@
+use std::sync::Arc;
+
+use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationReport, MigrationStep};
+
+use super::{Table, read, wanted};
+use crate::{
+    engine::model::{Action, Direction, Input, MigrationRecord, Request, Stage},
+    hypervisor::{HypervisorError, Progress},
+};
+
+fn options(name: &str) -> MigrateRequest {
+    MigrateRequest { migration: name.into(), ..MigrateRequest::default() }
+}
+
+fn migrate(table: &mut Table, request: MigrateRequest) -> Vec<String> {
+    table.request(Request::Migrate(Arc::new(request)))
+}
+
+/// A worker whose domain is being copied.
+fn copying(request: MigrateRequest) -> Table {
+    let mut table = Table::live();
+    assert_eq!(migrate(&mut table, request), ["open migration"]);
+    assert_eq!(table.take(Input::MigrationOpened(Ok(()))), ["migrate"]);
+    assert_eq!(table.last_answer(), Some(Ok(false)));
+    table
+}
+
+fn report(table: &Table) -> MigrationReport {
+    table.state.published.migration.clone().unwrap_or_default()
+}
+
+fn shown(table: &Table) -> (MigrationStep, String, bool) {
+    let report = report(table);
+    (report.step(), report.failure.clone(), report.aborted)
+}
+
+fn no_domain() -> Input {
+    Input::Read(Err(HypervisorError::NoDomain), None)
+}
+
+fn failed(message: &str) -> Result<(), HypervisorError> {
+    Err(HypervisorError::Libvirt { code: 1, message: message.into() })
+}
+
+fn progress(remaining: u64) -> Input {
+    Input::ProgressRead(Ok(Some(Progress { total: 1000, processed: 5, remaining, ..Progress::default() })))
+}
+
+const NOT_MOVED: MigrationStep = MigrationStep::NotMoved;
+
+#[test]
+fn a_domain_moves_and_its_guest_is_released_only_after_its_end() {
+    let mut table = copying(options("a"));
+    assert_eq!(shown(&table).0, MigrationStep::Copying);
+    assert!(report(&table).begin > 1_700_000_000_000_000_000);
+    // The event of the end comes before the call returns.
+    table.take(Input::DomainChanged { closed: false, crashed: false });
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), [""; 0]);
+    assert_eq!((table.state.stage, table.state.published.lifecycle()), (Stage::Live, Lifecycle::Running));
+    assert_eq!(table.take(Input::Migrated(Ok(()))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
+    assert_eq!(shown(&table).0, MigrationStep::Releasing);
+    // Repeated until the target has answered.
+    assert_eq!(table.take(Input::Released(Err("no answer".into()))), [""; 0]);
+    assert_eq!(table.after(1), ["release"]);
+    assert_eq!(table.after(1), [""; 0], "one at a time");
+    assert_eq!(table.take(Input::Released(Ok(true))), ["save migration", "attend"]);
+    assert_eq!(shown(&table), (MigrationStep::Moved, String::new(), false));
+    let published = &table.state.published;
+    assert_eq!((published.lifecycle(), published.reason.as_str()), (Lifecycle::Shutoff, "migrated"));
+    assert!(report(&table).end >= report(&table).begin && table.state.job.is_none());
+    table.act(Action::Finish);
+    assert!(table.state.finished);
+}
+
+#[test]
+fn a_guest_paused_by_the_user_stays_paused() {
+    let mut table = Table::live();
+    table.take(Input::DomainChanged { closed: false, crashed: false });
+    table.take(read(Lifecycle::Paused, "user"));
+    migrate(&mut table, options("a"));
+    table.take(Input::MigrationOpened(Ok(())));
+    table.take(Input::Migrated(failed("no")));
+    // Not resumed after a failure.
+    assert_eq!(table.take(read(Lifecycle::Paused, "user")), ["attend", "save migration"]);
+    assert_eq!(shown(&table), (NOT_MOVED, "no".into(), false));
+    migrate(&mut table, options("b"));
+    table.take(Input::MigrationOpened(Ok(())));
+    table.take(Input::Migrated(Ok(())));
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release paused"]);
+}
+
+#[test]
+fn the_guest_runs_again_after_a_failure() {
+    let mut table = copying(options("a"));
+    assert_eq!(table.take(Input::Migrated(failed("broken"))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Paused, "migration")), ["attend", "run after migration"]);
+    // Repeated until it runs.
+    assert_eq!(table.take(Input::RunsAfterMigration(failed("busy"))), [""; 0]);
+    assert_eq!(table.after(1), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Paused, "migration")), ["attend", "run after migration"]);
+    assert_eq!(table.take(Input::RunsAfterMigration(Ok(()))), ["read"]);
+    assert_eq!(shown(&table).0, MigrationStep::Copying);
+    assert_eq!(table.take(read(Lifecycle::Running, "unpaused")), ["attend", "save migration"]);
+    assert_eq!(shown(&table), (NOT_MOVED, "broken".into(), false));
+    assert_eq!(table.state.stage, Stage::Live);
+    // It has ended, so it is not repeated; another one is possible.
+    assert_eq!(migrate(&mut table, options("a")), [""; 0]);
+    assert_eq!(table.last_answer(), Some(Ok(false)));
+    assert_eq!(migrate(&mut table, options("b")), ["open migration"]);
+}
+
+#[test]
+fn a_read_that_fails_decides_nothing() {
+    let mut table = copying(options("a"));
+    table.take(Input::Migrated(failed("broken")));
+    let late = || Input::Read(Err(HypervisorError::Timeout("state")), None);
+    assert_eq!(table.take(late()), [""; 0]);
+    assert_eq!(shown(&table).0, MigrationStep::Copying, "the last known state is not that of now");
+    assert_eq!(table.after(1), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
+}
+
+#[test]
+fn conflicts_are_refused_by_name_and_the_same_migration_is_a_success() {
+    let mut table = copying(options("a"));
+    assert_eq!(migrate(&mut table, options("a")), [""; 0]);
+    assert_eq!(table.last_answer(), Some(Ok(false)));
+    let requests = [
+        Request::Migrate(Arc::new(options("b"))),
+        Request::Act(Action::Pause),
+        Request::Act(Action::Reset),
+        Request::Sync(wanted("m", &serde_json::json!({}))),
+        Request::PrepareMigration { migration: "c".into(), wanted: wanted("m", &serde_json::json!({})) },
+        Request::DumpMemory { volume: "v".into(), file: "f".into() },
+    ];
+    for request in requests {
+        let label = format!("{request:?}");
+        assert_eq!(table.request(request), [""; 0], "{label}");
+        let refusal = table.last_answer().unwrap().unwrap_err().to_string();
+        let expected = "the domain is busy: migration to another node is in progress (copying the domain)";
+        assert_eq!(refusal, expected, "{label}");
+    }
+    // A change of the running domain ends first.
+    let mut table = Table::live();
+    table.sync();
+    migrate(&mut table, options("a"));
+    assert!(table.last_answer().unwrap().unwrap_err().to_string().contains("change of the running domain"));
+    let mut table = Table::connected();
+    migrate(&mut table, options("a"));
+    assert_eq!(table.last_answer().unwrap().unwrap_err().to_string(), "Domain not found.");
+    let mut table = Table::live();
+    migrate(&mut table, MigrateRequest { copied_volumes: vec!["other".into()], ..options("a") });
+    assert_eq!(table.last_answer().unwrap().unwrap_err().to_string(), "the pod has no volume other");
+}
+
+#[test]
+fn progress_is_published_and_limits_abort_or_pause() {
+    let request = MigrateRequest {
+        completion_timeout_per_gb: 10,
+        allow_workload_disruption: true,
+        max_downtime_ms: 500,
+        ..options("a")
+    };
+    let mut table = copying(request);
+    assert_eq!(table.after(1), ["read progress"]);
+    assert_eq!(table.after(5), [""; 0], "one at a time");
+    assert_eq!(table.take(progress(700)), ["set downtime"]);
+    let published = report(&table);
+    assert_eq!((published.total, published.processed, published.remaining), (1000, 5, 700));
+    assert_eq!(table.after(5), ["read progress"]);
+    assert_eq!(table.take(progress(600)), ["pause for copy"]);
+    assert_eq!(report(&table).mode(), MigrationMode::PausedCopy);
+    // Then the limit is twice as long.
+    table.after(8);
+    assert_eq!(table.take(progress(500)), [""; 0]);
+    table.after(1);
+    assert_eq!(table.take(progress(400)), ["abort migration"]);
+    table.take(Input::MigrationAborted(Ok(())));
+    table.take(Input::Migrated(failed("canceled by client")));
+    assert_eq!(table.take(read(Lifecycle::Running, "migrationCanceled")), ["attend", "save migration"]);
+    let failure = "Live migration is not completed after 20 seconds and has been aborted";
+    assert_eq!(shown(&table), (NOT_MOVED, failure.into(), true));
+}
+
+#[test]
+fn an_abort_that_fails_lets_the_migration_go_on() {
+    let mut table = copying(options("a"));
+    let abort = |table: &mut Table, name: &str| table.request(Request::AbortMigration(name.into()));
+    abort(&mut table, "b");
+    assert_eq!(table.last_answer().unwrap().unwrap_err().to_string(), "there is no migration b");
+    assert_eq!(abort(&mut table, "a"), ["abort migration"]);
+    assert_eq!(abort(&mut table, "a"), [""; 0]);
+    table.take(Input::MigrationAborted(failed("too late")));
+    assert_eq!(report(&table).abort_failure, "cannot abort the migration: too late");
+    table.take(Input::Migrated(Ok(())));
+    table.take(read(Lifecycle::Shutoff, "migrated"));
+    abort(&mut table, "a");
+    assert_eq!(table.last_answer().unwrap().unwrap_err().to_string(), "migration a has ended");
+    table.take(Input::Released(Ok(true)));
+    assert_eq!(shown(&table), (MigrationStep::Moved, String::new(), false));
+    // An abort that succeeds.
+    let mut table = copying(options("a"));
+    abort(&mut table, "a");
+    table.take(Input::MigrationAborted(Ok(())));
+    table.take(Input::Migrated(failed("canceled")));
+    table.take(read(Lifecycle::Running, "migrationCanceled"));
+    assert_eq!(shown(&table), (NOT_MOVED, "Live migration has been aborted".into(), true));
+    abort(&mut table, "a");
+    assert_eq!(table.last_answer(), Some(Ok(false)), "it has no effect any more");
+}
+
+#[test]
+fn a_domain_that_ends_otherwise_is_released_or_lost() {
+    let ended = |reason| {
+        let mut table = copying(options("a"));
+        table.take(Input::DomainChanged { closed: false, crashed: false });
+        table.take(read(Lifecycle::Shutoff, reason));
+        table.take(Input::Migrated(failed("gone")));
+        assert_eq!(table.take(read(Lifecycle::Shutoff, reason)), ["save migration", "release"]);
+        table
+    };
+    // The target has it all the same.
+    let mut table = ended("crashed");
+    table.take(Input::Released(Ok(true)));
+    assert_eq!(table.state.published.reason, "migrated");
+    // The target has nothing.
+    for (reason, published) in [("crashed", "crashed"), ("migrated", "failed")] {
+        let mut table = ended(reason);
+        table.take(Input::Released(Ok(false)));
+        assert_eq!((table.state.stage, table.state.published.reason.as_str()), (Stage::Ended, published));
+        assert_eq!(shown(&table).0, NOT_MOVED);
+    }
+    // The target does not answer: only a domain that has migrated waits for it.
+    for (reason, lost) in [("crashed", true), ("migrated", false)] {
+        let mut table = ended(reason);
+        table.after(40);
+        table.take(Input::Released(Err("no answer".into())));
+        assert_eq!(table.state.stage == Stage::Ended, lost, "{reason}");
+    }
+}
+
+#[test]
+fn the_guest_can_be_ended_at_any_step() {
+    // Shutdown aborts the migration first.
+    let mut table = copying(options("a"));
+    assert_eq!(table.act(Action::Shutdown { grace: 30 }), ["abort migration"]);
+    table.take(Input::MigrationAborted(Ok(())));
+    table.take(Input::Migrated(failed("canceled")));
+    let effects = table.take(read(Lifecycle::Running, "migrationCanceled"));
+    assert_eq!(effects, ["attend", "save migration", "shutdown"]);
+    assert_eq!(table.last_answer(), Some(Ok(false)));
+    // If it succeeds, there is nothing to shut down here.
+    let mut table = copying(options("a"));
+    table.act(Action::Terminate { grace: 30 });
+    table.take(Input::Migrated(Ok(())));
+    table.take(read(Lifecycle::Shutoff, "migrated"));
+    table.take(Input::Released(Ok(true)));
+    assert_eq!((table.last_answer(), table.state.published.reason.as_str()), (Some(Ok(false)), "migrated"));
+    // A destroyed domain is not released.
+    let mut table = copying(options("a"));
+    assert_eq!(table.act(Action::Kill), ["destroy gently"]);
+    table.take(Input::Destroyed(Ok(())));
+    table.take(read(Lifecycle::Shutoff, "destroyed"));
+    table.take(Input::Migrated(failed("gone")));
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "destroyed")), ["save migration", "attend"]);
+    assert_eq!((table.last_answer(), table.state.published.reason.as_str()), (Some(Ok(false)), "destroyed"));
+}
+
+#[test]
+fn a_restarted_worker_goes_on() {
+    let record = |step: MigrationStep| MigrationRecord {
+        migration: "a".into(),
+        direction: Direction::Out,
+        step: step.into(),
+        paused: false,
+        failure: String::new(),
+        aborted: false,
+        begin: 1,
+        end: 0,
+    };
+    let adopted = |step| {
+        let mut table = Table::restarted(record(step));
+        table.take(Input::Timer);
+        table.take(Input::Connected(Ok(true)));
+        table
+    };
+    // libvirt's job goes on.
+    let mut table = adopted(MigrationStep::Copying);
+    table.take(read(Lifecycle::Running, "booted"));
+    assert_eq!(table.after(1), ["read progress"]);
+    assert_eq!(table.take(progress(10)), [""; 0]);
+    assert_eq!(report(&table).remaining, 10);
+    assert_eq!(table.after(1), ["read progress"]);
+    assert_eq!(table.take(Input::ProgressRead(Ok(None))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Paused, "migration")), ["attend", "run after migration"]);
+    // It has ended: the domain has left, or libvirt does not know why it has ended.
+    for input in [read(Lifecycle::Shutoff, "migrated"), read(Lifecycle::Shutoff, "unknown"), no_domain()] {
+        let mut table = adopted(MigrationStep::Copying);
+        let label = format!("{input:?}");
+        table.take(input);
+        assert_eq!(table.after(1), ["read"], "{label}");
+        assert_eq!(table.take(read(Lifecycle::Shutoff, "unknown")), ["save migration", "release"], "{label}");
+    }
+    // The end is known.
+    let table = Table::restarted(record(MigrationStep::Moved));
+    assert_eq!((table.state.stage, table.state.published.reason.as_str()), (Stage::Ended, "migrated"));
+    let mut table = adopted(MigrationStep::NotMoved);
+    table.take(read(Lifecycle::Running, "booted"));
+    assert_eq!(migrate(&mut table, options("a")), [""; 0]);
+    assert_eq!(table.last_answer(), Some(Ok(false)));
+}

@@ -1,0 +1,432 @@
+//! The jobs of migrations, the record for a restarted worker, and the disks that are copied. Pure.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use protocol::{MigrateRequest, MigrationMode, MigrationReport, MigrationStep};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::request::{Action, RequestError, RequestId, Wanted};
+use crate::{
+    domain::{Domain, parse::DomainConfig},
+    hypervisor::Progress,
+    storage::Backend,
+};
+
+/// Which way the domain moves.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Direction {
+    /// To another launcher.
+    Out,
+    /// To this launcher.
+    In,
+}
+
+/// The last migration, as a restarted worker finds it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(crate) struct MigrationRecord {
+    /// Name of the migration.
+    pub(crate) migration: String,
+    /// Direction.
+    pub(crate) direction: Direction,
+    /// Number of the step.
+    pub(crate) step: i32,
+    /// The user has paused the guest.
+    pub(crate) paused: bool,
+    /// Error message.
+    pub(crate) failure: String,
+    /// The failure is the result of an abort.
+    pub(crate) aborted: bool,
+    /// Times in nanoseconds since 1970.
+    pub(crate) begin: u64,
+    /// See `begin`.
+    pub(crate) end: u64,
+}
+
+impl MigrationRecord {
+    /// Creates the record of a report.
+    pub(crate) fn of(report: &MigrationReport, direction: Direction, paused: bool) -> Self {
+        Self {
+            migration: report.migration.clone(),
+            direction,
+            step: report.step,
+            paused,
+            failure: report.failure.clone(),
+            aborted: report.aborted,
+            begin: report.begin,
+            end: report.end,
+        }
+    }
+
+    /// Returns the report of the record.
+    pub(crate) fn report(&self) -> MigrationReport {
+        MigrationReport {
+            migration: self.migration.clone(),
+            step: self.step,
+            failure: self.failure.clone(),
+            aborted: self.aborted,
+            begin: self.begin,
+            end: self.end,
+            ..MigrationReport::default()
+        }
+    }
+
+    /// Returns the step.
+    pub(crate) fn step(&self) -> MigrationStep {
+        MigrationStep::try_from(self.step).unwrap_or_default()
+    }
+}
+
+/// Which channels the migration socket passes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ChannelMode {
+    /// None.
+    #[default]
+    Closed,
+    /// Those that libvirt, QEMU and this launcher open.
+    Outgoing,
+    /// Those that another launcher opens.
+    Incoming,
+    /// The release alone: the domain has arrived, and the other launcher may not know it.
+    Arrived,
+}
+
+/// A migration to another launcher.
+#[derive(Clone, Debug)]
+pub(crate) struct MigrationOut {
+    /// The request; after a restart of the worker only its name is known.
+    pub(crate) request: Arc<MigrateRequest>,
+    /// Requests that wait for its begin.
+    pub(crate) requests: Vec<RequestId>,
+    /// The user has paused the guest.
+    pub(crate) was_paused: bool,
+    /// Device names of the disks that are copied.
+    pub(crate) copied: Vec<String>,
+    /// Progress.
+    pub(crate) step: OutStep,
+    /// Time of the begin.
+    pub(crate) began: Instant,
+    /// Time of the next read of the progress or of the next attempt.
+    pub(crate) next: Instant,
+    /// A call of this job is in progress.
+    pub(crate) calling: bool,
+    /// Bytes that remained at the last progress, and its time.
+    pub(crate) progress: (u64, Instant),
+    /// Size of the disks that are copied.
+    pub(crate) disks: u64,
+    /// The longest downtime was set.
+    pub(crate) downtime_set: bool,
+    /// An abort is in progress.
+    pub(crate) aborting: bool,
+    /// Reason of an abort.
+    pub(crate) abort: Option<String>,
+    /// Error of libvirt's call.
+    pub(crate) failure: String,
+    /// Reason with which the domain has ended here.
+    pub(crate) ended: Option<&'static str>,
+    /// The domain was to be destroyed: no guest is released at the target.
+    pub(crate) killed: bool,
+    /// Requests to end the guest that follow.
+    pub(crate) then: Vec<(RequestId, Action)>,
+    /// Time limit of releases of a guest that may not have arrived.
+    pub(crate) release_until: Instant,
+}
+
+/// Step of a migration to another launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutStep {
+    /// Writes the record and opens the channels.
+    Opening,
+    /// libvirt's call is in progress.
+    Copying,
+    /// The call has ended without result, or a former worker made it: libvirt's job may go on.
+    Watching,
+    /// The job has ended: reads the domain.
+    Settling,
+    /// Lets the guest run again.
+    Restoring,
+    /// The domain has ended here: the target may run the guest.
+    Releasing,
+}
+
+impl MigrationOut {
+    /// Creates the job of a request.
+    pub(crate) fn new(request: Arc<MigrateRequest>, requests: Vec<RequestId>, now: Instant) -> Self {
+        Self {
+            request,
+            requests,
+            was_paused: false,
+            copied: Vec::new(),
+            step: OutStep::Opening,
+            began: now,
+            next: now,
+            calling: false,
+            progress: (u64::MAX, now),
+            disks: 0,
+            downtime_set: false,
+            aborting: false,
+            abort: None,
+            failure: String::new(),
+            ended: None,
+            killed: false,
+            then: Vec::new(),
+            release_until: now,
+        }
+    }
+
+    /// Returns the job of a record.
+    pub(crate) fn adopted(record: &MigrationRecord, now: Instant) -> Self {
+        let request = MigrateRequest { migration: record.migration.clone(), ..MigrateRequest::default() };
+        let step = OutStep::Watching;
+        Self { was_paused: record.paused, step, ..Self::new(Arc::new(request), Vec::new(), now) }
+    }
+
+    /// Returns the time of the next wake-up.
+    pub(crate) fn wake(&self) -> Option<Instant> {
+        (!self.calling && self.step != OutStep::Opening).then_some(self.next)
+    }
+
+    /// Returns what the time limits demand, with the time since the begin.
+    pub(crate) fn limit(&self, memory: u64, mode: MigrationMode, now: Instant) -> Option<Limit> {
+        let request = &self.request;
+        let stuck = now.duration_since(self.progress.1);
+        if request.progress_timeout > 0 && stuck >= Duration::from_secs(request.progress_timeout) {
+            return Some(Limit::Stuck(request.progress_timeout));
+        }
+        let passes = if mode == MigrationMode::PausedCopy { 2 } else { 1 };
+        let size = memory.saturating_add(self.disks).div_ceil(GIGABYTE);
+        let seconds = request.completion_timeout_per_gb.saturating_mul(size).saturating_mul(passes);
+        if seconds == 0 || now.duration_since(self.began) < Duration::from_secs(seconds) {
+            return None;
+        }
+        let pauses = request.allow_workload_disruption && mode == MigrationMode::PreCopy;
+        Some(if pauses { Limit::Pause } else { Limit::TooLong(seconds) })
+    }
+
+    /// Records progress. A decrease of what remains counts as progress.
+    pub(crate) fn advance(&mut self, progress: &Progress, now: Instant) {
+        self.disks = progress.disks;
+        if progress.remaining < self.progress.0 || progress.total == 0 {
+            self.progress.1 = now;
+        }
+        self.progress.0 = progress.remaining;
+    }
+}
+
+/// Limits count in decimal gigabytes.
+const GIGABYTE: u64 = 1_000_000_000;
+
+/// A time limit that has passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// The guest is paused, so that the rest can be copied.
+    Pause,
+    /// Aborted: no progress for these seconds.
+    Stuck(u64),
+    /// Aborted after these seconds.
+    TooLong(u64),
+}
+
+/// A migration to this launcher.
+#[derive(Clone, Debug)]
+pub(crate) struct MigrationIn {
+    /// Name of the migration.
+    pub(crate) migration: String,
+    /// The VMI; `None` after a restart of the worker, until virt-handler repeats its request.
+    pub(crate) wanted: Option<Arc<Wanted>>,
+    /// Requests that wait for the preparation.
+    pub(crate) requests: Vec<RequestId>,
+    /// Progress.
+    pub(crate) step: InStep,
+    /// The domain was seen.
+    pub(crate) seen: bool,
+    /// Aborted on request.
+    pub(crate) aborted: bool,
+    /// The source has ended, and the user has paused the guest: it stays paused.
+    pub(crate) paused: bool,
+    /// Releases that wait for the guest.
+    pub(crate) releases: Vec<RequestId>,
+    /// Time of the next attempt to run the guest.
+    pub(crate) next: Instant,
+    /// An attempt is in progress.
+    pub(crate) calling: bool,
+}
+
+/// Step of a migration to this launcher.
+#[derive(Clone, Debug)]
+pub(crate) enum InStep {
+    /// Prepares the disks.
+    Preparing,
+    /// Waits for the connection.
+    Connecting {
+        /// The rendered domain.
+        domain: Box<Domain>,
+        /// Time limit.
+        until: Instant,
+    },
+    /// Starts DHCP, console and credentials.
+    Serving,
+    /// Writes the record and opens the channels.
+    Opening,
+    /// Waits for the domain and for the release.
+    Waiting,
+    /// Lets the guest run.
+    Releasing,
+}
+
+impl MigrationIn {
+    /// Creates the job of a request.
+    pub(crate) fn new(migration: String, wanted: Arc<Wanted>, requests: Vec<RequestId>, now: Instant) -> Self {
+        Self {
+            migration,
+            wanted: Some(wanted),
+            requests,
+            step: InStep::Preparing,
+            seen: false,
+            aborted: false,
+            paused: false,
+            releases: Vec::new(),
+            next: now,
+            calling: false,
+        }
+    }
+
+    /// Returns the job of a record. A released guest must run.
+    pub(crate) fn adopted(record: &MigrationRecord, now: Instant) -> Self {
+        let released = record.step() == MigrationStep::Releasing;
+        Self {
+            migration: record.migration.clone(),
+            wanted: None,
+            requests: Vec::new(),
+            step: if released { InStep::Releasing } else { InStep::Waiting },
+            seen: false,
+            aborted: false,
+            paused: record.paused,
+            releases: Vec::new(),
+            next: now,
+            calling: false,
+        }
+    }
+
+    /// Returns the time of the next wake-up.
+    pub(crate) fn wake(&self) -> Option<Instant> {
+        match &self.step {
+            InStep::Connecting { until, .. } => Some(*until),
+            InStep::Releasing if !self.calling => Some(self.next),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the device names of the disks that are copied: those that live in the launcher pod and to which the guest can write,
+/// and those of these volumes. Images that the guest only reads are created at the target.
+///
+/// # Errors
+/// When the domain has no disk of a volume.
+pub(crate) fn copied_disks(
+    active: &DomainConfig,
+    own_images: &[PathBuf],
+    volumes: &[String],
+) -> Result<Vec<String>, RequestError> {
+    let is_active = |volume: &&String| active.disks.iter().any(|disk| disk.name == **volume && disk.source.is_some());
+    if let Some(missing) = volumes.iter().find(|volume| !is_active(volume)) {
+        return Err(RequestError::NoVolume(missing.clone()));
+    }
+    let is_own = |path: &Path| own_images.iter().any(|directory| path.starts_with(directory));
+    let copied = active.disks.iter().filter(|disk| {
+        let lives_here = disk
+            .source
+            .as_ref()
+            .is_some_and(|source| matches!(&source.backend, Backend::File { path, .. } if is_own(path)));
+        let writable = disk.device == "disk" && !disk.readonly;
+        (lives_here && writable) || volumes.contains(&disk.name)
+    });
+    Ok(copied.map(|disk| disk.target.clone()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::parse::parse;
+
+    #[test]
+    fn writable_images_of_the_pod_and_named_volumes_are_copied() {
+        let disk = |name: &str, device: &str, target: &str, file: &str, readonly: &str| {
+            format!(
+                "<disk type='file' device='{device}'><source file='{file}'/><target dev='{target}' bus='virtio'/>{readonly}<alias name='ua-{name}'/></disk>"
+            )
+        };
+        let disks = [
+            disk("root", "disk", "vda", "/eph/disk-data/root/disk.qcow2", ""),
+            disk("ci", "cdrom", "sda", "/eph/cloud-init-data/ci.iso", "<readonly/>"),
+            disk("ci2", "disk", "vdb", "/eph/cloud-init-data/ci2.iso", ""),
+            disk("cfg", "disk", "vdc", "/private/config-disks/cfg.iso", "<readonly/>"),
+            disk("data", "disk", "vdd", "/private/vmi-disks/data/disk.img", ""),
+            disk("near", "disk", "vde", "/eph/disk-data2/x", ""),
+            "<disk type='block' device='disk'><source dev='/dev/blk'/><target dev='vdf' bus='virtio'/><alias name='ua-blk'/></disk>".into(),
+            "<disk type='file' device='cdrom'><target dev='sdb' bus='sata'/><alias name='ua-empty'/></disk>".into(),
+        ];
+        let active = parse(&format!("<domain><devices>{}</devices></domain>", disks.concat()));
+        let own = ["/eph/disk-data".into(), "/eph/cloud-init-data".into(), "/private/config-disks".into()];
+        assert_eq!(copied_disks(&active, &own, &[]).unwrap(), ["vda", "vdb"]);
+        assert_eq!(copied_disks(&active, &own, &["blk".into(), "data".into()]).unwrap(), ["vda", "vdb", "vdd", "vdf"]);
+        for volume in ["other", "empty"] {
+            let missing = copied_disks(&active, &own, &[volume.into()]);
+            assert_eq!(missing, Err(RequestError::NoVolume(volume.into())));
+        }
+    }
+
+    #[test]
+    fn limits_count_in_decimal_gigabytes_and_pause_or_abort() {
+        let now = Instant::now();
+        let out = |request| MigrationOut::new(Arc::new(request), Vec::new(), now);
+        let request =
+            MigrateRequest { completion_timeout_per_gb: 150, progress_timeout: 100, ..MigrateRequest::default() };
+        let gentle = MigrateRequest { allow_workload_disruption: true, ..request.clone() };
+        let unlimited = MigrateRequest::default();
+        let (pre, paused) = (MigrationMode::PreCopy, MigrationMode::PausedCopy);
+        // Progress is made all the time, or for the first 10 s.
+        for (request, memory, disks, mode, seconds, advances, expected) in [
+            (&request, 512 << 20, 0, pre, 149, true, None),
+            (&request, 512 << 20, 0, pre, 150, true, Some(Limit::TooLong(150))),
+            (&request, 1 << 30, 0, pre, 150, true, None),
+            (&request, 512 << 20, 600_000_000, pre, 299, true, None),
+            (&request, 512 << 20, 600_000_000, pre, 300, true, Some(Limit::TooLong(300))),
+            (&gentle, 512 << 20, 0, pre, 150, true, Some(Limit::Pause)),
+            (&gentle, 512 << 20, 0, paused, 299, true, None),
+            (&gentle, 512 << 20, 0, paused, 300, true, Some(Limit::TooLong(300))),
+            (&request, 512 << 20, 0, pre, 109, false, None),
+            (&request, 512 << 20, 0, pre, 110, false, Some(Limit::Stuck(100))),
+            (&unlimited, 512 << 20, 0, pre, 1_000_000, false, None),
+        ] {
+            let mut job = out(request.clone());
+            let at = |seconds| now + Duration::from_secs(seconds);
+            let progress = |remaining| Progress { total: 1 << 30, disks, remaining, ..Progress::default() };
+            job.advance(&progress(100), at(10));
+            job.advance(&progress(if advances { 50 } else { 100 }), at(seconds));
+            assert_eq!(job.limit(memory, mode, at(seconds)), expected, "{request:?} {seconds}");
+        }
+    }
+
+    #[test]
+    fn a_record_keeps_the_report() {
+        let report = MigrationReport {
+            migration: "m".into(),
+            step: MigrationStep::NotMoved.into(),
+            failure: "f".into(),
+            aborted: true,
+            begin: 1,
+            end: 2,
+            ..MigrationReport::default()
+        };
+        let record = MigrationRecord::of(&report, Direction::Out, true);
+        let text = serde_json::to_string(&record).unwrap();
+        let read: MigrationRecord = serde_json::from_str(&text).unwrap();
+        assert_eq!((read.report(), read.step(), read.paused), (report, MigrationStep::NotMoved, true));
+    }
+}

@@ -1,0 +1,124 @@
+//! Parameters and progress of a migration in libvirt's form. Pure.
+
+use virt::{domain::MigrateParameters, sys};
+
+use super::stats::Parameter;
+use crate::hypervisor::{HypervisorError, MigrateCall, Progress};
+
+/// libvirt counts the bandwidth in MiB a second.
+const MEBIBYTE: u64 = 1 << 20;
+
+/// Returns the URI of the control connection, the parameters and the flags of a migration.
+///
+/// The daemons talk to each other (`PEER2PEER`), so the migration outlives the worker. The domain stays defined here, so that its
+/// state says that it has migrated, and arrives paused: a guest runs there only after it has ended here.
+pub(super) fn parameters(call: &MigrateCall) -> Result<(String, MigrateParameters, u32), HypervisorError> {
+    let mut flags =
+        sys::VIR_MIGRATE_LIVE | sys::VIR_MIGRATE_PEER2PEER | sys::VIR_MIGRATE_PERSIST_DEST | sys::VIR_MIGRATE_PAUSED;
+    let mut parameters =
+        MigrateParameters { uri: Some(format!("unix://{}", call.memory.display())), ..MigrateParameters::default() };
+    if !call.copied.is_empty() {
+        flags |= sys::VIR_MIGRATE_NON_SHARED_INC;
+        parameters.migrate_disks.clone_from(&call.copied);
+        parameters.disks_uri = Some(format!("unix://{}", call.disks.display()));
+    }
+    if call.bandwidth > 0 {
+        parameters.bandwidth = Some((call.bandwidth / MEBIBYTE).max(1));
+    }
+    if call.auto_converge {
+        flags |= sys::VIR_MIGRATE_AUTO_CONVERGE;
+    }
+    if call.allow_unsafe {
+        flags |= sys::VIR_MIGRATE_UNSAFE;
+    }
+    if call.memory_connections > 1 {
+        flags |= sys::VIR_MIGRATE_PARALLEL;
+        parameters.parallel_connections = i32::try_from(call.memory_connections).ok();
+    }
+    let control = format!("qemu+unix:///session?socket={}", call.control.display());
+    let uris = [Some(&control), parameters.uri.as_ref(), parameters.disks_uri.as_ref()].into_iter().flatten();
+    if uris.chain(&parameters.migrate_disks).any(|text| text.contains('\0')) {
+        return Err(HypervisorError::ZeroByte);
+    }
+    Ok((control, parameters, flags))
+}
+
+/// Returns the progress that statistics of a job report; `None` if there is none.
+pub(super) fn progress(statistics: &[(String, Parameter)]) -> Option<Progress> {
+    let number = |name: &str| {
+        statistics.iter().find(|(known, _)| known == name).and_then(|(_, value)| match value {
+            Parameter::Number(number) => Some(*number),
+            Parameter::Text(_) => None,
+        })
+    };
+    if statistics.is_empty() {
+        return None;
+    }
+    let page = number("memory_page_size").unwrap_or(4096);
+    Some(Progress {
+        total: number("data_total").unwrap_or(0),
+        disks: number("disk_total").unwrap_or(0),
+        processed: number("data_processed").unwrap_or(0),
+        remaining: number("data_remaining").unwrap_or(0),
+        rate: number("memory_bps").unwrap_or(0).saturating_add(number("disk_bps").unwrap_or(0)),
+        dirty_rate: number("memory_dirty_rate").unwrap_or(0).saturating_mul(page),
+        iteration: number("memory_iteration").unwrap_or(0),
+        downtime_ms: number("downtime").unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call() -> MigrateCall {
+        MigrateCall { control: "/p/c".into(), memory: "/p/m".into(), disks: "/p/d".into(), ..MigrateCall::default() }
+    }
+
+    #[test]
+    fn a_migration_is_live_between_daemons_and_arrives_paused() {
+        let (control, parameters, flags) = parameters(&call()).unwrap();
+        assert_eq!(control, "qemu+unix:///session?socket=/p/c");
+        assert_eq!(parameters.uri.as_deref(), Some("unix:///p/m"));
+        assert_eq!((parameters.disks_uri, parameters.bandwidth, parameters.migrate_disks.len()), (None, None, 0));
+        assert_eq!(flags, 1 | 2 | 8 | 32);
+    }
+
+    #[test]
+    fn options_become_flags_and_parameters() {
+        let options = MigrateCall {
+            copied: vec!["vda".into()],
+            bandwidth: 5 << 20,
+            auto_converge: true,
+            allow_unsafe: true,
+            memory_connections: 4,
+            ..call()
+        };
+        let (_, found, flags) = parameters(&options).unwrap();
+        assert_eq!(flags & !(1 | 2 | 8 | 32), 128 | 512 | 8192 | 131_072);
+        assert_eq!((found.disks_uri.as_deref(), found.bandwidth), (Some("unix:///p/d"), Some(5)));
+        assert_eq!((found.migrate_disks, found.parallel_connections), (vec!["vda".to_owned()], Some(4)));
+        let slow = MigrateCall { bandwidth: 1, ..call() };
+        assert_eq!(parameters(&slow).unwrap().1.bandwidth, Some(1), "0 would be no limit");
+        let broken = MigrateCall { copied: vec!["v\0".into()], ..call() };
+        assert_eq!(parameters(&broken).err(), Some(HypervisorError::ZeroByte));
+    }
+
+    #[test]
+    fn progress_is_read_from_the_statistics_of_the_job() {
+        assert_eq!(progress(&[]), None);
+        let statistics = [
+            ("data_total", 100),
+            ("disk_total", 40),
+            ("data_remaining", 30),
+            ("memory_bps", 5),
+            ("disk_bps", 2),
+            ("memory_dirty_rate", 3),
+            ("memory_page_size", 10),
+        ];
+        let statistics = statistics.map(|(name, value)| (name.to_owned(), Parameter::Number(value)));
+        let expected =
+            Progress { total: 100, disks: 40, remaining: 30, rate: 7, dirty_rate: 30, ..Progress::default() };
+        assert_eq!(progress(&statistics), Some(expected));
+    }
+}

@@ -1,0 +1,80 @@
+//! The target: channels of the other launcher are connected to libvirt's daemon, to QEMU and to the engine.
+
+use std::{
+    io::{Error, ErrorKind, Result},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use protocol::channels::{CONNECTED, Channel};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    Channels,
+    outgoing::{NO_DOMAIN, RELEASED, RUN, STAY_PAUSED},
+};
+use crate::engine::{ChannelMode, EngineHandle};
+
+/// Longest wait for QEMU's socket: libvirt starts QEMU meanwhile.
+const SOCKET_LIMIT: Duration = Duration::from_secs(20);
+/// Pause between attempts to connect to it.
+const SOCKET_RETRY: Duration = Duration::from_millis(50);
+/// Time limit of the byte of a release.
+const RELEASE_BYTE: Duration = Duration::from_secs(10);
+
+/// Connects a channel to its socket in this pod and carries it.
+pub(super) async fn connect(channels: &Channels, channel: Channel, mut carrier: UnixStream) -> Result<()> {
+    let path = target(channels, channel);
+    let socket = tokio::select! {
+        socket = when_it_listens(&path) => socket?,
+        () = channels.closed(ChannelMode::Incoming) => return Ok(()),
+    };
+    carrier.write_u8(CONNECTED).await?;
+    channels.splice(ChannelMode::Incoming, channel, carrier, socket).await;
+    Ok(())
+}
+
+/// Returns the socket behind a channel.
+fn target(channels: &Channels, channel: Channel) -> PathBuf {
+    match channel {
+        // The name that libvirt's daemon has in each launcher pod.
+        Channel::Control => channels.inner.paths.libvirt_socket(),
+        other => channels.socket(other),
+    }
+}
+
+/// Connects to a socket as soon as it listens.
+async fn when_it_listens(path: &Path) -> Result<UnixStream> {
+    let limit = Instant::now() + SOCKET_LIMIT;
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::WouldBlock
+                ) && Instant::now() < limit =>
+            {
+                sleep(SOCKET_RETRY).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Takes the release of the other launcher and answers it once the guest runs here.
+pub(super) async fn release(mut carrier: UnixStream, engine: &EngineHandle) -> Result<()> {
+    carrier.write_u8(CONNECTED).await?;
+    let paused = match timeout(RELEASE_BYTE, carrier.read_u8()).await?? {
+        RUN => false,
+        STAY_PAUSED => true,
+        _ => return Err(Error::new(ErrorKind::InvalidData, "the release is unknown")),
+    };
+    match engine.release(paused).await {
+        Ok(has_domain) => carrier.write_u8(if has_domain { RELEASED } else { NO_DOMAIN }).await,
+        Err(error) => Err(Error::other(error)),
+    }
+}

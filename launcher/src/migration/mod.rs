@@ -1,0 +1,189 @@
+//! Channels of a migration: connections of libvirt, QEMU and the launcher between two pods, see [`protocol::channels`].
+//!
+//! [`Channels`] is shared by the engine, which opens and closes them, and the server of the migration socket ([`serve`]).
+//! `outgoing` listens in the pod of the source, `incoming` connects in the pod of the target. Bytes are copied with buffers of
+//! bounded size and are not parsed. A connection ends when its direction does.
+
+mod incoming;
+mod outgoing;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io::{Error, ErrorKind, Result},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use protocol::channels::{AWAIT, Channel};
+use tokio::{
+    io::{AsyncReadExt, copy_bidirectional_with_sizes},
+    net::{UnixListener, UnixStream},
+    sync::{Semaphore, watch},
+    time::timeout,
+};
+use tracing::Instrument;
+
+use self::outgoing::{Listeners, Waiting};
+use crate::{
+    engine::{ChannelMode, EngineHandle},
+    paths::Paths,
+    server,
+};
+
+/// Limit of connections of the migration socket.
+const CONNECTIONS: usize = 64;
+/// Time limit of virt-handler's first byte.
+const FIRST_BYTE: Duration = Duration::from_secs(5);
+/// Buffer of each direction of a connection, in bytes.
+const BUFFER: usize = 256 * 1024;
+
+/// The channels of this pod. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Channels {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    paths: Paths,
+    uid: String,
+    mode: watch::Sender<ChannelMode>,
+    waiting: Waiting,
+}
+
+/// The channels that libvirt and QEMU open, by socket.
+const SOCKETS: [Channel; 3] = [Channel::Control, Channel::Memory, Channel::Disks];
+
+impl Channels {
+    /// Creates the channels of a pod; none is open.
+    pub(crate) fn new(paths: Paths, uid: String) -> Self {
+        let (mode, waiting) = (watch::Sender::new(ChannelMode::Closed), Waiting::default());
+        Self { inner: Arc::new(Inner { paths, uid, mode, waiting }) }
+    }
+
+    /// Returns the socket of a channel within the pod.
+    pub(crate) fn socket(&self, channel: Channel) -> PathBuf {
+        self.inner.paths.migration_channel(&self.inner.uid, channel.name())
+    }
+
+    /// Passes on these channels from now on. Connections of others end.
+    ///
+    /// # Errors
+    /// When a socket cannot be created.
+    pub(crate) fn open(&self, mode: ChannelMode) -> Result<()> {
+        let before = *self.inner.mode.borrow();
+        if before == mode {
+            return Ok(());
+        }
+        self.inner.waiting.clear();
+        match mode {
+            ChannelMode::Outgoing => {
+                let listeners = Listeners::bind(self)?;
+                self.inner.mode.send_replace(mode);
+                listeners.listen(self);
+            }
+            ChannelMode::Incoming => {
+                // QEMU listens on these paths. A socket of an earlier migration must not look like it.
+                for channel in SOCKETS {
+                    remove(&self.socket(channel))?;
+                }
+                self.inner.mode.send_replace(mode);
+            }
+            ChannelMode::Arrived | ChannelMode::Closed => {
+                self.inner.mode.send_replace(mode);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the mode.
+    fn mode(&self) -> ChannelMode {
+        *self.inner.mode.borrow()
+    }
+
+    /// Waits until channels of this mode are closed.
+    async fn closed(&self, mode: ChannelMode) {
+        let mut modes = self.inner.mode.subscribe();
+        if modes.wait_for(|now| *now != mode).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Reports the end of the domain to the target's launcher. Returns false if it has no domain.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub(crate) async fn release(&self, paused: bool) -> Result<bool> {
+        outgoing::release(self, paused).await
+    }
+
+    /// Copies bytes between two sockets until both have ended, or channels of this mode are closed.
+    async fn splice(&self, mode: ChannelMode, channel: Channel, mut one: UnixStream, mut other: UnixStream) {
+        let name = channel.name();
+        tracing::debug!(channel = name, "a channel of the migration is open");
+        let result = tokio::select! {
+            result = copy_bidirectional_with_sizes(&mut one, &mut other, BUFFER, BUFFER) => result,
+            () = self.closed(mode) => Err(Error::new(ErrorKind::ConnectionAborted, "the migration has ended")),
+        };
+        match result {
+            Ok((sent, received)) => tracing::debug!(channel = name, sent, received, "a channel has ended"),
+            Err(error) => tracing::debug!(channel = name, %error, "a channel has ended"),
+        }
+    }
+}
+
+/// Serves the migration socket.
+pub(crate) async fn serve(listener: UnixListener, engine: EngineHandle) {
+    let connections = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "the migration socket does not accept");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+        };
+        if !server::is_trusted(&stream) {
+            continue;
+        }
+        let Ok(permit) = connections.clone().try_acquire_owned() else {
+            tracing::warn!("too many connections to the migration socket");
+            continue;
+        };
+        let engine = engine.clone();
+        let connection = async move {
+            if let Err(error) = take(stream, &engine, permit).await {
+                tracing::debug!(%error, "a connection to the migration socket has failed");
+            }
+        };
+        tokio::spawn(connection.in_current_span());
+    }
+}
+
+/// Takes a connection of virt-handler.
+async fn take(mut stream: UnixStream, engine: &EngineHandle, permit: tokio::sync::OwnedSemaphorePermit) -> Result<()> {
+    let first = timeout(FIRST_BYTE, stream.read_u8()).await??;
+    let channels = engine.channels();
+    match (channels.mode(), Channel::of(first)) {
+        (ChannelMode::Outgoing, None) if first == AWAIT => {
+            channels.inner.waiting.push(stream, permit);
+            Ok(())
+        }
+        (ChannelMode::Incoming | ChannelMode::Arrived, Some(Channel::Release)) => {
+            incoming::release(stream, engine).await
+        }
+        (ChannelMode::Incoming, Some(channel)) => incoming::connect(channels, channel, stream).await,
+        _ => Err(Error::new(ErrorKind::InvalidInput, "there is no migration that needs this channel")),
+    }
+}
+
+/// Removes a socket if it exists.
+fn remove(path: &std::path::Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,124 @@
+//! The channels between two pods.
+
+use std::time::Duration;
+
+use protocol::channels::{CONNECTED, Channel};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    time::timeout,
+};
+
+use super::*;
+
+/// A pod with its files, removed at the end.
+struct TestPod {
+    paths: Paths,
+    channels: Channels,
+}
+
+impl Drop for TestPod {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.paths.private);
+    }
+}
+
+impl TestPod {
+    fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("launcher-channels-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir_all(root.join("u")).unwrap();
+        std::fs::create_dir_all(root.join("libvirt")).unwrap();
+        let paths = Paths { private: root.clone(), sockets: root.clone(), runtime: root, ..Paths::default() };
+        let channels = Channels::new(paths.clone(), "u".into());
+        Self { paths, channels }
+    }
+
+    /// A waiting connection of virt-handler.
+    async fn waiting(&self) -> UnixStream {
+        let (mine, its) = UnixStream::pair().unwrap();
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        self.channels.inner.waiting.push(its, permit);
+        mine
+    }
+}
+
+async fn read_byte(stream: &mut UnixStream) -> std::io::Result<u8> {
+    timeout(Duration::from_secs(5), stream.read_u8()).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_connection_of_libvirt_takes_one_of_virt_handler() {
+    let pod = TestPod::new("outgoing");
+    pod.channels.open(ChannelMode::Outgoing).unwrap();
+    // One that virt-handler has closed is not taken.
+    drop(pod.waiting().await);
+    for channel in SOCKETS {
+        let mut libvirt = UnixStream::connect(pod.channels.socket(channel)).await.unwrap();
+        let mut handler = pod.waiting().await;
+        assert_eq!(read_byte(&mut handler).await.unwrap(), channel.byte());
+        libvirt.write_all(b"x").await.unwrap();
+        assert_eq!(read_byte(&mut handler).await.unwrap(), b'x');
+        handler.write_all(b"y").await.unwrap();
+        assert_eq!(read_byte(&mut libvirt).await.unwrap(), b'y');
+        drop(libvirt);
+        assert!(read_byte(&mut handler).await.is_err());
+    }
+    let mut libvirt = UnixStream::connect(pod.channels.socket(Channel::Control)).await.unwrap();
+    let mut handler = pod.waiting().await;
+    read_byte(&mut handler).await.unwrap();
+    // The end of the migration ends its connections and sockets.
+    pod.channels.open(ChannelMode::Closed).unwrap();
+    assert!(read_byte(&mut libvirt).await.is_err() && read_byte(&mut handler).await.is_err());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(UnixStream::connect(pod.channels.socket(Channel::Control)).await.is_err());
+}
+
+#[tokio::test]
+async fn a_channel_is_connected_once_its_socket_listens() {
+    let pod = TestPod::new("incoming");
+    // Of an earlier migration.
+    drop(UnixListener::bind(pod.channels.socket(Channel::Memory)).unwrap());
+    pod.channels.open(ChannelMode::Incoming).unwrap();
+    assert!(!pod.channels.socket(Channel::Memory).exists());
+    let (mut handler, its) = UnixStream::pair().unwrap();
+    let channels = pod.channels.clone();
+    tokio::spawn(async move { incoming::connect(&channels, Channel::Memory, its).await });
+    tokio::time::sleep(Duration::from_millis(120)).await;
+    let qemu = UnixListener::bind(pod.channels.socket(Channel::Memory)).unwrap();
+    assert_eq!(read_byte(&mut handler).await.unwrap(), CONNECTED);
+    let mut qemu = qemu.accept().await.unwrap().0;
+    handler.write_all(b"x").await.unwrap();
+    assert_eq!(read_byte(&mut qemu).await.unwrap(), b'x');
+    // The control connection has the socket of libvirt's daemon.
+    let daemon = UnixListener::bind(pod.paths.libvirt_socket()).unwrap();
+    let (mut handler, its) = UnixStream::pair().unwrap();
+    let channels = pod.channels.clone();
+    tokio::spawn(async move { incoming::connect(&channels, Channel::Control, its).await });
+    assert_eq!(read_byte(&mut handler).await.unwrap(), CONNECTED);
+    daemon.accept().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_has_three_results() {
+    let pod = TestPod::new("release");
+    pod.channels.open(ChannelMode::Outgoing).unwrap();
+    for (paused, sent, answer, expected) in [
+        (false, b'r', Some(b'k'), Some(true)),
+        (true, b'p', Some(b'k'), Some(true)),
+        (false, b'r', Some(b'n'), Some(false)),
+        (false, b'r', Some(b'?'), None),
+        (false, b'r', None, None),
+    ] {
+        let mut handler = pod.waiting().await;
+        let channels = pod.channels.clone();
+        let release = tokio::spawn(async move { channels.release(paused).await });
+        assert_eq!(read_byte(&mut handler).await.unwrap(), Channel::Release.byte());
+        assert_eq!(read_byte(&mut handler).await.unwrap(), sent);
+        if let Some(answer) = answer {
+            handler.write_all(&[answer]).await.unwrap();
+        }
+        drop(handler);
+        assert_eq!(release.await.unwrap().ok(), expected, "{answer:?}");
+    }
+}
