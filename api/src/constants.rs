@@ -241,8 +241,6 @@ pub mod annotation {
     pub const MIGRATION_UTILITY_VOLUMES_TIMEOUT: &str = "kubevirt.io/migrationUtilityVolumesTimeoutSeconds";
     /// Excludes a migration from the back-off after failures.
     pub const IGNORE_MIGRATION_BACKOFF: &str = "kubevirt.io/func-test-ignore-migration-backoff";
-    /// Image of the launcher of the target pod, for tests.
-    pub const MIGRATION_TARGET_IMAGE: &str = "kubevirt.io/func-test-migration-target-image-override";
     /// Time at which the domain ran on the target, on target pods.
     pub const MIGRATION_TARGET_READY: &str = "kubevirt.io/migration-target-ready-timestamp";
     /// Origin of an eviction request.
@@ -424,6 +422,24 @@ pub mod event {
     pub const SUCCESSFUL_EVICT: &str = "SuccessfulEvict";
     /// A VMI with an outdated launcher could not be evicted.
     pub const FAILED_EVICT: &str = "FailedEvict";
+    /// A migration succeeded.
+    pub const SUCCESSFUL_MIGRATION: &str = "SuccessfulMigration";
+    /// A migration failed.
+    pub const FAILED_MIGRATION: &str = "FailedMigration";
+    /// A migration was handed over to virt-handler.
+    pub const SUCCESSFUL_HAND_OVER: &str = "SuccessfulHandOver";
+    /// A migration could not be handed over to virt-handler.
+    pub const FAILED_HAND_OVER: &str = "FailedHandOver";
+    /// virt-handler was asked to abort a migration.
+    pub const SUCCESSFUL_ABORT_MIGRATION: &str = "SuccessfulAbortMigration";
+    /// virt-handler could not be asked to abort a migration.
+    pub const FAILED_ABORT_MIGRATION: &str = "FailedAbortMigration";
+    /// A migration waits because former ones failed.
+    pub const MIGRATION_BACKOFF: &str = "MigrationBackoff";
+    /// No node can take the target pod of a migration.
+    pub const MIGRATION_TARGET_POD_UNSCHEDULABLE: &str = "migrationTargetPodUnschedulable";
+    /// A migration waits for utility volumes to be detached.
+    pub const UTILITY_VOLUME_MIGRATION_PENDING: &str = "UtilityVolumeMigrationPending";
     /// virt-handler of a node is unresponsive.
     pub const NODE_UNRESPONSIVE: &str = "NodeUnresponsive";
 }

@@ -77,6 +77,22 @@ pub fn is_held(condition: &Condition) -> bool {
     condition.is_true() && condition.reason.as_deref().is_some_and(|reason| reasons.contains(&reason))
 }
 
+/// Text of a refusal by a quota. A second pod would need even more of it.
+const QUOTA: &str = "exceeded quota";
+
+/// Returns true if only another pod can have the resources of the change: a migration brings the guest to it.
+#[must_use]
+pub fn needs_another_pod(condition: &Condition) -> bool {
+    let is_by_quota = condition.message.as_deref().is_some_and(|message| message.contains(QUOTA));
+    is_held(condition) && !is_by_quota
+}
+
+/// Returns true if the node may still get room for the pod.
+#[must_use]
+pub fn is_deferred(condition: &Condition) -> bool {
+    condition.is_true() && condition.reason.as_deref() == Some(POD_RESIZE_DEFERRED)
+}
+
 /// Returns true if virt-controller lets the domain follow.
 fn is_permitted(vmi: &VirtualMachineInstance, type_: &str) -> bool {
     let condition = vmi.condition(type_).filter(|condition| condition.is_true());
@@ -178,6 +194,24 @@ mod tests {
                 domain.memory.as_ref().unwrap().guest.as_ref().unwrap().0.as_str(),
             );
             assert_eq!(found, expected, "{sockets} {guest} {conditions}");
+        }
+    }
+
+    #[test]
+    fn change_that_its_pod_cannot_follow_needs_another_pod() {
+        // Status, reason, message; another pod is needed, the present one may still follow.
+        for (status, reason, message, expected) in [
+            ("True", Value::Null, "", (false, false)),
+            ("True", json!("PodResized"), "", (false, false)),
+            ("True", json!("PodResizeDeferred"), "no room", (true, true)),
+            ("True", json!("PodResizeInfeasible"), "never", (true, false)),
+            ("True", json!("PodResizeRefused"), "Pod QOS Class may not change", (true, false)),
+            ("True", json!("PodResizeRefused"), "pods \"p\" is forbidden: exceeded quota: q", (false, false)),
+            ("False", json!("CPUHotplugFailed"), "", (false, false)),
+        ] {
+            let condition = json!({"type": "HotVCPUChange", "status": status, "reason": reason, "message": message});
+            let condition: Condition = serde_json::from_value(condition).unwrap();
+            assert_eq!((needs_another_pod(&condition), is_deferred(&condition)), expected, "{reason} {message}");
         }
     }
 

@@ -1,7 +1,8 @@
-//! The pod that attaches the claim of one hot-plugged volume to the node of a launcher pod.
+//! The pod that attaches claims of hot-plugged volumes to the node of a launcher pod.
 //!
-//! virt-handler takes the volume from this pod and hands it to the launcher. Each volume has a pod of its own, so that a claim
-//! that cannot be attached delays no other volume, and a change of one volume replaces no pod of another.
+//! virt-handler takes the volumes from this pod and hands them to the launcher. Each volume has a pod of its own, so that a claim
+//! that cannot be attached delays no other volume, and a change of one volume replaces no pod of another. Only the target of a
+//! migration has one pod for all volumes: it needs all of them at once.
 
 use std::collections::BTreeMap;
 
@@ -60,9 +61,15 @@ pub(crate) struct Inputs<'a> {
     pub config: &'a ClusterConfig,
     /// Image of the launcher.
     pub image: &'a str,
+    /// The volumes.
+    pub volumes: &'a [Attached<'a>],
+}
+
+/// A volume of an attachment pod.
+pub(crate) struct Attached<'a> {
     /// Name of the volume.
-    pub volume: &'a str,
-    /// The volume's claim is mounted read-only.
+    pub name: &'a str,
+    /// Its claim is mounted read-only.
     pub read_only: bool,
     /// The claim.
     pub claim: &'a CachedClaim,
@@ -106,29 +113,31 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Pod {
                 ..PodSecurityContext::default()
             }),
             containers: vec![container(inputs)],
-            volumes: Some(vec![
-                Volume {
-                    name: SHARED_VOLUME.to_owned(),
-                    empty_dir: Some(EmptyDirVolumeSource::default()),
-                    ..Volume::default()
-                },
-                Volume {
-                    name: inputs.volume.to_owned(),
-                    persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-                        claim_name: inputs.claim.metadata.name.clone().unwrap_or_default(),
-                        read_only: inputs.read_only.then_some(true),
-                    }),
-                    ..Volume::default()
-                },
-            ]),
+            volumes: Some(volumes(inputs)),
             ..PodSpec::default()
         }),
         ..Pod::default()
     }
 }
 
+fn volumes(inputs: &Inputs<'_>) -> Vec<Volume> {
+    let shared = Volume {
+        name: SHARED_VOLUME.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource::default()),
+        ..Volume::default()
+    };
+    let claims = inputs.volumes.iter().map(|volume| Volume {
+        name: volume.name.to_owned(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: volume.claim.metadata.name.clone().unwrap_or_default(),
+            read_only: volume.read_only.then_some(true),
+        }),
+        ..Volume::default()
+    });
+    [shared].into_iter().chain(claims).collect()
+}
+
 fn container(inputs: &Inputs<'_>) -> Container {
-    let volume = inputs.volume;
     let mount = |name: &str, mount_path: String, read_only: bool| VolumeMount {
         name: name.to_owned(),
         mount_path,
@@ -137,12 +146,15 @@ fn container(inputs: &Inputs<'_>) -> Container {
     };
     let mut mounts = vec![mount(SHARED_VOLUME, SHARED_PATH.to_owned(), false)];
     let mut devices = Vec::new();
-    if inputs.claim.block {
-        let uid = inputs.claim.metadata.uid.as_deref().unwrap_or_default();
-        let device_path = format!("{SHARED_PATH}/{volume}/{uid}");
-        devices.push(VolumeDevice { name: volume.to_owned(), device_path });
-    } else {
-        mounts.push(mount(volume, format!("{FILE_SYSTEMS}/{volume}"), inputs.read_only));
+    for volume in inputs.volumes {
+        let name = volume.name;
+        if volume.claim.block {
+            let uid = volume.claim.metadata.uid.as_deref().unwrap_or_default();
+            let device_path = format!("{SHARED_PATH}/{name}/{uid}");
+            devices.push(VolumeDevice { name: name.to_owned(), device_path });
+        } else {
+            mounts.push(mount(name, format!("{FILE_SYSTEMS}/{name}"), volume.read_only));
+        }
     }
     let amounts = |cpu: &str, memory: &str| {
         let amount = |name: &str, value: &str| (name.to_owned(), Quantity(value.to_owned()));
@@ -239,9 +251,11 @@ mod tests {
             node: "n",
             config,
             image: "launcher:1",
-            volume: "data",
-            read_only: false,
-            claim: &CachedClaim { metadata: metadata("c", "claim-uid"), block, ..CachedClaim::default() },
+            volumes: &[Attached {
+                name: "data",
+                read_only: false,
+                claim: &CachedClaim { metadata: metadata("c", "claim-uid"), block, ..CachedClaim::default() },
+            }],
         };
         serde_json::to_value(render(&inputs)).unwrap()
     }

@@ -6,10 +6,12 @@
 mod attachment_pod;
 mod cache;
 mod certificates;
+mod evacuation;
 mod inventory;
 mod kubevirt;
 mod launcher_pod;
 mod lead;
+mod migration;
 mod node;
 pub mod options;
 mod owned_vmis;
@@ -25,6 +27,7 @@ mod setup;
 mod tsc;
 mod vm;
 mod vmi;
+mod volume_migration;
 mod webhook_path;
 mod workload_update;
 

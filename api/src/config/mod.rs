@@ -3,10 +3,14 @@
 //! Zero values (0, false, empty text or list) in the object do not override a default, except for fields with a meaningful
 //! zero (`memBalloonStatsPeriod`, log verbosity and all explicit booleans).
 
+mod migrations;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector};
 use thiserror::Error;
+
+pub use self::migrations::Migrations;
 
 use crate::{
     FeatureGate,
@@ -169,6 +173,8 @@ pub struct ClusterConfig {
     pub reference_policy: ReferencePolicy,
     /// Taint of nodes that are being drained.
     pub node_drain_taint_key: String,
+    /// Settings of live migrations.
+    pub migrations: Migrations,
     /// Binding of the default interface: `bridge` or `masquerade`.
     pub default_network_interface: String,
     /// Allows bridge binding on the pod network.
@@ -250,6 +256,7 @@ impl Default for ClusterConfig {
             live_update: LiveUpdateLimits::default(),
             reference_policy: ReferencePolicy::Reference,
             node_drain_taint_key: "kubevirt.io/drain".to_owned(),
+            migrations: Migrations::default(),
             default_network_interface: "bridge".to_owned(),
             permit_bridge_interface_on_pod_network: true,
             permitted_host_devices: None,
@@ -325,6 +332,7 @@ impl ClusterConfig {
         config.overlay_live_update(from)?;
         let drain = from.migrations.as_ref().and_then(|migrations| migrations.node_drain_taint_key.as_ref());
         overlay_text(&mut config.node_drain_taint_key, drain);
+        config.migrations = Migrations::read(from.migrations.as_ref())?;
         Ok(config)
     }
 

@@ -9,7 +9,7 @@ use super::{
     spec::VirtualMachineInstance,
     status::VirtualMachineInstanceStatus,
 };
-use crate::{Condition, VmiPhase};
+use crate::{Condition, VmiPhase, constants::condition::LIVE_MIGRATABLE};
 
 /// Maximum length of a DNS label.
 const HOST_NAME_LIMIT: usize = 63;
@@ -89,6 +89,28 @@ impl VirtualMachineInstance {
         self.status.as_ref().and_then(|status| status.condition(type_))
     }
 
+    /// Returns true if the condition of a type is True.
+    pub fn has_true(&self, type_: &str) -> bool {
+        self.condition(type_).is_some_and(Condition::is_true)
+    }
+
+    /// Returns true if the VMI can migrate now.
+    pub fn is_live_migratable(&self) -> bool {
+        self.has_true(LIVE_MIGRATABLE)
+    }
+
+    /// Returns true while a migration moves the guest: from its start to its end.
+    pub fn is_migrating(&self) -> bool {
+        let state = self.status.as_ref().and_then(|status| status.migration_state.as_ref());
+        state.is_some_and(|state| state.start_timestamp.is_some() && state.end_timestamp.is_none())
+    }
+
+    /// Returns true from the hand-off of a migration to virt-handler until its outcome is recorded.
+    pub fn is_handed_off(&self) -> bool {
+        let state = self.status.as_ref().and_then(|status| status.migration_state.as_ref());
+        state.is_some_and(|state| state.migration_uid.is_some() && !state.completed && !state.failed)
+    }
+
     /// Returns the host name of pod and guest: the requested one, else the name of the VMI up to its first dot,
     /// truncated to the length of a DNS label.
     pub fn hostname(&self) -> String {
@@ -111,6 +133,28 @@ impl VirtualMachineInstanceStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn migration_is_in_progress_between_its_timestamps() {
+        let vmi = |state: serde_json::Value| -> VirtualMachineInstance {
+            let status = serde_json::json!({"migrationState": state});
+            let vmi = serde_json::json!({"metadata": {}, "spec": {"domain": {"devices": {}}}, "status": status});
+            serde_json::from_value(vmi).unwrap()
+        };
+        let at = "2030-01-01T00:00:00Z";
+        // State; handed off, migrating.
+        for (state, expected) in [
+            (serde_json::json!(null), (false, false)),
+            (serde_json::json!({"migrationUid": "u"}), (true, false)),
+            (serde_json::json!({"migrationUid": "u", "startTimestamp": at}), (true, true)),
+            (serde_json::json!({"migrationUid": "u", "startTimestamp": at, "endTimestamp": at}), (true, false)),
+            (serde_json::json!({"migrationUid": "u", "endTimestamp": at, "completed": true}), (false, false)),
+            (serde_json::json!({"migrationUid": "u", "failed": true}), (false, false)),
+        ] {
+            let vmi = vmi(state.clone());
+            assert_eq!((vmi.is_handed_off(), vmi.is_migrating()), expected, "{state}");
+        }
+    }
 
     #[test]
     fn mac_addresses_are_normalized() {

@@ -8,6 +8,7 @@ mod metadata;
 mod networks;
 mod resources;
 mod scheduling;
+mod target;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -23,6 +24,7 @@ use k8s_openapi::api::core::v1::{
 pub(crate) use self::metadata::identity_labels;
 pub(crate) use self::metadata::{backup_hooks, hooks_backups};
 pub(crate) use self::networks::network_request;
+pub(crate) use self::target::{Target, is_target_of, render_target};
 use crate::resources::{claims::CachedClaim, networks::CachedNetwork, pods::ComputeResources};
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.
@@ -47,6 +49,9 @@ pub(crate) enum RenderError {
     /// The definition of a network does not exist (yet).
     #[error("failed to locate network attachment definition {0}")]
     DefinitionNotFound(String),
+    /// The node of the VMI has no labels about its CPU.
+    #[error("node {0} has no label with its CPU model")]
+    NoHostModel(String),
     /// The label with the log verbosity is no number.
     #[error("label logVerbosity: {0:?} is not a number")]
     Verbosity(String),

@@ -1,5 +1,199 @@
-//! Live migrations of VMIs: from the request to the hand-off to virt-handler, and their ends.
+//! Live migrations of VMIs: from the request to the hand-off to virt-handler, and their ends. Start with [`decide`];
+//! `controller.rs` holds the watches, `gate.rs` the limits and the queue.
+//!
+//! ```text
+//!             gate: target pod     pod runs       hand-off           target virt-handler       source virt-handler
+//!  Pending ──────────────> Scheduling ──> Scheduled ──> PreparingTarget ──────────> TargetReady ────────────> Running
+//!     │                        │              │                │                         │                      │
+//!     └──── deleted, VMI gone, pod down ──> Failed <───────────┴──── migrationState.failed ──────────────> Succeeded
+//! ```
+//! `phases.rs` decides the phase, `target.rs` the target pod, `state.rs` what the status of the VMI says about the migration,
+//! `end.rs` what is left of one that has ended.
 
+mod backoff;
+mod controller;
+mod end;
+mod gate;
 mod object;
+mod options;
+mod phases;
+mod state;
+mod status;
+mod target;
+#[cfg(test)]
+mod tests;
 
+use std::{collections::BTreeMap, sync::Arc};
+
+use api::{
+    MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig, constants::event,
+    vmi::migration::VirtualMachineInstanceMigrationState,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+
+pub(crate) use self::controller::Migrations;
 pub(crate) use self::object::{Origin, migration_of};
+use crate::{
+    launcher_pod::{NamespaceLimits, is_target_of},
+    resources::{
+        attachments::CachedAttachment, claims::CachedClaim, migrations::CachedPolicy, networks::CachedNetwork,
+        nodes::CachedNode, pods::CachedPod, vmis::node_name,
+    },
+    runtime::{Decision, Effect, Event, Failure, Kind},
+    vmi::present_pod,
+};
+
+/// Everything that a decision about a migration depends on.
+pub(crate) struct Observed<'a> {
+    /// The migration.
+    pub migration: &'a VirtualMachineInstanceMigration,
+    /// Its VMI.
+    pub vmi: Option<&'a VirtualMachineInstance>,
+    /// All migrations of the VMI.
+    pub all: &'a [Arc<VirtualMachineInstanceMigration>],
+    /// Launcher pods of the VMI.
+    pub pods: &'a [Arc<CachedPod>],
+    /// Pods that attach claims to them.
+    pub attachments: &'a [Arc<CachedAttachment>],
+    /// It is the migration's turn to have a target pod.
+    pub is_admitted: bool,
+    /// The event about an unschedulable target pod was emitted.
+    pub is_reported: bool,
+    /// Node of the VMI.
+    pub source_node: Option<&'a CachedNode>,
+    /// Migration policies, if the migration is about to be handed over.
+    pub policies: &'a [Arc<CachedPolicy>],
+    /// Labels of the namespace.
+    pub namespace: &'a BTreeMap<String, String>,
+    /// Claims that the VMI names.
+    pub claims: &'a BTreeMap<String, Arc<CachedClaim>>,
+    /// Limits that the namespace makes necessary.
+    pub limits: NamespaceLimits,
+    /// Definitions of the VMI's networks, if the pod requests the resources that they need.
+    pub definitions: Option<&'a BTreeMap<String, Arc<CachedNetwork>>>,
+    /// Configuration in force.
+    pub config: &'a ClusterConfig,
+    /// Launcher image of this installation.
+    pub launcher_image: &'a str,
+    /// The last write for the migration that was refused.
+    pub failure: Option<&'a Failure>,
+    /// The current time.
+    pub now: Timestamp,
+}
+
+impl Observed<'_> {
+    /// Returns what the VMI says about this migration. There is none before the hand-off.
+    fn state(&self) -> Option<&VirtualMachineInstanceMigrationState> {
+        let state = self.vmi?.status.as_ref()?.migration_state.as_ref()?;
+        (state.migration_uid.is_some() && state.migration_uid == self.migration.metadata.uid).then_some(state)
+    }
+
+    /// Returns true once the guest belongs to the target node.
+    fn has_moved(&self) -> bool {
+        let node = self.vmi.and_then(node_name);
+        node.is_some() && self.state().is_some_and(|state| state.target_node.as_deref() == node)
+    }
+
+    /// Returns the target pods: more than one after a creation whose answer was lost.
+    fn targets(&self) -> Vec<&CachedPod> {
+        let Some(vmi) = self.vmi else { return Vec::new() };
+        let is_target = |pod: &&CachedPod| is_target_of(pod, self.migration, vmi);
+        let mut targets: Vec<&CachedPod> = self.pods.iter().map(Arc::as_ref).filter(is_target).collect();
+        targets.sort_by_key(|pod| (pod.metadata.creation_timestamp.as_ref().map(|at| at.0), pod.metadata.name.clone()));
+        targets
+    }
+
+    /// Returns the target pod.
+    fn target(&self) -> Option<&CachedPod> {
+        self.targets().into_iter().next()
+    }
+
+    /// Returns the present pod of the VMI.
+    fn source(&self) -> Option<&CachedPod> {
+        let vmi = self.vmi?;
+        node_name(vmi)?;
+        let active = &vmi.status.as_ref()?.active_pods;
+        let is_active = |pod: &&CachedPod| pod.metadata.uid.as_ref().is_some_and(|uid| active.contains_key(uid));
+        let pods: Vec<&CachedPod> = self.pods.iter().map(Arc::as_ref).filter(is_active).collect();
+        present_pod(vmi, &pods).filter(|pod| !pod.is_down())
+    }
+
+    fn regarding(&self) -> ObjectReference {
+        Kind::Migration.reference(&self.migration.metadata)
+    }
+
+    /// Returns the refusal of a write with this reason.
+    fn refusal(&self, reason: &str) -> Option<&Failure> {
+        self.failure.filter(|failure| failure.reason == reason)
+    }
+
+    /// Returns true if a refused write must wait, and sets the wake-up.
+    fn must_wait(&self, reason: &str, decision: &mut Decision) -> bool {
+        let Some(failure) = self.refusal(reason).filter(|failure| failure.blocks(self.now)) else { return false };
+        decision.wake(failure.remaining(self.now));
+        true
+    }
+}
+
+/// Decides what to do about a migration.
+pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+    let mut decision = Decision::settled();
+    if observed.migration.is_final() {
+        end::decide(observed, &mut decision)?;
+        return Ok(decision);
+    }
+    let step = phases::next(observed);
+    if let Some(after) = step.wake {
+        decision.wake(after);
+    }
+    if !step.phase().is_final() {
+        act(observed, step.phase(), &mut decision)?;
+    }
+    let is_new = |phase: &MigrationPhase| step.passed.contains(phase);
+    let backs_off = is_new(&MigrationPhase::Pending)
+        && backoff::until(observed.migration, observed.all).is_some_and(|until| until > observed.now);
+    status::write(observed, step, &mut decision)?;
+    if let Some(vmi) = observed.vmi.filter(|_| backs_off) {
+        let (namespace, name) = names(vmi);
+        let message = format!("backoff migrating vmi {namespace}/{name}");
+        let regarding = Kind::Instance.reference(&vmi.metadata);
+        decision.push(Effect::Event(Event::warning(regarding, event::MIGRATION_BACKOFF, message)));
+    }
+    if observed.vmi.is_none() {
+        end::delete_migration(observed, &mut decision);
+    }
+    Ok(decision)
+}
+
+/// Does what the phase requires.
+fn act(observed: &Observed<'_>, phase: &MigrationPhase, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let Some(vmi) = observed.vmi.filter(|vmi| !vmi.is_deleting() && !vmi.is_final()) else { return Ok(()) };
+    match phase {
+        MigrationPhase::Pending => {
+            if let Some(until) = backoff::until(observed.migration, observed.all).filter(|until| *until > observed.now)
+            {
+                decision.wake(until.duration_since(observed.now).unsigned_abs());
+            }
+            state::end_forgotten(observed, vmi, decision)?;
+            target::provide(observed, vmi, decision)
+        }
+        MigrationPhase::Scheduling => target::provide(observed, vmi, decision),
+        MigrationPhase::Scheduled if observed.state().is_none() => state::hand_over(observed, vmi, decision),
+        MigrationPhase::Scheduled
+        | MigrationPhase::PreparingTarget
+        | MigrationPhase::TargetReady
+        | MigrationPhase::Running => {
+            state::abort(observed, vmi, decision)?;
+            target::mark_ready(observed, decision);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns namespace and name.
+fn names(vmi: &VirtualMachineInstance) -> (&str, &str) {
+    let metadata = &vmi.metadata;
+    (metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
+}

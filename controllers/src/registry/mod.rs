@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use crate::{
     certificates::{Certificates, Requests},
+    evacuation::Evacuations,
     kubevirt::Installation,
+    migration::Migrations,
     node::Nodes,
     replicaset::ReplicaSets,
     resources::Caches,
@@ -29,7 +31,9 @@ pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
         runner(setup, WorkloadUpdates::new(setup)),
         runner(setup, Vms::new(setup)),
         runner(setup, Vmis::new(setup)),
+        runner(setup, Migrations::new(setup)),
         runner(setup, ReplicaSets::new()),
+        runner(setup, Evacuations::new(setup)),
         runner(setup, Nodes::new(setup)),
     ]
 }

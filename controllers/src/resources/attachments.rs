@@ -17,8 +17,8 @@ use super::{
 };
 use crate::cache::{Cached, Key};
 
-/// Claims of a pod that are kept at most. The pods of this program have one.
-const CLAIMS: usize = 16;
+/// Claims of a pod that are kept at most. The target of a migration has one pod for all hot-plugged volumes.
+const CLAIMS: usize = 256;
 
 /// Indices of attachment pods.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -162,10 +162,9 @@ impl Caches {
         let Some(status) = vmi.status.as_ref().filter(|status| !status.active_pods.is_empty()) else {
             return Vec::new();
         };
-        if !self.pods_of(vmi).is_empty() {
-            return Vec::new();
-        }
-        status.active_pods.keys().filter(|uid| !self.pods.is_gone(uid)).cloned().collect()
+        let pods = self.pods_of(vmi);
+        let is_known = |uid: &&String| pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid));
+        status.active_pods.keys().filter(|uid| !is_known(uid) && !self.pods.is_gone(uid)).cloned().collect()
     }
 
     /// Returns those of the named claims of a namespace that exist.

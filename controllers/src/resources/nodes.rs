@@ -1,4 +1,4 @@
-//! Nodes, as far as controllers read them: heartbeat and time stamp counter (TSC).
+//! Nodes, as far as controllers read them: heartbeat, taints and time stamp counter (TSC).
 
 use api::constants::{annotation, label};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
@@ -10,6 +10,13 @@ use crate::cache::Cached;
 pub(crate) const TSC_FREQUENCY: &str = "cpu-timer.node.kubevirt.io/tsc-frequency";
 /// Label of a node whose guests can have a lower TSC frequency.
 pub(crate) const TSC_SCALABLE: &str = "cpu-timer.node.kubevirt.io/tsc-scalable";
+
+/// Effect of a taint that keeps new pods away.
+const NO_SCHEDULE: &str = "NoSchedule";
+
+/// Prefixes of labels about the CPU of a node, which targets of migrations depend on.
+const CPU_LABELS: [&str; 3] =
+    [label::HOST_MODEL_CPU_PREFIX, label::HOST_MODEL_REQUIRED_FEATURES_PREFIX, label::CPU_VENDOR_PREFIX];
 
 /// Indices of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,8 +32,10 @@ pub(crate) enum NodeIndex {
 /// A node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct CachedNode {
-    /// Metadata, reduced to names, the heartbeat annotation, the label of its outcome, and those about its counter.
+    /// Metadata, reduced to names, the heartbeat annotation, the label of its outcome, and those about its counter and its CPU.
     pub metadata: ObjectMeta,
+    /// Keys of its taints that keep new pods away.
+    pub no_schedule: Vec<String>,
 }
 
 impl Cached for CachedNode {
@@ -65,6 +74,18 @@ impl CachedNode {
         Some(Tsc { frequency, is_scalable: self.label(TSC_SCALABLE) == Some("true") })
     }
 
+    /// Returns true if the node has this taint, which keeps new pods away.
+    #[must_use]
+    pub(crate) fn is_tainted(&self, key: &str) -> bool {
+        self.no_schedule.iter().any(|known| known == key)
+    }
+
+    /// Returns the labels with this prefix, each as the rest of its key and its value.
+    pub(crate) fn labels_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let labels = self.metadata.labels.iter().flatten();
+        labels.filter_map(move |(key, value)| Some((key.strip_prefix(prefix)?, value.as_str())))
+    }
+
     /// Returns true if the node accepts VMIs.
     #[must_use]
     pub(crate) fn is_schedulable(&self) -> bool {
@@ -85,9 +106,13 @@ impl From<Node> for CachedNode {
         let wanted = |key: &str| {
             [label::SCHEDULABLE, TSC_FREQUENCY, TSC_SCALABLE].contains(&key)
                 || key.starts_with(label::TSC_FREQUENCY_PREFIX)
+                || CPU_LABELS.iter().any(|prefix| key.starts_with(prefix))
         };
         let labels =
             node.metadata.labels.take().map(|labels| labels.into_iter().filter(|(key, _)| wanted(key)).collect());
-        Self { metadata: ObjectMeta { annotations, labels, ..slim(node.metadata) } }
+        let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        let no_schedule =
+            taints.into_iter().filter(|taint| taint.effect == NO_SCHEDULE).map(|taint| taint.key).collect();
+        Self { metadata: ObjectMeta { annotations, labels, ..slim(node.metadata) }, no_schedule }
     }
 }

@@ -34,7 +34,14 @@ const POD_ANNOTATIONS: &[&str] = &[
     annotation::DESCHEDULER_EVICT,
     annotation::DESCHEDULER_PREFER_NO_EVICTION,
     annotation::DESCHEDULER_EVICTION_IN_PROGRESS,
+    annotation::MIGRATION_TARGET_READY,
 ];
+/// Node labels that are kept of a pod's node selector: those that bind a guest to the CPU on which it started.
+const CPU_SELECTORS: [&str; 2] = [label::CPU_FEATURE_PREFIX, label::CPU_MODEL_MIGRATION_PREFIX];
+/// Node labels of a pod's node selector that are kept at most.
+const SELECTORS: usize = 512;
+/// Image volumes of a pod that are kept at most.
+const IMAGES: usize = 256;
 
 /// Indices of pods.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,6 +108,9 @@ impl ComputeResources {
 /// A network that plugins have connected a pod to.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 pub(crate) struct AttachedNetwork {
+    /// Name of its definition, with its namespace.
+    #[serde(default)]
+    pub name: String,
     /// Name of the link in the pod.
     #[serde(default)]
     pub interface: String,
@@ -165,6 +175,10 @@ pub(crate) struct CachedPod {
     pub compute_ended: Option<Option<Timestamp>>,
     /// Every container has ended.
     pub all_ended: bool,
+    /// The part of its node selector that binds a guest to the CPU on which it started.
+    pub cpu_selector: BTreeMap<String, String>,
+    /// Digests of the images of its image volumes by the names of the volumes, as far as the kubelet reports them.
+    pub image_digests: BTreeMap<String, String>,
     /// It has finalizers, which keep it after its deletion.
     pub has_finalizers: bool,
     /// Addresses.
@@ -217,6 +231,19 @@ impl Cached for CachedPod {
     }
 }
 
+/// Returns the digests of the images that are mounted into a container.
+fn image_digests(status: &ContainerStatus) -> BTreeMap<String, String> {
+    let mounts = status.volume_mounts.iter().flatten();
+    mounts
+        .filter_map(|mount| {
+            let reference = &mount.volume_status.as_ref()?.image.as_ref()?.image_ref;
+            let (_, digest) = reference.split_once('@')?;
+            digest.starts_with("sha256:").then(|| (mount.name.clone(), digest.to_owned()))
+        })
+        .take(IMAGES)
+        .collect()
+}
+
 fn waiting(statuses: &[ContainerStatus]) -> Option<(String, String)> {
     statuses.iter().find_map(|status| {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
@@ -237,7 +264,10 @@ impl From<Pod> for CachedPod {
         if let Some(annotations) = &mut annotations {
             annotations.retain(|_, value| value.len() <= ANNOTATION_LIMIT);
         }
-        let labels = keep(pod.metadata.labels.as_ref(), &[label::NODE_NAME, label::OUTDATED_LAUNCHER_IMAGE]);
+        let labels = keep(
+            pod.metadata.labels.as_ref(),
+            &[label::NODE_NAME, label::OUTDATED_LAUNCHER_IMAGE, label::MIGRATION_JOB_UID],
+        );
         let condition = |wanted: &str| {
             let found = status.conditions.iter().flatten().find(|condition| condition.type_ == wanted)?;
             Some(PodCondition {
@@ -272,6 +302,14 @@ impl From<Pod> for CachedPod {
             compute_ended: state
                 .and_then(|state| state.terminated.as_ref())
                 .map(|ended| ended.finished_at.as_ref().map(|at| at.0)),
+            cpu_selector: spec
+                .node_selector
+                .into_iter()
+                .flatten()
+                .filter(|(key, _)| CPU_SELECTORS.iter().any(|prefix| key.starts_with(prefix)))
+                .take(SELECTORS)
+                .collect(),
+            image_digests: compute.map(image_digests).unwrap_or_default(),
             has_finalizers: pod.metadata.finalizers.as_ref().is_some_and(|list| !list.is_empty()),
             all_ended: !containers.is_empty() && containers.iter().all(ended),
             addresses: status.pod_ips.as_deref().unwrap_or_default().iter().map(|address| address.ip.clone()).collect(),

@@ -4,8 +4,12 @@
 //! an upgrade does not show as a change.
 
 use api::{
-    VirtualMachineInstanceSpec, VirtualMachineSpec, hotplug::is_hotpluggable,
-    vmi::spec::VirtualMachineInstanceTemplateSpec,
+    VirtualMachineInstanceSpec, VirtualMachineSpec,
+    hotplug::is_hotpluggable,
+    vmi::{
+        spec::VirtualMachineInstanceTemplateSpec,
+        volumes::{PersistentVolumeClaimVolumeSource, Volume},
+    },
 };
 use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::Serialize;
@@ -39,14 +43,16 @@ pub(crate) enum Group {
     Memory,
     /// Networks and interfaces.
     Networks,
-    /// Volumes, disks and file systems, except hot-pluggable volumes and their disks.
+    /// Volumes, disks and file systems, except hot-pluggable volumes and their disks, and the claims of the others.
     Volumes,
+    /// Claims of volumes that are not hot-pluggable.
+    Claims,
     /// Everything else.
     Rest,
 }
 
 impl Group {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Placement,
         Self::Sockets,
         Self::Cpu,
@@ -54,6 +60,7 @@ impl Group {
         Self::Memory,
         Self::Networks,
         Self::Volumes,
+        Self::Claims,
         Self::Rest,
     ];
 }
@@ -69,9 +76,18 @@ fn digest(part: &impl Serialize) -> Digest {
     digest
 }
 
+/// Takes the name of the claim from a volume. Volumes that name it in either way are equal then.
+fn take_claim(volume: &mut Volume) -> Option<String> {
+    if let Some(source) = volume.data_volume.take() {
+        volume.persistent_volume_claim = Some(PersistentVolumeClaimVolumeSource::default());
+        return Some(source.name);
+    }
+    volume.persistent_volume_claim.as_mut().map(|claim| std::mem::take(&mut claim.claim_name))
+}
+
 /// Digests of a VMI spec by group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SpecDigests([Digest; 8]);
+pub(crate) struct SpecDigests([Digest; 9]);
 
 impl SpecDigests {
     /// Computes the digests of a spec.
@@ -96,8 +112,10 @@ impl SpecDigests {
             disk.cdrom.is_some() || !volumes.iter().any(|volume| volume.name == disk.name && is_hotpluggable(volume))
         });
         volumes.retain(|volume| !is_hotpluggable(volume) && volume.memory_dump.is_none());
+        let claims: Vec<(String, String)> =
+            volumes.iter_mut().filter_map(|volume| Some((volume.name.clone(), take_claim(volume)?))).collect();
         let volumes = digest(&(volumes, disks, std::mem::take(&mut devices.filesystems)));
-        Self([placement, sockets, cpu, guest, memory, networks, volumes, digest(&spec)])
+        Self([placement, sockets, cpu, guest, memory, networks, volumes, digest(&claims), digest(&spec)])
     }
 
     /// Returns the groups that differ.
@@ -251,7 +269,7 @@ mod tests {
                     "volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}}],
                     "domain": {"devices": {"disks": [{"name": "a", "disk": {"bus": "scsi"}}]}},
                 }),
-                vec![Group::Volumes],
+                vec![Group::Volumes, Group::Claims],
             ),
             (json!({"domain": {"resources": {"requests": {"example.com/x": "2"}}}}), vec![Group::Rest]),
             (
@@ -260,6 +278,24 @@ mod tests {
             ),
         ] {
             assert_eq!(spec(&json!({})).differences(&spec(&change)), groups, "{change}");
+        }
+    }
+
+    #[test]
+    fn other_claim_of_a_volume_is_a_group_of_its_own() {
+        let spec = |volume: Value| {
+            let spec = json!({"domain": {"devices": {}}, "volumes": [volume]});
+            SpecDigests::of(serde_json::from_value(spec).unwrap())
+        };
+        let present = spec(json!({"name": "a", "persistentVolumeClaim": {"claimName": "c"}}));
+        for (volume, groups) in [
+            (json!({"name": "a", "dataVolume": {"name": "c"}}), vec![]),
+            (json!({"name": "a", "persistentVolumeClaim": {"claimName": "d"}}), vec![Group::Claims]),
+            (json!({"name": "a", "dataVolume": {"name": "d"}}), vec![Group::Claims]),
+            (json!({"name": "a", "persistentVolumeClaim": {"claimName": "c", "readOnly": true}}), vec![Group::Volumes]),
+            (json!({"name": "b", "persistentVolumeClaim": {"claimName": "c"}}), vec![Group::Volumes, Group::Claims]),
+        ] {
+            assert_eq!(present.differences(&spec(volume.clone())), groups, "{volume}");
         }
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use api::{
     VirtualMachineInstance, VmiPhase,
-    constants::label,
-    owner,
+    constants::{condition, label},
+    owner, resize,
     tsc::{self, Need},
     vsock,
 };
@@ -46,6 +46,8 @@ pub(crate) enum VmiIndex {
     Unstarted,
     /// VMIs whose launcher has another version.
     Outdated,
+    /// VMIs with a change that only a migration can carry out.
+    NeedsMigration,
 }
 
 impl Cached for VirtualMachineInstance {
@@ -80,6 +82,9 @@ impl Cached for VirtualMachineInstance {
         if self.is_final() {
             return indices;
         }
+        if needs_migration(self) {
+            indices.push(VmiIndex::NeedsMigration);
+        }
         indices.extend(node_name(self).map(|name| VmiIndex::Node(name.to_owned())));
         indices.extend(claim_names(self).into_iter().map(|name| VmiIndex::Claim(Key::new(namespace.clone(), name))));
         indices.extend(vsock::cid(self).map(VmiIndex::Cid));
@@ -99,6 +104,13 @@ impl Cached for VirtualMachineInstance {
 /// Returns true for a VMI whose launcher has another version.
 pub(crate) fn is_outdated(vmi: &VirtualMachineInstance) -> bool {
     vmi.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label::OUTDATED_LAUNCHER_IMAGE))
+}
+
+/// Returns true for a VMI with a change that only a migration can carry out.
+pub(crate) fn needs_migration(vmi: &VirtualMachineInstance) -> bool {
+    let is_too_large = |type_: &str| vmi.condition(type_).is_some_and(resize::needs_another_pod);
+    [condition::MIGRATION_REQUIRED, condition::VOLUMES_CHANGE].into_iter().any(|type_| vmi.has_true(type_))
+        || [condition::HOT_VCPU_CHANGE, condition::HOT_MEMORY_CHANGE].into_iter().any(is_too_large)
 }
 
 /// Returns true for a VMI without a launcher pod that a scheduler has seen.

@@ -127,6 +127,12 @@ impl Wake {
         self.queue.add(key);
     }
 
+    /// Queues a key whose refused write may succeed now.
+    pub(crate) fn retry(&self, key: Key) {
+        self.forget(&key);
+        self.queue.add(key);
+    }
+
     /// Queues keys.
     pub(crate) fn keys(&self, keys: impl IntoIterator<Item = Key>) {
         keys.into_iter().for_each(|key| self.queue.add(key));

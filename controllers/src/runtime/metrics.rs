@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::VirtualMachineInstance;
+use api::{VirtualMachineInstance, VirtualMachineInstanceMigration};
 use jiff::Timestamp;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
@@ -19,6 +19,7 @@ pub(crate) struct Metrics {
     phase_from_creation: HistogramVec,
     phase_from_deletion: HistogramVec,
     phase_from_former: HistogramVec,
+    migration_from_creation: HistogramVec,
 }
 
 /// Prefix of the names of queues. Dashboards use it.
@@ -67,6 +68,11 @@ impl Metrics {
                 "Time from one phase of a VMI to the next",
                 &["phase", "last_phase"],
             )?,
+            migration_from_creation: phases(
+                "kubevirt_vmi_migration_phase_transition_time_from_creation_seconds",
+                "Time from the creation of a migration to a phase",
+                &["phase"],
+            )?,
         };
         registry.register(Box::new(metrics.writes.clone()))?;
         registry.register(Box::new(metrics.reconciles.clone()))?;
@@ -78,6 +84,7 @@ impl Metrics {
         registry.register(Box::new(metrics.phase_from_creation.clone()))?;
         registry.register(Box::new(metrics.phase_from_deletion.clone()))?;
         registry.register(Box::new(metrics.phase_from_former.clone()))?;
+        registry.register(Box::new(metrics.migration_from_creation.clone()))?;
         Ok(metrics)
     }
 
@@ -131,6 +138,22 @@ impl Metrics {
             .find_map(|entry| entry.phase_transition_timestamp.as_ref());
         if let Some(entered) = entered {
             self.phase_from_former.with_label_values(&[to.as_str(), from.as_str()]).observe(since(entered.0));
+        }
+    }
+
+    /// Records the phases that a migration entered. Only the leader does, so that no change counts twice.
+    pub(crate) fn migration_phase_changed(
+        &self,
+        former: &VirtualMachineInstanceMigration,
+        present: &VirtualMachineInstanceMigration,
+    ) {
+        let (true, Some(created)) = (self.is_leading(), &present.metadata.creation_timestamp) else { return };
+        let known = former.status.as_ref().map_or(0, |status| status.phase_transition_timestamps.len());
+        let entered = present.status.iter().flat_map(|status| &status.phase_transition_timestamps).skip(known);
+        for entry in entered {
+            let (Some(phase), Some(at)) = (&entry.phase, &entry.phase_transition_timestamp) else { continue };
+            let took = at.0.duration_since(created.0).as_secs_f64().max(0.0);
+            self.migration_from_creation.with_label_values(&[phase.as_str()]).observe(took);
         }
     }
 

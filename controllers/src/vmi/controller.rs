@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use api::{VirtualMachineInstance, config::ClusterConfig, owner, vsock};
+use api::{VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig, owner, vsock};
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,6 +19,7 @@ use crate::{
         Caches,
         attachments::CachedAttachment,
         claims::CachedClaim,
+        migrations::{MigrationIndex, vmi_key},
         namespaces::QuotaIndex,
         networks::{CachedNetwork, EXTERNAL_RESOURCES},
         nodes::CachedNode,
@@ -57,6 +58,7 @@ pub(crate) struct Snapshot {
     pods: Vec<Arc<CachedPod>>,
     attachments: Vec<Arc<CachedAttachment>>,
     missing: Vec<String>,
+    migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     claims: BTreeMap<String, Arc<CachedClaim>>,
     limits: NamespaceLimits,
     frequency: Option<i64>,
@@ -84,6 +86,13 @@ impl Controller for Vmis {
             let Some(pod) = present.or(former) else { return };
             if let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) {
                 woken.key(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
+            }
+        });
+        // The pods of a migration are no longer needed when it has ended.
+        let woken = wake.clone();
+        caches.migrations.listen(move |(former, present)| {
+            if present.is_none_or(VirtualMachineInstanceMigration::is_final) {
+                woken.keys(present.or(former).and_then(vmi_key));
             }
         });
         let woken = wake.clone();
@@ -130,22 +139,17 @@ impl Controller for Vmis {
     fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
         let vmi = caches.vmis.get(key)?;
         let config = self.config.current();
-        let networks = (!config.enabled(EXTERNAL_RESOURCES)).then(|| {
-            let known = |(namespace, name): (&str, &str)| {
-                Some((format!("{namespace}/{name}"), caches.networks.get(&Key::new(namespace, name))?))
-            };
-            network_names(&vmi).filter_map(known).collect()
-        });
         let pods = caches.pods_of(&vmi);
         Some(Snapshot {
             attachments: caches.attachments_of(&pods),
             pods,
             missing: caches.missing_pods(&vmi),
+            migrations: caches.migrations.by(&MigrationIndex::UnfinishedOfVmi(key.clone())),
             claims: caches.claims_named(&key.namespace, claim_names(&vmi)),
             limits: namespace_limits(caches, &config, &key.namespace),
             frequency: needs_tsc_frequency(&vmi).then(|| tsc::frequency(caches, &config)).flatten(),
             cid: (is_unstarted(&vmi) && vsock::is_attached(&vmi)).then(|| cid(caches, &vmi)).flatten(),
-            networks,
+            networks: definitions(caches, &config, &vmi),
             config,
             vmi,
         })
@@ -165,6 +169,7 @@ impl Controller for Vmis {
             pods: &snapshot.pods,
             attachments: &snapshot.attachments,
             missing: &snapshot.missing,
+            migrations: &snapshot.migrations,
             config: &snapshot.config,
             launcher_image: &self.launcher_image,
             claims: &snapshot.claims,
@@ -187,7 +192,20 @@ fn cid(caches: &Caches, vmi: &VirtualMachineInstance) -> Option<u32> {
     select_cid(vsock::cid(vmi), is_taken, random_cids())
 }
 
-fn namespace_limits(caches: &Caches, config: &ClusterConfig, namespace: &str) -> NamespaceLimits {
+/// Returns the definitions of the networks of a VMI, if its launcher pod requests the resources that they need.
+pub(crate) fn definitions(
+    caches: &Caches,
+    config: &ClusterConfig,
+    vmi: &VirtualMachineInstance,
+) -> Option<BTreeMap<String, Arc<CachedNetwork>>> {
+    let known = |(namespace, name): (&str, &str)| {
+        Some((format!("{namespace}/{name}"), caches.networks.get(&Key::new(namespace, name))?))
+    };
+    (!config.enabled(EXTERNAL_RESOURCES)).then(|| network_names(vmi).filter_map(known).collect())
+}
+
+/// Returns the limits that a namespace makes necessary for launcher pods.
+pub(crate) fn namespace_limits(caches: &Caches, config: &ClusterConfig, namespace: &str) -> NamespaceLimits {
     let quotas = caches.quotas.by(&QuotaIndex::Namespace(namespace.to_owned()));
     let known = caches.namespaces.get(&Key::cluster_wide(namespace));
     let labels = known.as_ref().map(|namespace| &namespace.labels);

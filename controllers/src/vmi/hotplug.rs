@@ -7,7 +7,8 @@
 //!  (no entry) <── Detaching <── UnMountedFromPod <─────────────────┴──────────────────┘
 //! ```
 //! Each volume has a pod of its own: a claim that is missing or cannot be attached delays no other. A pod is deleted once
-//! virt-handler has taken its volume from the launcher.
+//! virt-handler has taken its volume from the launcher. The target of a migration gets one pod with all volumes from the migration
+//! controller; it is taken over when the guest has moved, and holds its claims until the last of them is unplugged.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -24,7 +25,7 @@ use jiff::SignedDuration;
 
 use super::Observed;
 use crate::{
-    attachment_pod::{self, Inputs},
+    attachment_pod::{self, Attached, Inputs},
     resources::{
         attachments::CachedAttachment,
         claims::{CachedClaim, claim_name, mounted_claim},
@@ -86,6 +87,30 @@ fn hotplugged(instance: &VirtualMachineInstance) -> impl Iterator<Item = Plugged
         utility: true,
     });
     volumes.chain(utilities)
+}
+
+/// A hot-plugged volume in the launcher pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PluggedVolume<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Name of its claim.
+    pub claim: &'a str,
+    /// Its claim is mounted read-only.
+    pub read_only: bool,
+}
+
+/// Returns the hot-plugged volumes that the launcher pod has and that move with the guest: neither claims for memory dumps, which the
+/// guest does not see, nor utility volumes, which prevent a migration.
+pub(crate) fn plugged_volumes(instance: &VirtualMachineInstance) -> Vec<PluggedVolume<'_>> {
+    let moves = |name: &str| {
+        let of_dump = instance.spec.volumes.iter().any(|volume| volume.name == name && volume.memory_dump.is_some());
+        !of_dump && entry_of(instance, name).is_some_and(|entry| entry.hotplug_volume.is_some() && is_in_use(entry))
+    };
+    hotplugged(instance)
+        .filter(|volume| !volume.utility && moves(volume.name))
+        .map(|volume| PluggedVolume { name: volume.name, claim: volume.claim, read_only: volume.read_only })
+        .collect()
 }
 
 /// Returns true if virt-handler has, or may have, the volume of a status entry in the launcher pod.
@@ -253,9 +278,7 @@ pub(super) fn create_pods(
             node,
             config: observed.config,
             image: observed.launcher_image,
-            volume: volume.name,
-            read_only: volume.read_only,
-            claim,
+            volumes: &[Attached { name: volume.name, read_only: volume.read_only, claim }],
         });
         let regarding = || Kind::Instance.reference(&instance.metadata);
         decision.push(
@@ -297,6 +320,9 @@ pub(super) fn delete_pods(
     for pod in observed.attachments.iter().filter(|pod| !pod.is_deleting()) {
         let is_needed = if is_over {
             false
+        } else if let Some(other) = launcher_of(observed, pod).filter(|other| !is_same(*other, launcher)) {
+            // The target of a migration, or the pod that the guest has left.
+            !other.is_down()
         } else if pod.is_down() {
             replacement_age_left(observed, pod).is_some()
         } else {
@@ -321,6 +347,15 @@ pub(super) fn delete_pods(
                 .on_failure(Event::warning(regarding(), event::FAILED_DELETE, failed)),
         );
     }
+}
+
+/// Returns the launcher pod of an attachment pod.
+fn launcher_of<'a>(observed: &Observed<'a>, pod: &CachedAttachment) -> Option<&'a CachedPod> {
+    observed.pods.iter().map(Arc::as_ref).find(|launcher| pod.is_of(launcher))
+}
+
+fn is_same(pod: &CachedPod, launcher: Option<&CachedPod>) -> bool {
+    launcher.is_some_and(|launcher| launcher.metadata.uid == pod.metadata.uid)
 }
 
 /// Returns true if the volume needs this pod: it attaches the volume, or the launcher still has the volume from it.

@@ -13,6 +13,8 @@
 //! A pod that the watch shows no longer is gone only if its end was seen or the API server confirms it. Until then nothing is
 //! decided: a second launcher beside a first one without its label would destroy the volumes.
 //! virt-handler owns everything from Scheduled on; this controller only fails VMIs whose pod is gone.
+//! A VMI that migrates has a second pod. Phase and conditions follow the pod on the node in the status of the VMI, which
+//! virt-handler of the target changes when the guest has moved.
 
 mod cid;
 mod conditions;
@@ -31,7 +33,7 @@ mod volumes;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use api::{
-    VirtualMachineInstance, VmiPhase,
+    VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase,
     config::ClusterConfig,
     constants::{event, finalizer, label},
     vmi::status::VirtualMachineInstancePhaseTransitionTimestamp,
@@ -39,11 +41,15 @@ use api::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-pub(crate) use self::controller::Vmis;
+pub(crate) use self::{
+    controller::{Vmis, definitions, namespace_limits},
+    hotplug::{PluggedVolume, plugged_volumes},
+    pods::present_pod,
+};
 use self::{
     pod_metadata::{pod_metadata, readiness_gate},
     pods::{
-        choose_cid, choose_frequency, create_pod, current_pod, delete_pods, remove_ended_pods, restorations,
+        choose_cid, choose_frequency, create_pod, delete_pods, is_target, remove_ended_pods, restorations,
         split_surplus,
     },
 };
@@ -62,6 +68,8 @@ pub(crate) struct Observed<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// Its pods.
     pub pods: &'a [Arc<CachedPod>],
+    /// Its migrations that have not ended.
+    pub migrations: &'a [Arc<VirtualMachineInstanceMigration>],
     /// Pods that attach claims to its launcher pods.
     pub attachments: &'a [Arc<CachedAttachment>],
     /// UIDs of pods in its status that no watch shows and whose end was not seen.
@@ -107,7 +115,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     }
 
     let mut wanted = instance.clone();
-    let (own, surplus) = split_surplus(instance, observed.pods);
+    let (own, surplus) = split_surplus(observed);
     if instance.is_deleting() {
         delete_pods(observed, observed.pods.iter().map(Arc::as_ref), &mut decision);
         remove_ended_pods(observed, &mut decision);
@@ -124,12 +132,13 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
         }
     }
 
-    let pod = current_pod(instance, &own);
+    let present: Vec<&CachedPod> = own.iter().copied().filter(|pod| !is_target(observed, pod)).collect();
+    let pod = present_pod(instance, &present);
     phase::advance(observed, pod, &mut wanted, &mut decision);
     conditions::update(observed, pod, error.as_ref(), &mut wanted);
     let resize = resize::update(observed, pod, &mut wanted);
     derived_status(observed, &own, pod, &mut wanted);
-    migration_required::update(observed, &mut wanted, &mut decision);
+    migration_required::update(observed, pod, &mut wanted, &mut decision);
     finalizers(observed, &mut wanted);
     stamp_phase(instance, &mut wanted, observed.now);
 
@@ -177,6 +186,8 @@ fn derived_status(
     let active: BTreeMap<String, String> = own
         .iter()
         .filter(|pod| !matches!(pod.phase.as_str(), "Succeeded" | "Failed"))
+        // The target of a migration matters to virt-handler of its node.
+        .filter(|pod| pod.node_name.is_some() || !is_target(observed, pod))
         .filter_map(|pod| Some((pod.metadata.uid.clone()?, pod.node_name.clone().unwrap_or_default())))
         .collect();
     if !active.is_empty() {

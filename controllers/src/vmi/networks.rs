@@ -120,7 +120,11 @@ mod tests {
         .unwrap();
         let attached: Vec<AttachedNetwork> = attached
             .iter()
-            .map(|(interface, default)| AttachedNetwork { interface: (*interface).to_owned(), default: *default })
+            .map(|(interface, default)| AttachedNetwork {
+                interface: (*interface).to_owned(),
+                default: *default,
+                ..AttachedNetwork::default()
+            })
             .collect();
         let mut shown: Vec<Shown> = serde_json::from_value(shown).unwrap();
         update(&networks, &interfaces, &attached, &mut shown);

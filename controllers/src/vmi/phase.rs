@@ -6,7 +6,7 @@ use api::{
     quantity,
 };
 
-use super::{Observed, pod_metadata::memory_overhead};
+use super::{Observed, pod_metadata::memory_overhead, pods::may_run_elsewhere};
 use crate::{resources::pods::CachedPod, runtime::Decision};
 
 /// Time for virt-handler to record the end of a VMI whose launcher has ended.
@@ -121,8 +121,8 @@ fn started(
     decision: &mut Decision,
 ) {
     match pod {
-        // Every pod of the VMI is gone, so no second copy can be running.
-        None if observed.pods.is_empty() => fail(wanted, Some("PodNotExists".to_owned())),
+        // Every pod that may run the guest is gone, so no second copy can be running.
+        None if !may_run_elsewhere(observed) => fail(wanted, Some("PodNotExists".to_owned())),
         None => {}
         Some(pod) => ended(observed, pod, wanted, decision),
     }

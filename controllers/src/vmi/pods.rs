@@ -3,16 +3,18 @@
 use std::{sync::Arc, time::Duration};
 
 use api::{
-    VirtualMachineInstance,
+    VirtualMachineInstance, VirtualMachineInstanceMigration,
     constants::{condition, event, reason},
     tsc::{self, Need},
+    vmi::migration::VirtualMachineInstanceMigrationState,
     vsock,
 };
+use jiff::{SignedDuration, Timestamp};
 
 use super::{Observed, SyncError};
 use crate::{
-    launcher_pod::{self, Inputs, RenderError},
-    resources::pods::CachedPod,
+    launcher_pod::{self, Inputs, RenderError, is_target_of},
+    resources::{pods::CachedPod, vmis::node_name},
     runtime::{Decision, Effect, Event, Kind},
 };
 
@@ -38,15 +40,13 @@ pub(super) fn restorations(observed: &Observed<'_>) -> Vec<Effect> {
 }
 
 /// Returns the VMI's own pods and surplus pods. A pod whose creation was not answered in time can appear after another was
-/// created: the first that belongs to the VMI stays, later ones are deleted.
-pub(super) fn split_surplus<'a>(
-    instance: &VirtualMachineInstance,
-    pods: &'a [Arc<CachedPod>],
-) -> (Vec<&'a CachedPod>, Vec<&'a CachedPod>) {
+/// created: the first that belongs to the VMI stays, later ones are deleted. Targets of migrations are own pods as long as the
+/// migration has not ended, and so is the pod that the guest has left until it has ended or its time is over.
+pub(super) fn split_surplus<'a>(observed: &Observed<'a>) -> (Vec<&'a CachedPod>, Vec<&'a CachedPod>) {
+    let (instance, pods) = (observed.instance, observed.pods);
     let status = instance.status.as_ref();
-    if status.is_some_and(|status| status.migration_state.is_some()) {
-        return (pods.iter().map(Arc::as_ref).collect(), Vec::new());
-    }
+    let (targets, pods): (Vec<&CachedPod>, Vec<&CachedPod>) =
+        pods.iter().map(Arc::as_ref).partition(|pod| is_target(observed, pod));
     let active = status.map(|status| &status.active_pods).filter(|active| !active.is_empty());
     let first = pods
         .iter()
@@ -59,18 +59,63 @@ pub(super) fn split_surplus<'a>(
             None => uid == first,
         }
     };
-    let (own, others): (Vec<_>, Vec<_>) = pods.iter().map(Arc::as_ref).partition(is_own);
+    let (own, others): (Vec<_>, Vec<_>) = pods.iter().copied().partition(is_own);
+    let present = present_pod(instance, &own).and_then(|pod| pod.metadata.uid.clone());
+    let is_left = |pod: &CachedPod| {
+        let state = status.and_then(|status| status.migration_state.as_ref());
+        state.is_some_and(|state| state.source_pod == pod.metadata.name && !is_abandoned(state, observed.now))
+    };
+    let (stray, own): (Vec<_>, Vec<_>) = own.into_iter().partition(|pod| {
+        let is_elsewhere = node_name(instance).is_some() && pod.node_name.as_deref() != node_name(instance);
+        is_elsewhere && present.is_some() && !is_left(pod)
+    });
     // A surplus pod that is down is kept: it does not end the VMI, and its log may be of interest.
-    (own, others.into_iter().filter(|pod| !pod.is_down()).collect())
+    let surplus = others.into_iter().chain(stray).filter(|pod| !pod.is_down()).collect();
+    (own.into_iter().chain(targets).collect(), surplus)
 }
 
-/// Returns the pod that runs the VMI: its newest pod; once its node is known, the newest there.
-pub(super) fn current_pod<'a>(instance: &VirtualMachineInstance, pods: &[&'a CachedPod]) -> Option<&'a CachedPod> {
-    let node = instance.status.as_ref().and_then(|status| status.node_name.as_deref()).filter(|name| !name.is_empty());
-    pods.iter()
-        .copied()
-        .filter(|pod| node.is_none() || pod.node_name.as_deref() == node)
-        .max_by_key(|pod| pod.metadata.creation_timestamp.as_ref().map(|at| at.0))
+/// Time in which the pod that the guest has left ends by itself.
+const LEFT_POD_TIME: SignedDuration = SignedDuration::from_secs(120);
+
+/// Returns true if the guest has left the source pod of a migration so long ago that virt-handler does not end it.
+fn is_abandoned(state: &VirtualMachineInstanceMigrationState, now: Timestamp) -> bool {
+    let ended = state.end_timestamp.as_ref().map(|at| at.0);
+    state.completed && !state.failed && ended.is_some_and(|ended| now.duration_since(ended) >= LEFT_POD_TIME)
+}
+
+/// Returns true for the target of a migration that has not ended, as long as the guest has not moved to it.
+pub(super) fn is_target(observed: &Observed<'_>, pod: &CachedPod) -> bool {
+    let instance = observed.instance;
+    let state = instance.status.as_ref().and_then(|status| status.migration_state.as_ref());
+    // virt-handler goes on with a migration whose object was removed by force.
+    if let Some(state) = state.filter(|_| instance.is_handed_off())
+        && state.target_pod == pod.metadata.name
+    {
+        return state.target_node.as_deref() != node_name(instance);
+    }
+    let is_of = |migration: &&Arc<VirtualMachineInstanceMigration>| is_target_of(pod, migration, instance);
+    let is_named = |uid: Option<&String>| state.is_some_and(|state| state.migration_uid.as_ref() == uid);
+    observed.migrations.iter().find(is_of).is_some_and(|migration| {
+        let has_moved = state.is_some_and(|state| state.target_node.as_deref() == node_name(instance));
+        !(is_named(migration.metadata.uid.as_ref()) && has_moved)
+    })
+}
+
+/// Returns true if one of the pods may run the guest although none is on the node of the VMI: the guest has not started, or the
+/// target of a migration has it and virt-handler has not recorded that.
+pub(super) fn may_run_elsewhere(observed: &Observed<'_>) -> bool {
+    let state = observed.instance.status.as_ref().and_then(|status| status.migration_state.as_ref());
+    let has_begun = state.is_some_and(|state| state.start_timestamp.is_some() && !state.failed);
+    observed.pods.iter().filter(|pod| !pod.is_down()).any(|pod| has_begun || !is_target(observed, pod))
+}
+
+/// Returns the pod that runs the VMI. Until its node is known, that is the newest. There is no second one beside a running one on
+/// a node, except by mistake, so that the oldest that runs there is the one; of those that have ended, the last.
+pub(crate) fn present_pod<'a>(instance: &VirtualMachineInstance, pods: &[&'a CachedPod]) -> Option<&'a CachedPod> {
+    let created = |pod: &&CachedPod| pod.metadata.creation_timestamp.as_ref().map(|at| at.0);
+    let Some(node) = node_name(instance) else { return pods.iter().copied().max_by_key(created) };
+    let there = || pods.iter().copied().filter(|pod| pod.node_name.as_deref() == Some(node));
+    there().filter(|pod| !pod.is_down()).min_by_key(created).or_else(|| there().max_by_key(created))
 }
 
 /// Selects the TSC frequency of a VMI that needs one, before the pod is created, whose node selector depends on it. Returns

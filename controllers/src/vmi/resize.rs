@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   growth:  condition True -> pods/resize -> PodResized -> virt-handler plugs, writes the status and removes the condition
-//!                                  └─> Deferred, Infeasible, Refused: the domain is not touched
+//!                                  └─> Deferred, Infeasible, Refused: the domain is not touched; a migration to
+//!                                                      another pod, if workload updates may migrate
 //!   shrink:  condition True -> the guest gives memory back -> pods/resize -> condition removed
 //! ```
 //! A VMI without a change in progress costs nothing here: its pod is compared with nothing, so that a new version or another
@@ -50,7 +51,9 @@ pub(super) fn update(
     wanted: &mut VirtualMachineInstance,
 ) -> Option<ComputeResources> {
     let instance = observed.instance;
-    let runs = *instance.phase() == VmiPhase::Running && !wanted.is_final() && !instance.is_deleting();
+    // A pod that the guest leaves is not resized, and conditions are left to the target.
+    let stays = !wanted.is_final() && !instance.is_deleting() && !instance.is_migrating();
+    let runs = *instance.phase() == VmiPhase::Running && stays;
     let pod = pod.filter(|pod| runs && !pod.is_going_down() && !pod.unseen)?;
     let (cpu, memory) = (cpu_change(instance), memory_change(instance));
     let is_shown = |type_: &str| instance.condition(type_).is_some();

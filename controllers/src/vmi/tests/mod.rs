@@ -85,6 +85,7 @@ fn observed(instance: &VirtualMachineInstance) -> Observed<'_> {
         pods: &[],
         attachments: &[],
         missing: &[],
+        migrations: &[],
         config: &CONFIG,
         launcher_image: "launcher:1",
         claims: &CLAIMS,

@@ -85,10 +85,44 @@ fn pod_without_the_networks_of_its_vmi_needs_a_migration() {
     ] {
         let vmi = with_lan(state, sources, &conditions);
         let (mut wanted, mut decision) = (vmi.clone(), Decision::settled());
-        migration_required::update(&observed(&vmi), &mut wanted, &mut decision);
+        migration_required::update(&observed(&vmi), None, &mut wanted, &mut decision);
         let shown = wanted.condition("MigrationRequired");
         let found = shown.map(|shown| (shown.status.as_str(), shown.reason.as_deref().unwrap_or_default()));
         assert_eq!(found, expected, "{state} {sources} {conditions}");
         assert_eq!(decision.wake_after.map(|after| after.as_secs()), wakes, "{state} {sources} {conditions}");
+    }
+}
+
+#[test]
+fn pod_on_another_network_needs_a_migration_at_once() {
+    let attached = |name: &str| {
+        let status = json!([{"name": name, "interface": "pod094a367b026"}]).to_string();
+        let pod = json!({
+            "metadata": {"name": "p", "annotations": {"k8s.v1.cni.cncf.io/network-status": status}},
+            "spec": {"containers": [{"name": "compute"}]},
+        });
+        CachedPod::from(serde_json::from_value::<Pod>(pod).unwrap())
+    };
+    let migrating = json!({"startTimestamp": "2030-01-01T00:00:00Z"});
+    // Definition in the spec, network of the pod, state of a migration; condition.
+    for (definition, present, state, expected) in [
+        ("other/net", "other/net", Value::Null, None),
+        ("other/net", "other/former", Value::Null, Some("True")),
+        ("net", "d/net", Value::Null, None),
+        ("net", "net", Value::Null, None),
+        ("net", "other/net", Value::Null, Some("True")),
+        // A plugin that reports no name proves nothing.
+        ("other/net", "", Value::Null, None),
+        ("other/net", "other/former", migrating, None),
+    ] {
+        let mut vmi = with_lan("", "domain, multus-status", &json!([]));
+        vmi.spec.networks[0].multus.as_mut().unwrap().network_name = definition.to_owned();
+        vmi.status.as_mut().unwrap().migration_state = serde_json::from_value(state.clone()).unwrap();
+        let (mut wanted, mut decision) = (vmi.clone(), Decision::settled());
+        migration_required::update(&observed(&vmi), Some(&attached(present)), &mut wanted, &mut decision);
+        let shown = wanted.condition("MigrationRequired");
+        assert_eq!(shown.map(|shown| shown.status.as_str()), expected, "{definition} {present} {state}");
+        assert!(shown.is_none_or(|shown| shown.reason.as_deref() == Some("AutoMigrationDueToLiveUpdate")));
+        assert_eq!(decision.wake_after, None);
     }
 }

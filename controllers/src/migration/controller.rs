@@ -1,0 +1,250 @@
+//! The migration controller: its watches and observations.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use api::{
+    MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig, constants::event,
+    owner,
+};
+use daemon::config::ConfigHandle;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{
+    Observed,
+    gate::{Gate, View},
+};
+use crate::{
+    cache::Key,
+    launcher_pod::NamespaceLimits,
+    resources::{
+        Caches,
+        attachments::CachedAttachment,
+        claims::CachedClaim,
+        migrations::{CachedPolicy, MigrationIndex, vmi_key},
+        networks::CachedNetwork,
+        nodes::CachedNode,
+        pods::CachedPod,
+        vmis::{claim_names, node_name},
+    },
+    runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Kind, Metrics, Wake},
+    setup::Setup,
+    vmi::{definitions, namespace_limits},
+};
+
+/// Shortest time between two attempts to create a target pod.
+const SHORTEST_RETRY: Duration = Duration::from_secs(1);
+
+/// The controller of VirtualMachineInstanceMigrations.
+pub(crate) struct Migrations {
+    config: ConfigHandle,
+    metrics: Metrics,
+    launcher_image: String,
+    gate: Arc<Gate>,
+    view: View,
+    /// Wakes migrations whose turn it is.
+    wake: OnceLock<Wake>,
+    /// UIDs of migrations whose unschedulable target pod has been reported.
+    reported: Mutex<HashSet<String>>,
+}
+
+impl Migrations {
+    /// Creates the controller.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self {
+            config: setup.config.clone(),
+            metrics: setup.metrics.clone(),
+            launcher_image: setup.options.launcher_image.clone(),
+            gate: Arc::default(),
+            view: View::of(&setup.caches),
+            wake: OnceLock::new(),
+            reported: Mutex::default(),
+        }
+    }
+
+    /// Returns a function that updates the standing of migrations in the queue and wakes those whose turn it is.
+    fn follow(&self, wake: &Wake) -> impl Fn(Vec<Key>) + Clone + Send + Sync + 'static {
+        let (gate, view, config, wake) = (self.gate.clone(), self.view.clone(), self.config.clone(), wake.clone());
+        move |keys| {
+            let now = Timestamp::now();
+            let mut has_changed = false;
+            for key in keys {
+                has_changed |= gate.refresh(&view, &key, now);
+            }
+            if has_changed {
+                wake.keys(gate.next_fresh(&config.current().migrations));
+            }
+        }
+    }
+}
+
+/// Everything in the caches that a decision about a migration depends on.
+pub(crate) struct Snapshot {
+    migration: Arc<VirtualMachineInstanceMigration>,
+    vmi: Option<Arc<VirtualMachineInstance>>,
+    all: Vec<Arc<VirtualMachineInstanceMigration>>,
+    pods: Vec<Arc<CachedPod>>,
+    attachments: Vec<Arc<CachedAttachment>>,
+    is_admitted: bool,
+    source_node: Option<Arc<CachedNode>>,
+    policies: Vec<Arc<CachedPolicy>>,
+    namespace: BTreeMap<String, String>,
+    claims: BTreeMap<String, Arc<CachedClaim>>,
+    limits: NamespaceLimits,
+    networks: Option<BTreeMap<String, Arc<CachedNetwork>>>,
+    config: Arc<ClusterConfig>,
+}
+
+impl Controller for Migrations {
+    const NAME: &'static str = "migration";
+    const WORKERS: usize = 3;
+    type Caches = Caches;
+    type Snapshot = Snapshot;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        let _ = self.wake.set(wake.clone());
+        let follow = self.follow(wake);
+        // Before the key itself is queued, so that it is decided about with its own standing.
+        let (followed, woken, all) = (follow.clone(), wake.clone(), caches.migrations.clone());
+        let metrics = self.metrics.clone();
+        caches.migrations.listen(move |(former, present)| {
+            let Some(migration) = present.or(former) else { return };
+            followed(vec![Key::of(&migration.metadata)]);
+            if let (Some(former), Some(present)) = (former, present) {
+                metrics.migration_phase_changed(former, present);
+            }
+            // One that has ended makes way for another of the VMI, and may make older ones superfluous.
+            if present.is_none_or(VirtualMachineInstanceMigration::is_final)
+                && let Some(vmi) = vmi_key(migration)
+            {
+                woken.keys(all.keys_by(&MigrationIndex::Vmi(vmi)));
+            }
+        });
+        wake.objects_of(&caches.migrations);
+        let of_vmi = {
+            let (migrations, wake) = (caches.migrations.clone(), wake.clone());
+            move |vmi: Key| {
+                let keys = migrations.keys_by(&MigrationIndex::Vmi(vmi.clone()));
+                if !keys.is_empty() {
+                    follow(migrations.keys_by(&MigrationIndex::UnfinishedOfVmi(vmi)));
+                    wake.keys(keys);
+                }
+            }
+        };
+        let woken = of_vmi.clone();
+        caches.vmis.listen(move |(former, present)| {
+            if let Some(vmi) = present.or(former) {
+                woken(Key::of(&vmi.metadata));
+            }
+        });
+        let woken = of_vmi.clone();
+        caches.pods.listen(move |(former, present)| {
+            let Some(pod) = present.or(former) else { return };
+            if let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) {
+                woken(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
+            }
+        });
+        caches.attachments.listen(move |(former, present)| {
+            if let Some(vmi) = present.or(former).and_then(CachedAttachment::vmi) {
+                of_vmi(vmi);
+            }
+        });
+        let (woken, migrations, gate) = (wake.clone(), caches.migrations.clone(), self.gate.clone());
+        caches.quotas.listen(move |(former, present)| {
+            let namespace = present.or(former).and_then(|quota| quota.metadata.namespace.clone()).unwrap_or_default();
+            for key in migrations.keys_by(&MigrationIndex::RejectedByQuota(namespace)) {
+                gate.forgive(&key);
+                woken.retry(key);
+            }
+        });
+    }
+
+    fn config_changed(&self, caches: &Caches, change: &ConfigChange, wake: &Wake) {
+        if change.former.migrations != change.present.migrations {
+            wake.keys(caches.migrations.keys_by(&MigrationIndex::Phase(MigrationPhase::Pending)));
+        }
+    }
+
+    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+        let migration = caches.migrations.get(key)?;
+        let config = self.config.current();
+        let vmi_key = vmi_key(&migration);
+        let vmi = vmi_key.as_ref().and_then(|key| caches.vmis.get(key));
+        let pods = vmi.as_ref().map(|vmi| caches.pods_of(vmi)).unwrap_or_default();
+        let phase = migration.phase().clone();
+        let is_pending = phase == MigrationPhase::Pending;
+        let is_admitted = is_pending && self.gate.admit(&self.view, key, &config.migrations, Timestamp::now());
+        let is_early = matches!(phase, MigrationPhase::Unset | MigrationPhase::Pending | MigrationPhase::Scheduling);
+        let is_scheduled = matches!(phase, MigrationPhase::Scheduling | MigrationPhase::Scheduled);
+        let spec = vmi.as_ref().filter(|_| is_early || is_scheduled);
+        let node = vmi.as_ref().and_then(|vmi| node_name(vmi)).map(Key::cluster_wide);
+        let namespace = caches.namespaces.get(&Key::cluster_wide(key.namespace.clone()));
+        Some(Snapshot {
+            all: vmi_key.map(|key| caches.migrations.by(&MigrationIndex::Vmi(key))).unwrap_or_default(),
+            attachments: caches.attachments_of(&pods),
+            is_admitted,
+            source_node: node.filter(|_| is_pending).and_then(|node| caches.nodes.get(&node)),
+            // Few objects, which administrators write.
+            policies: if is_early || is_scheduled { caches.policies.all() } else { Vec::new() },
+            namespace: namespace.map(|namespace| namespace.labels.clone()).unwrap_or_default(),
+            claims: spec.map(|vmi| caches.claims_named(&key.namespace, claim_names(vmi))).unwrap_or_default(),
+            limits: namespace_limits(caches, &config, &key.namespace),
+            networks: spec.and_then(|vmi| definitions(caches, &config, vmi)),
+            pods,
+            config,
+            vmi,
+            migration,
+        })
+    }
+
+    fn subject<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ObjectMeta> {
+        Some(&snapshot.migration.metadata)
+    }
+
+    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+        let uid = snapshot.migration.metadata.uid.clone().unwrap_or_default();
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut decision = super::decide(&Observed {
+            migration: &snapshot.migration,
+            vmi: snapshot.vmi.as_deref(),
+            all: &snapshot.all,
+            pods: &snapshot.pods,
+            attachments: &snapshot.attachments,
+            is_admitted: snapshot.is_admitted,
+            is_reported: reported.contains(&uid),
+            source_node: snapshot.source_node.as_deref(),
+            policies: &snapshot.policies,
+            namespace: &snapshot.namespace,
+            claims: &snapshot.claims,
+            limits: snapshot.limits,
+            definitions: snapshot.networks.as_ref(),
+            config: &snapshot.config,
+            launcher_image: &self.launcher_image,
+            failure: attempt.failure,
+            now: attempt.now,
+        })?;
+        let reports = |effect: &Effect| matches!(effect, Effect::Event(event) if event.reason == event::MIGRATION_TARGET_POD_UNSCHEDULABLE);
+        if decision.effects.iter().any(reports) {
+            reported.insert(uid);
+        } else if snapshot.migration.is_final() {
+            reported.remove(&uid);
+        }
+        drop(reported);
+        let creates = |effect: &Effect| matches!(effect, Effect::Create { kind: Kind::Pod, .. });
+        if snapshot.is_admitted && !decision.effects.iter().any(creates) {
+            // It attempts again at its wake-up, and others go first until then.
+            let retry = decision.wake_after.unwrap_or_default().max(SHORTEST_RETRY);
+            decision.wake(retry);
+            let deferred = attempt.now.checked_add(retry).unwrap_or(Timestamp::MAX);
+            self.gate.give_back(&self.view, attempt.key, deferred, attempt.now);
+            if let Some(wake) = self.wake.get() {
+                wake.keys(self.gate.next_fresh(&snapshot.config.migrations));
+            }
+        }
+        Ok(decision)
+    }
+}

@@ -1,0 +1,167 @@
+//! What is left of a migration that has ended: its failure in the status of the VMI, its target pod, its finalizer, and in the
+//! end the object itself.
+
+use std::time::Duration;
+
+use api::{
+    MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    constants::{event, finalizer, label},
+};
+use jiff::SignedDuration;
+
+use super::{Observed, backoff::entered, state, target};
+use crate::runtime::{Decision, Effect, Event, Kind};
+
+/// Ended migrations of a VMI that are kept.
+const KEPT: usize = 5;
+/// Time in which virt-handler records the failure of a migration that has begun.
+const HANDLER_TIME: SignedDuration = SignedDuration::from_secs(60);
+/// Failure reason of a migration whose target is gone.
+const TARGET_DOWN: &str = "Target pod is down";
+
+/// Decides about a migration that has ended.
+pub(super) fn decide(observed: &Observed<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let is_recorded = match observed.vmi {
+        Some(vmi) => record_failure(observed, vmi, decision)?,
+        None => true,
+    };
+    delete_target(observed, decision);
+    if *observed.migration.phase() == MigrationPhase::Succeeded {
+        target::mark_ready(observed, decision);
+    }
+    mirror(observed, decision)?;
+    if is_recorded {
+        remove_finalizer(observed, decision)?;
+    }
+    if observed.vmi.is_none() || is_superfluous(observed) {
+        delete_ended_source(observed, decision);
+        delete_migration(observed, decision);
+    }
+    Ok(())
+}
+
+/// Records a failure that virt-handler does not record, and removes the target from the labels of the VMI. Returns true when
+/// nothing is left to record.
+fn record_failure(
+    observed: &Observed<'_>,
+    vmi: &VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<bool, serde_json::Error> {
+    let Some(state) = observed.state().filter(|_| *observed.migration.phase() == MigrationPhase::Failed) else {
+        return Ok(true);
+    };
+    if observed.has_moved() || vmi.is_final() {
+        return Ok(true);
+    }
+    if !state.failed && !state.completed {
+        let since = entered(observed.migration, &MigrationPhase::Failed).unwrap_or(observed.now);
+        let left = HANDLER_TIME.saturating_sub(observed.now.duration_since(since));
+        let may_run = observed.targets().iter().any(|pod| !pod.is_down());
+        // The source records the failure, with the reason of libvirt. The guest may also have moved already.
+        if state.start_timestamp.is_some() && left > SignedDuration::ZERO {
+            decision.wake(left.unsigned_abs() + Duration::from_millis(1));
+        } else if state.start_timestamp.is_none() || !may_run {
+            state::mark_failed(observed, vmi, TARGET_DOWN, decision)?;
+        }
+        return Ok(false);
+    }
+    let labelled = vmi.metadata.labels.as_ref().and_then(|labels| labels.get(label::MIGRATION_TARGET_NODE_NAME));
+    // virt-handler of the target cleans up as long as the label names its node.
+    if labelled.is_some() && labelled == state.target_node.as_ref() && observed.target().is_none_or(|pod| pod.is_down())
+    {
+        let mut wanted = vmi.clone();
+        if let Some(labels) = &mut wanted.metadata.labels {
+            labels.remove(label::MIGRATION_TARGET_NODE_NAME);
+        }
+        decision.effects.extend(Effect::change(Kind::Instance, vmi, &wanted, None)?);
+    }
+    Ok(true)
+}
+
+/// Deletes the target pod of a failed migration. The pod on the node of the VMI runs the guest.
+fn delete_target(observed: &Observed<'_>, decision: &mut Decision) {
+    if *observed.migration.phase() != MigrationPhase::Failed || observed.has_moved() {
+        return;
+    }
+    // The guest may have moved without a record of it.
+    let is_over = observed.state().is_none_or(|state| state.failed || state.start_timestamp.is_none());
+    if !is_over && observed.vmi.is_some_and(|vmi| !vmi.is_final()) {
+        return;
+    }
+    let is_deleted = observed.migration.metadata.deletion_timestamp.is_some();
+    let present = observed.source().and_then(|pod| pod.metadata.uid.as_ref());
+    for pod in observed.targets() {
+        // A pod that has ended stays as long as the migration, for its log.
+        let is_kept = pod.is_down() && !is_deleted && !is_superfluous(observed);
+        if is_kept || (present.is_some() && pod.metadata.uid.as_ref() == present) {
+            continue;
+        }
+        let text = if is_deleted {
+            "migration canceled and pod {pod} is deleted"
+        } else {
+            "migration failed and pod {pod} is deleted"
+        };
+        target::delete(observed, pod, text, decision);
+    }
+}
+
+/// Copies the state of the migration from the VMI.
+fn mirror(observed: &Observed<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let Some(state) = observed.state() else { return Ok(()) };
+    let mut wanted = observed.migration.clone();
+    wanted.status.get_or_insert_default().migration_state = Some(state.clone());
+    decision.effects.extend(Effect::change(Kind::Migration, observed.migration, &wanted, Some("status"))?);
+    Ok(())
+}
+
+fn remove_finalizer(observed: &Observed<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let mut wanted = observed.migration.clone();
+    if let Some(list) = &mut wanted.metadata.finalizers {
+        list.retain(|name| name != finalizer::MIGRATION);
+        if list.is_empty() {
+            wanted.metadata.finalizers = None;
+        }
+    }
+    decision.effects.extend(Effect::change(Kind::Migration, observed.migration, &wanted, None)?);
+    Ok(())
+}
+
+fn has_finalizer(migration: &VirtualMachineInstanceMigration) -> bool {
+    migration.metadata.finalizers.iter().flatten().any(|name| name == finalizer::MIGRATION)
+}
+
+/// Returns true if enough newer migrations of the VMI have ended.
+fn is_superfluous(observed: &Observed<'_>) -> bool {
+    let order = |migration: &VirtualMachineInstanceMigration| {
+        (migration.metadata.creation_timestamp.as_ref().map(|at| at.0), migration.metadata.name.clone())
+    };
+    let own = order(observed.migration);
+    let newer = observed.all.iter().filter(|other| other.is_final() && !has_finalizer(other) && order(other) > own);
+    newer.count() >= KEPT
+}
+
+/// Deletes the pod that the guest has left, once it has ended.
+fn delete_ended_source(observed: &Observed<'_>, decision: &mut Decision) {
+    let Some(vmi) = observed.vmi.filter(|_| *observed.migration.phase() == MigrationPhase::Succeeded) else { return };
+    let state = observed.migration.status.as_ref().and_then(|status| status.migration_state.as_ref());
+    let Some(name) = state.and_then(|state| state.source_pod.as_ref()) else { return };
+    let is_source = |pod: &&std::sync::Arc<crate::resources::pods::CachedPod>| {
+        pod.metadata.name.as_ref() == Some(name) && pod.is_down()
+    };
+    if let Some(pod) = observed.pods.iter().find(is_source).filter(|_| !vmi.is_final()) {
+        target::delete(observed, pod, "source pod {pod} of an old migration is deleted", decision);
+    }
+}
+
+/// Deletes the migration.
+pub(super) fn delete_migration(observed: &Observed<'_>, decision: &mut Decision) {
+    if observed.migration.metadata.deletion_timestamp.is_some() || observed.must_wait(event::FAILED_DELETE, decision) {
+        return;
+    }
+    let failed = "Error deleting a migration that is not needed any more: {error}";
+    decision.push(Effect::delete(Kind::Migration, &observed.migration.metadata).on_failure(Event::warning(
+        observed.regarding(),
+        event::FAILED_DELETE,
+        failed,
+    )));
+}

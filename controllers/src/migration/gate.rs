@@ -1,0 +1,241 @@
+//! The gate: admits waiting migrations by priority and age, within the limits of the cluster and of each node.
+//!
+//! Its state follows from the caches: each change of a migration, its VMI or its target pod updates the standing of that
+//! migration alone. An admitted migration holds its place until its pod is seen or its attempt has failed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use api::{
+    MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase, config::Migrations,
+    migration::Priority, owner,
+};
+use jiff::Timestamp;
+
+use super::backoff;
+use crate::{
+    cache::{Cache, Key},
+    launcher_pod::is_target_of,
+    resources::{
+        Caches,
+        migrations::{MigrationIndex, vmi_key},
+        pods::{CachedPod, PodIndex},
+        vmis::node_name,
+    },
+};
+
+/// The place of a waiting migration in the queue: the smallest is first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    /// Its last attempt was refused a short time ago, so that others go first.
+    deferred: bool,
+    priority: Priority,
+    created: Option<Timestamp>,
+    key: Key,
+}
+
+/// The relation of a migration to the limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It counts: it has a target pod, or is about to have one.
+    Running { node: String },
+    /// It waits for its turn.
+    Waiting { node: String, rank: Rank },
+}
+
+#[derive(Default)]
+struct State {
+    standings: HashMap<Key, Standing>,
+    /// Admitted migrations whose pod was not seen yet.
+    admitted: BTreeSet<Key>,
+    /// Refused attempts, with the time until which others go first.
+    deferred: HashMap<Key, Timestamp>,
+    running: usize,
+    /// Running migrations away from each node.
+    outbound: HashMap<String, usize>,
+    /// Waiting migrations by node.
+    waiting: BTreeMap<String, BTreeSet<Rank>>,
+}
+
+impl State {
+    fn place(&mut self, key: &Key, standing: Option<Standing>) -> bool {
+        let former = self.standings.get(key).cloned();
+        if former == standing {
+            return false;
+        }
+        match former {
+            Some(Standing::Running { node }) => {
+                self.running = self.running.saturating_sub(1);
+                if let Some(count) = self.outbound.get_mut(&node) {
+                    *count = count.saturating_sub(1);
+                    if *count == 0 {
+                        self.outbound.remove(&node);
+                    }
+                }
+            }
+            Some(Standing::Waiting { node, rank }) => {
+                if let Some(ranks) = self.waiting.get_mut(&node) {
+                    ranks.remove(&rank);
+                    if ranks.is_empty() {
+                        self.waiting.remove(&node);
+                    }
+                }
+            }
+            None => {}
+        }
+        match &standing {
+            Some(Standing::Running { node }) => {
+                self.running += 1;
+                *self.outbound.entry(node.clone()).or_default() += 1;
+            }
+            Some(Standing::Waiting { node, rank }) => {
+                self.waiting.entry(node.clone()).or_default().insert(rank.clone());
+            }
+            None => {}
+        }
+        match standing {
+            Some(standing) => self.standings.insert(key.clone(), standing),
+            None => self.standings.remove(key),
+        };
+        true
+    }
+
+    /// Returns the migrations whose turn it is, in order. Visits no more than the free places of each node.
+    fn next(&self, limits: &Migrations) -> Vec<Rank> {
+        let count = |limit: u32| usize::try_from(limit).unwrap_or(usize::MAX);
+        let free = count(limits.parallel_per_cluster).saturating_sub(self.running);
+        if free == 0 {
+            return Vec::new();
+        }
+        let of_node = |(node, ranks): (&String, &'_ BTreeSet<Rank>)| {
+            let busy = self.outbound.get(node).copied().unwrap_or(0);
+            let free = count(limits.parallel_outbound_per_node).saturating_sub(busy).min(free);
+            ranks.iter().take(free).cloned().collect::<Vec<Rank>>()
+        };
+        let mut ranks: Vec<Rank> = self.waiting.iter().flat_map(of_node).collect();
+        ranks.sort();
+        ranks.truncate(free);
+        ranks
+    }
+}
+
+/// The gate.
+#[derive(Default)]
+pub(super) struct Gate {
+    state: Mutex<State>,
+}
+
+/// The caches that the gate follows.
+#[derive(Clone)]
+pub(super) struct View {
+    migrations: Arc<Cache<VirtualMachineInstanceMigration>>,
+    vmis: Arc<Cache<VirtualMachineInstance>>,
+    pods: Arc<Cache<CachedPod>>,
+}
+
+impl View {
+    pub(super) fn of(caches: &Caches) -> Self {
+        Self { migrations: caches.migrations.clone(), vmis: caches.vmis.clone(), pods: caches.pods.clone() }
+    }
+
+    fn standing(&self, key: &Key, deferred: Option<Timestamp>, now: Timestamp) -> Option<Standing> {
+        let migration = self.migrations.get(key).filter(|migration| !migration.is_final())?;
+        let vmi = vmi_key(&migration).and_then(|key| self.vmis.get(&key))?;
+        let uid = vmi.metadata.uid.clone().unwrap_or_default();
+        let mut pods = self.pods.by(&PodIndex::Controller(uid));
+        pods.retain(|pod| owner::is_controlled_by(&pod.metadata, &*vmi));
+        let state = vmi.status.as_ref().and_then(|status| status.migration_state.as_ref());
+        let own = state.filter(|state| state.migration_uid == migration.metadata.uid);
+        let source = own.and_then(|state| state.source_node.clone());
+        let node = source.or_else(|| node_name(&vmi).map(str::to_owned)).unwrap_or_default();
+        let waits = matches!(migration.phase(), MigrationPhase::Unset | MigrationPhase::Pending);
+        if !waits || pods.iter().any(|pod| is_target_of(pod, &migration, &vmi)) {
+            return Some(Standing::Running { node });
+        }
+        let is_ready = *migration.phase() == MigrationPhase::Pending
+            && migration.metadata.deletion_timestamp.is_none()
+            && *vmi.phase() == VmiPhase::Running
+            && !vmi.is_deleting()
+            && vmi.spec.utility_volumes.is_empty()
+            // Another migration, which may have no object any more, is under way or has left a pod.
+            && !vmi.is_handed_off()
+            && pods.iter().filter(|pod| !pod.is_down()).count() <= 1;
+        if !is_ready {
+            return None;
+        }
+        let others = vmi_key(&migration).map(|key| self.migrations.by(&MigrationIndex::Vmi(key))).unwrap_or_default();
+        if backoff::until(&migration, &others).is_some_and(|until| until > now) {
+            return None;
+        }
+        let created = migration.metadata.creation_timestamp.as_ref().map(|at| at.0);
+        let deferred = deferred.is_some_and(|until| until > now);
+        Some(Standing::Waiting {
+            node,
+            rank: Rank { deferred, priority: migration.priority(), created, key: key.clone() },
+        })
+    }
+}
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Updates the standing of a migration. Returns true if it changed.
+    pub(super) fn refresh(&self, view: &View, key: &Key, now: Timestamp) -> bool {
+        let mut state = self.lock();
+        Self::update(&mut state, view, key, now)
+    }
+
+    fn update(state: &mut State, view: &View, key: &Key, now: Timestamp) -> bool {
+        let deferred = state.deferred.get(key).copied();
+        let mut standing = view.standing(key, deferred, now);
+        match standing {
+            Some(Standing::Waiting { ref node, .. }) if state.admitted.contains(key) => {
+                standing = Some(Standing::Running { node: node.clone() });
+            }
+            Some(Standing::Waiting { .. }) => {}
+            _ => {
+                state.admitted.remove(key);
+                state.deferred.remove(key);
+            }
+        }
+        state.place(key, standing)
+    }
+
+    /// Returns the migrations whose turn it is, except those whose last attempt was refused a short time ago.
+    pub(super) fn next_fresh(&self, limits: &Migrations) -> Vec<Key> {
+        self.lock().next(limits).into_iter().filter(|rank| !rank.deferred).map(|rank| rank.key).collect()
+    }
+
+    /// Admits a migration if it is its turn. It holds its place from now on.
+    pub(super) fn admit(&self, view: &View, key: &Key, limits: &Migrations, now: Timestamp) -> bool {
+        let mut state = self.lock();
+        Self::update(&mut state, view, key, now);
+        if state.admitted.contains(key) {
+            return true;
+        }
+        if !state.next(limits).iter().any(|rank| rank.key == *key) {
+            return false;
+        }
+        state.admitted.insert(key.clone());
+        Self::update(&mut state, view, key, now);
+        true
+    }
+
+    /// Gives the place of a migration back whose pod was not created. Until `deferred` others go first.
+    pub(super) fn give_back(&self, view: &View, key: &Key, deferred: Timestamp, now: Timestamp) {
+        let mut state = self.lock();
+        if state.admitted.remove(key) {
+            state.deferred.insert(key.clone(), deferred);
+            Self::update(&mut state, view, key, now);
+        }
+    }
+
+    /// Lets a migration attempt again at its turn.
+    pub(super) fn forgive(&self, key: &Key) {
+        self.lock().deferred.remove(key);
+    }
+}

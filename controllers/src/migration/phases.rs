@@ -1,0 +1,194 @@
+//! The phase of a migration. Rules and messages are those of the reference.
+
+use std::time::Duration;
+
+use api::{
+    MigrationPhase, VirtualMachineInstance, VmiPhase,
+    constants::{annotation, event},
+};
+use jiff::SignedDuration;
+
+use super::{Observed, names, target};
+use crate::runtime::Event;
+
+/// The phases that a migration enters, and the event about the last one.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    phase: MigrationPhase,
+    /// Phases entered by this step, in order.
+    pub(super) passed: Vec<MigrationPhase>,
+    /// The event.
+    pub(super) event: Option<Event>,
+    /// Time after which a time limit ends.
+    pub(super) wake: Option<Duration>,
+}
+
+impl Step {
+    /// Returns the phase after the step.
+    pub(super) fn phase(&self) -> &MigrationPhase {
+        &self.phase
+    }
+
+    fn enter(&mut self, phase: MigrationPhase) {
+        self.phase = phase.clone();
+        self.passed.push(phase);
+    }
+}
+
+/// Returns the next phase.
+pub(super) fn next(observed: &Observed<'_>) -> Step {
+    let phase = observed.migration.phase().clone();
+    let mut step = Step { phase: phase.clone(), ..Step::default() };
+    match end(observed, &phase) {
+        Some(End::Succeeded) => {
+            let message = "Source node reported migration succeeded";
+            step.event = Some(Event::normal(observed.regarding(), event::SUCCESSFUL_MIGRATION, message));
+            step.enter(MigrationPhase::Succeeded);
+        }
+        Some(End::Failed(message)) => {
+            step.event = Some(Event::warning(observed.regarding(), event::FAILED_MIGRATION, message));
+            step.enter(MigrationPhase::Failed);
+        }
+        None => {
+            while let Some(next) = advance(observed, &step.phase, &mut step.wake) {
+                step.enter(next);
+            }
+        }
+    }
+    step
+}
+
+enum End {
+    Succeeded,
+    Failed(String),
+}
+
+fn failed(message: &str) -> Option<End> {
+    Some(End::Failed(message.to_owned()))
+}
+
+/// Returns the end of the migration. The first rule that applies decides.
+fn end(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<End> {
+    let spec = &observed.migration.spec;
+    if spec.send_to.is_some() || spec.receive.is_some() {
+        return failed("migrations between clusters or namespaces (sendTo, receive) are not supported");
+    }
+    let state = observed.state();
+    // Whatever happens to the VMI or its pod from now on, the migration has succeeded.
+    if state.is_some_and(|state| state.completed && !state.failed) {
+        return Some(End::Succeeded);
+    }
+    let Some(vmi) = observed.vmi else { return failed("Migration failed because vmi does not exist.") };
+    if vmi.is_final() {
+        return failed("Migration failed vmi shutdown during migration.");
+    }
+    let is_deleted = observed.migration.metadata.deletion_timestamp.is_some();
+    let was_handed_over =
+        matches!(phase, MigrationPhase::PreparingTarget | MigrationPhase::TargetReady | MigrationPhase::Running);
+    if is_deleted && state.is_none() && !was_handed_over {
+        return failed("Migration failed due to being canceled");
+    }
+    let target = observed.target();
+    if state.is_some_and(|state| state.failed) {
+        return failed("source node reported migration failed");
+    }
+    if target.is_some_and(crate::resources::pods::CachedPod::is_going_down) {
+        return failed("Migration failed because target pod shutdown during migration");
+    }
+    let had_target = was_handed_over || matches!(phase, MigrationPhase::Scheduling | MigrationPhase::Scheduled);
+    if had_target && target.is_none() {
+        return failed("Migration target pod was removed during active migration.");
+    }
+    if was_handed_over && state.is_none() {
+        let present = vmi.status.as_ref().and_then(|status| status.migration_state.as_ref());
+        return failed(match present {
+            None => "VMI's migration state was cleared during the active migration.",
+            Some(_) => "VMI's migration state was taken over by another migration job during active migration.",
+        });
+    }
+    // Once the migration has begun, the guest of a running target has its volumes.
+    let has_begun = state.is_some_and(|state| state.start_timestamp.is_some());
+    if !has_begun
+        && target.is_some_and(|pod| target::attachments_of(observed, pod).any(|attachment| attachment.is_down()))
+    {
+        return failed("Migration failed because target attachment pod shutdown during migration");
+    }
+    match phase {
+        MigrationPhase::Unset if is_preceded(observed) => {
+            failed("VMI is not eligible for migration because another migration job is in progress.")
+        }
+        MigrationPhase::Pending => utility_volumes_timed_out(observed, vmi),
+        _ => None,
+    }
+}
+
+/// Returns true if another migration of the VMI has not ended and comes first.
+fn is_preceded(observed: &Observed<'_>) -> bool {
+    let own = &observed.migration.metadata;
+    let created = observed.migration.metadata.creation_timestamp.as_ref().map(|at| at.0);
+    let others = observed.all.iter().filter(|other| other.metadata.uid != own.uid && !other.is_final());
+    others.into_iter().any(|other| {
+        let before = (other.metadata.creation_timestamp.as_ref().map(|at| at.0), &other.metadata.name);
+        *other.phase() != MigrationPhase::Unset || before < (created, &own.name)
+    })
+}
+
+/// Returns the rest of the time in which utility volumes can be detached, and the whole time in seconds.
+pub(super) fn utility_volumes_time(observed: &Observed<'_>) -> (SignedDuration, i64) {
+    let limit = seconds(observed, annotation::MIGRATION_UTILITY_VOLUMES_TIMEOUT)
+        .unwrap_or(observed.config.migrations.utility_volumes_timeout);
+    let created = observed.migration.metadata.creation_timestamp.as_ref().map_or(observed.now, |at| at.0);
+    let age = observed.now.duration_since(created);
+    (SignedDuration::from_secs(limit).saturating_sub(age), limit)
+}
+
+fn utility_volumes_timed_out(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> Option<End> {
+    if vmi.spec.utility_volumes.is_empty() {
+        return None;
+    }
+    let (left, limit) = utility_volumes_time(observed);
+    let (namespace, name) = names(vmi);
+    (left <= SignedDuration::ZERO).then(|| {
+        End::Failed(format!(
+            "Migration timeout waiting for utility volumes to detach from VMI [{namespace}/{name}]. Utility volumes still \
+             present after {limit} seconds."
+        ))
+    })
+}
+
+/// Returns a number of seconds in an annotation of the migration.
+pub(super) fn seconds(observed: &Observed<'_>, key: &str) -> Option<i64> {
+    observed.migration.metadata.annotations.as_ref()?.get(key)?.trim().parse().ok().filter(|seconds| *seconds >= 0)
+}
+
+/// Returns the phase that follows, if its condition is met.
+fn advance(observed: &Observed<'_>, phase: &MigrationPhase, wake: &mut Option<Duration>) -> Option<MigrationPhase> {
+    let vmi = observed.vmi?;
+    let state = observed.state();
+    let runs = target::runs(observed);
+    match phase {
+        MigrationPhase::Unset => Some(MigrationPhase::Pending),
+        MigrationPhase::Pending if !vmi.spec.utility_volumes.is_empty() && observed.target().is_none() => {
+            *wake = Some(utility_volumes_time(observed).0.unsigned_abs());
+            None
+        }
+        MigrationPhase::Pending if state.is_some() => Some(MigrationPhase::Scheduling),
+        MigrationPhase::Pending => {
+            let is_provided = observed.target().is_some()
+                && (plugs_nothing(observed, vmi) || (runs && target::has_attachments(observed, vmi)));
+            is_provided.then_some(MigrationPhase::Scheduling)
+        }
+        MigrationPhase::Scheduling if state.is_some() => Some(MigrationPhase::Scheduled),
+        MigrationPhase::Scheduling => {
+            (runs && target::has_attachments(observed, vmi)).then_some(MigrationPhase::Scheduled)
+        }
+        MigrationPhase::Scheduled => state?.target_node.is_some().then_some(MigrationPhase::PreparingTarget),
+        MigrationPhase::PreparingTarget => state?.target_node_address.is_some().then_some(MigrationPhase::TargetReady),
+        MigrationPhase::TargetReady => state?.start_timestamp.is_some().then_some(MigrationPhase::Running),
+        _ => None,
+    }
+}
+
+fn plugs_nothing(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> bool {
+    *vmi.phase() != VmiPhase::Running || target::needed(observed, vmi).is_empty()
+}

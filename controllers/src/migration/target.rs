@@ -1,0 +1,227 @@
+//! The target pod of a migration, and the pod that attaches the hot-plugged volumes to it.
+
+use std::time::Duration;
+
+use api::{
+    MigrationPhase, VirtualMachineInstance,
+    constants::{annotation, event},
+};
+use jiff::{SignedDuration, tz::TimeZone};
+use serde_json::json;
+
+use super::{Observed, names, phases::seconds};
+use crate::{
+    attachment_pod::{self, Attached},
+    launcher_pod::{self, Inputs, Target},
+    resources::{attachments::CachedAttachment, pods::CachedPod},
+    runtime::{Decision, Effect, Event, Kind, WriteOptions},
+    vmi::{PluggedVolume, plugged_volumes},
+};
+
+/// Seconds after which an unschedulable pod is deleted.
+const UNSCHEDULABLE_TIMEOUT: i64 = 300;
+/// Seconds after which a pod that does not start is deleted.
+const PENDING_TIMEOUT: i64 = 900;
+/// Wait before a pod is rendered again that could not be rendered.
+const RENDER_AGAIN: Duration = Duration::from_secs(30);
+/// Format of the time in the annotation, as Go prints it.
+const GO_TIME: &str = "%Y-%m-%d %H:%M:%S %z %Z";
+
+/// Returns true if the target pod runs on its node.
+pub(super) fn runs(observed: &Observed<'_>) -> bool {
+    observed.target().is_some_and(|pod| {
+        pod.phase == "Running" && pod.compute_running && !pod.is_going_down() && pod.node_name.is_some()
+    })
+}
+
+/// Returns the hot-plugged volumes that the source has.
+pub(super) fn needed<'a>(_observed: &Observed<'_>, vmi: &'a VirtualMachineInstance) -> Vec<PluggedVolume<'a>> {
+    plugged_volumes(vmi)
+}
+
+/// Returns the pods that attach volumes to a launcher pod.
+pub(super) fn attachments_of<'a>(
+    observed: &'a Observed<'_>,
+    pod: &'a CachedPod,
+) -> impl Iterator<Item = &'a CachedAttachment> {
+    observed.attachments.iter().map(AsRef::as_ref).filter(move |attachment| attachment.is_of(pod))
+}
+
+/// Returns the pod that attaches the volumes to the target pod.
+pub(super) fn attachment<'a>(observed: &'a Observed<'_>) -> Option<&'a CachedAttachment> {
+    let target = observed.target()?;
+    let usable = attachments_of(observed, target).filter(|attachment| !attachment.is_deleting());
+    usable.min_by_key(|attachment| attachment.metadata.creation_timestamp.as_ref().map(|at| at.0))
+}
+
+/// Returns true if the target pod has all volumes of the source.
+pub(super) fn has_attachments(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> bool {
+    needed(observed, vmi).is_empty() || attachment(observed).is_some_and(|attachment| attachment.ready)
+}
+
+/// Creates the target pod and the pod that attaches its volumes, and deletes those that are not of use.
+pub(super) fn provide(
+    observed: &Observed<'_>,
+    vmi: &VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    for surplus in observed.targets().into_iter().skip(1) {
+        delete(observed, surplus, "surplus pod {pod} is deleted", decision);
+    }
+    let Some(target) = observed.target() else {
+        return if observed.is_admitted { create(observed, vmi, decision) } else { Ok(()) };
+    };
+    if target.node_name.is_some() && target.node_name.as_deref() == crate::resources::vmis::node_name(vmi) {
+        delete(observed, target, "pod {pod} on the node of the VMI is deleted", decision);
+        return Ok(());
+    }
+    if runs(observed) && !needed(observed, vmi).is_empty() && attachment(observed).is_none() {
+        create_attachment(observed, vmi, target, decision)?;
+    }
+    limit_time(observed, vmi, target, decision);
+    Ok(())
+}
+
+fn inputs<'a>(observed: &Observed<'a>, vmi: &'a VirtualMachineInstance) -> Inputs<'a> {
+    Inputs {
+        instance: vmi,
+        config: observed.config,
+        launcher_image: observed.launcher_image,
+        claims: observed.claims,
+        limits: observed.limits,
+        definitions: observed.definitions,
+    }
+}
+
+fn create(
+    observed: &Observed<'_>,
+    vmi: &VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    let Some(source) = observed.source() else { return Ok(()) };
+    if *observed.migration.phase() != MigrationPhase::Pending || observed.must_wait(event::FAILED_CREATE, decision) {
+        return Ok(());
+    }
+    let regarding = || Kind::Instance.reference(&vmi.metadata);
+    let target = Target { migration: observed.migration, source, source_node: observed.source_node };
+    match launcher_pod::render_target(&inputs(observed, vmi), &target) {
+        Ok(pod) => decision.push(
+            Effect::create(Kind::Pod, vmi.metadata.namespace.as_deref(), &pod)?
+                .on_success(Event::normal(
+                    observed.regarding(),
+                    event::SUCCESSFUL_CREATE,
+                    "Created migration target pod {name}",
+                ))
+                .on_failure(Event::warning(regarding(), event::FAILED_CREATE, "Error creating pod: {error}")),
+        ),
+        Err(error) => {
+            let message = format!("failed to render launch manifest of the migration target: {error}");
+            decision.push(Effect::Event(Event::warning(regarding(), event::FAILED_CREATE, message)));
+            decision.wake(RENDER_AGAIN);
+        }
+    }
+    Ok(())
+}
+
+fn create_attachment(
+    observed: &Observed<'_>,
+    vmi: &VirtualMachineInstance,
+    target: &CachedPod,
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    if observed.must_wait(event::FAILED_CREATE, decision) {
+        return Ok(());
+    }
+    let volumes: Option<Vec<Attached<'_>>> = needed(observed, vmi)
+        .into_iter()
+        .map(|volume| {
+            let claim = observed.claims.get(volume.claim)?;
+            Some(Attached { name: volume.name, read_only: volume.read_only, claim })
+        })
+        .collect();
+    // The source has the claim, so it exists. It is about to show.
+    let Some(volumes) = volumes else {
+        decision.wake(RENDER_AGAIN);
+        return Ok(());
+    };
+    let pod = attachment_pod::render(&attachment_pod::Inputs {
+        instance: vmi,
+        launcher: target,
+        node: target.node_name.as_deref().unwrap_or_default(),
+        config: observed.config,
+        image: observed.launcher_image,
+        volumes: &volumes,
+    });
+    let regarding = || Kind::Instance.reference(&vmi.metadata);
+    decision.push(
+        Effect::create(Kind::Pod, vmi.metadata.namespace.as_deref(), &pod)?
+            .on_success(Event::normal(observed.regarding(), event::SUCCESSFUL_CREATE, "Created attachment pod {name}"))
+            .on_failure(Event::warning(regarding(), event::FAILED_CREATE, "Error creating attachment pod: {error}")),
+    );
+    Ok(())
+}
+
+/// Deletes a target pod. `{pod}` in the text stands for its name.
+pub(super) fn delete(observed: &Observed<'_>, pod: &CachedPod, text: &str, decision: &mut Decision) {
+    if pod.metadata.deletion_timestamp.is_some() || observed.must_wait(event::FAILED_DELETE, decision) {
+        return;
+    }
+    let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
+    let name = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default());
+    let failed = "Error deleting canceled migration target pod: {error}";
+    decision.push(
+        Effect::delete(Kind::Pod, &pod.metadata)
+            .on_success(Event::normal(observed.regarding(), event::SUCCESSFUL_DELETE, text.replace("{pod}", &name)))
+            .on_failure(Event::warning(observed.regarding(), event::FAILED_DELETE, failed)),
+    );
+}
+
+/// Deletes a target pod that does not start in time.
+fn limit_time(observed: &Observed<'_>, vmi: &VirtualMachineInstance, pod: &CachedPod, decision: &mut Decision) {
+    if pod.phase != "Pending" || pod.is_going_down() {
+        return;
+    }
+    let Some(created) = pod.metadata.creation_timestamp.as_ref() else { return };
+    let age = observed.now.duration_since(created.0);
+    let limit = |key: &str, default: i64| SignedDuration::from_secs(seconds(observed, key).unwrap_or(default));
+    let condition = pod.scheduled.as_ref();
+    let is_unschedulable = condition.is_some_and(|condition| {
+        condition.status == "False" && condition.reason.as_deref() == Some(api::constants::reason::UNSCHEDULABLE)
+    });
+    if is_unschedulable && !observed.is_reported {
+        let (namespace, name) = names(vmi);
+        let message = format!("Migration target pod for VMI [{namespace}/{name}] is currently unschedulable.");
+        let reason = event::MIGRATION_TARGET_POD_UNSCHEDULABLE;
+        decision.push(Effect::Event(Event::warning(observed.regarding(), reason, message)));
+    }
+    let pending = (limit(annotation::MIGRATION_PENDING_TIMEOUT, PENDING_TIMEOUT), "pending");
+    let unschedulable = (limit(annotation::MIGRATION_UNSCHEDULABLE_TIMEOUT, UNSCHEDULABLE_TIMEOUT), "unschedulable");
+    let (limit, word) = if is_unschedulable { pending.min(unschedulable) } else { pending };
+    let left = limit.saturating_sub(age);
+    if left > SignedDuration::ZERO {
+        decision.wake(left.unsigned_abs());
+    } else {
+        delete(observed, pod, &format!("{word} pod {{pod}} timeout period exceeded"), decision);
+    }
+}
+
+/// Records on the target pod when the guest ran there. Network plugins move the addresses of the guest then.
+pub(super) fn mark_ready(observed: &Observed<'_>, decision: &mut Decision) {
+    let Some(at) = observed.state().and_then(|state| state.target_node_domain_ready_timestamp.as_ref()) else { return };
+    let Some(pod) = observed.target().filter(|pod| !pod.is_going_down()) else { return };
+    let annotations = pod.metadata.annotations.as_ref();
+    if annotations.is_some_and(|annotations| annotations.contains_key(annotation::MIGRATION_TARGET_READY)) {
+        return;
+    }
+    let time = at.0.to_zoned(TimeZone::UTC).strftime(GO_TIME).to_string();
+    decision.push(Effect::Patch {
+        kind: Kind::Pod,
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        resource_version: None,
+        subresource: None,
+        strategic: false,
+        patch: json!({"metadata": {"annotations": {annotation::MIGRATION_TARGET_READY: time}}}),
+        options: WriteOptions::default(),
+    });
+}
