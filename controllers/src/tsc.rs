@@ -105,7 +105,7 @@ mod tests {
     fn node(name: &str, labels: &[(&str, &str)]) -> CachedNode {
         let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
         let metadata = json!({"name": name, "resourceVersion": "1", "labels": labels});
-        CachedNode { metadata: serde_json::from_value(metadata).unwrap() }
+        CachedNode { metadata: serde_json::from_value(metadata).unwrap(), ..CachedNode::default() }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
-    VirtualMachine, VirtualMachineInstance,
+    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     config::ClusterConfig,
     instancetype::{MatchedKind, matcher::Role},
     owner,
@@ -20,6 +20,7 @@ use crate::{
     resources::{
         Caches,
         claims::CachedClaim,
+        migrations::{MigrationIndex, vmi_key},
         start_revisions::{StartRevision, StartRevisionIndex},
         vms::{VmIndex, claim_names, instancetype_key},
     },
@@ -43,6 +44,7 @@ impl Vms {
 pub(crate) struct Snapshot {
     vm: Arc<VirtualMachine>,
     vmi: Option<Arc<VirtualMachineInstance>>,
+    is_migrated: bool,
     claims: BTreeMap<String, Arc<CachedClaim>>,
     instancetype: Lookup,
     preference: Lookup,
@@ -62,6 +64,14 @@ impl Controller for Vms {
         let woken = wake.clone();
         caches.vmis.listen(move |(former, present)| {
             woken.keys(present.or(former).map(|vmi| Key::of(&vmi.metadata)));
+        });
+        // A VMI whose volumes are to move waits for the end of another migration.
+        let woken = wake.clone();
+        caches.migrations.listen(move |(former, present)| {
+            let has_ended = |migration: &VirtualMachineInstanceMigration| migration.is_final();
+            if present.is_none_or(has_ended) && former.is_some_and(|former| !has_ended(former)) {
+                woken.keys(former.and_then(vmi_key));
+            }
         });
         let (woken, vms) = (wake.clone(), caches.vms.clone());
         caches.claims.listen(move |(former, present)| {
@@ -121,6 +131,7 @@ impl Controller for Vms {
         let starts = vm.metadata.uid.clone().map(|uid| caches.starts.by(&StartRevisionIndex::Vm(uid)));
         Some(Snapshot {
             vmi: caches.vmis.get(key),
+            is_migrated: caches.migrations.count_by(&MigrationIndex::UnfinishedOfVmi(key.clone())) > 0,
             claims: caches.claims_named(&key.namespace, claim_names(&vm)),
             instancetype: look_up(Role::Instancetype),
             preference: look_up(Role::Preference),
@@ -146,6 +157,7 @@ impl Controller for Vms {
             instancetype: snapshot.instancetype.clone(),
             preference: snapshot.preference.clone(),
             starts: &snapshot.starts,
+            is_migrated: snapshot.is_migrated,
             config: &snapshot.config,
             failure: attempt.failure,
             now: attempt.now,

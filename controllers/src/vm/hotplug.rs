@@ -31,6 +31,10 @@ impl Storage {
         self.disks.iter().find(|disk| disk.name == name)
     }
 
+    pub(super) fn volumes(&self) -> &[Volume] {
+        &self.volumes
+    }
+
     /// Writes the storage into a spec.
     pub(super) fn put(self, spec: &mut VirtualMachineInstanceSpec) {
         spec.volumes = self.volumes;
@@ -79,14 +83,18 @@ pub(super) fn is_on(config: &ClusterConfig) -> bool {
     config.enabled(FeatureGate::DeclarativeHotplugVolumes) || config.enabled(FeatureGate::HotplugVolumes)
 }
 
-/// Returns the storage that the VMI must get, or `None` if it has it.
-pub(super) fn reconcile(template: &Storage, vmi: &VirtualMachineInstance) -> Option<Storage> {
+/// Returns the storage that the VMI must get, or `None` if it has it. `keeps_claims`: another claim of a volume does not
+/// exchange it, because data must move to it.
+pub(super) fn reconcile(template: &Storage, vmi: &VirtualMachineInstance, keeps_claims: bool) -> Option<Storage> {
     if *vmi.phase() != VmiPhase::Running {
         return None;
     }
     let present = Storage::of(&vmi.spec);
     let has_entry = |name: &str| vmi.status.iter().flat_map(|status| &status.volume_status).any(|e| e.name == name);
-    let is_kept = |volume: &&Volume| !is_hotpluggable(volume) || template.volume(&volume.name) == Some(*volume);
+    let is_kept = |volume: &&Volume| {
+        let wanted = template.volume(&volume.name);
+        !is_hotpluggable(volume) || wanted == Some(*volume) || (keeps_claims && wanted.is_some_and(is_hotpluggable))
+    };
     let mut volumes: Vec<Volume> = present.volumes.iter().filter(is_kept).cloned().collect();
     let left = |name: &str| present.volume(name).is_some() && !volumes.iter().any(|volume| volume.name == name);
     let is_cdrom = |disk: &Disk| disk.cdrom.is_some();
@@ -229,8 +237,18 @@ mod tests {
         for (index, (volumes, disks, has_volumes, has_disks, entries, expected)) in rows.into_iter().enumerate() {
             let template = Storage::of(&spec(&volumes, &disks));
             let expected = expected.map(|(volumes, disks)| Storage::of(&spec(&volumes, &disks)));
-            assert_eq!(reconcile(&template, &vmi(&has_volumes, &has_disks, &entries)), expected, "row {index}");
+            let vmi = vmi(&has_volumes, &has_disks, &entries);
+            assert_eq!(reconcile(&template, &vmi, false), expected, "row {index}");
         }
+    }
+
+    #[test]
+    fn volume_whose_data_must_move_is_not_exchanged() {
+        let template = Storage::of(&spec(&json!([claim("a", "new")]), &json!([disk("a")])));
+        let vmi = vmi(&json!([claim("a", "c")]), &json!([disk("a")]), &json!([]));
+        assert_eq!(reconcile(&template, &vmi, true), None);
+        assert!(reconcile(&template, &vmi, false).is_some());
+        assert!(reconcile(&Storage::default(), &vmi, true).is_some());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Live updates of a running VMI: the observed generation, annotations for backups and deschedulers, hot-plugged volumes,
-//! interfaces, and, depending on the cluster's rollout strategy, its size and the placement for its next pod.
+//! interfaces, and, depending on the cluster's rollout strategy, its size, the placement for its next pod, and claims to which
+//! its volumes move.
 
 use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
 
@@ -10,7 +11,10 @@ use super::{
     restart::{self, Template},
     start,
 };
-use crate::runtime::{Decision, Effect, Event, Kind};
+use crate::{
+    runtime::{Decision, Effect, Event, Kind},
+    volume_migration::{self, Step},
+};
 
 /// Reason of a refused update.
 const FAILED_UPDATE: &str = "FailedUpdateError";
@@ -22,6 +26,11 @@ const NICS_CONTEXT: &str = "error encountered when trying to patch vmi";
 const FAILED_HOTPLUG: &str = "HotPlugVolumeError";
 /// Message of a refused change of volumes.
 const HOTPLUG_CONTEXT: &str = "Error encountered while handling declarative hotplug volumes";
+
+/// Reason of refused claims.
+const FAILED_VOLUMES: &str = "VolumesUpdateError";
+/// Message of refused claims.
+const VOLUMES_CONTEXT: &str = "error encountered while handling volumes update requests";
 
 /// Returns true if changes are applied to running VMIs.
 pub(super) fn is_on(observed: &Observed<'_>) -> bool {
@@ -67,6 +76,10 @@ pub(super) fn update(
     let unchanged = live.and_then(|template| change_live(observed, instance, template, &mut wanted));
     let refused = unchanged.or(plug(observed, instance, template, decision)?);
     let refused = refused.or(plug_nics(observed, instance, template, decision)?);
+    let refused = match live {
+        Some(template) => refused.or(move_volumes(observed, instance, template, decision)?),
+        None => refused,
+    };
     let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(refused) };
     let failure = observed.failure.filter(|failure| failure.reason == FAILED_UPDATE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
@@ -91,7 +104,7 @@ fn change_live(
     if let Some(error) = resize.put_cpu(wanted, &now) {
         return Some(error);
     }
-    if resize::is_migrating(instance)
+    if instance.is_migrating()
         && let Some(error) = template.placement.refused_while_migrating(&instance.spec)
     {
         return Some(error);
@@ -109,10 +122,41 @@ fn plug(
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let Some(template) = template.filter(|_| hotplug::is_on(observed.config)) else { return Ok(None) };
-    let Some(storage) = hotplug::reconcile(&template.storage, instance) else { return Ok(None) };
+    let keeps_claims = volume_migration::is_wanted(&observed.vm.spec);
+    let Some(storage) = hotplug::reconcile(&template.storage, instance, keeps_claims) else { return Ok(None) };
     let mut wanted = instance.clone();
     storage.put(&mut wanted.spec);
     change_spec(observed, instance, &wanted, (FAILED_HOTPLUG, HOTPLUG_CONTEXT), decision)
+}
+
+/// Decides about the claims of the VMI.
+pub(super) fn volume_step(observed: &Observed<'_>, instance: &VirtualMachineInstance, template: &Template) -> Step {
+    volume_migration::decide(&volume_migration::Observed {
+        vmi: instance,
+        template: template.storage.volumes(),
+        migrates: is_on(observed) && volume_migration::is_wanted(&observed.vm.spec),
+        claims: observed.claims,
+        in_migration: observed.is_migrated || instance.is_handed_off(),
+    })
+}
+
+/// Moves volumes to other claims. Returns an error for condition Failure.
+fn move_volumes(
+    observed: &Observed<'_>,
+    instance: &VirtualMachineInstance,
+    template: &Template,
+    decision: &mut Decision,
+) -> Result<Option<SyncError>, serde_json::Error> {
+    let step = volume_step(observed, instance, template);
+    if let Step::Refused(message) = step {
+        return Ok(Some(SyncError::new(FAILED_VOLUMES, format!("{VOLUMES_CONTEXT}: {message}"))));
+    }
+    let mut refused = None;
+    for wanted in step.apply(instance, &Time(observed.now)) {
+        let error = change_spec(observed, instance, &wanted, (FAILED_VOLUMES, VOLUMES_CONTEXT), decision)?;
+        refused = refused.or(error);
+    }
+    Ok(refused)
 }
 
 /// Plugs and unplugs interfaces, and removes from the template those that are gone. Returns an error for condition Failure.
@@ -137,7 +181,7 @@ fn plug_nics(
     change_spec(observed, instance, &wanted, (FAILED_NICS, NICS_CONTEXT), decision)
 }
 
-/// Changes the spec of the VMI. Returns the error of the last attempt.
+/// Changes the VMI. Returns the error of the last attempt.
 fn change_spec(
     observed: &Observed<'_>,
     instance: &VirtualMachineInstance,

@@ -44,6 +44,7 @@ use crate::{
     owned_vmis::{adopt, delete_vmi},
     resources::{claims::CachedClaim, start_revisions::StartRevision},
     runtime::{Decision, Effect, Event, Failure, Kind},
+    volume_migration,
 };
 
 /// Finalizer that lets the VMI outlive its VM.
@@ -63,6 +64,8 @@ struct Observed<'a> {
     pub preference: Lookup,
     /// Records of its starts.
     pub starts: &'a [Arc<StartRevision>],
+    /// A migration of the VMI has not ended.
+    pub is_migrated: bool,
     /// The cluster's configuration.
     pub config: &'a ClusterConfig,
     /// The last write for this VM that was refused.
@@ -268,7 +271,8 @@ fn start_instance(
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let vm = observed.vm;
-    if vm.condition(api::constants::condition::MANUAL_RECOVERY_REQUIRED).is_some_and(api::Condition::is_true) {
+    let needs_recovery = vm.condition(condition::MANUAL_RECOVERY_REQUIRED).is_some_and(api::Condition::is_true);
+    if needs_recovery || volume_migration::is_interrupted(vm, None) {
         return Ok(None);
     }
     let instance = match start::instance(vm, chosen, observed.config, paused, trace(observed)) {

@@ -4,12 +4,14 @@
 //!   added with bridge binding on a Multus network -> added to the VMI, plugged into the pod and the guest
 //!   state absent -> copied -> unplugged -> out of the status -> out of the VMI's spec -> out of the template
 //!   state up, down -> copied, the link of the guest follows
+//!   another definition of its network -> copied if the VMI can migrate: the target pod has the other network
 //!   everything else -> at the next start
 //! ```
 //! Interfaces are compared with the VMI by name. This does not depend on the rollout strategy.
 
 use api::{
     VirtualMachineInstance, VirtualMachineInstanceSpec, VmiPhase,
+    constants::condition::MIGRATION_REQUIRED,
     nics::shown,
     vmi::network::{Interface, Network},
 };
@@ -85,8 +87,15 @@ pub(super) fn compare(template: &Nics, vmi: &VirtualMachineInstance, written_ali
         let name = &interface.name;
         match present.interface(name) {
             Some(known) => {
-                if !written_alike && let Some(what) = difference(template, interface, &present, known) {
-                    changes.require(name, what);
+                match difference(template, interface, &present, known) {
+                    Some(Difference::Definition) if is_running && can_move(vmi, interface) => {
+                        let network = wanted.networks.iter_mut().find(|network| network.name == *name);
+                        if let Some((network, other)) = network.zip(template.network(name)) {
+                            network.multus.clone_from(&other.multus);
+                        }
+                    }
+                    Some(difference) if !written_alike => changes.require(name, difference.text()),
+                    _ => {}
                 }
                 let known = wanted.interfaces.iter_mut().find(|known| known.name == *name && !known.is_absent());
                 if let Some(known) = known.filter(|_| interface.sriov.is_none()) {
@@ -127,8 +136,34 @@ impl Changes {
     }
 }
 
+/// A difference between an interface of the template and that of the VMI.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Difference {
+    /// Settings that do not change while the VMI runs.
+    Settings,
+    /// The definition of its network alone.
+    Definition,
+}
+
+impl Difference {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Settings => "has other settings, which cannot be changed",
+            Self::Definition => {
+                "is on another network, to which only a migration can move it, and the VMI cannot migrate: it cannot be changed"
+            }
+        }
+    }
+}
+
+/// Returns true if a migration can bring an interface to another network. One that waits for its migration can return.
+fn can_move(vmi: &VirtualMachineInstance, interface: &Interface) -> bool {
+    let moves = vmi.is_live_migratable() || vmi.has_true(MIGRATION_REQUIRED);
+    moves && interface.bridge.is_some() && !interface.is_absent()
+}
+
 /// Returns what differs between an interface of the template and that of the VMI.
-fn difference(template: &Nics, interface: &Interface, present: &Nics, known: &Interface) -> Option<&'static str> {
+fn difference(template: &Nics, interface: &Interface, present: &Nics, known: &Interface) -> Option<Difference> {
     let without_state = |interface: &Interface| Interface { state: None, ..interface.clone() };
     let network = |nics: &Nics| {
         let mut network = nics.network(&interface.name).cloned();
@@ -138,10 +173,9 @@ fn difference(template: &Nics, interface: &Interface, present: &Nics, known: &In
     };
     let ((network, definition), (known_network, known_definition)) = (network(template), network(present));
     if without_state(interface) != without_state(known) || network != known_network {
-        return Some("has other settings, which cannot be changed");
+        return Some(Difference::Settings);
     }
-    (definition != known_definition)
-        .then_some("is on another network, to which only a migration can move it: it cannot be changed")
+    (definition != known_definition).then_some(Difference::Definition)
 }
 
 #[cfg(test)]
@@ -263,5 +297,32 @@ mod tests {
             "{text}"
         );
         assert_eq!(compare(&moved, &vmi, true), Changes::default());
+    }
+
+    #[test]
+    fn interface_of_a_vmi_that_can_migrate_moves_to_another_network() {
+        let both = with(&[json!({"name": "lan", "bridge": {}})]);
+        let mut moved = both.clone();
+        moved.networks[1].multus.as_mut().unwrap().network_name = "other".to_owned();
+        let with_condition = |nics: &Nics, type_: &str| {
+            let mut vmi = vmi(nics, &["default", "lan"], "Running");
+            let condition = json!({"type": type_, "status": "True"});
+            vmi.status.get_or_insert_default().conditions = vec![serde_json::from_value(condition).unwrap()];
+            vmi
+        };
+        let to = |nics: &Nics| Changes { vmi: Some(nics.clone()), ..Changes::default() };
+        for written_alike in [false, true] {
+            assert_eq!(compare(&moved, &with_condition(&both, "LiveMigratable"), written_alike), to(&moved));
+            // The way back from a change that waits for its migration.
+            assert_eq!(compare(&both, &with_condition(&moved, "MigrationRequired"), written_alike), to(&both));
+        }
+        let mut pending = with_condition(&both, "LiveMigratable");
+        pending.status.get_or_insert_default().phase = Some(VmiPhase::Scheduled);
+        assert_eq!(compare(&moved, &pending, false).vmi, None);
+        // Only bridges move.
+        let sriov = with(&[json!({"name": "lan", "sriov": {}})]);
+        let mut elsewhere = sriov.clone();
+        elsewhere.networks[1].multus.as_mut().unwrap().network_name = "other".to_owned();
+        assert!(compare(&elsewhere, &with_condition(&sriov, "LiveMigratable"), false).restart.is_some());
     }
 }

@@ -1,7 +1,7 @@
 //! Sockets and memory of a VM's template: the running VMI follows them as far as its domain can.
 //!
-//! The guards, their order and their messages are those of the reference, except that no live migration is needed, and that a
-//! change which waits for its pod can be taken back.
+//! The guards, their order and their messages are those of the reference, except that a live migration is the exception, and that
+//! a change which waits for its pod can be taken back.
 
 use api::{
     Condition, VirtualMachineInstance, VirtualMachineInstanceSpec, VmiPhase,
@@ -90,12 +90,6 @@ pub(super) fn decide(config: &ClusterConfig, template: &Size, vmi: &VirtualMachi
     Resize { cpu: cpu(config, template, vmi), memory: memory(template, vmi) }
 }
 
-/// Returns true while a migration of the VMI is in progress.
-pub(super) fn is_migrating(vmi: &VirtualMachineInstance) -> bool {
-    let state = vmi.status.as_ref().and_then(|status| status.migration_state.as_ref());
-    state.is_some_and(|state| state.start_timestamp.is_some() && state.end_timestamp.is_none())
-}
-
 /// Returns true if a change is on its way into the guest. One that waits for its pod has not reached it, and a guest that
 /// has not given all of its memory back can be changed again.
 fn is_in_progress(vmi: &VirtualMachineInstance, type_: &str, change: Option<resize::Change>) -> bool {
@@ -112,7 +106,7 @@ fn cpu(config: &ClusterConfig, template: &Size, vmi: &VirtualMachineInstance) ->
     if is_in_progress(vmi, HOT_VCPU_CHANGE, resize::cpu_change(vmi)) {
         return Step::Refused("another CPU hotplug is in progress");
     }
-    if is_migrating(vmi) {
+    if vmi.is_migrating() {
         return Step::Refused("CPU hotplug is not allowed while VMI is migrating");
     }
     if wanted > cpu.max_sockets.unwrap_or(0) {
@@ -170,7 +164,7 @@ fn memory(template: &Size, vmi: &VirtualMachineInstance) -> Step<Target<Quantity
     if is_in_progress(vmi, HOT_MEMORY_CHANGE, resize::memory_change(vmi)) {
         return Step::Refused("another memory hotplug is in progress");
     }
-    if is_migrating(vmi) {
+    if vmi.is_migrating() {
         return Step::Refused("memory hotplug is not allowed while VMI is migrating");
     }
     let mut resized = vmi.spec.clone();

@@ -3,7 +3,8 @@
 //! The record of the start (see [`super::revision`]) holds the template at that time, with instance type and preference
 //! applied. It is compared by group. A running VMI takes over a changed placement (see [`super::live`]), sockets and memory (see
 //! [`super::resize`]) unless the cluster's rollout strategy leaves all changes to the next start, hot-pluggable volumes
-//! (see [`super::hotplug`]) and interfaces (see [`super::nics`]). A change of any other group requires a restart.
+//! (see [`super::hotplug`]), interfaces (see [`super::nics`]), and other claims if their data shall move (see
+//! [`crate::volume_migration`]). A change of any other group requires a restart.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +20,14 @@ use k8s_openapi::{
 use super::{
     Observed, SyncError, hotplug,
     hotplug::Storage,
+    live,
     nics::{self, Nics},
     resize::{self, Size},
 };
-use crate::resources::start_revisions::{Group, TemplateDigests};
+use crate::{
+    resources::start_revisions::{Group, TemplateDigests},
+    volume_migration::{self, Step},
+};
 
 /// Fields that select the node of a VMI.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -102,7 +107,8 @@ impl Template {
 
     fn lacks_only_followed(&self, started: Option<&TemplateDigests>) -> bool {
         self.changes(started).iter().all(|group| match group {
-            Group::Placement | Group::Networks => true,
+            // Claims are compared with the VMI itself, which can have moved.
+            Group::Placement | Group::Networks | Group::Claims => true,
             // A size that is no longer named is that of the next start.
             Group::Sockets => self.size.sockets.is_some(),
             Group::Guest => self.size.guest.is_some(),
@@ -157,6 +163,14 @@ pub(super) fn condition(
     let required = |message: &str| Some(Condition::new(condition::RESTART_REQUIRED, true, "", message, now));
     let generic = "a non-live-updatable field was changed in the template spec";
     if !template.lacks_only_followed(Some(started)) || !is_placed || !is_plugged {
+        return required(generic);
+    }
+    let step = live::volume_step(observed, vmi, template);
+    if let Step::Restart(reason) = &step {
+        return required(reason);
+    }
+    let moves = is_live && volume_migration::is_wanted(&observed.vm.spec);
+    if !moves && step == Step::Same && !volume_migration::has_same_claims(storage.volumes(), vmi) {
         return required(generic);
     }
     if let Some(reason) = template.nics(Some(started), vmi).restart {

@@ -16,7 +16,10 @@ use super::{
     restart::{self, Template},
     run_strategy,
 };
-use crate::resources::claims::{CachedClaim, claim_name};
+use crate::{
+    resources::claims::{CachedClaim, claim_name},
+    volume_migration,
+};
 
 /// Phase of a claim that has a volume.
 const BOUND: &str = "Bound";
@@ -52,6 +55,7 @@ pub(super) fn update(
     run_strategy::trim(&mut status.state_change_requests, instance);
     status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
     let restart = restart::condition(observed, template, instance, live::is_on(observed), &now);
+    volume_migration::update_state(vm, instance, &mut status, &now);
     conditions(instance, error, restart, &mut status.conditions, &now);
     // The VMI reports claims that do not exist.
     let unbound_claim = observed.claims.values().any(|claim| claim.phase != BOUND);

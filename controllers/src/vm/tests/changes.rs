@@ -275,3 +275,77 @@ fn annotations_for_backups_and_deschedulers_reach_the_vmi() {
         }
     }
 }
+
+/// A VM whose VMI has volume `a` on a claim, and which then names another one.
+fn moved_volume(strategy: Option<&str>) -> (VirtualMachine, VirtualMachineInstance, Vec<Arc<StartRevision>>) {
+    let volumes = |claim: &str| json!([{"name": "a", "persistentVolumeClaim": {"claimName": claim}}]);
+    let template =
+        json!({"spec": {"volumes": volumes("old"), "domain": {"devices": {"disks": [{"name": "a", "disk": {}}]}}}});
+    let spec = json!({"runStrategy": "Always", "template": template, "updateVolumesStrategy": strategy});
+    let mut first = vm(&spec, &json!({"runStrategy": "Always"}));
+    let (vmi, starts) = (instance(&first, "Running"), records(&decided(&first, None)));
+    first.spec.template.spec.as_mut().unwrap().volumes = serde_json::from_value(volumes("new")).unwrap();
+    (first, vmi, starts)
+}
+
+#[test]
+fn other_claim_of_a_volume_is_a_move_or_a_restart() {
+    let claim = json!({"metadata": {"name": "new"}, "spec": {}, "status": {"phase": "Bound"}});
+    let claim: k8s_openapi::api::core::v1::PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+    let there = BTreeMap::from([("new".to_owned(), Arc::new(CachedClaim::from(claim)))]);
+    let (live, stage) = (RolloutStrategy::LiveUpdate, RolloutStrategy::Stage);
+    let generic = "a non-live-updatable field was changed in the template spec";
+    // Strategy, rollout strategy, claims, in a migration; the VMI's claims change, a text of the VM's conditions.
+    for (strategy, rollout, claims, is_migrated, moves, shown) in [
+        (None, live, &there, false, false, generic),
+        (Some("Replacement"), live, &there, false, false, generic),
+        (Some("Migration"), stage, &there, false, false, generic),
+        (Some("Migration"), live, &there, false, true, ""),
+        (Some("Migration"), live, &NO_CLAIMS, false, false, ""),
+        (
+            Some("Migration"),
+            live,
+            &there,
+            true,
+            false,
+            "error encountered while handling volumes update requests: volumes cannot be updated while the VMI is migrating",
+        ),
+    ] {
+        let (vm, vmi, starts) = moved_volume(strategy);
+        let config = ClusterConfig { vm_rollout_strategy: rollout, ..ClusterConfig::default() };
+        let decision =
+            decide(&Observed { starts: &starts, claims, is_migrated, ..observed(&vm, Some(&vmi), None, &config) })
+                .unwrap();
+        let patch = vmi_patch(&decision);
+        let row = format!("{strategy:?} {rollout:?} {is_migrated}");
+        assert_eq!(patch["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "new", moves, "{row} {patch}");
+        assert_eq!(patch["status"]["migratedVolumes"].is_array(), moves, "{row} {patch}");
+        let conditions = status_patch(&decision)["conditions"].to_string();
+        let is_plain = !conditions.contains("RestartRequired") && !conditions.contains("Failure");
+        assert!(if shown.is_empty() { is_plain } else { conditions.contains(shown) }, "{row} {conditions}");
+    }
+}
+
+#[test]
+fn vmi_that_has_moved_needs_no_restart() {
+    let (vm, mut vmi, starts) = moved_volume(Some("Replacement"));
+    vmi.spec.volumes.clone_from(&vm.spec.template.spec.as_ref().unwrap().volumes);
+    let decision = with_rollout(&vm, &vmi, &starts, RolloutStrategy::LiveUpdate);
+    let conditions = status_patch(&decision)["conditions"].to_string();
+    assert!(!conditions.contains("RestartRequired"), "{conditions}");
+}
+
+#[test]
+fn interrupted_move_blocks_the_start_until_somebody_decides() {
+    let (mut vm, ..) = moved_volume(Some("Migration"));
+    let state = json!({"volumeMigrationState": {"migratedVolumes": [
+        {"volumeName": "a", "sourcePVCInfo": {"claimName": "old"}},
+    ]}});
+    let conditions = json!([{"type": "VolumesChange", "status": "True"}]);
+    vm.status = serde_json::from_value(json!({"volumeUpdateState": state, "conditions": conditions})).unwrap();
+    let decision = decided(&vm, None);
+    assert!(!creates(&decision));
+    assert!(status_patch(&decision)["conditions"].to_string().contains("ManualRecoveryRequired"));
+    vm.spec.update_volumes_strategy = None;
+    assert!(creates(&decided(&vm, None)));
+}

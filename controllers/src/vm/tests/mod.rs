@@ -64,6 +64,7 @@ fn observed<'a>(
         instancetype: Lookup::Unnamed,
         preference: Lookup::Unnamed,
         starts: &[],
+        is_migrated: false,
         config,
         failure,
         now: now(),

@@ -1,0 +1,62 @@
+//! The volume migration in the status of a VM, and the recovery from one that was interrupted.
+
+use api::{
+    Condition, VirtualMachine, VirtualMachineInstance,
+    condition::{remove, set},
+    constants::condition::{MANUAL_RECOVERY_REQUIRED, VOLUMES_CHANGE},
+    vm::status::{VirtualMachineStatus, VolumeMigrationState, VolumeUpdateState},
+    vmi::status::StorageMigratedVolumeInfo,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{are_former, is_wanted};
+
+/// Reason of condition ManualRecoveryRequired, as in the reference.
+const INTERRUPTED: &str = "VMI was removed or was final during the volume migration";
+
+fn recorded(status: &VirtualMachineStatus) -> Option<&[StorageMigratedVolumeInfo]> {
+    let state = status.volume_update_state.as_ref()?.volume_migration_state.as_ref()?;
+    Some(&state.migrated_volumes)
+}
+
+/// Returns true if nobody has decided yet which claims a VM continues with: its template names the new ones.
+fn is_open(vm: &VirtualMachine, migrated: &[StorageMigratedVolumeInfo]) -> bool {
+    let volumes = vm.spec.template.spec.as_ref().map(|spec| spec.volumes.as_slice()).unwrap_or_default();
+    is_wanted(&vm.spec) && !are_former(volumes, migrated)
+}
+
+fn was_moving(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool {
+    match vmi {
+        Some(vmi) => vmi.has_true(VOLUMES_CHANGE),
+        // The VM still shows the conditions of the VMI that is gone.
+        None => vm.condition(VOLUMES_CHANGE).is_some_and(Condition::is_true),
+    }
+}
+
+/// Returns true if the VMI of a VM has ended while its volumes moved, so that none of the claims may hold all data.
+pub(crate) fn is_interrupted(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool {
+    let Some(migrated) = vm.status.as_ref().and_then(recorded) else { return false };
+    let has_ended = vmi.is_none_or(VirtualMachineInstance::is_final);
+    has_ended && is_open(vm, migrated) && was_moving(vm, vmi)
+}
+
+/// Updates the volume migration and condition ManualRecoveryRequired in the status of a VM.
+pub(crate) fn update_state(
+    vm: &VirtualMachine,
+    vmi: Option<&VirtualMachineInstance>,
+    status: &mut VirtualMachineStatus,
+    now: &Time,
+) {
+    let live = vmi.filter(|vmi| !vmi.is_final()).and_then(|vmi| vmi.status.as_ref());
+    if let Some(live) = live.filter(|live| !live.migrated_volumes.is_empty()) {
+        let state = VolumeMigrationState { migrated_volumes: live.migrated_volumes.clone() };
+        status.volume_update_state = Some(VolumeUpdateState { volume_migration_state: Some(state) });
+    }
+    let Some(migrated) = recorded(status) else { return };
+    if !is_open(vm, migrated) {
+        status.volume_update_state = None;
+        remove(&mut status.conditions, MANUAL_RECOVERY_REQUIRED);
+    } else if is_interrupted(vm, vmi) {
+        set(&mut status.conditions, Condition::new(MANUAL_RECOVERY_REQUIRED, true, INTERRUPTED, "", now));
+    }
+}
