@@ -1,28 +1,48 @@
 //! The workload update controller: its watches and observations.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use api::KubeVirt;
+use api::{KubeVirt, VirtualMachineInstance, VirtualMachineInstanceMigration};
+use daemon::config::ConfigHandle;
 use jiff::Timestamp;
 
-use super::{Observed, time_left};
+use super::{EVICT, LIVE_MIGRATE, Observed, Unfinished, free_slots, has_method, needs_update, time_left};
 use crate::{
     cache::Key,
     kubevirt::Deployment,
     resources::{
         Caches, VmiWithPods,
-        vmis::{VmiIndex, is_outdated},
+        migrations::{MigrationIndex, vmi_key},
+        vmis::VmiIndex,
     },
     runtime::{Attempt, Controller, Decision, Wake},
     setup::Setup,
 };
 
-/// The controller of VMIs whose launcher has another version.
+/// Least time between two decisions, each of which can visit all outdated VMIs.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The controller of VMIs whose launcher has another version, or whose change needs another pod.
 pub(crate) struct WorkloadUpdates {
     key: Key,
     deployment: Deployment,
+    config: ConfigHandle,
+    memory: Mutex<Memory>,
+}
+
+/// The memory of the leader.
+#[derive(Debug, Default)]
+struct Memory {
+    /// Time of the last decision.
+    last_decision: Option<Timestamp>,
     /// Time of the last batch of evictions. A new leader starts with a batch.
-    last_batch: Mutex<Option<Timestamp>>,
+    last_batch: Option<Timestamp>,
+    /// Launcher pods from which VMIs were migrated because of their version, by the UID of the VMI.
+    left: HashMap<String, String>,
 }
 
 impl WorkloadUpdates {
@@ -31,21 +51,33 @@ impl WorkloadUpdates {
         Self {
             key: Key::new(setup.options.namespace.clone(), ""),
             deployment: Deployment::new(&setup.options),
-            last_batch: Mutex::default(),
+            config: setup.config.clone(),
+            memory: Mutex::default(),
         }
     }
 
-    fn last_batch(&self) -> Option<Timestamp> {
-        *self.last_batch.lock().unwrap_or_else(PoisonError::into_inner)
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Everything in the caches that a decision depends on.
 pub(crate) struct Snapshot {
     kubevirt: Arc<KubeVirt>,
+    /// Time until a decision may be made.
+    pause: Option<Duration>,
+    limit: u32,
     outdated_count: usize,
-    /// Empty until a batch is due.
+    /// Empty until a batch is due or a migration can be created.
     outdated: Vec<VmiWithPods>,
+    changing: Vec<VmiWithPods>,
+    migrations: Vec<Unfinished>,
+}
+
+/// The facts of a VMI whose change can lead to another decision.
+fn facts(vmi: Option<&VirtualMachineInstance>) -> Option<(bool, bool, bool)> {
+    let vmi = vmi.filter(|vmi| needs_update(vmi))?;
+    Some((super::need::change_need(vmi, Timestamp::MAX).is_some(), vmi.is_live_migratable(), super::is_free(vmi)))
 }
 
 impl Controller for WorkloadUpdates {
@@ -59,7 +91,15 @@ impl Controller for WorkloadUpdates {
         wake.at_start(move || vec![key.clone()]);
         let (woken, key) = (wake.clone(), self.key.clone());
         caches.vmis.listen(move |(former, present)| {
-            if !former.is_some_and(is_outdated) && present.is_some_and(is_outdated) {
+            if facts(former) != facts(present) {
+                woken.key(key.clone());
+            }
+        });
+        // A migration that ends makes room for the next.
+        let (woken, key) = (wake.clone(), self.key.clone());
+        caches.migrations.listen(move |(former, present)| {
+            let is_open = |migration: &VirtualMachineInstanceMigration| !migration.is_final();
+            if former.is_some_and(is_open) && !present.is_some_and(is_open) {
                 woken.key(key.clone());
             }
         });
@@ -67,28 +107,71 @@ impl Controller for WorkloadUpdates {
 
     fn observe(&self, caches: &Caches, _key: &Key) -> Option<Snapshot> {
         let kubevirt = caches.kubevirt()?;
-        let is_due = time_left(&kubevirt, self.last_batch(), Timestamp::now()).is_none();
-        let outdated = if is_due { caches.vmis.by(&VmiIndex::Outdated) } else { Vec::new() };
-        Some(Snapshot {
+        let now = Timestamp::now();
+        let (last_decision, last_batch) = {
+            let memory = self.memory();
+            (memory.last_decision, memory.last_batch)
+        };
+        let passed = last_decision.and_then(|last| Duration::try_from(now.duration_since(last)).ok());
+        let pause = passed.and_then(|passed| PAUSE.checked_sub(passed)).filter(|left| !left.is_zero());
+        let mut snapshot = Snapshot {
+            pause,
+            limit: self.config.current().migrations.parallel_per_cluster,
             outdated_count: caches.vmis.count_by(&VmiIndex::Outdated),
-            outdated: outdated.into_iter().map(|vmi| caches.with_pods(vmi)).collect(),
+            outdated: Vec::new(),
+            changing: Vec::new(),
+            migrations: Vec::new(),
             kubevirt,
-        })
+        };
+        if pause.is_some() {
+            return Some(snapshot);
+        }
+        let unfinished = caches.migrations.by(&MigrationIndex::Unfinished).into_iter();
+        let unfinished = unfinished
+            .map(|migration| Unfinished { vmi: vmi_key(&migration).and_then(|key| caches.vmis.get(&key)), migration });
+        snapshot.migrations = unfinished.collect();
+        let with_pods = |index: VmiIndex| -> Vec<VmiWithPods> {
+            caches.vmis.by(&index).into_iter().map(|vmi| caches.with_pods(vmi)).collect()
+        };
+        let kubevirt = &snapshot.kubevirt;
+        let migrates = has_method(kubevirt, LIVE_MIGRATE) && free_slots(snapshot.limit, &snapshot.migrations) > 0;
+        let evicts = has_method(kubevirt, EVICT) && time_left(kubevirt, last_batch, now).is_none();
+        if migrates {
+            snapshot.changing = with_pods(VmiIndex::NeedsMigration);
+        }
+        if migrates || evicts {
+            snapshot.outdated = with_pods(VmiIndex::Outdated);
+        }
+        Some(snapshot)
     }
 
     fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        let observed = Observed {
+        if let Some(pause) = snapshot.pause {
+            let mut decision = Decision::settled();
+            decision.wake(pause);
+            return Ok(decision);
+        }
+        let mut memory = self.memory();
+        memory.last_decision = Some(attempt.now);
+        if snapshot.outdated_count == 0 {
+            memory.left.clear();
+        }
+        let plan = super::decide(&Observed {
             kubevirt: &snapshot.kubevirt,
             deployment: &self.deployment,
             outdated_count: snapshot.outdated_count,
             outdated: &snapshot.outdated,
-            last_batch: self.last_batch(),
+            changing: &snapshot.changing,
+            limit: snapshot.limit,
+            migrations: &snapshot.migrations,
+            left: &memory.left,
+            last_batch: memory.last_batch,
             now: attempt.now,
-        };
-        let decision = super::decide(&observed);
-        if !decision.effects.is_empty() {
-            *self.last_batch.lock().unwrap_or_else(PoisonError::into_inner) = Some(attempt.now);
+        })?;
+        if plan.evicts {
+            memory.last_batch = Some(attempt.now);
         }
-        Ok(decision)
+        memory.left.extend(plan.left);
+        Ok(plan.decision)
     }
 }

@@ -1,26 +1,53 @@
-//! VMIs whose launcher has another version, as after an upgrade. If the installation's strategy requires it, they are evicted
-//! in batches; the VM of an evicted VMI starts it again with the present launcher.
+//! Workload updates: VMIs whose launcher has another version, as after an upgrade, and VMIs with a change that only another pod can
+//! carry out. The strategy of the installation says how: method `LiveMigrate` migrates VMIs that can migrate, method `Evict` evicts
+//! the others in batches; the VM of an evicted VMI starts it again with the present launcher. Start with [`decide`];
+//! `controller.rs` holds the watches, `need.rs` says which VMIs need an update.
 //!
-//! Method `LiveMigrate` is not carried out yet. Start with [`decide`]; `controller.rs` holds the watches.
+//! ```text
+//!                      can migrate, method LiveMigrate      otherwise, method Evict
+//!   launcher outdated  migration                            eviction
+//!   change pending     migration before all others          nothing: the guest goes on with what it has
+//! ```
+//! A migration whose reason was taken back is deleted.
 
 mod controller;
+mod need;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
-use api::{KubeVirt, VirtualMachineInstance, VmiPhase, constants::event, duration};
+use api::{
+    KubeVirt, MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase,
+    constants::{annotation, event},
+    duration,
+    migration::Priority,
+};
 use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
 pub(crate) use self::controller::WorkloadUpdates;
+use self::need::{Need, change_need};
 use crate::{
+    cache::Key,
     kubevirt::Deployment,
-    resources::{VmiWithPods, pods::CachedPod},
+    migration::{Origin, migration_of},
+    resources::{
+        VmiWithPods,
+        migrations::vmi_key,
+        pods::CachedPod,
+        vmis::{is_outdated, needs_migration},
+    },
     runtime::{Decision, Effect, Event, Kind, WriteOptions},
 };
 
-/// The method that is carried out.
+/// The method that migrates.
+const LIVE_MIGRATE: &str = "LiveMigrate";
+/// The method that evicts.
 const EVICT: &str = "Evict";
 /// Phase of an installation that is not being changed.
 const DEPLOYED: &str = "Deployed";
@@ -32,6 +59,8 @@ const USUAL_INTERVAL: Duration = Duration::from_secs(60);
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest time until the next decision.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// Time until VMIs that got no migration are considered again, unless an event comes first.
+const RECHECK: Duration = Duration::from_secs(30);
 
 /// Everything that a decision depends on.
 pub(crate) struct Observed<'a> {
@@ -41,12 +70,39 @@ pub(crate) struct Observed<'a> {
     pub deployment: &'a Deployment,
     /// Number of VMIs whose launcher has another version.
     pub outdated_count: usize,
-    /// These VMIs. Not needed before a batch is due.
+    /// These VMIs. Not needed before a batch is due or a migration can be created.
     pub outdated: &'a [VmiWithPods],
-    /// Time of the last batch.
+    /// VMIs with a change that only a migration can carry out.
+    pub changing: &'a [VmiWithPods],
+    /// Migrations at a time in the cluster.
+    pub limit: u32,
+    /// Migrations that have not ended, with their VMIs.
+    pub migrations: &'a [Unfinished],
+    /// Launcher pods from which VMIs were migrated because of their version, by the UID of the VMI.
+    pub left: &'a HashMap<String, String>,
+    /// Time of the last batch of evictions.
     pub last_batch: Option<Timestamp>,
     /// The current time.
     pub now: Timestamp,
+}
+
+/// A migration that has not ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Unfinished {
+    /// The migration.
+    pub migration: Arc<VirtualMachineInstanceMigration>,
+    /// Its VMI, if it exists.
+    pub vmi: Option<Arc<VirtualMachineInstance>>,
+}
+
+/// A decision, and what the next ones must know.
+#[derive(Debug, Default, PartialEq)]
+struct Plan {
+    decision: Decision,
+    /// A batch of evictions is due, and it is not empty.
+    evicts: bool,
+    /// Launcher pods that VMIs leave because of their version, by the UID of the VMI.
+    left: Vec<(String, String)>,
 }
 
 /// Returns the time between two batches.
@@ -62,28 +118,41 @@ fn time_left(kubevirt: &KubeVirt, last_batch: Option<Timestamp>, now: Timestamp)
     interval(kubevirt).checked_sub(waited).filter(|left| !left.is_zero())
 }
 
-/// Decides which VMIs are evicted.
-fn decide(observed: &Observed<'_>) -> Decision {
-    let mut decision = Decision::settled();
-    let strategy = &observed.kubevirt.spec.workload_update_strategy;
-    let evicts = strategy.workload_update_methods.iter().any(|method| method == EVICT);
-    if !evicts || observed.outdated_count == 0 || !is_deployed(observed) {
-        return decision;
+/// Returns true if the strategy has a method.
+fn has_method(kubevirt: &KubeVirt, method: &str) -> bool {
+    kubevirt.spec.workload_update_strategy.workload_update_methods.iter().any(|known| known == method)
+}
+
+/// Returns the number of migrations that can be created now. Those of this controller that wait in the queue count, too, so that
+/// it does not grow with each decision.
+fn free_slots(limit: u32, migrations: &[Unfinished]) -> usize {
+    let is_taken = |unfinished: &&Unfinished| {
+        let waits = matches!(unfinished.migration.phase(), MigrationPhase::Unset | MigrationPhase::Pending);
+        !waits || is_update(&unfinished.migration)
+    };
+    usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(migrations.iter().filter(is_taken).count())
+}
+
+/// Returns true for a migration that this controller created.
+fn is_update(migration: &VirtualMachineInstanceMigration) -> bool {
+    let annotations = migration.metadata.annotations.as_ref();
+    annotations.is_some_and(|all| all.contains_key(annotation::WORKLOAD_UPDATE_MIGRATION))
+}
+
+/// Decides which VMIs are migrated and evicted, and which migrations are aborted.
+fn decide(observed: &Observed<'_>) -> Result<Plan, serde_json::Error> {
+    let mut plan = Plan::default();
+    if !is_deployed(observed) {
+        return Ok(plan);
     }
-    let left = time_left(observed.kubevirt, observed.last_batch, observed.now);
-    decision.wake(left.unwrap_or_else(|| interval(observed.kubevirt)).min(LONGEST_WAIT));
-    if left.is_some() {
-        return decision;
+    abort(observed, &mut plan.decision);
+    if has_method(observed.kubevirt, LIVE_MIGRATE) {
+        migrate(observed, &mut plan)?;
     }
-    let size = strategy.batch_eviction_size.map_or(USUAL_SIZE, |size| usize::try_from(size).unwrap_or(0));
-    let mut candidates: Vec<(&VirtualMachineInstance, &CachedPod)> =
-        observed.outdated.iter().filter_map(candidate).collect();
-    // In another order each time, so that VMIs that must not be evicted do not hold up others.
-    candidates.sort_by_cached_key(|(vmi, _)| rank(vmi, observed.now));
-    for (vmi, pod) in candidates.into_iter().take(size) {
-        decision.push(evict(vmi, pod));
+    if has_method(observed.kubevirt, EVICT) && observed.outdated_count > 0 {
+        evict_batch(observed, &mut plan);
     }
-    decision
+    Ok(plan)
 }
 
 /// Returns true when all processes have the version of this installation.
@@ -96,15 +165,134 @@ fn is_deployed(observed: &Observed<'_>) -> bool {
     })
 }
 
-/// Returns a running VMI with its pod, unless it is ending or already marked for eviction.
-fn candidate(outdated: &VmiWithPods) -> Option<(&VirtualMachineInstance, &CachedPod)> {
-    let vmi: &VirtualMachineInstance = &outdated.vmi;
-    let evacuated = vmi.status.as_ref().and_then(|status| status.evacuation_node_name.as_deref());
-    if *vmi.phase() != VmiPhase::Running || vmi.is_deleting() || evacuated.is_some_and(|node| !node.is_empty()) {
-        return None;
+/// Deletes migrations whose reason was taken back.
+fn abort(observed: &Observed<'_>, decision: &mut Decision) {
+    for Unfinished { migration, vmi } in observed.migrations {
+        let Some(vmi) = vmi.as_deref().filter(|vmi| !needs_update(vmi) && !has_arrived(vmi, migration)) else {
+            continue;
+        };
+        if !is_update(migration) || migration.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let regarding = || Kind::Instance.reference(&vmi.metadata);
+        let name = vmi.metadata.name.as_deref().unwrap_or_default();
+        let done = Event::normal(regarding(), "SuccessfulChangeAbortion", format!("Aborted change for vmi: {name}"));
+        let failed = format!("Failed to abort change for vmi: {name}: {{error}}");
+        let failed = Event::normal(regarding(), "FailedChangeAbortion", failed);
+        let effect = Effect::delete(Kind::Migration, &migration.metadata);
+        decision.push(effect.on_success(done).on_failure(failed).independent());
     }
-    let pod: &CachedPod = outdated.pods.iter().find(|pod| !pod.is_going_down())?;
-    Some((vmi, pod))
+}
+
+/// Returns true if an update of the VMI has a reason, whether or not it can be carried out now.
+fn needs_update(vmi: &VirtualMachineInstance) -> bool {
+    is_outdated(vmi) || needs_migration(vmi)
+}
+
+/// Returns true once the guest runs at the target of a migration. The conditions of the VMI are removed then.
+fn has_arrived(vmi: &VirtualMachineInstance, migration: &VirtualMachineInstanceMigration) -> bool {
+    let state = vmi.status.as_ref().and_then(|status| status.migration_state.as_ref());
+    state.filter(|state| state.migration_uid == migration.metadata.uid).is_some_and(|state| {
+        state.target_node_domain_ready_timestamp.is_some() || state.end_timestamp.is_some() || state.completed
+    })
+}
+
+/// Migrates VMIs: first those that a user waits for.
+fn migrate(observed: &Observed<'_>, plan: &mut Plan) -> Result<(), serde_json::Error> {
+    let mut slots = free_slots(observed.limit, observed.migrations);
+    let busy: Vec<Key> = observed.migrations.iter().filter_map(|known| vmi_key(&known.migration)).collect();
+    let mut waiting: BTreeMap<(bool, Vec<u8>), (&VmiWithPods, Need)> = BTreeMap::new();
+    for candidate in observed.changing.iter().chain(observed.outdated) {
+        let vmi = &candidate.vmi;
+        let need = change_need(vmi, observed.now);
+        if let Some(Need::Later(time)) = need {
+            plan.decision.wake(time);
+        }
+        let outdated = is_outdated(vmi) && !was_in_vain(candidate, observed.left);
+        let need = need.filter(|need| !matches!(need, Need::Later(_))).or(outdated.then_some(Need::Version));
+        let Some(need) = need.filter(|_| can_migrate(candidate, &busy)) else { continue };
+        waiting.insert((need == Need::Version, rank(vmi, observed.now)), (candidate, need));
+    }
+    if !waiting.is_empty() {
+        plan.decision.wake(RECHECK);
+    }
+    for (candidate, need) in waiting.into_values() {
+        if slots == 0 {
+            break;
+        }
+        slots -= 1;
+        plan.decision.push(migration(&candidate.vmi, need)?);
+        if let (Need::Version, Some(pod)) = (need, active_pod(candidate)) {
+            let uid = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| metadata.uid.clone();
+            plan.left.extend(uid(&candidate.vmi.metadata).zip(uid(&pod.metadata)));
+        }
+    }
+    Ok(())
+}
+
+/// Returns true if a VMI has been migrated because of its version, and its new launcher is outdated, too: something changes the
+/// image of launcher pods. Another migration would change nothing.
+fn was_in_vain(candidate: &VmiWithPods, left: &HashMap<String, String>) -> bool {
+    let former = candidate.vmi.metadata.uid.as_ref().and_then(|uid| left.get(uid));
+    let present = active_pod(candidate).and_then(|pod| pod.metadata.uid.as_ref());
+    former.zip(present).is_some_and(|(former, present)| former != present)
+}
+
+fn active_pod(candidate: &VmiWithPods) -> Option<&CachedPod> {
+    candidate.pods.iter().map(Arc::as_ref).find(|pod| !pod.is_going_down())
+}
+
+fn is_marked(vmi: &VirtualMachineInstance) -> bool {
+    let evacuated = vmi.status.as_ref().and_then(|status| status.evacuation_node_name.as_deref());
+    evacuated.is_some_and(|node| !node.is_empty())
+}
+
+/// Returns true for a running VMI that nothing else moves.
+fn is_free(vmi: &VirtualMachineInstance) -> bool {
+    *vmi.phase() == VmiPhase::Running && !vmi.is_deleting() && !is_marked(vmi) && !vmi.is_migrating()
+}
+
+fn can_migrate(candidate: &VmiWithPods, busy: &[Key]) -> bool {
+    let vmi: &VirtualMachineInstance = &candidate.vmi;
+    let is_alone = candidate.pods.iter().filter(|pod| !pod.is_down()).count() <= 1;
+    is_free(vmi) && vmi.is_live_migratable() && is_alone && !busy.contains(&Key::of(&vmi.metadata))
+}
+
+fn migration(vmi: &VirtualMachineInstance, need: Need) -> Result<Effect, serde_json::Error> {
+    let priority = if need == Need::Version { Priority::SystemCritical } else { Priority::UserTriggered };
+    let migration = migration_of(vmi, Origin::WorkloadUpdate { priority, volumes: need == Need::Volumes });
+    let regarding = || Kind::Instance.reference(&vmi.metadata);
+    let created = "Created Migration {name} for automated workload update";
+    let refused = "Error creating a Migration for automated workload update: {error}";
+    let effect = Effect::create(Kind::Migration, vmi.metadata.namespace.as_deref(), &migration)?;
+    let effect = effect.on_success(Event::normal(regarding(), event::SUCCESSFUL_CREATE, created));
+    Ok(effect.on_failure(Event::warning(regarding(), event::FAILED_CREATE, refused)).independent())
+}
+
+/// Evicts the next batch of VMIs with an outdated launcher that are not migrated.
+fn evict_batch(observed: &Observed<'_>, plan: &mut Plan) {
+    let left = time_left(observed.kubevirt, observed.last_batch, observed.now);
+    plan.decision.wake(left.unwrap_or_else(|| interval(observed.kubevirt)).min(LONGEST_WAIT));
+    if left.is_some() {
+        return;
+    }
+    let strategy = &observed.kubevirt.spec.workload_update_strategy;
+    let size = strategy.batch_eviction_size.map_or(USUAL_SIZE, |size| usize::try_from(size).unwrap_or(0));
+    let migrates = has_method(observed.kubevirt, LIVE_MIGRATE);
+    let busy: Vec<Key> = observed.migrations.iter().filter_map(|known| vmi_key(&known.migration)).collect();
+    let is_candidate = |outdated: &&VmiWithPods| {
+        let vmi: &VirtualMachineInstance = &outdated.vmi;
+        is_free(vmi) && !(migrates && vmi.is_live_migratable()) && !busy.contains(&Key::of(&vmi.metadata))
+    };
+    let candidates = observed.outdated.iter().filter(is_candidate);
+    let mut candidates: Vec<(&VirtualMachineInstance, &CachedPod)> =
+        candidates.filter_map(|outdated| Some((&*outdated.vmi, active_pod(outdated)?))).collect();
+    // In another order each time, so that VMIs that must not be evicted do not hold up others.
+    candidates.sort_by_cached_key(|(vmi, _)| rank(vmi, observed.now));
+    for (vmi, pod) in candidates.into_iter().take(size) {
+        plan.evicts = true;
+        plan.decision.push(evict(vmi, pod));
+    }
 }
 
 fn rank(vmi: &VirtualMachineInstance, now: Timestamp) -> Vec<u8> {

@@ -130,10 +130,10 @@ impl Executor {
             drop(span);
             match result {
                 // A disruption budget that refuses one eviction may allow the next.
-                Err(error) if matches!(effect, Effect::Evict { .. }) => {
+                Err(error) if options.independent || matches!(effect, Effect::Evict { .. }) => {
                     self.metrics.wrote(controller, verb, resource, "refused");
                     if let WriteError::Refused(message) | WriteError::Unreachable(message) = error {
-                        tracing::info!(verb, resource, object = regarding_name, error = %message, "not evicted");
+                        tracing::info!(verb, resource, object = regarding_name, error = %message, "not carried out");
                         if let Some(note) = &options.failure {
                             self.recorder.emit(note.clone(), None, Some(&message));
                         }

@@ -1,0 +1,114 @@
+//! The evacuation controller: its watches and observations. Its keys are VMIs, so that none delays another.
+
+use std::sync::Arc;
+
+use api::{VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig};
+use daemon::config::ConfigHandle;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{Observed, marked_node};
+use crate::{
+    cache::Key,
+    resources::{
+        Caches,
+        migrations::{MigrationIndex, vmi_key},
+        nodes::CachedNode,
+        vmis::{VmiIndex, node_name},
+    },
+    runtime::{Attempt, ConfigChange, Controller, Decision, Wake},
+    setup::Setup,
+};
+
+/// The controller of VMIs that must leave their nodes.
+pub(crate) struct Evacuations {
+    config: ConfigHandle,
+}
+
+impl Evacuations {
+    /// Creates the controller.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self { config: setup.config.clone() }
+    }
+}
+
+/// Everything in the caches that a decision about a VMI depends on.
+pub(crate) struct Snapshot {
+    vmi: Arc<VirtualMachineInstance>,
+    is_drained: bool,
+    is_migrated: bool,
+    active_pods: usize,
+    config: Arc<ClusterConfig>,
+}
+
+fn is_drained(caches: &Caches, vmi: &VirtualMachineInstance, config: &ClusterConfig) -> bool {
+    let node = node_name(vmi).and_then(|name| caches.nodes.get(&Key::cluster_wide(name)));
+    node.is_some_and(|node| node.is_tainted(&config.node_drain_taint_key))
+}
+
+impl Controller for Evacuations {
+    const NAME: &'static str = "evacuation";
+    const WORKERS: usize = 3;
+    type Caches = Caches;
+    type Snapshot = Snapshot;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        wake.objects_of(&caches.vmis);
+        let woken = wake.clone();
+        caches.migrations.listen(move |(former, present)| {
+            let is_open = |migration: &VirtualMachineInstanceMigration| !migration.is_final();
+            if former.is_some_and(is_open) && !present.is_some_and(is_open) {
+                woken.keys(former.and_then(vmi_key));
+            }
+        });
+        let (woken, vmis, config) = (wake.clone(), caches.vmis.clone(), self.config.clone());
+        caches.nodes.listen(move |(former, present)| {
+            let key = &config.current().node_drain_taint_key;
+            let is_tainted = |node: &CachedNode| node.is_tainted(key);
+            if let Some(node) = present.filter(|node| is_tainted(node) && !former.is_some_and(is_tainted)) {
+                let name = node.metadata.name.clone().unwrap_or_default();
+                woken.keys(vmis.keys_by(&VmiIndex::Node(name)));
+            }
+        });
+    }
+
+    fn config_changed(&self, caches: &Caches, change: &ConfigChange, wake: &Wake) {
+        let (former, present) = (&change.former, &change.present);
+        if former.node_drain_taint_key != present.node_drain_taint_key
+            || former.eviction_strategy != present.eviction_strategy
+        {
+            wake.keys(caches.vmis.keys());
+        }
+    }
+
+    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+        let vmi = caches.vmis.get(key)?;
+        let config = self.config.current();
+        let is_drained = is_drained(caches, &vmi, &config);
+        if !is_drained && marked_node(&vmi).is_none() {
+            return None;
+        }
+        Some(Snapshot {
+            is_drained,
+            is_migrated: caches.migrations.count_by(&MigrationIndex::UnfinishedOfVmi(key.clone())) > 0,
+            active_pods: caches.pods_of(&vmi).iter().filter(|pod| !pod.is_down()).count(),
+            config,
+            vmi,
+        })
+    }
+
+    fn subject<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ObjectMeta> {
+        Some(&snapshot.vmi.metadata)
+    }
+
+    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+        super::decide(&Observed {
+            vmi: &snapshot.vmi,
+            is_drained: snapshot.is_drained,
+            is_migrated: snapshot.is_migrated,
+            active_pods: snapshot.active_pods,
+            config: &snapshot.config,
+            failure: attempt.failure,
+            now: attempt.now,
+        })
+    }
+}
