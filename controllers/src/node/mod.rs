@@ -1,7 +1,8 @@
 //! Nodes with a silent virt-handler: they become unschedulable for VMIs, and VMIs without a pod there fail. Also the labels
 //! of nodes about their TSC, see [`crate::tsc`]. Start with [`decide`]; `controller.rs` holds the watches.
 //!
-//! A VMI whose pod is alive according to the API server stays as it is: it may be running.
+//! A VMI whose pod is alive according to the API server stays as it is: it may be running. While a migration moves the guest, the
+//! same holds for the pod on its target: the guest may run there already, or may be given up by the virt-handler of that node.
 
 mod controller;
 #[cfg(test)]
@@ -84,7 +85,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
              Run virt-handler on this node to migrate or remove them.",
         )));
     }
-    for affected in affected.into_iter().filter(|affected| !affected.pods.iter().any(|pod| is_alive(pod))) {
+    for affected in affected.into_iter().filter(|affected| !may_run(observed, affected)) {
         fail_vmi(observed, &affected.vmi, &mut decision)?;
     }
     Ok(decision)
@@ -140,6 +141,15 @@ fn mark_unschedulable(node: &CachedNode, decision: &mut Decision) {
 
 fn is_alive(pod: &CachedPod) -> bool {
     !matches!(pod.phase.as_str(), "Succeeded" | "Failed") && !pod.all_ended
+}
+
+/// Returns true if the guest may run in one of the pods. The pod of a migration that has ended runs nothing.
+fn may_run(observed: &Observed<'_>, affected: &VmiWithPods) -> bool {
+    let is_moving = affected.vmi.is_handed_off();
+    affected.pods.iter().filter(|pod| is_alive(pod)).any(|pod| {
+        let is_here = pod.node_name.as_ref().is_none_or(|node| *node == observed.key.name);
+        is_here || is_moving
+    })
 }
 
 fn fail_vmi(

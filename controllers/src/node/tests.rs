@@ -15,7 +15,7 @@ fn node(heartbeat: Option<&str>) -> CachedNode {
     if let Some(heartbeat) = heartbeat {
         metadata["annotations"] = json!({"kubevirt.io/heartbeat": heartbeat});
     }
-    CachedNode { metadata: serde_json::from_value(metadata).unwrap() }
+    CachedNode { metadata: serde_json::from_value(metadata).unwrap(), ..CachedNode::default() }
 }
 
 fn vmi(phase: &str, pod: Option<CachedPod>) -> VmiWithPods {
@@ -78,6 +78,38 @@ fn vmi_without_live_pod_on_a_silent_node_fails_and_one_with_a_live_pod_stays() {
     assert!(!patches(&decision).contains(&failed));
     let decision = decided(Some(&silent), &[vmi("Scheduling", None)]);
     assert!(!patches(&decision).contains(&failed));
+}
+
+#[test]
+fn vmi_that_moves_to_another_node_fails_only_without_a_pod_there() {
+    let silent = node(Some("2030-01-01T00:00:00Z"));
+    let on = |node: &str, phase: &str| CachedPod {
+        phase: phase.to_owned(),
+        node_name: Some(node.to_owned()),
+        ..CachedPod::default()
+    };
+    let moving = json!({"migrationUid": "x"});
+    let ended = json!({"migrationUid": "x", "completed": true, "failed": true});
+    // Pod, state of the migration; the VMI fails.
+    for (pod, state, fails) in [
+        (on("n", "Running"), &Value::Null, false),
+        (on("n", "Failed"), &Value::Null, true),
+        // The guest may run there.
+        (on("target", "Running"), &moving, false),
+        (on("target", "Failed"), &moving, true),
+        // It has never left the silent node.
+        (on("target", "Running"), &ended, true),
+        (on("target", "Running"), &Value::Null, true),
+    ] {
+        let mut vmi = vmi("Running", Some(pod.clone()));
+        let mut object = serde_json::to_value(&*vmi.vmi).unwrap();
+        object["status"]["migrationState"] = state.clone();
+        vmi.vmi = Arc::new(serde_json::from_value(object).unwrap());
+        let failed = patches(&decided(Some(&silent), &[vmi])).contains(&json!({
+            "status": {"phase": "Failed", "reason": "NodeUnresponsive"},
+        }));
+        assert_eq!(failed, fails, "{} {} {state}", pod.node_name.as_deref().unwrap(), pod.phase);
+    }
 }
 
 #[test]
