@@ -54,7 +54,7 @@ fn vm_moves_to_another_node_and_its_guest_goes_on() {
         visited(s, TIMEOUT).await.context("before the migration")?;
 
         let (said, served) = move_while_served(s, &before).await?;
-        eprintln!("kubectl virt migrate --wait: {said}");
+        ensure!(said.contains("VM box was migrated from node"), "kubectl virt migrate --wait: {said}");
         eprintln!("the Service reaches the guest {served:?} after the switch");
         let migrations = s.list("vmim", "").await?;
         let [migration] = migrations.as_slice() else { anyhow::bail!("{} migrations", migrations.len()) };

@@ -93,7 +93,7 @@ fn launcher_that_sends_garbage_harms_no_other_vm() {
         let intruder = Intruder::enter(s, "prey").await?;
         let restarts = virt_handlers::restarts(s).await?;
         // The source's launcher answers virt-handler with bytes of its own.
-        intruder.run("mv migration-sock aside").await?;
+        intruder.run("[ ! -e migration-sock ] || mv migration-sock aside").await?;
         intruder.run("hostile-launcher endless $PWD/migration-sock >/tmp/hostile 2>&1 </dev/null &").await?;
         intruder.wait_for("test -S migration-sock").await?;
         let mut before = vec![];
@@ -113,7 +113,9 @@ fn launcher_that_sends_garbage_harms_no_other_vm() {
             s.virt(&["migrate-cancel", "prey"]).await?;
             s.wait_gone("vmim", &migration, Duration::from_secs(180)).await?;
         }
-        intruder.run("killall hostile-launcher; rm -f migration-sock; mv aside migration-sock").await?;
+        intruder
+            .run("killall hostile-launcher; rm -f migration-sock; [ ! -e aside ] || mv aside migration-sock")
+            .await?;
         ensure!(s.node_of("prey").await? == source, "the VMI has left its node");
         alone(s, "prey").await?;
         let mut guest = console(s, "prey").await?;
