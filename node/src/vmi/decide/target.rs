@@ -11,10 +11,15 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
     if target::is_given_up(observed) {
         return give_up(observed, now, decision);
     }
+    let Some(migration) = observed.arriving() else { return };
+    let progress = target::progress(observed, migration);
+    // The address is published when connections are accepted.
+    if let (Candidates::One(pod), Link::Up { .. }) = (&observed.facts.pods, &observed.link) {
+        carry(observed, migration, pod, &progress, decision);
+    }
     if observed.object == ObjectState::Current {
         write(observed, target::desired(observed, now), now, decision);
     }
-    let Some(migration) = observed.arriving() else { return };
     let Candidates::One(pod) = &observed.facts.pods else { return };
     if let Link::Down { retry_at, .. } = &observed.link {
         if !observed.busy.connect && decision.due(*retry_at, now) {
@@ -22,8 +27,6 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
         }
         return;
     }
-    let progress = target::progress(observed, migration);
-    carry(observed, migration, pod, &progress, decision);
     if progress == Progress::Connecting {
         if !observed.busy.hello && decision.due(observed.call_at(), now) {
             decision.push(Effect::Hello);

@@ -15,7 +15,7 @@ use protocol::{MigrationMode, MigrationReport, MigrationStep, features::Feature}
 
 use super::{Metadata, Migration, Side, TRANSPORT, fail, time_of};
 use crate::{
-    launcher::bounded,
+    launcher::{Candidates, bounded},
     vmi::{
         event::Event,
         nics,
@@ -121,7 +121,8 @@ fn advance(
     let state = next.migration_state.get_or_insert_default();
     let is_present = matches!(progress, Progress::Copying(_));
     state.target_node_domain_detected |= is_present;
-    let is_open = observed.route.is_some() && matches!(progress, Progress::Ready | Progress::Copying(_));
+    let has_launcher = matches!(observed.facts.pods, Candidates::One(_));
+    let is_open = has_launcher && matches!(progress, Progress::Ready | Progress::Copying(_));
     if let Some((address, port)) = observed.endpoint.filter(|_| is_open)
         && migration.endpoint != Some((address, port))
     {
