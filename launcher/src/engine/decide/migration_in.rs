@@ -171,9 +171,10 @@ impl Turn {
 
     /// Learns that the domain exists here.
     pub(super) fn arriving(&mut self) {
+        let now = self.now;
         let Some(incoming) = self.incoming() else { return };
         if !incoming.seen {
-            incoming.seen = true;
+            (incoming.seen, incoming.next) = (true, now);
             tracing::info!("the domain of the other launcher arrives");
         }
         if let Some(report) = &mut self.state.published.migration

@@ -7,6 +7,8 @@ mod crash;
 mod effects;
 mod handle;
 mod migration;
+#[cfg(test)]
+mod migration_tests;
 mod prepare;
 mod services;
 #[cfg(test)]

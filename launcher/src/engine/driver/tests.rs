@@ -15,15 +15,15 @@ use crate::{
 };
 
 /// A pod with its files, removed at the end.
-struct TestPod {
+pub(super) struct TestPod {
     root: PathBuf,
-    fake: Fake,
+    pub(super) fake: Fake,
 }
 
 /// A worker of the pod.
-struct Worker {
-    engine: EngineHandle,
-    outcome: JoinHandle<Result<Outcome, TaskFailure>>,
+pub(super) struct Worker {
+    pub(super) engine: EngineHandle,
+    pub(super) outcome: JoinHandle<Result<Outcome, TaskFailure>>,
 }
 
 impl Drop for TestPod {
@@ -33,14 +33,14 @@ impl Drop for TestPod {
 }
 
 impl TestPod {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let root = std::env::temp_dir().join(format!("launcher-engine-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         std::fs::create_dir_all(&root).unwrap();
         Self { root, fake: Fake::default() }
     }
 
-    fn worker_with(&self, simulate_crash: bool) -> Worker {
+    pub(super) fn worker_with(&self, simulate_crash: bool) -> Worker {
         let paths = Paths {
             private: self.root.clone(),
             sockets: self.root.clone(),
@@ -71,14 +71,14 @@ impl TestPod {
     }
 
     /// Starts a worker and sends Hello.
-    async fn worker(&self) -> Worker {
+    pub(super) async fn worker(&self) -> Worker {
         let worker = self.worker_with(false);
         worker.engine.hello(Vec::new(), true).await.unwrap();
         worker
     }
 
     /// Starts a worker with a running domain.
-    async fn running(&self) -> Worker {
+    pub(super) async fn running(&self) -> Worker {
         let worker = self.worker().await;
         assert_eq!(worker.sync(json!({})).await, Ok(true));
         worker
@@ -87,17 +87,17 @@ impl TestPod {
 
 impl Worker {
     /// Syncs a VMI whose domain has these further fields.
-    async fn sync(&self, domain: Value) -> Result<bool, RequestError> {
+    pub(super) async fn sync(&self, domain: Value) -> Result<bool, RequestError> {
         sync(self.engine.clone(), domain, json!([])).await
     }
 
-    async fn reaches(&self, lifecycle: Lifecycle) -> LauncherState {
+    pub(super) async fn reaches(&self, lifecycle: Lifecycle) -> LauncherState {
         let mut state = self.engine.watch();
         let reached = state.wait_for(|state| state.lifecycle() == lifecycle);
         tokio::time::timeout(Duration::from_secs(5), reached).await.unwrap().unwrap().clone()
     }
 
-    async fn finish(self) -> Outcome {
+    pub(super) async fn finish(self) -> Outcome {
         self.engine.act(Action::Finish).await.unwrap();
         self.outcome.await.unwrap().unwrap()
     }

@@ -227,3 +227,48 @@ fn cve_2025_64324_a_host_disk_is_made_only_where_nothing_is() {
     assert_eq!(std::fs::read(scratch.1.join("secret")).unwrap(), b"kept");
     assert!(!scratch.1.join("absent").exists() && !directory.join("gone").exists());
 }
+
+#[test]
+fn a_domain_that_arrives_leaves_the_claims_as_they_are() {
+    let scratch = Scratch::new("arrival");
+    let image = scratch.1.join("private/vmi-disks/data/disk.img");
+    let mut vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
+    let claim = json!({"capacity": {"storage": "5Mi"}, "requests": {"storage": "5Mi"}, "filesystemOverhead": "0"});
+    let status = |migrated: serde_json::Value| {
+        let volumes = json!([{"name": "data", "target": "", "persistentVolumeClaimInfo": claim}]);
+        serde_json::from_value(json!({"volumeStatus": volumes, "migratedVolumes": migrated})).unwrap()
+    };
+    vmi.status = Some(status(json!([])));
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).is_err(), "it is the source's to create");
+    std::fs::write(&image, [0; 1024]).unwrap();
+    prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).unwrap();
+    assert_eq!(std::fs::metadata(&image).unwrap().len(), 1024, "the source writes to it");
+    // The claim to which a volume is copied.
+    std::fs::remove_file(&image).unwrap();
+    vmi.status = Some(status(json!([{"volumeName": "data"}])));
+    prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).unwrap();
+    assert_eq!(std::fs::metadata(&image).unwrap().len(), 5 << 20);
+}
+
+#[test]
+fn copied_images_have_the_recorded_size_and_drives_their_own() {
+    let scratch = Scratch::new("sizes");
+    std::fs::write(scratch.1.join("private/config-map/cm/key"), "value").unwrap();
+    for (device, resized) in [
+        (json!({"disk": {"bus": "virtio"}}), true),
+        (json!({"disk": {"bus": "virtio", "readonly": true}}), false),
+        (json!({"cdrom": {"bus": "sata"}}), false),
+    ] {
+        let mut vmi = vmi(json!({"name": "cm", "configMap": {"name": "c"}}));
+        let mut disk = json!({"name": "cm"});
+        disk.as_object_mut().unwrap().extend(device.as_object().unwrap().clone());
+        vmi.spec.domain.devices.disks = vec![serde_json::from_value(disk).unwrap()];
+        vmi.status = Some(
+            serde_json::from_value(json!({"volumeStatus": [{"name": "cm", "target": "", "size": 1 << 20}]})).unwrap(),
+        );
+        prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).unwrap();
+        match_sizes(&vmi, &scratch.0).unwrap();
+        let size = std::fs::metadata(scratch.0.config_disk("cm")).unwrap().len();
+        assert_eq!(size == 1 << 20, resized, "{device}: {size}");
+    }
+}
