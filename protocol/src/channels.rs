@@ -26,6 +26,8 @@ pub enum Channel {
     /// From QEMU to the NBD server of the other QEMU: disks.
     Disks,
     /// From launcher to launcher: the source's QEMU has ended, so the target may run the guest.
+    /// One byte, `r` (run) or `p` (stay paused), is answered with `k` (done) or `n` (no domain has arrived); without an answer it is
+    /// repeated.
     Release,
 }
 
