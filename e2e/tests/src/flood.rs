@@ -77,7 +77,7 @@ impl Story {
         let namespace = network_of(uid)?;
         let (mut silent, mut stalled) = (Vec::new(), Vec::new());
         for (component, ports) in
-            [("virt-api", [8443].as_slice()), ("virt-controller", &[8443]), ("virt-handler", &[8443, 8186])]
+            [("virt-api", [8443].as_slice()), ("virt-controller", &[8443]), ("virt-handler", &[8443, 8186, 8187])]
         {
             let labels = ListParams::default().labels(&format!("kubevirt.io={component}"));
             for pod in self.installation_api("Pod").list(&labels).await? {

@@ -3,8 +3,6 @@
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 use protocol::channels::Channel;
 
-use crate::migration::Refusal;
-
 /// Metrics of the channels of migrations between nodes.
 #[derive(Clone)]
 pub(crate) struct MigrationMetrics {
@@ -50,8 +48,8 @@ impl MigrationMetrics {
     }
 
     /// Counts a refused channel.
-    pub(crate) fn refuse(&self, reason: Refusal) {
-        self.refused.with_label_values(&[reason.label()]).inc();
+    pub(crate) fn refuse(&self, reason: &'static str) {
+        self.refused.with_label_values(&[reason]).inc();
     }
 }
 
@@ -63,8 +61,8 @@ impl MigrationMetrics {
     }
 
     /// Returns the channels that were refused for a reason.
-    pub(crate) fn refused_so_far(&self, reason: Refusal) -> u64 {
-        self.refused.with_label_values(&[reason.label()]).get()
+    pub(crate) fn refused_so_far(&self, reason: &'static str) -> u64 {
+        self.refused.with_label_values(&[reason]).get()
     }
 }
 

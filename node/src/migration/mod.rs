@@ -40,7 +40,6 @@ use tokio_util::sync::DropGuard;
 
 use self::arrivals::Arrivals;
 pub(crate) use self::{
-    refusal::Refusal,
     server::{address, serve},
     socket::PodSocket,
 };

@@ -80,7 +80,7 @@ pub(crate) async fn serve(channels: Channels, listener: TcpListener, stop: Cance
     let failed = {
         let (metrics, logged) = (channels.0.metrics.clone(), std::sync::Arc::new(Logged::default()));
         move |address: SocketAddr, error: &io::Error| {
-            metrics.refuse(Refusal::Handshake);
+            metrics.refuse(Refusal::Handshake.label());
             if logged.is_due() {
                 tracing::warn!(peer = %address, %error, reason = %Refusal::Handshake, "channel of a migration is refused");
             }
@@ -111,7 +111,7 @@ async fn connection(channels: Channels, mut accepted: Accepted) {
     let name = accepted.peer.dns_name();
     let mut header = None;
     let refuse = |header: Option<&Header>, reason: Refusal, detail: &str| {
-        channels.0.metrics.refuse(reason);
+        channels.0.metrics.refuse(reason.label());
         let vmi = header.map(|header| header.migration.vmi.as_str());
         let migration = header.map(|header| header.migration.migration.as_str());
         let channel = header.map(|header| header.channel.name());

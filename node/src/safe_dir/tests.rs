@@ -318,6 +318,22 @@ async fn a_listener_outside_the_pod_is_not_accepted_as_the_launcher() {
     assert!(matches!(error, Error::ForeignPod { .. } | Error::ForeignUser { .. }), "{error:?}");
 }
 
+#[tokio::test]
+async fn a_listener_outside_the_pod_gets_no_channel_of_a_migration() {
+    let scratch = Scratch::new();
+    let pods = scratch.pod();
+    let uid = "c2b5a8f0-11d2-4a6c-9d5e-0123456789ab";
+    let sockets = scratch.path("pod").join(launcher_socket(uid)).parent().unwrap().to_owned();
+    fs::create_dir_all(&sockets).unwrap();
+    symlink("launcher-sock", sockets.join("migration-sock")).unwrap();
+    let error = connect_migration(&pods, uid, Duration::from_secs(2)).await.unwrap_err();
+    assert!(matches!(error, Error::Escape(_) | Error::WrongKind { .. }), "{error:?}");
+    fs::remove_file(sockets.join("migration-sock")).unwrap();
+    let _listener = SafeDir::trusted(&sockets).unwrap().listen("migration-sock", 0o600).unwrap();
+    let error = connect_migration(&pods, uid, Duration::from_secs(2)).await.unwrap_err();
+    assert!(matches!(error, Error::ForeignPod { .. } | Error::ForeignUser { .. }), "{error:?}");
+}
+
 #[test]
 fn a_node_of_another_device_is_not_granted() {
     let dev = SafeDir::trusted(Path::new("/dev")).unwrap();

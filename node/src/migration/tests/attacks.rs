@@ -67,7 +67,7 @@ async fn certificates_of_other_roles_and_authorities_open_no_channel() {
     .enumerate()
     {
         unanswered(dial(&target, &authority, identity).await, &header("v", "m")).await;
-        let refused = || target.metrics.refused_so_far(Refusal::Handshake) == number as u64 + 1;
+        let refused = || target.refusals(Refusal::Handshake) == number as u64 + 1;
         eventually("the handshake is refused", refused).await;
     }
     // A certificate that could stand for two nodes stands for none.
@@ -79,7 +79,7 @@ async fn certificates_of_other_roles_and_authorities_open_no_channel() {
     plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let handler = authority.handler(SOURCE);
     assert!(dial_with(&target, &authority, &handler, "http/1.1").await.is_err());
-    eventually("both are refused", || target.metrics.refused_so_far(Refusal::Handshake) == 5).await;
+    eventually("both are refused", || target.refusals(Refusal::Handshake) == 5).await;
     assert_eq!(arrives.opened(), 0);
 }
 
@@ -114,13 +114,13 @@ async fn unknown_vmis_and_ended_migrations_are_refused() {
     let ended = target.channels.receive(migration("v", "m1"), SOURCE.into(), first_socket);
     drop(ended);
     unanswered(dial(&target, &authority, &source).await, &header("v", "m1")).await;
-    assert_eq!(target.metrics.refused_so_far(Refusal::UnknownVmi), 1);
+    assert_eq!(target.refusals(Refusal::UnknownVmi), 1);
     let arrival = target.channels.receive(migration("v", "m2"), SOURCE.into(), second_socket);
     // The migration of a replayed header, and one of another VMI.
     unanswered(dial(&target, &authority, &source).await, &header("v", "m1")).await;
-    assert_eq!(target.metrics.refused_so_far(Refusal::UnknownMigration), 1);
+    assert_eq!(target.refusals(Refusal::UnknownMigration), 1);
     unanswered(dial(&target, &authority, &source).await, &header("w", "m2")).await;
-    assert_eq!(target.metrics.refused_so_far(Refusal::UnknownVmi), 2);
+    assert_eq!(target.refusals(Refusal::UnknownVmi), 2);
     assert_eq!((first.opened(), second.opened()), (0, 0));
     drop(arrival);
     target.nothing_left().await;
@@ -159,7 +159,7 @@ async fn oversized_and_slow_headers_are_refused() {
         [oversized.as_slice(), &[1, 1, b'Z', b'v', b'm'], &[0, 0, Channel::Memory.byte()]].into_iter().enumerate()
     {
         unanswered(dial(&target, &authority, &source).await, header).await;
-        assert_eq!(target.metrics.refused_so_far(Refusal::Header), number as u64 + 1);
+        assert_eq!(target.refusals(Refusal::Header), number as u64 + 1);
     }
     // One byte at a time does not extend the limit.
     let mut slow = dial(&target, &authority, &source).await;
@@ -260,7 +260,7 @@ async fn a_launcher_that_opens_channels_without_end_is_limited() {
     // The target does not rely on the limit of the source.
     let hostile = authority.handler(SOURCE);
     unanswered(dial(&target, &authority, &hostile).await, &header("v", "m")).await;
-    assert_eq!(target.metrics.refused_so_far(Refusal::Full), 1);
+    assert_eq!(target.refusals(Refusal::Full), 1);
     drop(open);
     // Channels that end at once are opened at a bounded rate.
     let began = Instant::now();

@@ -17,7 +17,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use super::*;
+use super::{refusal::Refusal, *};
 use crate::metrics::Metrics;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -92,7 +92,12 @@ impl Node {
 
     /// Waits until channels were refused for a reason.
     async fn refused(&self, reason: Refusal) {
-        eventually(&format!("refusal: {reason}"), || self.metrics.refused_so_far(reason) > 0).await;
+        eventually(&format!("refusal: {reason}"), || self.refusals(reason) > 0).await;
+    }
+
+    /// Returns the number of channels that were refused for a reason.
+    fn refusals(&self, reason: Refusal) -> u64 {
+        self.metrics.refused_so_far(reason.label())
     }
 
     /// Waits until no channel is left.
