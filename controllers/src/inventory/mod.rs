@@ -3,6 +3,7 @@
 //! Dashboards depend on their names and labels. Only the leader exports them.
 
 mod details;
+mod migrations;
 
 use std::sync::Arc;
 
@@ -23,9 +24,10 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use self::details::Details;
+use self::{details::Details, migrations::Migrations};
 use crate::{
-    resources::{Caches, vmis::is_outdated, vms::instancetype_key},
+    cache::Key,
+    resources::{Caches, migrations::MigrationIndex, vmis::is_outdated, vms::instancetype_key},
     runtime::Metrics,
 };
 
@@ -97,6 +99,8 @@ impl Inventory {
             IntGauge::new("kubevirt_configuration_emulation_enabled", "1 while guests may run without KVM")?;
 
         let details = Details::new()?;
+        let migrations = Migrations::new()?;
+        self.caches.migrations.all().iter().for_each(|migration| migrations.migration(migration));
         let config = self.config.current();
         emulation.set(i64::from(config.use_emulation));
         let usual = &config.eviction_strategy;
@@ -112,6 +116,12 @@ impl Inventory {
             let labels = self.of_vmi(&vmi, &vmi_labels, is_stuck);
             vmi_info.with_label_values(&labels.each_ref().map(String::as_str)).set(1.0);
             details.vmi(&vmi);
+            migrations.vmi(&vmi, |uid| {
+                let all = self.caches.migrations.by(&MigrationIndex::Vmi(Key::of(&vmi.metadata)));
+                all.iter()
+                    .find(|migration| migration.metadata.uid.as_deref() == Some(uid))
+                    .map(|known| known.name_any())
+            });
             for interface in vmi.status.iter().flat_map(|status| &status.interfaces) {
                 let text = |text: &Option<String>| text.clone().unwrap_or_default();
                 let address = text(&interface.ip_address);
@@ -135,6 +145,7 @@ impl Inventory {
         let collectors: [&dyn Collector; 7] =
             [&vmi_info, &stuck, &addresses, &outdated, &vm_info, &created, &emulation];
         let families = collectors.iter().flat_map(|collector| collector.collect()).chain(details.families());
+        let families = families.chain(migrations.families());
         Ok(families.filter(|family| !family.get_metric().is_empty()).collect())
     }
 

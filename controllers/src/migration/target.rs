@@ -69,7 +69,8 @@ pub(super) fn provide(
         delete(observed, surplus, "surplus pod {pod} is deleted", decision);
     }
     let Some(target) = observed.target() else {
-        return if observed.is_admitted { create(observed, vmi, decision) } else { Ok(()) };
+        let is_due = observed.is_admitted && vmi.spec.utility_volumes.is_empty();
+        return if is_due { create(observed, vmi, decision) } else { Ok(()) };
     };
     if target.node_name.is_some() && target.node_name.as_deref() == crate::resources::vmis::node_name(vmi) {
         delete(observed, target, "pod {pod} on the node of the VMI is deleted", decision);

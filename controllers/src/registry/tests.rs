@@ -101,6 +101,15 @@ fn pod(number: usize, version: usize) -> Value {
     })
 }
 
+fn migration(number: usize, version: usize, phase: &str) -> Value {
+    let mut metadata = metadata(&format!("g-{number}"), version);
+    metadata["creationTimestamp"] = json!(format!("2030-01-01T00:{:02}:{:02}Z", number / 60, number % 60));
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration", "metadata": metadata, "spec": {"vmiName": format!("m-{number}")},
+        "status": {"phase": phase},
+    })
+}
+
 fn node(number: usize, version: usize) -> Value {
     json!({"metadata": {
         "name": format!("node-{number}"), "uid": format!("uid-node-{number}"), "resourceVersion": version.to_string(),
@@ -151,6 +160,7 @@ fn cluster(size: usize) -> Cluster {
         caches.written(Kind::Instance, vmi(number, 1, "Running"));
         caches.written(Kind::Instance, orphan(number, 1));
         caches.written(Kind::ReplicaSet, replica_set(number, 1));
+        caches.written(Kind::Migration, migration(number, 1, "Pending"));
         caches.written(Kind::Pod, pod(number, 1));
         caches.written(Kind::ControllerRevision, revision(number, 1));
         caches.claims.observe(object::<PersistentVolumeClaim>(&claim(number, 1, "Pending")).into());
@@ -180,6 +190,8 @@ impl Cluster {
             ("VMI started", self.cost(|caches| caches.written(Kind::Instance, vmi(1, 3, "Pending")))),
             ("VMI deleted", self.cost(|caches| caches.deleted(Kind::Instance, Some("n"), "m-2", Some("uid-m-2")))),
             ("VMI without controller", self.cost(|caches| caches.written(Kind::Instance, orphan(0, 2)))),
+            ("migration", self.cost(|caches| caches.written(Kind::Migration, migration(0, 2, "Scheduling")))),
+            ("migration ended", self.cost(|caches| caches.written(Kind::Migration, migration(3, 2, "Failed")))),
             ("replica set", self.cost(|caches| caches.written(Kind::ReplicaSet, replica_set(0, 2)))),
             ("pod", self.cost(|caches| caches.written(Kind::Pod, pod(0, 2)))),
             ("pod of a pending VMI", self.cost(|caches| caches.written(Kind::Pod, pod(1, 2)))),

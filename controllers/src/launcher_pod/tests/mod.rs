@@ -4,6 +4,7 @@ mod identity;
 mod networks;
 mod resources;
 mod scheduling;
+mod target;
 mod volumes;
 
 use serde_json::{Value, json};

@@ -2,6 +2,7 @@
 
 mod end;
 mod hotplug;
+mod migration;
 mod networks;
 mod resize;
 mod running;

@@ -1,0 +1,220 @@
+//! Tests of the target pod, the hand-off and the abort.
+
+use super::*;
+use crate::runtime::Failure;
+
+#[test]
+fn admitted_migration_gets_a_pod() {
+    let (idle, only) = (vmi(&json!({})), [source()]);
+    let waiting = migration("Pending", &json!({}));
+    let pod = created_pod(&decided(&waiting, Some(&idle), &only)).unwrap();
+    assert_eq!(pod["metadata"]["labels"]["kubevirt.io/migrationJobUID"], "g");
+    assert_eq!(pod["metadata"]["annotations"]["kubevirt.io/migrationJobName"], "mig");
+    let refused = |message: &str| Failure {
+        reason: event::FAILED_CREATE,
+        message: message.to_owned(),
+        retry_at: now() + jiff::SignedDuration::from_secs(2),
+        attempts: 1,
+    };
+    for (message, is_quota) in [("pods \"x\" is forbidden: exceeded quota: q", true), ("webhook says no", false)] {
+        let failure = refused(message);
+        let decision = decide(&Observed { failure: Some(&failure), ..observed(&waiting, Some(&idle), &only) }).unwrap();
+        assert!(created_pod(&decision).is_none());
+        assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(2)));
+        let type_ = patch_of(&decision, Kind::Migration).map(|patch| patch["status"]["conditions"][0]["type"].clone());
+        assert_eq!(type_, is_quota.then(|| json!("migrationRejectedByResourceQuota")), "{message}");
+    }
+}
+
+#[test]
+fn pod_that_does_not_start_is_deleted_in_time() {
+    let idle = vmi(&json!({}));
+    let unschedulable = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
+    let pod = |created: &str, conditions: &Value| {
+        target(&json!({
+            "metadata": {"creationTimestamp": created}, "spec": {"nodeName": null},
+            "status": {"phase": "Pending", "containerStatuses": null, "conditions": conditions},
+        }))
+    };
+    let annotated = |key: &str| json!({"metadata": {"annotations": {key: "20"}}});
+    // Annotation, creation of the pod, conditions; deleted, wake-up.
+    for (annotations, created, conditions, expected) in [
+        (json!({}), "2030-01-01T00:09:30Z", json!([]), (false, Some(870))),
+        (json!({}), "2029-12-31T23:50:00Z", json!([]), (true, None)),
+        (json!({}), "2030-01-01T00:09:30Z", unschedulable.clone(), (false, Some(270))),
+        (json!({}), "2030-01-01T00:05:00Z", unschedulable.clone(), (true, None)),
+        (annotated("kubevirt.io/migrationPendingPodTimeoutSeconds"), "2030-01-01T00:09:30Z", json!([]), (true, None)),
+        (
+            annotated("kubevirt.io/migrationUnschedulablePodTimeoutSeconds"),
+            "2030-01-01T00:09:30Z",
+            unschedulable.clone(),
+            (true, None),
+        ),
+    ] {
+        let pods = [source(), pod(created, &conditions)];
+        let decision = decided(&migration("Scheduling", &annotations), Some(&idle), &pods);
+        let wake = decision.wake_after.map(|wake| wake.as_secs());
+        assert_eq!((!deleted_pods(&decision).is_empty(), wake), expected, "{annotations} {created} {conditions}");
+        let reports = messages(&decision).iter().any(|message| message.ends_with("is currently unschedulable."));
+        assert_eq!(reports, conditions == unschedulable);
+    }
+}
+
+#[test]
+fn surplus_pods_and_pods_beside_the_guest_are_deleted() {
+    let idle = vmi(&json!({}));
+    let second = pod(
+        "z",
+        "c",
+        &json!({"metadata": {"labels": {"kubevirt.io/migrationJobUID": "g"},
+        "creationTimestamp": "2030-01-01T00:09:40Z"}}),
+    );
+    let decision = decided(&migration("Scheduling", &json!({})), Some(&idle), &[source(), second, pending_target()]);
+    assert_eq!(deleted_pods(&decision), ["virt-launcher-m-z"]);
+    let beside = target(&json!({"spec": {"nodeName": "a"}}));
+    let decision = decided(&migration("Scheduled", &json!({})), Some(&idle), &[source(), beside]);
+    assert_eq!(deleted_pods(&decision), ["virt-launcher-m-t"]);
+    assert!(patch_of(&decision, Kind::Instance).is_none());
+}
+
+#[test]
+fn migration_is_handed_over_once_its_pod_runs() {
+    // What a former migration left is dropped.
+    let idle = vmi(&json!({"status": {"migrationState": {
+        "migrationUid": "old", "completed": true, "failed": true, "failureReason": "x", "endTimestamp": "2029-01-01T00:00:00Z"}}}));
+    let pods = [source(), target(&json!({}))];
+    let decision = decided(&migration("Scheduling", &json!({})), Some(&idle), &pods);
+    let [
+        Effect::Patch { kind: Kind::Instance, patch, resource_version, .. },
+        Effect::Patch { kind: Kind::Migration, .. },
+    ] = &decision.effects[..]
+    else {
+        panic!("{decision:?}")
+    };
+    assert_eq!(resource_version.as_deref(), Some("3"));
+    assert_eq!(patch["metadata"]["labels"], json!({"kubevirt.io/migrationTargetNodeName": "b"}));
+    assert_eq!(patch["status"]["activePods"], json!({"t": "b"}));
+    let state = &patch["status"]["migrationState"];
+    for (field, value) in [
+        ("migrationUid", json!("g")),
+        ("sourceNode", json!("a")),
+        ("sourcePod", json!("virt-launcher-m-p")),
+        ("targetNode", json!("b")),
+        ("targetPod", json!("virt-launcher-m-t")),
+        ("targetMemoryOverhead", json!("1000")),
+        ("completed", Value::Null),
+        ("failed", Value::Null),
+        ("endTimestamp", Value::Null),
+    ] {
+        assert_eq!(state[field], value, "{field}");
+    }
+    assert_eq!(state["migrationConfiguration"]["parallelMigrationsPerCluster"], 5);
+    let messages = messages(&decision);
+    assert_eq!(messages, ["Migration target pod is ready for preparation by virt-handler."]);
+    // Neither while another is under way, nor for a paused start.
+    let busy = handed(&json!({"migrationUid": "x"}));
+    let decision = decided(&migration("Scheduled", &json!({})), Some(&busy), &pods);
+    assert!(patch_of(&decision, Kind::Instance).is_none());
+}
+
+#[test]
+fn deleted_migration_is_aborted_as_soon_as_possible() {
+    let pods = [source(), target(&json!({}))];
+    let address = json!({"targetNodeAddress": "10.0.0.2"});
+    let with = |change: Value| {
+        let mut state = address.clone();
+        json_patch::merge(&mut state, &change);
+        state
+    };
+    // State of the migration; whether the source is asked, whether it ends at once.
+    for (phase, state, expected) in [
+        ("Scheduled", json!({}), (true, true)),
+        ("PreparingTarget", json!({}), (true, true)),
+        ("TargetReady", address.clone(), (true, false)),
+        ("Running", with(json!({"startTimestamp": "2030-01-01T00:09:40Z"})), (true, false)),
+        ("Running", with(json!({"abortRequested": true})), (false, false)),
+    ] {
+        let decision = decided(&migration(phase, &deleted()), Some(&handed(&state)), &pods);
+        let patch = patch_of(&decision, Kind::Instance).map(|patch| patch["status"]["migrationState"].clone());
+        let patch = patch.unwrap_or_default();
+        assert_eq!((patch["abortRequested"] == true, patch["failed"] == true), expected, "{phase} {state}");
+        assert_eq!(patch["abortStatus"] == "Succeeded", expected.1);
+        let condition = &patch_of(&decision, Kind::Migration).unwrap()["status"]["conditions"][0];
+        assert_eq!((&condition["type"], &condition["status"]), (&json!("migrationAbortRequested"), &json!("True")));
+    }
+    // A guest that has moved is not called back.
+    let mut moved = handed(&with(json!({"startTimestamp": "2030-01-01T00:09:40Z"})));
+    moved.status.get_or_insert_default().node_name = Some("b".to_owned());
+    let decision = decided(&migration("Running", &deleted()), Some(&moved), &pods);
+    assert!(patch_of(&decision, Kind::Instance).is_none());
+}
+
+#[test]
+fn migration_without_an_object_is_ended() {
+    let waiting = migration("Pending", &json!({}));
+    let all = [Arc::new(waiting.clone())];
+    for (state, expected) in [
+        (json!({"migrationUid": "gone"}), (true, true)),
+        (json!({"migrationUid": "gone", "targetNodeAddress": "10.0.0.2"}), (true, false)),
+    ] {
+        let busy = handed(&state);
+        let pods = [source()];
+        let decision =
+            decide(&Observed { all: &all, is_admitted: false, ..observed(&waiting, Some(&busy), &pods) }).unwrap();
+        let patch = patch_of(&decision, Kind::Instance).unwrap()["status"]["migrationState"].clone();
+        assert_eq!((patch["abortRequested"] == true, patch["failed"] == true), expected, "{state}");
+    }
+}
+
+#[test]
+fn time_at_which_the_guest_ran_is_recorded_on_the_pod() {
+    let state = json!({"targetNodeAddress": "10.0.0.2", "startTimestamp": "2030-01-01T00:09:40Z",
+        "targetNodeDomainReadyTimestamp": "2030-01-01T00:09:55Z"});
+    let decision = decided(&migration("Running", &json!({})), Some(&handed(&state)), &[source(), target(&json!({}))]);
+    let patch = patch_of(&decision, Kind::Pod).unwrap();
+    let annotations = &patch["metadata"]["annotations"];
+    assert_eq!(*annotations, json!({"kubevirt.io/migration-target-ready-timestamp": "2030-01-01 00:09:55 +0000 UTC"}));
+    let marked = target(&json!({"metadata": {"annotations": annotations}}));
+    assert!(decided(&migration("Running", &json!({})), Some(&handed(&state)), &[source(), marked]).is_settled());
+}
+
+#[test]
+fn hot_plugged_volumes_are_attached_to_the_target() {
+    let plugged = json!({
+        "spec": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}}]},
+        "status": {"volumeStatus": [{"name": "data", "target": "sda", "phase": "Ready", "hotplugVolume": {"attachPodName": "hp", "attachPodUID": "h"}}]},
+    });
+    let claim = CachedClaim {
+        metadata: serde_json::from_value(json!({"name": "c", "uid": "cu"})).unwrap(),
+        block: true,
+        phase: "Bound".to_owned(),
+        ..CachedClaim::default()
+    };
+    let claims = BTreeMap::from([("c".to_owned(), Arc::new(claim))]);
+    let (idle, pods) = (vmi(&plugged), [source(), target(&json!({}))]);
+    let waiting = migration("Pending", &json!({}));
+    let decision = decide(&Observed { claims: &claims, ..observed(&waiting, Some(&idle), &pods) }).unwrap();
+    let pod = created_pod(&decision).unwrap();
+    assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "t");
+    assert_eq!(pod["spec"]["containers"][0]["volumeDevices"][0]["devicePath"], "/path/data/cu");
+    assert!(entered(&decision, 1).is_empty());
+    let attachment = |ready: bool, phase: &str| {
+        let owner =
+            json!([{"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-t", "uid": "t", "controller": true}]);
+        let metadata = json!({"name": "hp-2", "namespace": "d", "uid": "h2", "ownerReferences": owner});
+        let metadata = serde_json::from_value(metadata).unwrap();
+        [Arc::new(CachedAttachment { metadata, ready, phase: phase.to_owned(), ..CachedAttachment::default() })]
+    };
+    for (ready, phase, expected) in
+        [(false, "Pending", &[][..]), (true, "Running", &["Scheduling", "Scheduled"]), (false, "Failed", &["Failed"])]
+    {
+        let attachments = attachment(ready, phase);
+        let observed =
+            Observed { claims: &claims, attachments: &attachments, ..observed(&waiting, Some(&idle), &pods) };
+        let decision = decide(&observed).unwrap();
+        assert_eq!(entered(&decision, 1), expected, "{phase}");
+        let state = patch_of(&decision, Kind::Instance).map(|patch| patch["status"]["migrationState"].clone());
+        let uid = state.map(|state| state["targetAttachmentPodUID"].clone());
+        assert_eq!(uid, ready.then(|| json!("h2")), "{phase}");
+    }
+}
