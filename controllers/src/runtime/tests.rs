@@ -293,6 +293,18 @@ async fn refusal_is_passed_to_the_next_decision() {
     assert_eq!(*seen.lock().unwrap(), [0, 1]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn refusal_of_an_independent_write_ends_nothing() {
+    for (is_independent, requests) in [(true, 2), (false, 1)] {
+        let server = Server::new([Reply::Answer(403, status(403, "Forbidden")), Reply::Answer(200, object("b"))]);
+        let fixture = fixture(&server);
+        let first = if is_independent { patch("a").independent() } else { patch("a") };
+        let outcome = fixture.executor.carry_out("fake", vec![first, patch("b")], None).await;
+        assert_eq!(matches!(outcome, Outcome::Done { .. }), is_independent);
+        assert_eq!(server.requests().len(), requests);
+    }
+}
+
 fn server_is_done(attempts: &Mutex<Vec<u32>>) -> bool {
     attempts.lock().unwrap().len() >= 2
 }
