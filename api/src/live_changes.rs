@@ -14,7 +14,7 @@ pub enum Effect {
     Restart,
     /// The next start takes it over, without a condition.
     NextStart,
-    /// Only a live migration can carry it out, which this release lacks: it waits for a restart.
+    /// A live migration carries it out. A VMI that cannot migrate needs a restart.
     Migration,
     /// Admission refuses it.
     Refused,
@@ -29,7 +29,7 @@ impl Effect {
             Self::Recorded => "recorded for the next pod",
             Self::Restart => "restart",
             Self::NextStart => "next start",
-            Self::Migration => "restart; live with a later release, by migration",
+            Self::Migration => "live, by a migration",
             Self::Refused => "refused",
         }
     }
@@ -71,14 +71,23 @@ pub const TABLE: &[LiveChange] = &[
     row("spec.nodeSelector, spec.affinity, spec.tolerations", Effect::Recorded, PLACEMENT),
     row("spec.volumes: hot-pluggable claims with disks on scsi or virtio", Effect::Live, VOLUMES),
     row("spec.volumes: medium of a CD-ROM drive", Effect::Live, "medium_of_a_drive_is_inserted_and_ejected"),
-    row("spec.volumes: the claim of another volume", Effect::Migration, GENERIC),
+    row(
+        "spec.volumes: the claim of another volume, with updateVolumesStrategy Migration",
+        Effect::Migration,
+        "vmi_begins_to_move_or_the_reason_is_shown",
+    ),
+    row(
+        "spec.volumes: the claim of another volume, otherwise",
+        Effect::Restart,
+        "other_claim_of_a_volume_is_a_move_or_a_restart",
+    ),
     row("spec.volumes and disks: all others", Effect::Restart, GENERIC),
     row("spec.domain.devices.interfaces: added, with bridge binding on a secondary network", Effect::Live, NICS),
     row("spec.domain.devices.interfaces.state: absent, down, up", Effect::Live, NICS),
     row(
-        "spec.networks.multus.networkName",
+        "spec.networks.multus.networkName, of an interface with bridge binding",
         Effect::Migration,
-        "another_network_needs_a_migration_and_another_release_nothing",
+        "interface_of_a_vmi_that_can_migrate_moves_to_another_network",
     ),
     row(
         "spec.networks, spec.domain.devices.interfaces: all others",
