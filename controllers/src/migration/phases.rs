@@ -9,7 +9,7 @@ use api::{
 use jiff::SignedDuration;
 
 use super::{Observed, names, target};
-use crate::runtime::Event;
+use crate::{runtime::Event, vmi::plugged_volumes};
 
 /// The phases that a migration enters, and the event about the last one.
 #[derive(Debug, Default)]
@@ -174,8 +174,8 @@ fn advance(observed: &Observed<'_>, phase: &MigrationPhase, wake: &mut Option<Du
         }
         MigrationPhase::Pending if state.is_some() => Some(MigrationPhase::Scheduling),
         MigrationPhase::Pending => {
-            let is_provided = observed.target().is_some()
-                && (plugs_nothing(observed, vmi) || (runs && target::has_attachments(observed, vmi)));
+            let is_provided =
+                observed.target().is_some() && (plugs_nothing(vmi) || (runs && target::has_attachments(observed, vmi)));
             is_provided.then_some(MigrationPhase::Scheduling)
         }
         MigrationPhase::Scheduling if state.is_some() => Some(MigrationPhase::Scheduled),
@@ -189,6 +189,6 @@ fn advance(observed: &Observed<'_>, phase: &MigrationPhase, wake: &mut Option<Du
     }
 }
 
-fn plugs_nothing(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> bool {
-    *vmi.phase() != VmiPhase::Running || target::needed(observed, vmi).is_empty()
+fn plugs_nothing(vmi: &VirtualMachineInstance) -> bool {
+    *vmi.phase() != VmiPhase::Running || plugged_volumes(vmi).is_empty()
 }

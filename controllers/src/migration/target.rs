@@ -15,7 +15,7 @@ use crate::{
     launcher_pod::{self, Inputs, Target},
     resources::{attachments::CachedAttachment, pods::CachedPod},
     runtime::{Decision, Effect, Event, Kind, WriteOptions},
-    vmi::{PluggedVolume, plugged_volumes},
+    vmi::plugged_volumes,
 };
 
 /// Seconds after which an unschedulable pod is deleted.
@@ -32,11 +32,6 @@ pub(super) fn runs(observed: &Observed<'_>) -> bool {
     observed.target().is_some_and(|pod| {
         pod.phase == "Running" && pod.compute_running && !pod.is_going_down() && pod.node_name.is_some()
     })
-}
-
-/// Returns the hot-plugged volumes that the source has.
-pub(super) fn needed<'a>(_observed: &Observed<'_>, vmi: &'a VirtualMachineInstance) -> Vec<PluggedVolume<'a>> {
-    plugged_volumes(vmi)
 }
 
 /// Returns the pods that attach volumes to a launcher pod.
@@ -56,7 +51,7 @@ pub(super) fn attachment<'a>(observed: &'a Observed<'_>) -> Option<&'a CachedAtt
 
 /// Returns true if the target pod has all volumes of the source.
 pub(super) fn has_attachments(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> bool {
-    needed(observed, vmi).is_empty() || attachment(observed).is_some_and(|attachment| attachment.ready)
+    plugged_volumes(vmi).is_empty() || attachment(observed).is_some_and(|attachment| attachment.ready)
 }
 
 /// Creates the target pod and the pod that attaches its volumes, and deletes those that are not of use.
@@ -76,7 +71,7 @@ pub(super) fn provide(
         delete(observed, target, "pod {pod} on the node of the VMI is deleted", decision);
         return Ok(());
     }
-    if runs(observed) && !needed(observed, vmi).is_empty() && attachment(observed).is_none() {
+    if runs(observed) && !plugged_volumes(vmi).is_empty() && attachment(observed).is_none() {
         create_attachment(observed, vmi, target, decision)?;
     }
     limit_time(observed, vmi, target, decision);
@@ -133,7 +128,7 @@ fn create_attachment(
     if observed.must_wait(event::FAILED_CREATE, decision) {
         return Ok(());
     }
-    let volumes: Option<Vec<Attached<'_>>> = needed(observed, vmi)
+    let volumes: Option<Vec<Attached<'_>>> = plugged_volumes(vmi)
         .into_iter()
         .map(|volume| {
             let claim = observed.claims.get(volume.claim)?;

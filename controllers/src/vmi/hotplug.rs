@@ -320,7 +320,7 @@ pub(super) fn delete_pods(
     for pod in observed.attachments.iter().filter(|pod| !pod.is_deleting()) {
         let is_needed = if is_over {
             false
-        } else if let Some(other) = launcher_of(observed, pod).filter(|other| !is_same(*other, launcher)) {
+        } else if let Some(other) = launcher_of(observed, pod).filter(|other| !is_same(other, launcher)) {
             // The target of a migration, or the pod that the guest has left.
             !other.is_down()
         } else if pod.is_down() {

@@ -43,7 +43,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 pub(crate) use self::{
     controller::{Vmis, definitions, namespace_limits},
-    hotplug::{PluggedVolume, plugged_volumes},
+    hotplug::plugged_volumes,
     pods::present_pod,
 };
 use self::{

@@ -2,6 +2,9 @@
 
 use super::*;
 
+type Pods = [Arc<CachedPod>];
+type Vmi = VirtualMachineInstance;
+
 #[test]
 fn migration_follows_its_pod_and_virt_handler() {
     let (idle, address) = (vmi(&json!({})), json!({"targetNodeAddress": "10.0.0.2"}));
@@ -10,7 +13,7 @@ fn migration_follows_its_pod_and_virt_handler() {
     json_patch::merge(&mut done, &json!({"endTimestamp": "2030-01-01T00:09:50Z", "completed": true}));
     let (only, pending, both) = (vec![source()], vec![source(), pending_target()], vec![source(), target(&json!({}))]);
     // Phase, VMI, pods; phases entered.
-    let table: Vec<(&str, &VirtualMachineInstance, &Vec<Arc<CachedPod>>, &[&str])> = vec![
+    let table: [(&str, &Vmi, &Pods, &[&str]); 6] = [
         ("", &idle, &only, &["Pending"]),
         ("Pending", &idle, &only, &[]),
         ("Pending", &idle, &pending, &["Scheduling"]),
@@ -50,7 +53,7 @@ fn migration_fails_for_the_first_reason_that_applies() {
     let going = vec![source(), target(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:09:50Z"}}))];
     let is_down = "Migration failed because target pod shutdown during migration";
     let is_gone = "Migration target pod was removed during active migration.";
-    let table: Vec<(&str, Value, Option<&VirtualMachineInstance>, &Vec<Arc<CachedPod>>, &str)> = vec![
+    let table: [(&str, Value, Option<&Vmi>, &Pods, &str); 13] = [
         ("Pending", json!({}), None, &only, "Migration failed because vmi does not exist."),
         ("Pending", json!({}), Some(&ended), &only, "Migration failed vmi shutdown during migration."),
         ("", deleted(), Some(&idle), &only, "Migration failed due to being canceled"),

@@ -25,6 +25,7 @@ const ROTATION: &str = "certificates are renewed at 80 % of their lives, and the
 const ABSENT: &str = "no story has objects of this kind, which admission reads where a VM or a volume names one";
 const EVERYBODY: &str = "a role for all users gives it as well, which administrators may take away; RBAC names either";
 const LAST_ONE: &str = "asked for when the KubeVirt object is deleted, and the stories keep it";
+const MOVES: &str = "migrations need a second node, and most stories leave the evacuation of nodes and ended migrations alone";
 const INSTALLED: &str = "Helm installs the definitions, and the hook finds them up to date";
 const LATER: &str = "the hook runs after this test; `cluster run` fails when it fails";
 
@@ -47,6 +48,10 @@ pub(crate) const RIGHTS: &[Justified] = &[
         "read where the gate ExternalNetResourceInjection is off, which no story does",
     ),
     unused(CONTROLLER, "update *.kubevirt.io/finalizers", OWNERS),
+    sometimes(CONTROLLER, "create virtualmachineinstancemigrations.kubevirt.io", MOVES),
+    sometimes(CONTROLLER, "patch virtualmachineinstancemigrations.kubevirt.io", MOVES),
+    sometimes(CONTROLLER, "patch virtualmachineinstancemigrations.kubevirt.io/status", MOVES),
+    sometimes(CONTROLLER, "delete virtualmachineinstancemigrations.kubevirt.io", MOVES),
     unused(CONTROLLER, "approve signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
     unused(CONTROLLER, "sign signers.certificates.k8s.io kubevirt.io/virt-handler", SIGNER),
     unused(CONTROLLER, "patch secrets *", ROTATION),
