@@ -17,6 +17,7 @@ mod peer;
 mod roots;
 mod server;
 mod server_tls;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod verifiers;
@@ -28,13 +29,14 @@ use rustls::crypto::CryptoProvider;
 pub use configs::{ClientPolicy, client_config, server_config};
 pub use guests::connect_to_guest;
 pub use identity::Identity;
-pub use mutual::{MutualTls, TlsStream};
+pub use mutual::MutualTls;
 pub use peer::{Peer, common_name, not_after};
 pub use roots::Roots;
 pub use server::{
     Accepted, Callers, Kept, Limits, ProbeAddresses, TrustedAddresses, listen, listen_everywhere, serve, serve_streams,
 };
 pub use server_tls::ServerTls;
+pub use stream::TlsStream;
 pub use verifiers::ServerVerifier;
 
 /// The reason why TLS material cannot be used.

@@ -3,18 +3,15 @@
 use std::{io, sync::Arc};
 
 use rustls::{ClientConfig, ServerConfig, pki_types::ServerName, version::TLS13};
-use tokio::{io::BufReader, net::TcpStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::{
     ClientPolicy, Identity, Peer, Roots, TlsError,
     configs::{client_config_with, server_config_with},
     provider,
-    server::buffered,
+    stream::{TlsStream, buffered},
 };
-
-/// A connection of one of the two processes.
-pub type TlsStream = tokio_rustls::TlsStream<BufReader<TcpStream>>;
 
 /// TLS 1.3 between two processes whose certificates have the same common name.
 #[derive(Clone)]

@@ -23,6 +23,5 @@ pub use http::serve;
 pub use limits::Limits;
 pub use listen::{listen, listen_everywhere};
 pub use probes::ProbeAddresses;
-pub(super) use streams::buffered;
 pub use streams::{Accepted, Kept, serve_streams};
 pub use trusted::TrustedAddresses;

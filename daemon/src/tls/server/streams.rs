@@ -2,20 +2,17 @@
 
 use std::{io, net::SocketAddr};
 
-use tokio::{
-    io::BufReader,
-    net::{TcpListener, TcpStream},
-};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Callers, Limits,
     accept::{Connection, Entry, accept},
 };
-use crate::tls::{Peer, ServerTls, TlsStream};
-
-/// Most bytes read from a connection at a time. rustls reads 4 KiB; each would be a system call.
-const READ: usize = 64 << 10;
+use crate::tls::{
+    Peer, ServerTls,
+    stream::{TlsStream, buffered},
+};
 
 /// A stream after its handshake.
 pub struct Accepted {
@@ -38,11 +35,6 @@ impl Accepted {
 #[must_use]
 pub struct Kept {
     _entry: Entry,
-}
-
-/// Prepares a connection for [`TlsStream`].
-pub(in crate::tls) fn buffered(stream: TcpStream) -> BufReader<TcpStream> {
-    BufReader::with_capacity(READ, stream)
 }
 
 /// Serves streams over TLS until `stop` is cancelled, then lets open ones end within `limits.drain`.
