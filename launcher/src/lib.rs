@@ -8,7 +8,8 @@
 //! * `guest_agent` queries the guest agent, freezes file systems and propagates credentials.
 //! * `migration` passes on the connections of a live migration between two pods.
 //! * `network` serves DHCP to the guest; `streaming` serves the serial console, VNC, USB redirection and screenshots.
-//! * `server` answers virt-handler; [`worker`] connects all of it; `tasks` are those that must not end.
+//! * `server` answers virt-handler, `socket` opens the sockets that it connects to; [`worker`] connects all of it; `tasks` are
+//!   those that must not end.
 //! * [`freezer`] and [`probe`] are commands that run in the launcher's container, [`hold_volumes`] is the program of attachment
 //!   pods.
 
@@ -25,6 +26,7 @@ pub mod options;
 pub mod paths;
 pub mod probe;
 mod server;
+mod socket;
 mod storage;
 mod streaming;
 mod tasks;

@@ -1,6 +1,6 @@
 //! The launcher's end of the protocol: a gRPC server on a unix socket with virt-handler as its only client.
 
-use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use api::{VirtualMachineInstance, traceparent::TraceParent};
 use futures::{Stream, StreamExt};
@@ -13,10 +13,7 @@ use protocol::{
     UsbInput, UsersReply, UsersRequest, WatchRequest,
     launcher_server::{Launcher, LauncherServer},
 };
-use tokio::{
-    net::{UnixListener, UnixStream},
-    sync::Semaphore,
-};
+use tokio::{net::UnixListener, sync::Semaphore};
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -25,6 +22,7 @@ use crate::{
     engine::{Action, EngineHandle, RequestError, may_be_silent},
     guest_agent::{Executed, GuestAgentError},
     hypervisor::HypervisorError,
+    socket,
     streaming::display,
     streaming::{self, USB_CHANNELS},
 };
@@ -46,27 +44,6 @@ fn seconds(asked: u32) -> Duration {
 
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Opens the socket. It gets its name once it listens, so that no client is refused.
-///
-/// # Errors
-/// When the socket cannot be created.
-pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    let staging = path.with_extension("init");
-    match std::fs::remove_file(&staging) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(&staging)?;
-    std::fs::rename(&staging, path)?;
-    Ok(listener)
-}
-
-/// Reports a connection of virt-handler, which runs as root, or of this user; other processes of the pod have no access.
-pub(crate) fn is_trusted(stream: &UnixStream) -> bool {
-    let own = rustix::process::getuid().as_raw();
-    stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
-}
-
 /// Serves the protocol until `end` completes.
 ///
 /// # Errors
@@ -78,7 +55,7 @@ pub(crate) async fn serve(
 ) -> Result<(), tonic::transport::Error> {
     let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener).filter(move |stream| {
         let accepted = match stream {
-            Ok(stream) => is_trusted(stream),
+            Ok(stream) => socket::is_trusted(stream),
             Err(_) => true,
         };
         std::future::ready(accepted)

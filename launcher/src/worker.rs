@@ -18,7 +18,7 @@ use crate::{
     migration,
     options::VmiArgs,
     paths::Paths,
-    server,
+    server, socket,
     tasks::{TaskFailure, TaskFailures, Tasks},
 };
 
@@ -54,8 +54,8 @@ async fn work(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
     let began = SystemTime::now();
     // First: until then a signal ends the worker, and the supervisor delays it.
     let signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
-    let listener = server::listen(&paths.launcher_socket())?;
-    let migration_listener = server::listen(&paths.migration_socket())?;
+    let listener = socket::listen(&paths.launcher_socket())?;
+    let migration_listener = socket::listen(&paths.migration_socket())?;
     let grace = args.grace_period_seconds;
     let (tasks, mut failures) = Tasks::new();
     let domain = domain_name(&args.namespace, &args.name);

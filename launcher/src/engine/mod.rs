@@ -28,5 +28,5 @@ mod model;
 
 pub(crate) use self::{
     driver::{Driver, EngineHandle, Outcome},
-    model::{Action, ChannelMode, RequestError, may_be_silent},
+    model::{Action, RequestError, may_be_silent},
 };

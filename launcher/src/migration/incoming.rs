@@ -14,10 +14,9 @@ use tokio::{
 };
 
 use super::{
-    Channels,
+    ChannelMode, Channels, Engine,
     outgoing::{NO_DOMAIN, RELEASED, RUN, STAY_PAUSED},
 };
-use crate::engine::{ChannelMode, EngineHandle};
 
 /// Longest wait for QEMU's socket: libvirt starts QEMU meanwhile.
 const SOCKET_LIMIT: Duration = Duration::from_secs(20);
@@ -66,15 +65,13 @@ async fn when_it_listens(path: &Path) -> Result<UnixStream> {
 }
 
 /// Takes the release of the other launcher and answers it once the guest runs here.
-pub(super) async fn release(mut carrier: UnixStream, engine: &EngineHandle) -> Result<()> {
+pub(super) async fn release(mut carrier: UnixStream, engine: &impl Engine) -> Result<()> {
     carrier.write_u8(CONNECTED).await?;
     let paused = match timeout(RELEASE_BYTE, carrier.read_u8()).await?? {
         RUN => false,
         STAY_PAUSED => true,
         _ => return Err(Error::new(ErrorKind::InvalidData, "the release is unknown")),
     };
-    match engine.release(paused).await {
-        Ok(has_domain) => carrier.write_u8(if has_domain { RELEASED } else { NO_DOMAIN }).await,
-        Err(error) => Err(Error::other(error)),
-    }
+    let has_domain = engine.release(paused).await?;
+    carrier.write_u8(if has_domain { RELEASED } else { NO_DOMAIN }).await
 }

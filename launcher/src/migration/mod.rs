@@ -26,11 +26,7 @@ use tokio::{
 use tracing::Instrument;
 
 use self::outgoing::{Listeners, Waiting};
-use crate::{
-    engine::{ChannelMode, EngineHandle},
-    paths::Paths,
-    server,
-};
+use crate::{paths::Paths, socket};
 
 /// Limit of connections of the migration socket.
 const CONNECTIONS: usize = 64;
@@ -38,6 +34,32 @@ const CONNECTIONS: usize = 64;
 const FIRST_BYTE: Duration = Duration::from_secs(5);
 /// Buffer of each direction of a connection, in bytes.
 const BUFFER: usize = 256 * 1024;
+
+/// Which channels the migration socket passes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ChannelMode {
+    /// None.
+    #[default]
+    Closed,
+    /// Those that libvirt, QEMU and this launcher open.
+    Outgoing,
+    /// Those that another launcher opens.
+    Incoming,
+    /// The release alone: the domain has arrived, and the other launcher may not know it.
+    Arrived,
+}
+
+/// The engine, for connections of virt-handler.
+pub(crate) trait Engine: Clone + Send + Sync + 'static {
+    /// Returns the channels of migrations.
+    fn channels(&self) -> &Channels;
+
+    /// Lets the guest run that has arrived. Returns false if no domain has arrived.
+    ///
+    /// # Errors
+    /// When the domain is still arriving or cannot be resumed.
+    fn release(&self, paused: bool) -> impl Future<Output = Result<bool>> + Send;
+}
 
 /// The channels of this pod. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -135,7 +157,7 @@ impl Channels {
 }
 
 /// Serves the migration socket.
-pub(crate) async fn serve(listener: UnixListener, engine: EngineHandle) {
+pub(crate) async fn serve(listener: UnixListener, engine: impl Engine) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let stream = match listener.accept().await {
@@ -146,7 +168,7 @@ pub(crate) async fn serve(listener: UnixListener, engine: EngineHandle) {
                 continue;
             }
         };
-        if !server::is_trusted(&stream) {
+        if !socket::is_trusted(&stream) {
             continue;
         }
         let Ok(permit) = connections.clone().try_acquire_owned() else {
@@ -164,7 +186,7 @@ pub(crate) async fn serve(listener: UnixListener, engine: EngineHandle) {
 }
 
 /// Takes a connection of virt-handler.
-async fn take(mut stream: UnixStream, engine: &EngineHandle, permit: tokio::sync::OwnedSemaphorePermit) -> Result<()> {
+async fn take(mut stream: UnixStream, engine: &impl Engine, permit: tokio::sync::OwnedSemaphorePermit) -> Result<()> {
     let first = timeout(FIRST_BYTE, stream.read_u8()).await??;
     let channels = engine.channels();
     match (channels.mode(), Channel::of(first)) {

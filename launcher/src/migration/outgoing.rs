@@ -16,8 +16,7 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use super::{Channels, SOCKETS, remove};
-use crate::engine::ChannelMode;
+use super::{ChannelMode, Channels, SOCKETS, remove};
 
 /// Limit of connections of virt-handler that wait. It keeps one.
 const WAITING: usize = 4;

@@ -16,7 +16,7 @@ use crate::{
     engine::model::{Action, Answer, Request, RequestError, Wanted},
     guest_agent::{Channel, GuestAgent},
     hypervisor::{Domain, HypervisorError},
-    migration::Channels,
+    migration::{self, Channels},
     options::VmiArgs,
     paths::Paths,
     streaming::console::Console,
@@ -149,19 +149,6 @@ impl EngineHandle {
         self.ask(Request::AbortMigration(migration)).await.map(drop)
     }
 
-    /// Lets the guest run that has arrived. Returns false if no domain has arrived.
-    ///
-    /// # Errors
-    /// When the domain is still arriving or cannot be resumed.
-    pub(crate) async fn release(&self, paused: bool) -> Result<bool, RequestError> {
-        self.ask(Request::Release { paused }).await
-    }
-
-    /// Returns the channels of migrations.
-    pub(crate) const fn channels(&self) -> &Channels {
-        &self.channels
-    }
-
     /// Runs an action.
     ///
     /// # Errors
@@ -197,5 +184,15 @@ impl EngineHandle {
             TrySendError::Closed(_) => RequestError::Gone,
         })?;
         answer.await.map_err(|_| RequestError::Gone)?
+    }
+}
+
+impl migration::Engine for EngineHandle {
+    fn channels(&self) -> &Channels {
+        &self.channels
+    }
+
+    async fn release(&self, paused: bool) -> std::io::Result<bool> {
+        self.ask(Request::Release { paused }).await.map_err(std::io::Error::other)
     }
 }

@@ -18,13 +18,13 @@ use crate::{
     domain::unsupported::Unsupported,
     engine::model::{Action, RequestError},
     hypervisor::{HypervisorError, Progress},
-    migration, server,
+    migration, socket,
 };
 
 /// Serves the migration socket of a worker.
 fn serve(worker: &Worker) -> PathBuf {
     let path = worker.engine.paths().migration_socket();
-    let listener = server::listen(&path).unwrap();
+    let listener = socket::listen(&path).unwrap();
     tokio::spawn(migration::serve(listener, worker.engine.clone()));
     path
 }

@@ -5,13 +5,14 @@ use std::{path::PathBuf, sync::Arc};
 use protocol::{AccessCredentials, GuestPanic, MigrateRequest};
 
 use super::{
-    migration::{ChannelMode, MigrationRecord},
+    migration::MigrationRecord,
     request::{Answer, Request, RequestError, RequestId, Wanted},
 };
 use crate::{
     domain::{Domain, DomainError, diff::DeviceChange, parse::DomainConfig},
     guest_agent::GuestFacts,
     hypervisor::{DomainFacts, HypervisorError, Progress, RebootWay},
+    migration::ChannelMode,
 };
 
 /// An event, a request or the result of an effect.

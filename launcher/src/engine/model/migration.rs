@@ -82,20 +82,6 @@ impl MigrationRecord {
     }
 }
 
-/// Which channels the migration socket passes on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ChannelMode {
-    /// None.
-    #[default]
-    Closed,
-    /// Those that libvirt, QEMU and this launcher open.
-    Outgoing,
-    /// Those that another launcher opens.
-    Incoming,
-    /// The release alone: the domain has arrived, and the other launcher may not know it.
-    Arrived,
-}
-
 /// A migration to another launcher.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationOut {
