@@ -9,7 +9,7 @@ use protocol::{
     GuestAgent, ItemKind, ItemResult, LauncherState, Lifecycle, MigrationMode, MigrationStep, features::Feature,
 };
 
-use super::{migratability, observed::Link, phase::simplified};
+use super::{migratability, phase::simplified};
 use crate::launcher::bounded;
 
 const AGENT_CONNECTED: &str = "AgentConnected";
@@ -122,11 +122,12 @@ fn item_text(item: &ItemResult) -> String {
     format!("{kind}{name}: {}{when}", item.message)
 }
 
-/// Sets the conditions of a running domain.
+/// Sets the conditions of a running domain. `lacks_migration`: the launcher is of a release without live migration; `None` without
+/// a connection.
 pub(super) fn of_domain(
     list: &mut Vec<Condition>,
     vmi: &VirtualMachineInstance,
-    link: &Link,
+    lacks_migration: Option<bool>,
     report: &LauncherState,
     now: &Time,
 ) {
@@ -141,7 +142,7 @@ pub(super) fn of_domain(
         condition::remove(list, AGENT_NOT_SUPPORTED);
     }
     credentials(list, report, now);
-    migratable(list, vmi, link, now);
+    migratable(list, vmi, lacks_migration, now);
 }
 
 /// Shows the result for keys and passwords, if the VMI has any.
@@ -223,14 +224,11 @@ fn paused(list: &mut Vec<Condition>, report: &LauncherState, now: &Time) {
     condition::set(list, Condition::new(PAUSED, true, reason, message, now));
 }
 
-fn migratable(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, link: &Link, now: &Time) {
+fn migratable(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, lacks_migration: Option<bool>, now: &Time) {
     // Without a connection the condition keeps what it shows of the launcher.
-    let lacks_feature = match link {
-        Link::Up { greeted: true, features, .. } => !features.contains(&Feature::LiveMigration),
-        Link::Up { .. } | Link::Down { .. } => {
-            list.iter().any(|known| known.type_ == LIVE_MIGRATABLE && known.reason.as_deref() == Some(NOT_MIGRATABLE))
-        }
-    };
+    let lacks_feature = lacks_migration.unwrap_or_else(|| {
+        list.iter().any(|known| known.type_ == LIVE_MIGRATABLE && known.reason.as_deref() == Some(NOT_MIGRATABLE))
+    });
     let obstacles = migratability::obstacles(vmi, lacks_feature);
     match obstacles.first() {
         Some(first) => {
@@ -255,8 +253,6 @@ fn migratable(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, link: &Li
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use protocol::AccessCredentials;
 
     use super::*;
@@ -330,13 +326,13 @@ mod tests {
         let mut report = state(Lifecycle::Running, "booted");
         report.guest_agent_connected = true;
         let names = |list: &[Condition]| -> Vec<String> { list.iter().map(|known| known.type_.clone()).collect() };
-        of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(1));
+        of_domain(&mut list, &vmi, None, &report, &at(1));
         assert!(!names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
         report.agent = Some(agent(&[]));
-        of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(2));
+        of_domain(&mut list, &vmi, None, &report, &at(2));
         assert!(names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
         report.guest_agent_connected = false;
-        of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(3));
+        of_domain(&mut list, &vmi, None, &report, &at(3));
         assert!(!names(&list).contains(&AGENT_NOT_SUPPORTED.to_owned()));
     }
 
@@ -348,11 +344,11 @@ mod tests {
             let known = list.iter().find(|known| known.type_ == CREDENTIALS)?;
             Some((known.status.clone(), known.message.clone().unwrap_or_default()))
         };
-        of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(1));
+        of_domain(&mut list, &vmi, None, &report, &at(1));
         assert_eq!(shown(&list), None);
         for (succeeded, message, status) in [(false, "Guest agent is offline", "False"), (true, "", "True")] {
             report.access_credentials = Some(AccessCredentials { succeeded, message: message.into() });
-            of_domain(&mut list, &vmi, &Link::down(Duration::ZERO, false), &report, &at(2));
+            of_domain(&mut list, &vmi, None, &report, &at(2));
             assert_eq!(shown(&list), Some((status.to_owned(), message.to_owned())));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{event::Event, migration::Route, status::Desired};
+use super::{desired::Desired, event::Event, migration_facts::Route};
 use crate::volumes::Work;
 
 /// An effect. Each kind is in progress at most once.

@@ -25,6 +25,7 @@ use tokio::{
 use tracing::Instrument;
 
 use super::{
+    desired::{Desired, Metadata},
     effect::Effect,
     event::Event,
     host::{Carrier, ConnectError, Host, NetworkFailure},
@@ -33,7 +34,6 @@ use super::{
     records::{Records, WriteError},
     request::{PendingRequest, Refusal, Request},
     resize,
-    status::Desired,
     trace::{LauncherSteps, StartTrace},
 };
 use crate::{
@@ -504,7 +504,7 @@ fn patch(vmi: &VirtualMachineInstance, desired: &Desired) -> Result<Option<Value
         return Ok(None);
     }
     let mut patch = json!({"metadata": {"resourceVersion": vmi.metadata.resource_version}});
-    let migration::Metadata { labels, annotations } = &desired.metadata;
+    let Metadata { labels, annotations } = &desired.metadata;
     for (field, changes) in [("labels", labels), ("annotations", annotations)] {
         if !changes.is_empty() {
             patch["metadata"][field] = json!(changes);

@@ -13,7 +13,7 @@ use api::{
 use kube::ResourceExt;
 use serde::Serialize;
 
-use super::migration::Migration;
+use super::migration_facts::Migration;
 use crate::launcher::{Candidates, candidates};
 
 /// Default grace period of the cluster in seconds.

@@ -14,7 +14,7 @@ use daemon::config::ConfigHandle;
 use protocol::{CacheFile, SmBios, VmiOptions};
 use tokio::net::UnixStream;
 
-use super::migration::Route;
+use super::migration_facts::Route;
 use crate::{
     devices::grant,
     launcher::{capabilities, with_causes},

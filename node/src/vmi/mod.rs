@@ -41,6 +41,7 @@
 
 mod conditions;
 mod decide;
+mod desired;
 mod directory;
 mod dump;
 mod effect;
@@ -53,6 +54,7 @@ mod interfaces;
 mod launcher_volumes;
 mod migratability;
 mod migration;
+mod migration_facts;
 mod nics;
 mod observed;
 mod phase;

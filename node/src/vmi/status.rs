@@ -13,10 +13,9 @@ use protocol::{GuestInfo, LauncherState};
 
 use super::{
     conditions::{self, Sync},
+    desired::{Desired, Metadata},
     event::Event,
-    interfaces, migratability,
-    migration::{self, Metadata},
-    nics,
+    interfaces, migratability, migration, nics,
     observed::{Link, Now, Observed},
     phase::{self, Context, Domain, End},
     resize, volumes,
@@ -32,19 +31,6 @@ const ARRIVAL_LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 const REFUSED_SHOWN: std::time::Duration = std::time::Duration::from_secs(10);
 /// Longest text of the guest agent in the status.
 const MAX_GUEST_TEXT: usize = 256;
-
-/// The desired status and the events about the change.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Desired {
-    /// The whole status.
-    pub(super) status: VirtualMachineInstanceStatus,
-    /// Changes of the metadata.
-    pub(super) metadata: Metadata,
-    /// Events to publish after the write.
-    pub(super) events: Vec<Event>,
-    /// Only changes by the guest itself differ: the write may wait.
-    pub(super) may_wait: bool,
-}
 
 /// Loss of a VMI whose launcher or domain has disappeared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,7 +199,8 @@ fn of_report(
     let guest = if report.guest_agent_connected { report.interfaces.as_slice() } else { &[] };
     next.interfaces =
         interfaces::merged(&observed.vmi, observed.network.as_deref(), nics::in_domain(&observed.link, report), guest);
-    conditions::of_domain(&mut next.conditions, &observed.vmi, &observed.link, report, time);
+    let lacks_migration = observed.link.lacks_live_migration();
+    conditions::of_domain(&mut next.conditions, &observed.vmi, lacks_migration, report, time);
     resize::apply(next, observed, report, time);
     next.migration_method = Some(migratability::method(&observed.vmi).into());
     // The former value stays until this virt-handler has connected to the launcher.

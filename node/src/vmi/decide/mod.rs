@@ -8,6 +8,7 @@ use std::time::Duration;
 use api::VmiPhase as Phase;
 
 use super::{
+    desired::Desired,
     dump,
     effect::Effect,
     event::Event,
@@ -15,7 +16,7 @@ use super::{
     observed::{Link, Now, ObjectState, Observed, WRITE_BURST, WRITE_INTERVAL},
     phase::{Domain, End},
     role::Role,
-    status::{self, Desired, Loss},
+    status::{self, Loss},
     volumes,
 };
 use crate::launcher::Candidates;

@@ -3,7 +3,7 @@
 use protocol::features::Feature;
 
 use super::*;
-use crate::vmi::migration::{Route, source::Progress};
+use crate::vmi::{migration::source::Progress, migration_facts::Route};
 
 /// Time in which the domain of another node's VMI ends by itself.
 const END_WAIT: Duration = Duration::from_secs(30);

@@ -1,9 +1,9 @@
 //! The target of a migration: the launcher is prepared to receive the domain, and ends if that fails.
 
 use super::*;
-use crate::vmi::migration::{
-    Route,
-    target::{self, Progress},
+use crate::vmi::{
+    migration::target::{self, Progress},
+    migration_facts::{Migration, Route},
 };
 
 /// Prepares the launcher of this node to receive the domain.
@@ -57,13 +57,7 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
 }
 
 /// Accepts the connections of the source once the launcher is prepared.
-fn carry(
-    observed: &Observed,
-    migration: &migration::Migration,
-    pod: &str,
-    progress: &Progress<'_>,
-    decision: &mut Decision,
-) {
+fn carry(observed: &Observed, migration: &Migration, pod: &str, progress: &Progress<'_>, decision: &mut Decision) {
     let is_open = match progress {
         Progress::Ready | Progress::Copying(_) | Progress::Moved(_) => true,
         // The connection to the launcher was lost: those of the migration may go on.

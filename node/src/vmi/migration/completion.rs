@@ -12,8 +12,11 @@ use api::{
     resize,
 };
 
-use super::{Metadata, target::has_arrived};
-use crate::vmi::observed::{Link, Now, Observed};
+use super::target::has_arrived;
+use crate::vmi::{
+    desired::Metadata,
+    observed::{Link, Now, Observed},
+};
 
 /// Longest wait for the changes that the spec has in store. Those that are not done then are shown by their conditions.
 const LIMIT: Duration = Duration::from_secs(60);

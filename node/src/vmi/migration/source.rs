@@ -6,11 +6,13 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use protocol::{MigrateRequest, MigrationMode, MigrationReport, MigrationStep, features::Feature};
 
-use super::{ABORT_FAILED, ABORTED, Metadata, Migration, fail, time_of};
+use super::{ABORT_FAILED, ABORTED, fail, time_of};
 use crate::{
     launcher::bounded,
     vmi::{
+        desired::Metadata,
         event::Event,
+        migration_facts::Migration,
         observed::{Link, Now, Observed},
     },
 };

@@ -13,15 +13,16 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use protocol::{MigrationMode, MigrationReport, MigrationStep, features::Feature};
 
-use super::{Metadata, Migration, Side, TRANSPORT, fail, time_of};
+use super::{TRANSPORT, fail, time_of};
 use crate::{
     launcher::{Candidates, bounded},
     vmi::{
+        desired::{Desired, Metadata},
         event::Event,
+        migration_facts::{Migration, Side},
         nics,
         observed::{Link, Now, ObjectState, Observed},
         role::Role,
-        status::Desired,
         volumes,
     },
 };
@@ -180,12 +181,6 @@ pub(in crate::vmi) fn for_launcher(vmi: &VirtualMachineInstance) -> VirtualMachi
         }
     }
     vmi
-}
-
-/// Returns the UID of the pod that attaches hot-plugged volumes for the launcher that is to receive the domain.
-pub(in crate::vmi) fn attachment_pod(observed: &Observed) -> Option<&str> {
-    observed.arriving()?;
-    observed.vmi.status.as_ref()?.migration_state.as_ref()?.target_attachment_pod_uid.as_deref()
 }
 
 /// Returns true if a launcher of this node was to receive the domain, and does not any more.

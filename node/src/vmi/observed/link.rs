@@ -64,6 +64,14 @@ impl Link {
         Self::Down { since, had, retry_at: since, pod_missing_since: None, refused: None }
     }
 
+    /// Returns true if the connected launcher is of a release without live migration; `None` before it has answered Hello.
+    pub(in crate::vmi) fn lacks_live_migration(&self) -> Option<bool> {
+        match self {
+            Self::Up { greeted: true, features, .. } => Some(!features.contains(&Feature::LiveMigration)),
+            Self::Up { .. } | Self::Down { .. } => None,
+        }
+    }
+
     /// Returns true if the connected launcher does not report results per item: it is of an older release and does not apply
     /// changes of the spec to the running domain.
     pub(super) fn lacks_item_results(&self) -> bool {

@@ -18,7 +18,7 @@ use super::{
     effect::Effect,
     facts::Facts,
     launcher_volumes::LauncherVolumes,
-    migration::Route,
+    migration_facts::Route,
     phase::Domain,
     role::{self, Role},
 };

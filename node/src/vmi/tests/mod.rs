@@ -33,7 +33,7 @@ use super::{
     effects::Executor,
     event::Event,
     host::{Carrier, ConnectError, Host, NetworkFailure, PodError, Settings},
-    migration::Route,
+    migration_facts::Route,
     records::{Records, WriteError},
 };
 use crate::{

@@ -11,7 +11,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{
     dump,
     event::Event,
-    migration::target,
     observed::{Link, Observed},
 };
 use crate::{
@@ -60,7 +59,12 @@ fn source_pod<'a>(observed: &'a Observed, entry: &'a VolumeStatus) -> Option<&'a
         return attachment_pod(entry);
     }
     // The launcher that is to receive the domain gets what the domain has.
-    target::attachment_pod(observed).filter(|uid| is_pod_uid(uid) && is_arriving(&observed.vmi, entry))
+    arriving_pod(observed).filter(|uid| is_pod_uid(uid) && is_arriving(&observed.vmi, entry))
+}
+
+/// Returns the UID of the pod that attaches hot-plugged volumes for the launcher that is to receive the domain.
+fn arriving_pod(observed: &Observed) -> Option<&str> {
+    observed.vmi.status.as_ref()?.migration_state.as_ref()?.target_attachment_pod_uid.as_deref()
 }
 
 /// Returns true if a migration brings the disk of a hot-plugged volume.

@@ -4,7 +4,7 @@ use protocol::{MigrationReport, MigrationStep};
 use serde_json::Value;
 
 use super::*;
-use crate::vmi::migration::{Route, source};
+use crate::vmi::{migration::source, migration_facts::Route};
 
 const SOURCE: &str = NODE;
 const TARGET: &str = "n2";
