@@ -131,7 +131,7 @@ unit: ## Runs unit tests
 	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked
 
 # Nodes of the test cluster. Stories of migrations need two.
-NODES := 2
+NODES := 1
 # Selected from the workspace: for a single package cargo would rebuild dependencies with fewer features.
 export TESTS := $(CARGO) test --workspace --locked
 .PHONY: e2e
@@ -147,6 +147,7 @@ test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster 
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
+test-long: NODES := 2
 test-long: test ## Runs test with all rows of the tables of kills, attacks of realistic duration and more fuzzing
 
 # Builds the benchmark.

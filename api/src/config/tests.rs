@@ -111,3 +111,20 @@ fn annotations_of_the_object_are_part_of_the_configuration() {
         assert_eq!((config.vga_display_for_efi, config.skip_backup_hooks), (vga, skips), "{annotations}");
     }
 }
+
+#[test]
+fn settings_of_migrations_have_defaults_and_a_meaningful_zero() {
+    let default = Migrations::default();
+    assert_eq!((default.parallel_per_cluster, default.parallel_outbound_per_node), (5, 2));
+    assert_eq!(read(json!({"migrations": {}})).unwrap().migrations, default);
+    let migrations = read(json!({"migrations": {
+        "parallelMigrationsPerCluster": 9, "completionTimeoutPerGiB": 0, "allowPostCopy": true, "network": "",
+        "matchSELinuxLevelOnMigration": false,
+    }}))
+    .unwrap()
+    .migrations;
+    assert_eq!((migrations.parallel_per_cluster, migrations.completion_timeout_per_gib), (9, 0));
+    assert!(migrations.allow_post_copy && migrations.allow_workload_disruption);
+    assert_eq!((migrations.network, migrations.match_selinux_level), (None, Some(false)));
+    assert!(read(json!({"migrations": {"bandwidthPerMigration": "much"}})).is_err());
+}

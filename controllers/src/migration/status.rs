@@ -37,6 +37,10 @@ pub(super) fn write(observed: &Observed<'_>, step: Step, decision: &mut Decision
             ..VirtualMachineInstanceMigrationState::default()
         });
     }
+    // Clients that wait for the end read the nodes of the migration there.
+    if let Some(state) = observed.state().filter(|_| step.phase().is_final()) {
+        status.migration_state = Some(state.clone());
+    }
     if let Some(change) = Effect::change(Kind::Migration, observed.migration, &wanted, Some("status"))? {
         decision.push(match step.event {
             Some(event) => change.on_success(event),

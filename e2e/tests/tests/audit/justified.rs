@@ -25,7 +25,8 @@ const ROTATION: &str = "certificates are renewed at 80 % of their lives, and the
 const ABSENT: &str = "no story has objects of this kind, which admission reads where a VM or a volume names one";
 const EVERYBODY: &str = "a role for all users gives it as well, which administrators may take away; RBAC names either";
 const LAST_ONE: &str = "asked for when the KubeVirt object is deleted, and the stories keep it";
-const MOVES: &str = "migrations need a second node, and most stories leave the evacuation of nodes and ended migrations alone";
+const MOVES: &str =
+    "migrations need a second node, and most stories leave the evacuation of nodes and ended migrations alone";
 const INSTALLED: &str = "Helm installs the definitions, and the hook finds them up to date";
 const LATER: &str = "the hook runs after this test; `cluster run` fails when it fails";
 

@@ -125,8 +125,9 @@ pub(crate) async fn arrived(s: &Story, before: &Value, migration: &str) -> Resul
     ensure!(state["completed"] == true && state["failed"] != true, "{state}");
     ensure!(state["sourceNode"] == before["status"]["nodeName"] && state["targetNode"] == *node, "{state}");
     ensure!(state["sourceNode"] != state["targetNode"], "{state}");
+    // virt-handler sees the guest run after the launcher has noted the end.
     let mut times = vec![];
-    for field in ["startTimestamp", "targetNodeDomainReadyTimestamp", "endTimestamp"] {
+    for field in ["startTimestamp", "endTimestamp", "targetNodeDomainReadyTimestamp"] {
         times.push(state[field].as_str().with_context(|| format!("no {field}: {state}"))?);
     }
     ensure!(times.is_sorted(), "{times:?}");
