@@ -49,6 +49,8 @@ pub(crate) const RIGHTS: &[Justified] = &[
         "read where the gate ExternalNetResourceInjection is off, which no story does",
     ),
     unused(CONTROLLER, "update *.kubevirt.io/finalizers", OWNERS),
+    sometimes(API, "create virtualmachineinstancemigrations.kubevirt.io", MOVES),
+    sometimes(API, "list virtualmachineinstancemigrations.kubevirt.io", MOVES),
     sometimes(CONTROLLER, "create virtualmachineinstancemigrations.kubevirt.io", MOVES),
     sometimes(CONTROLLER, "patch virtualmachineinstancemigrations.kubevirt.io", MOVES),
     sometimes(CONTROLLER, "patch virtualmachineinstancemigrations.kubevirt.io/status", MOVES),
