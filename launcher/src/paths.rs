@@ -94,6 +94,11 @@ impl Paths {
         self.libvirt_runtime().join("virtqemud-sock")
     }
 
+    /// File with the process ID of a domain's QEMU.
+    pub fn domain_process(&self, domain: &str) -> PathBuf {
+        self.libvirt_runtime().join("qemu/run").join(format!("{domain}.pid"))
+    }
+
     /// Directory of UEFI variables.
     pub fn nvram(&self) -> PathBuf {
         self.private.join("libvirt/qemu/nvram")

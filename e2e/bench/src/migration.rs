@@ -257,7 +257,7 @@ async fn measure_plain(s: &Story, plan: &Plan, rounds: usize, figures: &mut Figu
         println!("plain QEMU {round}: takes {moved} ms, blackout {pause:.3?}");
         moves.push(moved / 1000.0);
         pauses.push(pause.as_secs_f64() * 1000.0);
-        run("say a-monitor quit; say b-monitor quit; sleep 1; pkill -f bench-plain; \
+        run("say a-monitor quit; say b-monitor quit; sleep 1; pkill -f bench-plai[n]; \
              for tap in bench-a bench-b; do ip link del $tap; done; true")
         .await?;
     }

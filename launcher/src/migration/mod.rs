@@ -45,8 +45,8 @@ pub(crate) enum ChannelMode {
     Outgoing,
     /// Those that another launcher opens.
     Incoming,
-    /// The release alone: the domain has arrived, and the other launcher may not know it.
-    Arrived,
+    /// The release alone: whether the domain has arrived is decided, and the other launcher may not know it.
+    Settled,
 }
 
 /// The engine, for connections of virt-handler.
@@ -113,7 +113,7 @@ impl Channels {
                 }
                 self.inner.mode.send_replace(mode);
             }
-            ChannelMode::Arrived | ChannelMode::Closed => {
+            ChannelMode::Settled | ChannelMode::Closed => {
                 self.inner.mode.send_replace(mode);
             }
         }
@@ -126,7 +126,7 @@ impl Channels {
     }
 
     /// Waits until channels of this mode are closed.
-    async fn closed(&self, mode: ChannelMode) {
+    pub(crate) async fn closed(&self, mode: ChannelMode) {
         let mut modes = self.inner.mode.subscribe();
         if modes.wait_for(|now| *now != mode).await.is_err() {
             std::future::pending().await
@@ -194,7 +194,7 @@ async fn take(mut stream: UnixStream, engine: &impl Engine, permit: tokio::sync:
             channels.inner.waiting.push(stream, permit);
             Ok(())
         }
-        (ChannelMode::Incoming | ChannelMode::Arrived, Some(Channel::Release)) => {
+        (ChannelMode::Incoming | ChannelMode::Settled, Some(Channel::Release)) => {
             incoming::release(stream, engine).await
         }
         (ChannelMode::Incoming, Some(channel)) => incoming::connect(channels, channel, stream).await,

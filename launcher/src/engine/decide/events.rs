@@ -213,6 +213,7 @@ impl Turn {
             self.forget_released();
         }
         self.effects.push(Effect::AttendGuestAgent { connected, runs: lifecycle == Lifecycle::Running });
+        self.set_late_clock();
         if over {
             tracing::info!(reason, state = lifecycle.as_str_name(), "the domain has ended");
             if reason == "crashed" {

@@ -217,7 +217,7 @@ impl Turn {
             report.aborted = incoming.aborted;
             report.end = end;
             let record = MigrationRecord::of(report, Direction::In, false);
-            self.effects.push(Effect::SaveMigration(Box::new(record), ChannelMode::Closed));
+            self.effects.push(Effect::SaveMigration(Box::new(record), ChannelMode::Settled));
         }
         self.answer_all(incoming.requests, &Err(RequestError::Ending));
         self.answer_all(incoming.releases, &Ok(false));
@@ -326,12 +326,10 @@ impl Turn {
             report.set_step(MigrationStep::Moved);
             report.end = end;
             let record = MigrationRecord::of(report, Direction::In, incoming.paused);
-            self.effects.push(Effect::SaveMigration(Box::new(record), ChannelMode::Arrived));
+            self.effects.push(Effect::SaveMigration(Box::new(record), ChannelMode::Settled));
         }
-        if !incoming.paused && !self.state.setting_clock {
-            self.state.setting_clock = true;
-            self.effects.push(Effect::SetClock);
-        }
+        self.state.clock_is_late = !incoming.paused;
+        self.set_late_clock();
         self.answer_all(incoming.requests, &Ok(false));
         self.answer_all(incoming.releases, &Ok(true));
     }

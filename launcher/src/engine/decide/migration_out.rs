@@ -6,6 +6,8 @@
 //!                 v          |   +--> (it stands still)       Restoring -> Settling
 //!              Watching -----+
 //! ```
+//! Copying also goes to Releasing as soon as libvirt has decided that the guest has left and QEMU was ended, before libvirt says so.
+//!
 //! A call that ends without result, and a restarted worker, watch libvirt's job until it has ended. Only the state of the domain
 //! decides then: while it exists here, the guest runs here, and once it has ended, the target may run it.
 
@@ -15,6 +17,7 @@ use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationReport, Migrat
 
 use super::{Turn, requests::disconnected};
 use crate::{
+    domain::parse::DomainConfig,
     engine::model::{
         Action, AfterRead, ChannelMode, Direction, Effect, Job, JobName, Limit, Link, MigrationOut, MigrationRecord,
         OutStep, RequestError, RequestId, Stage, copied_disks,
@@ -30,6 +33,15 @@ const UNCERTAIN: Duration = Duration::from_secs(30);
 const ABORTED: &str = "Live migration has been aborted";
 /// The reason of a domain that has ended by a migration.
 const MIGRATED: &str = "migrated";
+
+/// Returns why this domain cannot move. QEMU 10 aborts under emulation when it looks for changed pages of a plugged memory device
+/// that is larger than the memory at boot: `physical_memory_sync_dirty_bitmap` takes offsets within the device for addresses.
+fn obstacle(domain: &DomainConfig) -> Option<&'static str> {
+    let device = domain.memory_device.as_ref().filter(|device| domain.software_emulation && device.current > 0)?;
+    (device.size > domain.memory.unwrap_or(0)).then_some(
+        "under software emulation QEMU cannot move a guest that can have more plugged memory than it has booted with",
+    )
+}
 
 impl Turn {
     pub(super) fn outgoing(&mut self) -> Option<&mut MigrationOut> {
@@ -72,6 +84,23 @@ impl Turn {
         if self.state.link != Link::Up {
             return Err(disconnected());
         }
+        if let Some(failure) = obstacle(&self.state.active) {
+            tracing::warn!(migration = request.migration, failure, "the domain cannot move");
+            let now = self.state.nanoseconds(self.now);
+            let report = MigrationReport {
+                migration: request.migration.clone(),
+                step: MigrationStep::NotMoved.into(),
+                failure: failure.to_owned(),
+                begin: now,
+                end: now,
+                ..MigrationReport::default()
+            };
+            let record = MigrationRecord::of(&report, Direction::Out, false);
+            self.state.published.migration = Some(report);
+            self.effects.push(Effect::SaveMigration(Box::new(record), ChannelMode::Closed));
+            self.answer(id, Ok(false));
+            return Ok(());
+        }
         let mut out = MigrationOut::new(request, vec![id], self.now);
         out.copied = copied_disks(&self.state.active, &self.state.own_images, &out.request.copied_volumes)?;
         out.was_paused = lifecycle == Lifecycle::Paused && self.state.published.reason == "user";
@@ -108,6 +137,8 @@ impl Turn {
             begin,
             ..MigrationReport::default()
         });
+        self.effects.push(Effect::AwaitDeparture);
+        self.limit_downtime(0);
         self.effects.push(Effect::Migrate { request, copied });
         self.answer_all(requests, &Ok(false));
     }
@@ -115,6 +146,8 @@ impl Turn {
     /// Decides on the end of libvirt's call.
     pub(super) fn migrated(&mut self, result: Result<(), HypervisorError>) {
         let Some(out) = self.outgoing().filter(|out| out.step == OutStep::Copying) else { return };
+        // The progress does not matter any more if it is being read.
+        out.calling = false;
         match result {
             Ok(()) => out.step = OutStep::Settling,
             Err(error) => {
@@ -183,14 +216,7 @@ impl Turn {
     }
 
     fn publish_progress(&mut self, progress: &Progress) {
-        if let Some(out) = self.outgoing()
-            && out.request.max_downtime_ms > 0
-            && !out.downtime_set
-        {
-            out.downtime_set = true;
-            let longest = out.request.max_downtime_ms;
-            self.effects.push(Effect::SetMaxDowntime(longest));
-        }
+        self.limit_downtime(progress.iteration);
         if let Some(report) = &mut self.state.published.migration {
             report.total = progress.total;
             report.processed = progress.processed;
@@ -199,6 +225,13 @@ impl Turn {
             report.dirty_rate = progress.dirty_rate;
             report.iteration = progress.iteration;
             report.downtime_ms = progress.downtime_ms;
+        }
+    }
+
+    /// Sets the longest downtime for this iteration.
+    fn limit_downtime(&mut self, iteration: u64) {
+        if let Some(milliseconds) = self.outgoing().and_then(|out| out.next_downtime(iteration)) {
+            self.effects.push(Effect::SetMaxDowntime(milliseconds));
         }
     }
 
@@ -296,11 +329,14 @@ impl Turn {
         if out.step == OutStep::Releasing {
             return true;
         }
-        out.ended = Some(reason);
+        let is_new = out.ended.replace(reason).is_none();
         if !matches!(out.step, OutStep::Copying | OutStep::Settling) {
             // libvirt's job has ended with the domain.
             out.step = OutStep::Settling;
             (out.calling, out.next) = (false, now);
+        }
+        if is_new && reason == "crashed" {
+            self.effects.push(Effect::LogLastLines);
         }
         true
     }
@@ -318,20 +354,39 @@ impl Turn {
             if out.killed {
                 return self.lose("the domain was destroyed");
             }
-            out.step = OutStep::Releasing;
-            out.release_until = now + UNCERTAIN;
-            tracing::info!(reason = ended, "the domain has ended here, releasing it at the target");
-            let published = &mut self.state.published;
-            published.set_lifecycle(Lifecycle::Paused);
-            published.reason = "migration".into();
-            self.step_outgoing(MigrationStep::Releasing);
-            self.settle_now();
+            self.begin_outgoing_release(ended);
         } else if lifecycle == Lifecycle::Paused && !out.was_paused && reason != "ioError" {
             out.step = OutStep::Restoring;
             self.settle_now();
         } else {
             self.stay();
         }
+    }
+
+    /// Decides on a QEMU that was ended since libvirt has decided that the guest has left. libvirt itself reports it later.
+    pub(super) fn departed(&mut self, result: Result<(), String>) {
+        let steps = [OutStep::Copying, OutStep::Watching, OutStep::Settling];
+        let Some(out) = self.outgoing().filter(|out| steps.contains(&out.step) && !out.killed) else { return };
+        match result {
+            Ok(()) => {
+                out.ended = Some(MIGRATED);
+                self.begin_outgoing_release(MIGRATED);
+            }
+            Err(error) => tracing::warn!(error, "cannot end QEMU after the migration, waiting for libvirt"),
+        }
+    }
+
+    /// Lets the target run the guest, whose QEMU has ended here.
+    fn begin_outgoing_release(&mut self, reason: &str) {
+        let now = self.now;
+        let Some(out) = self.outgoing() else { return };
+        (out.step, out.calling, out.release_until) = (OutStep::Releasing, false, now + UNCERTAIN);
+        tracing::info!(reason, "the domain has ended here, releasing it at the target");
+        let published = &mut self.state.published;
+        published.set_lifecycle(Lifecycle::Paused);
+        published.reason = "migration".into();
+        self.step_outgoing(MigrationStep::Releasing);
+        self.settle_now();
     }
 
     /// Decides on the guest that was resumed after a migration that has failed.

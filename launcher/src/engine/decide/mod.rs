@@ -74,6 +74,7 @@ impl Turn {
                 _ => self.outgoing_opened(result),
             },
             Input::Migrated(result) => self.migrated(result),
+            Input::Departed(result) => self.departed(result),
             Input::ProgressRead(result) => self.progress_read(result),
             Input::MigrationAborted(result) => self.migration_aborted(result),
             Input::PausedForCopy(result) => self.paused_for_copy(result),
@@ -127,7 +128,7 @@ impl Turn {
                 self.state.job = Some(Job::MigrationIn(Box::new(MigrationIn::adopted(record, self.now))));
                 ChannelMode::Incoming
             }
-            (Direction::In, MigrationStep::Moved) => ChannelMode::Arrived,
+            (Direction::In, MigrationStep::Moved | MigrationStep::NotMoved) => ChannelMode::Settled,
             (Direction::Out, MigrationStep::Moved) => {
                 self.state.published.set_lifecycle(Lifecycle::Shutoff);
                 self.state.published.reason = "migrated".into();

@@ -122,13 +122,26 @@ impl Turn {
             self.answer(id, Err(error.into()));
             return;
         }
+        if action == Some(Action::Unpause) && self.state.published.guest_agent_connected {
+            self.set_clock();
+        }
+        self.read_then(Some(AfterRead::Answer(id, Ok(false))));
+    }
+
+    /// Sets the guest's clock that has stood still in a migration, once its guest agent is connected.
+    pub(super) fn set_late_clock(&mut self) {
+        if self.state.clock_is_late && self.state.published.guest_agent_connected {
+            self.state.clock_is_late = false;
+            self.set_clock();
+        }
+    }
+
+    fn set_clock(&mut self) {
         // One at a time: each holds one of the few calls to libvirt until the guest agent answers.
-        let sets_clock = action == Some(Action::Unpause) && self.state.published.guest_agent_connected;
-        if sets_clock && !self.state.setting_clock {
+        if !self.state.setting_clock {
             self.state.setting_clock = true;
             self.effects.push(Effect::SetClock);
         }
-        self.read_then(Some(AfterRead::Answer(id, Ok(false))));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads crashes of the guest's kernel, and of QEMU itself, from QEMU's log.
 
 use std::{
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     io::{Read, Seek, SeekFrom},
     os::unix::fs::OpenOptionsExt,
     path::Path,
@@ -43,11 +43,14 @@ fn bounded(text: &str, limit: usize) -> String {
     text.chars().filter(|c| !c.is_control()).take(limit).collect()
 }
 
-fn tail(path: &Path) -> std::io::Result<String> {
-    // QEMU can write there: a FIFO or device must not block the launcher.
+/// Opens a file in a directory to which QEMU can write: a FIFO or device must not block the launcher.
+pub(super) fn open(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
-    let mut file =
-        OpenOptions::new().read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or_default()).open(path)?;
+    OpenOptions::new().read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or_default()).open(path)
+}
+
+fn tail(path: &Path) -> std::io::Result<String> {
+    let mut file = open(path)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
     let mut bytes = Vec::new();

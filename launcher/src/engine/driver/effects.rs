@@ -7,9 +7,9 @@ use std::{
 
 use tracing::Instrument;
 
-use super::{Driver, crash, prepare::Preparation};
+use super::{Driver, crash, departure::Departure, prepare::Preparation};
 use crate::{
-    engine::model::{Effect, GuestCall, Input, RequestError, Wanted},
+    engine::model::{ChannelMode, Effect, GuestCall, Input, RequestError, Wanted},
     hypervisor::{Call, Domain, HypervisorError},
 };
 
@@ -106,6 +106,19 @@ impl Driver {
                 self.spawn(async move {
                     let result = channels.release(paused).await;
                     Finished::Input(Input::Released(result.map_err(|error| error.to_string())))
+                });
+            }
+            Effect::AwaitDeparture => {
+                let name = self.state.domain_name();
+                let paths = &self.pod.paths;
+                let departure = Departure::watch(&paths.domain_log(&name), &paths.domain_process(&name));
+                let channels = self.channels.clone();
+                self.spawn(async move {
+                    let ended = async { departure?.ended().await };
+                    tokio::select! {
+                        result = ended => Finished::Input(Input::Departed(result.map_err(|error| error.to_string()))),
+                        () = channels.closed(ChannelMode::Outgoing) => Finished::Nothing,
+                    }
                 });
             }
             Effect::WriteTags(wanted) => self.write_tags(wanted),

@@ -1,9 +1,10 @@
 //! The driver: one task that owns the domain. It passes events, requests and results to [`decide`](super::decide::decide),
 //! publishes the state and carries the effects out ([`effects`]). `handle` is the engine's side for the server; `prepare`
 //! makes disks and XML, `timings` measures the steps of a start, `services` runs DHCP, console and credentials,
-//! `migration` keeps records of migrations, `crash` reads QEMU's log.
+//! `migration` keeps records of migrations, `departure` ends a QEMU whose guest has left, `crash` reads QEMU's log.
 
 mod crash;
+mod departure;
 mod effects;
 mod handle;
 mod migration;

@@ -81,6 +81,8 @@ pub(crate) enum Input {
     MigrationOpened(Result<(), RequestError>),
     /// Result of [`Effect::Migrate`].
     Migrated(Result<(), HypervisorError>),
+    /// Result of [`Effect::AwaitDeparture`].
+    Departed(Result<(), String>),
     /// Result of [`Effect::ReadProgress`]: `None` if no migration is in progress.
     ProgressRead(Result<Option<Progress>, HypervisorError>),
     /// Result of [`Effect::AbortMigration`].
@@ -207,6 +209,8 @@ pub(crate) enum Effect {
         /// Device names of the disks that are copied.
         copied: Vec<String>,
     },
+    /// Wait until libvirt has decided that the guest has left, and end QEMU. Without result once the channels are closed.
+    AwaitDeparture,
     /// Read the progress of the migration.
     ReadProgress,
     /// Abort the migration.

@@ -105,8 +105,8 @@ pub(crate) struct MigrationOut {
     pub(crate) progress: (u64, Instant),
     /// Size of the disks that are copied.
     pub(crate) disks: u64,
-    /// The longest downtime was set.
-    pub(crate) downtime_set: bool,
+    /// The longest downtime that was set, in milliseconds.
+    pub(crate) downtime: u64,
     /// An abort is in progress.
     pub(crate) aborting: bool,
     /// Reason of an abort.
@@ -154,7 +154,7 @@ impl MigrationOut {
             calling: false,
             progress: (u64::MAX, now),
             disks: 0,
-            downtime_set: false,
+            downtime: 0,
             aborting: false,
             abort: None,
             failure: String::new(),
@@ -169,7 +169,8 @@ impl MigrationOut {
     pub(crate) fn adopted(record: &MigrationRecord, now: Instant) -> Self {
         let request = MigrateRequest { migration: record.migration.clone(), ..MigrateRequest::default() };
         let step = OutStep::Watching;
-        Self { was_paused: record.paused, step, ..Self::new(Arc::new(request), Vec::new(), now) }
+        // The former worker has limited the downtime.
+        Self { was_paused: record.paused, step, downtime: u64::MAX, ..Self::new(Arc::new(request), Vec::new(), now) }
     }
 
     /// Returns the time of the next wake-up.
@@ -194,6 +195,20 @@ impl MigrationOut {
         Some(if pauses { Limit::Pause } else { Limit::TooLong(seconds) })
     }
 
+    /// Returns the longest downtime to set before this iteration, in milliseconds; `None` if it is set.
+    pub(crate) fn next_downtime(&mut self, iteration: u64) -> Option<u64> {
+        let longest = match self.request.max_downtime_ms {
+            0 => DEFAULT_DOWNTIME,
+            milliseconds => milliseconds,
+        };
+        let step = DOWNTIMES.iter().find(|(until, _)| iteration <= *until);
+        let wanted = step.map_or(longest, |(_, milliseconds)| longest.min(*milliseconds)).max(self.downtime);
+        (wanted != self.downtime).then(|| {
+            self.downtime = wanted;
+            wanted
+        })
+    }
+
     /// Records progress. A decrease of what remains counts as progress.
     pub(crate) fn advance(&mut self, progress: &Progress, now: Instant) {
         self.disks = progress.disks;
@@ -203,6 +218,12 @@ impl MigrationOut {
         self.progress.0 = progress.remaining;
     }
 }
+
+/// QEMU's longest downtime if the request has none, in milliseconds.
+const DEFAULT_DOWNTIME: u64 = 300;
+/// Iterations over the guest's memory up to which a shorter downtime is tried, in milliseconds. QEMU stops the guest as soon as it
+/// can copy the rest within the longest downtime, even if another short iteration would leave much less of a calm guest.
+const DOWNTIMES: [(u64, u64); 2] = [(3, 50), (6, 200)];
 
 /// Limits count in decimal gigabytes.
 const GIGABYTE: u64 = 1_000_000_000;

@@ -203,6 +203,8 @@ pub(crate) struct State {
     pub(crate) finished: bool,
     /// Time of the first failed start.
     pub(crate) failing_since: Option<Instant>,
+    /// The guest's clock has stood still in a migration.
+    pub(crate) clock_is_late: bool,
     /// The guest's clock is being set after a pause.
     pub(crate) setting_clock: bool,
     /// Configuration of the active domain.
@@ -247,6 +249,7 @@ impl State {
             finish_at: None,
             finished: false,
             failing_since: None,
+            clock_is_late: false,
             setting_clock: false,
             active: Arc::default(),
             hotplugged: Path::new(api::hotplug::DIRECTORY).into(),

@@ -70,8 +70,12 @@ fn a_domain_arrives_and_runs_only_after_its_release() {
     table.take(Input::RunsAfterMigration(Err(HypervisorError::Busy)));
     assert_eq!(table.after(1), ["run after migration"]);
     assert_eq!(table.take(Input::RunsAfterMigration(Ok(()))), ["read"]);
-    let effects = table.take(read(Lifecycle::Running, "unpaused"));
-    assert_eq!(effects, ["attend", "save migration", "set clock"]);
+    let connected = |is: bool| match read(Lifecycle::Running, "unpaused") {
+        Input::Read(facts, _) => Input::Read(facts, Some(is)),
+        other => other,
+    };
+    let effects = table.take(connected(false));
+    assert_eq!(effects, ["attend", "save migration"]);
     assert_eq!((table.last_answer(), step(&table)), (Some(Ok(true)), MigrationStep::Moved));
     assert!(table.state.job.is_none() && table.state.stage == Stage::Live && !table.state.adopting);
     // The answer may be lost.
@@ -79,6 +83,11 @@ fn a_domain_arrives_and_runs_only_after_its_release() {
     assert_eq!(table.last_answer(), Some(Ok(true)));
     assert_eq!(prepare(&mut table, "a"), [""; 0]);
     assert_eq!(table.last_answer(), Some(Ok(false)));
+    // Its clock has stood still. The guest agent sets it.
+    assert!(!table.take(connected(false)).contains(&"set clock".to_owned()));
+    assert!(table.take(connected(true)).contains(&"set clock".to_owned()));
+    table.take(Input::ClockSet);
+    assert!(!table.take(connected(true)).contains(&"set clock".to_owned()));
     // From now on as if it had been started here.
     assert_eq!(table.sync(), ["serve"]);
 }

@@ -4,7 +4,8 @@ use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationReport, Migrat
 
 use super::{Table, read, wanted};
 use crate::{
-    engine::model::{Action, Direction, Input, MigrationRecord, Request, Stage},
+    domain::parse::{DomainConfig, MemoryDevice},
+    engine::model::{Action, Direction, Input, Job, MigrationRecord, Request, Stage},
     hypervisor::{HypervisorError, Progress},
 };
 
@@ -20,7 +21,7 @@ fn migrate(table: &mut Table, request: MigrateRequest) -> Vec<String> {
 fn copying(request: MigrateRequest) -> Table {
     let mut table = Table::live();
     assert_eq!(migrate(&mut table, request), ["open migration"]);
-    assert_eq!(table.take(Input::MigrationOpened(Ok(()))), ["migrate"]);
+    assert_eq!(table.take(Input::MigrationOpened(Ok(()))), ["await departure", "set downtime", "migrate"]);
     assert_eq!(table.last_answer(), Some(Ok(false)));
     table
 }
@@ -71,6 +72,85 @@ fn a_domain_moves_and_its_guest_is_released_only_after_its_end() {
     assert!(report(&table).end >= report(&table).begin && table.state.job.is_none());
     table.act(Action::Finish);
     assert!(table.state.finished);
+}
+
+#[test]
+fn a_guest_is_released_once_libvirt_has_decided_and_qemu_has_ended() {
+    let mut table = copying(options("a"));
+    assert_eq!(table.take(Input::Departed(Err("no log".into()))), [""; 0], "libvirt reports the end");
+    assert_eq!(shown(&table).0, MigrationStep::Copying);
+    assert_eq!(table.after(1), ["read progress"]);
+    assert_eq!(table.take(Input::Departed(Ok(()))), ["save migration", "release"]);
+    assert_eq!(shown(&table).0, MigrationStep::Releasing);
+    // Later reports of libvirt change nothing.
+    assert_eq!(table.take(progress(3)), [""; 0]);
+    assert_eq!(table.take(Input::Migrated(failed("monitor is gone"))), [""; 0]);
+    table.take(Input::DomainChanged { closed: false, crashed: false });
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "crashed")), [""; 0]);
+    assert_eq!(table.take(Input::Departed(Ok(()))), [""; 0]);
+    // The end is certain, so a target that does not answer is waited for.
+    for _ in 0..40 {
+        table.take(Input::Released(Err("no answer".into())));
+        assert!(table.after(1).contains(&"release".to_owned()));
+    }
+    table.take(Input::Released(Ok(true)));
+    assert_eq!(shown(&table), (MigrationStep::Moved, String::new(), false));
+    // A domain that was to be destroyed is not released.
+    let mut table = copying(options("a"));
+    table.act(Action::Kill);
+    assert_eq!(table.take(Input::Departed(Ok(()))), [""; 0]);
+}
+
+#[test]
+fn a_calm_guest_is_stopped_for_a_short_time_and_any_other_as_long_as_permitted() {
+    let progress = |iteration| Input::ProgressRead(Ok(Some(Progress { total: 1, iteration, ..Progress::default() })));
+    for (longest, expected) in [
+        (900, [50, 50, 200, 900, 900]),
+        (0, [50, 50, 200, 300, 300]),
+        (100, [50, 50, 100, 100, 100]),
+        (20, [20, 20, 20, 20, 20]),
+    ] {
+        let mut table = copying(MigrateRequest { max_downtime_ms: longest, ..options("a") });
+        // The last one is of libvirt's next count.
+        for (iteration, expected) in [1, 3, 4, 7, 1].into_iter().zip(expected) {
+            table.after(1);
+            table.take(progress(iteration));
+            let found = match &table.state.job {
+                Some(Job::MigrationOut(out)) => out.downtime,
+                _ => 0,
+            };
+            assert_eq!(found, expected, "{longest} {iteration}");
+        }
+    }
+}
+
+#[test]
+fn plugged_memory_that_qemu_cannot_move_keeps_the_guest_at_its_source() {
+    let gibibyte = 1 << 30;
+    for (software_emulation, size, current, moves) in [
+        (true, 3 * gibibyte, gibibyte, false),
+        (true, gibibyte, gibibyte, true),
+        (true, 3 * gibibyte, 0, true),
+        (false, 3 * gibibyte, gibibyte, true),
+    ] {
+        let mut table = Table::live();
+        let device = MemoryDevice { size, current, ..MemoryDevice::default() };
+        table.state.active = Arc::new(DomainConfig {
+            memory: Some(gibibyte),
+            memory_device: Some(device),
+            software_emulation,
+            ..DomainConfig::default()
+        });
+        let effects = migrate(&mut table, options("a"));
+        assert_eq!(effects == ["open migration"], moves, "{effects:?}");
+        if !moves {
+            assert_eq!(table.last_answer(), Some(Ok(false)));
+            let (step, failure, aborted) = shown(&table);
+            assert_eq!((step, aborted), (NOT_MOVED, false));
+            assert!(failure.contains("plugged memory"), "{failure}");
+            assert_eq!((table.state.stage, report(&table).end > 0), (Stage::Live, true));
+        }
+    }
 }
 
 #[test]
@@ -165,7 +245,7 @@ fn progress_is_published_and_limits_abort_or_pause() {
     let mut table = copying(request);
     assert_eq!(table.after(1), ["read progress"]);
     assert_eq!(table.after(5), [""; 0], "one at a time");
-    assert_eq!(table.take(progress(700)), ["set downtime"]);
+    assert_eq!(table.take(progress(700)), [""; 0]);
     let published = report(&table);
     assert_eq!((published.total, published.processed, published.remaining), (1000, 5, 700));
     assert_eq!(table.after(5), ["read progress"]);
@@ -181,6 +261,16 @@ fn progress_is_published_and_limits_abort_or_pause() {
     assert_eq!(table.take(read(Lifecycle::Running, "migrationCanceled")), ["attend", "save migration"]);
     let failure = "Live migration is not completed after 20 seconds and has been aborted";
     assert_eq!(shown(&table), (NOT_MOVED, failure.into(), true));
+}
+
+#[test]
+fn the_call_may_return_while_the_progress_is_read() {
+    let mut table = copying(options("a"));
+    assert_eq!(table.after(1), ["read progress"]);
+    assert_eq!(table.take(Input::Migrated(Ok(()))), ["read"]);
+    assert_eq!(table.take(progress(100)), [""; 0]);
+    let effects = table.take(read(Lifecycle::Shutoff, "migrated"));
+    assert!(effects.contains(&"release".to_owned()), "{effects:?}");
 }
 
 #[test]

@@ -170,6 +170,7 @@ fn name(effect: &Effect) -> &'static str {
         Effect::Migrate { .. } => "migrate",
         Effect::ReadProgress => "read progress",
         Effect::AbortMigration => "abort migration",
+        Effect::AwaitDeparture => "await departure",
         Effect::SetMaxDowntime(_) => "set downtime",
         Effect::PauseForCopy => "pause for copy",
         Effect::RunAfterMigration => "run after migration",
