@@ -275,9 +275,11 @@ pub mod finalizer {
     pub const VM: &str = "kubevirt.io/virtualMachineControllerFinalize";
     /// On migrations.
     pub const MIGRATION: &str = "kubevirt.io/migrationJobFinalize";
+    /// On the KubeVirt object while workloads exist that its deletion has to wait for.
+    pub const KUBEVIRT: &str = "kubevirt.io/foregroundDeleteKubeVirt";
 
     /// Finalizers that the components set and honour.
-    pub const ALL: [&str; 4] = [VMI, VMI_LEGACY, VM, MIGRATION];
+    pub const ALL: [&str; 5] = [VMI, VMI_LEGACY, VM, MIGRATION, KUBEVIRT];
 }
 
 /// Condition types.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use daemon::{config::ConfigHandle, tasks::Spawner};
 use futures::{
     FutureExt,
-    future::{join, join_all},
+    future::{join, join_all, join3},
 };
 
 use crate::{
@@ -40,14 +40,14 @@ pub(crate) async fn lead(
         start(Needs::Workloads);
     };
     // A list that fails holds back only the controllers that depend on it.
-    let dependent = [(Needs::VirtualMachines, &sources.virtual_machines), (Needs::ReplicaSets, &sources.replica_sets)];
-    let dependent = dependent.into_iter().map(|(needs, sources)| {
-        let (workloads, start) = (workloads.clone(), &start);
-        async move {
-            join(workloads, catch_up(sources)).await;
-            start(needs);
-        }
-    });
+    let with = |sources| join(workloads.clone(), catch_up(sources)).map(drop).shared();
+    let (machines, sets) = (with(&sources.virtual_machines), with(&sources.replica_sets));
+    let both = join(machines.clone(), sets.clone()).map(drop);
+    let dependent = join3(
+        machines.map(|()| start(Needs::VirtualMachines)),
+        sets.map(|()| start(Needs::ReplicaSets)),
+        both.map(|()| start(Needs::AllWorkloads)),
+    );
     let follow = async {
         let mut former = former;
         loop {
@@ -58,7 +58,7 @@ pub(crate) async fn lead(
             former = present;
         }
     };
-    join(join(started, join_all(dependent)), follow).await;
+    join3(started, dependent, follow).await;
 }
 
 /// Waits until caches are as new as the API server is now. Nothing may be decided from older ones: the former leader may
@@ -138,7 +138,8 @@ mod tests {
             others: vec![slow()],
         };
         let started: Arc<Mutex<Vec<Needs>>> = Arc::default();
-        let needs = [Needs::ReplicaSets, Needs::VirtualMachines, Needs::Workloads, Needs::Certificates];
+        let needs =
+            [Needs::AllWorkloads, Needs::ReplicaSets, Needs::VirtualMachines, Needs::Workloads, Needs::Certificates];
         let controllers =
             needs.into_iter().map(|needs| Arc::new(Recorded(needs, started.clone())) as Arc<dyn Run>).collect();
         let config = ConfigHandle::fixed(ClusterConfig::default());
@@ -160,6 +161,6 @@ mod tests {
         // The list of replica sets fails.
         let others = [Needs::Certificates, Needs::Workloads, Needs::VirtualMachines];
         assert_eq!(after(Some(workloads)).await, others);
-        assert_eq!(after(Some(sets)).await.last(), Some(&Needs::ReplicaSets));
+        assert_eq!(after(Some(sets)).await[3..], [Needs::ReplicaSets, Needs::AllWorkloads]);
     }
 }

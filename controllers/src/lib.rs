@@ -25,6 +25,7 @@ mod scripted;
 mod server;
 mod setup;
 mod tsc;
+mod uninstall;
 mod vm;
 mod vmi;
 mod volume_migration;

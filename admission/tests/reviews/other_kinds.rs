@@ -25,6 +25,52 @@ fn stored_invalid_configuration_blocks_no_other_change() {
 }
 
 #[test]
+fn installation_is_not_deleted_while_workloads_need_it() {
+    const FINALIZER: &str = "kubevirt.io/foregroundDeleteKubeVirt";
+    let blocked = |name: &str| Some(format!("Rejecting the uninstall request, since there are still {name} present."));
+    let vmis = blocked("Virtual Machine Instances");
+    let not_held = Some(format!("virt-controller has not added the finalizer {FINALIZER} yet"));
+    // strategy, existing workload, finalizer is set, object is being deleted; refusal
+    for (strategy, plural, held, deleting, refusal) in [
+        ("", "", false, false, None),
+        ("", "virtualmachineinstances", true, false, vmis.clone()),
+        ("", "virtualmachineinstances", false, false, vmis.clone()),
+        ("", "virtualmachineinstances", true, true, None),
+        // Stopped VMs remain.
+        ("", "virtualmachines", false, false, None),
+        ("BlockUninstallIfWorkloadsExist", "", false, false, None),
+        ("BlockUninstallIfWorkloadsExist", "virtualmachineinstances", true, false, vmis),
+        ("BlockUninstallIfWorkloadsExist", "virtualmachines", true, false, blocked("Virtual Machines")),
+        (
+            "BlockUninstallIfWorkloadsExist",
+            "virtualmachineinstancereplicasets",
+            true,
+            false,
+            blocked("Virtual Machine Instance Replica Sets"),
+        ),
+        ("RemoveWorkloads", "", false, false, None),
+        ("RemoveWorkloads", "virtualmachines", true, false, None),
+        ("RemoveWorkloads", "virtualmachines", false, false, not_held),
+    ] {
+        let old = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "spec": {"uninstallStrategy": strategy},
+            "metadata": {
+                "name": "kubevirt", "namespace": "default", "finalizers": if held { json!([FINALIZER]) } else { json!([]) },
+                "deletionTimestamp": deleting.then_some("2030-01-01T00:00:00Z"),
+            },
+        });
+        let mut call = Call::new("/kubevirt-validate-delete", "kubevirts", "DELETE", Value::Null).was(old);
+        if !plural.is_empty() {
+            call = call.beside(plural, json!({"metadata": {"name": "a"}}));
+        }
+        match refusal {
+            Some(message) => call.refused(&message),
+            None => drop(call.allowed()),
+        }
+    }
+}
+
+#[test]
 fn replica_set_selects_its_own_vmis() {
     let call =
         |object| Call::new("/virtualmachinereplicaset-validate", "virtualmachineinstancereplicasets", "CREATE", object);

@@ -5,5 +5,6 @@ pub mod developer;
 pub mod network;
 pub mod spec;
 pub mod status;
+pub mod uninstall;
 
 pub use spec::KubeVirt;

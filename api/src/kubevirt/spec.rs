@@ -77,7 +77,8 @@ pub struct KubeVirtSpec {
     /// Port of the synchronization service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synchronization_port: Option<String>,
-    /// Behaviour of an uninstallation while VMIs exist.
+    /// Fate of workloads when this object is deleted. Not set: the deletion is refused while VMIs exist.
+    /// BlockUninstallIfWorkloadsExist: it is refused while VMIs, VMs or replica sets exist. RemoveWorkloads: they are removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uninstall_strategy: Option<String>,
     /// Updates of launchers of running VMIs.

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
 use api::{
-    KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
+    KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    VirtualMachineInstanceReplicaSet,
     constants::{annotation, component, finalizer, label},
     tls, webhook_path,
 };
@@ -43,6 +44,7 @@ pub async fn clean_up() -> Result<(), HookError> {
     release::<VirtualMachineInstance>(&client).await?;
     release::<VirtualMachine>(&client).await?;
     release::<VirtualMachineInstanceReplicaSet>(&client).await?;
+    release::<VirtualMachineInstanceMigration>(&client).await?;
     release::<KubeVirt>(&client).await?;
     clean_nodes(&client).await
 }
@@ -218,6 +220,7 @@ mod tests {
             "kubevirt.io/foregroundDeleteVirtualMachine",
             "foregroundDeleteVirtualMachine",
             "kubevirt.io/migrationJobFinalize",
+            "kubevirt.io/foregroundDeleteKubeVirt",
         ];
         assert_eq!(
             released(&names(&[ours.as_slice(), foreign.as_slice()].concat()), Some("7".into())),

@@ -77,7 +77,7 @@ impl Controller for Installation {
 
     fn observe(&self, caches: &Caches, _key: &Key) -> Option<Snapshot> {
         let namespace = &self.namespace;
-        let kubevirt = caches.kubevirt()?;
+        let kubevirt = caches.kubevirt().or_else(|| caches.kubevirts.all().into_iter().next())?;
         let deployment = |name: &str| caches.deployments.get(&Key::new(namespace.clone(), name));
         let carriers = caches.bundle_carriers();
         let expected = tls::API_SERVICES.len() + 1 + tls::VALIDATING_WEBHOOKS.len();

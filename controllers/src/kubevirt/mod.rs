@@ -120,6 +120,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     let mut decision = Decision::settled();
     let kubevirt = observed.kubevirt;
     if kubevirt.metadata.deletion_timestamp.is_some() {
+        decision.effects.extend(deleting(kubevirt, observed.now)?);
         return Ok(decision);
     }
     let mut status = kubevirt.status.clone().unwrap_or_default();
@@ -161,6 +162,23 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
         decision.effects.extend(roles);
     }
     Ok(decision)
+}
+
+/// Returns the change to the status of an installation whose object is deleted.
+fn deleting(kubevirt: &KubeVirt, now: Timestamp) -> Result<Option<Effect>, serde_json::Error> {
+    let mut status = kubevirt.status.clone().unwrap_or_default();
+    status.phase = Some("Deleting".to_owned());
+    for type_ in [condition::CREATED, condition::SYNCHRONIZED] {
+        remove(&mut status.conditions, type_);
+    }
+    let now = Time(now);
+    for (type_, holds) in [(condition::AVAILABLE, false), (condition::PROGRESSING, false), (condition::DEGRADED, true)]
+    {
+        let reported = Condition::new(type_, holds, "DeletionInProgress", "Deletion was triggered", &now);
+        set(&mut status.conditions, reported);
+    }
+    let wanted = KubeVirt { status: Some(status), ..kubevirt.clone() };
+    Effect::change(Kind::KubeVirt, kubevirt, &wanted, Some("status"))
 }
 
 fn is_manual(kubevirt: &KubeVirt) -> bool {

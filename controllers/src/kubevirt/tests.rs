@@ -84,6 +84,22 @@ fn failure_after_deployment_is_degraded_and_stays_deployed() {
 }
 
 #[test]
+fn deleted_installation_reports_it_and_then_settles() {
+    let before = json!({"phase": "Deployed", "conditions": [{"type": "Created", "status": "True"}]});
+    let mut object = kubevirt(before.clone());
+    object.metadata.deletion_timestamp = Some(Time("2030-01-01T00:00:00Z".parse().unwrap()));
+    let mut status = before;
+    json_patch::merge(&mut status, &decided(&object, &workload(1, 1), true).unwrap());
+    assert_eq!(status["phase"], "Deleting");
+    assert_eq!(status["conditions"].as_array().unwrap().len(), 3);
+    for (name, value) in [("Available", "False"), ("Progressing", "False"), ("Degraded", "True")] {
+        assert_eq!(condition_of(&status, name), value, "{name}");
+    }
+    object.status = serde_json::from_value(status).unwrap();
+    assert_eq!(decided(&object, &workload(1, 1), true), None);
+}
+
+#[test]
 fn update_lasts_until_all_pods_are_of_the_version() {
     let behind = CachedWorkload { updated: 1, ..workload(2, 2) };
     let former = json!({

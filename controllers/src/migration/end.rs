@@ -16,6 +16,8 @@ use crate::runtime::{Decision, Effect, Event, Kind};
 const KEPT: usize = 5;
 /// Time in which virt-handler records the failure of a migration that has begun.
 const HANDLER_TIME: SignedDuration = SignedDuration::from_secs(60);
+/// Time in which virt-handler ends the launcher that the guest has left.
+const SOURCE_TIME: SignedDuration = SignedDuration::from_secs(30);
 /// Failure reason of a migration whose target is gone.
 const TARGET_DOWN: &str = "Target pod is down";
 
@@ -28,6 +30,7 @@ pub(super) fn decide(observed: &Observed<'_>, decision: &mut Decision) -> Result
     delete_target(observed, decision);
     if *observed.migration.phase() == MigrationPhase::Succeeded {
         target::mark_ready(observed, decision);
+        delete_left_source(observed, decision);
     }
     mirror(observed, decision)?;
     if is_recorded {
@@ -138,6 +141,23 @@ fn is_superfluous(observed: &Observed<'_>) -> bool {
     let own = order(observed.migration);
     let newer = observed.all.iter().filter(|other| other.is_final() && !has_finalizer(other) && order(other) > own);
     newer.count() >= KEPT
+}
+
+/// Deletes the pod that the guest has left if it has not ended in time. virt-handler of its node was restarted meanwhile and does
+/// not know it.
+fn delete_left_source(observed: &Observed<'_>, decision: &mut Decision) {
+    let Some(state) = observed.state().filter(|_| observed.has_moved()) else { return };
+    let is_left = |pod: &&std::sync::Arc<crate::resources::pods::CachedPod>| {
+        pod.metadata.name == state.source_pod && !pod.is_down() && pod.metadata.deletion_timestamp.is_none()
+    };
+    let Some(pod) = observed.pods.iter().find(is_left) else { return };
+    let since = entered(observed.migration, &MigrationPhase::Succeeded).unwrap_or(observed.now);
+    let left = SOURCE_TIME.saturating_sub(observed.now.duration_since(since));
+    if left > SignedDuration::ZERO {
+        decision.wake(left.unsigned_abs() + Duration::from_millis(1));
+    } else {
+        target::delete(observed, pod, "source pod {pod} has not ended after the migration and is deleted", decision);
+    }
 }
 
 /// Deletes the pod that the guest has left, once it has ended.

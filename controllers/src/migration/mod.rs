@@ -192,6 +192,11 @@ fn act(observed: &Observed<'_>, phase: &MigrationPhase, decision: &mut Decision)
     }
 }
 
+/// Returns a number of seconds in an annotation of the migration.
+fn seconds(observed: &Observed<'_>, key: &str) -> Option<i64> {
+    observed.migration.metadata.annotations.as_ref()?.get(key)?.trim().parse().ok().filter(|seconds| *seconds >= 0)
+}
+
 /// Returns namespace and name.
 fn names(vmi: &VirtualMachineInstance) -> (&str, &str) {
     let metadata = &vmi.metadata;

@@ -8,7 +8,7 @@ use api::{
 };
 use jiff::SignedDuration;
 
-use super::{Observed, names, target};
+use super::{Observed, names, seconds, target};
 use crate::{runtime::Event, vmi::plugged_volumes};
 
 /// The phases that a migration enters, and the event about the last one.
@@ -154,11 +154,6 @@ fn utility_volumes_timed_out(observed: &Observed<'_>, vmi: &VirtualMachineInstan
              present after {limit} seconds."
         ))
     })
-}
-
-/// Returns a number of seconds in an annotation of the migration.
-pub(super) fn seconds(observed: &Observed<'_>, key: &str) -> Option<i64> {
-    observed.migration.metadata.annotations.as_ref()?.get(key)?.trim().parse().ok().filter(|seconds| *seconds >= 0)
 }
 
 /// Returns the phase that follows, if its condition is met.

@@ -9,7 +9,7 @@ use api::{
 use jiff::{SignedDuration, tz::TimeZone};
 use serde_json::json;
 
-use super::{Observed, names, phases::seconds};
+use super::{Observed, names, seconds};
 use crate::{
     attachment_pod::{self, Attached},
     launcher_pod::{self, Inputs, Target},

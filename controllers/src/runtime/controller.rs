@@ -59,8 +59,10 @@ pub(crate) enum Needs {
     Workloads,
     /// Those of VMs, instance types and preferences, too.
     VirtualMachines,
-    /// Those of replica sets, too.
+    /// Those of replica sets, too, but not those of VMs.
     ReplicaSets,
+    /// Those of VMs and replica sets, too.
+    AllWorkloads,
 }
 
 /// A change of the cluster configuration.

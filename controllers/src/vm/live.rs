@@ -2,7 +2,7 @@
 //! interfaces, and, depending on the cluster's rollout strategy, its size, the placement for its next pod, and claims to which
 //! its volumes move.
 
-use api::{VirtualMachineInstance, config::RolloutStrategy, constants::annotation};
+use api::{VirtualMachineInstance, constants::annotation};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -31,11 +31,6 @@ const HOTPLUG_CONTEXT: &str = "Error encountered while handling declarative hotp
 const FAILED_VOLUMES: &str = "VolumesUpdateError";
 /// Message of refused claims.
 const VOLUMES_CONTEXT: &str = "error encountered while handling volumes update requests";
-
-/// Returns true if changes are applied to running VMIs.
-pub(super) fn is_on(observed: &Observed<'_>) -> bool {
-    observed.config.vm_rollout_strategy == RolloutStrategy::LiveUpdate
-}
 
 /// Updates the VMI. Returns an error for condition Failure.
 pub(super) fn update(
@@ -72,7 +67,7 @@ pub(super) fn update(
     }
     let started = restart::started(observed, instance);
     // A VMI that waits for a restart gets everything then.
-    let live = template.filter(|template| is_on(observed) && template.is_current(started, instance));
+    let live = template.filter(|template| restart::is_live(observed) && template.is_current(started, instance));
     let unchanged = live.and_then(|template| change_live(observed, instance, template, &mut wanted));
     let refused = unchanged.or(plug(observed, instance, template, decision)?);
     let refused = refused.or(plug_nics(observed, instance, template, decision)?);
@@ -129,17 +124,6 @@ fn plug(
     change_spec(observed, instance, &wanted, (FAILED_HOTPLUG, HOTPLUG_CONTEXT), decision)
 }
 
-/// Decides about the claims of the VMI.
-pub(super) fn volume_step(observed: &Observed<'_>, instance: &VirtualMachineInstance, template: &Template) -> Step {
-    volume_migration::decide(&volume_migration::Observed {
-        vmi: instance,
-        template: template.storage.volumes(),
-        migrates: is_on(observed) && volume_migration::is_wanted(&observed.vm.spec),
-        claims: observed.claims,
-        in_migration: observed.is_migrated || instance.is_handed_off(),
-    })
-}
-
 /// Moves volumes to other claims. Returns an error for condition Failure.
 fn move_volumes(
     observed: &Observed<'_>,
@@ -147,7 +131,7 @@ fn move_volumes(
     template: &Template,
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
-    let step = volume_step(observed, instance, template);
+    let step = restart::volume_step(observed, instance, template);
     if let Step::Refused(message) = step {
         return Ok(Some(SyncError::new(FAILED_VOLUMES, format!("{VOLUMES_CONTEXT}: {message}"))));
     }

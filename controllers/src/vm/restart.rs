@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use api::{
     Condition, VirtualMachineInstance, VirtualMachineInstanceSpec,
+    config::RolloutStrategy,
     constants::{annotation, condition},
 };
 use k8s_openapi::{
@@ -20,7 +21,6 @@ use k8s_openapi::{
 use super::{
     Observed, SyncError, hotplug,
     hotplug::Storage,
-    live,
     nics::{self, Nics},
     resize::{self, Size},
 };
@@ -140,14 +140,30 @@ pub(super) fn observed_generation(
     if is_same { vm.metadata.generation } else { Some(known) }
 }
 
+/// Returns true if changes are applied to running VMIs.
+pub(super) fn is_live(observed: &Observed<'_>) -> bool {
+    observed.config.vm_rollout_strategy == RolloutStrategy::LiveUpdate
+}
+
+/// Decides about the claims of the VMI.
+pub(super) fn volume_step(observed: &Observed<'_>, instance: &VirtualMachineInstance, template: &Template) -> Step {
+    volume_migration::decide(&volume_migration::Observed {
+        vmi: instance,
+        template: template.storage.volumes(),
+        migrates: is_live(observed) && volume_migration::is_wanted(&observed.vm.spec),
+        claims: observed.claims,
+        in_migration: observed.is_migrated || instance.is_handed_off(),
+    })
+}
+
 /// Returns the condition that requires a restart. There is none while the template cannot be expanded.
 pub(super) fn condition(
     observed: &Observed<'_>,
     template: Option<&Template>,
     vmi: Option<&VirtualMachineInstance>,
-    is_live: bool,
     now: &Time,
 ) -> Option<Condition> {
+    let is_live = is_live(observed);
     let vmi = vmi.filter(|vmi| !vmi.is_final() && !vmi.is_deleting())?;
     let template = template?;
     let started = started(observed, vmi)?;
@@ -165,7 +181,7 @@ pub(super) fn condition(
     if !template.lacks_only_followed(Some(started)) || !is_placed || !is_plugged {
         return required(generic);
     }
-    let step = live::volume_step(observed, vmi, template);
+    let step = volume_step(observed, vmi, template);
     if let Step::Restart(reason) = &step {
         return required(reason);
     }

@@ -12,7 +12,7 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    Observed, SyncError, backoff, live, printable,
+    Observed, SyncError, backoff, printable,
     restart::{self, Template},
     run_strategy,
 };
@@ -54,7 +54,7 @@ pub(super) fn update(
     }
     run_strategy::trim(&mut status.state_change_requests, instance);
     status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
-    let restart = restart::condition(observed, template, instance, live::is_on(observed), &now);
+    let restart = restart::condition(observed, template, instance, &now);
     volume_migration::update_state(vm, instance, &mut status, &now);
     conditions(instance, error, restart, &mut status.conditions, &now);
     // The VMI reports claims that do not exist.

@@ -1,5 +1,5 @@
-//! The KubeVirt object: there is only one, its configuration is valid and supported, and its uninstall strategy can block its
-//! deletion.
+//! The KubeVirt object: there is only one, its configuration is valid and supported, and it is not deleted while workloads need
+//! it.
 
 mod certificates;
 mod host_devices;
@@ -8,13 +8,15 @@ mod unsupported;
 use api::{
     FeatureGate, KubeVirt,
     config::ClusterConfig,
-    constants::{GROUP, VERSION},
+    constants::{GROUP, VERSION, finalizer},
     duration,
     kubevirt::{
         configuration::{KubeVirtConfiguration, MigrationConfiguration, SeccompConfiguration, TlsConfiguration},
         spec::{ComponentConfig, KubeVirtSpec, KubeVirtWorkloadUpdateStrategy},
+        uninstall::UninstallStrategy,
     },
 };
+use kube::ResourceExt;
 
 use super::policy;
 use crate::{
@@ -29,6 +31,8 @@ pub fn unsupported_fields() -> Vec<(String, &'static str)> {
 }
 
 const PLURAL: &str = "kubevirts";
+/// Refusal of a deletion that would remove no workloads.
+const NOT_HELD: &str = "virt-controller has not added the finalizer kubevirt.io/foregroundDeleteKubeVirt yet, without which the workloads would remain. Repeat the request.";
 const CONFIGURATION: &str = "spec.configuration";
 
 /// Names of cipher suites in Go, up to TLS 1.2 and of TLS 1.3.
@@ -99,27 +103,28 @@ pub(crate) fn validate_update(context: &Context<'_>) -> Result<Decision, Interru
 pub(crate) fn validate_delete(context: &Context<'_>) -> Result<Decision, Interrupt> {
     resource(context)?;
     let Some(object) = context.old_object::<KubeVirt>()? else { return Ok(context.allowed()) };
-    let strategy = object.spec.uninstall_strategy.as_deref().unwrap_or_default();
-    let deployed = object.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Deployed");
-    if ["", "RemoveWorkloads"].contains(&strategy) || !deployed {
+    if object.metadata.deletion_timestamp.is_some() {
         return Ok(context.allowed());
     }
-    let workloads = [
-        ("virtualmachineinstances", "Virtual Machine Instances"),
-        ("virtualmachines", "Virtual Machines"),
-        ("virtualmachineinstancereplicasets", "Virtual Machine Instance Replica Sets"),
-    ]
-    .map(|(plural, name)| (ObjectQuery::first(GROUP, VERSION, plural, None, 1), name));
-    context.lookups.require(workloads.iter().map(|(query, _)| query))?;
-    for (query, name) in &workloads {
-        if !context.lookups.list(query)?.is_empty() {
-            return Err(Interrupt::failed(
-                400,
-                format!(
-                    "Rejecting the uninstall request, since there are still {name} present. Either delete all KubeVirt related workloads or change the uninstall strategy before uninstalling KubeVirt."
-                ),
-            ));
+    let strategy = UninstallStrategy::of(&object.spec);
+    // virt-controller needs the finalizer to remove the workloads.
+    let is_held = object.finalizers().iter().any(|name| name == finalizer::KUBEVIRT);
+    if strategy == UninstallStrategy::RemoveWorkloads && is_held {
+        return Ok(context.allowed());
+    }
+    let queries = strategy.concerned().iter().map(|workload| {
+        let query = ObjectQuery::first(GROUP, VERSION, workload.plural(), None, 1);
+        (query, workload)
+    });
+    let queries: Vec<_> = queries.collect();
+    context.lookups.require(queries.iter().map(|(query, _)| query))?;
+    for (query, workload) in &queries {
+        if context.lookups.list(query)?.is_empty() {
+            continue;
         }
+        let message =
+            if strategy == UninstallStrategy::RemoveWorkloads { NOT_HELD.to_owned() } else { workload.refusal() };
+        return Err(Interrupt::failed(400, message));
     }
     Ok(context.allowed())
 }

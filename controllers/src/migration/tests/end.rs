@@ -56,6 +56,32 @@ fn target_pod_of_a_failed_migration_is_deleted() {
 }
 
 #[test]
+fn source_pod_that_does_not_end_is_deleted() {
+    let mut moved = handed(&json!({"startTimestamp": "2030-01-01T00:08:00Z", "completed": true}));
+    let name = source().metadata.name.clone();
+    let status = moved.status.get_or_insert_default();
+    status.node_name = Some("b".to_owned());
+    status.migration_state.get_or_insert_default().source_pod = name;
+    let succeeded = |at: &str| {
+        let transitions = json!([{"phase": "Succeeded", "phaseTransitionTimestamp": at}]);
+        migration("Succeeded", &json!({"status": {"phaseTransitionTimestamps": transitions}}))
+    };
+    let here = handed(&json!({"startTimestamp": "2030-01-01T00:08:00Z"}));
+    let ended = pod("p", "a", &json!({"status": {"phase": "Succeeded"}}));
+    // VMI, time of the success, source pod; deleted, wake-up.
+    for (vmi, at, pod, expected) in [
+        (&moved, "2030-01-01T00:09:00Z", source(), (true, false)),
+        (&moved, "2030-01-01T00:09:59Z", source(), (false, true)),
+        (&moved, "2030-01-01T00:09:00Z", ended, (false, false)),
+        (&here, "2030-01-01T00:09:00Z", source(), (false, false)),
+    ] {
+        let decision = decided(&succeeded(at), Some(vmi), &[pod, target(&json!({}))]);
+        let found = (!deleted_pods(&decision).is_empty(), decision.wake_after.is_some());
+        assert_eq!(found, expected, "{at} {decision:?}");
+    }
+}
+
+#[test]
 fn label_of_the_target_is_removed_once_nothing_is_left_there() {
     let failed = handed(&json!({"failed": true, "completed": true}));
     for (pods, is_removed) in [(vec![source(), target(&json!({}))], false), (vec![source()], true)] {
@@ -71,7 +97,7 @@ fn state_is_copied_and_the_finalizer_removed() {
     let state = json!({"startTimestamp": "2030-01-01T00:09:00Z", "completed": true});
     let mut moved = handed(&state);
     moved.status.get_or_insert_default().node_name = Some("b".to_owned());
-    let pods = [source(), target(&json!({}))];
+    let pods = [pod("p", "a", &json!({"status": {"phase": "Succeeded"}})), target(&json!({}))];
     let decision = decided(&migration("Succeeded", &json!({})), Some(&moved), &pods);
     let [
         Effect::Patch { subresource: Some("status"), patch: status, .. },

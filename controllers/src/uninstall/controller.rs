@@ -1,0 +1,91 @@
+//! The controller of the end of the KubeVirt object: its watches and observations.
+
+use std::sync::Arc;
+
+use api::{KubeVirt, constants::KUBEVIRT_NAME};
+
+use super::{Counts, Workloads, decide, removes_workloads};
+use crate::{
+    cache::{Cache, Cached, Key},
+    resources::Caches,
+    runtime::{Attempt, Controller, Decision, Needs, Wake},
+    setup::Setup,
+};
+
+/// The controller of the end of the KubeVirt object.
+pub(crate) struct Uninstall {
+    namespace: String,
+}
+
+impl Uninstall {
+    /// Creates the controller.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        Self { namespace: setup.options.namespace.clone() }
+    }
+}
+
+/// Everything in the caches that the decision depends on.
+pub(crate) struct Snapshot {
+    kubevirt: Arc<KubeVirt>,
+    counts: Counts,
+    workloads: Workloads,
+}
+
+/// Queues the key when an object appears, is deleted, or loses a finalizer.
+fn wake_on<K: Cached>(wake: &Wake, cache: &Cache<K>, key: &Key) {
+    let (wake, key) = (wake.clone(), key.clone());
+    cache.listen(move |(former, present)| {
+        let stage = |object: Option<&K>| {
+            let meta = object?.meta();
+            Some((meta.deletion_timestamp.is_some(), meta.finalizers.as_ref().map_or(0, Vec::len)))
+        };
+        if stage(former) != stage(present) {
+            wake.key(key.clone());
+        }
+    });
+}
+
+impl Controller for Uninstall {
+    const NAME: &'static str = "uninstall";
+    const NEEDS: Needs = Needs::AllWorkloads;
+    type Caches = Caches;
+    type Snapshot = Snapshot;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        let key = Key::new(self.namespace.clone(), KUBEVIRT_NAME);
+        wake.key_on(&caches.kubevirts, &key);
+        wake_on(wake, &caches.vms, &key);
+        wake_on(wake, &caches.vmis, &key);
+        wake_on(wake, &caches.replica_sets, &key);
+        let (woken, ended) = (wake.clone(), key.clone());
+        caches.migrations.listen(move |(former, present)| {
+            let stage = |migration: Option<&api::VirtualMachineInstanceMigration>| {
+                migration.map(|migration| (migration.is_final(), migration.metadata.finalizers.clone()))
+            };
+            if stage(former) != stage(present) {
+                woken.key(ended.clone());
+            }
+        });
+        wake.at_start(move || vec![key.clone()]);
+    }
+
+    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+        let kubevirt = caches.kubevirts.get(key)?;
+        let counts = Counts { vmis: caches.vmis.len(), vms: caches.vms.len(), replica_sets: caches.replica_sets.len() };
+        let workloads = if removes_workloads(&kubevirt) {
+            Workloads {
+                vms: caches.vms.all(),
+                vmis: caches.vmis.all(),
+                replica_sets: caches.replica_sets.all(),
+                migrations: caches.migrations.all(),
+            }
+        } else {
+            Workloads::default()
+        };
+        Some(Snapshot { kubevirt, counts, workloads })
+    }
+
+    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+        Ok(decide(&snapshot.kubevirt, snapshot.counts, &snapshot.workloads, attempt.now))
+    }
+}
