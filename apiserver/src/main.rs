@@ -1,5 +1,7 @@
 //! The process virt-api.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
@@ -27,14 +29,23 @@ enum Step {
         #[arg(long)]
         configuration: Option<String>,
     },
-    /// Fail while VMIs run
-    CheckUninstall {
+    /// Delete the KubeVirt object, and with it the workloads; fail while workloads block it
+    Uninstall {
         /// Command that keeps the installation, for the error message
         #[arg(long, default_value = "helm rollback")]
         keep: String,
     },
     /// Remove the objects, labels and finalizers of the processes
     CleanUp,
+    /// Boot a VMI and delete it
+    TestVm {
+        /// Namespace of the VMI
+        #[arg(long)]
+        namespace: String,
+        /// Seconds until it must run
+        #[arg(long, default_value_t = 180)]
+        timeout: u64,
+    },
 }
 
 fn main() -> anyhow::Result<()> {
@@ -56,7 +67,10 @@ async fn serve() -> anyhow::Result<()> {
             }
             Ok(apiserver::helm_hooks::apply_definitions().await?)
         }
-        Some(Step::CheckUninstall { keep }) => Ok(apiserver::helm_hooks::check_uninstall(keep).await?),
+        Some(Step::Uninstall { keep }) => Ok(apiserver::helm_hooks::uninstall(keep).await?),
         Some(Step::CleanUp) => Ok(apiserver::helm_hooks::clean_up().await?),
+        Some(Step::TestVm { namespace, timeout }) => {
+            Ok(apiserver::helm_hooks::test_vm(&namespace, Duration::from_secs(timeout)).await?)
+        }
     }
 }

@@ -3,13 +3,16 @@
 //! | hook | command | file |
 //! |---|---|---|
 //! | pre-install, pre-upgrade | `apply-definitions` | [`definitions`]: rejects an unsupported configuration, which no webhook validates on the first install, and updates the custom resource definitions, which Helm does only on the first install |
-//! | pre-delete | `check-uninstall` | [`uninstall`]: fails while VMIs run |
+//! | pre-delete | `uninstall` | [`uninstall`]: deletes the KubeVirt object while the components run; fails while workloads block it |
 //! | post-delete | `clean-up` | [`cleanup`]: removes the processes' objects (certificates, webhook path segment, lease), labels of nodes and finalizers |
+//! | test | `test-vm` | [`test_vm`]: boots a VMI and deletes it |
 //!
-//! Objects of users stay: definitions are kept, and with them every VM that is not running.
+//! Objects of users stay, unless the uninstall strategy is `RemoveWorkloads`: definitions are kept, and with them every VM that is
+//! not running.
 
 mod cleanup;
 mod definitions;
+mod test_vm;
 mod uninstall;
 
 use std::fmt::Debug;
@@ -20,7 +23,8 @@ use serde::de::DeserializeOwned;
 pub use self::{
     cleanup::clean_up,
     definitions::{apply_definitions, check_configuration},
-    uninstall::check_uninstall,
+    test_vm::test_vm,
+    uninstall::uninstall,
 };
 
 /// Objects on a page.
@@ -46,13 +50,14 @@ pub enum HookError {
         /// Error of the API server.
         source: kube::Error,
     },
-    /// VMIs run.
+    /// Workloads block the deletion of the KubeVirt object.
     #[error(
-        "{count} virtual machines are running and would be unmanaged: {}{}. Stop them and uninstall again, or leave them \
-         running unmanaged with `helm uninstall --no-hooks`. To keep the installation, which Helm shows as uninstalling \
-         now: `{keep}`", named.join(", "), if named.len() < *count { ", ..." } else { "" }
+        "{count} workloads exist: {}. Stop the VMs and delete the other objects, and uninstall again. Or set \
+         spec.uninstallStrategy of the KubeVirt object to RemoveWorkloads, which deletes all VMs, VMIs and replica sets. Or \
+         leave them running unmanaged with `helm uninstall --no-hooks`. To keep the installation, which Helm shows as \
+         uninstalling now: `{keep}`", list(named, *count)
     )]
-    Running {
+    Blocked {
         /// Their number.
         count: usize,
         /// Names of some of them.
@@ -60,9 +65,50 @@ pub enum HookError {
         /// The command that undoes the attempt.
         keep: String,
     },
-    /// Pods of a component remain.
+    /// The KubeVirt object cannot be deleted.
+    #[error(
+        "cannot delete the KubeVirt object: {source}. If virt-api does not work any more, uninstall with \
+         `helm uninstall --no-hooks`. To keep the installation, which Helm shows as uninstalling now: `{keep}`"
+    )]
+    NotDeleted {
+        /// Error of the API server.
+        source: kube::Error,
+        /// The command that undoes the attempt.
+        keep: String,
+    },
+    /// Workloads of the deleted KubeVirt object remain.
+    #[error(
+        "the KubeVirt object is being deleted, and {count} workloads are left: {}. virt-controller goes on removing them; \
+         uninstall again later", list(named, *count)
+    )]
+    NotRemoved {
+        /// Their number.
+        count: usize,
+        /// Names of some of them.
+        named: Vec<String>,
+    },
+    /// Pods of a component, or the VMI of a test, remain.
     #[error("{0} is still running")]
     NotGone(String),
+    /// The VMI of a test cannot be generated.
+    #[error("cannot generate the VMI: {0}")]
+    TestVmi(serde_json::Error),
+    /// A VMI of somebody else has the name of that of a test.
+    #[error("VMI {0} exists and was not created by a test: delete it, or set the value test.namespace")]
+    ForeignVmi(String),
+    /// The VMI of a test does not run.
+    #[error("VMI {name} does not run: {reason}")]
+    NotBooted {
+        /// Namespace and name.
+        name: String,
+        /// The reason.
+        reason: String,
+    },
+}
+
+/// Returns the text of a list of `count` objects, of which some are named.
+fn list(named: &[String], count: usize) -> String {
+    format!("{}{}", named.join(", "), if named.len() < count { ", ..." } else { "" })
 }
 
 /// Visits all objects, page by page. An undefined kind has none.
