@@ -27,6 +27,7 @@ mod relay;
 mod resize;
 mod ssh;
 mod subresource;
+mod support_bundle;
 mod target;
 mod terminal;
 mod usb;
@@ -181,6 +182,8 @@ enum Command {
     /// Print the objects that a virtual machine depends on
     #[command(name = "objectgraph")]
     ObjectGraph(graph::GraphOptions),
+    /// Collect what a bug report needs in an archive, without secrets
+    SupportBundle(support_bundle::Options),
     /// Print the versions of the client and of the server
     Version {
         /// Print only the version of the client
@@ -334,6 +337,7 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::FsList(options) => guest::query(&connection, &options, guest::Query::FileSystems).await,
                 Command::Expand(options) => guest::expand(&connection, &options).await,
                 Command::ObjectGraph(options) => graph::run(&connection, &options).await,
+                Command::SupportBundle(options) => support_bundle::run(&connection, &options).await,
                 Command::Version { .. } => lifecycle::version(&connection).await,
                 Command::Completion { .. } => Ok(()),
             }
