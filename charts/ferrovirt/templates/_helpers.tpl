@@ -5,20 +5,36 @@
 {{- with index ($root.Values.image.overrides | default dict) $name -}}
 {{ . }}
 {{- else -}}
-{{ $root.Values.image.registry }}/{{ $name }}:{{ $root.Values.image.tag }}
+{{ include "ferrovirt.ownImage" (list $root $name "") }}
+{{- end -}}
+{{- end -}}
+
+{{/* The reference of an image in image.registry: ferrovirt.ownImage (list $ "virt-launcher" "-debug"), the last for the tag */}}
+{{- define "ferrovirt.ownImage" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- $suffix := index . 2 -}}
+{{- $release := $root.Chart.AppVersion | replace "+" "_" -}}
+{{- $tag := $root.Values.image.tag | default $release -}}
+{{ $root.Values.image.registry }}/{{ $name }}:{{ $tag }}{{ $suffix }}
+{{- if eq $tag $release -}}
+{{- with index ($root.Values.image.digests | default dict) (print $name $suffix) -}}
+@{{ . }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{/* The image of launcher pods. */}}
 {{- define "ferrovirt.launcherImage" -}}
-{{- $image := include "ferrovirt.image" (list . "virt-launcher") -}}
-{{- if .Values.launcherPods.debug -}}
-{{- if or (contains "@" $image) (not (regexMatch ":[^/:@]+$" $image)) -}}
-{{- fail (printf "launcherPods.debug adds -debug to the tag of image virt-launcher, and %s ends with none: name the debug image in image.overrides instead" $image) -}}
-{{- end -}}
-{{ $image }}-debug
+{{- $override := index (.Values.image.overrides | default dict) "virt-launcher" -}}
+{{- if not .Values.launcherPods.debug -}}
+{{ include "ferrovirt.image" (list . "virt-launcher") }}
+{{- else if not $override -}}
+{{ include "ferrovirt.ownImage" (list . "virt-launcher" "-debug") }}
+{{- else if or (contains "@" $override) (not (regexMatch ":[^/:@]+$" $override)) -}}
+{{- fail (printf "launcherPods.debug adds -debug to the tag of image virt-launcher, and %s ends with none: name the debug image in image.overrides instead" $override) -}}
 {{- else -}}
-{{ $image }}
+{{ $override }}-debug
 {{- end -}}
 {{- end -}}
 
@@ -31,6 +47,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "ferrovirt.pullSecrets" -}}
@@ -88,6 +107,13 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{/* Environment variables of the administrator, for a process. */}}
+{{- define "ferrovirt.extraEnv" -}}
+{{- with .extraEnv }}
+{{- toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/*
 Probes of all three processes. Both paths answer from memory, so they can be asked often; a readiness that is seen two
 seconds after it came true is two seconds of every installation.
@@ -112,9 +138,13 @@ livenessProbe:
   failureThreshold: 3
 {{- end -}}
 
-{{/* Replicas on different nodes, if there are several. */}}
+{{/* Affinity and spread of a Deployment: ferrovirt.spread (list $values "virt-api"). Replicas are on different nodes, if there are several. */}}
 {{- define "ferrovirt.spread" -}}
+{{- $values := index . 0 -}}
 affinity:
+  {{- with $values.affinity }}
+  {{- toYaml . | nindent 2 }}
+  {{- else }}
   podAntiAffinity:
     preferredDuringSchedulingIgnoredDuringExecution:
       - weight: 100
@@ -122,7 +152,24 @@ affinity:
           topologyKey: kubernetes.io/hostname
           labelSelector:
             matchLabels:
-              kubevirt.io: {{ . }}
+              kubevirt.io: {{ index . 1 }}
+  {{- end }}
+{{- with $values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Name of the ServiceMonitor and of the PrometheusRule, as with KubeVirt. */}}
+{{- define "ferrovirt.monitoringName" -}}
+prometheus-kubevirt-rules
+{{- end -}}
+
+{{/* Labels of objects for monitoring: ferrovirt.monitoringLabels (list $ $labels). Those of the values replace others. */}}
+{{- define "ferrovirt.monitoringLabels" -}}
+{{- $labels := dict "k8s-app" "kubevirt" "prometheus.kubevirt.io" "true" -}}
+{{- $labels = merge (deepCopy (index . 1 | default dict)) $labels (include "ferrovirt.labels" (index . 0) | fromYaml) -}}
+{{ toYaml $labels }}
 {{- end -}}
 
 {{/* A webhook's connection to virt-api. virt-controller sets caBundle and path. */}}
@@ -162,6 +209,11 @@ clientConfig:
 {{- define "ferrovirt.controlledBy" -}}
 {{- $object := index . 0 -}}
 has({{ $object }}.metadata.ownerReferences) && {{ $object }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("kubevirt.io/") && o.kind in {{ rest . | toJson }})
+{{- end -}}
+
+{{/* CEL: the KubeVirt object, as parameter of a policy, is deleted together with the workloads */}}
+{{- define "ferrovirt.removesWorkloads" -}}
+has(params.metadata.deletionTimestamp) && has(params.spec.uninstallStrategy) && params.spec.uninstallStrategy == "RemoveWorkloads"
 {{- end -}}
 
 {{/* CEL: key k is one of these, or begins as one of these: ferrovirt.keyIsOneOf (list $keys $prefixes) */}}
