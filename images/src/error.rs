@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Failure of a build, listing, push or check.
+/// Failure of a build, listing, push, check or release.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Error {
@@ -37,6 +37,8 @@ pub enum Error {
     Json(#[from] serde_json::Error),
     #[error("domain XML is refused:\n{output}\nlibvirtd:\n{log}")]
     DomainsRefused { output: String, log: String },
+    #[error("cannot make a release: {0}")]
+    NotReleasable(String),
     #[error("{0} does not fit: {1}")]
     Layout(String, String),
 }

@@ -19,6 +19,7 @@ pub mod oci;
 mod packages;
 mod placeholder;
 pub mod registry;
+pub mod release;
 mod run;
 mod select;
 mod services;
@@ -36,6 +37,9 @@ pub use error::{Error, Result};
 
 /// The time of every file in every image: the first second of 2025.
 pub const EPOCH: u64 = 1_735_689_600;
+
+/// [`EPOCH`] as RFC 3339.
+pub(crate) const EPOCH_TEXT: &str = "2025-01-01T00:00:00Z";
 
 /// An image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! `images`: builds, lists and pushes the images of this project.
+//! `images`: builds, lists, pushes and releases the images of this project.
 
 use std::{
     env,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
-use images::{Image, Options, archive_path, cache::Cache, oci, registry, resolve, source::Source};
+use images::{Image, Options, archive_path, cache::Cache, oci, registry, release, resolve, source::Source};
 
 #[derive(Parser)]
 #[command(about = "Builds service and guest images as OCI archives, without daemon or registry")]
@@ -58,6 +58,27 @@ enum Command {
         insecure: bool,
         /// Names of images or groups; default: all archives that exist
         names: Vec<String>,
+    },
+    /// Push images and chart of a release, and write its files
+    Release {
+        /// Registry host and path for the images, such as registry.example.org/ferrovirt
+        #[arg(long, env = "REGISTRY")]
+        registry: String,
+        /// Version of chart and images [default: appVersion of the chart]
+        #[arg(long)]
+        version: Option<String>,
+        /// Folder for the files; its former content is removed
+        #[arg(long, default_value = "build/release")]
+        files: PathBuf,
+        /// The program helm
+        #[arg(long, default_value = "helm")]
+        helm: PathBuf,
+        /// Packaged chart of the former release, whose rights are compared
+        #[arg(long)]
+        former: Option<PathBuf>,
+        /// Allow a registry that uses plain HTTP
+        #[arg(long)]
+        insecure: bool,
     },
 }
 
@@ -116,6 +137,12 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             }
             if pushed == 0 {
                 bail!("no archives in {}: run images build first", out.display());
+            }
+        }
+        Command::Release { registry, version, files, helm, former, insecure } => {
+            let options = release::Options { registry, version, images: out, out: files, helm, former, insecure };
+            for line in release::release(&options)? {
+                println!("{line}");
             }
         }
     }

@@ -12,7 +12,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    EPOCH,
+    EPOCH, EPOCH_TEXT,
     cache::hex,
     error::{At, Error, Result},
     layer::Layer,
@@ -180,21 +180,15 @@ fn config(run: &Run<'_>, layers: &[Layer]) -> Result<Vec<u8>> {
     if let Some(user) = run.user {
         config["User"] = json!(format!("{user}:{user}"));
     }
-    let history: Vec<_> = layers.iter().map(|_| json!({"created": created(), "created_by": "images build"})).collect();
+    let history: Vec<_> = layers.iter().map(|_| json!({"created": EPOCH_TEXT, "created_by": "images build"})).collect();
     Ok(serde_json::to_vec(&json!({
-        "created": created(),
+        "created": EPOCH_TEXT,
         "architecture": "amd64",
         "os": "linux",
         "config": config,
         "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|layer| &layer.facts.diff_id).collect::<Vec<_>>()},
         "history": history,
     }))?)
-}
-
-/// Returns [`EPOCH`] as RFC 3339.
-fn created() -> &'static str {
-    const { assert!(EPOCH == 1_735_689_600) };
-    "2025-01-01T00:00:00Z"
 }
 
 fn blob(digest: &str) -> String {
@@ -251,6 +245,38 @@ pub fn read(path: &Path) -> Result<Summary> {
     Err(bad("not an OCI archive, or its index comes last"))
 }
 
+/// First bytes of a layer.
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// Reads the files below a folder from the layers of an archive written by [`write`], by their paths.
+pub(crate) fn files(path: &Path, folder: &str) -> Result<BTreeMap<String, Vec<u8>>> {
+    let mut found = BTreeMap::new();
+    let mut archive = tar::Archive::new(File::open(path).at(path)?);
+    for entry in archive.entries().at(path)? {
+        let mut blob = entry.at(path)?;
+        let mut magic = [0; ZSTD_MAGIC.len()];
+        if blob.size() < magic.len() as u64 {
+            continue;
+        }
+        blob.read_exact(&mut magic).at(path)?;
+        if magic != ZSTD_MAGIC {
+            continue;
+        }
+        let layer = zstd::Decoder::new(magic.chain(blob)).at(path)?;
+        let mut layer = tar::Archive::new(layer);
+        for entry in layer.entries().at(path)? {
+            let entry = entry.at(path)?;
+            let name = entry.path().at(path)?.to_string_lossy().into_owned();
+            if name.starts_with(folder) && entry.header().entry_type().is_file() {
+                let mut bytes = Vec::new();
+                entry.take(MAX_JSON).read_to_end(&mut bytes).at(path)?;
+                found.insert(name, bytes);
+            }
+        }
+    }
+    Ok(found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,6 +297,8 @@ mod tests {
         let before = fs::metadata(&path).unwrap().modified().unwrap();
         write(&path, "ferrovirt.io/x:devel", &run, &layers).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
+        assert_eq!(files(&path, "disk/").unwrap(), [("disk/disk.qcow2".to_owned(), b"abc".to_vec())].into());
+        assert!(files(&path, "etc/").unwrap().is_empty());
         let other = Run { variables: vec!["A=b".to_owned()], ..run };
         assert_ne!(write(&path, "ferrovirt.io/x:devel", &other, &layers).unwrap().digest, written.digest);
         fs::write(&path, "not a tar").unwrap();

@@ -254,6 +254,11 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
     Ok(summary)
 }
 
+/// Returns the binaries of the workspace in an image.
+pub(crate) fn binaries(name: &str) -> &'static [&'static str] {
+    service(name).map_or(&[], |service| service.binaries)
+}
+
 fn request(packages: &'static [&'static str]) -> Request<'static> {
     Request { variant: Variant::Extract, packages, hooks: &[] }
 }

@@ -39,6 +39,11 @@ impl Source {
         })
     }
 
+    /// Returns the date of the commit, as RFC 3339.
+    pub(crate) fn date(&self) -> &str {
+        &self.date
+    }
+
     /// Returns the variables that virt-api reads (see `apiserver/src/discovery/documents.rs`).
     pub fn variables(&self) -> Vec<String> {
         let state = if self.clean { "clean" } else { "dirty" };

@@ -1,0 +1,173 @@
+#!/bin/sh
+# Makes a release in a registry with a password, and installs it on two fresh clusters, by Helm and by manifests. See README.md.
+# CLUSTER and IMAGES are the programs of these names.
+set -eu
+cd "$(dirname "$0")/../.."
+unset KUBECONFIG
+work=$PWD/build/release-test
+files=$PWD/build/release
+version=0.0.0-test
+user=release
+password=correct-horse
+namespace=tenant
+server=
+
+step() { echo "release-test: $*"; }
+
+fail() {
+    echo "release-test: $*" >&2
+    kubectl get pods --all-namespaces --output wide >&2 || true
+    kubectl get events --all-namespaces --field-selector type=Warning >&2 || true
+    exit 1
+}
+
+clean() {
+    [ -z "$server" ] || kill "$server" 2>/dev/null || true
+    [ "$created" = no ] || "$CLUSTER" down
+}
+
+# Starts the registry, whose address exists while the cluster is up.
+start_registry() {
+    cat >"$work/registry.yaml" <<END
+version: 0.1
+log: {level: warn, accesslog: {disabled: true}}
+storage: {filesystem: {rootdirectory: $work/registry}}
+http: {addr: "$CLUSTER_REGISTRY"}
+auth: {htpasswd: {realm: release-test, path: $PWD/e2e/release/registry.htpasswd}}
+END
+    OTEL_TRACES_EXPORTER=none "$registry" serve "$work/registry.yaml" >"$work/registry.log" 2>&1 &
+    server=$!
+    for _ in $(seq 50); do
+        # Any answer will do: without credentials it is a refusal.
+        ! python3 -c "import socket; socket.create_connection(('${CLUSTER_REGISTRY%:*}', ${CLUSTER_REGISTRY#*:}), 1)" 2>/dev/null || return 0
+        sleep 0.2
+    done
+    cat "$work/registry.log" >&2
+    return 1
+}
+
+# Brings up a cluster that has only the test's guest.
+fresh_cluster() {
+    created=yes
+    "$CLUSTER" up
+    eval "$("$CLUSTER" env)"
+    "$CLUSTER" load-image build/images/guest-tiny.tar
+    start_registry
+}
+
+drop_cluster() {
+    kill "$server"
+    server=
+    "$CLUSTER" down
+    created=no
+}
+
+wait_deployed() {
+    kubectl --namespace kubevirt rollout status --timeout=240s daemonset/virt-handler deployment/virt-controller deployment/virt-api
+    kubectl --namespace kubevirt wait kubevirt/kubevirt --for=jsonpath='{.status.phase}'=Deployed --timeout=120s
+}
+
+create_vm() {
+    kubectl create namespace $namespace
+    kubectl label namespace $namespace pod-security.kubernetes.io/enforce=restricted
+    kubectl apply --namespace $namespace --filename examples/vm-tiny.yaml
+}
+
+# Waits until the guest shows its prompt, and checks the image and the absence of credentials.
+wait_booted() {
+    kubectl wait --namespace $namespace vm/tiny --for=jsonpath='{.status.printableStatus}'=Running --timeout=180s || fail 'the VM does not run'
+    pod=$(kubectl get pods --namespace $namespace --output name)
+    shown=
+    for _ in $(seq 20); do
+        # Enter repeats a prompt from before.
+        shown=$({ sleep 2; printf '\n'; sleep 3; } | timeout 10 "$(dirname "$CLUSTER")/kubectl-virt" console tiny --namespace $namespace 2>&1 || true)
+        case $shown in *login:*) break ;; esac
+    done
+    case $shown in *login:*) ;; *) fail "the guest shows no prompt, but: $shown" ;; esac
+    image=$(kubectl get --namespace $namespace "$pod" --output jsonpath='{.spec.containers[?(@.name=="compute")].image}')
+    digest=$(sed -n "s/^| .*\/virt-launcher:$version. | .\(sha256:[0-9a-f]*\). |$/\1/p" "$files/RELEASE_NOTES.md")
+    [ "$image" = "$CLUSTER_REGISTRY/ferrovirt/virt-launcher:$version@$digest" ] || fail "the launcher runs $image, released was $digest"
+    no_credentials
+}
+
+no_credentials() {
+    [ -z "$(kubectl get secrets --namespace $namespace --output name)" ] || fail 'the namespace of the VM has a secret'
+    [ -z "$(kubectl get pods --namespace $namespace --output jsonpath='{.items[*].spec.imagePullSecrets}')" ] || fail 'the launcher pod has pull secrets'
+}
+
+created=no
+! "$CLUSTER" status >/dev/null 2>&1 || { echo 'release-test: needs fresh clusters, and one is up: run make down' >&2; exit 1; }
+rm -rf "$work"
+mkdir -p "$work"
+registry=$("$CLUSTER" build-registry)
+trap clean EXIT
+trap 'exit 1' INT TERM
+
+step 'cluster of Helm'
+fresh_cluster
+printf '{"auths": {"%s": {"auth": "%s"}}}\n' "$CLUSTER_REGISTRY" "$(printf '%s:%s' $user $password | base64)" >"$work/auth.json"
+REGISTRY_AUTH_FILE=$work/auth.json
+HELM_REGISTRY_CONFIG=$work/auth.json
+export HELM_REGISTRY_CONFIG REGISTRY_AUTH_FILE
+
+step 'make the release'
+"$IMAGES" release --registry "$CLUSTER_REGISTRY/ferrovirt" --version $version --helm "$(command -v helm)" --former "$(helm package charts/ferrovirt --destination "$work" | sed 's/.*: //')" --insecure
+(cd "$files" && sha256sum --quiet --check SHA256SUMS)
+grep -q 'No role has changed' "$files/RELEASE_NOTES.md" || fail 'rights differ from those of the same chart'
+
+step 'install by Helm with a pull secret'
+kubectl create namespace kubevirt
+kubectl label namespace kubevirt pod-security.kubernetes.io/enforce=privileged
+kubectl create secret docker-registry registry --namespace kubevirt --docker-server="$CLUSTER_REGISTRY" --docker-username=$user --docker-password=$password
+helm install ferrovirt "oci://$CLUSTER_REGISTRY/ferrovirt/charts/ferrovirt" --version $version --plain-http --namespace kubevirt --timeout 4m \
+    --set 'image.pullSecrets={registry}' --set kubevirt.configuration.developerConfiguration.useEmulation=true
+wait_deployed
+
+step 'kubelet lets no pod use an image that another one pulled with a secret'
+create_vm
+for _ in $(seq 60); do
+    state=$(kubectl get vm tiny --namespace $namespace --output jsonpath='{.status.printableStatus}')
+    case $state in ErrImagePull | ImagePullBackOff) break ;; esac
+    sleep 1
+done
+case $state in ErrImagePull | ImagePullBackOff) ;; *) fail "the VM is $state, not ErrImagePull" ;; esac
+no_credentials
+
+step 'the launcher image is on the list of kubelet (docs/guides/install.md)'
+kubelet=build/cluster/node-1/kubelet.yaml
+python3 - $kubelet "$CLUSTER_REGISTRY/ferrovirt/virt-launcher" <<'END'
+import json, sys
+path, launcher = sys.argv[1:]
+with open(path) as file:
+    configuration = json.load(file)
+configuration["imagePullCredentialsVerificationPolicy"] = "NeverVerifyAllowlistedImages"
+# That of the test's guest was imported.
+configuration["preloadedImagesVerificationAllowlist"] = [launcher, "ferrovirt.io/*"]
+with open(path, "w") as file:
+    json.dump(configuration, file)
+END
+"$CLUSTER" exec node-1 -- pkill -x kubelet
+# A new pod starts without the delay after failed pulls.
+kubectl delete pods --namespace $namespace --all --wait=false
+wait_booted
+step 'the VM of Helm runs'
+helm test ferrovirt --namespace kubevirt --logs --timeout 4m
+kubectl delete namespace $namespace --timeout=120s
+helm uninstall ferrovirt --namespace kubevirt --timeout 4m
+drop_cluster
+
+step 'cluster of manifests; kubelet has credentials for all pods'
+fresh_cluster
+"$CLUSTER" exec node-1 -- sh -c 'umask 077; cat >/var/lib/kubelet/config.json' <"$work/auth.json"
+kubectl apply --server-side --filename "$files/crds.yaml" >/dev/null
+kubectl wait --for=condition=Established --timeout=60s crd --all >/dev/null
+kubectl apply --server-side --filename "$files/install.yaml" >/dev/null
+kubectl patch kubevirt kubevirt --namespace kubevirt --type merge --patch '{"spec": {"configuration": {"developerConfiguration": {"useEmulation": true}}}}'
+wait_deployed
+create_vm
+wait_booted
+# A second apply of the same files conflicts with no field of the components.
+kubectl apply --server-side --filename "$files/install.yaml" >/dev/null || fail 'the manifests cannot be applied again'
+kubectl delete namespace $namespace --timeout=120s
+drop_cluster
+step 'done'
