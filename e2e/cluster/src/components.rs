@@ -13,7 +13,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use crate::{
-    command::{line, log_tail, open_log, start_error},
+    command::{line, log_tail, open_log, run, start_error},
     error::{Error, FileContext, Result},
     hex::hex,
     plan::Plan,
@@ -41,6 +41,24 @@ pub const CLUSTER: Module = Module {
 /// KWOK, which simulates nodes and kubelets. Only the scale benchmark needs it.
 pub const KWOK: Module = Module { folder: "e2e/cluster/kwok", packages: &["tool"], name: "KWOK" };
 
+/// Helm alone, for checks of the chart and for a release on a host where the programs of the cluster are not built.
+pub const HELM: Module = Module {
+    folder: CLUSTER.folder,
+    packages: &["helm.sh/helm/v4/cmd/helm"],
+    name: "Helm; cold on two cores this takes about 2 minutes, once",
+};
+
+/// A container registry, for the test of releases.
+pub const REGISTRY: Module =
+    Module { folder: "e2e/cluster/registry", packages: &["tool"], name: "a container registry" };
+
+/// kubeconform, which checks rendered manifests.
+pub const KUBECONFORM: Module = Module { folder: "e2e/cluster/kubeconform", packages: &["tool"], name: "kubeconform" };
+
+/// promtool, which tests rules for Prometheus.
+pub const PROMTOOL: Module =
+    Module { folder: "e2e/cluster/promtool", packages: &["tool"], name: "promtool; this takes several minutes, once" };
+
 /// Version flags: clients compare the server's version.
 const LINK_FLAGS: &str = "-s -w \
     -X k8s.io/component-base/version.gitVersion=v1.36.3 \
@@ -61,6 +79,14 @@ const COMPILE_FLAGS: &[&str] = &[
 
 /// Interval of progress messages during a long build.
 const HEARTBEAT: Duration = Duration::from_secs(20);
+
+impl Module {
+    /// Returns the folder in the working tree.
+    #[cfg(test)]
+    pub(crate) const fn folder(&self) -> &'static str {
+        self.folder
+    }
+}
 
 /// Returns the folder of the cluster's module.
 #[must_use]
@@ -119,6 +145,30 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
+}
+
+/// Returns the path of Helm: that of the cluster's programs, or one that is built alone.
+///
+/// # Errors
+/// Fails if the build fails.
+pub fn helm(plan: &Plan, progress: &Progress) -> Result<PathBuf> {
+    let all = bin(plan)?;
+    let bin = if all.is_dir() { all } else { ensure_module(plan, &HELM, progress)? };
+    Ok(bin.join("helm"))
+}
+
+/// Returns the folder with the sources of another module that a module requires. Downloads them if they are missing.
+///
+/// # Errors
+/// Fails if the sources cannot be downloaded.
+pub fn module_folder(plan: &Plan, module: &Module, required: &str) -> Result<PathBuf> {
+    let mut command = Command::new("go");
+    command.current_dir(plan.workspace.join(module.folder)).args(["mod", "download", "-json", required]);
+    let text = run(&format!("downloading {required}"), &mut command)?;
+    let answer: serde_json::Value =
+        serde_json::from_str(&text).map_err(|error| Error::Refused(format!("go mod download {required}: {error}")))?;
+    let folder = answer["Dir"].as_str().map(PathBuf::from);
+    folder.ok_or_else(|| Error::Refused(format!("go mod download {required} names no folder")))
 }
 
 /// Builds the missing programs of the cluster and returns their folder.

@@ -14,6 +14,8 @@ use crate::{
 
 /// Registry in the image names on our own cluster.
 const OWN_REGISTRY: &str = "ferrovirt.io";
+/// Tag of the images of this working tree. The chart's default is that of a release.
+const TAG: &str = "devel";
 /// Time limit for everything to become available.
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -25,7 +27,7 @@ pub fn install(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> 
     let registry = if target.own { OWN_REGISTRY.to_owned() } else { foreign_registry()? };
     let changed = target.own && load_images(plan, target, progress)?;
     let (launcher, kernel) =
-        (format!("{registry}/virt-launcher:devel"), format!("{registry}/guests/tiny-kernel:devel"));
+        (format!("{registry}/virt-launcher:{TAG}"), format!("{registry}/guests/tiny-kernel:{TAG}"));
     let emulation = !kvm::usable(plan, target, Images { launcher: &launcher, kernel: &kernel }, progress)?;
 
     progress.step("installing the chart");
@@ -33,7 +35,7 @@ pub fn install(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> 
     let mut helm = target.helm(&["upgrade", "--install", "ferrovirt"]);
     helm.arg(chart)
         .args(["--namespace", INSTALLATION_NAMESPACE, "--create-namespace", "--timeout", "3m"])
-        .args(["--set", &format!("image.registry={registry}")])
+        .args(["--set", &format!("image.registry={registry},image.tag={TAG}")])
         // A story follows the strategy for roles.
         .args(["--set", "rbac.manageAggregation=true"])
         .args(["--set", &format!("kubevirt.configuration.developerConfiguration.useEmulation={emulation}")]);

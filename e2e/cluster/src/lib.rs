@@ -4,11 +4,12 @@
 //! control plane has another one. The README shows a picture.
 //!
 //! [`plan`], [`render`], [`certificates`] and [`pause`] decide and render without changing the host.
-//! [`up`], [`down`] and [`init`] act.
+//! [`up`], [`down`] and [`init`] act. [`chart`] checks the chart without a cluster.
 
 mod archive;
 pub mod audit;
 pub mod certificates;
+pub mod chart;
 mod command;
 pub mod components;
 pub mod demo;

@@ -5,7 +5,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf, process::
 use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
 use ferrovirt_e2e_cluster::{
-    components, demo, deps, down, host, images, init, install, lock,
+    chart, components, demo, deps, down, host, images, init, install, lock,
     plan::{Plan, find_workspace},
     progress::Progress,
     session, status,
@@ -48,6 +48,14 @@ enum Action {
     BuildComponents,
     /// Builds KWOK, unless it is cached, and prints the path of the program
     BuildKwok,
+    /// Builds Helm, unless it is cached, and prints the path of the program
+    BuildHelm,
+    /// Builds a container registry, unless it is cached, and prints the path of the program
+    BuildRegistry,
+    /// Lints the chart and checks the manifests that it renders; needs no cluster
+    CheckChart,
+    /// Checks and tests the chart's rules for Prometheus; needs no cluster
+    CheckRules,
     /// Installs Ferrovirt into the cluster of KUBECONFIG, or into the own one, which is brought up
     Install {
         /// Minimum number of nodes of the own cluster
@@ -67,7 +75,7 @@ enum Action {
         #[arg(required = true, trailing_var_arg = true)]
         command: Vec<OsString>,
     },
-    /// Prints shell exports for kubectl, helm and ctr of this cluster
+    /// Prints shell exports for kubectl, helm and ctr of this cluster, and the address for a registry on the host
     Env,
     /// Runs a command on a node (node-1, ...) or beside the API server (control)
     Exec {
@@ -130,6 +138,13 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let bin = components::ensure_module(&plan, &components::KWOK, &progress.to_stderr())?;
             println!("{}", bin.join("kwok").display());
         }
+        Action::BuildHelm => println!("{}", components::helm(&plan, &progress.to_stderr())?.display()),
+        Action::BuildRegistry => {
+            let bin = components::ensure_module(&plan, &components::REGISTRY, &progress.to_stderr())?;
+            println!("{}", bin.join("registry").display());
+        }
+        Action::CheckChart => chart::check(&plan, &progress)?,
+        Action::CheckRules => chart::check_rules(&plan, &progress)?,
         Action::BuildComponents => {
             let _lock = lock(&plan, &progress)?;
             println!("{}", components::ensure(&plan, &progress)?.display());
@@ -137,6 +152,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::Env => {
             println!("export PATH={}:$PATH", components::bin(&plan)?.display());
             println!("export KUBECONFIG={}", plan.kubeconfig().display());
+            println!("export CLUSTER_REGISTRY={}", plan.registry());
         }
         Action::Exec { node, command } => {
             let namespace = format!("{}-{node}", plan.prefix());

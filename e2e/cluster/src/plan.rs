@@ -131,6 +131,12 @@ impl Plan {
         self.node_network().address(254)
     }
 
+    /// Returns host and port at which nodes pull from a registry on the host, over plain HTTP.
+    #[must_use]
+    pub fn registry(&self) -> String {
+        format!("{}:5000", self.host_address())
+    }
+
     /// Returns the service address of the API server.
     #[must_use]
     pub fn api_service_address(&self) -> Ipv4Addr {

@@ -202,6 +202,9 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
     write(&node.folder.join("resolv.conf"), "")?;
     let snapshotter = if overlay_works(&node.folder)? { "overlayfs" } else { "native" };
     write(&node.folder.join("containerd.toml"), &render::node::containerd(node, bin, snapshotter))?;
+    let registry = render::node::registries(node).join(plan.registry());
+    fs::create_dir_all(&registry).at("create", &registry)?;
+    write(&registry.join("hosts.toml"), &render::node::registry(plan))?;
     let image = node.folder.join("pause.tar");
     pause::write(&image)?;
 

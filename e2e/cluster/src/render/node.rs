@@ -224,10 +224,26 @@ oom_score = 0
 
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = '{PAUSE_IMAGE}'
+
+  [plugins.'io.containerd.cri.v1.images'.registry]
+    config_path = '{registries}'
 ",
         bin = bin.display(),
+        registries = registries(node).display(),
         own = own_plugins(node).display(),
     )
+}
+
+/// Returns the folder with the registries that containerd reaches in a way of their own.
+#[must_use]
+pub(crate) fn registries(node: &Node) -> PathBuf {
+    node.folder.join("registries")
+}
+
+/// Renders the settings for a registry on the host, which has no certificate.
+#[must_use]
+pub(crate) fn registry(plan: &Plan) -> String {
+    format!("[host.'http://{}']\n  capabilities = ['pull', 'resolve']\n", plan.registry())
 }
 
 /// Renders the NAT rules of the node's network namespace: traffic of pods to addresses outside of the pod network gets the
@@ -271,6 +287,8 @@ mod tests {
         assert!(text.contains("restrict_oom_score_adj = true"));
         assert!(text.contains("sandbox = 'ferrovirt.io/pause:devel'"));
         assert!(text.contains("snapshotter = 'native'"));
+        assert!(text.contains("config_path = '/src/build/cluster/node-1/registries'"));
+        assert!(registry(&plan()).starts_with("[host.'http://10.210.0.254:5000']\n"));
         assert!(text.contains("bin_dirs = ['/opt/bin', '/src/build/cluster/node-1/cni/bin']"));
     }
 

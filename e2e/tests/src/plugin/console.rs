@@ -17,6 +17,9 @@ use super::served::{Ended, collect};
 
 /// Limit of kept output in bytes.
 const OUTPUT_LIMIT: usize = 256 * 1024;
+/// Time limit until there is a prompt: the guest agent of a distribution connects minutes before one under emulation, beside
+/// other guests.
+const LOGIN_LIMIT: Duration = Duration::from_secs(600);
 /// Attempts to run the first command after a login.
 const LOGIN_ATTEMPTS: u32 = 4;
 
@@ -114,7 +117,7 @@ impl Console {
     /// # Errors
     /// Fails without a prompt in time, or if the password is wrong.
     pub async fn login(&mut self, user: &str, password: &str) -> Result<()> {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+        let deadline = tokio::time::Instant::now() + LOGIN_LIMIT;
         // Enter repeats a prompt from before the console was opened.
         loop {
             self.send("\n").await?;

@@ -49,6 +49,7 @@ pub(super) fn resource(kind: &str) -> ApiResource {
         "ValidatingWebhookConfiguration" => {
             ("admissionregistration.k8s.io", "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
         }
+        "Job" => ("batch", "v1", "Job", "jobs"),
         "ControllerRevision" => ("apps", "v1", "ControllerRevision", "controllerrevisions"),
         "Role" => ("rbac.authorization.k8s.io", "v1", "Role", "roles"),
         "RoleBinding" => ("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),

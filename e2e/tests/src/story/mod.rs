@@ -113,8 +113,8 @@ where
             result.and(ended)
         })
     });
-    let outcome = outcome.and(record(name, began.elapsed()));
-    if let Err(error) = outcome {
+    let recorded = record(name, began.elapsed(), outcome.as_ref().err());
+    if let Err(error) = outcome.and(recorded) {
         #[expect(clippy::panic, reason = "fails the test")]
         {
             panic!("story {name}: {error:#}");
@@ -122,12 +122,21 @@ where
     }
 }
 
-/// Appends the duration of a story to the file that `STORY_TIMES` names, if any.
-fn record(name: &str, duration: Duration) -> Result<()> {
+/// Characters of a failure beside the duration of its story. The failure is also printed whole.
+const FAILURE_LENGTH: usize = 600;
+
+/// Appends the duration of a story to the file that `STORY_TIMES` names, if any, and why the story failed, if it did.
+fn record(name: &str, duration: Duration, failure: Option<&anyhow::Error>) -> Result<()> {
     let Some(path) = std::env::var_os("STORY_TIMES") else { return Ok(()) };
     // The thread of a test has its name.
     let test = std::thread::current().name().map_or_else(|| name.to_owned(), |test| format!("{test} ({name})"));
-    let line = format!("{:7.1} s {test}\n", duration.as_secs_f64());
+    let mut line = format!("{:7.1} s {test}", duration.as_secs_f64());
+    if let Some(failure) = failure {
+        let text = format!("{failure:#}").replace('\n', " ");
+        line.push_str(" FAILED: ");
+        line.extend(text.chars().take(FAILURE_LENGTH));
+    }
+    line.push('\n');
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
     file.and_then(|mut file| file.write_all(line.as_bytes())).context("cannot write STORY_TIMES")
 }

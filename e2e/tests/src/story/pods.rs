@@ -1,5 +1,7 @@
 //! Pods: commands, logs, and a pod with network tools.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
 use kube::{
@@ -7,10 +9,13 @@ use kube::{
     api::{AttachParams, LogParams},
 };
 use serde_json::Value;
-use tokio::io::AsyncReadExt;
+use tokio::{io::AsyncReadExt, time::timeout};
 
 use super::Story;
 use crate::environment::TIMEOUT;
+
+/// Time limit of a command in a pod.
+const EXEC_LIMIT: Duration = Duration::from_secs(240);
 
 impl Story {
     /// Starts a pod with a shell and network tools, and waits until it runs.
@@ -87,6 +92,12 @@ pub(super) async fn exec(pods: &Api<Pod>, pod: &str, command: &[&str]) -> Result
 }
 
 async fn exec_with(pods: &Api<Pod>, pod: &str, command: &[&str], params: AttachParams) -> Result<String> {
+    // The end of a kubelet can leave a connection that nobody closes.
+    let limited = timeout(EXEC_LIMIT, exec_unlimited(pods, pod, command, params)).await;
+    limited.with_context(|| format!("{command:?} in {pod} has not ended within {EXEC_LIMIT:?}"))?
+}
+
+async fn exec_unlimited(pods: &Api<Pod>, pod: &str, command: &[&str], params: AttachParams) -> Result<String> {
     let params = params.stdout(true).stderr(true);
     let mut process =
         pods.exec(pod, command.iter().copied(), &params).await.with_context(|| format!("exec in {pod}"))?;

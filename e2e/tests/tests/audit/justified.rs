@@ -17,6 +17,7 @@ const API: &str = "kubevirt-apiserver";
 const CONTROLLER: &str = "kubevirt-controller";
 const HANDLER: &str = "kubevirt-handler";
 const DEFINITIONS: &str = "ferrovirt-definitions";
+const UNINSTALL: &str = "ferrovirt-uninstall";
 const CLEAN_UP: &str = "ferrovirt-clean-up";
 
 const OWNERS: &str = "the admission plugin OwnerReferencesPermissionEnforcement asks for it where it is enabled";
@@ -24,10 +25,12 @@ const SIGNER: &str = "the admission plugins for certificates ask for it, in no c
 const ROTATION: &str = "certificates are renewed at 80 % of their lives, and the stories do not last so long";
 const ABSENT: &str = "no story has objects of this kind, which admission reads where a VM or a volume names one";
 const EVERYBODY: &str = "a role for all users gives it as well, which administrators may take away; RBAC names either";
-const LAST_ONE: &str = "asked for when the KubeVirt object is deleted, and the stories keep it";
+const REMOVED: &str =
+    "asked for when the KubeVirt object is deleted, which the stories do only in a cluster without other VMs";
 const MOVES: &str =
     "migrations need a second node, and most stories leave the evacuation of nodes and ended migrations alone";
 const INSTALLED: &str = "Helm installs the definitions, and the hook finds them up to date";
+const BLOCKED: &str = "asked for if the uninstall strategy is set, and no story uninstalls the chart with it";
 const LATER: &str = "the hook runs after this test; `cluster run` fails when it fails";
 
 /// The list.
@@ -38,8 +41,10 @@ pub(crate) const RIGHTS: &[Justified] = &[
     unused(API, "list virtualmachinebackups.backup.kubevirt.io", ABSENT),
     sometimes(API, "list kubevirts.kubevirt.io", EVERYBODY),
     sometimes(API, "get virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
-    unused(API, "list virtualmachines.kubevirt.io", LAST_ONE),
-    unused(API, "list virtualmachineinstancereplicasets.kubevirt.io", LAST_ONE),
+    sometimes(API, "list virtualmachines.kubevirt.io", REMOVED),
+    sometimes(API, "list virtualmachineinstancereplicasets.kubevirt.io", REMOVED),
+    sometimes(CONTROLLER, "delete virtualmachines.kubevirt.io", REMOVED),
+    sometimes(CONTROLLER, "delete virtualmachineinstancereplicasets.kubevirt.io", REMOVED),
     sometimes(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "list virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "watch virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
@@ -72,6 +77,9 @@ pub(crate) const RIGHTS: &[Justified] = &[
     ),
     unused(DEFINITIONS, "create customresourcedefinitions.apiextensions.k8s.io", INSTALLED),
     unused(DEFINITIONS, "patch customresourcedefinitions.apiextensions.k8s.io *", INSTALLED),
+    unused(UNINSTALL, "list virtualmachines.kubevirt.io", BLOCKED),
+    unused(UNINSTALL, "list virtualmachineinstancereplicasets.kubevirt.io", BLOCKED),
+    unused(UNINSTALL, "delete kubevirts.kubevirt.io kubevirt", LATER),
     unused(CLEAN_UP, "* *", LATER),
     unused(CLEAN_UP, "* * *", LATER),
 ];

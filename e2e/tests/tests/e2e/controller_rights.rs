@@ -273,6 +273,8 @@ fn virt_controller_changes_only_what_it_needs() {
         let (vm, vmi) =
             (format!("{kubevirt}/virtualmachines/box"), format!("{kubevirt}/virtualmachineinstances/lonely"));
         let vmis = format!("{kubevirt}/virtualmachineinstances");
+        let installation = "/apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts/kubevirt";
+        let held = json!({"metadata": {"finalizers": ["kubevirt.io/foregroundDeleteKubeVirt"]}});
         let lonely = s.get("vmi", "lonely").await?["spec"].clone();
         let with_lan = |interface: Value, network: Value| {
             let (mut interfaces, mut networks) =
@@ -359,6 +361,15 @@ fn virt_controller_changes_only_what_it_needs() {
                     Some("vmis"),
                 ),
                 (Method::DELETE, vmi.clone(), json!({"dryRun": ["All"]}), Some("vmi-deletion")),
+                (Method::DELETE, vm.clone(), json!({"dryRun": ["All"]}), Some("vm-deletion")),
+                (Method::PATCH, installation.to_owned(), labels("a", "b"), Some("installation")),
+                (
+                    Method::PATCH,
+                    installation.to_owned(),
+                    json!({"spec": {"uninstallStrategy": "RemoveWorkloads"}}),
+                    Some("installation"),
+                ),
+                (Method::PATCH, installation.to_owned(), held, None),
                 (Method::POST, vmis, unowned, Some("vmi-creation")),
                 (Method::POST, revisions, revision, Some("revision-creation")),
                 (Method::POST, format!("{own}/secrets"), named("Secret", "foreign"), Some("own-objects")),

@@ -32,30 +32,33 @@ long() {
 		echo $blocks >$2
 	done
 }
-while read -r line <&3; do
-	echo "$line" >>/tmp/asked
-	case $line in
-	*guest-sync*)
-		id=${line##*:}
-		printf '{"return":%s}\n' "${id%%\}*}" >&3
-		;;
-	*guest-get-osinfo*)
-		printf '{"return":{"name":"Small"}}\n' >&3
-		;;
-	*guest-get-host-name*)
-		printf '{"return":{"host-name":"believed","rest":"' >&3
-		long 48 /tmp/three
-		printf '"}}\n' >&3
-		;;
-	*guest-get-timezone*)
-		printf '{"return":{"zone":"believed","offset":0,"rest":"' >&3
-		long 168 /tmp/ten
-		printf '"}}\n' >&3
-		;;
-	*)
-		printf '{"return":{}}\n' >&3
-		;;
-	esac
+# Until libvirt has connected, reading ends at once.
+while sleep 0.2; do
+	while read -r line <&3; do
+		echo "$line" >>/tmp/asked
+		case $line in
+		*guest-sync*)
+			id=${line##*:}
+			printf '{"return":%s}\n' "${id%%\}*}" >&3
+			;;
+		*guest-get-osinfo*)
+			printf '{"return":{"name":"Small"}}\n' >&3
+			;;
+		*guest-get-host-name*)
+			printf '{"return":{"host-name":"believed","rest":"' >&3
+			long 48 /tmp/three
+			printf '"}}\n' >&3
+			;;
+		*guest-get-timezone*)
+			printf '{"return":{"zone":"believed","offset":0,"rest":"' >&3
+			long 168 /tmp/ten
+			printf '"}}\n' >&3
+			;;
+		*)
+			printf '{"return":{}}\n' >&3
+			;;
+		esac
+	done
 done
 "#;
 /// Blocks of the longest answer that libvirt reads in any case: less than 10 MiB.

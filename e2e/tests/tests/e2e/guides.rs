@@ -40,12 +40,6 @@ const NOT_APPLIED: &[(&str, &str, Trial, &str)] = &[
         Trial::DryRun,
         "Debian boots for minutes under emulation; guest_agent.rs runs the same guest with the same credentials",
     ),
-    (
-        "docs/guides/monitoring.md",
-        "ServiceMonitor/kubevirt",
-        Trial::DryRunIfServed,
-        "the definition belongs to the Prometheus Operator, which the test cluster does not have",
-    ),
 ];
 
 /// A manifest of one object in a document.

@@ -69,22 +69,23 @@ async fn rows(s: &Story, storage: &Storage) -> Result<()> {
     let image = format!("{}/disk.img", storage.directory);
     on_host(s, &storage.node, &format!("truncate -s 16M {image} && printf \"{MARK}\" | dd of={image} conv=notrunc"))
         .await?;
-    start(s).await?;
+    start(s, &storage.hostname).await?;
     let node = s.enter_node(&storage.node).await?;
     let kills = Kills { story: s, node: &node };
-    let outcome =
-        kills.rows(&table(&DURING, &VICTIMS)?, async |during, victim| row(&kills, during, victim).await).await;
+    let outcome = kills
+        .rows(&table(&DURING, &VICTIMS)?, async |during, victim| row(&kills, &storage.hostname, during, victim).await)
+        .await;
     node.leave().await?;
     outcome
 }
 
-async fn start(s: &Story) -> Result<()> {
-    s.apply(&manifests::kernel_vmi(GUEST)).await?;
+async fn start(s: &Story, hostname: &str) -> Result<()> {
+    s.apply(&manifests::kernel_vmi_on(hostname, GUEST)).await?;
     s.wait_running(GUEST).await?;
     in_guest(s, "modprobe -qab virtio_blk; true").await.map(drop)
 }
 
-async fn row(kills: &Kills<'_>, during: During, victim: Victim) -> Result<()> {
+async fn row(kills: &Kills<'_>, hostname: &str, during: During, victim: Victim) -> Result<()> {
     let s = kills.story;
     let (holder, phase) = during.held();
     let is_detached = during == During::DetachFromGuest;
@@ -101,7 +102,7 @@ async fn row(kills: &Kills<'_>, during: During, victim: Victim) -> Result<()> {
         no_pods(s).await?;
         s.delete("vmi", GUEST).await?;
         s.wait_gone("vmi", GUEST, MINUTES).await?;
-        return start(s).await;
+        return start(s, hostname).await;
     }
     if !is_detached {
         attached(s).await?;

@@ -7,7 +7,7 @@ use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, registry, repository, skip
 use http::Request;
 use kube::{
     ResourceExt,
-    api::{ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use tokio::{process::Command, time::Instant};
@@ -37,6 +37,22 @@ fn uninstalling_is_refused_while_a_vmi_runs_with_a_command_to_continue() {
     });
 }
 
+#[test]
+fn helm_test_boots_a_vmi_and_leaves_nothing() {
+    story_alone("helm-test", async |s| {
+        let (passed, output) = helm(&["test", "ferrovirt", "-n", "kubevirt"]).await?;
+        ensure!(passed, "helm test: {output}");
+        for step in ["is created", "runs after", "is deleted"] {
+            ensure!(output.contains(&format!("VMI kubevirt/ferrovirt-test {step}")), "no step {step:?}: {output}");
+        }
+        for kind in ["VirtualMachineInstance", "ServiceAccount", "Role", "RoleBinding", "Job"] {
+            let left = s.installation_api(kind).get_opt("ferrovirt-test").await?;
+            ensure!(left.is_none(), "{kind} ferrovirt-test is left");
+        }
+        Ok(())
+    });
+}
+
 /// Checks the command in the refusal.
 async fn refused(s: &Story, refusal: Result<(bool, String)>) -> Result<String> {
     let (uninstalled, output) = refusal?;
@@ -61,6 +77,109 @@ pub(crate) async fn helm(arguments: &[&str]) -> Result<(bool, String)> {
     let output = command.output().await.context("cannot run helm: it must be on the PATH")?;
     let text = [output.stdout, output.stderr].concat();
     Ok((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
+}
+
+#[test]
+fn deletion_of_the_installation_is_refused_or_removes_all_workloads() {
+    story_alone("removal", async |s| {
+        // The removal concerns the whole cluster.
+        for kind in ["vm", "vmi", "vmirs"] {
+            if !s.cluster_api(kind).list(&ListParams::default()).await?.items.is_empty() {
+                return skip("no other VMI");
+            }
+        }
+        let removed = removed(s).await;
+        // Later stories need the installation, also after a failure.
+        let back = helm(&["rollback", "ferrovirt", &revision().await?, "-n", "kubevirt"]).await?;
+        set_uninstall(s, &Value::Null).await?;
+        removed?;
+        ensure!(back.0, "helm rollback: {}", back.1);
+        settled(s, "True", "False").await?;
+        s.apply(&manifests::kernel_vmi("again")).await?;
+        s.wait_running("again").await?;
+        Ok(())
+    });
+}
+
+/// Finalizer of the KubeVirt object while workloads need it.
+const FINALIZER: &str = "kubevirt.io/foregroundDeleteKubeVirt";
+
+/// Deletes the KubeVirt object, which is refused at first, and waits until no workload is left.
+async fn removed(s: &Story) -> Result<()> {
+    held(s, false).await?;
+    s.apply(&manifests::kernel_vm("box", "Always")).await?;
+    s.apply(&manifests::kernel_vmi("lonely")).await?;
+    s.apply(REPLICA_SET).await?;
+    s.wait_running("box").await?;
+    s.wait_running("lonely").await?;
+    held(s, true).await?;
+    let message = "Rejecting the uninstall request, since there are still Virtual Machine Instances present. Either delete all \
+                   KubeVirt related workloads or change the uninstall strategy before uninstalling KubeVirt.";
+    for strategy in [Value::Null, json!("BlockUninstallIfWorkloadsExist")] {
+        set_uninstall(s, &strategy).await?;
+        let refusal = delete_installation(s).await.err().with_context(|| format!("deleted under {strategy}"))?;
+        ensure!(refusal.to_string().contains(message), "{strategy}: {refusal}");
+    }
+    let namespaces = s.cluster_api("Namespace");
+    let refusal = namespaces.delete("kubevirt", &DeleteParams::default().dry_run()).await;
+    let refusal = refusal.err().context("the namespace with the installation may be deleted")?.to_string();
+    ensure!(refusal.contains("uninstall Ferrovirt first"), "{refusal}");
+
+    set_uninstall(s, &json!("RemoveWorkloads")).await?;
+    delete_installation(s).await?;
+    let started = Instant::now();
+    let mut phase = String::new();
+    while let Some(object) = s.installation_api("KubeVirt").get_opt("kubevirt").await? {
+        phase = object.data["status"]["phase"].as_str().unwrap_or_default().to_owned();
+        ensure!(started.elapsed() < 2 * TIMEOUT, "not removed: {}", serde_json::to_string(&object)?);
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    println!("removed after {} ms", started.elapsed().as_millis());
+    ensure!(phase == "Deleting", "the last phase was {phase:?}");
+    for kind in ["vm", "vmi", "vmirs", "vmim"] {
+        let left = s.cluster_api(kind).list(&ListParams::default()).await?.items;
+        ensure!(left.is_empty(), "left: {}", serde_json::to_string(&left)?);
+    }
+    Ok(())
+}
+
+/// A replica set without VMIs.
+const REPLICA_SET: &str = "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstanceReplicaSet
+metadata: {name: pool}
+spec:
+  replicas: 0
+  selector: {matchLabels: {app: pool}}
+  template:
+    metadata: {labels: {app: pool}}
+    spec: {domain: {memory: {guest: 128Mi}, devices: {}}}
+";
+
+async fn delete_installation(s: &Story) -> Result<()> {
+    s.installation_api("KubeVirt").delete("kubevirt", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+async fn set_uninstall(s: &Story, strategy: &Value) -> Result<()> {
+    let patch = Patch::Merge(json!({"spec": {"uninstallStrategy": strategy}}));
+    s.installation_api("KubeVirt")
+        .patch("kubevirt", &PatchParams::default(), &patch)
+        .await
+        .context("set the strategy")?;
+    Ok(())
+}
+
+/// Waits until the KubeVirt object has the finalizer or not.
+async fn held(s: &Story, wanted: bool) -> Result<()> {
+    let started = Instant::now();
+    while s.installation_api("KubeVirt").get("kubevirt").await?.finalizers().iter().any(|name| name == FINALIZER)
+        != wanted
+    {
+        ensure!(started.elapsed() < TIMEOUT, "finalizer is set: {}", !wanted);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
 }
 
 #[test]

@@ -4,10 +4,11 @@
 //! continue. A kill that missed the phase is a failure. The guest is the witness: it is restarted if QEMU was killed, and else not.
 //!
 //! `make test` runs a sample of each table, `make test-long` all rows (`KILLS=all`). The sample is printed with its seed, and
-//! `KILL_SEED` repeats it.
+//! `KILL_SEED` repeats it. `KILLS=3,8-11` runs the rows with these numbers.
 
 use std::{
     fmt::Debug,
+    ops::RangeInclusive,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -19,7 +20,7 @@ use kube::{
     api::{DeleteParams, ListParams},
 };
 use serde_json::Value;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::live_resize::run;
 
@@ -69,10 +70,11 @@ pub(crate) fn table<D: Copy + Debug>(during: &[D], victims: &[Victim]) -> Result
     sample(rows, SAMPLE)
 }
 
-/// Returns the rows, or a sample with every so many of them.
+/// Returns the rows, or a sample with every so many of them. `KILLS` may be `all`, or numbers and ranges (`3,8-11`) of rows.
 pub(crate) fn sample<R: Debug>(rows: impl Iterator<Item = R>, every: usize) -> Result<Vec<R>> {
-    if std::env::var("KILLS").is_ok_and(|kills| kills == "all") {
-        return Ok(rows.collect());
+    if let Ok(kills) = std::env::var("KILLS") {
+        let numbers = numbers(&kills)?;
+        return Ok(rows.enumerate().filter(|(number, _)| numbers(number)).map(|(_, row)| row).collect());
     }
     let seed = match std::env::var("KILL_SEED") {
         Ok(seed) => seed.parse().with_context(|| format!("KILL_SEED is {seed:?}"))?,
@@ -84,6 +86,28 @@ pub(crate) fn sample<R: Debug>(rows: impl Iterator<Item = R>, every: usize) -> R
     let sample: Vec<_> = rows.skip(first).step_by(every).collect();
     eprintln!("KILL_SEED={seed}: {sample:?}");
     Ok(sample)
+}
+
+/// Returns whether `KILLS` contains the number of a row.
+fn numbers(kills: &str) -> Result<impl Fn(&usize) -> bool> {
+    let range = |text: &str| -> Result<RangeInclusive<usize>> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        Ok(first.parse()?..=last.parse()?)
+    };
+    let ranges: Result<Vec<_>> = match kills {
+        "all" => Ok(vec![0..=usize::MAX]),
+        _ => kills.split(',').map(range).collect(),
+    };
+    let ranges = ranges.with_context(|| format!("KILLS is {kills:?}"))?;
+    Ok(move |number: &usize| ranges.iter().any(|range| range.contains(number)))
+}
+
+#[test]
+fn rows_are_selected_by_numbers_and_ranges() -> Result<()> {
+    let selected = |kills| Ok::<Vec<_>, anyhow::Error>((0..6).filter(numbers(kills)?).collect());
+    anyhow::ensure!(selected("all")? == [0, 1, 2, 3, 4, 5] && selected("1,3-4,9")? == [1, 3, 4]);
+    anyhow::ensure!(numbers("").is_err() && numbers("some").is_err());
+    Ok(())
 }
 
 /// The rows of a table on one node.
@@ -198,8 +222,9 @@ pub(crate) async fn kill_kubelet(node: &Node) -> Result<()> {
     let deadline = Instant::now() + MINUTES;
     loop {
         sleep(Duration::from_millis(500)).await;
-        match node.run(FIND).await {
-            Ok(now) if !now.is_empty() && now != before => return Ok(()),
+        // The connection of a command may outlive kubelet.
+        match timeout(Duration::from_secs(10), node.run(FIND)).await {
+            Ok(Ok(now)) if !now.is_empty() && now != before => return Ok(()),
             outcome => ensure!(Instant::now() < deadline, "kubelet is not started again: {outcome:?}"),
         }
     }

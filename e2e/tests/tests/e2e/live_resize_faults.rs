@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::{
     kills::{GUEST, Holder, Kills, MINUTES, Victim, in_guest, table, vmi_uid},
     live_resize::{READY, condition, memory_between, processors, vm},
+    moves::with_spec,
 };
 
 /// The change during which a process is killed.
@@ -64,10 +65,13 @@ fn size_of_a_guest_changes_whatever_is_killed_meanwhile() {
         let rows = table(&DURING, &VICTIMS)?;
         let most = rows.iter().filter(|(during, _)| during.is_cpu()).count() + 1;
         let manifest = vm(GUEST, &format!("sockets: 1, maxSockets: {most}"), "");
+        // It starts there again after its QEMU was killed.
+        let (node, hostname) = s.one_node().await?;
+        let manifest = with_spec(&manifest, &format!("nodeSelector: {{kubernetes.io/hostname: {hostname}}}"));
         s.apply(&manifest.replace("runStrategy: Once", "runStrategy: Always")).await?;
         s.wait_running(GUEST).await?;
         in_guest(s, READY).await?;
-        let node = s.enter_node(&s.node_of(GUEST).await?).await?;
+        let node = s.enter_node(&node).await?;
         let kills = Kills { story: s, node: &node };
         let mut size = Size { sockets: 1, memory: "1Gi" };
         let outcome = kills.rows(&rows, async |during, victim| row(&kills, during, victim, &mut size).await).await;

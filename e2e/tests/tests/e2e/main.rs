@@ -64,6 +64,7 @@ mod starts;
 mod strategies;
 mod stream_faults;
 mod streams;
+mod support_bundle;
 mod traces;
 mod usb;
 mod utility_volumes;
