@@ -6,13 +6,17 @@
 //! - [`sources`]: the text of all files.
 //! - [`documents`]: paths named in documents, the graph of folders that `docs/architecture.md` shows, decision records.
 //! - [`lists`]: annotations, labels, metrics and subresources, read from the sources.
+//! - [`values`]: values of the chart.
+//! - [`promql`]: metrics in rules and dashboards of the chart.
 
 pub mod crates;
 pub mod documents;
 pub mod folders;
 pub mod lists;
+pub mod promql;
 pub mod source;
 pub mod sources;
+pub mod values;
 
 use std::path::PathBuf;
 

@@ -3,7 +3,8 @@
 use std::{fmt::Write, path::Path};
 
 use api::{FeatureGate, gates::State};
-use layout::{documents, lists, root};
+use layout::{documents, lists, root, values};
+use serde_json::Value;
 
 /// Crates of the product.
 const PRODUCT: &[&str] = &["api", "daemon", "admission", "controllers", "apiserver", "node", "launcher", "cli"];
@@ -142,6 +143,48 @@ fn annotations_and_labels_are_current() {
     }
     own.sort();
     check("docs/reference/annotations.md", "own", &rows(own)).unwrap();
+}
+
+#[test]
+fn values_of_the_chart_are_current() {
+    let chart = root().join("charts/ferrovirt");
+    let text = std::fs::read_to_string(chart.join("values.yaml")).unwrap();
+    let defaults: Value = serde_saphyr::from_str(&text).unwrap();
+    let schema: Value =
+        serde_json::from_str(&std::fs::read_to_string(chart.join("values.schema.json")).unwrap()).unwrap();
+    let comments = values::comments(&text);
+    // Helm's own value.
+    let paths = values::paths(&schema).into_iter().filter(|path| path != "global");
+    let mut rows = Vec::new();
+    for path in paths {
+        let Some((parent, key)) = path.rsplit_once('.') else {
+            let comment = comments.get(&path).unwrap_or_else(|| panic!("{path} has no comment in values.yaml"));
+            rows.push([code(&path), default(&defaults, &path), comment.clone()]);
+            continue;
+        };
+        // Maps whose keys the schema lists are described as a whole.
+        let whole = ["overrides", "digests", "affinity", "updateStrategy"].iter().find_map(|name| {
+            let end = path.split_once(&format!(".{name}."))?.0.len() + name.len() + 1;
+            path.get(..end)
+        });
+        let path = whole.unwrap_or(&path);
+        let comment = comments.get(path).cloned().or_else(|| match key {
+            "requests" | "limits" => comments.get(parent).cloned(),
+            _ => None,
+        });
+        let comment = comment.unwrap_or_else(|| panic!("{path} has no comment in values.yaml"));
+        rows.push([code(path), default(&defaults, path), comment]);
+    }
+    rows.dedup();
+    assert!(rows.len() > 50, "{} values", rows.len());
+    check("charts/ferrovirt/README.md", "values", &table(["value", "default", "content"], rows)).unwrap();
+}
+
+/// Returns the default of a value of the chart. One that is missing fails, since `values.yaml` lists all values.
+fn default(defaults: &Value, path: &str) -> String {
+    let value = values::at(defaults, path);
+    assert!(value.is_some(), "{path} is not in values.yaml");
+    code(&value.map(Value::to_string).unwrap_or_default())
 }
 
 #[test]
