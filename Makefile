@@ -43,7 +43,7 @@ GO_FLAGS := '-gcflags=all=-dwarf=false' '-gcflags=k8s.io/kubernetes/...=-dwarf=f
 AWAIT_AHEAD := test ! -e build/ahead.lock || flock build/ahead.lock true
 .PHONY: ahead
 ahead: deps
-	@test -n "$$KUBECONFIG" || test -d $(COMPONENTS) || { mkdir -p build; cd e2e/cluster/components; \
+	@test -n "$$KUBECONFIG$(NO_CLUSTER)" || test -d $(COMPONENTS) || { mkdir -p build; cd e2e/cluster/components; \
 	CGO_ENABLED=0 flock ../../../build/ahead.lock nice -n 19 go list -trimpath -buildvcs=false $(GO_FLAGS) \
 	-export -deps tool ./coredns ./etcd \
 	</dev/null >../../../build/ahead.log 2>&1 & }
@@ -115,12 +115,21 @@ $(DENY):
 # Seconds for fetching the database of advisories, which is on GitHub.
 ADVISORIES_LIMIT := 20
 .PHONY: lint
-lint: $(DENY) ## Checks format, clippy and the dependency tree
+lint: $(DENY) ## Checks format, clippy, the dependency tree and the chart
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(DENY) --log-level error check bans licenses sources
 	@if timeout $(ADVISORIES_LIMIT) $(DENY) fetch db 2>/dev/null; then $(DENY) --offline --log-level error check advisories; \
 	else echo 'ADVISORIES NOT CHECKED: the database of RustSec could not be fetched from GitHub'; fi
+	$(CARGO) build --release --locked $(PROGRAMS) --bin cluster
+	@# Otherwise the Go packages of Helm are compiled twice at once.
+	@$(AWAIT_AHEAD)
+	$(CLUSTER) check-chart
+
+.PHONY: rules
+rules: ## Checks and tests the chart's alerts with promtool (builds it once, several minutes)
+	$(CARGO) build --release --locked $(PROGRAMS) --bin cluster
+	$(CLUSTER) check-rules
 
 .PHONY: docs
 docs: ## Renews the generated parts of the documents
@@ -131,7 +140,7 @@ unit: ## Runs unit tests
 	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked
 
 # Nodes of the test cluster. Stories of migrations need two.
-NODES := 1
+NODES := 2
 # Selected from the workspace: for a single package cargo would rebuild dependencies with fewer features.
 export TESTS := $(CARGO) test --workspace --locked
 .PHONY: e2e
@@ -147,8 +156,7 @@ test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster 
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
-test-long: NODES := 2
-test-long: test ## Runs test with all rows of the tables of kills, attacks of realistic duration and more fuzzing
+test-long: test rules release-test ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, tests of alerts and release-test
 
 # Builds the benchmark.
 .PHONY: benchmark
@@ -157,6 +165,7 @@ benchmark: tiny debug-image
 	install -D -t $(BIN) $(RELEASE)/bench
 
 .PHONY: bench
+bench: NODES := 1
 bench: benchmark ## Measures starts, memory and API calls; writes build/bench.json
 	$(CLUSTER) run --nodes $(NODES) -- $(RELEASE)/bench
 
@@ -178,6 +187,22 @@ clients: tiny ## Tests the display with VNC clients of other projects (see e2e/c
 push: ## Pushes the images to REGISTRY=host/path with skopeo
 	@test -n "$(REGISTRY)" || { echo 'REGISTRY=host/path is not set' >&2; exit 1; }
 	$(IMAGES) push --registry $(REGISTRY) $(PUSH_FLAGS)
+
+# VERSION is by default the appVersion of the chart, FORMER the packaged chart of the release before.
+.PHONY: release
+release: NO_CLUSTER := yes
+release: images debug-image ## Pushes images and chart to REGISTRY=host/path; writes build/release
+	@test -n "$(REGISTRY)" || { echo 'REGISTRY=host/path is not set' >&2; exit 1; }
+	@command -v skopeo >/dev/null || apt-get install -q -y --no-install-recommends skopeo
+	helm=$$($(CLUSTER) build-helm) && $(IMAGES) release --registry $(REGISTRY) --helm "$$helm" $(addprefix --version ,$(VERSION)) \
+	$(addprefix --former ,$(FORMER)) $(PUSH_FLAGS)
+
+.PHONY: release-test
+release-test: images debug-image ## Releases to a local registry, and installs from it by Helm and by manifests
+	$(IMAGES) build guest-tiny
+	@command -v skopeo >/dev/null || apt-get install -q -y --no-install-recommends skopeo
+	@$(AWAIT_AHEAD)
+	CLUSTER=$(CLUSTER) IMAGES=$(IMAGES) e2e/release/run.sh
 
 .PHONY: install-cli
 install-cli: build ## Installs the kubectl plugin into PREFIX/bin (/usr/local)

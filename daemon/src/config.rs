@@ -98,16 +98,16 @@ pub fn follow(client: Client, namespace: &str, tasks: &Spawner) -> ConfigHandle 
     ConfigHandle { current, read }
 }
 
-/// Puts the configuration of the oldest object in force. A deleted object leaves the last one in force, since
-/// running VMIs were set up by it.
+/// Puts the configuration of the oldest object in force. An object that is being deleted counts if there is no other, since its
+/// finalizer keeps it until VMIs have ended. A deleted object leaves the last configuration in force, since running VMIs were set
+/// up by it.
 fn take(objects: &[KubeVirt], sender: &watch::Sender<Arc<ClusterConfig>>) {
-    let Some(object) = objects
-        .iter()
-        .filter(|object| object.metadata.deletion_timestamp.is_none())
-        .min_by_key(|object| (object.metadata.creation_timestamp.as_ref().map(|at| at.0), object.name_any()))
-    else {
-        return;
+    let rank = |object: &&KubeVirt| {
+        let metadata = &object.metadata;
+        let created = metadata.creation_timestamp.as_ref().map(|at| at.0);
+        (metadata.deletion_timestamp.is_some(), created, object.name_any())
     };
+    let Some(object) = objects.iter().min_by_key(rank) else { return };
     if object.metadata.resource_version.as_deref() == Some(sender.borrow().resource_version.as_str()) {
         return;
     }

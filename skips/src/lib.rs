@@ -14,7 +14,7 @@ pub const ACCEPTED: &[(&str, &str)] = &[
     ("foreign cluster: Multus", "a cluster of KUBECONFIG is used as it is, and Multus is optional"),
     ("foreign cluster: route to pods", "the attacker runs on this host and dials pod addresses"),
     ("foreign cluster: route from pods", "the collector of traces listens on this host"),
-    ("two nodes", "`make test` has one node; `make e2e NODES=2` runs the stories of migrations"),
+    ("foreign cluster: two nodes", "a cluster of KUBECONFIG may have one node, from which no VM can migrate"),
     ("foreign cluster: no other VMI", "a cluster of KUBECONFIG may run VMIs of others, which the story would evict"),
 ];
 

@@ -242,7 +242,7 @@ async fn a_guest_is_reached_on_its_second_network_under_the_pods_own_address() {
     let routes = &first.nics[1].dhcp.as_ref().unwrap().routes;
     assert_eq!((routes[0].destination.as_str(), routes[0].gateway.as_str()), ("172.16.0.0/12", "192.168.5.1"));
 
-    let state = ["ip -4 -o address", "nft list ruleset", "cat /proc/sys/net/ipv4/conf/all/arp_ignore"];
+    let state = ["ip -4 -o address", "nft -s list ruleset", "cat /proc/sys/net/ipv4/conf/all/arp_ignore"];
     let before = ip_in(&pod, &state).await;
     let nic = ip_in(&pod, &["ip -o -d link show 094a367b026-nic"]).await;
     assert!(nic.contains("master k6t-094a367b026") && nic.contains("learning off"), "{nic}");

@@ -294,7 +294,7 @@ async fn only_listed_ports_reach_the_guest_and_a_second_setup_changes_nothing() 
         "ip address",
         "ip -o -d link show tap0",
         "ip link show k6t-eth0",
-        "nft list ruleset",
+        "nft -s list ruleset",
         "cat /proc/sys/net/ipv4/ip_forward",
     ];
     let first = setup_in(inside(&pod), vec![request_of(&vmi)], vec![]).await.unwrap();

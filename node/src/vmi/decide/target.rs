@@ -62,7 +62,9 @@ fn carry(observed: &Observed, migration: &Migration, pod: &str, progress: &Progr
         Progress::Ready | Progress::Copying(_) | Progress::Moved(_) => true,
         // The connection to the launcher was lost: those of the migration may go on.
         Progress::Connecting => observed.route.is_some(),
-        Progress::Preparing | Progress::NotMoved(_) => false,
+        // The source may still ask whether the domain is here.
+        Progress::NotMoved(_) => migration.endpoint.is_some(),
+        Progress::Preparing => false,
     };
     let wanted = is_open.then(|| Route::Arrival {
         migration: migration.uid.clone(),

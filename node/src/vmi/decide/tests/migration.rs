@@ -251,7 +251,7 @@ fn progress_is_written_every_two_seconds_and_changes_nothing_else() {
 
 #[test]
 fn target_prepares_publishes_and_takes_over() {
-    use MigrationStep::{Copying, Moved, Prepared};
+    use MigrationStep::{Copying, Moved, NotMoved, Prepared};
     let none = || json!({});
     let down = Observed::new(with_migration(&vmi("Running"), SOURCE, &state(none())), TARGET);
     assert_eq!(decide(&down, at(0)).effects, [Effect::Connect { pod: "pod-2".into(), within: CONNECT_WAIT }]);
@@ -278,6 +278,8 @@ fn target_prepares_publishes_and_takes_over() {
     moved.endpoint = Some(([10, 0, 0, 3].into(), 8188));
     assert_eq!(state_of(&open(&mut moved)).target_node_address.as_deref(), Some("10.0.0.3"));
     assert!(state_of(&open(&mut target(&begun(none()), true, Some(moving(Copying))))).target_node_domain_detected);
+    // The source learns there that nothing has arrived.
+    assert_eq!(names(&open(&mut target(&begun(none()), true, Some(moving(NotMoved))))), [""; 0]);
 
     let mut arrived = target(&begun(json!({"targetMemoryOverhead": "300Mi"})), true, Some(moving(Moved)));
     let decision = decide(&arrived, at(2));
