@@ -64,7 +64,11 @@ fn code_spans(text: &str) -> impl Iterator<Item = &str> {
     prose.flat_map(|part| part.split('`').skip(1).step_by(2))
 }
 
-/// Returns true for a code span that names a file or folder of the workspace: its first part is a folder at the root.
+/// Folder of what builds and tests write.
+const BUILT: &str = "build";
+
+/// Returns true for a code span that names a file or folder of the workspace: its first part is a folder at the root, and not that
+/// of built files, which a fresh clone does not have.
 fn is_path(root: &Path, span: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/_-.".contains(c);
     let Some((first, rest)) = span.split_once('/') else { return false };
@@ -74,7 +78,7 @@ fn is_path(root: &Path, span: &str) -> bool {
         && (rest.is_empty() || !rest.starts_with('/'))
         && {
             // `kubevirt.io/vm` is a name, `api/` a folder.
-            !first.contains('.') && root.join(first).is_dir()
+            !first.contains('.') && first != BUILT && root.join(first).is_dir()
         }
 }
 
@@ -257,6 +261,8 @@ mod tests {
             ("kubevirt.io/vm", false, false),
             ("spec/domain", false, false),
             ("cargo", false, false),
+            // There after a build.
+            ("build/release", false, false),
         ] {
             assert_eq!(is_path(&root, span), path, "{span}");
             assert_eq!(path && exists(&root, span), there, "{span}");
