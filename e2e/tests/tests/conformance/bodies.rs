@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use ferrovirt_e2e_tests::{TIMEOUT, webhook::Endpoint};
+use ferrovirt_e2e_tests::{TIMEOUT, skip, webhook::Endpoint};
 use http::Method;
 use serde_json::json;
 
@@ -176,6 +176,9 @@ fn reviews_of_three_mebibytes_are_answered() {
         for review in [Review::create(PATH, vm.clone()), Review::create("/virtualmachines-mutate", vm)] {
             allowed(&endpoint.connect().await?.review(review.path, review.body()).await?, &review.uid)?;
         }
+        if !keeps_early_answers(endpoint)? {
+            return Ok(());
+        }
         turn_away(
             endpoint,
             &[
@@ -192,6 +195,9 @@ fn reviews_of_three_mebibytes_are_answered() {
 #[test]
 fn endless_bodies_are_refused() {
     conformance(async |endpoint| {
+        if !keeps_early_answers(endpoint)? {
+            return Ok(());
+        }
         let body = Bytes::from(vec![b' '; 24 << 20]);
         turned_away(&endpoint.connect().await?.review(PATH, body).await?, "24 MiB")?;
         // The server need not read to the end.
@@ -244,4 +250,12 @@ fn stalled_clients_do_not_delay_others() {
         ensure!(took < Duration::from_secs(2), "a review waited {took:?} behind clients that stall");
         Ok(())
     });
+}
+
+/// Returns false after a skip if connections are forwarded by kubelet, which drops an answer that ends before its request.
+fn keeps_early_answers(endpoint: &Endpoint) -> Result<bool> {
+    if !endpoint.is_direct() {
+        skip("route to pods")?;
+    }
+    Ok(endpoint.is_direct())
 }

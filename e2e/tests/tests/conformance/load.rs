@@ -18,19 +18,25 @@ fn a_thousand_concurrent_reviews_are_answered() {
     conformance(async |endpoint| {
         let lanes = if endpoint.is_direct() { REVIEWS } else { FORWARDED };
         println!("{REVIEWS} reviews over {lanes} connections");
-        let connections = endpoint.connect_many(lanes).await?;
+        // Forwarded ones are slow to open, and the server closes those that stay silent.
+        let mut open = if endpoint.is_direct() { endpoint.connect_many(lanes).await? } else { vec![] };
         let mut questions: Vec<Vec<Review>> = vec![vec![]; lanes];
         for index in 0..REVIEWS {
             let all = if index.is_multiple_of(4) { bad() } else { good() };
             questions[index % lanes].push(all[index % all.len()].clone());
         }
-        let asked = connections.into_iter().zip(questions).map(|(mut connection, questions)| async move {
-            for review in &questions {
-                let answer = connection.review(review.path, review.body()).await?;
-                response(&answer, &review.uid)?;
-            }
-            Ok::<usize, anyhow::Error>(questions.len())
-        });
+        let asked =
+            questions.into_iter().map(|questions| (open.pop(), questions)).map(|(open, questions)| async move {
+                let mut connection = match open {
+                    Some(connection) => connection,
+                    None => endpoint.connect().await?,
+                };
+                for review in &questions {
+                    let answer = connection.review(review.path, review.body()).await?;
+                    response(&answer, &review.uid)?;
+                }
+                Ok::<usize, anyhow::Error>(questions.len())
+            });
         let answered = join_all(asked).await.into_iter().sum::<Result<usize>>()?;
         ensure!(answered == REVIEWS, "{answered} of {REVIEWS} were answered");
         Ok(())
