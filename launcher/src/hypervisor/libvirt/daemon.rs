@@ -306,6 +306,8 @@ async fn run_once(
         .env("MALLOC_ARENA_MAX", "1")
         // Freed memory at the end of the heap returns to the system. The default keeps 128 KiB.
         .env("MALLOC_TRIM_THRESHOLD_", "16384")
+        // Small freed blocks merge with their neighbours instead of staying in caches of the threads: 0.4 MiB.
+        .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::inherit());
