@@ -96,7 +96,7 @@ fn volumes_are_plugged_into_a_running_vm_and_keep_their_data() {
         };
         let result = async {
             add_image(s, &files).await?;
-            plugged(s).await
+            plugged(s, &files.hostname).await
         }
         .await;
         let gone = delete_vmis(s).await;
@@ -106,8 +106,8 @@ fn volumes_are_plugged_into_a_running_vm_and_keep_their_data() {
     });
 }
 
-async fn plugged(s: &Story) -> Result<()> {
-    s.apply(&manifests::kernel_vm("box", "Always")).await?;
+async fn plugged(s: &Story, hostname: &str) -> Result<()> {
+    s.apply(&manifests::kernel_vm_on(hostname, "box")).await?;
     s.wait_running("box").await?;
     let mut console = s.console("box")?;
     console.login("root", "ferrovirt").await?;
@@ -194,15 +194,15 @@ async fn plugged(s: &Story) -> Result<()> {
 fn missing_claim_delays_no_other_volume() {
     story("hotplug-missing", async |s| {
         let block = Storage::make(s, "block", Backing::Device).await?;
-        let result = missing(s).await;
+        let result = missing(s, &block.hostname).await;
         let gone = delete_vmis(s).await;
         block.remove(s).await?;
         result.and(gone)
     });
 }
 
-async fn missing(s: &Story) -> Result<()> {
-    s.apply(&manifests::kernel_vm("box", "Always")).await?;
+async fn missing(s: &Story, hostname: &str) -> Result<()> {
+    s.apply(&manifests::kernel_vm_on(hostname, "box")).await?;
     s.wait_running("box").await?;
     let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name, "hotpluggable": true}});
     let disk = |name: &str| json!({"name": name, "serial": name, "disk": {"bus": "virtio"}});
@@ -244,7 +244,7 @@ fn volume_without_a_free_port_says_so_and_delays_no_other() {
         let files = Storage::make(s, "files", Backing::Directory).await?;
         let result = async {
             add_image(s, &files).await?;
-            without_ports(s).await
+            without_ports(s, &files.hostname).await
         }
         .await;
         let gone = delete_vmis(s).await;
@@ -254,8 +254,8 @@ fn volume_without_a_free_port_says_so_and_delays_no_other() {
     });
 }
 
-async fn without_ports(s: &Story) -> Result<()> {
-    s.apply(&manifests::kernel_vm("box", "Always")).await?;
+async fn without_ports(s: &Story, hostname: &str) -> Result<()> {
+    s.apply(&manifests::kernel_vm_on(hostname, "box")).await?;
     s.wait_running("box").await?;
     let volume = |name: &str, claim: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": claim, "hotpluggable": true}});
     // More disks than a small guest has ports: one image, read by all of them.
@@ -314,7 +314,7 @@ async fn media(s: &Story, files: &Storage) -> Result<()> {
     )
     .await?;
     let drive = "devices: {disks: [{name: cd, cdrom: {bus: sata}}]}\n";
-    s.apply(&manifests::kernel_vm("box", "Always").replace("devices: {}\n", drive)).await?;
+    s.apply(&manifests::kernel_vm_on(&files.hostname, "box").replace("devices: {}\n", drive)).await?;
     s.wait_running("box").await?;
     let mut console = s.console("box")?;
     console.login("root", "ferrovirt").await?;

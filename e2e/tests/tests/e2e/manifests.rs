@@ -84,6 +84,12 @@ spec:
     )
 }
 
+/// Returns a VM of [`kernel_vm`] with run strategy `Always` for the node with this host name.
+pub(crate) fn kernel_vm_on(hostname: &str, name: &str) -> String {
+    let on_node = format!("    spec:\n      nodeSelector: {{kubernetes.io/hostname: {hostname}}}\n      term");
+    kernel_vm(name, "Always").replace("    spec:\n      term", &on_node)
+}
+
 /// Returns the VMI of [`kernel_vmi`] for the node with this host name.
 pub(crate) fn kernel_vmi_on(hostname: &str, name: &str) -> String {
     kernel_vmi(name).replace("spec:\n", &format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {hostname}}}\n"))

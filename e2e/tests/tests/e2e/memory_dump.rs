@@ -49,10 +49,7 @@ pub(crate) fn claim() -> Value {
 
 /// Returns a VM on the node of the storage.
 pub(crate) fn vm(name: &str, storage: &Storage) -> String {
-    let on_node =
-        format!("    spec:\n      nodeSelector: {{kubernetes.io/hostname: {}}}\n      term", storage.hostname);
-    let vm = manifests::kernel_vm(name, "Always").replace("console=ttyS0", "console=ttyS0 quiet");
-    vm.replace("    spec:\n      term", &on_node)
+    manifests::kernel_vm_on(&storage.hostname, name).replace("console=ttyS0", "console=ttyS0 quiet")
 }
 
 /// Returns the request for a dump in the status of a VM.

@@ -111,13 +111,9 @@ fn of(pod: &Value, annotation: &str) -> Result<Vec<Value>> {
 pub(crate) fn vm(hostname: &str, name: &str) -> String {
     let networks = "        devices: {interfaces: [{name: default, masquerade: {}}]}\n      \
                     networks: [{name: default, pod: {}}]\n";
-    manifests::kernel_vm(name, "Always")
+    manifests::kernel_vm_on(hostname, name)
         .replace("console=ttyS0", "console=ttyS0 quiet")
         .replace("        devices: {}\n", networks)
-        .replace(
-            "    spec:\n      term",
-            &format!("    spec:\n      nodeSelector: {{kubernetes.io/hostname: {hostname}}}\n      term"),
-        )
 }
 
 /// Sets the interface `lan` of a VM to a state; empty: up.
