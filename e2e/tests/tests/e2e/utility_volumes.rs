@@ -32,7 +32,7 @@ fn components_hand_a_directory_to_the_launcher_of_a_running_guest() {
 }
 
 async fn utility_volumes(s: &Story, files: &Storage) -> Result<()> {
-    s.apply(&manifests::kernel_vmi("guest")).await?;
+    s.apply(&manifests::kernel_vmi_on(&files.hostname, "guest")).await?;
     s.wait_running("guest").await?;
     let boot = in_guest(s, "cat /proc/sys/kernel/random/boot_id").await?;
     let wanted = json!([
