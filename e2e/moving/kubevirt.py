@@ -210,7 +210,9 @@ def webhooks():
             }
             for hook, operations, group, versions, resources in rows
         ]
-        made.append(thing("admissionregistration.k8s.io/v1", kind, name, {"kubevirt.io": name}, webhooks=hooks))
+        # That of virt-operator itself has only its own label.
+        labels = {"kubevirt.io": name}
+        made.append(thing("admissionregistration.k8s.io/v1", kind, name, labels, managed=served_by == "virt-api", webhooks=hooks))
     return made
 
 

@@ -82,7 +82,7 @@ run_operator() {
 # Waits until the guest of a VM shows its prompt.
 wait_booted() {
     kubectl wait "vm/$1" --for=jsonpath='{.status.printableStatus}'=Running --timeout=180s || fail "VM $1 does not run"
-    for _ in $(seq 20); do
+    for _ in $(seq 40); do
         # Enter repeats a prompt from before.
         shown=$({ sleep 2; printf '\n'; sleep 3; } | timeout 10 kubectl virt console "$1" 2>&1 || true)
         case $shown in *login:*) return ;; esac
@@ -147,19 +147,19 @@ step 'Helm does not install over KubeVirt, and virt-operator puts back what is d
 refused conflict helm install ferrovirt "$chart" --namespace $system
 [ -z "$(helm list --all --short --namespace $system)" ] || fail 'Helm has recorded a release'
 kubectl delete clusterrole kubevirt.io:view
-within 30 kubectl get clusterrole kubevirt.io:view
+within 60 kubectl get clusterrole kubevirt.io:view
 
 follow before-the-move
 follow stop-the-vms
 follow save-the-objects-and-protect-the-vms
-within 30 is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
+within 60 is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
 for thing in crd/virtualmachines.kubevirt.io crd/kubevirts.kubevirt.io crd/virtualmachinepools.pool.kubevirt.io vm/my-vm; do
     refused 'would delete VMs' kubectl delete "$thing"
 done
 refused 'would delete VMs' kubectl delete crd --selector kubevirt.io
 refused 'would delete VMs' kubectl delete vm --all
 follow stop-virt-operator
-within 30 test -e "$work/idle"
+within 60 test -e "$work/idle"
 follow remove-kubevirt-without-its-definitions
 within 60 is_removed
 python3 "$here/vms.py" compare "$work/before.json"
@@ -191,7 +191,7 @@ kubectl label vm with-tpm checked=yes
 python3 "$here/vms.py" compare "$work/before.json"
 kubectl delete vm pool-vm --wait=false
 follow if-something-was-deleted
-within 30 is_refused NotFound kubectl get vm pool-vm
+within 60 is_refused NotFound kubectl get vm pool-vm
 
 for vm in other sized pool-0; do kubectl virt stop $vm; done
 follow uninstall-ferrovirt
@@ -204,13 +204,13 @@ python3 "$here/vms.py" compare "$work/before.json" pool-vm
 
 step 'the policy of the guide withstands the uninstallation of KubeVirt, and nothing else would'
 kubectl apply --filename "$work/guide/policy.yaml"
-within 30 is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
+within 60 is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
 # No program of KubeVirt answers.
 rm "$work/managed/webhooks.yaml"
 kubectl delete validatingwebhookconfigurations virt-operator-validator
 : >"$work/operator.log"
 kubectl delete kubevirt kubevirt --namespace $system --wait=false
-within 30 grep -q 'would delete VMs' "$work/operator.log"
+within 60 grep -q 'would delete VMs' "$work/operator.log"
 python3 "$here/vms.py" compare "$work/before.json" pool-vm
 kubectl delete --filename "$work/guide/policy.yaml"
 within 60 is_gone

@@ -143,7 +143,7 @@ def create_all(namespace):
     source = {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "my-vm"}
     create(thing("snapshot.kubevirt.io/v1beta1", "VirtualMachineSnapshot", "before", namespace, {"source": source}, finalizers=["snapshot.kubevirt.io/vmsnapshot-protection"]))
     # The only kind that is not stored in its newest version. No VM has the label.
-    create(thing("kubevirt.io/v1alpha3", "VirtualMachineInstancePreset", "preset", namespace, {"selector": {"matchLabels": {"flavor": "small"}}, "domain": {"resources": {"requests": {"memory": "64Mi"}}}}))
+    create(thing("kubevirt.io/v1alpha3", "VirtualMachineInstancePreset", "preset", namespace, {"selector": {"matchLabels": {"flavor": "small"}}, "domain": {"devices": {}, "resources": {"requests": {"memory": "64Mi"}}}}))
 
 
 def recorded():
