@@ -317,7 +317,6 @@ def kubevirt():
     }
     made = thing("kubevirt.io/v1", "KubeVirt", "kubevirt", None, NAMESPACE, managed=False, spec=spec)
     del made["metadata"]["labels"]
-    made["metadata"]["finalizers"] = ["foregroundDeleteKubeVirt"]
     return [made]
 
 
