@@ -156,7 +156,7 @@ test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster 
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
-test-long: test rules release-test ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, tests of alerts and release-test
+test-long: test rules release-test moving-test ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, tests of alerts, release-test and moving-test
 
 # Builds the benchmark.
 .PHONY: benchmark
@@ -203,6 +203,12 @@ release-test: images debug-image ## Releases to a local registry, and installs f
 	@command -v skopeo >/dev/null || apt-get install -q -y --no-install-recommends skopeo
 	@$(AWAIT_AHEAD)
 	CLUSTER=$(CLUSTER) IMAGES=$(IMAGES) e2e/release/run.sh
+
+.PHONY: moving-test
+moving-test: images ## Moves a cluster with KubeVirt's objects to Ferrovirt and back (see e2e/moving)
+	$(IMAGES) build guest-tiny
+	@$(AWAIT_AHEAD)
+	CLUSTER=$(CLUSTER) e2e/moving/run.sh
 
 .PHONY: install-cli
 install-cli: build ## Installs the kubectl plugin into PREFIX/bin (/usr/local)

@@ -9,8 +9,9 @@ use kube::{
 
 use super::{HookError, call};
 
-/// Field manager of the definitions.
-const MANAGER: &str = "ferrovirt";
+/// Field manager of the definitions: that of Helm. Helm 4 applies them on an installation, which after an upgrade by this hook and an
+/// uninstallation would conflict with fields of another manager.
+const MANAGER: &str = "helm";
 
 /// Validates a configuration as JSON like the webhook. Malformed JSON is left to the API server.
 ///
