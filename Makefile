@@ -156,7 +156,7 @@ test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster 
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
-test-long: test rules release-test ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, tests of alerts and release-test
+test-long: test rules release-test upgrade-test ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, tests of alerts, release-test and upgrade-test
 
 # Builds the benchmark.
 .PHONY: benchmark
@@ -203,6 +203,12 @@ release-test: images debug-image ## Releases to a local registry, and installs f
 	@command -v skopeo >/dev/null || apt-get install -q -y --no-install-recommends skopeo
 	@$(AWAIT_AHEAD)
 	CLUSTER=$(CLUSTER) IMAGES=$(IMAGES) e2e/release/run.sh
+
+.PHONY: upgrade-test
+upgrade-test: images ## Upgrades a cluster with ten VMs from the former release (builds it once), and back, and uninstalls it
+	$(IMAGES) build guest-tiny
+	@$(AWAIT_AHEAD)
+	CLUSTER=$(CLUSTER) e2e/upgrade/run.sh
 
 .PHONY: install-cli
 install-cli: build ## Installs the kubectl plugin into PREFIX/bin (/usr/local)
