@@ -1,6 +1,7 @@
 #!/bin/sh
 # Upgrades a cluster with running VMs from the former release to this working tree, and back, and uninstalls it. See README.md.
-# CLUSTER is the program of this name; `kubectl-virt` lies beside it.
+# CLUSTER is the program of this name; `kubectl-virt` lies beside it. Arguments are parts of the test: upgrade, missing, rollback,
+# uninstall; without any, all are run. VMS is the number of VMs, at least 6.
 set -eu
 cd "$(dirname "$0")/../.."
 unset KUBECONFIG
@@ -17,7 +18,7 @@ plugin=$(dirname "$CLUSTER")/kubectl-virt
 services='virt-api virt-controller virt-handler virt-launcher'
 first=tenant-a
 second=tenant-b
-count=10
+count=${VMS:-10}
 outdated=kubevirt.io/outdatedLauncherImage
 started=$(date +%s)
 
@@ -238,6 +239,179 @@ install() {
     wait_deployed "$2"
 }
 
+# Creates VMs, and has the first look at their guests when they run.
+create_vms() {
+    kubectl create namespace $first
+    kubectl create namespace $second
+    vms=
+    for number in $(seq 0 $((count - 1))); do
+        namespace=$first
+        [ "$number" -lt 5 ] || namespace=$second
+        create_vm $namespace "vm-$number"
+        vms="$vms $namespace/vm-$number"
+    done
+    for vm in $vms; do
+        within 300 "$vm runs" running "${vm%/*}" "${vm#*/}"
+    done
+    look >"$work/guests"
+    cat "$work/guests"
+}
+
+# The upgrade, and old launchers under the new virt-handler.
+part_upgrade() {
+    step 'helm upgrade'
+    upgrade --set image.tag=$present
+    wait_deployed $present
+    unchanged
+    expect_outdated $count
+    step 'the new virt-handler drives old launchers'
+    drive $first vm-0
+    drive $second vm-5
+    unchanged vm-0 vm-5
+    refused 'does not support live-migration: restart the VM' virt migrate vm-1 --namespace $first
+    restart $first vm-3 $present
+    restart $first vm-4 $present
+    unchanged vm-3 vm-4
+    before=$(boot_id $first/vm-4)
+    virt migrate vm-4 --namespace $first --wait || fail 'vm-4 does not migrate'
+    unchanged vm-4
+    [ "$(boot_id $first/vm-4)" = "$before" ] || fail 'the guest that migrated was restarted'
+    expect_outdated $((count - 2))
+
+    step 'method LiveMigrate leaves launchers that cannot migrate'
+    set_methods '["LiveMigrate"]'
+    # The controller looks again every 30 seconds.
+    sleep 65
+    [ "$(kubectl get vmim --all-namespaces --output name | wc -l)" = 1 ] || fail "migrations: $(kubectl get vmim --all-namespaces)"
+    expect_outdated $((count - 2))
+    unchanged
+}
+
+# Upgrades to images that do not exist.
+part_missing() {
+    step 'upgrade to images that do not exist: the hook fails, nothing changes'
+    refused 'pre-upgrade hooks failed' upgrade --set image.tag=missing --timeout 40s
+    kubectl get pods --namespace kubevirt
+    wait_deployed $present
+    unchanged
+    helm rollback ferrovirt --namespace kubevirt --timeout 4m
+    wait_deployed $present
+
+    step 'the same without hooks'
+    upgrade --set image.tag=missing --set hooks.enabled=false
+    sleep 45
+    kubectl get pods --namespace kubevirt --output wide
+    kubectl get kubevirt kubevirt --namespace kubevirt --output jsonpath='{range .status.conditions[*]}  {.type}: {.status} {.reason} {.message}{"\n"}{end}'
+    unchanged
+    # virt-handler of one node at most is replaced at a time.
+    node=$(kubectl get pods --namespace kubevirt --selector kubevirt.io=virt-handler --output \
+        jsonpath='{range .items[?(@.status.containerStatuses[0].ready==true)]}{.spec.nodeName}{"\n"}{end}' | head -n 1)
+    [ -n "$node" ] || fail 'no virt-handler is left'
+    vm=$(kubectl get vmi --all-namespaces --selector "kubevirt.io/nodeName=$node" --output jsonpath='{.items[0].metadata.namespace}/{.items[0].metadata.name}')
+    drive "${vm%/*}" "${vm#*/}"
+    helm rollback ferrovirt --namespace kubevirt --timeout 4m
+    wait_deployed $present
+    unchanged "${vm#*/}"
+    expect_outdated $((count - 2))
+
+    step 'helm upgrade --rollback-on-failure rolls back by itself'
+    refused 'rolled back\|rollback' upgrade --set image.tag=missing --set hooks.enabled=false --rollback-on-failure --timeout 60s
+    wait_deployed $present
+    unchanged
+}
+
+# The way back to the former release, and a second upgrade.
+part_rollback() {
+    step "helm rollback to release $former; two VMs have launchers of the newer one"
+    helm rollback ferrovirt 1 --namespace kubevirt --timeout 4m
+    wait_deployed $former
+    unchanged
+    expect_outdated 2
+    drive $first vm-1
+    drive $first vm-3
+    drive $first vm-4
+    drive $second vm-5
+    unchanged vm-1 vm-3 vm-4 vm-5
+    restart $first vm-4 $former
+    unchanged vm-4
+    kubectl delete vmim --all --namespace $first --timeout=60s || fail 'the migration cannot be deleted'
+
+    step 'a second upgrade'
+    upgrade --set image.tag=$present
+    wait_deployed $present
+    unchanged
+    expect_outdated $((count - 1))
+
+    step 'method Evict restarts VMs with launchers that cannot migrate'
+    set_methods '["LiveMigrate", "Evict"]'
+    within 300 'no outdated VMI' count_is 0
+    for vm in $vms; do
+        within 180 "$vm runs" running "${vm%/*}" "${vm#*/}"
+        [ "$(launcher_tag "${vm%/*}" "${vm#*/}")" = $present ] || fail "$vm has launcher $(launcher_tag "${vm%/*}" "${vm#*/}")"
+    done
+    unchanged $(for vm in $vms; do [ "$vm" = $first/vm-3 ] || echo "${vm#*/}"; done)
+    kubectl get events --all-namespaces --field-selector reason=SuccessfulEvict --output \
+        jsonpath='{range .items[*]}  {.involvedObject.name}: {.message}{"\n"}{end}'
+}
+
+# The end of the installation.
+part_uninstall() {
+    step 'uninstalling is refused while VMs run'
+    still='there are still Virtual Machine Instances present'
+    refused "$still" kubectl delete kubevirt kubevirt --namespace kubevirt
+    refused "$still" kubectl delete kubevirt kubevirt --namespace kubevirt --cascade=orphan
+    refused 'uninstall Ferrovirt first' kubectl delete namespace kubevirt
+    refused "VMI $first/vm-0" helm uninstall ferrovirt --namespace kubevirt --timeout 4m
+    # The command that the refusal names.
+    keep=$(sed -n 's/.*`\(helm -n kubevirt rollback [^`]*\)`.*/\1/p' "$work/refusal" | head -n 1)
+    [ -n "$keep" ] || fail 'the refusal names no way back'
+    $keep --timeout 4m
+    helm status ferrovirt --namespace kubevirt | grep -q 'STATUS: deployed' || fail "not deployed after $keep"
+    wait_deployed $present
+    unchanged
+
+    step 'a namespace with VMs is deleted'
+    kubectl delete namespace $second --timeout=180s || fail "namespace $second stays: $(kubectl get namespace $second --output yaml)"
+    expect_nothing_terminates
+    grep "^$first/" "$work/guests" >"$work/rest"
+    mv "$work/rest" "$work/guests"
+    unchanged
+
+    step 'uninstallStrategy RemoveWorkloads'
+    kubectl patch kubevirt kubevirt --namespace kubevirt --type merge --patch '{"spec": {"uninstallStrategy": "RemoveWorkloads"}}'
+    # Fails if anything but definitions is left.
+    "$CLUSTER" uninstall || fail 'the installation is not removed'
+    within 60 "no objects of VMs in $first" no_vms $first
+    expect_nothing_terminates
+    print_left
+
+    step 'a new installation; a stopped VM stays when it is removed'
+    install charts/ferrovirt $present
+    create_vm $first again
+    within 180 'the VM of the new installation runs' running $first again
+    virt stop again --namespace $first
+    kubectl wait --namespace $first vmi/again --for=delete --timeout=120s
+    kubectl delete kubevirt kubevirt --namespace kubevirt --cascade=orphan --timeout=60s || fail 'the KubeVirt object is not deleted'
+    expect_nothing_terminates
+    refused 'uninstall Ferrovirt first' kubectl delete namespace kubevirt
+    "$CLUSTER" uninstall || fail 'the installation without KubeVirt object is not removed'
+    kubectl delete namespace kubevirt --timeout=120s || fail 'the install namespace stays'
+    expect_nothing_terminates
+    install charts/ferrovirt $present
+    virt start again --namespace $first
+    within 180 'the VM of the former installation runs' running $first again
+
+    step 'nothing is left'
+    kubectl delete namespace $first --timeout=180s || fail "namespace $first stays: $(kubectl get namespace $first --output yaml)"
+    "$CLUSTER" uninstall || fail 'the installation is not removed'
+    kubectl delete crd --selector kubevirt.io --timeout=120s
+    kubectl delete crd kubevirts.kubevirt.io --timeout=60s
+    kubectl delete namespace kubevirt --timeout=120s || fail 'the install namespace stays'
+    expect_nothing_terminates
+    [ -z "$(kubectl get crds,clusterroles,clusterrolebindings,apiservices,validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies,priorityclasses \
+        --output name | grep virt | grep -v ferrovirt:kubelet-api)" ] || fail "left: $(kubectl get crds,clusterroles --output name | grep virt)"
+}
+
 created=no
 source=
 ! "$CLUSTER" status >/dev/null 2>&1 || { echo 'upgrade-test: needs a fresh cluster, and one is up: run make down' >&2; exit 1; }
@@ -245,8 +419,13 @@ rm -rf "$work"
 mkdir -p "$work"
 trap clean EXIT
 trap 'exit 1' INT TERM
-build_former
-git archive $former_commit charts/ferrovirt | tar -x -C "$work"
+[ $# -gt 0 ] || set -- upgrade missing rollback uninstall
+is_part() { case " $parts " in *" $1 "*) ;; *) return 1 ;; esac; }
+parts=$*
+if [ "$parts" != uninstall ]; then
+    build_former
+    git archive $former_commit charts/ferrovirt | tar -x -C "$work"
+fi
 
 step 'cluster with two nodes'
 created=yes
@@ -254,166 +433,21 @@ created=yes
 eval "$("$CLUSTER" env)"
 "$CLUSTER" load-image build/images/guest-tiny.tar
 for service in $services; do
-    "$CLUSTER" load-image "$cache/images/$service.tar" "build/images/$service.tar"
+    "$CLUSTER" load-image "build/images/$service.tar"
+    [ "$parts" = uninstall ] || "$CLUSTER" load-image "$cache/images/$service.tar"
 done
 
-step "release $former with $count VMs"
-install "$work/charts/ferrovirt" $former
-kubectl create namespace $first
-kubectl create namespace $second
-vms=
-for number in $(seq 0 $((count - 1))); do
-    namespace=$first
-    [ "$number" -lt 7 ] || namespace=$second
-    create_vm $namespace "vm-$number"
-    vms="$vms $namespace/vm-$number"
-done
-for vm in $vms; do
-    within 300 "$vm runs" running "${vm%/*}" "${vm#*/}"
-done
-look >"$work/guests"
-cat "$work/guests"
-
-step 'helm upgrade'
-upgrade --set image.tag=$present
-wait_deployed $present
-unchanged
-expect_outdated $count
-step 'the new virt-handler drives old launchers'
-drive $first vm-0
-drive $second vm-7
-unchanged vm-0 vm-7
-refused 'does not support live-migration: restart the VM' virt migrate vm-1 --namespace $first
-restart $first vm-3 $present
-restart $first vm-4 $present
-unchanged vm-3 vm-4
-before=$(boot_id $first/vm-4)
-virt migrate vm-4 --namespace $first --wait || fail 'vm-4 does not migrate'
-unchanged vm-4
-[ "$(boot_id $first/vm-4)" = "$before" ] || fail 'the guest that migrated was restarted'
-expect_outdated $((count - 2))
-
-step 'method LiveMigrate leaves launchers that cannot migrate'
-set_methods '["LiveMigrate"]'
-# The controller looks again every 30 seconds.
-sleep 65
-[ "$(kubectl get vmim --all-namespaces --output name | wc -l)" = 1 ] || fail "migrations: $(kubectl get vmim --all-namespaces)"
-expect_outdated $((count - 2))
-unchanged
-
-step 'upgrade to images that do not exist: the hook fails, nothing changes'
-refused 'pre-upgrade hooks failed' upgrade --set image.tag=missing --timeout 40s
-kubectl get pods --namespace kubevirt
-wait_deployed $present
-unchanged
-helm rollback ferrovirt --namespace kubevirt --timeout 4m
-wait_deployed $present
-
-step 'the same without hooks'
-upgrade --set image.tag=missing --set hooks.enabled=false
-sleep 45
-kubectl get pods --namespace kubevirt --output wide
-kubectl get kubevirt kubevirt --namespace kubevirt --output jsonpath='{range .status.conditions[*]}  {.type}: {.status} {.reason} {.message}{"\n"}{end}'
-unchanged
-# virt-handler of one node at most is replaced at a time.
-node=$(kubectl get pods --namespace kubevirt --selector kubevirt.io=virt-handler --output \
-    jsonpath='{range .items[?(@.status.containerStatuses[0].ready==true)]}{.spec.nodeName}{"\n"}{end}' | head -n 1)
-[ -n "$node" ] || fail 'no virt-handler is left'
-vm=$(kubectl get vmi --all-namespaces --selector "kubevirt.io/nodeName=$node" --output jsonpath='{.items[0].metadata.namespace}/{.items[0].metadata.name}')
-drive "${vm%/*}" "${vm#*/}"
-helm rollback ferrovirt --namespace kubevirt --timeout 4m
-wait_deployed $present
-unchanged "${vm#*/}"
-expect_outdated $((count - 2))
-
-step 'helm upgrade --rollback-on-failure rolls back by itself'
-refused 'rolled back\|rollback' upgrade --set image.tag=missing --set hooks.enabled=false --rollback-on-failure --timeout 60s
-wait_deployed $present
-unchanged
-
-step "helm rollback to release $former; two VMs have launchers of the newer one"
-helm rollback ferrovirt 1 --namespace kubevirt --timeout 4m
-wait_deployed $former
-unchanged
-expect_outdated 2
-drive $first vm-1
-drive $first vm-3
-drive $first vm-4
-drive $second vm-8
-unchanged vm-1 vm-3 vm-4 vm-8
-restart $first vm-4 $former
-unchanged vm-4
-kubectl delete vmim --all --namespace $first --timeout=60s || fail 'the migration cannot be deleted'
-
-step 'a second upgrade'
-upgrade --set image.tag=$present
-wait_deployed $present
-unchanged
-expect_outdated $((count - 1))
-
-step 'method Evict restarts VMs with launchers that cannot migrate'
-set_methods '["LiveMigrate", "Evict"]'
-within 300 'no outdated VMI' count_is 0
-for vm in $vms; do
-    within 180 "$vm runs" running "${vm%/*}" "${vm#*/}"
-    [ "$(launcher_tag "${vm%/*}" "${vm#*/}")" = $present ] || fail "$vm has launcher $(launcher_tag "${vm%/*}" "${vm#*/}")"
-done
-unchanged $(for vm in $vms; do [ "$vm" = $first/vm-3 ] || echo "${vm#*/}"; done)
-kubectl get events --all-namespaces --field-selector reason=SuccessfulEvict --output \
-    jsonpath='{range .items[*]}  {.involvedObject.name}: {.message}{"\n"}{end}'
-
-step 'uninstalling is refused while VMs run'
-still='there are still Virtual Machine Instances present'
-refused "$still" kubectl delete kubevirt kubevirt --namespace kubevirt
-refused "$still" kubectl delete kubevirt kubevirt --namespace kubevirt --cascade=orphan
-refused 'uninstall Ferrovirt first' kubectl delete namespace kubevirt
-refused "VMI $first/vm-0" helm uninstall ferrovirt --namespace kubevirt --timeout 4m
-# The command that the refusal names.
-keep=$(sed -n 's/.*`\(helm -n kubevirt rollback [^`]*\)`.*/\1/p' "$work/refusal" | head -n 1)
-[ -n "$keep" ] || fail 'the refusal names no way back'
-$keep --timeout 4m
-helm status ferrovirt --namespace kubevirt | grep -q 'STATUS: deployed' || fail "not deployed after $keep"
-wait_deployed $present
-unchanged
-
-step 'a namespace with VMs is deleted'
-kubectl delete namespace $second --timeout=180s || fail "namespace $second stays: $(kubectl get namespace $second --output yaml)"
-expect_nothing_terminates
-grep "^$first/" "$work/guests" >"$work/rest"
-mv "$work/rest" "$work/guests"
-unchanged
-
-step 'uninstallStrategy RemoveWorkloads'
-kubectl patch kubevirt kubevirt --namespace kubevirt --type merge --patch '{"spec": {"uninstallStrategy": "RemoveWorkloads"}}'
-# Fails if anything but definitions is left.
-"$CLUSTER" uninstall || fail 'the installation is not removed'
-within 60 "no objects of VMs in $first" no_vms $first
-expect_nothing_terminates
-print_left
-
-step 'a new installation; a stopped VM stays when it is removed'
-install charts/ferrovirt $present
-create_vm $first again
-within 180 'the VM of the new installation runs' running $first again
-virt stop again --namespace $first
-kubectl wait --namespace $first vmi/again --for=delete --timeout=120s
-kubectl delete kubevirt kubevirt --namespace kubevirt --cascade=orphan --timeout=60s || fail 'the KubeVirt object is not deleted'
-expect_nothing_terminates
-refused 'uninstall Ferrovirt first' kubectl delete namespace kubevirt
-"$CLUSTER" uninstall || fail 'the installation without KubeVirt object is not removed'
-kubectl delete namespace kubevirt --timeout=120s || fail 'the install namespace stays'
-expect_nothing_terminates
-install charts/ferrovirt $present
-virt start again --namespace $first
-within 180 'the VM of the former installation runs' running $first again
-
-step 'nothing is left'
-kubectl delete namespace $first --timeout=180s || fail "namespace $first stays: $(kubectl get namespace $first --output yaml)"
-"$CLUSTER" uninstall || fail 'the installation is not removed'
-kubectl delete crd --selector kubevirt.io --timeout=120s
-kubectl delete crd kubevirts.kubevirt.io --timeout=60s
-kubectl delete namespace kubevirt --timeout=120s || fail 'the install namespace stays'
-expect_nothing_terminates
-[ -z "$(kubectl get crds,clusterroles,clusterrolebindings,apiservices,validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies,priorityclasses \
-    --output name | grep virt | grep -v ferrovirt:kubelet-api)" ] || fail "left: $(kubectl get crds,clusterroles --output name | grep virt)"
+if [ "$parts" = uninstall ]; then
+    step "this working tree with $count VMs"
+    install charts/ferrovirt $present
+    create_vms
+else
+    step "release $former with $count VMs"
+    install "$work/charts/ferrovirt" $former
+    create_vms
+    part_upgrade
+fi
+! is_part missing || part_missing
+! is_part rollback || part_rollback
+! is_part uninstall || part_uninstall
 step 'done'
