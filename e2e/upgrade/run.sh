@@ -28,7 +28,7 @@ fail() {
     echo "upgrade-test: $*" >&2
     kubectl get pods,vmi --all-namespaces --output wide >&2 || true
     kubectl get events --all-namespaces --field-selector type=Warning >&2 || true
-    kubectl logs --namespace kubevirt --selector 'kubevirt.io in (virt-api,virt-controller,virt-handler)' --tail 15 --prefix >&2 || true
+    kubectl logs --namespace kubevirt --selector 'kubevirt.io in (virt-api,virt-controller,virt-handler)' --tail 10 --prefix >&2 || true
     helm history ferrovirt --namespace kubevirt >&2 || true
     exit 1
 }
@@ -59,7 +59,8 @@ build_former() {
         echo "upgrade-test: this clone has no commit $former_commit: git fetch --unshallow" >&2
         exit 1
     }
-    source=$work/source
+    source=$cache/source
+    rm -rf "$source"
     git clone --quiet --shared --no-checkout . "$source"
     git -C "$source" checkout --quiet --detach "$former_commit"
     (
@@ -194,7 +195,11 @@ refused() {
     step "  refused: $*: $(tr '\n' ' ' <"$work/refusal" | head -c 700)"
 }
 
-revision() { helm history ferrovirt --namespace kubevirt --output json | python3 -c 'import json, sys; print(json.load(sys.stdin)[-1]["revision"])'; }
+# True if no VMI of a namespace has two running pods.
+leaves_one_pod() {
+    [ -z "$(kubectl get pods --namespace "$1" --selector kubevirt.io=virt-launcher --field-selector status.phase=Running --output \
+        jsonpath='{range .items[*]}{.metadata.labels.kubevirt\.io/created-by}{"\n"}{end}' | sort | uniq --repeated)" ]
+}
 
 no_vms() { [ "$(kubectl get vm,vmi,vmirs,vmim,pods --namespace "$1" --output name 2>/dev/null | wc -l)" = 0 ]; }
 
@@ -274,6 +279,7 @@ part_upgrade() {
     unchanged vm-3 vm-4
     before=$(boot_id $first/vm-4)
     virt migrate vm-4 --namespace $first --wait || fail 'vm-4 does not migrate'
+    within 60 'the pod that vm-4 has left ends' leaves_one_pod $first
     unchanged vm-4
     [ "$(boot_id $first/vm-4)" = "$before" ] || fail 'the guest that migrated was restarted'
     expect_outdated $((count - 2))
