@@ -156,7 +156,7 @@ test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster 
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
-test-long: test rules release-test moving-test ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, tests of alerts, release-test and moving-test
+test-long: test rules release-test upgrade-test moving-test versions ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, and rules, release-test, upgrade-test, moving-test and versions
 
 # Builds the benchmark.
 .PHONY: benchmark
@@ -209,6 +209,12 @@ moving-test: images ## Moves a cluster with KubeVirt's objects to Ferrovirt and 
 	$(IMAGES) build guest-tiny
 	@$(AWAIT_AHEAD)
 	CLUSTER=$(CLUSTER) e2e/moving/run.sh
+
+.PHONY: upgrade-test
+upgrade-test: images ## Upgrades a cluster with ten VMs from the former release (builds it once), and back, and uninstalls it
+	$(IMAGES) build guest-tiny
+	@$(AWAIT_AHEAD)
+	CLUSTER=$(CLUSTER) e2e/upgrade/run.sh
 
 .PHONY: install-cli
 install-cli: build ## Installs the kubectl plugin into PREFIX/bin (/usr/local)

@@ -123,6 +123,11 @@ helm install ferrovirt "oci://$CLUSTER_REGISTRY/ferrovirt/charts/ferrovirt" --ve
     --set 'image.pullSecrets={registry}' --set kubevirt.configuration.developerConfiguration.useEmulation=true
 wait_deployed
 
+step 'helm upgrade --reuse-values keeps no digests of the former release'
+helm package charts/ferrovirt --version 9.9.9 --app-version 9.9.9 --destination "$work" >/dev/null
+images=$(helm upgrade ferrovirt "$work/ferrovirt-9.9.9.tgz" --namespace kubevirt --reuse-values --dry-run=server | sed -n 's|^ *image: .*/\(virt-[^/]*\)$|\1|p' | sort -u)
+[ "$(echo $images)" = 'virt-api:9.9.9 virt-controller:9.9.9 virt-handler:9.9.9 virt-launcher:9.9.9' ] || fail "an upgrade would take images $images"
+
 step 'kubelet lets no pod use an image that another one pulled with a secret'
 create_vm
 for _ in $(seq 60); do
@@ -134,7 +139,9 @@ case $state in ErrImagePull | ImagePullBackOff) ;; *) fail "the VM is $state, no
 no_credentials
 
 step 'the launcher image is on the list of kubelet (docs/guides/install.md)'
+number=${FERROVIRT_INSTANCE:-0}
 kubelet=build/cluster/node-1/kubelet.yaml
+[ "$number" = 0 ] || kubelet=build/cluster-$number/node-1/kubelet.yaml
 python3 - $kubelet "$CLUSTER_REGISTRY/ferrovirt/virt-launcher" <<'END'
 import json, sys
 path, launcher = sys.argv[1:]

@@ -163,7 +163,7 @@ fn values_of_the_chart_are_current() {
             continue;
         };
         // Maps whose keys the schema lists are described as a whole.
-        let whole = ["overrides", "digests", "affinity", "updateStrategy"].iter().find_map(|name| {
+        let whole = ["overrides", "affinity", "updateStrategy"].iter().find_map(|name| {
             let end = path.split_once(&format!(".{name}."))?.0.len() + name.len() + 1;
             path.get(..end)
         });

@@ -14,13 +14,12 @@
 {{- $root := index . 0 -}}
 {{- $name := index . 1 -}}
 {{- $suffix := index . 2 -}}
-{{- $release := $root.Chart.AppVersion | replace "+" "_" -}}
-{{- $tag := $root.Values.image.tag | default $release -}}
-{{ $root.Values.image.registry }}/{{ $name }}:{{ $tag }}{{ $suffix }}
-{{- if eq $tag $release -}}
-{{- with index ($root.Values.image.digests | default dict) (print $name $suffix) -}}
+{{- $tag := $root.Values.image.tag | default ($root.Chart.AppVersion | replace "+" "_") -}}
+{{- $image := print $name ":" $tag $suffix -}}
+{{ $root.Values.image.registry }}/{{ $image }}
+{{- /* The keys contain the tag: `helm upgrade --reuse-values` keeps the digests of the former release. */}}
+{{- with index ($root.Values.image.digests | default dict) $image -}}
 @{{ . }}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 pub(super) struct Published {
     /// Registry host and path.
     pub registry: String,
-    /// Digests by the name of the image.
+    /// Digests by name and tag of the image.
     pub digests: BTreeMap<String, String>,
 }
 
@@ -100,7 +100,7 @@ mod tests {
     fn published() -> Published {
         Published {
             registry: "registry.example.com/ferrovirt".to_owned(),
-            digests: [("virt-api".to_owned(), "sha256:aa".to_owned())].into(),
+            digests: [("virt-api:1.2.3".to_owned(), "sha256:aa".to_owned())].into(),
         }
     }
 
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn registry_and_digests_replace_the_values_and_the_rest_stays() {
         let before = "# a\nimage:\n  # b\n  registry: ferrovirt.io\n  tag: devel\n  digests: {}\nother:\n  tag: x\n";
-        let after = "# a\nimage:\n  # b\n  registry: registry.example.com/ferrovirt\n  tag: \"\"\n  digests:\n    virt-api: sha256:aa\n\
+        let after = "# a\nimage:\n  # b\n  registry: registry.example.com/ferrovirt\n  tag: \"\"\n  digests:\n    virt-api:1.2.3: sha256:aa\n\
                      other:\n  tag: x\n";
         assert_eq!(values(before, &published()).unwrap(), after);
         let error = values("image:\n  tag: a\nother:\n  registry: b\n  digests: {}\n", &published()).unwrap_err();

@@ -95,7 +95,7 @@ pub fn release(options: &Options) -> Result<Vec<String>> {
     let released = describe(options)?;
     let published = Published {
         registry: options.registry.trim_end_matches('/').to_owned(),
-        digests: released.iter().map(|released| (released.image.name.to_owned(), released.digest.clone())).collect(),
+        digests: released.iter().map(|one| (tagged(one.image, &version), one.digest.clone())).collect(),
     };
     let helm = Helm { program: &options.helm };
     let package = package(options, &helm, &version, &published)?;
@@ -148,8 +148,13 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).at(path)
 }
 
+/// Returns name and tag of an image.
+fn tagged(image: Image, version: &str) -> String {
+    format!("{}:{}", image.path, image.tag(version))
+}
+
 fn reference(published: &Published, image: Image, version: &str) -> String {
-    format!("{}/{}:{}", published.registry, image.path, image.tag(version))
+    format!("{}/{}", published.registry, tagged(image, version))
 }
 
 /// Reads what each image contains.
