@@ -22,6 +22,7 @@ pub mod images;
 pub mod init;
 pub mod install;
 mod kubectl;
+pub mod kubernetes;
 mod kvm;
 mod lock;
 mod pause;
@@ -34,5 +35,6 @@ pub mod status;
 pub mod target;
 pub mod uninstall;
 pub mod up;
+pub mod variant;
 
 pub use lock::lock;
