@@ -88,8 +88,8 @@ domains: build ## Checks recorded domain XML with the libvirt of the launcher im
 	$(IMAGES) check-domains launcher/src/domain/recorded/*.xml
 
 .PHONY: up
-up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt and starts a VM
-	$(CLUSTER) demo
+up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt and starts a VM; KUBERNETES=1.35 selects its version
+	$(CLUSTER) demo $(addprefix --kubernetes ,$(KUBERNETES))
 
 # If it was not built, or cleaned.
 $(CLUSTER):
@@ -139,6 +139,8 @@ docs: ## Renews the generated parts of the documents
 unit: ## Runs unit tests
 	$(CARGO) test --workspace --exclude ferrovirt-e2e-tests --locked
 
+# Version of Kubernetes of the test cluster: 1.35, 1.36 or 1.37.
+KUBERNETES :=
 # Nodes of the test cluster. Stories of migrations need two.
 NODES := 2
 # Selected from the workspace: for a single package cargo would rebuild dependencies with fewer features.
@@ -147,7 +149,18 @@ export TESTS := $(CARGO) test --workspace --locked
 e2e: images debug-image guests ## Runs end-to-end tests on the test cluster or on that of KUBECONFIG
 	$(TESTS) --test conformance --test e2e --test audit --no-run
 	@$(AWAIT_AHEAD)
-	$(CLUSTER) run --nodes $(NODES) -- e2e/run.sh
+	$(CLUSTER) run $(addprefix --kubernetes ,$(KUBERNETES)) --nodes $(NODES) -- e2e/run.sh
+
+# Versions of Kubernetes other than the default. Each is built once, from a module of its own that `ahead` leaves alone.
+OTHER_VERSIONS := 1.35 1.37
+.PHONY: versions
+versions: images debug-image guests ## Runs a selection of stories on Kubernetes 1.35 and 1.37, and one without image volumes (builds each version once, 6 minutes)
+	$(TESTS) --test conformance --test e2e --no-run
+	@$(AWAIT_AHEAD)
+	@! $(CLUSTER) status >/dev/null 2>&1 || { echo 'versions: needs fresh clusters, and one is up: run make down' >&2; exit 1; }
+	for version in $(OTHER_VERSIONS); do \
+	env -u KUBECONFIG $(CLUSTER) run --kubernetes $$version --nodes $(NODES) -- e2e/versions.sh || exit; done
+	env -u KUBECONFIG IMAGE_VOLUMES=off $(CLUSTER) run --kubernetes 1.35 --feature-gates ImageVolume=false -- e2e/versions.sh
 
 .PHONY: test
 test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster up, end-to-end tests, cluster down

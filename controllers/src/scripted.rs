@@ -24,12 +24,13 @@ pub(crate) enum Reply {
 pub(crate) struct Server {
     script: Arc<Mutex<VecDeque<Reply>>>,
     requests: Arc<Mutex<Vec<(Method, String)>>>,
+    dry_runs: Arc<Mutex<Vec<bool>>>,
 }
 
 impl Server {
     /// Creates a server with these replies.
     pub(crate) fn new(script: impl IntoIterator<Item = Reply>) -> Self {
-        Self { script: Arc::new(Mutex::new(script.into_iter().collect())), requests: Arc::default() }
+        Self { script: Arc::new(Mutex::new(script.into_iter().collect())), ..Self::default() }
     }
 
     /// Returns a client of the server.
@@ -38,6 +39,8 @@ impl Server {
         let service = tower::service_fn(move |request: Request<Body>| {
             let server = server.clone();
             let called = (request.method().clone(), request.uri().path().to_owned());
+            let query = request.uri().query().unwrap_or_default();
+            server.dry_runs.lock().unwrap().push(query.split('&').any(|part| part == "dryRun=All"));
             async move { server.answer(called).await }
         });
         Client::new(service, "default")
@@ -46,6 +49,11 @@ impl Server {
     /// Returns method and path of the requests so far.
     pub(crate) fn requests(&self) -> Vec<(Method, String)> {
         self.requests.lock().unwrap().clone()
+    }
+
+    /// Returns which of the requests so far were dry runs.
+    pub(crate) fn dry_runs(&self) -> Vec<bool> {
+        self.dry_runs.lock().unwrap().clone()
     }
 
     async fn answer(&self, request: (Method, String)) -> Result<Response<Body>, std::convert::Infallible> {

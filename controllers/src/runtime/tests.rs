@@ -308,3 +308,38 @@ async fn refusal_of_an_independent_write_ends_nothing() {
 fn server_is_done(attempts: &Mutex<Vec<u32>>) -> bool {
     attempts.lock().unwrap().len() >= 2
 }
+
+#[tokio::test(start_paused = true)]
+async fn image_volumes_are_tried_once_and_their_removal_is_a_refusal() {
+    let image = json!([{"name": "root", "image": {"reference": "r"}}]);
+    let sent = json!({"metadata": {"name": "p"}, "spec": {"volumes": image}});
+    let kept = || json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"volumes": image}});
+    let lost = || json!({"metadata": {"name": "p", "uid": "u"}, "spec": {}});
+    let reply = |answer: Value| Reply::Answer(201, answer);
+    let create = |pod: &Value| Effect::create(Kind::Pod, Some("n"), pod).unwrap();
+    // The gate is off, then on, then off again.
+    let gone = json!({"kind": "Status", "status": "Success"});
+    let server = Server::new([lost(), kept(), kept(), kept(), lost(), gone, lost()].map(reply));
+    let fixture = fixture(&server);
+    let outcome = async || fixture.executor.carry_out("fake", vec![create(&sent)], None).await;
+    let refused = |outcome: Outcome| matches!(outcome, Outcome::Refused { message, .. } if message.contains("(root)"));
+    assert!(refused(outcome().await));
+    assert!(matches!(outcome().await, Outcome::Done { .. }));
+    assert!(matches!(outcome().await, Outcome::Done { .. }));
+    assert!(refused(outcome().await));
+    assert!(refused(outcome().await));
+    assert_eq!(server.dry_runs(), [true, true, false, false, false, false, true]);
+    let methods: Vec<Method> = server.requests().into_iter().map(|(method, _)| method).collect();
+    assert_eq!(methods[5], Method::DELETE);
+    assert_eq!(methods.iter().filter(|method| **method == Method::POST).count(), 6);
+    assert_eq!(fixture.stored.0.lock().unwrap().len(), 2, "only pods that stay are stored");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pod_without_image_volumes_is_created_by_one_request() {
+    let server = Server::new([Reply::Answer(201, object("p"))]);
+    let fixture = fixture(&server);
+    let create = Effect::create(Kind::Pod, Some("n"), &json!({"metadata": {"name": "p"}, "spec": {}})).unwrap();
+    assert!(matches!(fixture.executor.carry_out("fake", vec![create], None).await, Outcome::Done { .. }));
+    assert_eq!(server.dry_runs(), [false]);
+}

@@ -3,7 +3,7 @@
 //! A node is a network namespace with its own containerd, kubelet and kube-proxy in separate PID and mount namespaces. The
 //! control plane has another one. The README shows a picture.
 //!
-//! [`plan`], [`render`], [`certificates`] and [`pause`] decide and render without changing the host.
+//! [`plan`], [`kubernetes`], [`render`], [`certificates`] and [`pause`] decide and render without changing the host.
 //! [`up`], [`down`] and [`init`] act. [`chart`] checks the chart without a cluster.
 
 mod archive;
@@ -22,6 +22,7 @@ pub mod images;
 pub mod init;
 pub mod install;
 mod kubectl;
+pub mod kubernetes;
 mod kvm;
 mod lock;
 mod pause;
@@ -34,5 +35,6 @@ pub mod status;
 pub mod target;
 pub mod uninstall;
 pub mod up;
+pub mod variant;
 
 pub use lock::lock;

@@ -5,12 +5,14 @@ use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf, process::
 use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
 use ferrovirt_e2e_cluster::{
-    chart, components, demo, deps, down, host, images, init, install, lock,
+    chart, components, demo, deps, down, host, images, init, install,
+    kubernetes::{FeatureGate, Kubernetes},
+    lock,
     plan::{Plan, find_workspace},
     progress::Progress,
     session, status,
     target::{Target, foreign},
-    uninstall, up,
+    uninstall, up, variant,
 };
 
 /// A real Kubernetes cluster on this host, for tests and new users.
@@ -20,6 +22,12 @@ struct Arguments {
     /// Number of the cluster, if several run side by side (determines names, addresses and files)
     #[arg(long, global = true, default_value_t = 0, env = "FERROVIRT_INSTANCE")]
     instance: u8,
+    /// Version of Kubernetes; by default that of the running cluster, or 1.36
+    #[arg(long, global = true)]
+    kubernetes: Option<Kubernetes>,
+    /// Feature gates of the control plane and the kubelets, as NAME=true,NAME=false
+    #[arg(long, global = true, value_delimiter = ',')]
+    feature_gates: Vec<FeatureGate>,
     #[command(subcommand)]
     action: Action,
 }
@@ -111,7 +119,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let progress = Progress::start();
     let folder = std::env::current_dir().context("finding the current folder")?;
-    let plan = Plan::new(find_workspace(&folder)?, arguments.instance)?;
+    let mut plan = Plan::new(find_workspace(&folder)?, arguments.instance)?;
+    plan.variant = variant::choose(&plan, arguments.kubernetes, &arguments.feature_gates)?;
     match &arguments.action {
         Action::Up { nodes } => {
             let _lock = lock(&plan, &progress)?;

@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    kubernetes::Variant,
+};
 
 /// Maximum number of nodes of a cluster.
 pub const MAX_NODES: u8 = 20;
@@ -77,10 +80,12 @@ pub struct Plan {
     instance: u8,
     /// The folder of the workspace.
     pub workspace: PathBuf,
+    /// Version and feature gates of Kubernetes.
+    pub variant: Variant,
 }
 
 impl Plan {
-    /// Returns the plan of cluster number `instance` of a workspace.
+    /// Returns the plan of cluster number `instance` of a workspace, with the default version of Kubernetes.
     ///
     /// # Errors
     /// Fails if the instance number is too large.
@@ -88,7 +93,7 @@ impl Plan {
         if instance > MAX_INSTANCE {
             return Err(Error::Refused(format!("--instance must be between 0 and {MAX_INSTANCE}")));
         }
-        Ok(Self { instance, workspace })
+        Ok(Self { instance, workspace, variant: Variant::default() })
     }
 
     /// Returns the prefix of all names on the host.
@@ -211,6 +216,12 @@ impl Plan {
     #[must_use]
     pub fn audit_log(&self) -> PathBuf {
         self.state().join("audit.log")
+    }
+
+    /// Returns the file that records version and feature gates of the running cluster.
+    #[must_use]
+    pub fn variant_record(&self) -> PathBuf {
+        self.state().join("variant.json")
     }
 
     /// Returns the folder of certificates and keys.

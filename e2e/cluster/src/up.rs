@@ -21,6 +21,7 @@ use crate::{
     plan::{API_PORT, LAN, MAX_NODES, Node, Plan},
     progress::Progress,
     render::{self, Init, kubeconfig::kubeconfig},
+    variant,
 };
 
 /// Time limit for the API server to become ready.
@@ -42,6 +43,12 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
     host::check_owner(plan)?;
     if plan.state().starts_with("/run") {
         return Err(Error::Refused("the working tree must not be below /run, which nodes replace".into()));
+    }
+    if let Some(running) = variant::running(plan)?.filter(|running| *running != plan.variant) {
+        return Err(Error::Refused(format!(
+            "the cluster runs {running}; run `cluster down` before an `up` with {}",
+            plan.variant
+        )));
     }
     let bin = components::ensure(plan, progress)?;
     let kubectl = Kubectl::new(&bin, plan.kubeconfig());
@@ -103,6 +110,7 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
     for folder in [plan.control(), plan.logs(), plan.shared()] {
         fs::create_dir_all(&folder).at("create", &folder)?;
     }
+    variant::record(plan)?;
     host::prepare(&[])?;
     host::make_cgroup(&plan.system_cgroup())?;
     certificates::write_control_plane(plan, SystemTime::now())?;
@@ -157,7 +165,7 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
             prefix = plan.node_network().prefix,
         ),
     )?;
-    progress.step("control plane: etcd, API server, controllers, scheduler, DNS");
+    progress.step(format!("control plane: etcd, API server, controllers, scheduler of {}, DNS", plan.variant));
     let init = render::control::init(plan, bin);
     start_init(&namespace, &init, &plan.control(), &plan.logs().join("init.log"))
 }

@@ -1,14 +1,16 @@
 //! Carries effects out: the one place that writes to the API server.
 //!
 //! Each write is checked against leadership, bounded in time, and counted; its answer goes into the caches. `restore.rs`
-//! searches for pods that no watch shows, `errors.rs` sorts the errors of writes.
+//! searches for pods that no watch shows, `image_volumes.rs` refuses pods that would lose image volumes, `errors.rs` sorts the
+//! errors of writes.
 
 mod errors;
+mod image_volumes;
 mod restore;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -69,6 +71,8 @@ pub(crate) struct Executor {
     metrics: Metrics,
     answers: Arc<dyn Answers>,
     traces: Traces,
+    /// The API server has kept the image volumes of a pod.
+    keeps_image_volumes: AtomicBool,
     /// Request builders by collection. They are immutable.
     requests: Mutex<HashMap<(Kind, Option<String>), Request>>,
 }
@@ -87,7 +91,16 @@ impl Executor {
         answers: Arc<dyn Answers>,
         traces: Traces,
     ) -> Arc<Self> {
-        Arc::new(Self { client, leadership, recorder, metrics, answers, traces, requests: Mutex::default() })
+        Arc::new(Self {
+            client,
+            leadership,
+            recorder,
+            metrics,
+            answers,
+            traces,
+            keeps_image_volumes: AtomicBool::default(),
+            requests: Mutex::default(),
+        })
     }
 
     pub(super) fn traces(&self) -> &Traces {
@@ -221,6 +234,9 @@ impl Executor {
                 self.restore(namespace.as_deref(), name.as_deref(), uids, labels, owner).await.map(|()| None)
             }
             Effect::Create { kind, namespace, object, options } => {
+                if *kind == Kind::Pod {
+                    self.try_image_volumes(namespace.as_deref(), object).await?;
+                }
                 let body = serde_json::to_vec(object).map_err(|error| WriteError::Refused(error.to_string()))?;
                 let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
                 let request = self
@@ -231,6 +247,9 @@ impl Executor {
                     Err(error) if options.existing_will_do && exists(&error) => return Ok(None),
                     answer => answer.map_err(|error| not_created(&error, options))?,
                 };
+                if *kind == Kind::Pod {
+                    self.refuse_without_image_volumes(namespace.as_deref(), object, &answer).await?;
+                }
                 self.answers.written(*kind, answer.clone());
                 Ok(Some(answer))
             }

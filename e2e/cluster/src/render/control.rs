@@ -64,7 +64,7 @@ fn etcd(plan: &Plan, bin: &Path) -> Vec<String> {
 
 fn api_server(plan: &Plan, bin: &Path) -> Vec<String> {
     let pki = |name: &str| text(&plan.pki().join(name));
-    flags(
+    let mut command = flags(
         bin.join("kube-apiserver"),
         &[
             ("advertise-address", plan.control_address().to_string()),
@@ -99,7 +99,9 @@ fn api_server(plan: &Plan, bin: &Path) -> Vec<String> {
             ("audit-log-maxsize", "4096".into()),
             ("profiling", "false".into()),
         ],
-    )
+    );
+    command.extend(super::feature_gates(plan));
+    command
 }
 
 /// Renders the audit policy: one line for each completed write, and for each call of the installation's service accounts, which
@@ -122,7 +124,7 @@ pub(crate) fn audit_policy() -> String {
 fn controller_manager(plan: &Plan, bin: &Path) -> Vec<String> {
     let pki = |name: &str| text(&plan.pki().join(name));
     let kubeconfig = text(&plan.control().join("controller-manager.kubeconfig"));
-    flags(
+    let mut command = flags(
         bin.join("kube-controller-manager"),
         &[
             ("kubeconfig", kubeconfig.clone()),
@@ -142,12 +144,14 @@ fn controller_manager(plan: &Plan, bin: &Path) -> Vec<String> {
             ("use-service-account-credentials", "true".into()),
             ("profiling", "false".into()),
         ],
-    )
+    );
+    command.extend(super::feature_gates(plan));
+    command
 }
 
 fn scheduler(plan: &Plan, bin: &Path) -> Vec<String> {
     let kubeconfig = text(&plan.control().join("scheduler.kubeconfig"));
-    flags(
+    let mut command = flags(
         bin.join("kube-scheduler"),
         &[
             ("kubeconfig", kubeconfig.clone()),
@@ -157,7 +161,9 @@ fn scheduler(plan: &Plan, bin: &Path) -> Vec<String> {
             ("leader-elect", "false".into()),
             ("profiling", "false".into()),
         ],
-    )
+    );
+    command.extend(super::feature_gates(plan));
+    command
 }
 
 fn dns(plan: &Plan, bin: &Path) -> Vec<String> {
@@ -208,6 +214,16 @@ mod tests {
             assert!(command.contains(part), "{part}");
         }
         assert!(!command.contains("feature-gates"), "the cluster is a stock one");
+    }
+
+    #[test]
+    fn feature_gates_reach_api_server_controllers_and_scheduler() {
+        let mut plan = plan();
+        plan.variant.feature_gates.insert("ImageVolume".into(), false);
+        for command in [api_server, controller_manager, scheduler] {
+            let command = command(&plan, Path::new("/bin"));
+            assert_eq!(command.last().map(String::as_str), Some("--feature-gates=ImageVolume=false"));
+        }
     }
 
     #[test]

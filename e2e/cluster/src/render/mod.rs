@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::plan::Plan;
+
 /// A process that an init keeps running.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Service {
@@ -57,6 +59,11 @@ pub(crate) struct Init {
 
 fn flags(program: PathBuf, flags: &[(&str, String)]) -> Vec<String> {
     std::iter::once(text(&program)).chain(flags.iter().map(|(name, value)| format!("--{name}={value}"))).collect()
+}
+
+/// Returns the flag for feature gates that differ from the defaults.
+fn feature_gates(plan: &Plan) -> Option<String> {
+    plan.variant.gates_flag().map(|gates| format!("--feature-gates={gates}"))
 }
 
 fn text(path: &Path) -> String {

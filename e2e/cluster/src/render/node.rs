@@ -97,6 +97,7 @@ pub(crate) fn kubelet(plan: &Plan, node: &Node) -> String {
         // Stories kill containers often. The delay would grow to five minutes.
         "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},
         "enableProfilingHandler": false,
+        "featureGates": plan.variant.feature_gates,
     }))
 }
 
@@ -279,6 +280,7 @@ mod tests {
         assert_eq!(value["enforceNodeAllocatable"], json!([]));
         assert_eq!(value["authentication"]["anonymous"]["enabled"], false);
         assert_eq!(value["clusterDNS"][0], "10.212.0.10");
+        assert_eq!(value["featureGates"], json!({}));
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod hanging_mounts;
 mod host_devices;
 mod hotplug;
 mod hotplug_faults;
+mod image_volumes;
 mod installation;
 mod kills;
 mod lifecycle;

@@ -1,0 +1,68 @@
+//! Chooses version and feature gates of a cluster's Kubernetes, and records those of the running one.
+
+use std::fs;
+
+use crate::{
+    error::{Error, FileContext, Result},
+    host,
+    kubernetes::{FeatureGate, Kubernetes, Variant},
+    plan::Plan,
+};
+
+/// Returns the variant that a command names. What it leaves open is that of the running cluster, or the default.
+///
+/// # Errors
+/// Fails if the record of the running cluster cannot be read.
+pub fn choose(plan: &Plan, kubernetes: Option<Kubernetes>, gates: &[FeatureGate]) -> Result<Variant> {
+    let running = running(plan)?.unwrap_or_default();
+    let gates: Vec<_> = gates.iter().map(|FeatureGate(name, enabled)| (name.clone(), *enabled)).collect();
+    Ok(Variant {
+        kubernetes: kubernetes.unwrap_or(running.kubernetes),
+        feature_gates: if gates.is_empty() { running.feature_gates } else { gates.into_iter().collect() },
+    })
+}
+
+/// Returns the variant of the running cluster.
+///
+/// # Errors
+/// Fails if the record cannot be read.
+pub fn running(plan: &Plan) -> Result<Option<Variant>> {
+    let path = plan.variant_record();
+    if host::init_process(&plan.control_namespace()).is_none() || !path.exists() {
+        return Ok(None);
+    }
+    let text = fs::read_to_string(&path).at("read", &path)?;
+    let read = serde_json::from_str(&text);
+    read.map(Some).map_err(|source| Error::Document { what: path.display().to_string(), source })
+}
+
+/// Records the variant of the cluster that is about to run.
+pub(crate) fn record(plan: &Plan) -> Result<()> {
+    let path = plan.variant_record();
+    let text = serde_json::to_string(&plan.variant)
+        .map_err(|source| Error::Document { what: path.display().to_string(), source })?;
+    fs::write(&path, text).at("write", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn named_values_win_and_the_rest_is_the_default_where_no_cluster_runs() {
+        let folder = std::env::temp_dir().join(format!("ferrovirt-variant-{}", std::process::id()));
+        let mut plan = Plan::new(folder.clone(), 9).unwrap();
+        assert_eq!(choose(&plan, None, &[]).unwrap(), Variant::default());
+        let gates = ["ImageVolume=false".parse().unwrap()];
+        plan.variant = choose(&plan, Some(Kubernetes::V1_35), &gates).unwrap();
+        assert_eq!(plan.variant.to_string(), "Kubernetes 1.35.4 with ImageVolume=false");
+        fs::create_dir_all(plan.state()).unwrap();
+        record(&plan).unwrap();
+        let text = fs::read_to_string(plan.variant_record()).unwrap();
+        assert_eq!(text, r#"{"kubernetes":"1.35","featureGates":{"ImageVolume":false}}"#);
+        assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), plan.variant);
+        // The record of a cluster that does not run counts for nothing.
+        assert_eq!(choose(&plan, None, &[]).unwrap(), Variant::default());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
