@@ -55,7 +55,7 @@ pub const REGISTRY: Module =
 /// kubeconform, which checks rendered manifests.
 pub const KUBECONFORM: Module = Module { folder: "e2e/cluster/kubeconform", packages: &["tool"], name: "kubeconform" };
 
-/// promtool, which tests rules for Prometheus.
+/// promtool, which tests rules for Prometheus and checks metrics.
 pub const PROMTOOL: Module =
     Module { folder: "e2e/cluster/promtool", packages: &["tool"], name: "promtool; this takes several minutes, once" };
 
