@@ -6,6 +6,8 @@ from typing import Any, Callable
 
 import yaml
 
+# What the guest prints when it is up. The log of a pod shows whole lines only, so a prompt does not appear in it.
+BOOTED = ": up in "
 # Seconds within which a VM starts or stops. Guests may run under software emulation.
 LIMIT = 120
 

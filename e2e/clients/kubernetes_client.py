@@ -11,7 +11,7 @@ from typing import Any
 from kubernetes import client, config, watch
 from kubernetes.client.rest import ApiException
 
-from common import LIMIT, arguments, ensure, eventually, step, vm_of
+from common import BOOTED, LIMIT, arguments, ensure, eventually, step, vm_of
 
 VMS = {"group": "kubevirt.io", "version": "v1", "plural": "virtualmachines"}
 VMIS = {"group": "kubevirt.io", "version": "v1", "plural": "virtualmachineinstances"}
@@ -55,7 +55,7 @@ def main(namespace: str, manifest: str) -> None:
     selector = f"kubevirt.io=virt-launcher,kubevirt.io/created-by={vmi['metadata']['uid']}"
     [pod] = core.list_namespaced_pod(namespace, label_selector=selector).items
     log = {"name": pod.metadata.name, "namespace": namespace, "container": "compute"}
-    eventually("the log of the pod shows the prompt", lambda: "login:" in core.read_namespaced_pod_log(**log))
+    eventually("the log shows that the guest is up", lambda: BOOTED in core.read_namespaced_pod_log(**log))
     done(f"read the serial console from the log of {pod.metadata.name}")
 
     label = {"metadata": {"labels": {"tier": "test"}, "annotations": {"example.com/owner": "kubernetes"}}}
@@ -81,7 +81,7 @@ def main(namespace: str, manifest: str) -> None:
 
     for action, condition in (("pause", True), ("unpause", False)):
         code, answer = put(namespace, "virtualmachineinstances", action, {})
-        ensure(code == 202, f"{action} was answered with {code} {answer!r}")
+        ensure(code == 200, f"{action} was answered with {code} {answer!r}")
         paused = {"type": "Paused", "status": "True"}
         eventually(
             f"{action} is shown",
@@ -93,7 +93,7 @@ def main(namespace: str, manifest: str) -> None:
     code, answer = put(namespace, "virtualmachines", "stop", None)
     ensure(code == 202, f"stop was answered with {code} {answer!r}")
     eventually("the VM is Stopped", lambda: status(objects.get_namespaced_custom_object(name=NAME, **vms)) == "Stopped")
-    ensure(not objects.list_namespaced_custom_object(**vmis)["items"], "a stopped VM has a VMI")
+    eventually("the VMI is deleted", lambda: not objects.list_namespaced_custom_object(**vmis)["items"])
     done("stopped the VM")
 
     since = objects.list_namespaced_custom_object(**vms)["metadata"]["resourceVersion"]

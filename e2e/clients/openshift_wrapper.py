@@ -3,7 +3,7 @@
 usage: openshift_wrapper.py NAMESPACE MANIFEST
 
 MANIFEST is a file with a VM that has a login on its serial console. An image of a guest with the guest agent must be in the same
-registry under the name `debian`. The library writes its own log to the file of OPENSHIFT_PYTHON_WRAPPER_LOG_FILE.
+registry under the name `debian`. The library writes a log to standard error.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from ocp_resources.virtual_machine_instance import VirtualMachineInstance
 from ocp_resources.virtual_machine_instance_migration import VirtualMachineInstanceMigration
 from ocp_resources.virtual_machine_instancetype import VirtualMachineInstancetype
 
-from common import arguments, ensure, eventually, step, vm_of
+from common import BOOTED, arguments, ensure, eventually, step, vm_of
 
 NAME = "by-openshift"
 # A whole distribution boots under software emulation.
@@ -59,8 +59,8 @@ def lifecycle(vm: VirtualMachine) -> None:
 
     ensure(vmi.interfaces[0].ipAddress == vmi.get_virt_launcher_pod().ip, f"the VMI has {vmi.interfaces}")
     ensure(vmi.get_virt_handler_pod().node.name == vmi.get_node().name, "virt-handler is on another node")
-    prompt = lambda: "login:" in vmi.get_virt_launcher_pod().log(container="compute")
-    eventually("the log of the launcher pod shows the prompt", prompt)
+    booted = lambda: BOOTED in vmi.get_virt_launcher_pod().log(container="compute")
+    eventually("the log shows that the guest is up", booted)
     done("found node, address, launcher pod and virt-handler, and read the console from the log")
     name = vmi.get_xml_dict()["domain"]["name"]
     ensure(name == f"{vm.namespace}_{vm.name}", f"the domain is {name}")

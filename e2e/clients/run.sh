@@ -62,12 +62,14 @@ MIGRATION
 vnc() {
     kubectl apply --namespace "$namespace" --filename "$manifest" || return
     kubectl wait --namespace "$namespace" vm/tiny --for=jsonpath='{.status.printableStatus}'=Running --timeout=120s || return
-    # The guest's first virtual terminal shows a prompt once its serial console does.
+    # Then the guest's first virtual terminal shows a prompt. The log has whole lines only, so none of the serial console.
     pod=$(kubectl get pods --namespace "$namespace" --output name)
-    for _ in $(seq 60); do
-        ! kubectl logs --namespace "$namespace" "$pod" | grep -q 'login:' || break
+    up=
+    for _ in $(seq 120); do
+        ! kubectl logs --namespace "$namespace" "$pod" | grep -q ': up in ' || { up=yes; break; }
         sleep 1
     done
+    [ -n "$up" ] || { echo 'the guest does not boot' >&2; return 1; }
     kubectl virt vnc tiny --namespace "$namespace" --proxy-only >"$work/vnc.json" &
     jobs=$!
     port=$(port_in "$work/vnc.json" '.*"port":\([0-9]*\).*') || return
@@ -79,11 +81,17 @@ vnc() {
     say 'pictures: build/clients/asyncvnc.png and build/clients/novnc.png'
 }
 
+# The library writes its log to standard error.
+openshift() {
+    log=$work/openshift-python-wrapper.log
+    "$python" "$here/openshift_wrapper.py" "$namespace" "$manifest" 2>"$log" || { tail -n 30 "$log" >&2; return 1; }
+}
+
 run_part() {
     case $1 in
     kubernetes) "$python" "$here/kubernetes_client.py" "$namespace" "$manifest" ;;
     kr8s) "$python" "$here/kr8s_client.py" "$namespace" "$manifest" ;;
-    openshift-python-wrapper) "$python" "$here/openshift_wrapper.py" "$namespace" "$manifest" ;;
+    openshift-python-wrapper) openshift ;;
     kubevirt-api) kubevirt_api ;;
     promtool) "$python" "$here/metrics.py" "$namespace" "$manifest" ;;
     vnc) vnc ;;
@@ -100,7 +108,6 @@ ln -sfn node_modules/@novnc/novnc "$work/novnc"
 rm -rf "$work/tmp"
 mkdir "$work/tmp"
 export TMPDIR="$work/tmp" PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=ignore
-export OPENSHIFT_PYTHON_WRAPPER_LOG_FILE="$work/openshift-python-wrapper.log"
 # REGISTRY is that of `make push`, on a cluster of your own.
 registry=${REGISTRY:-ferrovirt.io}
 manifest=$work/vm.yaml

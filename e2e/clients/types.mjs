@@ -50,7 +50,7 @@ function listed() {
   return found;
 }
 
-// Returns a literal. `edits` maps paths to what the compiler need not see: { drop }, { any } or { add: names }.
+// Returns a literal. `edits` maps paths to changes: { drop }, { any }, { add: names } or { rename: name }.
 function literal(value, path, edits, indent) {
   const edit = edits.get(path) ?? {};
   const text = plain(value, path, edits, indent, edit.add ?? []);
@@ -67,7 +67,10 @@ function plain(value, path, edits, indent, added) {
   if (value === null || typeof value !== 'object') return JSON.stringify(value);
   const fields = Object.entries(value)
     .filter(([name]) => !edits.get(`${path}/${escape(name)}`)?.drop)
-    .map(([name, item]) => `${inner}${JSON.stringify(name)}: ${literal(item, `${path}/${escape(name)}`, edits, inner)},\n`);
+    .map(([name, item]) => {
+      const at = `${path}/${escape(name)}`;
+      return `${inner}${JSON.stringify(edits.get(at)?.rename ?? name)}: ${literal(item, at, edits, inner)},\n`;
+    });
   const missing = added.map((name) => `${inner}${JSON.stringify(name)}: undefined as any,\n`);
   return fields.length + missing.length ? `{\n${fields.join('')}${missing.join('')}${indent}}` : '{}';
 }
@@ -80,10 +83,19 @@ function source(items, edits) {
   return `// Objects of the cluster. Written by types.mjs.\nimport type { ${names} } from '${PACKAGE}';\n\n${constants.join('\n')}`;
 }
 
-// Returns the path of a node in its literal.
+// The generator of the types renames fields: reserved words get an underscore, and the first letter becomes lower case.
+const spellings = (name) => [`_${name}`, name[0].toLowerCase() + name.slice(1)].filter((spelling) => spelling !== name);
+
+// Paths of renamed fields, by those in the literal.
+const renamed = new Map();
+
+// Returns the path of a node in its object.
 function pathOf(node) {
   if (ts.isVariableDeclaration(node)) return node.name.text.replace('item', '');
-  if (ts.isPropertyAssignment(node)) return `${pathOf(node.parent)}/${escape(node.name.text)}`;
+  if (ts.isPropertyAssignment(node)) {
+    const path = `${pathOf(node.parent)}/${escape(node.name.text)}`;
+    return renamed.get(path) ?? path;
+  }
   if (node.parent && ts.isArrayLiteralExpression(node.parent)) {
     return `${pathOf(node.parent)}/${node.parent.elements.indexOf(node)}`;
   }
@@ -115,6 +127,11 @@ function explain(diagnostic, file, checker) {
     const owner = checker.getContextualType(node.parent);
     const type = owner && checker.getNonNullableType(owner);
     if (type && !checker.getPropertyOfType(type, node.name.text) && !checker.getIndexInfosOfType(type).length) {
+      const rename = spellings(node.name.text).find((spelling) => checker.getPropertyOfType(type, spelling));
+      if (rename) {
+        renamed.set(`${pathOf(node.parent)}/${rename}`, path);
+        return { path, edit: { rename } };
+      }
       return { key: `unknown ${nameOf(type)}.${node.name.text}`, path, edit: { drop: true } };
     }
   }
