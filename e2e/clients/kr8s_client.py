@@ -127,7 +127,8 @@ async def login(namespace: str) -> str:
             for prompt, answer in (("login:", b"root\n"), ("Password:", b"ferrovirt\n"), ("#", b"echo $((6 * 7))-$USER\n")):
                 await expect(prompt)
                 await console.send_bytes(answer)
-            return (await expect("42-root")).splitlines()[-1].strip()
+            seen = await expect("42-root")
+            return next(line for line in seen.splitlines() if "42-root" in line)
 
 
 def put(namespace: str, plural: str, subresource: str) -> None:

@@ -14,6 +14,14 @@ done
 
 say() { echo "clients: $*"; }
 
+# Fails before anything is installed if a part cannot run.
+for part in $parts; do
+    case $part in
+    vnc) command -v "${CHROMIUM:-/usr/bin/chromium}" >/dev/null || { say 'vnc needs Chromium (apt-get install chromium, or CHROMIUM=path)' >&2; exit 2; } ;;
+    promtool) command -v "${PROMTOOL:-}" >/dev/null || { say 'promtool needs PROMTOOL, the path that cluster build-promtool prints' >&2; exit 2; } ;;
+    esac
+done
+
 jobs=
 clean() {
     [ -z "$jobs" ] || kill $jobs 2>/dev/null || true
