@@ -193,8 +193,9 @@ trace-picture: images guests ## Draws a real start of a VM into docs/images/star
 	$(CLUSTER) run -- env TRACE_PICTURE=docs/images/start.svg $(CARGO) test --workspace --locked --test e2e -- traces:: --nocapture
 
 .PHONY: clients
-clients: tiny ## Tests the display with VNC clients of other projects (see e2e/clients)
-	$(CLUSTER) run -- e2e/clients/run.sh
+clients: tiny ## Tests clients of other projects: Python, TypeScript, promtool, VNC (see e2e/clients)
+	$(IMAGES) build guest-debian
+	promtool=$$($(CLUSTER) build-promtool) && $(CLUSTER) run --nodes $(NODES) -- env PROMTOOL="$$promtool" e2e/clients/run.sh
 
 .PHONY: push
 push: ## Pushes the images to REGISTRY=host/path with skopeo

@@ -127,6 +127,8 @@ const LAUNCHER_FILES: &[&str] = &[
     "usr/sbin/libvirtd",
     "usr/bin/virsh",
     "usr/bin/killall",
+    // Clients find the socket for virsh by it (openshift-python-wrapper).
+    "usr/bin/ls",
     // Writes memory dumps.
     "usr/lib/libvirt/libvirt_iohelper",
     "usr/lib/x86_64-linux-gnu/libvirt",
@@ -178,7 +180,6 @@ const LAUNCHER_TOOLS: &[&str] = &[
     "usr/bin/du",
     "usr/bin/grep",
     "usr/bin/head",
-    "usr/bin/ls",
     "usr/bin/readlink",
     "usr/bin/sort",
     "usr/bin/stat",

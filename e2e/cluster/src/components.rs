@@ -87,7 +87,7 @@ pub const KUBECONFORM: Module = Module {
     kubernetes: Kubernetes::V1_36,
 };
 
-/// promtool, which tests rules for Prometheus.
+/// promtool, which tests rules for Prometheus and checks metrics.
 pub const PROMTOOL: Module = Module {
     folder: "e2e/cluster/promtool",
     packages: &["tool"],

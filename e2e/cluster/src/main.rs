@@ -60,6 +60,8 @@ enum Action {
     BuildHelm,
     /// Builds a container registry, unless it is cached, and prints the path of the program
     BuildRegistry,
+    /// Builds promtool, unless it is cached, and prints the path of the program
+    BuildPromtool,
     /// Lints the chart and checks the manifests that it renders; needs no cluster
     CheckChart,
     /// Checks and tests the chart's rules for Prometheus; needs no cluster
@@ -151,6 +153,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::BuildRegistry => {
             let bin = components::ensure_module(&plan, &components::REGISTRY, &progress.to_stderr())?;
             println!("{}", bin.join("registry").display());
+        }
+        Action::BuildPromtool => {
+            let bin = components::ensure_module(&plan, &components::PROMTOOL, &progress.to_stderr())?;
+            println!("{}", bin.join("promtool").display());
         }
         Action::CheckChart => chart::check(&plan, &progress)?,
         Action::CheckRules => chart::check_rules(&plan, &progress)?,
