@@ -212,6 +212,9 @@ fn endless_bodies_are_refused() {
 #[test]
 fn many_large_reviews_at_a_time_do_no_harm() {
     conformance(async |endpoint| {
+        if !carries_large_bodies(endpoint)? {
+            return Ok(());
+        }
         let numbers = bytes(format!("[{}0]", "0,".repeat((3 << 19) - 2)));
         let calls = (0..32).map(|_| async {
             let deadline = tokio::time::Instant::now() + TIMEOUT;
