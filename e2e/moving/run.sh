@@ -159,6 +159,7 @@ within 60 kubectl get clusterrole kubevirt.io:view
 follow before-the-move
 follow stop-the-vms
 follow save-the-objects-and-protect-the-vms
+for vm in my-vm other sized with-tpm pool-0 pool-vm; do grep -q "^    name: $vm$" "$work/guide/vms.yaml" || fail "VM $vm was not saved"; done
 within 60 is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
 for thing in crd/virtualmachines.kubevirt.io crd/kubevirts.kubevirt.io crd/virtualmachinepools.pool.kubevirt.io vm/my-vm; do
     refused 'would delete VMs' kubectl delete "$thing"
