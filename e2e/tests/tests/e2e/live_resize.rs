@@ -152,20 +152,25 @@ fn growth_that_does_not_fit_leaves_the_vm_as_it_was_and_says_so() {
         console.login("root", "ferrovirt").await?;
         run(&mut console, READY).await?;
 
-        // The node. The API server refuses what the kubelet of an earlier version calls infeasible.
+        // The node. From Kubernetes 1.36 on the API server refuses what the kubelet of an earlier version calls infeasible.
         let Err(refused) = s.virt(&["set", "memory", "box", "--guest=500Gi", "--wait"]).await else {
             anyhow::bail!("the node has 500 GiB")
         };
-        ensure!(refused.to_string().contains("node didn't have enough allocatable resources: memory"), "{refused:#}");
+        let text = refused.to_string().to_lowercase();
+        let reason = match () {
+            () if text.contains("node didn't have enough allocatable resources: memory") => "PodResizeRefused",
+            () if text.contains("node didn't have enough capacity: memory") => "PodResizeInfeasible",
+            () => anyhow::bail!("{refused:#}"),
+        };
         let vmi = s.get("vmi", "box").await?;
         let held = condition(&vmi, "HotMemoryChange").context("no condition HotMemoryChange")?;
-        ensure!(held["reason"] == "PodResizeRefused" && held["status"] == "True", "{held}");
+        ensure!(held["reason"] == reason && held["status"] == "True", "{held}");
         ensure!(vmi["status"]["memory"]["guestRequested"] == "1Gi", "{}", vmi["status"]["memory"]);
         s.wait("vm", "box", "show the reason", TIMEOUT, |vm| {
-            condition(vm, "HotMemoryChange").is_some_and(|held| held["reason"] == "PodResizeRefused")
+            condition(vm, "HotMemoryChange").is_some_and(|held| held["reason"] == reason)
         })
         .await?;
-        s.wait_event("box", "PodResizeRefused", TIMEOUT).await?;
+        s.wait_event("box", reason, TIMEOUT).await?;
         run(&mut console, &memory_between(800, 1024)).await?;
         // Taken back.
         s.virt(&["set", "memory", "box", "--guest=1Gi", "--wait"]).await?;
