@@ -11,6 +11,8 @@ use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge,
 
 /// Most VMIs with a time of their last connection.
 const MAX_LAST_CONNECTIONS: usize = 1024;
+/// Most namespaces with a number of created VMs.
+const MAX_NAMESPACES: usize = 1024;
 
 /// A kind of streams.
 #[derive(Debug)]
@@ -52,6 +54,9 @@ pub struct Metrics {
     active: HashMap<&'static str, IntGaugeVec>,
     last_connection: GaugeVec,
     streams: Arc<Mutex<Streams>>,
+    created: IntCounterVec,
+    /// Namespaces with a number of created VMs, the least recent first.
+    namespaces: Arc<Mutex<VecDeque<String>>>,
 }
 
 impl Metrics {
@@ -98,11 +103,16 @@ impl Metrics {
             last_connection: GaugeVec::new(
                 Opts::new(
                     "kubevirt_vmi_last_api_connection_timestamp_seconds",
-                    "When a stream to the VMI was last opened",
+                    "When a stream to the VMI was last opened or closed",
                 ),
                 &vmi,
             )?,
             streams: Arc::default(),
+            created: IntCounterVec::new(
+                Opts::new("kubevirt_vm_created_by_pod_total", "VMs whose creation this virt-api allowed; deprecated"),
+                &["namespace"],
+            )?,
+            namespaces: Arc::default(),
         };
         registry.register(Box::new(metrics.requests.clone()))?;
         registry.register(Box::new(metrics.request_seconds.clone()))?;
@@ -113,6 +123,7 @@ impl Metrics {
         registry.register(Box::new(metrics.ended_streams.clone()))?;
         registry.register(Box::new(metrics.refused_streams.clone()))?;
         registry.register(Box::new(metrics.last_connection.clone()))?;
+        registry.register(Box::new(metrics.created.clone()))?;
         for gauge in metrics.active.values() {
             registry.register(Box::new(gauge.clone()))?;
         }
@@ -130,7 +141,27 @@ impl Metrics {
         if let Some(gauge) = self.active.get(kind.label) {
             gauge.with_label_values(&[namespace, name]).set(*count);
         }
-        let vmi = (key.1.clone(), key.2.clone());
+        self.connected(&mut streams, namespace, name);
+        drop(streams);
+        OpenStream { metrics: self.clone(), key, end: "aborted" }
+    }
+
+    /// Counts a VM whose creation is allowed.
+    pub fn vm_created(&self, namespace: &str) {
+        let mut namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        namespaces.retain(|known| known != namespace);
+        if namespaces.len() >= MAX_NAMESPACES
+            && let Some(oldest) = namespaces.pop_front()
+        {
+            let _ = self.created.remove_label_values(&[oldest]);
+        }
+        namespaces.push_back(namespace.to_owned());
+        self.created.with_label_values(&[namespace]).inc();
+    }
+
+    /// Sets the time of the last connection of a VMI.
+    fn connected(&self, streams: &mut Streams, namespace: &str, name: &str) {
+        let vmi = (namespace.to_owned(), name.to_owned());
         streams.recent.retain(|known| *known != vmi);
         if streams.recent.len() >= MAX_LAST_CONNECTIONS
             && let Some((namespace, name)) = streams.recent.pop_front()
@@ -140,8 +171,6 @@ impl Metrics {
         streams.recent.push_back(vmi);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_connection.with_label_values(&[namespace, name]).set(now.as_secs_f64().floor());
-        drop(streams);
-        OpenStream { metrics: self.clone(), key, end: "aborted" }
     }
 
     /// Counts a stream that exceeded a quota.
@@ -154,6 +183,7 @@ impl Metrics {
         self.open_streams.dec();
         self.ended_streams.with_label_values(&[kind, end]).inc();
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        self.connected(&mut streams, namespace, name);
         let left = streams.open.get_mut(key).map_or(0, |count| {
             *count -= 1;
             *count
@@ -234,5 +264,31 @@ mod tests {
         }
         let streams = metrics.streams.lock().unwrap();
         assert_eq!((streams.recent.len(), streams.open.len()), (MAX_LAST_CONNECTIONS, 0));
+    }
+
+    #[test]
+    fn last_connection_is_that_of_the_end() {
+        let metrics = Metrics::register(&Registry::new(), &[&VNC]).unwrap();
+        let stream = metrics.opened(&VNC, "ns", "vmi");
+        let at = metrics.last_connection.with_label_values(&["ns", "vmi"]);
+        at.set(1.0);
+        drop(stream);
+        assert!(at.get() > 1.0, "{}", at.get());
+    }
+
+    #[test]
+    fn created_vms_are_counted_by_namespace_within_a_limit() {
+        let registry = Registry::new();
+        let metrics = Metrics::register(&registry, &[]).unwrap();
+        metrics.vm_created("first");
+        metrics.vm_created("kept");
+        for index in 2..=MAX_NAMESPACES {
+            metrics.vm_created("kept");
+            metrics.vm_created(&index.to_string());
+        }
+        let text = text(&registry);
+        let line = format!(r#"kubevirt_vm_created_by_pod_total{{namespace="kept"}} {MAX_NAMESPACES}"#);
+        assert!(text.lines().any(|known| known == line), "{text}");
+        assert!(!text.contains("first"), "{text}");
     }
 }

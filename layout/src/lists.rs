@@ -157,7 +157,7 @@ impl<'ast> Visit<'ast> for Metrics {
 
 fn is_metric(text: &str) -> bool {
     let ours = ["kubevirt_", "ferrovirt_", "process_"].iter().any(|prefix| text.starts_with(prefix));
-    ours && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+    ours && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
 /// A subresource that virt-api validates and then refuses.

@@ -24,11 +24,16 @@ const FOREIGN: &[(&str, &[&str])] = &[
             "kube_node_role",
             "kube_node_spec_unschedulable",
             "kube_node_status_allocatable",
+            "kube_persistentvolumeclaim_info",
+            "kube_persistentvolumeclaim_resource_requests_storage_bytes",
+            "kube_pod_container_resource_requests",
             "kube_pod_info",
+            "kube_pod_spec_volumes_persistentvolumeclaims_info",
             "kube_pod_status_phase",
             "kube_pod_status_ready",
         ],
     ),
+    ("cAdvisor", &["container_memory_rss", "container_memory_working_set_bytes"]),
     ("kube-apiserver", &["apiserver_request_total", "apiserver_requested_deprecated_apis"]),
 ];
 

@@ -211,7 +211,7 @@ impl Process {
 
     /// Starts the device plugins, and the tasks that depend on their registration.
     fn start_devices(&self) {
-        let Self { options, client, stop, config, .. } = self;
+        let Self { options, client, metrics, stop, config, .. } = self;
         let (registrations, offers) = watch::channel(plugin::Offers::new());
         let plugins = plugin::Config {
             plugins_dir: options.kubelet_root.join("device-plugins"),
@@ -226,6 +226,7 @@ impl Process {
         self.spawn("device-readiness", ready);
         let heartbeat = heartbeat::Config {
             node,
+            deprecated: metrics.deprecated_machine_types.clone(),
             labeller_dir: options.capabilities_dir.clone(),
             kubelet_dir: options.kubelet_root.clone(),
         };

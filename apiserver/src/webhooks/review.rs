@@ -4,18 +4,23 @@ use std::time::{Duration, Instant};
 
 use admission::{
     AdmissionRequest, AdmissionReview, Evaluation, Lookups, Review,
-    context::lookups::{MAX_QUERIES, MAX_ROUNDS},
+    context::{
+        Operation,
+        lookups::{MAX_QUERIES, MAX_ROUNDS},
+    },
 };
 use axum::body::Body;
 use http::{StatusCode, header, request::Parts};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::{Answered, ReviewLimits, Webhooks, lookups, trace};
+use super::{Answered, ReviewLimits, Webhooks, lookups, outcome::Outcome, trace};
 use crate::limits::Reservation;
 
 /// Longest time for the queries of a review.
 const READ_DEADLINE: Duration = Duration::from_secs(3);
+/// Path of the webhook that validates VMs.
+const VM_VALIDATION: &str = "/virtualmachines-validate";
 
 impl Webhooks {
     /// Reads and answers a review. The current span gets the facts of the request.
@@ -43,6 +48,11 @@ impl Webhooks {
                 record(review.request());
                 let (review, span) = trace::begin(&self.traces, review, &self.namespace, path, began);
                 let answered = Answered::decided(self.answer(&review, limits).await);
+                if answered.outcome == Outcome::Allowed
+                    && let Some(namespace) = created_in(path, review.request())
+                {
+                    self.metrics.vm_created(namespace);
+                }
                 trace::end(span, &answered);
                 answered
             }
@@ -118,6 +128,12 @@ impl Webhooks {
     }
 }
 
+/// Returns the namespace of a VM that this request creates, if `path` is that of the last webhook for it.
+fn created_in<'r>(path: &str, request: &'r AdmissionRequest) -> Option<&'r str> {
+    let is_creation = request.operation == Operation::Create && !request.dry_run.unwrap_or(false);
+    request.namespace.as_deref().filter(|_| path == VM_VALIDATION && is_creation)
+}
+
 /// Records the facts of a request in the current span.
 fn record(request: &AdmissionRequest) {
     let span = tracing::Span::current();
@@ -133,4 +149,31 @@ fn record(request: &AdmissionRequest) {
     span.record("name", name.unwrap_or_else(|| metadata("name")));
     span.record("uid", metadata("uid"));
     span.record("user", request.user_info.username.as_deref().unwrap_or_default());
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_creations_that_are_stored_count() {
+        let webhook = admission::WEBHOOKS.iter().find(|webhook| webhook.path == VM_VALIDATION);
+        assert_eq!(webhook.and_then(|webhook| webhook.resource), Some(("kubevirt.io", "virtualmachines")));
+        for (path, operation, dry_run, counts) in [
+            (VM_VALIDATION, "CREATE", json!(null), true),
+            (VM_VALIDATION, "CREATE", json!(false), true),
+            (VM_VALIDATION, "CREATE", json!(true), false),
+            (VM_VALIDATION, "UPDATE", json!(null), false),
+            ("/virtualmachines-mutate", "CREATE", json!(null), false),
+        ] {
+            let request: AdmissionRequest = serde_json::from_value(json!({
+                "uid": "u", "operation": operation, "namespace": "ns", "dryRun": dry_run,
+                "resource": {"group": "kubevirt.io", "version": "v1", "resource": "virtualmachines"},
+            }))
+            .unwrap();
+            assert_eq!(created_in(path, &request), counts.then_some("ns"), "{path} {operation} {dry_run}");
+        }
+    }
 }

@@ -1,6 +1,4 @@
-//! Metrics of the resources of VMIs and VMs, and of the time of a VM's last status change.
-
-use std::collections::BTreeMap;
+//! Metrics of the network cards of VMIs and VMs, of the memory of launchers, and of the time of a VM's last status change.
 
 use api::{
     Condition, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
@@ -8,7 +6,6 @@ use api::{
     quantity,
     vmi::network::{Interface, Network},
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use prometheus::{CounterVec, GaugeVec, Opts, core::Collector, proto::MetricFamily};
 
@@ -16,8 +13,6 @@ use super::NONE;
 
 const NAMES: [&str; 2] = ["name", "namespace"];
 const CARD: [&str; 7] = ["name", "namespace", "vnic_name", "binding_type", "network", "binding_name", "model"];
-const REQUEST: [&str; 5] = ["name", "namespace", "resource", "unit", "source"];
-const LIMIT: [&str; 4] = ["name", "namespace", "resource", "unit"];
 /// Metrics of the groups of statuses: name, help, group. A status of no group counts as an error.
 const GROUPS: [(&str, &str, &str); 5] = [
     (
@@ -55,8 +50,6 @@ pub(super) struct Details {
     overhead: GaugeVec,
     vmi_cards: GaugeVec,
     cards: GaugeVec,
-    requests: GaugeVec,
-    limits: GaugeVec,
     changes: Vec<(&'static str, CounterVec)>,
 }
 
@@ -76,8 +69,6 @@ impl Details {
             )?,
             vmi_cards: gauge("kubevirt_vmi_vnic_info", "Network cards of VMIs", &CARD)?,
             cards: gauge("kubevirt_vm_vnic_info", "Network cards of VirtualMachines", &CARD)?,
-            requests: gauge("kubevirt_vm_resource_requests", "What a VirtualMachine asks for", &REQUEST)?,
-            limits: gauge("kubevirt_vm_resource_limits", "What a VirtualMachine is limited to", &LIMIT)?,
             changes,
         })
     }
@@ -107,57 +98,11 @@ impl Details {
         }
         let Some(spec) = &vm.spec.template.spec else { return };
         set_cards(&self.cards, &name, &namespace, spec);
-        // The metrics of the VMI show the resources of an instance type.
-        if vm.spec.instancetype.is_none() {
-            self.set_resources(&name, &namespace, spec);
-        }
-    }
-
-    fn set_resources(&self, name: &str, namespace: &str, spec: &VirtualMachineInstanceSpec) {
-        let domain = &spec.domain;
-        let (requests, limits) = (&domain.resources.requests, &domain.resources.limits);
-        let request = |resource: &str, unit: &str, source: &str, value: f64| {
-            self.requests.with_label_values(&[name, namespace, resource, unit, source]).set(value);
-        };
-        let limit = |resource: &str, unit: &str, value: f64| {
-            self.limits.with_label_values(&[name, namespace, resource, unit]).set(value);
-        };
-        let guest = domain.memory.as_ref().and_then(|memory| quantity::units(memory.guest.as_ref()?).ok());
-        let guest = guest.map(|bytes| bytes as f64);
-        let (requested, limited) = (bytes_in(requests), bytes_in(limits));
-        for (source, bytes) in
-            [("domain", requested), ("guest", guest), ("guest_effective", guest.or(requested).or(limited))]
-        {
-            if let Some(bytes) = bytes {
-                request("memory", "bytes", source, bytes);
-            }
-        }
-        if let Some(bytes) = limited {
-            limit("memory", "bytes", bytes);
-        }
-        let (requested, limited) = (cores_in(requests), cores_in(limits));
-        if let Some(cores) = requested {
-            request("cpu", "cores", "requests", cores);
-        }
-        if let Some(cores) = limited {
-            limit("cpu", "cores", cores);
-        }
-        match &domain.cpu {
-            Some(cpu) => {
-                for (unit, count) in [("cores", cpu.cores), ("threads", cpu.threads), ("sockets", cpu.sockets)] {
-                    if let Some(count) = count.filter(|count| *count > 0) {
-                        request("cpu", unit, "domain", f64::from(count));
-                    }
-                }
-            }
-            None if requested.is_none() && limited.is_none() => request("cpu", "cores", "default", 1.0),
-            None => {}
-        }
     }
 
     /// Returns all of them.
     pub(super) fn families(&self) -> Vec<MetricFamily> {
-        let gauges = [&self.overhead, &self.vmi_cards, &self.cards, &self.requests, &self.limits];
+        let gauges = [&self.overhead, &self.vmi_cards, &self.cards];
         let mut families: Vec<MetricFamily> = gauges.into_iter().flat_map(|gauge| gauge.collect()).collect();
         families.extend(self.changes.iter().flat_map(|(_, counter)| counter.collect()));
         families
@@ -168,14 +113,6 @@ impl Details {
 fn last_change<'a>(conditions: impl Iterator<Item = &'a Condition>) -> i64 {
     let changes = conditions.filter_map(|known| Some(known.last_transition_time.as_ref()?.0.as_second()));
     changes.max().unwrap_or(0).max(0)
-}
-
-fn bytes_in(amounts: &BTreeMap<String, Quantity>) -> Option<f64> {
-    quantity::units(amounts.get("memory")?).ok().map(|bytes| bytes as f64)
-}
-
-fn cores_in(amounts: &BTreeMap<String, Quantity>) -> Option<f64> {
-    quantity::milli(amounts.get("cpu")?).ok().map(|milli| milli as f64 / 1000.0)
 }
 
 fn set_cards(metric: &GaugeVec, name: &str, namespace: &str, spec: &VirtualMachineInstanceSpec) {
@@ -220,8 +157,7 @@ mod tests {
 
     fn text(details: &Details) -> String {
         let registry = prometheus::Registry::new();
-        let gauges = [&details.overhead, &details.vmi_cards, &details.cards, &details.requests, &details.limits];
-        for gauge in gauges {
+        for gauge in [&details.overhead, &details.vmi_cards, &details.cards] {
             registry.register(Box::new(gauge.clone())).unwrap();
         }
         for (_, counter) in &details.changes {
@@ -231,16 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn vm_is_shown_with_its_network_cards_its_resources_and_its_last_change() {
+    fn vm_is_shown_with_its_network_cards_and_its_last_change() {
         let details = Details::new().unwrap();
         let vm = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
             "metadata": {"name": "v", "namespace": "ns"},
             "spec": {"template": {"spec": {
                 "domain": {
-                    "cpu": {"cores": 2},
-                    "memory": {"guest": "1Gi"},
-                    "resources": {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}},
                     "devices": {"interfaces": [
                         {"name": "default", "masquerade": {}, "model": "e1000"}, {"name": "lan", "bridge": {}},
                     ]},
@@ -257,11 +190,6 @@ mod tests {
         for wanted in [
             r#"kubevirt_vm_vnic_info{binding_name="masquerade",binding_type="core",model="e1000",name="v",namespace="ns",network="pod networking",vnic_name="default"} 1"#,
             r#"kubevirt_vm_vnic_info{binding_name="bridge",binding_type="core",model="<none>",name="v",namespace="ns",network="blue",vnic_name="lan"} 1"#,
-            r#"kubevirt_vm_resource_requests{name="v",namespace="ns",resource="cpu",source="requests",unit="cores"} 0.5"#,
-            r#"kubevirt_vm_resource_requests{name="v",namespace="ns",resource="cpu",source="domain",unit="cores"} 2"#,
-            r#"kubevirt_vm_resource_requests{name="v",namespace="ns",resource="memory",source="guest",unit="bytes"} 1073741824"#,
-            r#"kubevirt_vm_resource_requests{name="v",namespace="ns",resource="memory",source="guest_effective",unit="bytes"} 1073741824"#,
-            r#"kubevirt_vm_resource_limits{name="v",namespace="ns",resource="memory",unit="bytes"} 2147483648"#,
             r#"kubevirt_vm_running_status_last_transition_timestamp_seconds{name="v",namespace="ns"} 1893456000"#,
             r#"kubevirt_vm_error_status_last_transition_timestamp_seconds{name="v",namespace="ns"} 0"#,
         ] {

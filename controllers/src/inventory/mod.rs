@@ -2,7 +2,11 @@
 //!
 //! Dashboards depend on their names and labels. Only the leader exports them.
 
+mod amounts;
+mod chosen;
 mod details;
+mod disks;
+mod labels;
 mod migrations;
 
 use std::sync::Arc;
@@ -19,15 +23,24 @@ use api::{
 use daemon::config::ConfigHandle;
 use kube::ResourceExt;
 use prometheus::{
-    GaugeVec, IntGauge, Opts,
+    GaugeVec, IntCounterVec, IntGauge, Opts,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
 
-use self::{details::Details, migrations::Migrations};
+use self::{
+    amounts::Amounts,
+    chosen::Chosen,
+    details::Details,
+    disks::Disks,
+    labels::{Filter, VmLabels},
+    migrations::Migrations,
+};
 use crate::{
     cache::Key,
-    resources::{Caches, migrations::MigrationIndex, vmis::is_outdated, vms::instancetype_key},
+    resources::{
+        Caches, installation::VM_LABELS_FILTER, migrations::MigrationIndex, vmis::is_outdated, vms::instancetype_key,
+    },
     runtime::Metrics,
 };
 
@@ -92,9 +105,8 @@ impl Inventory {
         let stuck = gauge("kubevirt_vmi_non_evictable", "1 if a VMI must migrate on eviction but cannot", &VMI)?;
         let addresses = gauge("kubevirt_vmi_status_addresses", "Addresses of VMIs", &ADDRESSES)?;
         let outdated = IntGauge::new("kubevirt_vmi_number_of_outdated", "VMIs whose launcher has another version")?;
-        let vm_info = gauge("kubevirt_vm_info", "Properties of VMs", &VM_INFO)?;
-        let created =
-            gauge("kubevirt_vm_create_date_timestamp_seconds", "Creation time of VMs", &["name", "namespace"])?;
+        let syncs = Opts::new("kubevirt_vmi_sync_total", "Decisions about a VMI");
+        let syncs = IntCounterVec::new(syncs, &["namespace", "name"])?;
         let emulation =
             IntGauge::new("kubevirt_configuration_emulation_enabled", "1 while guests may run without KVM")?;
 
@@ -134,19 +146,47 @@ impl Inventory {
                 addresses.with_label_values(&labels).set(1.0);
             }
         }
-        for vm in self.caches.vms.all() {
-            let labels = self.of_vm(&vm);
-            vm_info.with_label_values(&labels.each_ref().map(String::as_str)).set(1.0);
-            details.vm(&vm, &labels[9]);
-            if let Some(at) = &vm.metadata.creation_timestamp {
-                created.with_label_values(&[&labels[0], &labels[1]]).set(at.0.as_second() as f64);
-            }
+        for (vmi, count) in self.metrics.syncs() {
+            syncs.with_label_values(&[&vmi.namespace, &vmi.name]).inc_by(count);
         }
-        let collectors: [&dyn Collector; 7] =
-            [&vmi_info, &stuck, &addresses, &outdated, &vm_info, &created, &emulation];
-        let families = collectors.iter().flat_map(|collector| collector.collect()).chain(details.families());
+        let collectors: [&dyn Collector; 5] = [&vmi_info, &stuck, &addresses, &outdated, &emulation];
+        let families = collectors.iter().flat_map(|collector| collector.collect()).chain(syncs.collect());
+        let families = families.chain(self.vm_families(&details)?).chain(details.families());
         let families = families.chain(migrations.families());
         Ok(families.filter(|family| !family.get_metric().is_empty()).collect())
+    }
+
+    /// Returns the metrics of VMs, except those in `details`, to which it adds the VMs.
+    fn vm_families(&self, details: &Details) -> Result<Vec<MetricFamily>, prometheus::Error> {
+        let gauge = |name: &str, help: &str, labels: &[&str]| GaugeVec::new(Opts::new(name, help), labels);
+        let info = gauge("kubevirt_vm_info", "Properties of VMs", &VM_INFO)?;
+        let created =
+            gauge("kubevirt_vm_create_date_timestamp_seconds", "Creation time of VMs", &["name", "namespace"])?;
+        let (amounts, disks, chosen) = (Amounts::new()?, Disks::new()?, Chosen::new(&self.caches));
+        let mut vm_labels = VmLabels::new(self.filter());
+        for vm in self.caches.vms.all() {
+            let labels = self.of_vm(&vm);
+            let (name, namespace) = (labels[0].as_str(), labels[1].as_str());
+            info.with_label_values(&labels.each_ref().map(String::as_str)).set(1.0);
+            details.vm(&vm, &labels[9]);
+            if let Some(domain) = chosen.domain(&vm) {
+                amounts.vm(name, namespace, &domain);
+            }
+            disks.vm(&vm, |claim| self.caches.claims.get(&Key::new(namespace, claim)));
+            vm_labels.vm(&vm);
+            if let Some(at) = &vm.metadata.creation_timestamp {
+                created.with_label_values(&[name, namespace]).set(at.0.as_second() as f64);
+            }
+        }
+        let families = [info.collect(), created.collect(), amounts.families(), disks.families(), vm_labels.families()];
+        Ok(families.into_iter().flatten().collect())
+    }
+
+    /// Returns the filter of the labels of VMs. The cache contains ConfigMaps of the install namespace only.
+    fn filter(&self) -> Filter {
+        let maps = self.caches.config_maps.all();
+        let map = maps.iter().find(|map| map.metadata.name.as_deref() == Some(VM_LABELS_FILTER));
+        Filter::of(map.map(|map| &**map))
     }
 
     fn of_vmi(&self, vmi: &VirtualMachineInstance, names: &[&str; 3], is_stuck: bool) -> [String; 17] {
@@ -365,6 +405,51 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("kubevirt_vmi_info"), "{text}");
+    }
+
+    #[test]
+    fn vms_are_shown_with_resources_disks_and_admitted_labels() {
+        let caches = Arc::new(Caches::default());
+        let map = json!({
+            "metadata": {"name": "kubevirt-vm-labels-config", "namespace": "kubevirt", "resourceVersion": "1"},
+            "data": {"ignorelist": "secret"},
+        });
+        caches.config_maps.observe(serde_json::from_value(map).unwrap());
+        let claim = json!({
+            "metadata": {"name": "c", "namespace": "ns", "resourceVersion": "1"},
+            "spec": {"resources": {"requests": {"storage": "1Gi"}}},
+        });
+        let claim: k8s_openapi::api::core::v1::PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+        caches.claims.observe(claim.into());
+        let vm = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+            "metadata": {"name": "v", "namespace": "ns", "labels": {"app": "shop", "secret": "x"}},
+            "spec": {"template": {"spec": {
+                "domain": {"cpu": {"cores": 2}, "devices": {}},
+                "volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "c"}}],
+            }}},
+        });
+        caches.vms.observe(serde_json::from_value(vm).unwrap());
+        let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
+        metrics.set_leading(true);
+        for _ in 0..3 {
+            metrics.synced(&Key::new("ns", "v"));
+        }
+        metrics.synced(&Key::new("ns", "gone"));
+        metrics.forget_syncs(&Key::new("ns", "gone"));
+        let registry = prometheus::Registry::new();
+        let inventory = Inventory::new(caches, ConfigHandle::fixed(ClusterConfig::default()), metrics);
+        registry.register(Box::new(inventory)).unwrap();
+        let text = String::from_utf8(daemon::ops::encode(&registry).unwrap()).unwrap();
+        for line in [
+            r#"kubevirt_vm_labels{name="v",namespace="ns",label_app="shop"} 1"#,
+            r#"kubevirt_vm_disk_allocated_size_bytes{device="root",name="v",namespace="ns",persistentvolumeclaim="c",volume_mode="Filesystem"} 1073741824"#,
+            r#"kubevirt_vm_resource_requests{name="v",namespace="ns",resource="cpu",source="domain",unit="cores"} 2"#,
+            r#"kubevirt_vmi_sync_total{name="v",namespace="ns"} 3"#,
+        ] {
+            assert!(text.lines().any(|known| known == line), "{line} is not in {text}");
+        }
+        assert!(!text.contains("gone"), "{text}");
     }
 
     #[test]

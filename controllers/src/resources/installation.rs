@@ -24,6 +24,8 @@ use crate::{
 
 /// Cluster roles whose rights `admin`, `edit` and `view` of each cluster can include.
 pub(crate) const AGGREGATED_ROLES: [&str; 3] = ["kubevirt.io:admin", "kubevirt.io:edit", "kubevirt.io:view"];
+/// ConfigMap that users can create, with the filter of the metric `kubevirt_vm_labels`.
+pub(crate) const VM_LABELS_FILTER: &str = "kubevirt-vm-labels-config";
 
 impl Caches {
     /// Returns a Secret of the installation.

@@ -100,7 +100,7 @@ pub(crate) struct Caches {
     pub kubevirts: Arc<Cache<KubeVirt>>,
     /// Secrets that this process makes.
     pub secrets: Arc<Cache<Secret>>,
-    /// The CA bundle.
+    /// The CA bundle, and the filter of the metric with the labels of VMs.
     pub config_maps: Arc<Cache<ConfigMap>>,
     /// Requests of virt-handlers for certificates.
     pub requests: Arc<Cache<CertificateSigningRequest>>,

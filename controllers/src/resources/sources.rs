@@ -31,7 +31,7 @@ use super::{
     Caches,
     attachments::{CachedAttachment, is_of_pod},
     claims::CachedClaim,
-    installation::{AGGREGATED_ROLES, BundleCarrier, CachedRole},
+    installation::{AGGREGATED_ROLES, BundleCarrier, CachedRole, VM_LABELS_FILTER},
     instancetypes::{CachedInstancetype, InstancetypeRevision},
     migrations::CachedPolicy,
     namespaces::{CachedNamespace, CachedQuota},
@@ -92,14 +92,19 @@ pub(crate) fn sources(caches: &Caches, client: &Client, namespace: &str) -> Sour
             .collect(),
         virtual_machines: virtual_machines(caches, client),
         replica_sets: vec![all(&caches.replica_sets, client, |object| object)],
-        others: AGGREGATED_ROLES
-            .into_iter()
-            .map(|name| -> Arc<dyn Source> {
-                let api = Api::<ClusterRole>::all(client.clone());
-                Arc::new(Watch::new(&caches.roles, api, CachedRole::from).named(name))
-            })
-            .collect(),
+        others: others(caches, client, namespace),
     }
+}
+
+fn others(caches: &Caches, client: &Client, namespace: &str) -> Vec<Arc<dyn Source>> {
+    let mut sources: Vec<Arc<dyn Source>> = Vec::new();
+    for name in AGGREGATED_ROLES {
+        let api = Api::<ClusterRole>::all(client.clone());
+        sources.push(Arc::new(Watch::new(&caches.roles, api, CachedRole::from).named(name)));
+    }
+    let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
+    sources.push(Arc::new(Watch::new(&caches.config_maps, api, |object| object).named(VM_LABELS_FILTER)));
+    sources
 }
 
 fn certificates(caches: &Caches, client: &Client, namespace: &str) -> Vec<Arc<dyn Source>> {

@@ -19,6 +19,8 @@ pub(crate) trait Controller: Send + Sync + 'static {
     const NAME: &'static str;
     /// Keys that are worked on at a time.
     const WORKERS: usize = 1;
+    /// Metrics count the decisions about each object. True for VMIs only, because the metric does not contain the controller.
+    const COUNTS_SYNCS: bool = false;
     /// Caches that have to be filled before the first decision.
     const NEEDS: Needs = Needs::Workloads;
     /// The caches.

@@ -1,17 +1,25 @@
 //! Metrics of the runtime.
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use api::{VirtualMachineInstance, VirtualMachineInstanceMigration};
 use jiff::Timestamp;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
+
+use super::{queue::Queue, queue_metrics::QueueMetrics};
+use crate::cache::Key;
 
 /// Metrics of the runtime. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Metrics {
     writes: IntCounterVec,
-    reconciles: HistogramVec,
-    depth: IntGaugeVec,
+    queues: QueueMetrics,
+    /// Decisions about each VMI. A vector of counters would copy the description of the metric for each VMI.
+    syncs: Arc<Mutex<HashMap<Key, u64>>>,
     events: IntCounterVec,
     panics: IntCounterVec,
     leading: IntGauge,
@@ -21,9 +29,6 @@ pub(crate) struct Metrics {
     phase_from_former: HistogramVec,
     migration_from_creation: HistogramVec,
 }
-
-/// Prefix of the names of queues. Dashboards use it.
-const QUEUE: &str = "virt-controller-";
 
 /// Buckets of phase transition times, in seconds.
 const PHASE_BUCKETS: &[f64] =
@@ -37,12 +42,8 @@ impl Metrics {
                 Opts::new("ferrovirt_controller_writes_total", "Writes to the API server by their outcome"),
                 &["controller", "verb", "resource", "outcome"],
             )?,
-            reconciles: HistogramVec::new(
-                HistogramOpts::new("kubevirt_workqueue_work_duration_seconds", "Time taken by decisions")
-                    .buckets(prometheus::exponential_buckets(1e-8, 10.0, 10)?),
-                &["name"],
-            )?,
-            depth: IntGaugeVec::new(Opts::new("kubevirt_workqueue_depth", "Keys waiting"), &["name"])?,
+            queues: QueueMetrics::new(registry)?,
+            syncs: Arc::default(),
             events: IntCounterVec::new(
                 Opts::new("ferrovirt_controller_events_total", "Events by their outcome"),
                 &["outcome"],
@@ -75,8 +76,6 @@ impl Metrics {
             )?,
         };
         registry.register(Box::new(metrics.writes.clone()))?;
-        registry.register(Box::new(metrics.reconciles.clone()))?;
-        registry.register(Box::new(metrics.depth.clone()))?;
         registry.register(Box::new(metrics.events.clone()))?;
         registry.register(Box::new(metrics.panics.clone()))?;
         registry.register(Box::new(metrics.leading.clone()))?;
@@ -92,8 +91,45 @@ impl Metrics {
         self.writes.with_label_values(&[controller, verb, resource, outcome]).inc();
     }
 
-    pub(super) fn reconciled(&self, controller: &str, took: Duration) {
-        self.reconciles.with_label_values(&[format!("{QUEUE}{controller}")]).observe(took.as_secs_f64());
+    /// Adds the queue of a controller.
+    pub(super) fn add_queue(&self, controller: &str, queue: &Arc<Queue<Key>>) {
+        self.queues.add(controller, queue);
+    }
+
+    /// Records how long a key was due.
+    pub(super) fn waited(&self, controller: &str, duration: Duration) {
+        self.queues.waited(controller, duration);
+    }
+
+    /// Records how long the work on a key took.
+    pub(super) fn worked(&self, controller: &str, duration: Duration) {
+        self.queues.worked(controller, duration);
+    }
+
+    /// Counts a decision about a VMI.
+    pub(crate) fn synced(&self, vmi: &Key) {
+        let mut syncs = self.lock_syncs();
+        match syncs.get_mut(vmi) {
+            Some(count) => *count += 1,
+            None => {
+                syncs.insert(vmi.clone(), 1);
+            }
+        }
+    }
+
+    /// Forgets the decisions about a VMI that is gone.
+    pub(crate) fn forget_syncs(&self, vmi: &Key) {
+        self.lock_syncs().remove(vmi);
+    }
+
+    /// Returns the number of decisions about each VMI.
+    #[must_use]
+    pub(crate) fn syncs(&self) -> Vec<(Key, u64)> {
+        self.lock_syncs().iter().map(|(vmi, count)| (vmi.clone(), *count)).collect()
+    }
+
+    fn lock_syncs(&self) -> MutexGuard<'_, HashMap<Key, u64>> {
+        self.syncs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn panicked(&self, controller: &str) {
@@ -104,10 +140,6 @@ impl Metrics {
     #[cfg(test)]
     pub(super) fn panics(&self, controller: &str) -> u64 {
         self.panics.with_label_values(&[controller]).get()
-    }
-
-    pub(super) fn queue_depth(&self, controller: &str, depth: usize) {
-        self.depth.with_label_values(&[format!("{QUEUE}{controller}")]).set(i64::try_from(depth).unwrap_or(i64::MAX));
     }
 
     pub(super) fn event(&self, outcome: &str) {

@@ -14,6 +14,7 @@ mod executor;
 mod lease;
 mod metrics;
 mod queue;
+mod queue_metrics;
 mod recorder;
 mod runner;
 #[cfg(test)]

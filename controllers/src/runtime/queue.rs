@@ -23,14 +23,47 @@ const LONGEST_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 struct State<T> {
     is_open: bool,
-    ready: VecDeque<T>,
+    /// Keys that are due, and since when.
+    ready: VecDeque<(T, Instant)>,
     queued: HashSet<T>,
     delays: DelayQueue<T>,
     /// Delayed keys with their handles in `delays`.
     delayed: HashMap<T, delay_queue::Key>,
-    /// Keys being worked on. True: the key is queued again afterwards.
-    running: HashMap<T, bool>,
+    /// Keys being worked on.
+    running: HashMap<T, Work>,
     failures: HashMap<T, u32>,
+    adds: u64,
+    retries: u64,
+}
+
+/// The work on a key.
+struct Work {
+    since: Instant,
+    /// When the key was queued again. It waits for the end of the work.
+    queued_again: Option<Instant>,
+}
+
+/// A key that a worker took.
+pub(super) struct Taken<T> {
+    /// The key.
+    pub key: T,
+    /// Time for which it was due.
+    pub waited: Duration,
+}
+
+/// Numbers of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct QueueStats {
+    /// Keys that are due.
+    pub depth: usize,
+    /// Keys queued so far. A key that waits already does not count again.
+    pub adds: u64,
+    /// Keys queued with a delay so far.
+    pub retries: u64,
+    /// Time since the start of the work that has lasted longest.
+    pub longest: Duration,
+    /// Sum of these times of all keys being worked on.
+    pub unfinished: Duration,
 }
 
 /// A queue of keys. Closed at first: keys are dropped until it is opened.
@@ -50,6 +83,8 @@ impl<T: Clone + Eq + Hash> Default for Queue<T> {
                 delayed: HashMap::new(),
                 running: HashMap::new(),
                 failures: HashMap::new(),
+                adds: 0,
+                retries: 0,
             }),
             wake: Notify::new(),
         }
@@ -93,21 +128,31 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         }
         let handle = state.delays.insert_at(key.clone(), due);
         state.delayed.insert(key, handle);
+        state.retries += 1;
         drop(state);
         self.wake.notify_one();
     }
 
-    /// Returns the number of keys that are due.
+    /// Returns the numbers of the queue.
     #[must_use]
-    pub(crate) fn depth(&self) -> usize {
-        self.lock().ready.len()
+    pub(super) fn stats(&self) -> QueueStats {
+        let now = Instant::now();
+        let state = self.lock();
+        let times = || state.running.values().map(|work| now.saturating_duration_since(work.since));
+        QueueStats {
+            depth: state.ready.len(),
+            adds: state.adds,
+            retries: state.retries,
+            longest: times().max().unwrap_or_default(),
+            unfinished: times().sum(),
+        }
     }
 
     /// Waits for the next key and locks it. [`Queue::done`] releases it.
-    pub(crate) async fn next(&self) -> T {
+    pub(super) async fn next(&self) -> Taken<T> {
         loop {
-            if let Some(key) = self.pop() {
-                return key;
+            if let Some(taken) = self.pop() {
+                return taken;
             }
             // One worker at a time waits for the next delay to end: [`Queue::pop`] wakes the next one.
             tokio::select! {
@@ -118,17 +163,18 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     }
 
     /// Returns and locks a key that is due.
-    pub(super) fn pop(&self) -> Option<T> {
+    pub(super) fn pop(&self) -> Option<Taken<T>> {
+        let now = Instant::now();
         let mut state = self.lock();
-        let key = state.ready.pop_front()?;
+        let (key, due) = state.ready.pop_front()?;
         state.queued.remove(&key);
-        state.running.insert(key.clone(), false);
+        state.running.insert(key.clone(), Work { since: now, queued_again: None });
         let has_more = !state.ready.is_empty() || !state.delayed.is_empty();
         drop(state);
         if has_more {
             self.wake.notify_one();
         }
-        Some(key)
+        Some(Taken { key, waited: now.saturating_duration_since(due) })
     }
 
     /// Moves keys whose delay has ended to the ready ones. Ready when there are any.
@@ -147,7 +193,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     /// Releases a key. `has_failed` queues it with a growing delay, which is returned; success forgets failures.
     pub(crate) fn done(&self, key: &T, has_failed: bool) -> Option<Duration> {
         let mut state = self.lock();
-        let is_changed = state.running.remove(key).unwrap_or(false);
+        let queued_again = state.running.remove(key).and_then(|work| work.queued_again);
         let delay = if has_failed {
             let count = state.failures.entry(key.clone()).or_insert(0);
             let delay = FIRST_DELAY.saturating_mul(1 << (*count).min(16)).min(LONGEST_DELAY);
@@ -157,8 +203,10 @@ impl<T: Clone + Eq + Hash> Queue<T> {
             state.failures.remove(key);
             None
         };
-        if is_changed {
-            state.push(key.clone());
+        if let Some(since) = queued_again
+            && state.queued.insert(key.clone())
+        {
+            state.ready.push_back((key.clone(), since));
         }
         drop(state);
         if let Some(delay) = delay {
@@ -178,10 +226,15 @@ impl<T: Clone + Eq + Hash> Queue<T> {
 
 impl<T: Clone + Eq + Hash> State<T> {
     fn push(&mut self, key: T) {
-        if let Some(is_changed) = self.running.get_mut(&key) {
-            *is_changed = true;
+        let now = Instant::now();
+        if let Some(work) = self.running.get_mut(&key) {
+            if work.queued_again.is_none() {
+                work.queued_again = Some(now);
+                self.adds += 1;
+            }
         } else if self.queued.insert(key.clone()) {
-            self.ready.push_back(key);
+            self.ready.push_back((key, now));
+            self.adds += 1;
         }
     }
 
@@ -209,12 +262,45 @@ mod tests {
         let queue = queue();
         queue.add("a");
         queue.add("a");
-        assert_eq!(queue.next().await, "a");
-        assert_eq!(queue.depth(), 0);
+        assert_eq!(queue.next().await.key, "a");
+        assert_eq!(queue.stats().depth, 0);
         queue.add("a");
-        assert_eq!(queue.depth(), 0);
+        assert_eq!(queue.stats().depth, 0);
         queue.done(&"a", false);
-        assert_eq!(queue.depth(), 1);
+        assert_eq!(queue.stats().depth, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_and_times_are_counted() {
+        let queue = queue();
+        for key in ["a", "a", "b", "c"] {
+            queue.add(key);
+        }
+        queue.add_after("late", Duration::from_secs(60));
+        // A later time does not replace an earlier one.
+        queue.add_after("late", Duration::from_secs(90));
+        let expected = QueueStats { depth: 3, adds: 3, retries: 1, ..QueueStats::default() };
+        assert_eq!(queue.stats(), expected);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        let taken = queue.next().await;
+        assert_eq!((taken.key, taken.waited), ("a", Duration::from_secs(2)));
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(queue.next().await.waited, Duration::from_secs(5));
+        queue.add("a");
+        queue.add("a");
+        tokio::time::advance(Duration::from_secs(4)).await;
+        let (longest, unfinished) = (Duration::from_secs(7), Duration::from_secs(11));
+        assert_eq!(queue.stats(), QueueStats { depth: 1, adds: 4, retries: 1, longest, unfinished });
+        assert_eq!(queue.done(&"a", true), Some(FIRST_DELAY));
+        queue.done(&"b", false);
+        // The key that was queued during the work is due since then; its failure is no later attempt.
+        let expected = QueueStats { depth: 2, adds: 4, retries: 1, ..QueueStats::default() };
+        assert_eq!(queue.stats(), expected);
+        assert_eq!(queue.next().await.key, "c");
+        let taken = queue.next().await;
+        assert_eq!((taken.key, taken.waited), ("a", Duration::from_secs(4)));
+        queue.done(&"a", true);
+        assert_eq!(queue.stats().retries, 2);
     }
 
     #[tokio::test(start_paused = true)]
@@ -224,7 +310,7 @@ mod tests {
         queue.add_after("b", Duration::from_secs(1));
         queue.open();
         queue.add("c");
-        assert_eq!(queue.next().await, "c");
+        assert_eq!(queue.next().await.key, "c");
         assert!(tokio::time::timeout(Duration::from_secs(10), queue.next()).await.is_err());
     }
 
@@ -234,13 +320,13 @@ mod tests {
         let mut delays = Vec::new();
         queue.add("a");
         for _ in 0..14 {
-            let key = queue.next().await;
+            let key = queue.next().await.key;
             delays.extend(queue.done(&key, true));
         }
         assert_eq!(delays[0], FIRST_DELAY);
         assert_eq!(delays[1], FIRST_DELAY * 2);
         assert_eq!(delays[13], LONGEST_DELAY);
-        assert_eq!(queue.next().await, "a");
+        assert_eq!(queue.next().await.key, "a");
         queue.done(&"a", false);
         assert_eq!(queue.failures(&"a"), 0);
     }
@@ -252,7 +338,7 @@ mod tests {
         queue.add_after("a", Duration::from_secs(10));
         queue.add_after("a", Duration::from_secs(3));
         queue.add_after("a", Duration::from_secs(20));
-        assert_eq!(queue.next().await, "a");
+        assert_eq!(queue.next().await.key, "a");
         assert_eq!(start.elapsed().as_secs(), 3);
         queue.add_after("b", Duration::MAX);
         assert!(tokio::time::timeout(Duration::from_secs(60), queue.next()).await.is_err());
@@ -267,7 +353,7 @@ mod tests {
             let (queue, sender) = (queue.clone(), sender.clone());
             tokio::spawn(async move {
                 loop {
-                    let key = queue.next().await;
+                    let key = queue.next().await.key;
                     sender.send(key).unwrap();
                     if key == "slow" {
                         tokio::time::sleep(Duration::from_secs(60)).await;

@@ -55,9 +55,11 @@ impl<C: Controller> Runner<C> {
     /// Works for ever.
     async fn work(self: Arc<Self>, executor: Arc<Executor>) {
         loop {
-            let key = self.wake.queue.next().await;
-            self.work_on(&key, &executor).await;
-            executor.metrics().queue_depth(C::NAME, self.wake.queue.depth());
+            let taken = self.wake.queue.next().await;
+            executor.metrics().waited(C::NAME, taken.waited);
+            let started = std::time::Instant::now();
+            self.work_on(&taken.key, &executor).await;
+            executor.metrics().worked(C::NAME, started.elapsed());
         }
     }
 
@@ -81,8 +83,14 @@ impl<C: Controller> Runner<C> {
         let started = std::time::Instant::now();
         let Some(snapshot) = self.controller.observe(&self.caches, key) else {
             self.wake.forget(key);
+            if C::COUNTS_SYNCS {
+                executor.metrics().forget_syncs(key);
+            }
             return false;
         };
+        if C::COUNTS_SYNCS {
+            executor.metrics().synced(key);
+        }
         let subject = self.controller.subject(&snapshot);
         if let Some(uid) = subject.and_then(|metadata| metadata.uid.as_deref()) {
             tracing::Span::current().record("uid", uid);
@@ -93,7 +101,6 @@ impl<C: Controller> Runner<C> {
         let decision = self.controller.decide(&snapshot, &attempt);
         drop(snapshot);
         let took = started.elapsed();
-        executor.metrics().reconciled(C::NAME, took);
         if took > SLOW_DECISION {
             tracing::warn!(milliseconds = took.as_millis() as u64, "decision took long");
         }
@@ -164,6 +171,7 @@ impl<C: Controller> Run for Runner<C> {
     }
 
     fn start(self: Arc<Self>, executor: &Arc<Executor>, tasks: &Spawner) {
+        executor.metrics().add_queue(C::NAME, &self.wake.queue);
         self.wake.open();
         for _ in 0..C::WORKERS {
             tasks.spawn(C::NAME, self.clone().work(executor.clone()));
@@ -182,9 +190,9 @@ impl<C: Controller> Run for Runner<C> {
     #[cfg(test)]
     fn observe_queued(&self) -> usize {
         let mut count = 0;
-        while let Some(key) = self.wake.queue.pop() {
-            let _ = self.controller.observe(&self.caches, &key);
-            self.wake.queue.done(&key, false);
+        while let Some(taken) = self.wake.queue.pop() {
+            let _ = self.controller.observe(&self.caches, &taken.key);
+            self.wake.queue.done(&taken.key, false);
             count += 1;
         }
         count

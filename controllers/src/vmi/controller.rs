@@ -70,6 +70,7 @@ pub(crate) struct Snapshot {
 impl Controller for Vmis {
     const NAME: &'static str = "vmi";
     const WORKERS: usize = 10;
+    const COUNTS_SYNCS: bool = true;
     type Caches = Caches;
     type Snapshot = Snapshot;
 

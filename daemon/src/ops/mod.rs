@@ -3,6 +3,7 @@
 //! [`Ops`] is their router, `access` authorizes readers of metrics, [`Readiness`] holds the conditions of `/readyz`.
 
 mod access;
+mod process;
 mod readiness;
 
 use std::{
@@ -20,12 +21,12 @@ use axum::{
 use futures::future::BoxFuture;
 use kube::Client;
 use profiler::{Profiler, ProfilerAction};
-use prometheus::{Encoder, IntGauge, Registry, TextEncoder};
+use prometheus::{Encoder, Registry, TextEncoder};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use self::access::MetricsAccess;
+use self::{access::MetricsAccess, process::Process};
 use crate::{
     client,
     config::ConfigHandle,
@@ -48,7 +49,6 @@ pub struct Ops {
     registry: Registry,
     roots: Roots,
     profiler: Profiler,
-    resident: Option<IntGauge>,
     connectivity: Arc<tokio::sync::Mutex<Option<Connectivity>>>,
     access: Arc<MetricsAccess>,
     refresh: Option<Refresh>,
@@ -58,15 +58,15 @@ pub struct Ops {
 type Refresh = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 impl Ops {
-    /// Creates endpoints over `registry`, to which it adds the memory of the process and its requests to the API server.
+    /// Creates endpoints over `registry`, to which it adds those of the process and its requests to the API server.
     /// `roots` authenticate virt-api, the only client that may request profiles.
     #[must_use]
     pub fn new(client: Client, config: ConfigHandle, readiness: Readiness, registry: Registry, roots: Roots) -> Self {
         client::metrics::register(&registry);
-        let resident = IntGauge::new("process_resident_memory_bytes", "Resident memory of the process")
-            .ok()
-            // A second server in one process finds the gauge registered.
-            .filter(|gauge| registry.register(Box::new(gauge.clone())).is_ok());
+        if let Ok(process) = Process::new() {
+            // A second server in one process finds the metrics registered.
+            let _ = registry.register(Box::new(process));
+        }
         Self {
             access: Arc::new(MetricsAccess::new(client.clone())),
             refresh: None,
@@ -76,7 +76,6 @@ impl Ops {
             registry,
             roots,
             profiler: Profiler::default(),
-            resident,
             connectivity: Arc::default(),
         }
     }
@@ -180,9 +179,6 @@ async fn metrics(State(ops): State<Ops>, peer: Option<Extension<Peer>>, headers:
     if let Some(refresh) = &ops.refresh {
         refresh().await;
     }
-    if let (Some(gauge), Some(bytes)) = (&ops.resident, resident_bytes()) {
-        gauge.set(bytes);
-    }
     match encode(&ops.registry) {
         Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
@@ -223,13 +219,6 @@ async fn profiles_forbidden(mut config: ConfigHandle) {
     while config.current().cluster_profiler {
         config.changed().await;
     }
-}
-
-fn resident_bytes() -> Option<i64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kilobytes: i64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kilobytes * 1024)
 }
 
 #[cfg(test)]
@@ -303,10 +292,5 @@ mod tests {
             }
             assert_eq!(asked.load(Ordering::Relaxed), 1, "answers: {answers}");
         }
-    }
-
-    #[test]
-    fn own_memory_can_be_read() {
-        assert!(resident_bytes().is_some_and(|bytes| bytes > 0));
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! The commands are defined in QEMU's `qga/qapi-schema.json`.
 
-use protocol::{GuestAgent, GuestAgentCommand, GuestDisk, GuestFileSystem, GuestInfo, GuestInterface, GuestUser};
+use protocol::{
+    GuestAgent, GuestAgentCommand, GuestDisk, GuestFileSystem, GuestInfo, GuestInterface, GuestLoad, GuestUser,
+};
 use serde::Deserialize;
 
 /// Longest answer that is parsed, in bytes.
@@ -34,6 +36,8 @@ pub(crate) enum Query {
     Users,
     /// The file systems.
     FileSystems,
+    /// The load; since QEMU 10.0, and not on Windows.
+    Load,
     /// Freeze status of the file systems.
     Freeze,
 }
@@ -55,6 +59,8 @@ pub(crate) enum Answer {
     Users(Vec<GuestUser>),
     /// The file systems.
     FileSystems(Vec<GuestFileSystem>),
+    /// The load.
+    Load(GuestLoad),
     /// `frozen` or `thawed`.
     Freeze(String),
 }
@@ -70,6 +76,7 @@ impl Query {
             Self::Interfaces => "guest-network-get-interfaces",
             Self::Users => "guest-get-users",
             Self::FileSystems => "guest-get-fsinfo",
+            Self::Load => "guest-get-load",
             Self::Freeze => "guest-fsfreeze-status",
         }
     }
@@ -90,6 +97,10 @@ impl Query {
             Self::Interfaces => Answer::Interfaces(interfaces(returned(answer)?)),
             Self::Users => Answer::Users(users(returned(answer)?)),
             Self::FileSystems => Answer::FileSystems(file_systems(returned(answer)?)),
+            Self::Load => {
+                let Load { load1m, load5m, load15m } = returned(answer)?;
+                Answer::Load(GuestLoad { one_minute: load1m, five_minutes: load5m, fifteen_minutes: load15m })
+            }
             Self::Freeze => {
                 let status: String = returned(answer)?;
                 Answer::Freeze(["frozen", "thawed"].into_iter().find(|known| *known == status)?.to_owned())
@@ -139,6 +150,13 @@ struct System {
 #[serde(rename_all = "kebab-case")]
 struct HostName {
     host_name: String,
+}
+
+#[derive(Deserialize)]
+struct Load {
+    load1m: f64,
+    load5m: f64,
+    load15m: f64,
 }
 
 #[derive(Deserialize)]
@@ -311,6 +329,10 @@ mod tests {
         let expected = GuestUser { name: "root".into(), domain: String::new(), login_time: 1_714_000_000.5 };
         assert_eq!(answer, Some(Answer::Users(vec![expected])));
 
+        let answer = Query::Load.read(r#"{"return":{"load1m":0.25,"load15m":1,"load5m":0.5}}"#);
+        let expected = GuestLoad { one_minute: 0.25, five_minutes: 0.5, fifteen_minutes: 1.0 };
+        assert_eq!(answer, Some(Answer::Load(expected)));
+
         let answer = Query::FileSystems.read(
             r#"{"return":[{"name":"vda1","total-bytes":3000,"mountpoint":"/","used-bytes":1000,"type":"ext4",
                 "disk":[{"bus-type":"virtio","bus":0,"unit":0,"target":0,"serial":"s1",
@@ -351,7 +373,7 @@ mod tests {
     fn rubbish_is_no_answer() {
         for answer in ["", "{}", "null", r#"{"return":7}"#, r#"{"error":{"class":"CommandNotFound"}}"#, r#"{"return":"#]
         {
-            for query in [Query::Agent, Query::System, Query::Users, Query::FileSystems, Query::Freeze] {
+            for query in [Query::Agent, Query::System, Query::Users, Query::FileSystems, Query::Load, Query::Freeze] {
                 assert_eq!(query.read(answer), None, "{query:?} {answer}");
             }
         }

@@ -27,7 +27,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use protocol::{GuestFileSystem, GuestInfo, GuestInterface, GuestReportReply, GuestUser};
+use protocol::{GuestFileSystem, GuestInfo, GuestInterface, GuestLoad, GuestReportReply, GuestUser};
 use thiserror::Error;
 use tokio::{
     sync::watch,
@@ -48,8 +48,9 @@ const POLL_DEADLINE: Duration = Duration::from_secs(10);
 const REPORT_DEADLINE: Duration = Duration::from_secs(6);
 /// Age up to which requests get a cached answer.
 const FRESH: Duration = Duration::from_secs(2);
-/// Age up to which metrics get a cached answer, and how long they wait for a new one.
+/// Age up to which metrics get cached file systems and a cached load, and how long they wait for new ones.
 const RECENT: Duration = Duration::from_secs(60);
+const RECENT_LOAD: Duration = Duration::from_secs(15);
 const RECENT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Failure of a request to the guest agent.
@@ -238,12 +239,22 @@ impl GuestAgent {
         self.file_systems_within(Instant::now() + REPORT_DEADLINE).await
     }
 
-    /// Returns the guest's file systems, at most a minute old, for metrics. Empty without an answer.
-    pub(crate) async fn recent_file_systems(&self) -> Vec<GuestFileSystem> {
-        match self.inner.known(Query::FileSystems) {
+    /// Returns the guest's file systems, at most a minute old, and its load, for metrics. Nothing without an answer in time.
+    pub(crate) async fn recent(&self) -> (Vec<GuestFileSystem>, Option<GuestLoad>) {
+        let limit = Instant::now() + RECENT_DEADLINE;
+        let file_systems = match self.inner.known(Query::FileSystems) {
             Some((at, Answer::FileSystems(list))) if at.elapsed() < RECENT => list,
-            _ => self.file_systems_within(Instant::now() + RECENT_DEADLINE).await.unwrap_or_default(),
-        }
+            _ => self.file_systems_within(limit).await.unwrap_or_default(),
+        };
+        // An older load is not shown: it describes another time.
+        let load = match self.inner.known(Query::Load) {
+            Some((at, Answer::Load(load))) if at.elapsed() < RECENT_LOAD => Some(load),
+            _ => match self.ask(Query::Load, limit).await {
+                Ok(Answer::Load(load)) => Some(load),
+                _ => None,
+            },
+        };
+        (file_systems, load)
     }
 
     async fn users_within(&self, limit: Instant) -> Result<Vec<GuestUser>, GuestAgentError> {
@@ -392,7 +403,7 @@ impl Inner {
                 }
                 Answer::Interfaces(interfaces) => facts.interfaces.clone_from(interfaces),
                 Answer::Freeze(status) => facts.file_systems.clone_from(status),
-                Answer::Users(_) | Answer::FileSystems(_) => {}
+                Answer::Users(_) | Answer::FileSystems(_) | Answer::Load(_) => {}
             }
             *facts != before
         });

@@ -14,6 +14,7 @@ struct Guest {
     silent: AtomicBool,
     silent_about_file_systems: AtomicBool,
     lacks_users: AtomicBool,
+    lacks_load: AtomicBool,
     user_questions: AtomicU32,
     commands: Mutex<Vec<String>>,
 }
@@ -39,6 +40,7 @@ impl Guest {
             }
             "guest-info" => {
                 let users = !self.lacks_users.load(Ordering::SeqCst);
+                let load = !self.lacks_load.load(Ordering::SeqCst);
                 // While file systems are frozen, most commands are disabled.
                 let commands: Vec<_> = [
                     ("guest-info", true),
@@ -47,6 +49,7 @@ impl Guest {
                     ("guest-fsfreeze-freeze", !frozen),
                     ("guest-get-fsinfo", !frozen),
                     ("guest-get-users", users && !frozen),
+                    ("guest-get-load", load && !frozen),
                     ("guest-get-host-name", !frozen),
                     ("guest-ping", true),
                     ("guest-exec", !frozen),
@@ -70,6 +73,7 @@ impl Guest {
             "guest-get-fsinfo" if self.silent_about_file_systems.load(Ordering::SeqCst) => {
                 return Err(HypervisorError::GuestAgentUnresponsive("timed out".into()));
             }
+            "guest-get-load" => r#"{"load1m":1.5,"load5m":0.5,"load15m":0.25}"#.into(),
             "guest-get-fsinfo" => r#"[{"name":"vda1","mountpoint":"/","type":"ext4","disk":[]}]"#.into(),
             other => panic!("{other} was not to be asked"),
         };
@@ -196,6 +200,30 @@ async fn an_unsupported_command_is_not_sent() {
     assert_eq!(report.guest.unwrap().hostname, "web");
     assert_eq!(stage.guest.asked("guest-get-users"), 0);
     assert_eq!(stage.guest.asked("guest-get-osinfo"), 0, "not in its list");
+}
+
+#[tokio::test]
+async fn metrics_get_recent_file_systems_and_a_recent_load() {
+    let stage = Stage::known("recent").await;
+    let load = || protocol::GuestLoad { one_minute: 1.5, five_minutes: 0.5, fifteen_minutes: 0.25 };
+    let older = |by: Duration| stage.agent.state().answers.iter_mut().for_each(|(_, at, _)| *at -= by);
+    for (age, asked) in [(0, (1, 1)), (10, (1, 1)), (10, (1, 2)), (50, (2, 3))] {
+        older(Duration::from_secs(age));
+        let (systems, found) = stage.agent.recent().await;
+        assert_eq!((systems.len(), found), (1, Some(load())), "{age}");
+        assert_eq!((stage.guest.asked("guest-get-fsinfo"), stage.guest.asked("guest-get-load")), asked, "{age}");
+    }
+    stage.guest.silent.store(true, Ordering::SeqCst);
+    older(RECENT_LOAD);
+    let (systems, found) = stage.agent.recent().await;
+    assert_eq!((systems.len(), found), (1, None), "an old load is not shown");
+    let old = self::stage("no-load");
+    old.guest.lacks_load.store(true, Ordering::SeqCst);
+    old.agent.attend(true, true);
+    let mut facts = old.agent.facts();
+    facts.wait_for(|facts| facts.agent.is_some()).await.unwrap();
+    assert_eq!(old.agent.recent().await.1, None);
+    assert_eq!(old.guest.asked("guest-get-load"), 0, "not in its list");
 }
 
 #[tokio::test]

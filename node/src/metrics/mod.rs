@@ -3,6 +3,7 @@
 
 pub(crate) mod domains;
 mod migration;
+mod panics;
 mod vmis;
 
 pub(crate) use self::{
@@ -25,6 +26,8 @@ pub(crate) struct Metrics {
     pub events_dropped: IntCounter,
     /// 1 while virt-handler is ready.
     pub ready: IntGauge,
+    /// Machine types of the node that a later release of QEMU will not have.
+    pub deprecated_machine_types: IntGaugeVec,
     /// Streams.
     pub streams: StreamMetrics,
     /// Channels of migrations.
@@ -51,9 +54,17 @@ impl Metrics {
         registry.register(Box::new(writes.clone()))?;
         registry.register(Box::new(events_dropped.clone()))?;
         registry.register(Box::new(ready.clone()))?;
+        let deprecated_machine_types = IntGaugeVec::new(
+            Opts::new(
+                "kubevirt_node_deprecated_machine_types",
+                "Machine types of the node that a later release of QEMU will not have",
+            ),
+            &["machine_type", "node"],
+        )?;
+        registry.register(Box::new(deprecated_machine_types.clone()))?;
         let streams = StreamMetrics::new(&registry)?;
         let migration = MigrationMetrics::new(&registry)?;
-        Ok(Self { registry, vmis, writes, events_dropped, ready, streams, migration })
+        Ok(Self { registry, vmis, writes, events_dropped, ready, deprecated_machine_types, streams, migration })
     }
 }
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntGauge, Registry};
 
+use super::panics::GuestPanics;
+
 /// Metrics of the tasks of VMIs.
 #[derive(Clone)]
 pub(crate) struct VmiMetrics {
@@ -11,6 +13,8 @@ pub(crate) struct VmiMetrics {
     pub(crate) count: IntGauge,
     /// Panics of tasks.
     pub(crate) panics: IntCounter,
+    /// Panics of guests.
+    pub(crate) guest_panics: GuestPanics,
     effects: HistogramVec,
 }
 
@@ -27,7 +31,7 @@ impl VmiMetrics {
         registry.register(Box::new(count.clone()))?;
         registry.register(Box::new(panics.clone()))?;
         registry.register(Box::new(effects.clone()))?;
-        Ok(Self { count, panics, effects })
+        Ok(Self { count, panics, guest_panics: GuestPanics::new(registry)?, effects })
     }
 
     /// Counts a call; `in_time` is false if its time limit ended it.

@@ -6,7 +6,7 @@
 //! devices shows that they cannot be used.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -21,6 +21,7 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
+use prometheus::IntGaugeVec;
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,
@@ -60,6 +61,8 @@ const CROSS_ARCHITECTURE_GATE: api::FeatureGate = api::FeatureGate::CrossArchite
 pub(crate) struct Config {
     /// Name of the node.
     pub node: String,
+    /// Metric of the deprecated machine types, with the labels `machine_type` and `node`.
+    pub deprecated: IntGaugeVec,
     /// Directory of libvirt's documents.
     pub labeller_dir: PathBuf,
     /// kubelet's directory.
@@ -77,6 +80,7 @@ pub(crate) async fn run(
     let api: Api<Node> = Api::all(client);
     let mut documents = Documents::default();
     let mut observed: Option<ObjectMeta> = None;
+    let mut deprecated = BTreeSet::new();
     let mut failures = 0;
     let mut due = Instant::now();
     // Labels that depend on the configuration should not change right after the start. The heartbeat does not need the
@@ -85,6 +89,12 @@ pub(crate) async fn run(
     loop {
         let now = Instant::now();
         let capabilities = documents.read(&config.labeller_dir);
+        if let Some(capabilities) = capabilities
+            && capabilities.deprecated_machine_types() != &deprecated
+        {
+            deprecated.clone_from(capabilities.deprecated_machine_types());
+            show_deprecated(&config, &deprecated);
+        }
         let facts = node_facts(&cluster.current(), &config.kubelet_dir);
         let schedulable = plugin::all_known(&offers.borrow_and_update());
         let beat = async {
@@ -128,6 +138,14 @@ pub(crate) async fn run(
             () = cluster.changed() => {}
             () = plugin::changed(&mut offers) => {}
         }
+    }
+}
+
+/// Shows the deprecated machine types in the metric.
+fn show_deprecated(config: &Config, machine_types: &BTreeSet<String>) {
+    config.deprecated.reset();
+    for machine_type in machine_types {
+        config.deprecated.with_label_values(&[machine_type, &config.node]).set(1);
     }
 }
 
@@ -262,6 +280,23 @@ mod tests {
         ObjectMeta { labels: map(labels), annotations: map(annotations), ..ObjectMeta::default() }
     }
 
+    #[test]
+    fn deprecated_machine_types_replace_those_before() {
+        let config = Config {
+            node: "node-1".to_owned(),
+            deprecated: crate::metrics::Metrics::new().unwrap().deprecated_machine_types,
+            labeller_dir: PathBuf::new(),
+            kubelet_dir: PathBuf::new(),
+        };
+        for machine_type in ["pc-q35-4.0", "pc-q35-4.1"] {
+            show_deprecated(&config, &BTreeSet::from([machine_type.to_owned()]));
+            let families = prometheus::core::Collector::collect(&config.deprecated);
+            let metrics = families[0].get_metric();
+            let labels: Vec<_> = metrics[0].get_label().iter().map(|label| (label.name(), label.value())).collect();
+            assert_eq!((metrics.len(), labels), (1, vec![("machine_type", machine_type), ("node", "node-1")]));
+        }
+    }
+
     fn capabilities() -> Capabilities {
         let host = "<capabilities><guest><arch><machine>q35</machine></arch></guest></capabilities>";
         Capabilities::parse(host, "<domainCapabilities/>", None).unwrap()
@@ -367,6 +402,7 @@ mod tests {
         let stop = CancellationToken::new();
         let config = Config {
             node: "node-1".to_owned(),
+            deprecated: crate::metrics::Metrics::new().unwrap().deprecated_machine_types,
             labeller_dir: "/nonexistent".into(),
             kubelet_dir: "/nonexistent".into(),
         };

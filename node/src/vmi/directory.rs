@@ -89,11 +89,11 @@ impl Vmis {
         self.lock().values().cloned().collect()
     }
 
-    /// Returns the domains whose launchers can be called.
+    /// Returns the VMIs for metrics.
     pub(crate) fn domains(&self) -> Vec<Domain> {
         let domain = |handle: Arc<Handle>| {
-            let (vmi, launcher, migration) = (handle.vmi()?, handle.launcher().ok()?, handle.migration());
-            Some(Domain { uid: handle.uid.clone(), vmi, launcher, migration })
+            let (vmi, launcher, migration) = (handle.vmi()?, handle.launcher().ok(), handle.migration());
+            Some(Domain { uid: handle.uid.clone(), vmi, launcher, migration, syncs: handle.syncs() })
         };
         self.all().into_iter().filter_map(domain).collect()
     }

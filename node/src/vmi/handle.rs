@@ -1,6 +1,9 @@
 //! The handle of a VMI: its task's inputs and its launcher, for the directory and the server.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
 
 use api::VirtualMachineInstance;
 use kube::ResourceExt;
@@ -36,6 +39,7 @@ pub(crate) struct Handle {
     requests: mpsc::Sender<PendingRequest>,
     launcher: watch::Sender<Option<Launcher>>,
     migration: Mutex<Option<MigrationReport>>,
+    syncs: AtomicU64,
     feed: watch::Sender<Feed>,
 }
 
@@ -53,6 +57,7 @@ impl Handle {
             requests,
             launcher: watch::Sender::new(None),
             migration: Mutex::default(),
+            syncs: AtomicU64::new(0),
             feed,
         });
         (handle, newest, pending)
@@ -71,6 +76,16 @@ impl Handle {
     /// Sets the progress of a migration.
     pub(super) fn set_migration(&self, report: Option<&MigrationReport>) {
         *self.migration.lock().unwrap_or_else(PoisonError::into_inner) = report.cloned();
+    }
+
+    /// Returns the number of decisions of the task.
+    pub(crate) fn syncs(&self) -> u64 {
+        self.syncs.load(Ordering::Relaxed)
+    }
+
+    /// Counts a decision of the task.
+    pub(super) fn count_sync(&self) {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Sends a request to the task and waits for the answer.

@@ -7,6 +7,7 @@ use std::{
 
 use api::VirtualMachineInstance;
 use daemon::{CancellationToken, telemetry::Traces};
+use kube::ResourceExt;
 use tokio::sync::{mpsc, watch};
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
     event::Event,
     handle::{Feed, Handle},
     host::{ConnectError, Host},
-    observed::{Link, Now, ObjectState, Observed, Outcome, Stage},
+    observed::{GUEST_PANICKED, Link, Now, ObjectState, Observed, Outcome, Stage},
     records::{Records, WriteError},
     request::{self, PendingRequest, Refusal, Request},
     role::Role,
@@ -42,6 +43,7 @@ pub(super) struct Task {
     executor: Executor,
     handle: Arc<Handle>,
     held: Option<HeldAnswer>,
+    metrics: VmiMetrics,
     reports: mpsc::Receiver<(u64, Report)>,
     started: Instant,
 }
@@ -60,9 +62,10 @@ impl Task {
         observed.endpoint = host.migration_endpoint();
         Self {
             observed,
-            executor: Executor::new(host, records, metrics, sender),
+            executor: Executor::new(host, records, metrics.clone(), sender),
             handle,
             held: None,
+            metrics,
             reports,
             started: Instant::now(),
         }
@@ -87,6 +90,7 @@ impl Task {
             let now = self.now();
             self.observed.note_role(now);
             let decision = decide::decide(&self.observed, now);
+            self.handle.count_sync();
             for effect in decision.effects {
                 self.observed.begin(&effect, now);
                 if effect == Effect::Retire {
@@ -142,7 +146,12 @@ impl Task {
                 tracing::debug!(
                     lifecycle = state.lifecycle().as_str_name(), reason = %state.reason, "state of the launcher"
                 );
+                let panic = state.guest_panic.clone();
                 let events = self.observed.apply_report(*state, now);
+                if let Some(panic) = panic.filter(|_| events.iter().any(|event| event.reason == GUEST_PANICKED)) {
+                    let vmi = &self.observed.vmi;
+                    self.metrics.guest_panics.count(&vmi.namespace().unwrap_or_default(), &vmi.name_any(), &panic);
+                }
                 self.publish(events);
             }
             Report::Lost(error) => {

@@ -201,7 +201,10 @@ async fn plugin(s: &Story) -> Result<()> {
 /// Checks that calls are counted and the VMI's metrics have the names that dashboards use.
 async fn metrics(s: &Story) -> Result<()> {
     let api = s.metrics("virt-api").await?;
+    let created = format!(r#"kubevirt_vm_created_by_pod_total{{namespace="{}"}}"#, s.namespace);
     for part in [
+        created.as_str(),
+        "process_cpu_seconds_total ",
         r#"kubevirt_api_subresource_requests_total{code="409",subresource="virtualmachines/start"}"#,
         r#"kubevirt_api_subresource_request_seconds_count{subresource="virtualmachines/start"}"#,
         "kubevirt_api_admission_reviews_total{",
@@ -209,6 +212,17 @@ async fn metrics(s: &Story) -> Result<()> {
         "kubevirt_virt_api_ready_status 1",
     ] {
         ensure!(api.iter().any(|line| line.starts_with(part)), "{part} is not in virt-api's metrics");
+    }
+    let controller = s.metrics("virt-controller").await?;
+    let own = format!(r#"name="box",namespace="{}""#, s.namespace);
+    for part in [
+        format!(r#"kubevirt_vm_labels{{{own}"#),
+        format!(r#"kubevirt_vm_resource_requests{{{own},resource="cpu",source="guest_effective",unit="cores"}} "#),
+        format!(r#"kubevirt_vmi_sync_total{{{own}}} "#),
+        r#"kubevirt_workqueue_adds_total{name="virt-controller-vmi"} "#.to_owned(),
+        r#"kubevirt_workqueue_queue_duration_seconds_count{name="virt-controller-vm"} "#.to_owned(),
+    ] {
+        ensure!(controller.iter().any(|line| line.starts_with(&part)), "{part} is not in virt-controller's metrics");
     }
     let handler = s.metrics("virt-handler").await?;
     let own = format!("namespace=\"{}\",name=\"box\",kubernetes_vmi_label_app=\"box\"", s.namespace);
@@ -218,6 +232,7 @@ async fn metrics(s: &Story) -> Result<()> {
         ("kubevirt_vmi_memory_resident_bytes", ""),
         ("kubevirt_vmi_memory_domain_bytes", ""),
         ("kubevirt_vmi_memory_actual_balloon_bytes", ""),
+        ("kubevirt_vmi_node_cpu_affinity", ""),
         ("kubevirt_vmi_vcpu_seconds_total", r#"id="0",state="running""#),
         ("kubevirt_vmi_network_receive_bytes_total", r#"interface="default""#),
         ("kubevirt_vmi_network_traffic_bytes_total", r#"type="tx""#),

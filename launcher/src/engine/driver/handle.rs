@@ -173,7 +173,7 @@ impl EngineHandle {
     pub(crate) async fn stats(&self) -> Result<StatsReply, RequestError> {
         let stats = self.domain.borrow().as_ref().ok_or(RequestError::NoDomain)?.stats();
         let mut stats = stats.await?;
-        stats.file_systems = self.guest_agent.recent_file_systems().await;
+        (stats.file_systems, stats.load) = self.guest_agent.recent().await;
         Ok(stats)
     }
 

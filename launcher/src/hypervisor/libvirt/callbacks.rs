@@ -278,6 +278,23 @@ pub(super) fn domain_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, 
     Ok(list)
 }
 
+/// Returns the maps of the host's processors on which the vCPUs of a domain may run, one after the other. A vCPU that is not
+/// pinned has all.
+pub(super) fn vcpu_maps(domain: &Domain, vcpus: usize) -> Result<Vec<u8>, HypervisorError> {
+    /// Bytes of a map: more processors than hosts have.
+    const MAP: usize = 512;
+    let (Ok(count), Ok(length)) = (c_int::try_from(vcpus), c_int::try_from(MAP)) else { return Ok(Vec::new()) };
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let mut maps = vec![0; vcpus * MAP];
+    // SAFETY: the domain is alive, and there are `count` maps of `length` bytes.
+    let filled = unsafe { sys::virDomainGetVcpuPinInfo(domain.as_ptr(), count, maps.as_mut_ptr(), length, 0) };
+    let filled = usize::try_from(filled).map_err(|_| last_error())?;
+    maps.truncate(filled.saturating_mul(MAP));
+    Ok(maps)
+}
+
 /// Copies named parameters.
 ///
 /// # Safety

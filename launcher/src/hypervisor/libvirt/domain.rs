@@ -265,7 +265,10 @@ impl Domain for LibvirtDomain {
     fn stats(&self) -> Call<StatsReply> {
         self.call("stats", STATS_DEADLINE, |domain| {
             let parameters = callbacks::domain_stats(domain)?;
-            Ok(stats::stats(&parameters, &domain.get_xml_desc(0)?))
+            // The other statistics are valid without it.
+            let maps = callbacks::vcpu_maps(domain, stats::most_vcpus(&parameters)).ok();
+            let cpu_affinity = maps.map(|maps| stats::pairs(&maps));
+            Ok(StatsReply { cpu_affinity, ..stats::stats(&parameters, &domain.get_xml_desc(0)?) })
         })
     }
 

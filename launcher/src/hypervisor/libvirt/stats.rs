@@ -95,7 +95,23 @@ pub(crate) fn stats(parameters: &[(String, Parameter)], xml: &str) -> StatsReply
         interfaces,
         disks,
         file_systems: Vec::new(),
+        load: None,
+        cpu_affinity: None,
     }
+}
+
+/// Returns the number of vCPUs that the domain can have, within the limit of lists.
+pub(crate) fn most_vcpus(parameters: &[(String, Parameter)]) -> usize {
+    let most = parameters.iter().find_map(|(name, value)| match value {
+        Parameter::Number(number) if name == "vcpu.maximum" => Some(*number),
+        _ => None,
+    });
+    usize::try_from(most.unwrap_or_default().min(LIST_LIMIT)).unwrap_or_default()
+}
+
+/// Returns the number of processors in the maps of vCPUs.
+pub(crate) fn pairs(maps: &[u8]) -> u64 {
+    maps.iter().map(|byte| u64::from(byte.count_ones())).sum()
 }
 
 /// Returns the user's names of devices, by target (`vda`, `tap0`).
@@ -157,6 +173,15 @@ mod tests {
         assert_eq!(reply.vcpus, [VcpuStats { id: 0, state: 1, time: 7, wait: None, delay: Some(3) }]);
         assert_eq!((reply.interfaces[0].name.as_str(), reply.interfaces[0].receive_bytes), ("default", 10));
         assert_eq!(reply.disks.iter().map(|disk| disk.name.as_str()).collect::<Vec<_>>(), ["root", "vdb"]);
+    }
+
+    #[test]
+    fn affinity_is_the_number_of_pairs() {
+        assert_eq!(pairs(&[]), 0);
+        assert_eq!(pairs(&[0b0000_0101, 0, 0b0000_1111, 1]), 7);
+        assert_eq!(most_vcpus(&parameters(&[("vcpu.current", 2), ("vcpu.maximum", 4)], &[])), 4);
+        assert_eq!(most_vcpus(&parameters(&[("vcpu.maximum", u64::MAX)], &[])), 512);
+        assert_eq!(most_vcpus(&[]), 0);
     }
 
     #[test]

@@ -65,6 +65,12 @@ impl Families {
         }
     }
 
+    /// Adds the number of decisions about a VMI. The metric of virt-controller has the same name and labels.
+    pub(super) fn add_syncs(&mut self, vmi: &VirtualMachineInstance, syncs: u64) {
+        let labels = vec![label("namespace", &vmi.namespace().unwrap_or_default()), label("name", &vmi.name_any())];
+        self.counter("kubevirt_vmi_sync_total", "Decisions about a VMI", labels, syncs as f64);
+    }
+
     fn counter(&mut self, name: &'static str, help: &'static str, labels: Vec<LabelPair>, value: f64) {
         let mut metric = Metric::from_label(labels);
         let mut counter = Counter::default();
@@ -103,6 +109,7 @@ impl Families {
             }
         }
         self.memory(stats, &own);
+        self.load(stats, &own);
         // Only devices of the spec, each once: every name that a launcher invents would be a new series.
         let devices = &vmi.spec.domain.devices;
         let (vcpus, mut seen) = (api::overhead::vcpus(&vmi.spec.domain), BTreeSet::new());
@@ -166,6 +173,27 @@ impl Families {
         ] {
             if let Some(value) = value {
                 self.counter(name, help, own(&[]), value as f64);
+            }
+        }
+    }
+
+    fn load(&mut self, stats: &StatsReply, own: &impl Fn(&[(&str, &str)]) -> Vec<LabelPair>) {
+        if let Some(pairs) = stats.cpu_affinity {
+            self.gauge(
+                "kubevirt_vmi_node_cpu_affinity",
+                "Pairs of a virtual processor and a processor of the node on which it may run",
+                own(&[]),
+                pairs as f64,
+            );
+        }
+        let Some(load) = &stats.load else { return };
+        for (name, help, value) in [
+            ("kubevirt_vmi_guest_load_1m", "Load of the guest in the last minute", load.one_minute),
+            ("kubevirt_vmi_guest_load_5m", "Load of the guest in the last five minutes", load.five_minutes),
+            ("kubevirt_vmi_guest_load_15m", "Load of the guest in the last fifteen minutes", load.fifteen_minutes),
+        ] {
+            if value.is_finite() && value >= 0.0 {
+                self.gauge(name, help, own(&[]), value);
             }
         }
     }
@@ -267,7 +295,7 @@ fn labels_of(vmi: &VirtualMachineInstance, node: &str) -> Vec<LabelPair> {
 mod tests {
     use api::vmi::{disks::Disk, network::Interface};
     use prometheus::{Encoder, TextEncoder};
-    use protocol::{CpuStats, GuestFileSystem, MemoryStats};
+    use protocol::{CpuStats, GuestFileSystem, GuestLoad, MemoryStats};
 
     use super::*;
 
@@ -286,6 +314,8 @@ mod tests {
             interfaces: vec![InterfaceStats { name: "default".into(), receive_bytes: 7, ..InterfaceStats::default() }],
             disks: vec![DiskStats { name: "root".into(), flush_time: 3_000_000_000, ..DiskStats::default() }],
             file_systems: Vec::new(),
+            load: Some(GuestLoad { one_minute: 1.5, five_minutes: f64::NAN, fifteen_minutes: -1.0 }),
+            cpu_affinity: Some(8),
         };
         let mut families = Families::default();
         families.add_domain(&vmi, "n1", &stats);
@@ -298,6 +328,8 @@ mod tests {
             format!("kubevirt_vmi_memory_resident_bytes{{{own}}} 4096"),
             format!(r#"kubevirt_vmi_vcpu_seconds_total{{{own},id="0",state="running"}} 2"#),
             format!(r#"kubevirt_vmi_vcpu_delay_seconds_total{{{own},id="0"}} 0.5"#),
+            format!("kubevirt_vmi_node_cpu_affinity{{{own}}} 8"),
+            format!("kubevirt_vmi_guest_load_1m{{{own}}} 1.5"),
             format!(r#"kubevirt_vmi_network_receive_bytes_total{{{own},interface="default"}} 7"#),
             format!(r#"kubevirt_vmi_storage_flush_times_seconds_total{{{own},drive="root"}} 3"#),
         ] {
@@ -305,6 +337,7 @@ mod tests {
         }
         assert!(!text.contains("kubevirt_vmi_memory_unused_bytes"), "not reported by the guest");
         assert!(!text.contains("vcpu_wait"));
+        assert!(!text.contains("guest_load_5m") && !text.contains("guest_load_15m"), "no possible load");
     }
 
     #[test]
@@ -367,6 +400,8 @@ mod tests {
             interfaces: vec![InterfaceStats::default()],
             disks: vec![DiskStats::default()],
             file_systems: vec![GuestFileSystem::default()],
+            load: None,
+            cpu_affinity: None,
         };
         for stats in [StatsReply::default(), empty] {
             let mut families = Families::default();

@@ -30,16 +30,18 @@ const DEADLINE: Duration = Duration::from_secs(8);
 /// Duration for which an answer is reused.
 const FRESH: Duration = Duration::from_secs(3);
 
-/// A domain whose launcher can be called.
+/// A VMI of this node.
 pub(crate) struct Domain {
     /// UID of the VMI.
     pub(crate) uid: String,
     /// The VMI.
     pub(crate) vmi: Arc<VirtualMachineInstance>,
-    /// The launcher.
-    pub(crate) launcher: Launcher,
+    /// The launcher, if it can be called.
+    pub(crate) launcher: Option<Launcher>,
     /// Progress of the migration by which the domain leaves this node.
     pub(crate) migration: Option<MigrationReport>,
+    /// Decisions about the VMI so far.
+    pub(crate) syncs: u64,
 }
 
 type Source = dyn Fn() -> Vec<Domain> + Send + Sync;
@@ -82,14 +84,16 @@ impl DomainMetrics {
         domains.sort_by_key(|domain| scrape.late.contains(&domain.uid));
         let mut families = Families::default();
         for domain in &domains {
+            families.add_syncs(&domain.vmi, domain.syncs);
             if let Some(report) = &domain.migration {
                 families.add_migration(&domain.vmi, &self.node, report);
             }
         }
         let mut answers = std::pin::pin!(
             futures::stream::iter(domains)
-                .map(|domain| async move {
-                    let stats = domain.launcher.stats().await;
+                .filter_map(|domain| std::future::ready(domain.launcher.clone().map(|launcher| (domain, launcher))))
+                .map(|(domain, launcher)| async move {
+                    let stats = launcher.stats().await;
                     if let Err(error) = &stats {
                         tracing::debug!(uid = domain.uid, %error, "no metrics from virt-launcher");
                     }
@@ -134,15 +138,23 @@ mod tests {
     async fn a_scrape_calls_the_launchers() {
         let fake = FakeLauncher::new();
         let launcher = fake.connect().await;
-        let source =
-            move || vec![Domain { uid: "u1".into(), vmi: Arc::default(), launcher: launcher.clone(), migration: None }];
+        let source = move || {
+            vec![Domain {
+                uid: "u1".into(),
+                vmi: Arc::default(),
+                launcher: Some(launcher.clone()),
+                migration: None,
+                syncs: 7,
+            }]
+        };
         let metrics = DomainMetrics::new(source, "n1".into());
         let registry = prometheus::Registry::new();
         registry.register(Box::new(metrics.clone())).unwrap();
+        let shows = |name: &str| registry.gather().iter().any(|family| family.name() == name);
+        let answered = || shows("kubevirt_vmi_cpu_usage_seconds_total");
         assert!(registry.gather().is_empty());
         metrics.refresh().await;
-        let families = registry.gather();
-        assert!(families.iter().any(|family| family.name() == "kubevirt_vmi_cpu_usage_seconds_total"));
+        assert!(answered());
         metrics.scrape.lock().await.at = None;
         tokio::select! {
             biased;
@@ -155,11 +167,12 @@ mod tests {
             metrics.scrape.lock().await.at = None;
             metrics.refresh().await;
             assert_eq!(metrics.scrape.lock().await.late.contains("u1"), !counts, "called last only while it is late");
-            assert_eq!(registry.gather().is_empty(), !counts);
+            assert_eq!(answered(), counts);
+            assert!(shows("kubevirt_vmi_sync_total"), "needs no answer of the launcher");
         }
         fake.exit();
         let gone = async {
-            while !registry.gather().is_empty() {
+            while answered() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
                 metrics.scrape.lock().await.at = None;
                 metrics.refresh().await;

@@ -75,6 +75,8 @@ pub(crate) struct Error {
 pub(crate) struct Capabilities {
     /// Machine types of all guest architectures.
     machine_types: BTreeSet<String>,
+    /// Those of them that a later release of QEMU will not have.
+    deprecated_machine_types: BTreeSet<String>,
     /// Frequency of the time stamp counter; true if it can be scaled for a guest.
     tsc: Option<(u64, bool)>,
     /// CPU models; true if usable on this node.
@@ -113,12 +115,17 @@ impl Capabilities {
         Ok(capabilities)
     }
 
+    /// Returns the machine types that a later release of QEMU will not have.
+    pub(crate) fn deprecated_machine_types(&self) -> &BTreeSet<String> {
+        &self.deprecated_machine_types
+    }
+
     fn read_host(&mut self, document: &Document<'_>) {
-        self.machine_types = document
-            .descendants()
-            .filter(|node| node.has_tag_name("machine") && within(node, &["arch", "guest"]))
-            .filter_map(text)
-            .collect();
+        let machines =
+            || document.descendants().filter(|node| node.has_tag_name("machine") && within(node, &["arch", "guest"]));
+        self.machine_types = machines().filter_map(text).collect();
+        let is_deprecated = |node: &Node<'_, '_>| node.attribute("deprecated") == Some("yes");
+        self.deprecated_machine_types = machines().filter(is_deprecated).filter_map(text).collect();
         self.tsc = document
             .descendants()
             .find(|node| {

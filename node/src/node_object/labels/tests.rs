@@ -5,6 +5,7 @@ const HOST: &str = "<capabilities>
   <guest><os_type>hvm</os_type><arch name='x86_64'>
     <machine maxCpus='288'>pc-q35-10.0</machine>
     <machine canonical='pc-q35-10.0' maxCpus='288'>q35</machine>
+    <machine maxCpus='288' deprecated='yes'>pc-q35-4.0</machine><machine deprecated='no'>pc-q35-9.0</machine>
     <domain type='qemu'><machine>not beneath arch</machine></domain>
   </arch></guest>
   <guest><arch name='i686'><machine>isapc</machine></arch></guest>
@@ -47,6 +48,7 @@ fn keys(capabilities: &Capabilities, facts: &NodeFacts) -> Vec<String> {
 #[test]
 fn labels_follow_libvirt() {
     let capabilities = Capabilities::parse(HOST, DOMAIN, Some(FEATURES)).unwrap();
+    assert_eq!(capabilities.deprecated_machine_types(), &BTreeSet::from(["pc-q35-4.0".to_owned()]));
     assert_eq!(
         keys(&capabilities, &amd64()),
         [
@@ -72,6 +74,8 @@ fn labels_follow_libvirt() {
             "kubevirt.io/sev-snp",
             "machine-type.node.kubevirt.io/isapc",
             "machine-type.node.kubevirt.io/pc-q35-10.0",
+            "machine-type.node.kubevirt.io/pc-q35-4.0",
+            "machine-type.node.kubevirt.io/pc-q35-9.0",
             "machine-type.node.kubevirt.io/q35",
         ]
     );

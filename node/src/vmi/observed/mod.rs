@@ -12,7 +12,11 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use api::VirtualMachineInstance;
 use protocol::LauncherState;
 
-pub(super) use self::{link::Link, outcome::Outcome, report::IoPause};
+pub(super) use self::{
+    link::Link,
+    outcome::Outcome,
+    report::{GUEST_PANICKED, IoPause},
+};
 use super::{
     conditions,
     effect::Effect,

@@ -19,6 +19,9 @@ const RETRY_LAST: Duration = Duration::from_secs(180);
 /// Duration after which a running guest counts as recovered from an I/O error.
 const IO_RECOVERED: Duration = Duration::from_secs(30);
 
+/// Reason of the event about a panic of the guest's kernel.
+pub(in crate::vmi) const GUEST_PANICKED: &str = "GuestPanicked";
+
 /// A guest that an I/O error paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IoPause {
@@ -38,7 +41,7 @@ impl Observed {
         let sent = self.panic_sent || (self.report.is_none() && self.facts.is_final());
         self.panic_sent |= state.guest_panic.is_some();
         let panic = state.guest_panic.as_ref().filter(|_| !sent);
-        let panic = panic.map(|panic| Event::warning("GuestPanicked", panic_text(panic)));
+        let panic = panic.map(|panic| Event::warning(GUEST_PANICKED, panic_text(panic)));
         let ping_failed = self.report.as_ref().is_some_and(|known| state.silences > known.silences);
         let sent = self.ping_failed_at.is_some_and(|at| now.since_start < at.saturating_add(PING_EVENT_INTERVAL));
         let ping_failed = (ping_failed && !sent).then(|| {
