@@ -59,7 +59,10 @@ impl QueueMetrics {
             depth: IntGaugeVec::new(Opts::new("kubevirt_workqueue_depth", "Keys waiting"), LABELS)?,
             adds: IntCounterVec::new(Opts::new("kubevirt_workqueue_adds_total", "Keys queued"), LABELS)?,
             retries: IntCounterVec::new(
-                Opts::new("kubevirt_workqueue_retries_total", "Keys queued with a delay, after a failure or for a later time"),
+                Opts::new(
+                    "kubevirt_workqueue_retries_total",
+                    "Keys queued with a delay, after a failure or for a later time",
+                ),
                 LABELS,
             )?,
             longest: GaugeVec::new(
