@@ -96,7 +96,7 @@ wait_deployed() {
     within 120 'status of the KubeVirt object' settled
 }
 
-upgrade() { helm upgrade ferrovirt charts/ferrovirt --namespace kubevirt --reset-then-reuse-values --timeout 4m "$@"; }
+upgrade() { helm upgrade ferrovirt charts/ferrovirt --namespace kubevirt --reset-then-reuse-values --hide-notes --timeout 4m "$@"; }
 
 # Applies the example VM: create_vm NAMESPACE NAME
 create_vm() { sed "s/: tiny$/: $2/" examples/vm-tiny.yaml | kubectl apply --namespace "$1" --filename -; }
@@ -238,7 +238,7 @@ print_left() {
 }
 
 install() {
-    helm install ferrovirt "$1" --namespace kubevirt --create-namespace --timeout 4m --set "image.tag=$2" \
+    helm install ferrovirt "$1" --namespace kubevirt --create-namespace --hide-notes --timeout 4m --set "image.tag=$2" \
         --set kubevirt.configuration.developerConfiguration.useEmulation=true \
         --set kubevirt.configuration.network.defaultNetworkInterface=masquerade
     wait_deployed "$2"
@@ -300,7 +300,8 @@ part_missing() {
     kubectl get pods --namespace kubevirt
     wait_deployed $present
     unchanged
-    helm rollback ferrovirt --namespace kubevirt --timeout 4m
+    # This also replaces the job of the failed hook.
+    upgrade --set image.tag=$present
     wait_deployed $present
 
     step 'the same without hooks'
@@ -321,7 +322,7 @@ part_missing() {
     expect_outdated $((count - 2))
 
     step 'helm upgrade --rollback-on-failure rolls back by itself'
-    refused 'rolled back\|rollback' upgrade --set image.tag=missing --set hooks.enabled=false --rollback-on-failure --timeout 60s
+    refused 'rolled back\|rollback' upgrade --set image.tag=missing --set hooks.enabled=false --rollback-on-failure --timeout 90s
     wait_deployed $present
     unchanged
 }
