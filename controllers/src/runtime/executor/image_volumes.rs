@@ -17,11 +17,10 @@ impl Executor {
         if self.keeps_image_volumes.load(Ordering::Relaxed) || image_volumes(pod).next().is_none() {
             return Ok(());
         }
-        let refused = |error: String| WriteError::Refused(error);
-        let body = serde_json::to_vec(pod).map_err(|error| refused(error.to_string()))?;
+        let body = serde_json::to_vec(pod).map_err(|error| WriteError::Refused(error.to_string()))?;
         let parameters = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
         let request = self.request(Kind::Pod, namespace).create(&parameters, body);
-        let request = request.map_err(|error| refused(error.to_string()))?;
+        let request = request.map_err(|error| WriteError::Refused(error.to_string()))?;
         let answer: Value = match self.client.request(request).await {
             // The creation has the same answer.
             Err(error) if exists(&error) => return Ok(()),

@@ -157,10 +157,12 @@ fn growth_that_does_not_fit_leaves_the_vm_as_it_was_and_says_so() {
             anyhow::bail!("the node has 500 GiB")
         };
         let text = refused.to_string().to_lowercase();
-        let reason = match () {
-            () if text.contains("node didn't have enough allocatable resources: memory") => "PodResizeRefused",
-            () if text.contains("node didn't have enough capacity: memory") => "PodResizeInfeasible",
-            () => anyhow::bail!("{refused:#}"),
+        let reason = if text.contains("node didn't have enough allocatable resources: memory") {
+            "PodResizeRefused"
+        } else if text.contains("node didn't have enough capacity: memory") {
+            "PodResizeInfeasible"
+        } else {
+            anyhow::bail!("{refused:#}")
         };
         let vmi = s.get("vmi", "box").await?;
         let held = condition(&vmi, "HotMemoryChange").context("no condition HotMemoryChange")?;
