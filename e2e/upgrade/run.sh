@@ -309,8 +309,7 @@ part_missing() {
     sleep 45
     kubectl get pods --namespace kubevirt --output wide
     kubectl get kubevirt kubevirt --namespace kubevirt --output jsonpath='{range .status.conditions[*]}  {.type}: {.status} {.reason} {.message}{"\n"}{end}'
-    unchanged
-    # virt-handler of one node at most is replaced at a time.
+    # virt-handler of one node at most is replaced at a time. The consoles of the other nodes work.
     node=$(kubectl get pods --namespace kubevirt --selector kubevirt.io=virt-handler --output \
         jsonpath='{range .items[?(@.status.containerStatuses[0].ready==true)]}{.spec.nodeName}{"\n"}{end}' | head -n 1)
     [ -n "$node" ] || fail 'no virt-handler is left'
