@@ -373,7 +373,10 @@ mod tests {
         assert_eq!((plain.binaries, plain.entrypoint, plain.user), (debug.binaries, debug.entrypoint, debug.user));
         assert!(plain.tools.is_empty());
         for tool in ["bash", "cat", "grep", "ip", "ls", "ps", "stat", "tail"] {
-            assert!(debug.tools.contains(&format!("usr/bin/{tool}").as_str()), "{tool}");
+            let path = format!("usr/bin/{tool}");
+            let is_plain = plain.files.contains(&path.as_str());
+            assert!(is_plain != debug.tools.contains(&path.as_str()), "{tool}");
+            assert_eq!(is_plain, tool == "ls", "{tool}");
         }
     }
 }
