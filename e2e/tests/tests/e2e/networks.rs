@@ -36,19 +36,31 @@ pub(crate) async fn are_there(s: &Story) -> Result<bool> {
     Ok(s.cluster_api("CustomResourceDefinition").get_opt(DEFINITIONS).await?.is_some())
 }
 
+/// Returns the first three numbers of a network's addresses. Networks of stories at the same time are to differ.
+pub(crate) fn prefix(network: &str) -> String {
+    let number = network.bytes().fold(0_u8, |number, byte| number.wrapping_mul(31).wrapping_add(byte));
+    format!("10.77.{number}")
+}
+
 /// Returns the configuration of the network plugin for a network of this name.
 pub(crate) fn configuration(network: &str) -> String {
+    let prefix = prefix(network);
     format!(
         r#"{{"cniVersion": "1.0.0", "name": "{network}", "type": "bridge", "bridge": "{network}",
-             "ipam": {{"type": "host-local", "subnet": "10.77.0.0/24"}}}}"#
+             "ipam": {{"type": "host-local", "subnet": "{prefix}.0/24"}}}}"#
     )
 }
 
 /// Defines the network `lan`, and returns its name on nodes.
 pub(crate) async fn define(s: &Story) -> Result<String> {
-    let network = format!("lan-{}", s.namespace.rsplit('-').next().unwrap_or_default());
+    define_as(s, "lan").await
+}
+
+/// Defines a network, and returns its name on nodes.
+pub(crate) async fn define_as(s: &Story, name: &str) -> Result<String> {
+    let network = format!("{name}-{}", s.namespace.rsplit('-').next().unwrap_or_default());
     let definition = serde_json::json!({
-        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": {"name": "lan"},
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": {"name": name},
         "spec": {"config": configuration(&network)},
     });
     s.apply(&definition.to_string()).await?;
@@ -136,7 +148,7 @@ async fn connected(s: &Story, name: &str) -> Result<[Seen; 2]> {
         Ok(Seen { mac: text("mac")?, address: text("ipAddress")? })
     };
     let (default, lan) = (seen(0, "default", "eth0")?, seen(1, "lan", "pod")?);
-    ensure!(lan.address.starts_with("10.77.0."), "{lan:?}");
+    ensure!(lan.address.starts_with("10.77."), "{lan:?}");
     Ok([default, lan])
 }
 

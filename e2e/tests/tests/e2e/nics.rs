@@ -7,13 +7,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Node, Story, TIMEOUT, skip, story};
+use ferrovirt_e2e_tests::{Console, Node, Story, TIMEOUT, skip, storage::delete_vmis, story};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::{
     live_resize::{condition, run},
-    manifests, networks,
+    manifests,
+    moves::{self, migrate, two_nodes, vm_with_lan},
+    networks,
+    witness::Witness,
 };
 
 /// Annotation of a pod with the networks that it is to have.
@@ -192,10 +195,8 @@ async fn plugged_and_unplugged(s: &Story, plugins: &DynamicNetworks<'_>, hostnam
     let shown = run(&mut console, "ip -4 -o addr show dev eth1").await?;
     ensure!(shown.contains(&format!("inet {address}/")), "{shown:?} is not {address}");
     run(&mut console, "mkdir -p /www && echo plugged-in > /www/index.html && httpd -p 8080 -h /www").await?;
-    let fetch = format!(
-        "ip address replace 10.77.0.250/24 dev {network}; wget -q -T 20 -O - http://{address}:8080/",
-        network = plugins.network
-    );
+    let (network, prefix) = (&plugins.network, networks::prefix(&plugins.network));
+    let fetch = format!("ip address replace {prefix}.250/24 dev {network}; wget -q -T 20 -O - http://{address}:8080/");
     ensure!(plugins.node().run(&fetch).await?.contains("plugged-in"), "the guest is not reached over the network");
 
     for (state, carrier) in [("down", "0"), ("up", "1")] {
@@ -246,6 +247,97 @@ async fn plugged_and_unplugged(s: &Story, plugins: &DynamicNetworks<'_>, hostnam
     s.wait("vm", "box", "require a restart", TIMEOUT, restart).await?;
     s.delete("vm", "box").await?;
     s.wait_gone("vmi", "box", MINUTES).await
+}
+
+#[test]
+fn interface_reaches_another_network_by_a_migration() {
+    story("nics-moved", async |s| {
+        let Some(nodes) = two_nodes(s).await? else { return Ok(()) };
+        if !networks::are_there(s).await? {
+            return skip("Multus");
+        }
+        let lan = networks::define(s).await?;
+        let other = networks::define_as(s, "else").await?;
+        let result = moved(s, &lan, &other).await;
+        let gone = delete_vmis(s).await;
+        let mut left = String::new();
+        for node in &nodes {
+            for network in [&lan, &other] {
+                left += &networks::left(s, node, network, "none").await?;
+            }
+        }
+        result.and(gone)?;
+        ensure!(left.is_empty(), "links or addresses are left on the nodes: {left}");
+        Ok(())
+    });
+}
+
+async fn moved(s: &Story, first: &str, second: &str) -> Result<()> {
+    s.apply(&vm_with_lan("box", "Always")).await?;
+    s.wait_running("box").await?;
+    let movable = |vmi: &Value| {
+        is_plugged(vmi) && condition(vmi, "LiveMigratable").is_some_and(|shown| shown["status"] == "True")
+    };
+    let before = s.wait("vmi", "box", "have the interface and be migratable", MINUTES, movable).await?;
+    let mut guest = moves::console(s, "box").await?;
+    let witness = Witness::start(&mut guest).await?;
+    take_address(&mut guest, &lan_address(&before)?).await?;
+    run(&mut guest, "mkdir -p /www && echo on-lan >/www/index.html && httpd -p 8080 -h /www").await?;
+    guest.leave().await?;
+    reached(s, &before, first).await.context("before the change")?;
+
+    let patch = json!({"spec": {"template": {"spec": {"networks": [
+        {"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "else"}}]}}}});
+    s.kubectl(&["patch", "vm", "box", "--type=merge", "-p", &patch.to_string()]).await?;
+    let waits = |vmi: &Value| {
+        let due = condition(vmi, "MigrationRequired").is_some_and(|shown| shown["status"] == "True");
+        due && vmi["spec"]["networks"][1]["multus"]["networkName"] == "else"
+    };
+    s.wait("vmi", "box", "require a migration", TIMEOUT, waits).await?;
+    no_restart_is_required(s).await?;
+
+    migrate(s, "box").await?;
+    let after = s.wait("vmi", "box", "be on the other network", MINUTES, is_plugged).await?;
+    ensure!(lan(&after)["mac"] == lan(&before)["mac"], "{} {}", lan(&before), lan(&after));
+    let pod = s.launcher_pod("box").await?;
+    let attached = of(&pod, STATUS)?;
+    let definition = format!("{}/else", s.namespace);
+    ensure!(attached.iter().any(|network| network["name"] == definition.as_str()), "{attached:?}");
+    let mut guest = moves::console(s, "box").await?;
+    Witness::goes_on(&mut guest, &witness).await?;
+    take_address(&mut guest, &lan_address(&after)?).await?;
+    guest.leave().await?;
+    reached(s, &after, second).await.context("after the migration")?;
+    no_restart_is_required(s).await?;
+    s.delete("vm", "box").await?;
+    s.wait_gone("vmi", "box", MINUTES).await
+}
+
+fn lan_address(vmi: &Value) -> Result<String> {
+    text(&lan(vmi)["ipAddress"])
+}
+
+/// Asks for an address on `eth1`, which must be that of the pod.
+async fn take_address(guest: &mut Console, address: &str) -> Result<()> {
+    run(guest, &until("[ -e /sys/class/net/eth1 ]")).await?;
+    run(guest, "pkill -f 'i eth1'; ip addr flush dev eth1; ip link set eth1 up").await?;
+    run(guest, "udhcpc -i eth1 -n -q -t 20 -s /usr/lib/tiny/lease").await?;
+    let shown = run(guest, "ip -4 -o addr show dev eth1").await?;
+    ensure!(shown.contains(&format!("inet {address}/")), "{shown:?} is not {address}");
+    Ok(())
+}
+
+/// Reads the page of a guest from its node, over the bridge of a network.
+async fn reached(s: &Story, vmi: &Value, network: &str) -> Result<()> {
+    let (node, address) = (text(&vmi["status"]["nodeName"])?, lan_address(vmi)?);
+    let prefix = networks::prefix(network);
+    let fetch = format!(
+        "ip address replace {prefix}.250/24 dev {network}; wget -q -T 20 -O - http://{address}:8080/; \
+         ip address del {prefix}.250/24 dev {network}"
+    );
+    let page = s.on_node(&node, &fetch).await?;
+    ensure!(page.contains("on-lan"), "the guest is not reached over {network}: {page:?}");
+    Ok(())
 }
 
 /// Returns the links in the network namespace of a pod.
