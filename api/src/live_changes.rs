@@ -87,7 +87,7 @@ pub const TABLE: &[LiveChange] = &[
     row(
         "spec.networks.multus.networkName, of an interface with bridge binding",
         Effect::Migration,
-        "interface_of_a_vmi_that_can_migrate_moves_to_another_network",
+        "interface_reaches_another_network_by_a_migration",
     ),
     row(
         "spec.networks, spec.domain.devices.interfaces: all others",

@@ -4,6 +4,7 @@ pub(crate) mod metrics;
 
 use std::time::Duration;
 
+use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config, client::ClientBuilder};
 
 use self::metrics::CountLayer;
@@ -39,13 +40,34 @@ pub async fn connect() -> Result<Client, ClientError> {
     config.reset_reader_on_write = true;
     // Callers decide on retries: only they know which requests are safe to repeat.
     config.default_retry = false;
+    config.headers.extend(user_agent().map(|agent| (USER_AGENT, agent)));
     let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
     let layer = CountLayer { host: host.into() };
     Ok(ClientBuilder::try_from(config).map_err(ClientError::Build)?.with_layer(&layer).build())
+}
+
+/// Returns name and version of this program. The API server's audit log has them, and the managers of fields have the name.
+fn user_agent() -> Option<HeaderValue> {
+    let program = std::env::current_exe().ok()?;
+    let name = program.file_name()?.to_str()?;
+    HeaderValue::from_str(&format!("{name}/{}", env!("CARGO_PKG_VERSION"))).ok()
 }
 
 /// Returns the install namespace: `POD_NAMESPACE`, else `kubevirt`.
 #[must_use]
 pub fn install_namespace() -> String {
     std::env::var("POD_NAMESPACE").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "kubevirt".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_tells_its_name() {
+        let agent = user_agent().unwrap();
+        let (name, version) = agent.to_str().unwrap().split_once('/').unwrap();
+        assert!(name.starts_with("daemon-"), "{name}");
+        assert_eq!(version, env!("CARGO_PKG_VERSION"));
+    }
 }

@@ -126,6 +126,52 @@ fn one_guest_lives_whatever_is_killed_during_its_migration() {
     });
 }
 
+#[test]
+fn migration_to_a_daemon_that_does_not_answer_ends() {
+    story("migration-dead-peer", async |s| {
+        if two_nodes(s).await?.is_none() {
+            return Ok(());
+        }
+        s.apply(&vm(GUEST, "Always")).await?;
+        s.wait_running(GUEST).await?;
+        let mut guest = console(s, GUEST).await?;
+        let witness = Witness::start(&mut guest).await?;
+        guest.leave().await?;
+        let before = s.get("vmi", GUEST).await?;
+        let result = with_policy(s, json!({"bandwidthPerMigration": "2Mi"}), async |_| dead_peer(s).await).await;
+        result?;
+        let after = s.get("vmi", GUEST).await?;
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the VMI was recreated");
+        ensure!(after["status"]["nodeName"] == before["status"]["nodeName"], "the VMI is elsewhere");
+        alone(s, GUEST).await?;
+        let mut guest = console(s, GUEST).await?;
+        Witness::goes_on(&mut guest, &witness).await?;
+        guest.leave().await?;
+        delete_vmis(s).await
+    });
+}
+
+/// Stops the target's libvirtd while data flows, without an end of its connections, and waits for the end of the migration.
+async fn dead_peer(s: &Story) -> Result<()> {
+    let migration = begin(s, GUEST).await?;
+    let runs = |vmim: &Value| vmim["status"]["phase"] == "Running" || has_ended(vmim);
+    let running = s.wait("vmim", &migration, "be running", MINUTES, runs).await?;
+    ensure!(!has_ended(&running), "the stop missed: the migration is {}", running["status"]);
+    let job = running["metadata"]["uid"].as_str().context("migration without UID")?;
+    let pods = s.list("Pod", &format!("kubevirt.io/migrationJobUID={job}")).await?;
+    let [pod] = pods.as_slice() else { bail!("{} target pods", pods.len()) };
+    let node = s.enter_node(pod["spec"]["nodeName"].as_str().context("pod without node")?).await?;
+    let stopped = node.run(&signal("libvirtd", &uid(pod)?, "STOP")).await;
+    node.leave().await?;
+    stopped.context("stop libvirtd")?;
+    let migration = ended(s, &migration).await?;
+    ensure!(migration["status"]["phase"] == "Failed", "{}", migration["status"]);
+    let reason = migration["status"]["migrationState"]["failureReason"].as_str().unwrap_or_default().to_owned();
+    ensure!(!reason.is_empty(), "no reason: {}", migration["status"]);
+    eprintln!("the migration failed: {reason}");
+    Ok(())
+}
+
 async fn all(s: &Story, storage: &Storage, nodes: &[String; 2]) -> Result<()> {
     let image = format!("{0}/disk.img && chown 107:107 {0}/disk.img", storage.directory);
     on_host(s, &storage.node, &format!("truncate -s 8M {image}")).await?;
