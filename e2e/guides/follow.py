@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 
+# The folder is a part of the sources.
+sys.dont_write_bytecode = True
 import guide as guides
 import table
 

@@ -159,3 +159,14 @@ replaced() {
     within 180 is_another "$1"
     within 240 runs "$1"
 }
+
+# Creates an object in Terminating that nothing finishes: left_behind KIND NAMESPACE NAME SPEC
+left_behind() {
+    kubectl create --namespace "$2" --filename - <<END
+apiVersion: kubevirt.io/v1
+kind: $1
+metadata: {name: $3, finalizers: [example.com/left]}
+spec: $4
+END
+    kubectl delete --namespace "$2" "$1" "$3" --wait=false
+}

@@ -204,7 +204,7 @@ kubectl patch vm mover --type json -p '[{"op": "replace", "path": "/spec/templat
 within 60 eval 'kubectl get pods --selector kubevirt.io=virt-launcher --output name | grep .'""",
             shows=r"virt-launcher-my-vm-\S+ +1"
         ),
-        "kubectl get nodes --show-labels": Step(shows="cpu-model.node.kubevirt.io/"),
+        "kubectl get nodes --show-labels": Step(shows="machine-type.node.kubevirt.io/"),
         "kubectl -n kubevirt get kubevirt kubevirt -o jsonpath='{.spec.configuration.developerConfiguration.useEmulation}'": Step(
             shows="false"
         ),
@@ -222,7 +222,7 @@ within 60 eval 'kubectl get pods --selector kubevirt.io=virt-launcher --output n
         "kubectl label namespace my-namespace pod-security.kubernetes.io/enforce=restricted": Step(after="vm my-vm"),
     },
     "tracing": {
-        "helm upgrade ferrovirt charts/ferrovirt -n kubevirt --reuse-values --set tracing.endpoint=http://collector.monitoring:4317 --set tracing.samplingRatio=0.1": Step(
+        "helm upgrade ferrovirt charts/ferrovirt -n kubevirt --reuse-values --set tracing.endpoint=http://collector.monitoring:4317 --set-json tracing.samplingRatio=0.1": Step(
             after="deployed; vm my-vm"
         ),
     },
@@ -239,14 +239,7 @@ within 60 eval 'kubectl get pods --selector kubevirt.io=virt-launcher --output n
         ),
         # Definitions without components, and objects that nothing finishes.
         "kubectl delete validatingwebhookconfigurations,mutatingwebhookconfigurations,apiservices --selector app.kubernetes.io/part-of=ferrovirt": Step(
-            before="""for kind in KubeVirt VirtualMachineInstance; do
-    name=my-vm namespace=$NAMESPACE
-    [ $kind != KubeVirt ] || name=kubevirt namespace=kubevirt
-    kubectl create --namespace $namespace --filename - <<END
-{"apiVersion": "kubevirt.io/v1", "kind": "$kind", "metadata": {"name": "$name", "finalizers": ["example.com/left"]}, "spec": {"domain": {}}}
-END
-    kubectl delete --namespace $namespace $kind $name --wait=false
-done"""
+            before="left_behind KubeVirt kubevirt kubevirt '{}'; left_behind VirtualMachineInstance $NAMESPACE my-vm '{domain: {devices: {}}}'"
         ),
         """kubectl -n kubevirt patch kubevirt kubevirt --type merge -p '{"metadata":{"finalizers":null}}'""": Step(
             after="within 60 eval '! kubectl -n kubevirt get kubevirt kubevirt'"
