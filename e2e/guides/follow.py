@@ -99,9 +99,12 @@ class Guide:
         )
         try:
             output, _ = process.communicate(stdin, timeout=limit)
-        except subprocess.TimeoutExpired:
+        except BaseException as failure:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
+            if not isinstance(failure, subprocess.TimeoutExpired):
+                # The test is stopped.
+                raise
             raise Failed(f"{what}: not in {limit} s:\n{script}\n{output}") from None
         if process.returncode:
             raise Failed(f"{what}: status {process.returncode}:\n{script}\n{output}")
@@ -181,8 +184,9 @@ kubectl delete namespace "$NAMESPACE" --wait=false"""
             self.run(table.END.get(self.name, ""), "end", 600)
         finally:
             for process in self.background:
-                process.terminate()
-                process.wait()
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
+                    process.wait()
         # The end of a namespace takes as long as its guests need to shut down, which is checked at the end.
         self.run(f"kubectl delete namespace {self.namespace} --wait=false", "end of the namespace")
 
@@ -196,6 +200,8 @@ def main():
         return
     ordered = table.FIRST + [name for name in names if name not in table.FIRST + table.LAST] + table.LAST
     failed = []
+    # Commands have sessions of their own, so they would stay.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for name in sys.argv[1:] or ordered:
         guide = Guide(name)
         try:
