@@ -169,7 +169,7 @@ test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster 
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
-test-long: test rules release-test upgrade-test moving-test versions ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, and rules, release-test, upgrade-test, moving-test and versions
+test-long: test rules release-test upgrade-test moving-test guides-test versions ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, and rules, release-test, upgrade-test, moving-test, guides-test and versions
 
 # Builds the benchmark.
 .PHONY: benchmark
@@ -223,6 +223,12 @@ moving-test: images ## Moves a cluster with KubeVirt's objects to Ferrovirt and 
 	$(IMAGES) build guest-tiny
 	@$(AWAIT_AHEAD)
 	CLUSTER=$(CLUSTER) e2e/moving/run.sh
+
+.PHONY: guides-test
+guides-test: images ## Executes the commands of the guides on a fresh cluster (see e2e/guides)
+	$(IMAGES) build guest-tiny guest-debian
+	@$(AWAIT_AHEAD)
+	CLUSTER=$(CLUSTER) e2e/guides/run.sh
 
 .PHONY: upgrade-test
 upgrade-test: images ## Upgrades a cluster with ten VMs from the former release (builds it once), and back, and uninstalls it

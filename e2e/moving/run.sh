@@ -3,40 +3,17 @@
 # CLUSTER is the program of this name.
 set -eu
 cd "$(dirname "$0")/../.."
-unset KUBECONFIG
+title=moving-test
+. e2e/lib.sh
 here=$PWD/e2e/moving
-work=$PWD/build/moving-test
 guide=docs/guides/moving-from-kubevirt.md
 namespace=tenant
 system=kubevirt
-created=no
 operator=
 
-step() { echo "moving-test: $*"; }
+fail_more() { tail -20 "$work/operator.log" >&2; }
 
-fail() {
-    echo "moving-test: $*" >&2
-    kubectl get pods --all-namespaces --output wide >&2 || true
-    kubectl get events --all-namespaces --field-selector type=Warning >&2 || true
-    tail -20 "$work/operator.log" >&2 || true
-    exit 1
-}
-
-clean() {
-    [ -z "$operator" ] || kill "$operator" 2>/dev/null || true
-    [ "$created" = no ] || "$CLUSTER" down
-}
-
-# Runs a command until it succeeds, for SECONDS at most.
-within() {
-    left=$1
-    shift
-    until "$@" >/dev/null 2>&1; do
-        left=$((left - 1))
-        [ "$left" -gt 0 ] || fail "still fails: $*"
-        sleep 1
-    done
-}
+clean_more() { [ -z "$operator" ] || kill "$operator" 2>/dev/null || true; }
 
 # Succeeds if a command fails with TEXT in its output.
 is_refused() {
@@ -104,7 +81,7 @@ is_removed() {
 
 has_no_label() { ! kubectl get nodes --output jsonpath='{.items[*].metadata.labels}' | grep -q of-kubevirt; }
 
-is_gone() { ! kubectl get vm my-vm; }
+is_gone() { ! kubectl get vm my-vm 2>/dev/null; }
 
 # Deletes the KubeVirt object as its user. virt-operator, which would admit it, does not answer.
 uninstall_kubevirt() {
@@ -112,13 +89,9 @@ uninstall_kubevirt() {
     kubectl delete kubevirt kubevirt --namespace $system --wait=false
 }
 
-! "$CLUSTER" status >/dev/null 2>&1 || { echo 'moving-test: needs a fresh cluster, and one is up: run make down' >&2; exit 1; }
-rm -rf "$work"
-mkdir -p "$work"
-trap clean EXIT
-trap 'exit 1' INT TERM
+need_no_cluster
 python3 "$here/kubevirt.py" "$work"
-python3 "$here/guide.py" $guide "$work/guide"
+python3 e2e/guides/guide.py $guide "$work/guide"
 cp "$work/operator.yaml" "$work/guide/kubevirt-operator.yaml"
 
 step 'cluster with KubeVirt'
@@ -154,22 +127,22 @@ step 'Helm does not install over KubeVirt, and virt-operator puts back what is d
 refused conflict helm install ferrovirt "$chart" --namespace $system
 refused 'not found' helm status ferrovirt --namespace $system
 kubectl delete clusterrole kubevirt.io:view
-within 60 kubectl get clusterrole kubevirt.io:view
+within 60 'virt-operator restores a role' kubectl get clusterrole kubevirt.io:view
 
 follow before-the-move
 follow stop-the-vms
 follow save-the-objects-and-protect-the-vms
 for vm in my-vm other sized with-tpm pool-0 pool-vm; do grep -q "^    name: $vm$" "$work/guide/vms.yaml" || fail "VM $vm was not saved"; done
-within 60 is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
+within 60 'the policy is in effect' is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
 for thing in crd/virtualmachines.kubevirt.io crd/kubevirts.kubevirt.io crd/virtualmachinepools.pool.kubevirt.io vm/my-vm; do
     refused 'would delete VMs' kubectl delete "$thing"
 done
 refused 'would delete VMs' kubectl delete crd --selector kubevirt.io
 refused 'would delete VMs' kubectl delete vm --all
 follow stop-virt-operator
-within 60 test -e "$work/idle"
+within 60 'virt-operator has stopped' test -e "$work/idle"
 follow remove-kubevirt-without-its-definitions
-within 60 is_removed
+within 60 'nothing of virt-operator is left' is_removed
 python3 "$here/vms.py" compare "$work/before.json"
 
 step 'Helm names what is left'
@@ -181,7 +154,7 @@ python3 "$here/vms.py" compare "$work/before.json"
 [ "$(kubectl auth can-i list virtualmachines.kubevirt.io --as jane)" = yes ] || fail 'a RoleBinding of a user is not in effect'
 kubectl explain vm.spec.template.spec.domain.devices.disks >/dev/null || fail 'the definitions are not those of Ferrovirt'
 [ -z "$(kubectl get kubevirt kubevirt --namespace $system --output jsonpath='{.spec.uninstallStrategy}')" ] || fail "KubeVirt's strategy of removal is in effect"
-within 60 has_no_label
+within 60 'no node has labels of KubeVirt' has_no_label
 
 follow start-the-vms
 wait_booted my-vm
@@ -198,7 +171,7 @@ refused 'spec.template.spec.domain.devices.tpm is not supported yet' kubectl vir
 kubectl label vm with-tpm checked=yes
 kubectl delete vm pool-vm --wait=false
 follow if-something-was-deleted
-within 60 is_refused NotFound kubectl get vm pool-vm
+within 60 'the deleted VM is gone' is_refused NotFound kubectl get vm pool-vm
 
 for vm in other sized pool-0; do kubectl virt stop $vm; done
 follow uninstall-ferrovirt
@@ -211,12 +184,12 @@ python3 "$here/vms.py" compare "$work/before.json" pool-vm
 
 step 'the policy of the guide withstands the uninstallation of KubeVirt, and nothing else would'
 kubectl apply --filename "$work/guide/policy.yaml"
-within 60 is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
+within 60 'the policy is in effect' is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
 rm "$work/managed/webhooks.yaml"
 : >"$work/operator.log"
-within 60 uninstall_kubevirt
-within 60 grep -q 'would delete VMs' "$work/operator.log"
+within 60 'the KubeVirt object can be deleted' uninstall_kubevirt
+within 60 'virt-operator is refused' grep -q 'would delete VMs' "$work/operator.log"
 python3 "$here/vms.py" compare "$work/before.json" pool-vm
 kubectl delete --filename "$work/guide/policy.yaml"
-within 60 is_gone
+within 60 'the VM without protection is gone' is_gone
 step 'done'

@@ -3,8 +3,8 @@
 # CLUSTER and IMAGES are the programs of these names.
 set -eu
 cd "$(dirname "$0")/../.."
-unset KUBECONFIG
-work=$PWD/build/release-test
+title=release-test
+. e2e/lib.sh
 files=$PWD/build/release
 version=0.0.0-test
 user=release
@@ -12,19 +12,7 @@ password=correct-horse
 namespace=tenant
 server=
 
-step() { echo "release-test: $*"; }
-
-fail() {
-    echo "release-test: $*" >&2
-    kubectl get pods --all-namespaces --output wide >&2 || true
-    kubectl get events --all-namespaces --field-selector type=Warning >&2 || true
-    exit 1
-}
-
-clean() {
-    [ -z "$server" ] || kill "$server" 2>/dev/null || true
-    [ "$created" = no ] || "$CLUSTER" down
-}
+clean_more() { [ -z "$server" ] || kill "$server" 2>/dev/null || true; }
 
 # Starts the registry, whose address exists while the cluster is up.
 start_registry() {
@@ -95,13 +83,8 @@ no_credentials() {
     [ -z "$(kubectl get pods --namespace $namespace --output jsonpath='{.items[*].spec.imagePullSecrets}')" ] || fail 'the launcher pod has pull secrets'
 }
 
-created=no
-! "$CLUSTER" status >/dev/null 2>&1 || { echo 'release-test: needs fresh clusters, and one is up: run make down' >&2; exit 1; }
-rm -rf "$work"
-mkdir -p "$work"
+need_no_cluster
 registry=$("$CLUSTER" build-registry)
-trap clean EXIT
-trap 'exit 1' INT TERM
 
 step 'cluster of Helm'
 fresh_cluster

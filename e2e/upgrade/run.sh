@@ -4,7 +4,8 @@
 # uninstall; without any, all are run. VMS is the number of VMs, at least 6.
 set -eu
 cd "$(dirname "$0")/../.."
-unset KUBECONFIG
+title=upgrade-test
+. e2e/lib.sh
 
 # Release 0.1.0. Clones have its commit, but not always the tag v0.1.0.
 former_commit=646da232f676ab9f2cd701f5c239c116df64f47d
@@ -12,7 +13,6 @@ former=0.1.0
 # Tag of the images of this working tree.
 present=devel
 
-work=$PWD/build/upgrade-test
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/ferrovirt/former/$former_commit
 plugin=$(dirname "$CLUSTER")/kubectl-virt
 services='virt-api virt-controller virt-handler virt-launcher'
@@ -20,34 +20,14 @@ first=tenant-a
 second=tenant-b
 count=${VMS:-10}
 outdated=kubevirt.io/outdatedLauncherImage
-started=$(date +%s)
 
-step() { echo "upgrade-test: [$(($(date +%s) - started)) s] $*"; }
-
-fail() {
-    echo "upgrade-test: $*" >&2
-    kubectl get pods,vmi --all-namespaces --output wide >&2 || true
-    kubectl get events --all-namespaces --field-selector type=Warning >&2 || true
-    kubectl logs --namespace kubevirt --selector 'kubevirt.io in (virt-api,virt-controller,virt-handler)' --tail 10 --prefix >&2 || true
-    helm history ferrovirt --namespace kubevirt >&2 || true
-    exit 1
+fail_more() {
+    kubectl get vmi --all-namespaces --output wide >&2
+    kubectl logs --namespace kubevirt --selector 'kubevirt.io in (virt-api,virt-controller,virt-handler)' --tail 10 --prefix >&2
+    helm history ferrovirt --namespace kubevirt >&2
 }
 
-clean() {
-    [ -z "$source" ] || rm -rf "$source"
-    [ "$created" = no ] || "$CLUSTER" down
-}
-
-# Waits until a command succeeds: within SECONDS DESCRIPTION COMMAND...
-within() {
-    until=$(($(date +%s) + $1))
-    awaited=$2
-    shift 2
-    while ! "$@"; do
-        [ "$(date +%s)" -lt "$until" ] || fail "not in time: $awaited"
-        sleep 1
-    done
-}
+clean_more() { [ -z "$source" ] || rm -rf "$source"; }
 
 virt() { "$plugin" "$@"; }
 
@@ -418,13 +398,8 @@ part_uninstall() {
         --output name | grep virt | grep -v ferrovirt:kubelet-api)" ] || fail "left: $(kubectl get crds,clusterroles --output name | grep virt)"
 }
 
-created=no
 source=
-! "$CLUSTER" status >/dev/null 2>&1 || { echo 'upgrade-test: needs a fresh cluster, and one is up: run make down' >&2; exit 1; }
-rm -rf "$work"
-mkdir -p "$work"
-trap clean EXIT
-trap 'exit 1' INT TERM
+need_no_cluster
 [ $# -gt 0 ] || set -- upgrade missing rollback uninstall
 is_part() { case " $parts " in *" $1 "*) ;; *) return 1 ;; esac; }
 parts=$*
