@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use ferrovirt_e2e_tests::{
     Node, Story, TIMEOUT,
     storage::{Backing, Storage, delete_vmis, on_host},
-    story_alone,
+    story, story_alone,
 };
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
