@@ -25,7 +25,7 @@ use crate::{
 const SAMPLE: usize = 23;
 
 /// A busy host can be too late to stop what holds a migration in its phase. A row is repeated then.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS: usize = 6;
 
 /// The phase in which a process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
