@@ -435,9 +435,10 @@ impl Row<'_> {
     }
 }
 
-/// Stops the next daemon of libvirt as soon as it has started. It is ready soon: few processes are started for this, and it has
-/// precedence over other processes.
+/// Stops the next daemon of libvirt as soon as it has started. It is ready soon: few processes are started for this, outside the
+/// control group of the pod, with precedence over other processes.
 const STOP_DAEMON: &str = "renice -n -20 -p $$ >/dev/null; \
+     for group in cpu/ ''; do echo $$ >/host/sys/fs/cgroup/${group}cgroup.procs && break; done 2>/dev/null; \
      list() { grep -lsx libvirtd /proc/[0-9]*/comm; }; known=\" $(list | tr '\\n' ' ') \"; \
      { (for i in $(seq 9000); do for c in $(list); do case \"$known\" in *\" $c \"*) ;; *) \
        p=${c%/comm}; kill -STOP ${p#/proc/} && exit;; esac; done; usleep 5000; done) </dev/null >/dev/null 2>&1 & }";
