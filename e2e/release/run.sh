@@ -141,7 +141,7 @@ END
 kubectl delete pods --namespace $namespace --all --wait=false
 wait_booted
 step 'the VM of Helm runs'
-helm test ferrovirt --namespace kubevirt --logs --timeout 4m
+helm test ferrovirt --namespace kubevirt --timeout 4m
 kubectl delete namespace $namespace --timeout=120s
 helm uninstall ferrovirt --namespace kubevirt --timeout 4m
 drop_cluster
