@@ -23,7 +23,8 @@ storage: {filesystem: {rootdirectory: $work/registry}}
 http: {addr: "$CLUSTER_REGISTRY"}
 auth: {htpasswd: {realm: release-test, path: $PWD/e2e/release/registry.htpasswd}}
 END
-    OTEL_TRACES_EXPORTER=none "$registry" serve "$work/registry.yaml" >"$work/registry.log" 2>&1 &
+    # It takes variables that begin with REGISTRY_ for its own settings.
+    env -u REGISTRY_AUTH_FILE OTEL_TRACES_EXPORTER=none "$registry" serve "$work/registry.yaml" >"$work/registry.log" 2>&1 &
     server=$!
     for _ in $(seq 50); do
         # Any answer will do: without credentials it is a refusal.

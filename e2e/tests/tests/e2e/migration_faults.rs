@@ -243,6 +243,7 @@ impl Row<'_> {
             if is_killed {
                 self.outcome(&ends, &former, &witness, records).await?;
             } else {
+                // This cancels a migration that runs.
                 s.delete("vmim", &ends.migration).await?;
                 s.wait_gone("vmim", &ends.migration, MINUTES).await?;
                 alone(s, GUEST).await?;
@@ -277,15 +278,31 @@ impl Row<'_> {
         if self.is_past(&at) {
             return Ok(false);
         }
+        let mut is_killed = false;
         if self.during == During::Switchover {
             // On the node, since the moment is short.
             let qemu = living("qemu-system-x86_64", &ends.source_pod);
-            let gone = format!("for i in $(seq 9000); do [ -z \"$({qemu})\" ] && exit; usleep 10000; done; exit 1");
-            ends.source.run(&gone).await.context("the source's QEMU does not end")?;
+            let gone = format!("(for i in $(seq 9000); do [ -z \"$({qemu})\" ] && exit; usleep 10000; done; exit 1)");
+            let program = match self.victim {
+                Victim::SourceWorker => Some("virt-launcher"),
+                Victim::SourceLibvirtd => Some("libvirtd"),
+                _ => None,
+            };
+            // The launcher that the guest has left ends soon.
+            let kill = program.map_or_else(String::new, |program| {
+                format!(" && {{ {}; }} && echo killed; true", signal(program, &ends.source_pod, "KILL"))
+            });
+            let shown = ends.source.run(&format!("{gone}{kill}")).await.context("the source's QEMU does not end")?;
+            is_killed = shown.contains("killed");
+            if program.is_some() && !is_killed {
+                return Ok(false);
+            }
         }
         let at = s.get("vmim", &ends.migration).await?;
         ensure!(self.is_reached(&at), "the kill missed: the migration is {}", at["status"]);
-        self.kill(ends, &at).await?;
+        if !is_killed {
+            self.kill(ends, &at).await?;
+        }
         let (now, vmi) = (s.get("vmim", &ends.migration).await?, s.get("vmi", GUEST).await?);
         eprintln!(
             "{:?}: killed {:?}, the migration was {} and is {}, the VMI is at {}",
