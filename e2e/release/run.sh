@@ -153,7 +153,9 @@ fresh_cluster
 kubectl apply --server-side --filename "$files/crds.yaml" >/dev/null
 kubectl wait --for=condition=Established --timeout=60s crd --all >/dev/null
 kubectl apply --server-side --filename "$files/install.yaml" >/dev/null
-kubectl patch kubevirt kubevirt --namespace kubevirt --type merge --patch '{"spec": {"configuration": {"developerConfiguration": {"useEmulation": true}}}}'
+# The webhook that reviews this is a part of the installation.
+within 180 'virt-api reviews the configuration' kubectl patch kubevirt kubevirt --namespace kubevirt --type merge \
+    --patch '{"spec": {"configuration": {"developerConfiguration": {"useEmulation": true}}}}'
 wait_deployed
 create_vm
 wait_booted
