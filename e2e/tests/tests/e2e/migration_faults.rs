@@ -170,7 +170,8 @@ async fn dead_peer(s: &Story) -> Result<()> {
     let migration = ended(s, &migration).await?;
     ensure!(migration["status"]["phase"] == "Failed", "{}", migration["status"]);
     let reason = migration["status"]["migrationState"]["failureReason"].as_str().unwrap_or_default().to_owned();
-    ensure!(!reason.is_empty(), "no reason: {}", migration["status"]);
+    // The keepalive of libvirt ends it, long before the limits of migrations do.
+    ensure!(!reason.is_empty() && !reason.contains("has been aborted"), "reason {reason:?}: {}", migration["status"]);
     eprintln!("the migration failed: {reason}");
     Ok(())
 }
