@@ -454,6 +454,8 @@ pub mod device {
     pub const TUN: &str = "devices.kubevirt.io/tun";
     /// /dev/vhost-net.
     pub const VHOST_NET: &str = "devices.kubevirt.io/vhost-net";
+    /// /dev/userfaultfd, for the target of a migration that may switch to post-copy.
+    pub const USERFAULTFD: &str = "devices.kubevirt.io/userfaultfd";
     /// /dev/vhost-vsock.
     pub const VHOST_VSOCK: &str = "devices.kubevirt.io/vhost-vsock";
 }

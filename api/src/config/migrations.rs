@@ -26,7 +26,7 @@ pub struct Migrations {
     pub unsafe_override: bool,
     /// Throttle the guest so that the migration converges.
     pub allow_auto_converge: bool,
-    /// Switch to post-copy before all memory is copied. Admission rejects it.
+    /// Switch to post-copy before all memory is copied.
     pub allow_post_copy: bool,
     /// Pause the guest or switch to post-copy if the migration exceeds its time limit.
     pub allow_workload_disruption: bool,

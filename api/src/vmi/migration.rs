@@ -151,6 +151,15 @@ pub struct MigrationConfigurationOptions {
     pub utility_volumes_timeout: Option<i64>,
 }
 
+impl MigrationConfigurationOptions {
+    /// Returns true if a migration that exceeds its time limit switches to post-copy. Without a value, workload disruption is
+    /// allowed as post-copy is.
+    #[must_use]
+    pub fn switches_to_post_copy(&self) -> bool {
+        self.allow_post_copy == Some(true) && self.allow_workload_disruption != Some(false)
+    }
+}
+
 /// Experimental migration settings.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use api::{
     VirtualMachineInstance, VirtualMachineInstanceMigration,
-    constants::{annotation, label},
+    constants::{annotation, component, device, label},
 };
 use k8s_openapi::{
-    api::core::v1::{Affinity, Pod, PodAffinityTerm, PodAntiAffinity, SELinuxOptions},
-    apimachinery::pkg::apis::meta::v1::LabelSelector,
+    api::core::v1::{Affinity, Pod, PodAffinityTerm, PodAntiAffinity, PodSpec, SELinuxOptions},
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector},
 };
 
 use super::{Inputs, RenderError, render};
@@ -30,6 +30,8 @@ pub(crate) struct Target<'a> {
     pub source: &'a CachedPod,
     /// The present node of the VMI.
     pub source_node: Option<&'a CachedNode>,
+    /// It may switch to post-copy.
+    pub post_copy: bool,
 }
 
 /// Returns true for a target pod of the migration. Once the VMI names the pod, its label, which users can change, proves nothing.
@@ -66,6 +68,9 @@ pub(crate) fn render_target(inputs: &Inputs<'_>, target: &Target<'_>) -> Result<
     let Some(spec) = &mut pod.spec else { return Ok(pod) };
     spec.node_selector = Some(node_selector(inputs, target, spec.node_selector.take().unwrap_or_default())?);
     apart_from_source(inputs, spec.affinity.get_or_insert_default());
+    if target.post_copy {
+        add_userfaultfd(spec);
+    }
     if let Some(level) = selinux_level(inputs) {
         let security = spec.security_context.get_or_insert_default();
         security.se_linux_options.get_or_insert_with(SELinuxOptions::default).level = Some(level);
@@ -79,6 +84,14 @@ pub(crate) fn render_target(inputs: &Inputs<'_>, target: &Target<'_>) -> Result<
         }
     }
     Ok(pod)
+}
+
+/// Requests the device with which QEMU fetches missing pages. The source does not need it.
+fn add_userfaultfd(spec: &mut PodSpec) {
+    for container in spec.containers.iter_mut().filter(|container| container.name == component::COMPUTE_CONTAINER) {
+        let limits = container.resources.get_or_insert_default().limits.get_or_insert_default();
+        limits.insert(device::USERFAULTFD.to_owned(), Quantity("1".to_owned()));
+    }
 }
 
 /// Returns a reference to an image without tag and digest.

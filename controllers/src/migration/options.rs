@@ -7,6 +7,7 @@ use api::{
     vmi::migration::MigrationConfigurationOptions,
 };
 
+use super::Observed;
 use crate::resources::migrations::CachedPolicy;
 
 /// Returns the policy with the most matching labels. Of those with as many, the one with more labels of the VMI applies, then
@@ -24,7 +25,13 @@ pub(super) fn best_policy<'a>(
     rated.min_by(|left, right| left.0.cmp(&right.0)).map(|(_, policy)| policy.as_ref())
 }
 
-/// Returns the settings in effect.
+/// Returns the settings in effect for a VMI.
+pub(super) fn settings(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> MigrationConfigurationOptions {
+    let policy = best_policy(observed.policies, vmi, observed.namespace);
+    options(observed.config, policy.map(|policy| &policy.spec))
+}
+
+/// Returns the settings of the cluster, changed by a policy.
 pub(super) fn options(config: &ClusterConfig, policy: Option<&MigrationPolicySpec>) -> MigrationConfigurationOptions {
     let cluster = &config.migrations;
     let mut options = MigrationConfigurationOptions {

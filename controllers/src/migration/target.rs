@@ -9,7 +9,7 @@ use api::{
 use jiff::{SignedDuration, tz::TimeZone};
 use serde_json::json;
 
-use super::{Observed, names, seconds};
+use super::{Observed, names, options::settings, seconds};
 use crate::{
     attachment_pod::{self, Attached},
     launcher_pod::{self, Inputs, Target},
@@ -99,7 +99,12 @@ fn create(
         return Ok(());
     }
     let regarding = || Kind::Instance.reference(&vmi.metadata);
-    let target = Target { migration: observed.migration, source, source_node: observed.source_node };
+    let target = Target {
+        migration: observed.migration,
+        source,
+        source_node: observed.source_node,
+        post_copy: settings(observed, vmi).switches_to_post_copy(),
+    };
     match launcher_pod::render_target(&inputs(observed, vmi), &target) {
         Ok(pod) => decision.push(
             Effect::create(Kind::Pod, vmi.metadata.namespace.as_deref(), &pod)?

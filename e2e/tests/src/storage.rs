@@ -208,3 +208,15 @@ pub async fn delete_vmis(s: &Story) -> Result<()> {
     }
     Ok(())
 }
+
+/// Deletes the VMIs of a story before their storage. After a failure it prints the diagnosis first, which needs them.
+///
+/// # Errors
+///
+/// A VMI is left.
+pub async fn delete_vmis_after<T>(s: &Story, outcome: &Result<T>) -> Result<()> {
+    if let Err(error) = outcome {
+        s.explain(error).await;
+    }
+    delete_vmis(s).await
+}

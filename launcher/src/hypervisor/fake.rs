@@ -398,6 +398,10 @@ impl Domain for FakeDomain {
         self.call("abort", |_| Ok(()))
     }
 
+    fn start_post_copy(&self) -> Call<()> {
+        self.call("post-copy", |_| Ok(()))
+    }
+
     fn set_max_downtime(&self, _: u64) -> Call<()> {
         self.call("downtime", |_| Ok(()))
     }

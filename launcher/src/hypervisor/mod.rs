@@ -76,13 +76,14 @@ pub(crate) trait Domain: Send + Sync + 'static {
     fn change_device(&self, change: DeviceChange, xml: String) -> Call<()>;
     /// Writes the guest's memory to a file as an ELF core. The guest stands still meanwhile.
     fn dump_memory(&self, path: PathBuf) -> Call<()>;
-    /// Moves the running domain to another libvirt daemon, where it arrives paused. Returns when the domain has ended here, or
-    /// after a failure.
+    /// Moves the running domain to another libvirt daemon. Returns when the domain has ended here, or after a failure.
     fn migrate(&self, migration: MigrateCall) -> Call<()>;
     /// Reads the progress of the migration in progress; `None` without one.
     fn migration_progress(&self) -> Call<Option<Progress>>;
     /// Aborts the migration in progress.
     fn abort_migration(&self) -> Call<()>;
+    /// Lets the guest of a migration leave at once, before all memory is copied.
+    fn start_post_copy(&self) -> Call<()>;
     /// Sets the longest time in milliseconds for which no guest runs.
     fn set_max_downtime(&self, milliseconds: u64) -> Call<()>;
     /// Sets the guest's clock, in seconds since 1970, through the guest agent.
@@ -95,6 +96,18 @@ pub(crate) trait Domain: Send + Sync + 'static {
     fn screenshot(&self) -> Call<(String, Vec<u8>)>;
 }
 
+/// Way of a migration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MigrateWay {
+    /// All memory is copied before the guest leaves. It arrives paused.
+    #[default]
+    PreCopy,
+    /// The guest leaves when post-copy is started, and runs at the target at once.
+    PostCopy,
+    /// Post-copy goes on after its connection has broken.
+    PostCopyAgain,
+}
+
 /// Parameters of a migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MigrateCall {
@@ -105,6 +118,8 @@ pub(crate) struct MigrateCall {
     pub(crate) memory: PathBuf,
     /// See `control`.
     pub(crate) disks: PathBuf,
+    /// How the guest leaves.
+    pub(crate) way: MigrateWay,
     /// Device names of the disks that are copied.
     pub(crate) copied: Vec<String>,
     /// Bytes a second; 0: no limit.

@@ -10,4 +10,4 @@ pub(crate) mod grant;
 pub(crate) mod inventory;
 pub(crate) mod plugin;
 
-pub(crate) use character::{Device, KVM, TUN, VHOST_NET, VHOST_VSOCK, is_present};
+pub(crate) use character::{Device, KVM, TUN, USERFAULTFD, VHOST_NET, VHOST_VSOCK, is_present, number};

@@ -187,10 +187,11 @@ struct Needs {
 /// Grants a launcher its devices and returns true if it has `/dev/kvm`. The container can hang this call.
 fn equip(launcher: &Peer, needs: &Needs, node_devices: &Path) -> Result<bool, safe_dir::Error> {
     let dev = launcher.dev()?;
-    let granted = grant::grant(&dev, &needs.volumes, RUNTIME_USER)?;
+    let node = SafeDir::trusted(node_devices)?;
+    let granted = grant::grant(&dev, &node, &needs.volumes, RUNTIME_USER)?;
     tracing::debug!(devices = ?granted, "devices granted to virt-launcher");
     if needs.host_devices {
-        let granted = grant::host::grant(&dev, &SafeDir::trusted(node_devices)?, RUNTIME_USER)?;
+        let granted = grant::host::grant(&dev, &node, RUNTIME_USER)?;
         tracing::info!(devices = ?granted, "host devices granted to virt-launcher");
         if let Some(bytes) = needs.locked_memory {
             launcher.allow_locked_memory(bytes)?;

@@ -9,10 +9,7 @@ use api::kubevirt::{
 };
 
 use super::CONFIGURATION;
-use crate::{
-    context::FieldErrors,
-    rules::unsupported::migrations::{DECENTRALIZED, POST_COPY},
-};
+use crate::{context::FieldErrors, rules::unsupported::migrations::DECENTRALIZED};
 
 /// Path of a field, reason of the refusal, and test for its use.
 type Entry<T> = (&'static str, &'static str, fn(&T) -> bool);
@@ -73,7 +70,6 @@ const CLUSTER: &[Entry<KubeVirtConfiguration>] = &[
     }),
     ("ksmConfiguration", "kernel same-page merging", |from| from.ksm_configuration.is_some()),
     ("mediatedDevicesConfiguration", MEDIATED, |from| from.mediated_devices_configuration.is_some()),
-    ("migrations.allowPostCopy", POST_COPY, |from| migrations(from, |set| set.allow_post_copy == Some(true))),
     (
         "migrations.disableTLS",
         "migrations without encryption: virt-handlers identify each other by their certificates",
@@ -156,7 +152,7 @@ mod tests {
                 },
                 "hypervisors": [{"name": "kvm"}],
                 "migrations": {
-                    "allowAutoConverge": true, "allowPostCopy": false, "allowWorkloadDisruption": true,
+                    "allowAutoConverge": true, "allowPostCopy": true, "allowWorkloadDisruption": true,
                     "bandwidthPerMigration": "64Mi", "completionTimeoutPerGiB": 300, "disableTLS": false,
                     "matchSELinuxLevelOnMigration": false, "maxDowntimeMs": 500, "network": "",
                     "nodeDrainTaintKey": "example.com/drain", "parallelMigrationsPerCluster": 3,
@@ -206,7 +202,6 @@ mod tests {
             ("configuration.hypervisors", json!([{"name": "hyperv-direct"}])),
             ("configuration.ksmConfiguration", json!({"nodeLabelSelector": {}})),
             ("configuration.mediatedDevicesConfiguration", json!({"mediatedDeviceTypes": ["nvidia-222"]})),
-            ("configuration.migrations.allowPostCopy", json!(true)),
             ("configuration.migrations.disableTLS", json!(true)),
             ("configuration.migrations.network", json!("kubevirt/migrations")),
             ("configuration.minCPUModel", json!("Penryn")),

@@ -7,8 +7,6 @@ use crate::context::FieldErrors;
 
 /// Reason for fields of migrations that leave the cluster or the namespace.
 pub(crate) const DECENTRALIZED: &str = "decentralized live migration, to another cluster or namespace";
-/// Reason for post-copy, whose guest is lost if the connection breaks, too.
-pub(crate) const POST_COPY: &str = "post-copy migration: it needs userfaultfd on the hosts";
 const EXPERIMENTAL: &str = "the stall detector and the schedule of downtimes";
 
 /// Path of a field below the spec, reason, and test for its use.
@@ -19,10 +17,7 @@ const MIGRATION: &[Entry<VirtualMachineInstanceMigrationSpec>] = &[
     ("receive", DECENTRALIZED, |spec| spec.receive.is_some()),
 ];
 
-const POLICY: &[Entry<MigrationPolicySpec>] = &[
-    ("allowPostCopy", POST_COPY, |spec| spec.allow_post_copy == Some(true)),
-    ("experimental", EXPERIMENTAL, |spec| spec.experimental.is_some()),
-];
+const POLICY: &[Entry<MigrationPolicySpec>] = &[("experimental", EXPERIMENTAL, |spec| spec.experimental.is_some())];
 
 fn errors<T>(entries: &[Entry<T>], spec: &T) -> FieldErrors {
     let mut errors = FieldErrors::new();
@@ -70,9 +65,8 @@ mod tests {
             assert_eq!(named(migration(&serde_json::from_value(spec).unwrap())), expected);
         }
         for (change, expected) in [
-            (json!({"allowAutoConverge": true, "allowPostCopy": false, "allowWorkloadDisruption": true}), vec![]),
+            (json!({"allowAutoConverge": true, "allowPostCopy": true, "allowWorkloadDisruption": true}), vec![]),
             (json!({"bandwidthPerMigration": "64Mi", "completionTimeoutPerGiB": 60, "maxDowntimeMs": 500}), vec![]),
-            (json!({"allowPostCopy": true}), vec!["spec.allowPostCopy"]),
             (json!({"experimental": {"downtimeTuning": {}}}), vec!["spec.experimental"]),
         ] {
             let mut spec: Value = json!({"selectors": {}});

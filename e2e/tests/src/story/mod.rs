@@ -16,7 +16,10 @@ mod streams;
 use std::{
     io::Write,
     num::NonZero,
-    sync::LazyLock,
+    sync::{
+        LazyLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -43,6 +46,8 @@ pub struct Story {
     pub client: Client,
     /// The namespace.
     pub namespace: String,
+    /// A failure was explained.
+    explained: AtomicBool,
 }
 
 /// Runs `body` in a new namespace, prints a diagnosis if it fails, and removes the namespace. Other stories run meanwhile, as
@@ -106,8 +111,7 @@ where
                 Err(anyhow!("assertion failed: {}", text.unwrap_or_default()))
             });
             if let Err(error) = &result {
-                eprintln!("\n======== story {name} failed: {error:#}");
-                diagnosis::print(&story).await;
+                story.explain(error).await;
             }
             let ended = story.end().await;
             result.and(ended)
@@ -146,7 +150,7 @@ impl Story {
         let client = connect().await?;
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
         let namespace = format!("e2e-{name}-{:05x}", nanos % 0xf_ffff);
-        let story = Self { client, namespace };
+        let story = Self { client, namespace, explained: AtomicBool::new(false) };
         // Launcher pods must pass the strictest pod security there is.
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": story.namespace, "labels": {
             "ferrovirt.io/e2e": name, "pod-security.kubernetes.io/enforce": "restricted"}}});
@@ -158,6 +162,14 @@ impl Story {
     /// Deletes VMs and VMIs, waits until no VMI is left, and deletes the namespace. It ends later: Kubernetes leaves each
     /// deleted namespace alone for five seconds, and asks for its pods at long intervals. A test after all stories waits for
     /// all namespaces.
+    /// Prints a failure of the story and a diagnosis, once.
+    pub async fn explain(&self, error: &anyhow::Error) {
+        if !self.explained.swap(true, Ordering::Relaxed) {
+            eprintln!("\n======== the story in namespace {} failed: {error:#}", self.namespace);
+            diagnosis::print(self).await;
+        }
+    }
+
     async fn end(self) -> Result<()> {
         for kind in ["vm", "vmirs", "vmi"] {
             let deleted = self.api(kind).delete_collection(&DeleteParams::background(), &ListParams::default()).await;

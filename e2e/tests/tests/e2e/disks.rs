@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
     Console, Story,
-    storage::{Backing, Storage, delete_vmis, on_host},
+    storage::{Backing, Storage, delete_vmis_after, on_host},
     story,
 };
 
@@ -100,7 +100,7 @@ fn guest_sees_disks_of_every_kind_and_its_claim_outlives_it() {
         let storage = Storage::make(s, "data", Backing::Directory).await?;
         let result = disks(s, &storage).await;
         // VMIs are removed before their storage.
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         storage.remove(s).await?;
         result.and(gone)
     });
@@ -211,7 +211,7 @@ fn claim_of_block_mode_is_a_device_of_the_guest() {
     story("block", async |s| {
         let storage = Storage::make(s, "raw", Backing::Device).await?;
         let result = block(s, &storage).await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         storage.remove(s).await?;
         result.and(gone)
     });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
     Console, Story,
-    storage::{Backing, Storage, delete_vmis, on_host},
+    storage::{Backing, Storage, delete_vmis_after, on_host},
     story,
 };
 use http::Method;
@@ -99,7 +99,7 @@ fn volumes_are_plugged_into_a_running_vm_and_keep_their_data() {
             plugged(s, &files.hostname).await
         }
         .await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         files.remove(s).await?;
         block.remove(s).await?;
         result.and(gone)
@@ -195,7 +195,7 @@ fn missing_claim_delays_no_other_volume() {
     story("hotplug-missing", async |s| {
         let block = Storage::make(s, "block", Backing::Device).await?;
         let result = missing(s, &block.hostname).await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         block.remove(s).await?;
         result.and(gone)
     });
@@ -247,7 +247,7 @@ fn volume_without_a_free_port_says_so_and_delays_no_other() {
             without_ports(s, &files.hostname).await
         }
         .await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         files.remove(s).await?;
         block.remove(s).await?;
         result.and(gone)
@@ -300,7 +300,7 @@ fn medium_of_a_drive_is_inserted_and_ejected() {
             media(s, &files).await
         }
         .await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         files.remove(s).await?;
         result.and(gone)
     });

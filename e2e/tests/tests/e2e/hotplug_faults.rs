@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
     Story, TIMEOUT,
-    storage::{Backing, Storage, delete_vmis, on_host},
+    storage::{Backing, Storage, delete_vmis_after, on_host},
     story_alone,
 };
 use serde_json::Value;
@@ -59,7 +59,7 @@ fn volumes_are_attached_and_detached_whatever_is_killed_meanwhile() {
     story_alone("hotplug-faults", async |s| {
         let storage = Storage::make(s, NAME, Backing::Directory).await?;
         let outcome = rows(s, &storage).await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &outcome).await;
         storage.remove(s).await?;
         outcome.and(gone)
     });

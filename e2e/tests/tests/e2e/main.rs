@@ -52,6 +52,7 @@ mod nics_faults;
 mod owners;
 mod pods;
 mod port_forward_ends;
+mod post_copy;
 mod preferences;
 mod processors;
 mod profiles;

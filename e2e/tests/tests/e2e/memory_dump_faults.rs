@@ -5,7 +5,7 @@
 use anyhow::{Context, Result};
 use ferrovirt_e2e_tests::{
     Story,
-    storage::{Storage, delete_vmis},
+    storage::{Storage, delete_vmis_after},
     story_alone,
 };
 use serde_json::Value;
@@ -50,7 +50,7 @@ fn memory_is_written_whatever_is_killed_meanwhile() {
     story_alone("memory-dump-faults", async |s| {
         let storage = Storage::for_claim(s, NAME, &claim()["spec"]).await?;
         let outcome = rows(s, &storage).await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &outcome).await;
         storage.remove(s).await?;
         outcome.and(gone)
     });

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
     Story, TIMEOUT,
-    storage::{Backing, Storage, delete_vmis, on_host},
+    storage::{Backing, Storage, delete_vmis_after, on_host},
     story, story_large,
 };
 use kube::api::{Patch, PatchParams};
@@ -136,7 +136,7 @@ fn vm_with_shared_claim_moves_back_and_forth() {
             back_and_forth(s).await
         };
         let result = result.await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         files.remove(s).await?;
         if let Some(raw) = raw? {
             raw.remove(s).await?;
@@ -182,7 +182,7 @@ fn hot_plugged_volume_nic_cpu_and_memory_move_with_the_vm() {
             Ok(Some(_)) => despite_aborts(s, "box", async || plugged(s, &lan).await).await,
             _ => Ok(()),
         };
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         lan.leave().await?;
         if let Some(storage) = storage? {
             storage.remove(s).await?;
@@ -321,7 +321,7 @@ fn connection_on_a_layer_2_network_survives() {
         let Some([node, _]) = two_nodes(s).await? else { return Ok(()) };
         let Some(lan) = Lan::define(s, &node).await? else { return Ok(()) };
         let result = connected(s, &lan).await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         lan.leave().await?;
         result.and(gone)
     });

@@ -6,7 +6,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use ferrovirt_e2e_tests::{
     Node, Story, TIMEOUT,
-    storage::{Backing, Storage, delete_vmis, on_host},
+    storage::{Backing, Storage, delete_vmis, delete_vmis_after, on_host},
     story, story_alone,
 };
 use kube::api::DeleteParams;
@@ -123,7 +123,7 @@ fn one_guest_lives_whatever_is_killed_during_its_migration() {
         let Some(nodes) = two_nodes(s).await? else { return Ok(()) };
         let Some(storage) = Storage::make_for_many(s, "data", Backing::Directory).await? else { return Ok(()) };
         let result = all(s, &storage, &nodes).await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         storage.remove(s).await?;
         result.and(gone)
     });

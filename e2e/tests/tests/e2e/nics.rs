@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Console, Node, Story, TIMEOUT, skip, storage::delete_vmis, story};
+use ferrovirt_e2e_tests::{Console, Node, Story, TIMEOUT, skip, storage::delete_vmis_after, story};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -259,7 +259,7 @@ fn interface_reaches_another_network_by_a_migration() {
         let lan = networks::define(s).await?;
         let other = networks::define_as(s, "else").await?;
         let result = moved(s, &lan, &other).await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         let mut left = String::new();
         for node in &nodes {
             for network in [&lan, &other] {

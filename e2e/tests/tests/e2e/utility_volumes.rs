@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
     Story, TIMEOUT,
-    storage::{Backing, Storage, delete_vmis, on_host},
+    storage::{Backing, Storage, delete_vmis_after, on_host},
     story_alone,
 };
 use http::Method;
@@ -23,7 +23,7 @@ fn components_hand_a_directory_to_the_launcher_of_a_running_guest() {
         let files = Storage::make(s, "files", Backing::Directory).await?;
         let raw = Storage::make(s, "raw", Backing::Device).await?;
         let outcome = utility_volumes(s, &files).await;
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &outcome).await;
         set_gate(s, &Value::Null).await?;
         files.remove(s).await?;
         raw.remove(s).await?;

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
     Story, TIMEOUT, own_cluster, skip,
-    storage::{Backing, Storage, delete_vmis, on_host},
+    storage::{Backing, Storage, delete_vmis_after, on_host},
     story,
 };
 use kube::api::{Patch, PatchParams};
@@ -30,7 +30,7 @@ fn disk_moves_to_another_claim() {
             Ok(latter) => moved(s, &former, latter).await,
             Err(_) => Ok(()),
         };
-        let gone = delete_vmis(s).await;
+        let gone = delete_vmis_after(s, &result).await;
         former.remove(s).await?;
         latter?.remove(s).await?;
         result.and(gone)

@@ -212,6 +212,7 @@ impl Turn {
             self.state.active = Arc::new(active);
             self.forget_released();
         }
+        self.look_for_switch();
         self.effects.push(Effect::AttendGuestAgent { connected, runs: lifecycle == Lifecycle::Running });
         self.set_late_clock();
         if over {

@@ -4,13 +4,14 @@
 //!   Preparing -> Connecting -> Serving -> Opening -> Waiting -> Releasing -> moved
 //!                                                       +----> (the domain is gone)  not moved
 //! ```
-//! The domain arrives paused. Only a release of the source's launcher, whose domain has ended, lets the guest run.
+//! The domain arrives paused. Only a release of the source's launcher, whose domain has ended, lets the guest run. In post-copy it
+//! runs before, and is released when all of its memory is here. The domain comes twice then: first without post-copy.
 
 use std::sync::Arc;
 
 use protocol::{Lifecycle, MigrationReport, MigrationStep};
 
-use super::{Turn, migration_out::INTERVAL, requests::disconnected, start::DAEMON_DEADLINE};
+use super::{Turn, migration_out::INTERVAL, post_copy::is_apart, requests::disconnected, start::DAEMON_DEADLINE};
 use crate::{
     domain::Domain,
     engine::model::{
@@ -196,6 +197,18 @@ impl Turn {
                 self.answer_all(releases, &Err(RequestError::Ended));
                 false
             }
+            InStep::Waiting if incoming.seen && incoming.may_return() => {
+                (incoming.seen, incoming.returns) = (false, true);
+                tracing::info!("the domain has not arrived, waiting for its return with post-copy");
+                self.state.stage = Stage::Waiting;
+                let published = &mut self.state.published;
+                published.set_lifecycle(Lifecycle::NoDomain);
+                published.reason.clear();
+                if let Some(report) = &mut published.migration {
+                    report.set_step(MigrationStep::Prepared);
+                }
+                true
+            }
             InStep::Waiting if incoming.seen => {
                 self.fail_arrival("the domain has not arrived");
                 true
@@ -257,6 +270,8 @@ impl Turn {
             _ if !is_known => self.answer(id, Err(disconnected())),
             _ if matches!(incoming.step, InStep::Releasing) => incoming.releases.push(id),
             _ if !incoming.seen => self.answer(id, Ok(false)),
+            // Some of its memory is still at the source.
+            _ if is_apart(&reason) => self.answer(id, Err(RequestError::Arriving)),
             // libvirt has completed the arrival. Before that the reason is `migration`.
             Lifecycle::Running => self.begin_release(id),
             Lifecycle::Paused if reason == "user" => self.begin_release(id),

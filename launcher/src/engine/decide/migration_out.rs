@@ -8,6 +8,8 @@
 //! ```
 //! Copying also goes to Releasing as soon as libvirt has decided that the guest has left and QEMU was ended, before libvirt says so.
 //!
+//! `post_copy.rs` has the way on after the time limit, if post-copy is allowed.
+//!
 //! A call that ends without result, and a restarted worker, watch libvirt's job until it has ended. Only the state of the domain
 //! decides then: while it exists here, the guest runs here, and once it has ended, the target may run it.
 
@@ -20,9 +22,9 @@ use crate::{
     domain::parse::DomainConfig,
     engine::model::{
         Action, AfterRead, ChannelMode, Direction, Effect, Job, JobName, Limit, Link, MigrationOut, MigrationRecord,
-        OutStep, RequestError, RequestId, Stage, copied_disks,
+        OutStep, PostCopy, RequestError, RequestId, Stage, copied_disks,
     },
-    hypervisor::{HypervisorError, Progress},
+    hypervisor::{HypervisorError, MigrateWay, Progress},
 };
 
 /// Interval of reads of the progress, and pause between attempts.
@@ -139,7 +141,7 @@ impl Turn {
         });
         self.effects.push(Effect::AwaitDeparture);
         self.limit_downtime(0);
-        self.effects.push(Effect::Migrate { request, copied });
+        self.effects.push(Effect::Migrate { request, copied, way: MigrateWay::PreCopy });
         self.answer_all(requests, &Ok(false));
     }
 
@@ -177,8 +179,9 @@ impl Turn {
         out.next = now + INTERVAL;
         let effect = match out.step {
             OutStep::Opening => return,
-            OutStep::Releasing => Effect::Release { paused: out.was_paused },
+            OutStep::Releasing | OutStep::Asking => Effect::Release { paused: out.was_paused },
             _ if !is_connected => return,
+            OutStep::Copying if out.post_copy == PostCopy::Ready => Effect::StartPostCopy,
             OutStep::Copying | OutStep::Watching => Effect::ReadProgress,
             OutStep::Restoring => Effect::RunAfterMigration,
             OutStep::Settling => {
@@ -235,13 +238,14 @@ impl Turn {
         }
     }
 
-    fn check_limits(&mut self) {
+    pub(super) fn check_limits(&mut self) {
         let memory = self.state.active.memory_requested().unwrap_or(0);
         let mode = self.state.published.migration.as_ref().map_or(MigrationMode::PreCopy, MigrationReport::mode);
         let now = self.now;
         let Some(out) = self.outgoing().filter(|out| !out.aborting && out.abort.is_none()) else { return };
         let reason = match out.limit(memory, mode, now) {
             None => return,
+            Some(Limit::PostCopy) => return self.prefer_post_copy(),
             Some(Limit::Pause) => {
                 tracing::warn!("the migration takes too long, pausing the guest");
                 if let Some(report) = &mut self.state.published.migration {
@@ -314,6 +318,10 @@ impl Turn {
         out.aborting = false;
         if let Err(error) = result {
             tracing::warn!(%error, "cannot abort the migration");
+            if out.post_copy == PostCopy::Wanted {
+                out.post_copy = PostCopy::None;
+                return;
+            }
             // The migration goes on and may succeed.
             out.abort = None;
             if let Some(report) = &mut self.state.published.migration {
@@ -352,9 +360,13 @@ impl Turn {
             out.next = now + INTERVAL;
         } else if let Some(ended) = out.ended {
             if out.killed {
-                return self.lose("the domain was destroyed");
+                let failure = std::mem::take(&mut out.failure);
+                let is_lost = out.post_copy == PostCopy::Switched && !failure.is_empty();
+                return self.lose(if is_lost { &failure } else { "the domain was destroyed" });
             }
             self.begin_outgoing_release(ended);
+        } else if out.post_copy == PostCopy::Switched {
+            self.hold();
         } else if lifecycle == Lifecycle::Paused && !out.was_paused && reason != "ioError" {
             out.step = OutStep::Restoring;
             self.settle_now();
@@ -407,9 +419,11 @@ impl Turn {
     /// Decides on the target's answer to the release.
     pub(super) fn released(&mut self, result: Result<bool, String>) {
         let now = self.now;
-        let Some(out) = self.outgoing().filter(|out| out.step == OutStep::Releasing) else { return };
+        let steps = [OutStep::Releasing, OutStep::Asking];
+        let Some(out) = self.outgoing().filter(|out| steps.contains(&out.step)) else { return };
         out.calling = false;
         match result {
+            result if out.step == OutStep::Asking => self.asked(result),
             Ok(true) => self.leave(),
             Ok(false) => self.lose("the domain has ended before it had arrived at the target"),
             Err(error) => {
@@ -439,6 +453,9 @@ impl Turn {
 
     /// Ends a migration after which the guest runs on here.
     fn stay(&mut self) {
+        if self.begin_post_copy() {
+            return;
+        }
         let Some(out) = self.outgoing() else { return };
         let aborted = out.abort.is_some();
         let mut failure = out.abort.take().unwrap_or_else(|| std::mem::take(&mut out.failure));
@@ -498,7 +515,7 @@ impl Turn {
     /// Decides on a request to end a domain that moves. Returns false if it is to be decided without regard to the migration.
     pub(super) fn end_outgoing_domain(&mut self, id: RequestId, action: Action) -> bool {
         let Some(out) = self.outgoing() else { return false };
-        if action == Action::Kill && matches!(out.step, OutStep::Copying | OutStep::Watching | OutStep::Restoring) {
+        if action == Action::Kill && out.step.has_domain() {
             out.killed = true;
             self.kill(vec![id]);
             return true;

@@ -8,6 +8,7 @@ mod dump;
 mod events;
 mod migration_in;
 mod migration_out;
+mod post_copy;
 mod requests;
 mod shutdown;
 mod start;
@@ -78,6 +79,7 @@ impl Turn {
             Input::ProgressRead(result) => self.progress_read(result),
             Input::MigrationAborted(result) => self.migration_aborted(result),
             Input::PausedForCopy(result) => self.paused_for_copy(result),
+            Input::PostCopyStarted(result) => self.post_copy_started(result),
             Input::RunsAfterMigration(result) => match self.state.job {
                 Some(Job::MigrationIn(_)) => self.arrived_runs(result),
                 _ => self.restored(result),

@@ -10,7 +10,7 @@ use tracing::Instrument;
 use super::{Driver, crash, departure::Departure, prepare::Preparation};
 use crate::{
     engine::model::{ChannelMode, Effect, GuestCall, Input, RequestError, Wanted},
-    hypervisor::{Call, Domain, HypervisorError},
+    hypervisor::{Call, Domain, HypervisorError, MigrateCall},
 };
 
 /// Attempts to set the guest's clock, and the pause between them: the guest agent may be busy.
@@ -155,10 +155,11 @@ impl Driver {
                 self.spawn_call(|domain| domain.change_device(change, xml), Input::DeviceChanged);
             }
             Effect::DumpMemory(path) => self.spawn_call(|domain| domain.dump_memory(path), Input::MemoryDumped),
-            Effect::Migrate { request, copied } => {
-                let call = self.migrate_call(&request, copied);
+            Effect::Migrate { request, copied, way } => {
+                let call = MigrateCall { way, ..self.migrate_call(&request, copied) };
                 self.spawn_call(|domain| domain.migrate(call), Input::Migrated);
             }
+            Effect::StartPostCopy => self.spawn_call(Domain::start_post_copy, Input::PostCopyStarted),
             Effect::ReadProgress => self.spawn_call(Domain::migration_progress, Input::ProgressRead),
             Effect::AbortMigration => self.spawn_call(Domain::abort_migration, Input::MigrationAborted),
             Effect::SetMaxDowntime(milliseconds) => {

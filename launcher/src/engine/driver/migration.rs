@@ -55,6 +55,7 @@ impl Driver {
             auto_converge: request.auto_converge,
             allow_unsafe: request.allow_unsafe,
             memory_connections: request.memory_connections,
+            ..MigrateCall::default()
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     domain::{Domain, DomainError, diff::DeviceChange, parse::DomainConfig},
     guest_agent::GuestFacts,
-    hypervisor::{DomainFacts, HypervisorError, Progress, RebootWay},
+    hypervisor::{DomainFacts, HypervisorError, MigrateWay, Progress, RebootWay},
     migration::ChannelMode,
 };
 
@@ -89,6 +89,8 @@ pub(crate) enum Input {
     MigrationAborted(Result<(), HypervisorError>),
     /// Result of [`Effect::PauseForCopy`].
     PausedForCopy(Result<(), HypervisorError>),
+    /// Result of [`Effect::StartPostCopy`].
+    PostCopyStarted(Result<(), HypervisorError>),
     /// Result of [`Effect::RunAfterMigration`].
     RunsAfterMigration(Result<(), HypervisorError>),
     /// Result of [`Effect::Release`]: false if the target has no domain.
@@ -208,7 +210,11 @@ pub(crate) enum Effect {
         request: Arc<MigrateRequest>,
         /// Device names of the disks that are copied.
         copied: Vec<String>,
+        /// How the guest leaves.
+        way: MigrateWay,
     },
+    /// Let the guest of the migration leave before all of its memory is copied.
+    StartPostCopy,
     /// Wait until libvirt has decided that the guest has left, and end QEMU. Without result once the channels are closed.
     AwaitDeparture,
     /// Read the progress of the migration.

@@ -120,6 +120,7 @@ impl Job {
                 OutStep::Opening => "opening its channels",
                 OutStep::Copying | OutStep::Watching => "copying the domain",
                 OutStep::Settling => "looking for the domain",
+                OutStep::Asking => "asking the target for the guest",
                 OutStep::Restoring => "resuming the guest",
                 OutStep::Releasing => "releasing the guest at the target",
             },

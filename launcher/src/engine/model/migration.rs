@@ -117,6 +117,10 @@ pub(crate) struct MigrationOut {
     pub(crate) ended: Option<&'static str>,
     /// The domain was to be destroyed: no guest is released at the target.
     pub(crate) killed: bool,
+    /// How far post-copy has come.
+    pub(crate) post_copy: PostCopy,
+    /// Time of the last answer about a guest in post-copy.
+    pub(crate) asked: Instant,
     /// Requests to end the guest that follow.
     pub(crate) then: Vec<(RequestId, Action)>,
     /// Time limit of releases of a guest that may not have arrived.
@@ -136,8 +140,31 @@ pub(crate) enum OutStep {
     Settling,
     /// Lets the guest run again.
     Restoring,
+    /// Asks the target for a guest in post-copy whose connection is broken.
+    Asking,
     /// The domain has ended here: the target may run the guest.
     Releasing,
+}
+
+impl OutStep {
+    /// Returns true if the domain is here and can be destroyed.
+    pub(crate) fn has_domain(self) -> bool {
+        matches!(self, Self::Copying | Self::Watching | Self::Restoring | Self::Asking)
+    }
+}
+
+/// How far a migration has come to post-copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PostCopy {
+    /// Nowhere.
+    #[default]
+    None,
+    /// The job is aborted for one that can switch.
+    Wanted,
+    /// The job can switch.
+    Ready,
+    /// The guest has left, and never runs here again.
+    Switched,
 }
 
 impl MigrationOut {
@@ -160,6 +187,8 @@ impl MigrationOut {
             failure: String::new(),
             ended: None,
             killed: false,
+            post_copy: PostCopy::None,
+            asked: now,
             then: Vec::new(),
             release_until: now,
         }
@@ -181,18 +210,26 @@ impl MigrationOut {
     /// Returns what the time limits demand, with the time since the begin.
     pub(crate) fn limit(&self, memory: u64, mode: MigrationMode, now: Instant) -> Option<Limit> {
         let request = &self.request;
+        if matches!(self.post_copy, PostCopy::Wanted | PostCopy::Switched) {
+            return None;
+        }
         let stuck = now.duration_since(self.progress.1);
         if request.progress_timeout > 0 && stuck >= Duration::from_secs(request.progress_timeout) {
             return Some(Limit::Stuck(request.progress_timeout));
         }
-        let passes = if mode == MigrationMode::PausedCopy { 2 } else { 1 };
+        let is_first = mode == MigrationMode::PreCopy && self.post_copy == PostCopy::None;
+        let passes = if is_first { 1 } else { 2 };
         let size = memory.saturating_add(self.disks).div_ceil(GIGABYTE);
         let seconds = request.completion_timeout_per_gb.saturating_mul(size).saturating_mul(passes);
         if seconds == 0 || now.duration_since(self.began) < Duration::from_secs(seconds) {
             return None;
         }
-        let pauses = request.allow_workload_disruption && mode == MigrationMode::PreCopy;
-        Some(if pauses { Limit::Pause } else { Limit::TooLong(seconds) })
+        Some(match request.allow_workload_disruption && is_first {
+            // The memory of a paused guest does not change.
+            true if request.post_copy && !self.was_paused => Limit::PostCopy,
+            true => Limit::Pause,
+            false => Limit::TooLong(seconds),
+        })
     }
 
     /// Returns the longest downtime to set before this iteration, in milliseconds; `None` if it is set.
@@ -233,6 +270,8 @@ const GIGABYTE: u64 = 1_000_000_000;
 pub(crate) enum Limit {
     /// The guest is paused, so that the rest can be copied.
     Pause,
+    /// The guest leaves before its memory is copied.
+    PostCopy,
     /// Aborted: no progress for these seconds.
     Stuck(u64),
     /// Aborted after these seconds.
@@ -252,6 +291,8 @@ pub(crate) struct MigrationIn {
     pub(crate) step: InStep,
     /// The domain was seen.
     pub(crate) seen: bool,
+    /// A domain was here and has gone for one that can switch to post-copy.
+    pub(crate) returns: bool,
     /// Aborted on request.
     pub(crate) aborted: bool,
     /// The source has ended, and the user has paused the guest: it stays paused.
@@ -295,6 +336,7 @@ impl MigrationIn {
             requests,
             step: InStep::Preparing,
             seen: false,
+            returns: false,
             aborted: false,
             paused: false,
             releases: Vec::new(),
@@ -312,12 +354,21 @@ impl MigrationIn {
             requests: Vec::new(),
             step: if released { InStep::Releasing } else { InStep::Waiting },
             seen: false,
+            returns: false,
             aborted: false,
             paused: record.paused,
             releases: Vec::new(),
             next: now,
             calling: false,
         }
+    }
+
+    /// Returns true if a domain that has gone may come again.
+    pub(crate) fn may_return(&self) -> bool {
+        let status = self.wanted.as_ref().and_then(|wanted| wanted.vmi.status.as_ref());
+        let state = status.and_then(|status| status.migration_state.as_ref());
+        let options = state.and_then(|state| state.migration_configuration.as_ref());
+        !self.returns && !self.aborted && options.is_some_and(|options| options.switches_to_post_copy())
     }
 
     /// Returns the time of the next wake-up.
@@ -396,6 +447,7 @@ mod tests {
             MigrateRequest { completion_timeout_per_gb: 150, progress_timeout: 100, ..MigrateRequest::default() };
         let gentle = MigrateRequest { allow_workload_disruption: true, ..request.clone() };
         let unlimited = MigrateRequest::default();
+        let switching = MigrateRequest { post_copy: true, ..gentle.clone() };
         let (pre, paused) = (MigrationMode::PreCopy, MigrationMode::PausedCopy);
         // Progress is made all the time, or for the first 10 s.
         for (request, memory, disks, mode, seconds, advances, expected) in [
@@ -409,6 +461,7 @@ mod tests {
             (&gentle, 512 << 20, 0, paused, 300, true, Some(Limit::TooLong(300))),
             (&request, 512 << 20, 0, pre, 109, false, None),
             (&request, 512 << 20, 0, pre, 110, false, Some(Limit::Stuck(100))),
+            (&switching, 512 << 20, 0, pre, 150, true, Some(Limit::PostCopy)),
             (&unlimited, 512 << 20, 0, pre, 1_000_000, false, None),
         ] {
             let mut job = out(request.clone());

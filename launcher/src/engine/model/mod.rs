@@ -11,7 +11,9 @@ mod state;
 pub(crate) use self::{
     effect::{Effect, GuestCall, Input},
     job::{Job, Shutdown, Start, StartStep},
-    migration::{Direction, InStep, Limit, MigrationIn, MigrationOut, MigrationRecord, OutStep, copied_disks},
+    migration::{
+        Direction, InStep, Limit, MigrationIn, MigrationOut, MigrationRecord, OutStep, PostCopy, copied_disks,
+    },
     publish::{errors_by_volume, forget_guest, may_be_silent, waits_for_disk},
     request::{Action, Answer, JobName, Request, RequestError, RequestId, Wanted},
     state::{AfterRead, Kill, Link, LiveStep, LiveSync, Looking, NextSync, REFRESH, Stage, State},

@@ -348,6 +348,12 @@ pub(super) fn abort_job(domain: &Domain) -> Result<(), HypervisorError> {
     if unsafe { sys::virDomainAbortJob(domain.as_ptr()) } < 0 { Err(last_error()) } else { Ok(()) }
 }
 
+/// Lets the guest of a domain's migration leave before all of its memory is copied.
+pub(super) fn start_post_copy(domain: &Domain) -> Result<(), HypervisorError> {
+    // SAFETY: the domain is alive; there are no flags.
+    if unsafe { sys::virDomainMigrateStartPostCopy(domain.as_ptr(), 0) } < 0 { Err(last_error()) } else { Ok(()) }
+}
+
 /// Returns the disks of a running domain with an error, by target.
 pub(super) fn disk_errors(domain: &Domain) -> Result<Vec<(String, DiskFailure)>, HypervisorError> {
     /// More disks than a domain has.

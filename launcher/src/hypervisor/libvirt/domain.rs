@@ -233,6 +233,10 @@ impl Domain for LibvirtDomain {
         self.call_of(CallKind::End, "abort the migration", CALL_DEADLINE, callbacks::abort_job)
     }
 
+    fn start_post_copy(&self) -> Call<()> {
+        self.call("start post-copy", CALL_DEADLINE, callbacks::start_post_copy)
+    }
+
     fn set_max_downtime(&self, milliseconds: u64) -> Call<()> {
         self.call("set the longest downtime", CALL_DEADLINE, move |domain| {
             Ok(domain.migrate_set_max_downtime(milliseconds, 0).map(drop)?)

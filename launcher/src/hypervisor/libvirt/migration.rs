@@ -3,7 +3,7 @@
 use virt::{domain::MigrateParameters, sys};
 
 use super::stats::Parameter;
-use crate::hypervisor::{HypervisorError, MigrateCall, Progress};
+use crate::hypervisor::{HypervisorError, MigrateCall, MigrateWay, Progress};
 
 /// libvirt counts the bandwidth in MiB a second.
 const MEBIBYTE: u64 = 1 << 20;
@@ -11,10 +11,16 @@ const MEBIBYTE: u64 = 1 << 20;
 /// Returns the URI of the control connection, the parameters and the flags of a migration.
 ///
 /// The daemons talk to each other (`PEER2PEER`), so the migration outlives the worker. The domain stays defined here, so that its
-/// state says that it has migrated, and arrives paused: a guest runs there only after it has ended here.
+/// state says that it has migrated. It arrives paused: a guest runs there only after it has ended here. In post-copy it runs there
+/// before; libvirt never resumes it here from then on.
 pub(super) fn parameters(call: &MigrateCall) -> Result<(String, MigrateParameters, u32), HypervisorError> {
-    let mut flags =
-        sys::VIR_MIGRATE_LIVE | sys::VIR_MIGRATE_PEER2PEER | sys::VIR_MIGRATE_PERSIST_DEST | sys::VIR_MIGRATE_PAUSED;
+    let mut flags = sys::VIR_MIGRATE_LIVE | sys::VIR_MIGRATE_PEER2PEER | sys::VIR_MIGRATE_PERSIST_DEST;
+    flags |= match call.way {
+        MigrateWay::PreCopy => sys::VIR_MIGRATE_PAUSED,
+        MigrateWay::PostCopy => sys::VIR_MIGRATE_POSTCOPY,
+        MigrateWay::PostCopyAgain => sys::VIR_MIGRATE_POSTCOPY | sys::VIR_MIGRATE_POSTCOPY_RESUME,
+    };
+    let is_pre_copy = call.way == MigrateWay::PreCopy;
     let mut parameters =
         MigrateParameters { uri: Some(format!("unix://{}", call.memory.display())), ..MigrateParameters::default() };
     if !call.copied.is_empty() {
@@ -23,15 +29,17 @@ pub(super) fn parameters(call: &MigrateCall) -> Result<(String, MigrateParameter
         parameters.disks_uri = Some(format!("unix://{}", call.disks.display()));
     }
     if call.bandwidth > 0 {
-        parameters.bandwidth = Some((call.bandwidth / MEBIBYTE).max(1));
+        let limit = Some((call.bandwidth / MEBIBYTE).max(1));
+        (parameters.bandwidth, parameters.bandwidth_postcopy) = (limit, limit.filter(|_| !is_pre_copy));
     }
-    if call.auto_converge {
+    if call.auto_converge && is_pre_copy {
         flags |= sys::VIR_MIGRATE_AUTO_CONVERGE;
     }
     if call.allow_unsafe {
         flags |= sys::VIR_MIGRATE_UNSAFE;
     }
-    if call.memory_connections > 1 {
+    // QEMU 10.0 has no post-copy over several connections.
+    if call.memory_connections > 1 && is_pre_copy {
         flags |= sys::VIR_MIGRATE_PARALLEL;
         parameters.parallel_connections = i32::try_from(call.memory_connections).ok();
     }
@@ -102,6 +110,18 @@ mod tests {
         assert_eq!(parameters(&slow).unwrap().1.bandwidth, Some(1), "0 would be no limit");
         let broken = MigrateCall { copied: vec!["v\0".into()], ..call() };
         assert_eq!(parameters(&broken).err(), Some(HypervisorError::ZeroByte));
+    }
+
+    #[test]
+    fn a_guest_in_post_copy_runs_at_the_target_at_once() {
+        let options = MigrateCall { bandwidth: 5 << 20, auto_converge: true, memory_connections: 4, ..call() };
+        for (way, further) in [(MigrateWay::PostCopy, 32_768), (MigrateWay::PostCopyAgain, 32_768 | 524_288)] {
+            let (_, found, flags) = parameters(&MigrateCall { way, ..options.clone() }).unwrap();
+            assert_eq!(flags, 1 | 2 | 8 | further, "{way:?}");
+            assert_eq!((found.bandwidth, found.bandwidth_postcopy), (Some(5), Some(5)));
+            assert_eq!(found.parallel_connections, None);
+        }
+        assert_eq!(parameters(&options).unwrap().1.bandwidth_postcopy, None);
     }
 
     #[test]

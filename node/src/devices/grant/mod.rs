@@ -9,12 +9,12 @@ pub(crate) mod host;
 use api::VirtualMachineInstance;
 
 use crate::{
-    devices::{Device, KVM, TUN, VHOST_NET, VHOST_VSOCK, is_present},
+    devices::{Device, KVM, TUN, USERFAULTFD, VHOST_NET, VHOST_VSOCK, is_present, number},
     safe_dir::{Error, SafeDir},
 };
 
-/// Devices that every launcher opens.
-const OPENED: [Device; 4] = [KVM, TUN, VHOST_NET, VHOST_VSOCK];
+/// Devices that launchers open.
+const OPENED: [Device; 5] = [KVM, TUN, VHOST_NET, VHOST_VSOCK, USERFAULTFD];
 
 /// Returns the volumes that can be block devices. The device node in the container shows which ones are.
 pub(crate) fn claim_volumes(vmi: &VirtualMachineInstance) -> Vec<String> {
@@ -24,15 +24,18 @@ pub(crate) fn claim_volumes(vmi: &VirtualMachineInstance) -> Vec<String> {
     vmi.spec.volumes.iter().filter(has_claim).map(|volume| volume.name.clone()).collect()
 }
 
-/// Gives the devices in `dev`, the `/dev` of the launcher's container, to its user: those that every launcher opens, and the
-/// block devices of `volumes`. Returns their names. Devices that the pod does not have are left out.
-pub(crate) fn grant(dev: &SafeDir, volumes: &[String], user: u32) -> Result<Vec<String>, Error> {
-    let devices = OPENED.map(|device| (device.name, dev.chown_device(device.node, device.number, user, user)));
+/// Gives the devices in `dev`, the `/dev` of the launcher's container, to its user: those that launchers open, and the block
+/// devices of `volumes`. Returns their names. Devices that the pod does not have are left out. `node` is the node's `/dev`.
+pub(crate) fn grant(dev: &SafeDir, node: &SafeDir, volumes: &[String], user: u32) -> Result<Vec<String>, Error> {
+    let devices = OPENED.iter().filter_map(|device| {
+        let number = device.number.or_else(|| number(node, *device))?;
+        Some((device.name, dev.chown_device(device.node, number, user, user)))
+    });
     let blocks = volumes.iter().map(|volume| (volume.as_str(), dev.chown_block_device(volume, user, user)));
     // A volume with a file system can have the name of any entry of `/dev`.
     let blocks = blocks.filter(|(_, outcome)| !matches!(outcome, Err(Error::WrongKind { .. })));
     let mut granted = Vec::new();
-    for (name, outcome) in devices.into_iter().chain(blocks) {
+    for (name, outcome) in devices.chain(blocks) {
         if is_granted(name, outcome)? {
             granted.push(name.to_owned());
         }
@@ -96,7 +99,15 @@ mod tests {
             return;
         }
         let dev = SafeDir::trusted(&path).unwrap();
+        let grant = |dev: &SafeDir, volumes: &[String], user| super::grant(dev, dev, volumes, user);
         assert_eq!(grant(&dev, &[], 107).unwrap(), ["tun"]);
+        // The kernel chooses the number of this device, which the node has, too.
+        node(&path.join("userfaultfd"), 10, 126);
+        assert_eq!(grant(&dev, &[], 107).unwrap(), ["tun", "userfaultfd"]);
+        fs::remove_file(path.join("userfaultfd")).unwrap();
+        node(&path.join("userfaultfd"), 1, 1);
+        assert_eq!(grant(&dev, &[], 107).unwrap(), ["tun"], "no device of this kind");
+        fs::remove_file(path.join("userfaultfd")).unwrap();
         let tun = fs::metadata(path.join("net/tun")).unwrap();
         assert_eq!((tun.uid(), tun.gid(), tun.mode() & 0o777), (107, 107, 0o600));
         assert_eq!(fs::metadata(path.join("other")).unwrap().uid(), 0);
@@ -117,13 +128,14 @@ mod tests {
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
         symlink("/etc/passwd", path.join("kvm")).unwrap();
-        let granted = grant(&SafeDir::trusted(&path).unwrap(), &[], 107);
+        let dev = SafeDir::trusted(&path).unwrap();
+        let granted = grant(&dev, &dev, &[], 107);
         assert!(matches!(granted, Err(Error::WrongKind { found: Kind::Link, .. })), "{granted:?}");
         // A link instead of a directory on the path.
         fs::remove_file(path.join("kvm")).unwrap();
         symlink("/dev/net", path.join("net")).unwrap();
         // Not changed: the target of the link is the node's.
-        assert_eq!(grant(&SafeDir::trusted(&path).unwrap(), &[], 107).unwrap(), Vec::<String>::new());
+        assert_eq!(grant(&dev, &dev, &[], 107).unwrap(), Vec::<String>::new());
         fs::remove_dir_all(path).unwrap();
     }
 
@@ -138,6 +150,7 @@ mod tests {
         if made {
             symlink("other", path.join("link")).unwrap();
             let dev = SafeDir::trusted(&path).unwrap();
+            let grant = |dev: &SafeDir, volumes: &[String], user| super::grant(dev, dev, volumes, user);
             let granted = grant(&dev, &["data", "shm", "null", "absent"].map(str::to_owned), 107).unwrap();
             assert_eq!(granted, ["data"]);
             assert_eq!(fs::metadata(path.join("data")).unwrap().uid(), 107);

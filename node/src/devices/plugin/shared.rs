@@ -13,7 +13,7 @@ use super::{
     v1beta1::{self, ContainerAllocateResponse, DeviceSpec},
 };
 use crate::{
-    devices::{Device, KVM, TUN, VHOST_NET, VHOST_VSOCK, is_present},
+    devices::{self, Device, KVM, TUN, USERFAULTFD, VHOST_NET, VHOST_VSOCK, is_present},
     safe_dir::SafeDir,
 };
 
@@ -21,7 +21,7 @@ use crate::{
 const DEVICE_RECHECK: Duration = Duration::from_secs(30);
 
 /// The resources that every node has.
-pub(super) const RESOURCES: [Device; 4] = [KVM, TUN, VHOST_NET, VHOST_VSOCK];
+pub(super) const RESOURCES: [Device; 5] = [KVM, TUN, VHOST_NET, VHOST_VSOCK, USERFAULTFD];
 
 /// The plugin of one device.
 struct Shared {
@@ -128,9 +128,9 @@ async fn watch_health(device: Device, config: &Config, stock: &watch::Sender<Sto
             None => dev.clone(),
         };
         let mut changes = parent.changes();
-        if device.autoload && !loaded && is_present(&dev, device) {
+        if let Some(number) = devices::number(&dev, device).filter(|_| device.autoload && !loaded) {
             loaded = true;
-            if let Err(error) = dev.touch_device(device.node, device.number) {
+            if let Err(error) = dev.touch_device(device.node, number) {
                 tracing::info!(device = device.node, %error, "driver cannot be loaded");
             }
         }

@@ -5,6 +5,7 @@ mod events;
 mod jobs;
 mod migration_in;
 mod migration_out;
+mod post_copy;
 mod requests;
 mod sync;
 
@@ -19,7 +20,7 @@ use super::decide;
 use crate::{
     domain::{diff::DeviceChange, unsupported::Unsupported},
     engine::model::{Action, Answer, Effect, GuestCall, Input, MigrationRecord, Request, RequestId, State, Wanted},
-    hypervisor::{DomainFacts, HypervisorError},
+    hypervisor::{DomainFacts, HypervisorError, MigrateWay},
     options::VmiArgs,
 };
 
@@ -167,7 +168,10 @@ fn name(effect: &Effect) -> &'static str {
         Effect::PrepareTarget { .. } => "prepare target",
         Effect::OpenMigration(..) => "open migration",
         Effect::SaveMigration(..) => "save migration",
-        Effect::Migrate { .. } => "migrate",
+        Effect::Migrate { way: MigrateWay::PreCopy, .. } => "migrate",
+        Effect::Migrate { way: MigrateWay::PostCopy, .. } => "migrate for post-copy",
+        Effect::Migrate { way: MigrateWay::PostCopyAgain, .. } => "continue post-copy",
+        Effect::StartPostCopy => "start post-copy",
         Effect::ReadProgress => "read progress",
         Effect::AbortMigration => "abort migration",
         Effect::AwaitDeparture => "await departure",

@@ -1,0 +1,154 @@
+//! Migrations of a guest that changes its memory faster than it is copied: they are aborted, or pause the guest, or switch to
+//! post-copy, as the settings say.
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Story, story};
+use serde_json::{Value, json};
+
+use crate::{
+    kills::signal,
+    live_resize::{condition, run},
+    moves::{MINUTES, alone, arrived, begin, console, ended, has_ended, two_nodes, vm, with_policy},
+    witness::Witness,
+};
+
+/// Changes 24 MiB of memory again and again.
+const CHANGE_MEMORY: &str =
+    "(while :; do dd if=/dev/urandom of=/changing bs=1M count=24 conv=notrunc; done) >/dev/null 2>&1 &";
+
+/// A limit of the bandwidth below the rate of the changes, with a time limit of this many seconds.
+fn slow(seconds: u64, further: Value) -> Value {
+    let mut settings = json!({"bandwidthPerMigration": "6Mi", "completionTimeoutPerGiB": seconds});
+    if let (Some(settings), Some(further)) = (settings.as_object_mut(), further.as_object()) {
+        settings.extend(further.clone());
+    }
+    settings
+}
+
+/// Starts the guest, which changes its memory, and returns its witness.
+async fn busy(s: &Story) -> Result<Witness> {
+    s.apply(&vm("box", "Always")).await?;
+    s.wait_running("box").await?;
+    let mut guest = console(s, "box").await?;
+    let witness = Witness::start(&mut guest).await?;
+    run(&mut guest, CHANGE_MEMORY).await?;
+    guest.leave().await?;
+    Ok(witness)
+}
+
+async fn goes_on(s: &Story, witness: &Witness) -> Result<Witness> {
+    let mut guest = console(s, "box").await?;
+    let witness = Witness::goes_on(&mut guest, witness).await?;
+    guest.leave().await?;
+    Ok(witness)
+}
+
+/// Begins a migration and waits until the guest has left before its memory. Returns the names of the migration, and the VMI.
+async fn switched(s: &Story) -> Result<(String, Value)> {
+    let migration = begin(s, "box").await?;
+    let uid = s.get("vmim", &migration).await?["metadata"]["uid"].clone();
+    let shows = |vmi: &Value| {
+        let state = &vmi["status"]["migrationState"];
+        state["migrationUid"] == uid && (state["mode"] == "PostCopy" || state["completed"] == true)
+    };
+    let vmi = s.wait("vmi", "box", "switch to post-copy", MINUTES, shows).await?;
+    let state = &vmi["status"]["migrationState"];
+    ensure!(state["mode"] == "PostCopy", "{state}");
+    Ok((migration, vmi))
+}
+
+#[test]
+fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
+    story("post-copy", async |s| {
+        if two_nodes(s).await?.is_none() {
+            return Ok(());
+        }
+        let mut witness = busy(s).await?;
+        with_policy(s, slow(5, json!({})), async |_| {
+            let migration = ended(s, &begin(s, "box").await?).await?;
+            let reason = migration["status"]["migrationState"]["failureReason"].as_str().unwrap_or_default();
+            ensure!(reason.contains("not completed after 5 seconds"), "{}", migration["status"]);
+            alone(s, "box").await.map(drop)
+        })
+        .await
+        .context("without permission")?;
+        witness = goes_on(s, &witness).await?;
+
+        with_policy(s, slow(25, json!({"allowWorkloadDisruption": true})), async |_| {
+            let before = s.get("vmi", "box").await?;
+            let vmi = arrived(s, &before, &begin(s, "box").await?).await?;
+            ensure!(vmi["status"]["migrationState"]["mode"] == "Paused", "{}", vmi["status"]["migrationState"]);
+            ensure!(condition(&vmi, "Paused").is_none(), "{}", vmi["status"]["conditions"]);
+            Ok(())
+        })
+        .await
+        .context("with a pause")?;
+        witness = goes_on(s, &witness).await?;
+
+        with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
+            let before = s.get("vmi", "box").await?;
+            let (migration, _) = switched(s).await?;
+            // It cannot be undone any more.
+            s.virt(&["migrate-cancel", "box"]).await?;
+            let vmi =
+                s.wait("vmi", "box", "have moved", MINUTES, |vmi| vmi["status"]["migrationState"]["completed"] == true);
+            let state = vmi.await?["status"]["migrationState"].clone();
+            ensure!(state["failed"] != true && state["mode"] == "PostCopy", "{state}");
+            s.wait_gone("vmim", &migration, MINUTES).await?;
+            let pod = alone(s, "box").await?;
+            ensure!(pod["spec"]["nodeName"] != before["status"]["nodeName"], "the VMI is where it was");
+            let device = &pod["spec"]["containers"][0]["resources"]["limits"]["devices.kubevirt.io/userfaultfd"];
+            ensure!(device == "1", "{}", pod["spec"]["containers"][0]["resources"]);
+            Ok(())
+        })
+        .await
+        .context("with post-copy")?;
+        goes_on(s, &witness).await.map(drop)
+    });
+}
+
+#[test]
+fn guest_in_post_copy_survives_a_broken_connection_and_is_started_again_if_it_is_lost() {
+    story("post-copy-faults", async |s| {
+        if two_nodes(s).await?.is_none() {
+            return Ok(());
+        }
+        let witness = busy(s).await?;
+        with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
+            for end in ["sourceNode", "targetNode"] {
+                let before = s.get("vmi", "box").await?;
+                let (migration, vmi) = switched(s).await?;
+                kill(s, &vmi, end, "virt-handler", "").await?;
+                arrived(s, &before, &migration).await.with_context(|| format!("virt-handler of {end} killed"))?;
+                goes_on(s, &witness).await?;
+            }
+            let (migration, vmi) = switched(s).await?;
+            let pods = s.launcher_pods(&vmi).await?;
+            let target =
+                pods.iter().find(|pod| pod["metadata"]["name"] == vmi["status"]["migrationState"]["targetPod"]);
+            let pod = target.and_then(|pod| pod["metadata"]["uid"].as_str()).context("no target pod")?;
+            kill(s, &vmi, "targetNode", "qemu-system-x86_64", pod).await?;
+            let is_new =
+                |now: &Value| now["metadata"]["uid"] != vmi["metadata"]["uid"] && now["status"]["phase"] == "Running";
+            s.wait("vmi", "box", "be started again", MINUTES, is_new).await?;
+            let migration = s.wait("vmim", &migration, "end", MINUTES, has_ended).await?;
+            ensure!(migration["status"]["phase"] == "Failed", "{}", migration["status"]);
+            alone(s, "box").await.map(drop)
+        })
+        .await
+    });
+}
+
+/// Kills a program at an end of the migration.
+async fn kill(s: &Story, vmi: &Value, end: &str, program: &str, pod: &str) -> Result<()> {
+    let state = &vmi["status"]["migrationState"];
+    let node = s.enter_node(state[end].as_str().context("no node")?).await?;
+    let killed = node.run(&signal(program, pod, "KILL")).await;
+    node.leave().await?;
+    killed.with_context(|| format!("kill {program}"))?;
+    let now = s.get("vmi", "box").await?;
+    let state = &now["status"]["migrationState"];
+    ensure!(now["metadata"]["uid"] == vmi["metadata"]["uid"] && state["completed"] != true, "the kill missed: {state}");
+    eprintln!("{end}: killed {program} in post-copy");
+    Ok(())
+}

@@ -1,0 +1,246 @@
+use std::{sync::Arc, time::Duration};
+
+use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationStep};
+
+use super::{Table, read, wanted};
+use crate::{
+    engine::model::{Action, Input, Request, Stage},
+    hypervisor::{HypervisorError, Progress},
+};
+
+fn failed(message: &str) -> Result<(), HypervisorError> {
+    Err(HypervisorError::Libvirt { code: 1, message: message.into() })
+}
+
+fn progress(remaining: u64) -> Input {
+    Input::ProgressRead(Ok(Some(Progress { total: 1000, remaining, ..Progress::default() })))
+}
+
+fn shown(table: &Table) -> (MigrationStep, MigrationMode, String) {
+    let report = table.state.published.migration.clone().unwrap_or_default();
+    (report.step(), report.mode(), report.failure)
+}
+
+fn tick(table: &mut Table, milliseconds: u64) -> Vec<String> {
+    table.now += Duration::from_millis(milliseconds);
+    table.take(Input::Timer)
+}
+
+/// A worker whose migration has exceeded its time limit.
+fn late() -> Table {
+    let request = MigrateRequest {
+        migration: "a".into(),
+        completion_timeout_per_gb: 10,
+        allow_workload_disruption: true,
+        post_copy: true,
+        ..MigrateRequest::default()
+    };
+    let mut table = Table::live();
+    table.request(Request::Migrate(Arc::new(request)));
+    table.take(Input::MigrationOpened(Ok(())));
+    assert_eq!(table.after(10), ["read progress"]);
+    assert_eq!(table.take(progress(500)), ["abort migration"]);
+    table
+}
+
+/// A worker with the job that can switch.
+fn ready() -> Table {
+    let mut table = late();
+    table.take(Input::MigrationAborted(Ok(())));
+    assert_eq!(table.take(Input::Migrated(failed("canceled by client"))), ["read"]);
+    assert_eq!(
+        table.take(read(Lifecycle::Running, "migrationCanceled")),
+        ["attend", "set downtime", "migrate for post-copy"]
+    );
+    table
+}
+
+/// A worker whose guest runs at the target.
+fn switched() -> Table {
+    let mut table = ready();
+    assert_eq!(tick(&mut table, 100), ["start post-copy"]);
+    table.take(Input::PostCopyStarted(Ok(())));
+    table.take(Input::DomainChanged { closed: false, crashed: false });
+    assert_eq!(table.take(read(Lifecycle::Paused, "postcopy")), ["attend"]);
+    assert_eq!(shown(&table), (MigrationStep::Copying, MigrationMode::PostCopy, String::new()));
+    table
+}
+
+/// A worker whose connection to the guest in post-copy is broken.
+fn broken() -> Table {
+    let mut table = switched();
+    assert_eq!(table.take(Input::Migrated(failed("broken"))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Paused, "postcopyFailed")), ["attend", "release"]);
+    table
+}
+
+#[test]
+fn guest_that_takes_too_long_leaves_before_its_memory() {
+    let mut table = ready();
+    // Repeated until the domain shows the switch: libvirt's job may not have begun.
+    for result in [failed("no job"), Ok(())] {
+        assert_eq!(tick(&mut table, 100), ["start post-copy"]);
+        assert_eq!(table.take(Input::PostCopyStarted(result)), [""; 0]);
+    }
+    table.take(Input::DomainChanged { closed: false, crashed: false });
+    table.take(read(Lifecycle::Paused, "postcopy"));
+    // No limit ends it.
+    assert_eq!(tick(&mut table, 100), ["read progress"]);
+    for _ in 0..400 {
+        table.take(progress(400));
+        assert!(table.after(1).contains(&"read progress".to_owned()));
+    }
+    table.take(progress(3));
+    table.take(Input::DomainChanged { closed: false, crashed: false });
+    table.take(read(Lifecycle::Shutoff, "migrated"));
+    assert_eq!(table.take(Input::Migrated(Ok(()))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
+    table.take(Input::Released(Ok(true)));
+    assert_eq!(shown(&table), (MigrationStep::Moved, MigrationMode::PostCopy, String::new()));
+}
+
+#[test]
+fn first_job_that_ends_by_itself_needs_no_second_one() {
+    let mut table = late();
+    table.take(Input::MigrationAborted(failed("there is no job")));
+    table.take(Input::Migrated(Ok(())));
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
+    // An abort on request goes before post-copy.
+    let mut table = late();
+    table.request(Request::AbortMigration("a".into()));
+    table.take(Input::Migrated(failed("canceled by client")));
+    table.take(read(Lifecycle::Running, "migrationCanceled"));
+    assert_eq!(shown(&table).0, MigrationStep::NotMoved);
+    assert!(table.state.published.migration.as_ref().is_some_and(|report| report.aborted));
+    assert!(table.state.job.is_none());
+}
+
+#[test]
+fn second_job_that_fails_before_the_switch_leaves_the_guest_here() {
+    let mut table = ready();
+    assert_eq!(table.take(Input::Migrated(failed("Postcopy is not supported"))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Paused, "migration")), ["attend", "run after migration"]);
+    assert_eq!(table.take(Input::RunsAfterMigration(Ok(()))), ["read"]);
+    table.take(read(Lifecycle::Running, "unpaused"));
+    let (step, mode, failure) = shown(&table);
+    assert_eq!((step, mode), (MigrationStep::NotMoved, MigrationMode::PreCopy));
+    assert!(failure.contains("Postcopy is not supported"), "{failure}");
+}
+
+#[test]
+fn broken_connection_is_repaired_and_the_guest_never_resumed_here() {
+    let mut table = broken();
+    assert_eq!(table.take(Input::Released(Err("arriving".into()))), ["continue post-copy"]);
+    // The first attempt fails.
+    assert_eq!(table.take(Input::Migrated(failed("no connection"))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Paused, "postcopyFailed")), ["attend"]);
+    assert_eq!(table.after(1), ["release"]);
+    assert_eq!(table.take(Input::Released(Err("arriving".into()))), ["continue post-copy"]);
+    table.take(Input::DomainChanged { closed: false, crashed: false });
+    table.take(read(Lifecycle::Paused, "postcopy"));
+    table.take(Input::Migrated(Ok(())));
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
+}
+
+#[test]
+fn job_that_libvirt_has_lost_is_watched_to_its_end() {
+    let mut table = switched();
+    assert_eq!(table.take(Input::Migrated(failed("control is broken"))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Paused, "postcopy")), ["attend"]);
+    assert_eq!(table.after(1), ["read progress"]);
+    assert_eq!(table.take(progress(3)), [""; 0]);
+    assert_eq!(table.after(1), ["read progress"]);
+    assert_eq!(table.take(Input::ProgressRead(Ok(None))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
+}
+
+#[test]
+fn guest_that_is_whole_at_the_target_is_left_and_one_that_is_lost_ends() {
+    // The end of the job was lost.
+    let mut table = broken();
+    assert_eq!(table.take(Input::Released(Ok(true))), ["destroy gently"]);
+    assert_eq!(table.take(Input::Destroyed(Ok(()))), ["read"]);
+    table.take(read(Lifecycle::Shutoff, "destroyed"));
+    table.take(Input::Timer);
+    table.take(read(Lifecycle::Shutoff, "destroyed"));
+    table.take(Input::Released(Ok(true)));
+    assert_eq!(shown(&table).0, MigrationStep::Moved);
+    // The target has no domain, or does not answer.
+    let mut gone = broken();
+    assert_eq!(gone.take(Input::Released(Ok(false))), ["destroy gently"]);
+    let mut silent = broken();
+    silent.now += Duration::from_secs(301);
+    assert_eq!(silent.take(Input::Released(Err("no answer".into()))), ["destroy gently"]);
+    for (mut table, expected) in [(gone, "the target has lost the guest"), (silent, "broken for too long")] {
+        table.take(Input::Destroyed(Ok(())));
+        table.take(read(Lifecycle::Shutoff, "destroyed"));
+        table.take(Input::Timer);
+        table.take(read(Lifecycle::Shutoff, "destroyed"));
+        let (step, mode, failure) = shown(&table);
+        assert_eq!((step, mode), (MigrationStep::NotMoved, MigrationMode::PostCopy));
+        assert!(failure.contains(expected), "{failure}");
+        assert_eq!(table.state.stage, Stage::Ended);
+    }
+}
+
+#[test]
+fn switched_guest_cannot_be_called_back() {
+    let mut table = switched();
+    assert_eq!(table.request(Request::AbortMigration("a".into())), ["abort migration"]);
+    table.take(Input::MigrationAborted(failed("cannot abort migration in post-copy mode")));
+    assert!(table.state.published.migration.as_ref().is_some_and(|report| !report.abort_failure.is_empty()));
+    assert_eq!(table.act(Action::Kill), ["destroy gently"]);
+    table.take(Input::Destroyed(Ok(())));
+    table.take(read(Lifecycle::Shutoff, "destroyed"));
+    table.take(Input::Migrated(failed("the domain is gone")));
+    table.take(read(Lifecycle::Shutoff, "destroyed"));
+    assert_eq!((shown(&table).0, table.state.stage), (MigrationStep::NotMoved, Stage::Ended));
+}
+
+#[test]
+fn target_waits_for_the_second_job_once_and_is_released_when_the_memory_is_whole() {
+    let options = serde_json::json!({"migrationConfiguration": {"allowPostCopy": true}});
+    let prepare = |table: &mut Table, migration_state: &serde_json::Value| {
+        let mut wanted = (*wanted("m", &serde_json::json!({}))).clone();
+        wanted.vmi.status = serde_json::from_value(serde_json::json!({"migrationState": migration_state})).unwrap();
+        table.request(Request::PrepareMigration { migration: "a".into(), wanted: Arc::new(wanted) });
+        table.take(Input::Prepared(Ok(Box::default())));
+        table.take(Input::Served(Ok(())));
+        table.take(Input::MigrationOpened(Ok(())));
+    };
+    let shows = |table: &mut Table, lifecycle, reason| {
+        table.take(Input::DomainChanged { closed: false, crashed: false });
+        table.take(read(lifecycle, reason))
+    };
+    let gone = |table: &mut Table| {
+        table.take(Input::DomainChanged { closed: false, crashed: false });
+        table.take(Input::Read(Err(HypervisorError::NoDomain), None));
+    };
+    let mut table = Table::connected();
+    prepare(&mut table, &options);
+    shows(&mut table, Lifecycle::Paused, "migration");
+    gone(&mut table);
+    assert_eq!(shown(&table).0, MigrationStep::Prepared);
+    assert_eq!((table.state.stage, table.state.published.lifecycle()), (Stage::Waiting, Lifecycle::NoDomain));
+    shows(&mut table, Lifecycle::Paused, "migration");
+    shows(&mut table, Lifecycle::Running, "postcopy");
+    assert_eq!(shown(&table).0, MigrationStep::Copying);
+    // Its memory is still at the source, whose end would be that of the guest.
+    for reason in ["postcopy", "postcopyFailed"] {
+        table.request(Request::Release { paused: false });
+        table.take(read(Lifecycle::Running, reason));
+        assert_eq!(table.last_answer().unwrap().unwrap_err().to_string(), "the domain is still arriving");
+    }
+    let mut lost = Table { state: table.state.clone(), now: table.now, next: table.next, answers: Vec::new() };
+    gone(&mut lost);
+    assert_eq!(shown(&lost).0, MigrationStep::NotMoved);
+    table.request(Request::Release { paused: false });
+    table.take(read(Lifecycle::Running, "migrated"));
+    assert_eq!((table.last_answer(), shown(&table).0), (Some(Ok(true)), MigrationStep::Moved));
+    // Without post-copy the first end is the last one.
+    let mut table = Table::connected();
+    prepare(&mut table, &serde_json::json!({"migrationConfiguration": {"allowPostCopy": false}}));
+    shows(&mut table, Lifecycle::Paused, "migration");
+    gone(&mut table);
+    assert_eq!(shown(&table).0, MigrationStep::NotMoved);
+}
