@@ -104,8 +104,6 @@ pub(crate) enum MigrateWay {
     PreCopy,
     /// The guest leaves when post-copy is started, and runs at the target at once.
     PostCopy,
-    /// Post-copy goes on after its connection has broken.
-    PostCopyAgain,
 }
 
 /// Parameters of a migration.

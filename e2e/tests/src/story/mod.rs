@@ -150,7 +150,7 @@ impl Story {
         let client = connect().await?;
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos());
         let namespace = format!("e2e-{name}-{:05x}", nanos % 0xf_ffff);
-        let story = Self { client, namespace, explained: AtomicBool::new(false) };
+        let story = Self::of(client, namespace);
         // Launcher pods must pass the strictest pod security there is.
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": story.namespace, "labels": {
             "ferrovirt.io/e2e": name, "pod-security.kubernetes.io/enforce": "restricted"}}});
@@ -162,6 +162,12 @@ impl Story {
     /// Deletes VMs and VMIs, waits until no VMI is left, and deletes the namespace. It ends later: Kubernetes leaves each
     /// deleted namespace alone for five seconds, and asks for its pods at long intervals. A test after all stories waits for
     /// all namespaces.
+    /// Returns the access of another user, or to another namespace, which nothing creates or removes.
+    #[must_use]
+    pub fn of(client: Client, namespace: String) -> Self {
+        Self { client, namespace, explained: AtomicBool::new(false) }
+    }
+
     /// Prints a failure of the story and a diagnosis, once.
     pub async fn explain(&self, error: &anyhow::Error) {
         if !self.explained.swap(true, Ordering::Relaxed) {

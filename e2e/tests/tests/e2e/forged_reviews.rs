@@ -93,7 +93,7 @@ fn forged_review_from_a_pod_is_refused() {
         let launcher = s.launcher_pod("box").await?;
         let launcher = launcher["metadata"]["name"].as_str().context("pod without name")?;
 
-        let outside = Story { client: s.client.clone(), namespace: format!("{}-outside", s.namespace) };
+        let outside = Story::of(s.client.clone(), format!("{}-outside", s.namespace));
         let namespaces: Api<Namespace> = Api::all(s.client.clone());
         let object = json!({"metadata": {"name": outside.namespace, "labels": {"ferrovirt.io/e2e": "forger"}}});
         namespaces.create(&Default::default(), &serde_json::from_value(object)?).await?;
@@ -247,7 +247,7 @@ async fn segments(s: &Story) -> Result<Option<Value>> {
 fn no_review_fails_while_the_segment_of_a_deleted_secret_rotates() {
     story("rotation", async |s| {
         quiet(s).await?;
-        let user = Story { client: connect_without_retries().await?, namespace: s.namespace.clone() };
+        let user = Story::of(connect_without_retries().await?, s.namespace.clone());
         let before = segments(s).await?.context("no Secret with segments")?["current"].clone();
         let over = Cell::new(false);
         let load = async |name: &str| -> Result<usize> {

@@ -257,6 +257,10 @@ fn volume_without_a_free_port_says_so_and_delays_no_other() {
 async fn without_ports(s: &Story, hostname: &str) -> Result<()> {
     s.apply(&manifests::kernel_vm_on(hostname, "box")).await?;
     s.wait_running("box").await?;
+    // A guest that looks for its devices while five come has stood still once.
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+    run(&mut console, HELPERS).await?;
     let volume = |name: &str, claim: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": claim, "hotpluggable": true}});
     // More disks than a small guest has ports: one image, read by all of them.
     let names: Vec<String> = (0..10).map(|index| format!("port-{index}")).collect();
@@ -276,9 +280,6 @@ async fn without_ports(s: &Story, hostname: &str) -> Result<()> {
         ready >= 3 && waiting >= 1 && ready + waiting == names.len() && message.contains("No more available PCI slots")
     };
     s.wait("vmi", "box", "say that no port is left", MINUTES, is_full).await?;
-    let mut console = s.console("box")?;
-    console.login("root", "ferrovirt").await?;
-    run(&mut console, HELPERS).await?;
     run(&mut console, "comes block").await?;
 
     edit(s, json!([scsi]), json!([on_scsi])).await?;

@@ -119,8 +119,6 @@ pub(crate) struct MigrationOut {
     pub(crate) killed: bool,
     /// How far post-copy has come.
     pub(crate) post_copy: PostCopy,
-    /// Time of the last answer about a guest in post-copy.
-    pub(crate) asked: Instant,
     /// Requests to end the guest that follow.
     pub(crate) then: Vec<(RequestId, Action)>,
     /// Time limit of releases of a guest that may not have arrived.
@@ -188,7 +186,6 @@ impl MigrationOut {
             ended: None,
             killed: false,
             post_copy: PostCopy::None,
-            asked: now,
             then: Vec::new(),
             release_until: now,
         }

@@ -18,7 +18,6 @@ pub(super) fn parameters(call: &MigrateCall) -> Result<(String, MigrateParameter
     flags |= match call.way {
         MigrateWay::PreCopy => sys::VIR_MIGRATE_PAUSED,
         MigrateWay::PostCopy => sys::VIR_MIGRATE_POSTCOPY,
-        MigrateWay::PostCopyAgain => sys::VIR_MIGRATE_POSTCOPY | sys::VIR_MIGRATE_POSTCOPY_RESUME,
     };
     let is_pre_copy = call.way == MigrateWay::PreCopy;
     let mut parameters =
@@ -115,12 +114,11 @@ mod tests {
     #[test]
     fn a_guest_in_post_copy_runs_at_the_target_at_once() {
         let options = MigrateCall { bandwidth: 5 << 20, auto_converge: true, memory_connections: 4, ..call() };
-        for (way, further) in [(MigrateWay::PostCopy, 32_768), (MigrateWay::PostCopyAgain, 32_768 | 524_288)] {
-            let (_, found, flags) = parameters(&MigrateCall { way, ..options.clone() }).unwrap();
-            assert_eq!(flags, 1 | 2 | 8 | further, "{way:?}");
-            assert_eq!((found.bandwidth, found.bandwidth_postcopy), (Some(5), Some(5)));
-            assert_eq!(found.parallel_connections, None);
-        }
+        let call = MigrateCall { way: MigrateWay::PostCopy, ..options.clone() };
+        let (_, found, flags) = parameters(&call).unwrap();
+        assert_eq!(flags, 1 | 2 | 8 | 32_768);
+        assert_eq!((found.bandwidth, found.bandwidth_postcopy), (Some(5), Some(5)));
+        assert_eq!(found.parallel_connections, None);
         assert_eq!(parameters(&options).unwrap().1.bandwidth_postcopy, None);
     }
 

@@ -170,7 +170,6 @@ fn name(effect: &Effect) -> &'static str {
         Effect::SaveMigration(..) => "save migration",
         Effect::Migrate { way: MigrateWay::PreCopy, .. } => "migrate",
         Effect::Migrate { way: MigrateWay::PostCopy, .. } => "migrate for post-copy",
-        Effect::Migrate { way: MigrateWay::PostCopyAgain, .. } => "continue post-copy",
         Effect::StartPostCopy => "start post-copy",
         Effect::ReadProgress => "read progress",
         Effect::AbortMigration => "abort migration",
