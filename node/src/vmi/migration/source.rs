@@ -1,10 +1,11 @@
 //! The source of a migration: the options of the launcher, and what the status shows of its progress.
 
 use api::{
-    VirtualMachineInstance, VirtualMachineInstanceStatus, quantity, vmi::migration::MigrationConfigurationOptions,
+    VirtualMachineInstance, VirtualMachineInstanceStatus, quantity,
+    vmi::{migration::MigrationConfigurationOptions, status::StorageMigratedVolumeInfo},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use protocol::{MigrateRequest, MigrationMode, MigrationReport, MigrationStep, features::Feature};
+use protocol::{MigrateRequest, MigrationMode, MigrationReport, MigrationStep, VolumeDestination, features::Feature};
 
 use super::{ABORT_FAILED, ABORTED, fail, time_of};
 use crate::{
@@ -137,7 +138,7 @@ pub(in crate::vmi) fn request(vmi: &VirtualMachineInstance, migration: &str) -> 
     let options = state.and_then(|state| state.migration_configuration.as_ref()).unwrap_or(&fallback);
     let positive = |value: Option<i64>, default: u64| value.map_or(default, |value| u64::try_from(value).unwrap_or(0));
     let bandwidth = options.bandwidth_per_migration.as_ref().and_then(|limit| quantity::units(limit).ok());
-    let volumes = status.into_iter().flat_map(|status| &status.migrated_volumes);
+    let volumes = || status.into_iter().flat_map(|status| &status.migrated_volumes);
     MigrateRequest {
         migration: migration.to_owned(),
         bandwidth: positive(bandwidth, 0),
@@ -150,7 +151,15 @@ pub(in crate::vmi) fn request(vmi: &VirtualMachineInstance, migration: &str) -> 
         memory_connections: if has_cpu_limit(vmi) { 1 } else { CONNECTIONS },
         post_copy: options.switches_to_post_copy(),
         copied_volumes: volumes.map(|volume| volume.volume_name.clone()).collect(),
+        copied_volumes: volumes().map(|volume| volume.volume_name.clone()).collect(),
+        destinations: volumes().filter_map(destination).collect(),
     }
+}
+
+/// Returns the kind of the claim to which a volume moves.
+fn destination(moved: &StorageMigratedVolumeInfo) -> Option<VolumeDestination> {
+    let mode = moved.destination_pvc_info.as_ref()?.volume_mode.as_deref();
+    Some(VolumeDestination { volume: moved.volume_name.clone(), block: mode == Some("Block") })
 }
 
 /// Returns true if the threads of a migration would take CPU time from the guest.

@@ -411,10 +411,32 @@ fn launcher_gets_the_options_of_the_status() {
     assert_eq!((request.bandwidth, request.completion_timeout_per_gb, request.progress_timeout), (64 << 20, 20, 30));
     assert_eq!((request.max_downtime_ms, request.memory_connections), (500, 8));
     assert!(request.auto_converge && request.allow_unsafe && request.allow_workload_disruption);
-    assert_eq!(request.copied_volumes, ["root"]);
+    assert_eq!((request.copied_volumes, request.destinations), (vec!["root".to_owned()], vec![]));
     vmi.spec.domain.resources.limits = serde_json::from_value(json!({"cpu": "2"})).unwrap();
     assert_eq!(source::request(&vmi, "m1").memory_connections, 1);
     vmi.status.as_mut().unwrap().migration_state = None;
     let request = source::request(&vmi, "m1");
     assert_eq!((request.bandwidth, request.completion_timeout_per_gb), (0, 150));
+}
+
+#[test]
+fn launcher_gets_the_modes_of_the_claims_to_which_volumes_move() {
+    let vmi = with_migration(&vmi("Running"), SOURCE, &state(json!({})));
+    for (info, expected) in [
+        (json!({"volumeMode": "Block"}), Some(true)),
+        (json!({"volumeMode": "Filesystem"}), Some(false)),
+        // The default of Kubernetes.
+        (json!({}), Some(false)),
+        (Value::Null, None),
+    ] {
+        let mut vmi = (*vmi).clone();
+        let moved =
+            json!([{"volumeName": "data", "sourcePVCInfo": {"volumeMode": "Block"}, "destinationPVCInfo": info}]);
+        vmi.status.as_mut().unwrap().migrated_volumes = serde_json::from_value(moved).unwrap();
+        let request = source::request(&vmi, "m1");
+        let found: Vec<(&str, bool)> =
+            request.destinations.iter().map(|known| (known.volume.as_str(), known.block)).collect();
+        assert_eq!(found, Vec::from_iter(expected.map(|block| ("data", block))), "{info}");
+        assert_eq!(request.copied_volumes, ["data"]);
+    }
 }
