@@ -5,6 +5,7 @@
 //! are found by [`unsupported`].
 
 mod cpu;
+pub(crate) mod destination;
 mod devices;
 pub(crate) mod diff;
 mod disks;

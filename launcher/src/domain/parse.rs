@@ -8,7 +8,7 @@ use roxmltree::Node;
 use crate::storage::{Backend, DiskSource, ImageFormat};
 
 /// Longest domain XML that is parsed.
-const XML_LIMIT: usize = 4 * 1024 * 1024;
+pub(super) const XML_LIMIT: usize = 4 * 1024 * 1024;
 /// Prefix of the aliases of devices that have a name in the VMI's spec.
 const ALIAS: &str = "ua-";
 /// Further prefixes of the aliases of host devices.
@@ -73,6 +73,8 @@ pub(crate) struct DiskConfig {
     pub(crate) target: String,
     /// Image or device; `None` for an empty drive.
     pub(crate) source: Option<DiskSource>,
+    /// The disk is a part of its image or device, of the size that it had before it was moved there.
+    pub(crate) is_slice: bool,
     /// The guest cannot write.
     pub(crate) readonly: bool,
     /// Other domains may write, too.
@@ -228,6 +230,7 @@ fn disk(device: Node<'_, '_>) -> Option<DiskConfig> {
         bus: text(target, "bus"),
         target: target?.attribute("dev")?.to_owned(),
         source: source(device),
+        is_slice: child(device, "source").is_some_and(|source| child(source, "slices").is_some()),
         readonly: child(device, "readonly").is_some(),
         shareable: child(device, "shareable").is_some(),
         serial: child(device, "serial").and_then(|serial| serial.text()).map(str::to_owned),

@@ -36,6 +36,14 @@ pub enum HypervisorError {
     /// A string for libvirt contains a zero byte.
     #[error("string for libvirt contains a zero byte")]
     ZeroByte,
+    /// libvirt's XML of the domain lacks a disk that moves to another claim.
+    #[error("libvirt's XML of the domain lacks a disk that moves to another claim")]
+    NoMovedDisk,
+    /// A disk does not fit into the claim to which it moves.
+    #[error(
+        "Volume migration cannot be performed because the destination volume is smaller than the source volume: {0}"
+    )]
+    DestinationTooSmall(String),
     /// The screenshot exceeds the limit.
     #[error("the screenshot is too large")]
     PictureTooLarge,

@@ -21,6 +21,12 @@ pub(super) fn claim_info<'a>(volume: &str, vmi: &'a VirtualMachineInstance) -> O
         .and_then(|status| status.persistent_volume_claim_info.as_ref())
 }
 
+/// Returns the capacity of a volume's claim in bytes.
+pub(super) fn capacity(volume: &str, vmi: &VirtualMachineInstance) -> Result<Option<u64>, DiskError> {
+    let capacity = claim_info(volume, vmi).and_then(|info| info.capacity.get("storage"));
+    capacity.map(|capacity| disk_size(volume, capacity)).transpose()
+}
+
 /// Returns the size of a new image in a claim: the request, or the capacity if that is less.
 pub(super) fn claim_size(volume: &str, info: &PersistentVolumeClaimInfo) -> Result<Option<u64>, DiskError> {
     let read = |quantity: Option<&Quantity>| quantity.map(|q| disk_size(volume, q)).transpose();
@@ -30,6 +36,15 @@ pub(super) fn claim_size(volume: &str, info: &PersistentVolumeClaimInfo) -> Resu
         (Some(capacity), Some(request)) => Some(capacity.min(request)),
         (one, other) => one.or(other),
     })
+}
+
+/// Returns a size that the disk of a volume that moves has at least in its present claim. The size of an image in a file system is not
+/// known.
+pub(super) fn least_size(volume: &str, vmi: &VirtualMachineInstance) -> Result<u64, DiskError> {
+    let moved = vmi.status.iter().flat_map(|status| &status.migrated_volumes);
+    let claim = moved.filter(|moved| moved.volume_name == volume).find_map(|moved| moved.source_pvc_info.as_ref());
+    let device = claim.filter(|claim| claim.volume_mode.as_deref() == Some("Block"));
+    Ok(device.map(|claim| claim_size(volume, claim)).transpose()?.flatten().unwrap_or(0))
 }
 
 /// Returns a quantity in bytes, rounded down to MiB.

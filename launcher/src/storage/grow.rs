@@ -1,6 +1,7 @@
 //! Grows images with their claims: before a start the image, in a running guest its disk.
 
 use std::{
+    collections::BTreeSet,
     fs::OpenOptions,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -24,8 +25,12 @@ const OVERHEAD: u64 = 55_000;
 const MILLION: u64 = 1_000_000;
 
 /// Returns the sizes in bytes that the disks of a running domain could have, by volume. Disks that visibly have their
-/// full size are left out. Errors are logged: the guest keeps its size.
-pub(crate) fn claim_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Vec<(String, u64)> {
+/// full size are left out. Errors are logged: the guest keeps its size. `slices` are volumes of which the guest sees a part.
+pub(crate) fn claim_sizes(
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    slices: &BTreeSet<String>,
+) -> Vec<(String, u64)> {
     let writable = |name: &str| {
         vmi.spec.domain.devices.disks.iter().any(|disk| disk.name == name && disk.cdrom.is_none())
             && Paths::is_single_component(name)
@@ -39,7 +44,7 @@ pub(crate) fn claim_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Vec<(S
         if hotplug::is_hotplugged(vmi, volume) {
             hotplugged_room(&volume.name, vmi, paths)
         } else {
-            volume_room(&volume.name, vmi, paths)
+            volume_room(&volume.name, vmi, paths, slices.contains(&volume.name))
         }
     };
     let sizes = volumes.filter_map(|volume| match room(volume) {
@@ -52,7 +57,12 @@ pub(crate) fn claim_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Vec<(S
     sizes.collect()
 }
 
-fn volume_room(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Option<u64>, DiskError> {
+fn volume_room(
+    volume: &str,
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    is_slice: bool,
+) -> Result<Option<u64>, DiskError> {
     let failed = |path: PathBuf| move |source| DiskError::Write { path, source };
     let device = paths.block_volume(volume);
     if image::is_block_device(&device) {
@@ -65,8 +75,13 @@ fn volume_room(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths) -> Res
     let image = directory
         .regular_file(Path::new(CLAIM_IMAGE))
         .map_err(|source| DiskError::File { volume: volume.to_owned(), source })?;
-    let sizes = more(&image, claim, info.filesystem_overhead.as_deref()).map_err(failed(image))?;
-    Ok(sizes.map(|(_, size)| size))
+    let sizes = more(&image, claim, info.filesystem_overhead.as_deref()).map_err(failed(image.clone()))?;
+    if let Some((_, size)) = sizes {
+        return Ok(Some(size));
+    }
+    // The image has its full size, the guest's disk may not.
+    let size = if is_slice { device_size(&image).map(Some) } else { Ok(None) };
+    Ok(size.map_err(failed(image))?.map(|size| size / BLOCK * BLOCK))
 }
 
 /// Returns the possible size of a hot-plugged disk; `None` if the pod does not have the volume.
@@ -191,14 +206,19 @@ mod tests {
         };
         let (disk, cdrom) =
             (serde_json::json!({"name": "data", "disk": {}}), serde_json::json!({"name": "data", "cdrom": {}}));
-        for (disk, read_only, size, sizes) in [
-            (&disk, false, "8Mi", vec![("data".to_owned(), 8 * MEBIBYTE)]),
-            (&disk, false, "2Mi", vec![]),
-            (&disk, false, "1Mi", vec![]),
-            (&disk, true, "8Mi", vec![]),
-            (&cdrom, false, "8Mi", vec![]),
+        // Disk, read-only, size of the claim; possible sizes of the disk, and of one that is a slice of its image.
+        for (disk, read_only, size, whole, slice) in [
+            (&disk, false, "8Mi", Some(8), Some(8)),
+            (&disk, false, "2Mi", None, Some(2)),
+            (&disk, false, "1Mi", None, Some(2)),
+            (&disk, true, "8Mi", None, None),
+            (&cdrom, false, "8Mi", None, None),
         ] {
-            assert_eq!(claim_sizes(&vmi(disk.clone(), read_only, size), &paths), sizes, "{disk} {read_only} {size}");
+            for (slices, expected) in [(BTreeSet::new(), whole), (BTreeSet::from(["data".to_owned()]), slice)] {
+                let sizes = claim_sizes(&vmi(disk.clone(), read_only, size), &paths, &slices);
+                let expected = Vec::from_iter(expected.map(|size| ("data".to_owned(), size * MEBIBYTE)));
+                assert_eq!(sizes, expected, "{disk} {read_only} {size} {slices:?}");
+            }
         }
         std::fs::remove_dir_all(&root).unwrap();
     }

@@ -20,7 +20,9 @@ pub(crate) use self::{
     grow::claim_sizes,
     hotplug::hotplugged_source,
     image::ImageFormat,
-    prepare::{Prepared, Purpose, Tolerance, match_sizes, matches_volume, prepare, write_interface_tags},
+    prepare::{
+        Prepared, Purpose, Tolerance, claim_backend, match_sizes, matches_volume, prepare, write_interface_tags,
+    },
 };
 use crate::files::FileError;
 
@@ -71,6 +73,21 @@ pub(crate) enum DiskError {
         /// Tolerated lack, in percent.
         lack: u64,
     },
+    /// The claim to which a volume moves is too small.
+    #[error(
+        "volume {volume}: the claim to which it moves holds a disk of {size} B, its present one has at least {least} B"
+    )]
+    Destination {
+        /// The volume.
+        volume: String,
+        /// Size of the disk in the new claim.
+        size: u64,
+        /// Size of the disk in the present claim.
+        least: u64,
+    },
+    /// The image to which a volume is copied has another path than the source's launcher expects.
+    #[error("volume {0}: the image in the claim to which it moves must not be a symbolic link")]
+    Link(String),
     /// The volume's content is invalid.
     #[error("volume {volume}: {message}")]
     Content {

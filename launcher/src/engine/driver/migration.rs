@@ -10,8 +10,9 @@ use protocol::{MigrateRequest, channels::Channel};
 
 use super::Driver;
 use crate::{
-    engine::model::{ChannelMode, MigrationRecord},
+    engine::model::{ChannelMode, MigrationRecord, moved_disks},
     hypervisor::MigrateCall,
+    paths::Paths,
 };
 
 /// Limit of a record, in bytes.
@@ -46,11 +47,16 @@ impl Driver {
 
     /// Returns the parameters of libvirt's call.
     pub(super) fn migrate_call(&self, request: &MigrateRequest, copied: Vec<String>) -> MigrateCall {
+        let paths = &self.pod.paths;
+        // As `UntrustedDir::regular_file` returns the path of an image to the target.
+        let private = std::fs::canonicalize(&paths.private).unwrap_or_else(|_| paths.private.clone());
+        let paths = Paths { private, ..paths.clone() };
         MigrateCall {
             control: self.channels.socket(Channel::Control),
             memory: self.channels.socket(Channel::Memory),
             disks: self.channels.socket(Channel::Disks),
             copied,
+            moved: moved_disks(&self.state.active, &request.destinations, &paths),
             bandwidth: request.bandwidth,
             auto_converge: request.auto_converge,
             allow_unsafe: request.allow_unsafe,

@@ -121,7 +121,7 @@ impl Preparation {
 
     /// Reads what a running domain is compared with: the claims' sizes and the wanted domain. No disk is prepared.
     pub(super) async fn compare(self, active: Arc<DomainConfig>) -> Input {
-        let sizes = self.claim_sizes().await;
+        let sizes = self.claim_sizes(&active).await;
         let (plugged, left_out) = self.plugged_sources(&active).await;
         let known = active.clone();
         let work = tokio::task::spawn_blocking(move || {
@@ -167,11 +167,12 @@ impl Preparation {
 
     /// Returns the possible sizes of disks in claims, by volume. Each read holds a thread, so storage that does not
     /// answer is not read again before it does.
-    async fn claim_sizes(&self) -> Vec<(String, u64)> {
+    async fn claim_sizes(&self, active: &DomainConfig) -> Vec<(String, u64)> {
         let Ok(turn) = SIZE_READS.try_acquire() else { return Vec::new() };
+        let slices = active.disks.iter().filter(|disk| disk.is_slice).map(|disk| disk.name.clone()).collect();
         let this = self.clone();
         let work = tokio::task::spawn_blocking(move || {
-            let sizes = storage::claim_sizes(&this.wanted.vmi, &this.pod.paths);
+            let sizes = storage::claim_sizes(&this.wanted.vmi, &this.pod.paths, &slices);
             drop(turn);
             sizes
         });

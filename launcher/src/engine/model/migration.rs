@@ -6,15 +6,16 @@ use std::{
     time::Duration,
 };
 
-use protocol::{MigrateRequest, MigrationMode, MigrationReport, MigrationStep};
+use protocol::{MigrateRequest, MigrationMode, MigrationReport, MigrationStep, VolumeDestination};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::request::{Action, RequestError, RequestId, Wanted};
 use crate::{
-    domain::{Domain, parse::DomainConfig},
+    domain::{Domain, destination::MovedDisk, parse::DomainConfig},
     hypervisor::Progress,
-    storage::Backend,
+    paths::Paths,
+    storage::{self, Backend},
 };
 
 /// Which way the domain moves.
@@ -404,10 +405,20 @@ pub(crate) fn copied_disks(
     Ok(copied.map(|disk| disk.target.clone()).collect())
 }
 
+/// Returns the disks of volumes that move to other claims, with their files or devices at the target. Its paths are those of this pod.
+pub(crate) fn moved_disks(active: &DomainConfig, destinations: &[VolumeDestination], paths: &Paths) -> Vec<MovedDisk> {
+    let moved = destinations.iter().filter(|moved| Paths::is_single_component(&moved.volume)).filter_map(|moved| {
+        let disk = active.disks.iter().find(|disk| disk.name == moved.volume && disk.source.is_some())?;
+        let backend = storage::claim_backend(&moved.volume, moved.block, paths);
+        Some(MovedDisk { target: disk.target.clone(), backend })
+    });
+    moved.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::parse::parse;
+    use crate::{domain::parse::parse, storage::ImageFormat};
 
     #[test]
     fn writable_images_of_the_pod_and_named_volumes_are_copied() {
@@ -433,6 +444,35 @@ mod tests {
         for volume in ["other", "empty"] {
             let missing = copied_disks(&active, &own, &[volume.into()]);
             assert_eq!(missing, Err(RequestError::NoVolume(volume.into())));
+        }
+    }
+
+    #[test]
+    fn moved_disks_have_the_paths_that_the_target_renders() {
+        let disk = |name: &str, target: &str, source: &str| {
+            format!("<disk>{source}<target dev='{target}' bus='virtio'/><alias name='ua-{name}'/></disk>")
+        };
+        let disks = [
+            disk("root", "vda", "<source file='/private/vmi-disks/root/disk.img'/>"),
+            disk("data", "vdb", "<source dev='/dev/data'/>"),
+            disk("empty", "sda", ""),
+        ];
+        let active = parse(&format!("<domain><devices>{}</devices></domain>", disks.concat()));
+        let paths = Paths { private: "/private".into(), ..Paths::default() };
+        let file = |path: &str| Backend::File { path: path.into(), format: ImageFormat::Raw };
+        let block = |path: &str| Backend::Block { path: path.into() };
+        for (volume, to_block, expected) in [
+            ("root", true, Some(("vda", block("/dev/root")))),
+            ("root", false, Some(("vda", file("/private/vmi-disks/root/disk.img")))),
+            ("data", true, Some(("vdb", block("/dev/data")))),
+            ("data", false, Some(("vdb", file("/private/vmi-disks/data/disk.img")))),
+            ("empty", true, None),
+            ("other", true, None),
+            ("../root", true, None),
+        ] {
+            let destination = VolumeDestination { volume: volume.into(), block: to_block };
+            let expected = expected.map(|(target, backend)| MovedDisk { target: target.into(), backend });
+            assert_eq!(moved_disks(&active, &[destination], &paths), Vec::from_iter(expected), "{volume} {to_block}");
         }
     }
 

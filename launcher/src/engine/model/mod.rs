@@ -13,6 +13,7 @@ pub(crate) use self::{
     job::{Job, Shutdown, Start, StartStep},
     migration::{
         Direction, InStep, Limit, MigrationIn, MigrationOut, MigrationRecord, OutStep, PostCopy, copied_disks,
+        moved_disks,
     },
     publish::{errors_by_volume, forget_guest, may_be_silent, waits_for_disk},
     request::{Action, Answer, JobName, Request, RequestError, RequestId, Wanted},

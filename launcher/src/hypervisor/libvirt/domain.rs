@@ -11,8 +11,9 @@ use super::{
     lifecycle::{is_io_error, lifecycle},
     migration, stats,
 };
-use crate::hypervisor::{
-    Call, DeviceChange, Domain, DomainFacts, HypervisorError, MigrateCall, Progress, RebootWay, Signals,
+use crate::{
+    domain::destination::{MovedDisk, destination_xml},
+    hypervisor::{Call, DeviceChange, Domain, DomainFacts, HypervisorError, MigrateCall, Progress, RebootWay, Signals},
 };
 
 /// Time limit of a plain call.
@@ -68,6 +69,21 @@ impl LibvirtDomain {
 /// Rejects a string that libvirt's C interface would cut off.
 fn without_zero(text: &str) -> Result<(), HypervisorError> {
     if text.contains('\0') { Err(HypervisorError::ZeroByte) } else { Ok(()) }
+}
+
+/// Returns the XML with which the domain arrives at the target; `None` if it is as it is here.
+fn destination(domain: &VirtDomain, moved: &[MovedDisk]) -> Result<Option<String>, HypervisorError> {
+    if moved.is_empty() {
+        return Ok(None);
+    }
+    let mut disks = Vec::with_capacity(moved.len());
+    for disk in moved {
+        without_zero(&disk.target)?;
+        // The size that the guest sees, also of a disk that was moved before and is smaller than its claim.
+        disks.push((disk.clone(), domain.get_block_info(&disk.target, 0)?.capacity));
+    }
+    let xml = domain.get_xml_desc(sys::VIR_DOMAIN_XML_MIGRATABLE | sys::VIR_DOMAIN_XML_SECURE)?;
+    destination_xml(&xml, &disks).map(Some).ok_or(HypervisorError::NoMovedDisk)
 }
 
 impl Domain for LibvirtDomain {
@@ -218,8 +234,11 @@ impl Domain for LibvirtDomain {
 
     fn migrate(&self, migration: MigrateCall) -> Call<()> {
         self.call_of(CallKind::Job, "migrate", MIGRATE_DEADLINE, move |domain| {
-            let (control, parameters, flags) = migration::parameters(&migration)?;
-            Ok(domain.migrate_to_uri3(Some(&control), parameters, flags)?)
+            let xml = destination(domain, &migration.moved)?;
+            let (control, parameters, flags) = migration::parameters(&migration, xml)?;
+            domain
+                .migrate_to_uri3(Some(&control), parameters, flags)
+                .map_err(|error| migration::failure(HypervisorError::from(error)))
         })
     }
 

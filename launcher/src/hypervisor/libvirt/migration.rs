@@ -8,12 +8,19 @@ use crate::hypervisor::{HypervisorError, MigrateCall, MigrateWay, Progress};
 /// libvirt counts the bandwidth in MiB a second.
 const MEBIBYTE: u64 = 1 << 20;
 
-/// Returns the URI of the control connection, the parameters and the flags of a migration.
+/// QEMU's message for a slice that exceeds its image or device (`raw_apply_options`).
+const SLICE_TOO_LARGE: &str = "actual size of the containing file";
+
+/// Returns the URI of the control connection, the parameters and the flags of a migration. `destination` is the XML with which the
+/// domain arrives.
 ///
 /// The daemons talk to each other (`PEER2PEER`), so the migration outlives the worker. The domain stays defined here, so that its
 /// state says that it has migrated. It arrives paused: a guest runs there only after it has ended here. In post-copy it runs there
 /// before; libvirt never resumes it here from then on.
-pub(super) fn parameters(call: &MigrateCall) -> Result<(String, MigrateParameters, u32), HypervisorError> {
+pub(super) fn parameters(
+    call: &MigrateCall,
+    destination: Option<String>,
+) -> Result<(String, MigrateParameters, u32), HypervisorError> {
     let mut flags = sys::VIR_MIGRATE_LIVE | sys::VIR_MIGRATE_PEER2PEER | sys::VIR_MIGRATE_PERSIST_DEST;
     flags |= match call.way {
         MigrateWay::PreCopy => sys::VIR_MIGRATE_PAUSED,
@@ -42,12 +49,25 @@ pub(super) fn parameters(call: &MigrateCall) -> Result<(String, MigrateParameter
         flags |= sys::VIR_MIGRATE_PARALLEL;
         parameters.parallel_connections = i32::try_from(call.memory_connections).ok();
     }
+    // Also that of the definition: a target that persists the source's would have its disks.
+    parameters.persist_xml.clone_from(&destination);
+    parameters.dest_xml = destination;
     let control = format!("qemu+unix:///session?socket={}", call.control.display());
-    let uris = [Some(&control), parameters.uri.as_ref(), parameters.disks_uri.as_ref()].into_iter().flatten();
-    if uris.chain(&parameters.migrate_disks).any(|text| text.contains('\0')) {
+    let texts = [Some(&control), parameters.uri.as_ref(), parameters.disks_uri.as_ref(), parameters.dest_xml.as_ref()];
+    if texts.into_iter().flatten().chain(&parameters.migrate_disks).any(|text| text.contains('\0')) {
         return Err(HypervisorError::ZeroByte);
     }
     Ok((control, parameters, flags))
+}
+
+/// Returns the failure of a migration. QEMU of the target refuses a disk that does not fit into its claim before any data is copied.
+pub(super) fn failure(error: HypervisorError) -> HypervisorError {
+    match error {
+        HypervisorError::Libvirt { message, .. } if message.contains(SLICE_TOO_LARGE) => {
+            HypervisorError::DestinationTooSmall(message)
+        }
+        error => error,
+    }
 }
 
 /// Returns the progress that statistics of a job report; `None` if there is none.
@@ -84,10 +104,11 @@ mod tests {
 
     #[test]
     fn a_migration_is_live_between_daemons_and_arrives_paused() {
-        let (control, parameters, flags) = parameters(&call()).unwrap();
+        let (control, parameters, flags) = parameters(&call(), None).unwrap();
         assert_eq!(control, "qemu+unix:///session?socket=/p/c");
         assert_eq!(parameters.uri.as_deref(), Some("unix:///p/m"));
         assert_eq!((parameters.disks_uri, parameters.bandwidth, parameters.migrate_disks.len()), (None, None, 0));
+        assert_eq!((parameters.dest_xml, parameters.persist_xml), (None, None));
         assert_eq!(flags, 1 | 2 | 8 | 32);
     }
 
@@ -101,25 +122,47 @@ mod tests {
             memory_connections: 4,
             ..call()
         };
-        let (_, found, flags) = parameters(&options).unwrap();
+        let (_, found, flags) = parameters(&options, None).unwrap();
         assert_eq!(flags & !(1 | 2 | 8 | 32), 128 | 512 | 8192 | 131_072);
         assert_eq!((found.disks_uri.as_deref(), found.bandwidth), (Some("unix:///p/d"), Some(5)));
         assert_eq!((found.migrate_disks, found.parallel_connections), (vec!["vda".to_owned()], Some(4)));
         let slow = MigrateCall { bandwidth: 1, ..call() };
-        assert_eq!(parameters(&slow).unwrap().1.bandwidth, Some(1), "0 would be no limit");
+        assert_eq!(parameters(&slow, None).unwrap().1.bandwidth, Some(1), "0 would be no limit");
         let broken = MigrateCall { copied: vec!["v\0".into()], ..call() };
-        assert_eq!(parameters(&broken).err(), Some(HypervisorError::ZeroByte));
+        assert_eq!(parameters(&broken, None).err(), Some(HypervisorError::ZeroByte));
+    }
+
+    #[test]
+    fn a_domain_arrives_and_stays_with_the_disks_of_the_target() {
+        let (_, found, flags) = parameters(&call(), Some("<domain/>".into())).unwrap();
+        assert_eq!((found.dest_xml.as_deref(), found.persist_xml.as_deref()), (Some("<domain/>"), Some("<domain/>")));
+        assert_eq!(flags, 1 | 2 | 8 | 32);
+        assert_eq!(parameters(&call(), Some("<\0".into())).err(), Some(HypervisorError::ZeroByte));
+    }
+
+    #[test]
+    fn a_claim_that_is_too_small_is_named_as_the_cause() {
+        let libvirt = |message: &str| HypervisorError::Libvirt { code: 1, message: message.into() };
+        let qemu = "internal error: QEMU unexpectedly closed the monitor (vm='ns_box'): -blockdev {}: The sum of offset (0) and size \
+                    (8) has to be smaller or equal to the  actual size of the containing file (4)";
+        let text = failure(libvirt(qemu)).to_string();
+        let cause =
+            "Volume migration cannot be performed because the destination volume is smaller than the source volume: ";
+        assert_eq!(text.strip_prefix(cause), Some(qemu));
+        for error in [libvirt("broken"), HypervisorError::NoDomain] {
+            assert_eq!(failure(error.clone()), error);
+        }
     }
 
     #[test]
     fn a_guest_in_post_copy_runs_at_the_target_at_once() {
         let options = MigrateCall { bandwidth: 5 << 20, auto_converge: true, memory_connections: 4, ..call() };
         let call = MigrateCall { way: MigrateWay::PostCopy, ..options.clone() };
-        let (_, found, flags) = parameters(&call).unwrap();
+        let (_, found, flags) = parameters(&call, None).unwrap();
         assert_eq!(flags, 1 | 2 | 8 | 32_768);
         assert_eq!((found.bandwidth, found.bandwidth_postcopy), (Some(5), Some(5)));
         assert_eq!(found.parallel_connections, None);
-        assert_eq!(parameters(&options).unwrap().1.bandwidth_postcopy, None);
+        assert_eq!(parameters(&options, None).unwrap().1.bandwidth_postcopy, None);
     }
 
     #[test]

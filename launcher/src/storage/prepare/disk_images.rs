@@ -14,7 +14,7 @@ use crate::{
     paths::Paths,
     storage::{
         Backend, DiskError, DiskSource,
-        claims::{CLAIM_IMAGE, MEBIBYTE, claim_info, claim_size},
+        claims::{CLAIM_IMAGE, MEBIBYTE, claim_info, claim_size, device_size},
         grow,
         image::{self, ImageFormat},
     },
@@ -58,19 +58,39 @@ pub(super) fn layer(
     })
 }
 
+/// Image that is created if it is missing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewImage<'a> {
+    /// Size in bytes.
+    pub(super) size: u64,
+    /// Size in bytes that it needs, whatever is tolerated.
+    pub(super) least: u64,
+    /// Limits of the cluster.
+    pub(super) tolerance: &'a Tolerance,
+}
+
+/// Returns the device of a claim, or the image in its file system.
+pub(crate) fn claim_backend(volume: &str, block: bool, paths: &Paths) -> Backend {
+    if block {
+        return Backend::Block { path: paths.block_volume(volume) };
+    }
+    Backend::File { path: paths.filesystem_volume(volume).join(CLAIM_IMAGE), format: ImageFormat::Raw }
+}
+
 /// Returns the source of a claim: a block device, or the image file in its file system. With a tolerance the image
-/// belongs to the VMI: it is created if missing and grows to the claim's capacity.
+/// belongs to the VMI: it is created with `least` bytes or more if missing, and grows to the claim's capacity.
 pub(super) fn claim_source(
     volume: &str,
     vmi: &VirtualMachineInstance,
     paths: &Paths,
     own: Option<&Tolerance>,
+    least: u64,
 ) -> Result<DiskSource, DiskError> {
     let device = paths.block_volume(volume);
     if image::is_block_device(&device) {
         let direct_io = image::supports_direct_io(&device);
         return Ok(DiskSource {
-            backend: Backend::Block { path: device },
+            backend: claim_backend(volume, true, paths),
             backing: None,
             direct_io,
             preallocated: false,
@@ -82,7 +102,8 @@ pub(super) fn claim_source(
         (Some(tolerance), Some(info)) => claim_size(volume, info)?.map(|size| (size, tolerance)),
         _ => None,
     };
-    let source = filesystem_disk(volume, &paths.filesystem_volume(volume), CLAIM_IMAGE, own)?;
+    let missing = own.map(|(size, tolerance)| NewImage { size: size.max(least), least, tolerance });
+    let source = filesystem_disk(volume, &paths.filesystem_volume(volume), CLAIM_IMAGE, missing)?;
     // The image of a CD-ROM has its final size, and other VMIs may use it.
     let in_drive = vmi.spec.domain.devices.disks.iter().any(|disk| disk.name == volume && disk.cdrom.is_some());
     if !in_drive
@@ -100,7 +121,7 @@ pub(super) fn filesystem_disk(
     volume: &str,
     directory: &Path,
     file: &str,
-    create: Option<(u64, &Tolerance)>,
+    create: Option<NewImage<'_>>,
 ) -> Result<DiskSource, DiskError> {
     let failed = |source| DiskError::File { volume: volume.to_owned(), source };
     let dir = UntrustedDir::open(directory).map_err(failed)?;
@@ -108,8 +129,8 @@ pub(super) fn filesystem_disk(
         return Err(DiskError::Name(file.to_owned()));
     }
     let path = match (dir.regular_file(Path::new(file)), create) {
-        (Err(FileError::Open { source: rustix::io::Errno::NOENT, .. }), Some((size, tolerance))) => {
-            make_raw(&directory.join(file), directory, size, tolerance)?;
+        (Err(FileError::Open { source: rustix::io::Errno::NOENT, .. }), Some(new)) => {
+            make_raw(&directory.join(file), directory, new)?;
             dir.regular_file(Path::new(file)).map_err(failed)?
         }
         (result, _) => result.map_err(failed)?,
@@ -120,7 +141,8 @@ pub(super) fn filesystem_disk(
 }
 
 /// Creates a raw image as a sparse file.
-pub(super) fn make_raw(path: &Path, directory: &Path, size: u64, tolerance: &Tolerance) -> Result<(), DiskError> {
+pub(super) fn make_raw(path: &Path, directory: &Path, image: NewImage<'_>) -> Result<(), DiskError> {
+    let NewImage { size, least, tolerance } = image;
     let failed = |source| DiskError::Write { path: path.to_owned(), source };
     let stat = rustix::fs::statvfs(directory).map_err(|e| failed(e.into()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(tolerance.reserve);
@@ -131,6 +153,9 @@ pub(super) fn make_raw(path: &Path, directory: &Path, size: u64, tolerance: &Tol
             return Err(DiskError::NoSpace { path: path.to_owned(), wanted: size, free, lack });
         }
         granted = free / MEBIBYTE * MEBIBYTE;
+        if granted < least {
+            return Err(DiskError::NoSpace { path: path.to_owned(), wanted: least, free, lack: 0 });
+        }
         tracing::warn!(
             path = %path.display(),
             "PV size too small: expected {size} B, found {free} B. Using it anyway, it is within {lack} % toleration"
@@ -139,6 +164,23 @@ pub(super) fn make_raw(path: &Path, directory: &Path, size: u64, tolerance: &Tol
     // Exclusive: never replace a file or follow a link that appears meanwhile.
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o660).open(path).map_err(failed)?;
     file.set_len(granted).map_err(failed)
+}
+
+/// Checks the claim to which the disk of a volume is copied.
+///
+/// # Errors
+/// When the disk does not fit, or when the source's launcher, which names the image, does not know its path.
+pub(super) fn check_destination(volume: &str, source: &DiskSource, paths: &Paths, least: u64) -> Result<(), DiskError> {
+    let (Backend::File { path, .. } | Backend::Block { path }) = &source.backend;
+    let failed = |source| DiskError::Write { path: path.clone(), source };
+    if let Backend::File { path, .. } = &source.backend {
+        let directory = std::fs::canonicalize(paths.filesystem_volume(volume)).map_err(failed)?;
+        if *path != directory.join(CLAIM_IMAGE) {
+            return Err(DiskError::Link(volume.to_owned()));
+        }
+    }
+    let size = device_size(path).map_err(failed)?;
+    if size < least { Err(DiskError::Destination { volume: volume.to_owned(), size, least }) } else { Ok(()) }
 }
 
 pub(super) fn file_source(path: PathBuf, format: ImageFormat) -> DiskSource {

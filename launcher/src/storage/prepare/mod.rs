@@ -16,14 +16,16 @@ use api::{
     vmi::{disks::Disk, features::FeatureState, volumes::Volume},
 };
 
-pub(crate) use self::config_images::write_interface_tags;
+pub(crate) use self::{config_images::write_interface_tags, disk_images::claim_backend};
 use self::{
     config_images::{cloud_init_volume, config_files, make_cloud_init, make_iso},
-    disk_images::{claim_source, container_disk, file_source, filesystem_disk, layer, make_parent},
+    disk_images::{
+        NewImage, check_destination, claim_source, container_disk, file_source, filesystem_disk, layer, make_parent,
+    },
 };
 use super::{
     Backend, DiskError, DiskSource,
-    claims::{device_size, disk_size},
+    claims::{capacity, device_size, disk_size, least_size},
     hotplug::hotplugged_source,
     image::{self, BlockSizes, ImageFormat},
 };
@@ -190,20 +192,30 @@ fn make(
         return Ok(file_source(path, ImageFormat::Qcow2));
     }
     if volume.ephemeral.as_ref().is_some_and(|ephemeral| ephemeral.persistent_volume_claim.is_some()) {
-        let (Backend::File { path, .. } | Backend::Block { path }) = claim_source(name, vmi, paths, None)?.backend;
+        let (Backend::File { path, .. } | Backend::Block { path }) = claim_source(name, vmi, paths, None, 0)?.backend;
         // Raw, whatever its first bytes are: the disk belongs to the guest, which may have encrypted it.
         let size = device_size(&path).map_err(|source| DiskError::Write { path: path.clone(), source })?;
         return layer(name, path, ImageFormat::Raw, size, paths);
     }
     if volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() {
-        let own = purpose == Purpose::Start || is_migrated(name, vmi);
-        return claim_source(name, vmi, paths, own.then_some(tolerance));
+        if purpose == Purpose::Arrival && is_migrated(name, vmi) {
+            let least = least_size(name, vmi)?;
+            // Before an image is created in it.
+            if let Some(size) = capacity(name, vmi)?.filter(|size| *size < least) {
+                return Err(DiskError::Destination { volume: name.to_owned(), size, least });
+            }
+            let source = claim_source(name, vmi, paths, Some(tolerance), least)?;
+            check_destination(name, &source, paths, least)?;
+            return Ok(source);
+        }
+        return claim_source(name, vmi, paths, (purpose == Purpose::Start).then_some(tolerance), 0);
     }
     if let Some(host) = &volume.host_disk {
         let file = Path::new(&host.path).file_name().and_then(|f| f.to_str()).unwrap_or_default();
         let create = (host.type_ == "DiskOrCreate").then_some(host.capacity.as_ref()).flatten();
         let size = create.map(|capacity| disk_size(name, capacity)).transpose()?;
-        return filesystem_disk(name, &paths.filesystem_volume(name), file, size.map(|size| (size, tolerance)));
+        let missing = size.map(|size| NewImage { size, least: 0, tolerance });
+        return filesystem_disk(name, &paths.filesystem_volume(name), file, missing);
     }
     let (directory, label) = if let Some(v) = &volume.config_map {
         (paths.config_map(name), v.volume_label.as_deref())

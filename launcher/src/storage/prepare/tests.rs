@@ -2,7 +2,10 @@
 
 use serde_json::json;
 
-use super::{disk_images::make_raw, *};
+use super::{
+    disk_images::{NewImage, make_raw},
+    *,
+};
 use crate::storage::{claims::MEBIBYTE, cloud_init::TaggedInterface, iso::Files};
 
 /// Default settings of a cluster.
@@ -142,17 +145,23 @@ fn the_cluster_limits_the_lack_of_a_claim() {
     let stat = rustix::fs::statvfs(&directory).unwrap();
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     // Free space changes during the test, so the rows stay far from the limits.
-    for (wanted, lack_percent, reserve, made) in [
-        (free / 4, 0, 0, true),
-        (free / 4, 0, free, false),
-        (free * 2, 10, 0, false),
-        (free * 2, 75, 0, true),
-        (free * 2, 100, free, true),
+    for (size, least, lack_percent, reserve, made) in [
+        (free / 4, 0, 0, 0, true),
+        (free / 4, 0, 0, free, false),
+        (free * 2, 0, 10, 0, false),
+        (free * 2, 0, 75, 0, true),
+        (free * 2, 0, 100, free, true),
+        // A disk that is copied into the image needs its size.
+        (free / 4, free / 4, 0, 0, true),
+        (free * 2, free / 4, 75, 0, true),
+        (free * 2, free * 2, 75, 0, false),
     ] {
         let path = directory.join("made.img");
         let _ = std::fs::remove_file(&path);
-        let result = make_raw(&path, &directory, wanted, &Tolerance { lack_percent, reserve });
-        assert_eq!(result.is_ok(), made, "{lack_percent} {result:?}");
+        let tolerance = Tolerance { lack_percent, reserve };
+        let result = make_raw(&path, &directory, NewImage { size, least, tolerance: &tolerance });
+        assert_eq!(result.is_ok(), made, "{lack_percent} {least} {result:?}");
+        assert_eq!(path.exists(), made);
     }
 }
 
@@ -248,6 +257,65 @@ fn a_domain_that_arrives_leaves_the_claims_as_they_are() {
     vmi.status = Some(status(json!([{"volumeName": "data"}])));
     prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).unwrap();
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 5 << 20);
+}
+
+#[test]
+fn claim_to_which_a_volume_moves_holds_the_disk_or_is_refused() {
+    let scratch = Scratch::new("destination");
+    let image = scratch.1.join("private/vmi-disks/data/disk.img");
+    let mut vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}}));
+    let claim = |capacity: &str, request: &str, mode: &str| {
+        json!({
+            "capacity": {"storage": capacity}, "requests": {"storage": request}, "volumeMode": mode,
+            "filesystemOverhead": "0.25",
+        })
+    };
+    let small = "volume data: the claim to which it moves holds a disk of ";
+    // Size of the former claim and its mode, capacity and request of the new one, MiB of its image; MiB that the image has then.
+    for (size, mode, capacity, request, present, expected) in [
+        ("4Mi", "Block", "8Mi", "8Mi", None, Ok(8)),
+        ("4Mi", "Filesystem", "8Mi", "8Mi", None, Ok(8)),
+        ("8Mi", "Block", "8Mi", "8Mi", None, Ok(8)),
+        ("8Mi", "Block", "16Mi", "4Mi", None, Ok(8)),
+        ("8Mi", "Block", "4Mi", "4Mi", None, Err("4194304 B, its present one has at least 8388608 B")),
+        // The image of a file system can be smaller than its claim: QEMU compares the sizes.
+        ("8Mi", "Filesystem", "4Mi", "4Mi", None, Ok(4)),
+        ("4Mi", "Block", "8Mi", "8Mi", Some(1), Ok(6)),
+        ("4Mi", "Block", "4Mi", "4Mi", Some(1), Err("3145728 B, its present one has at least 4194304 B")),
+        ("4Mi", "Filesystem", "4Mi", "4Mi", Some(1), Ok(3)),
+        ("4Mi", "Block", "8Mi", "8Mi", Some(9), Ok(9)),
+    ] {
+        let _ = std::fs::remove_file(&image);
+        if let Some(mebibytes) = present {
+            std::fs::File::create(&image).unwrap().set_len(mebibytes << 20).unwrap();
+        }
+        let (former, new) = (claim(size, size, mode), claim(capacity, request, "Filesystem"));
+        vmi.status = Some(
+            serde_json::from_value(json!({
+                "volumeStatus": [{"name": "data", "target": "vda", "persistentVolumeClaimInfo": new}],
+                "migratedVolumes": [{"volumeName": "data", "sourcePVCInfo": former, "destinationPVCInfo": new}],
+            }))
+            .unwrap(),
+        );
+        let row = format!("{size} {mode} -> {capacity} {request} {present:?}");
+        let prepared = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival);
+        match (prepared, expected) {
+            (Ok(prepared), Ok(mebibytes)) => {
+                let (meta, source) = (std::fs::metadata(&image).unwrap(), &prepared.sources["data"]);
+                assert_eq!(meta.len(), mebibytes << 20, "{row}");
+                assert_eq!(source.backend, claim_backend("data", false, &scratch.0), "{row}");
+            }
+            (Err(error), Err(text)) => assert_eq!(error.to_string(), format!("{small}{text}"), "{row}"),
+            (prepared, _) => panic!("{row}: {prepared:?}"),
+        }
+        assert!(present.is_some() || image.exists() == expected.is_ok(), "{row}");
+    }
+    // The source's launcher names the image.
+    std::fs::rename(&image, image.with_file_name("other.img")).unwrap();
+    std::os::unix::fs::symlink("other.img", &image).unwrap();
+    let error = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).unwrap_err().to_string();
+    assert!(error.contains("must not be a symbolic link"), "{error}");
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).is_ok());
 }
 
 #[test]

@@ -150,7 +150,6 @@ pub(in crate::vmi) fn request(vmi: &VirtualMachineInstance, migration: &str) -> 
         allow_workload_disruption: options.allow_workload_disruption.or(options.allow_post_copy).unwrap_or(false),
         memory_connections: if has_cpu_limit(vmi) { 1 } else { CONNECTIONS },
         post_copy: options.switches_to_post_copy(),
-        copied_volumes: volumes.map(|volume| volume.volume_name.clone()).collect(),
         copied_volumes: volumes().map(|volume| volume.volume_name.clone()).collect(),
         destinations: volumes().filter_map(destination).collect(),
     }

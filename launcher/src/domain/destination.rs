@@ -1,0 +1,149 @@
+//! The XML with which a domain arrives at the target of a migration that brings disks to other claims. Pure.
+
+use std::ops::Range;
+
+use roxmltree::{Document, Node};
+
+use super::{parse::XML_LIMIT, xml::Element};
+use crate::storage::Backend;
+
+/// A disk that moves to another claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MovedDisk {
+    /// Device name.
+    pub(crate) target: String,
+    /// Its file or device in the pod of the target.
+    pub(crate) backend: Backend,
+}
+
+/// Returns a domain's XML in which disks have the files or devices of the target. A disk keeps its size in bytes by a slice: QEMU
+/// copies only between disks of the same size, and the new claim can be larger. `None` if the domain has no such disk.
+pub(crate) fn destination_xml(xml: &str, disks: &[(MovedDisk, u64)]) -> Option<String> {
+    let document = (xml.len() <= XML_LIMIT).then(|| Document::parse(xml).ok()).flatten()?;
+    let devices = document.root_element().children().find(|node| node.has_tag_name("devices"))?;
+    let mut changes = Vec::new();
+    for (moved, size) in disks {
+        let mut elements = devices.children().filter(|node| node.has_tag_name("disk"));
+        changes.extend(changes_of(elements.find(|disk| is_target(*disk, &moved.target))?, &moved.backend, *size)?);
+    }
+    // From the end, so that the other ranges stay valid.
+    changes.sort_by_key(|(range, _)| std::cmp::Reverse(range.start));
+    let mut xml = xml.to_owned();
+    for (range, text) in changes {
+        xml.get(range.clone())?;
+        xml.replace_range(range, &text);
+    }
+    Some(xml)
+}
+
+fn is_target(disk: Node<'_, '_>, target: &str) -> bool {
+    disk.children().any(|node| node.has_tag_name("target") && node.attribute("dev") == Some(target))
+}
+
+/// Returns the ranges of a disk's element that change, with their new text.
+fn changes_of(disk: Node<'_, '_>, backend: &Backend, size: u64) -> Option<[(Range<usize>, String); 2]> {
+    let kind = disk.attribute_node("type")?.range_value();
+    let source = disk.children().find(|node| node.has_tag_name("source"))?.range();
+    let (type_, attribute, path) = match backend {
+        Backend::File { path, .. } => ("file", "file", path),
+        Backend::Block { path } => ("block", "dev", path),
+    };
+    let slice = Element::new("slice").with("type", "storage").with("offset", "0").with("size", size.to_string());
+    let element =
+        Element::new("source").with(attribute, path.to_string_lossy()).child(Element::new("slices").child(slice));
+    Some([(kind, type_.to_owned()), (source, element.to_xml().trim_end().to_owned())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        domain::{diff::diff, parse::parse},
+        storage::ImageFormat,
+    };
+
+    fn file(path: &str) -> Backend {
+        Backend::File { path: path.into(), format: ImageFormat::Raw }
+    }
+
+    fn block(path: &str) -> Backend {
+        Backend::Block { path: path.into() }
+    }
+
+    fn moved(target: &str, backend: Backend, size: u64) -> (MovedDisk, u64) {
+        (MovedDisk { target: target.into(), backend }, size)
+    }
+
+    fn disk(kind: &str, source: &str) -> String {
+        format!(
+            "<disk type='{kind}' device='disk'><driver name='qemu' type='raw'/>{source}<backingStore/>\
+             <target dev='vdb' bus='virtio'/><alias name='ua-data'/></disk>"
+        )
+    }
+
+    fn domain(disk: &str) -> String {
+        let root = "<disk type='file' device='disk'><source file='/eph/root.qcow2' index='2'/><backingStore type='file'>\
+                    <source file='/images/disk.img'/></backingStore><target dev='vda' bus='virtio'/></disk>";
+        format!(
+            "<domain type='kvm'><devices>{root}{disk}<serial type='unix'><source path='/s'/></serial></devices></domain>"
+        )
+    }
+
+    fn is_equal(one: &str, other: &str) -> bool {
+        let words = |text: &str| text.split_whitespace().collect::<String>();
+        words(one) == words(other)
+    }
+
+    #[test]
+    fn a_moved_disk_has_its_new_source_and_keeps_its_size() {
+        let sliced = |attributes: &str, size: u64| {
+            format!("<source {attributes}><slices><slice type='storage' offset='0' size='{size}'/></slices></source>")
+        };
+        let known = sliced("dev='/dev/data' index='1'", 4096);
+        for (disk, backend, expected) in [
+            (("file", "<source file='/c/disk.img' index='1'/>"), block("/dev/data"), ("block", "dev='/dev/data'")),
+            (("block", "<source dev='/dev/data' index='1'/>"), file("/c/disk.img"), ("file", "file='/c/disk.img'")),
+            (("file", "<source file='/c/disk.img'/>"), file("/c/disk.img"), ("file", "file='/c/disk.img'")),
+            (("block", "<source dev='/dev/data'></source>"), block("/dev/data"), ("block", "dev='/dev/data'")),
+            // It was moved before, and has kept its size since.
+            (("block", known.as_str()), file("/c/disk.img"), ("file", "file='/c/disk.img'")),
+            (
+                ("file", "<source file='/c/disk.img'/>"),
+                block("/dev/a'&amp;b"),
+                ("block", "dev='/dev/a&apos;&amp;amp;b'"),
+            ),
+        ] {
+            let (before, (kind, attribute)) = (self::disk(disk.0, disk.1), expected);
+            let after = destination_xml(&domain(&before), &[moved("vdb", backend.clone(), 8192)]).unwrap();
+            let expected = domain(&self::disk(kind, &sliced(attribute, 8192)));
+            assert!(is_equal(&after, &expected), "{before}: {after}");
+            let parsed = parse(&after);
+            assert_eq!(parsed.disks[0].source.as_ref().unwrap().backend, backend);
+            assert!(parsed.disks[0].is_slice);
+        }
+    }
+
+    #[test]
+    fn a_domain_without_the_disk_has_no_destination() {
+        let xml = domain(&disk("file", "<source file='/c/disk.img'/>"));
+        for (xml, target) in
+            [(xml.as_str(), "vdc"), ("<domain/>", "vdb"), ("", "vdb"), (&domain(&disk("file", "")), "vdb")]
+        {
+            assert_eq!(destination_xml(xml, &[moved(target, block("/dev/data"), 1)]), None, "{target} {xml}");
+        }
+        assert_eq!(destination_xml(&xml, &[]), Some(xml.clone()));
+    }
+
+    #[test]
+    fn disks_of_a_recorded_domain_move_and_the_rest_stays() {
+        let active = include_str!("recorded/active.xml");
+        let disks = [moved("vda", block("/dev/root"), 1 << 30), moved("vdb", file("/c/disk.img"), 512)];
+        let after = destination_xml(active, &disks).unwrap();
+        let (before, after) = (parse(active), parse(&after));
+        let backends: Vec<Backend> = after.disks.iter().map(|disk| disk.source.clone().unwrap().backend).collect();
+        assert_eq!(backends, [block("/dev/root"), file("/c/disk.img")]);
+        // The domain that has arrived is not reported as changed.
+        let difference = diff(&after, &before, &[], std::path::Path::new("/plugged"));
+        assert_eq!(difference, crate::domain::diff::Difference::default());
+    }
+}
