@@ -269,7 +269,8 @@ impl Executor {
                 let ready = observed.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
                 let span = self.trace.span("sync");
                 let steps = span.as_ref().and_then(|span| self.trace.steps(span));
-                let mut vmi = resize::for_launcher(&vmi, &observed.link).into_owned();
+                let mut vmi =
+                    resize::for_launcher(&migration::target::for_owner(observed), &observed.link).into_owned();
                 if observed.domain().is_alive() {
                     nics::leave_out_unconnected(&mut vmi, &ready, observed.report.as_ref());
                 }

@@ -1,6 +1,8 @@
 //! The target of a migration: what the launcher is prepared with, and what the status shows, up to the write that passes
 //! ownership.
 
+use std::borrow::Cow;
+
 use api::{
     VirtualMachineInstance, VirtualMachineInstanceStatus, condition,
     constants::{
@@ -8,7 +10,10 @@ use api::{
         condition::MIGRATION_REQUIRED,
         label::{MIGRATION_TARGET_NODE_NAME, NODE_NAME, OUTDATED_LAUNCHER_IMAGE},
     },
-    vmi::memory::MemoryStatus,
+    vmi::{
+        memory::MemoryStatus,
+        status::{PersistentVolumeClaimInfo, StorageMigratedVolumeInfo},
+    },
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use protocol::{MigrationMode, MigrationReport, MigrationStep, features::Feature};
@@ -172,11 +177,30 @@ fn take_over(
 
 /// Returns the VMI for the preparation of the launcher: with the claims that volumes move to.
 pub(in crate::vmi) fn for_launcher(vmi: &VirtualMachineInstance) -> VirtualMachineInstance {
+    with_claims(vmi, |moved| moved.destination_pvc_info.as_ref())
+}
+
+/// Returns the VMI for the launcher that has the domain: with the claims in its pod. The spec and the entries of the volumes name the
+/// new claims as soon as they are to be used, and a disk must not grow to the size of a claim that it is not in.
+pub(in crate::vmi) fn for_owner(observed: &Observed) -> Cow<'_, VirtualMachineInstance> {
+    let vmi = &*observed.vmi;
+    let moves = vmi.status.as_ref().is_some_and(|status| !status.migrated_volumes.is_empty());
+    if moves && has_arrived(observed).is_none() {
+        return Cow::Owned(with_claims(vmi, |moved| moved.source_pvc_info.as_ref()));
+    }
+    Cow::Borrowed(vmi)
+}
+
+/// Returns the VMI with one of the claims of each volume that moves.
+fn with_claims(
+    vmi: &VirtualMachineInstance,
+    claim: fn(&StorageMigratedVolumeInfo) -> Option<&PersistentVolumeClaimInfo>,
+) -> VirtualMachineInstance {
     let mut vmi = vmi.clone();
     let Some(status) = &mut vmi.status else { return vmi };
     for moved in &status.migrated_volumes {
         let entry = status.volume_status.iter_mut().find(|entry| entry.name == moved.volume_name);
-        if let (Some(entry), Some(claim)) = (entry, &moved.destination_pvc_info) {
+        if let (Some(entry), Some(claim)) = (entry, claim(moved)) {
             entry.persistent_volume_claim_info = Some(claim.clone());
         }
     }

@@ -4,7 +4,10 @@ use protocol::{MigrationReport, MigrationStep};
 use serde_json::Value;
 
 use super::*;
-use crate::vmi::{migration::source, migration_facts::Route};
+use crate::vmi::{
+    migration::{source, target},
+    migration_facts::Route,
+};
 
 const SOURCE: &str = NODE;
 const TARGET: &str = "n2";
@@ -438,5 +441,32 @@ fn launcher_gets_the_modes_of_the_claims_to_which_volumes_move() {
             request.destinations.iter().map(|known| (known.volume.as_str(), known.block)).collect();
         assert_eq!(found, Vec::from_iter(expected.map(|block| ("data", block))), "{info}");
         assert_eq!(request.copied_volumes, ["data"]);
+    }
+}
+
+#[test]
+fn launcher_gets_the_claims_that_its_pod_has() {
+    let moved = json!([{
+        "volumeName": "data", "sourcePVCInfo": {"claimName": "old"}, "destinationPVCInfo": {"claimName": "new"},
+    }]);
+    let shown =
+        |claim: &str| json!([{"name": "data", "target": "vda", "persistentVolumeClaimInfo": {"claimName": claim}}]);
+    let ended = json!({"startTimestamp": "2027-01-15T08:00:00Z", "endTimestamp": "2027-01-15T08:00:01Z"});
+    // Node, owner, state; volumes that move, claim in the status; claim for the launcher.
+    for (node, owner, state, moved, entry, expected) in [
+        (SOURCE, SOURCE, state(json!({})), &moved, "new", "old"),
+        (SOURCE, SOURCE, state(json!({"failed": true, "endTimestamp": "2027-01-15T08:00:01Z"})), &moved, "new", "old"),
+        (SOURCE, SOURCE, state(json!({})), &moved, "old", "old"),
+        (TARGET, TARGET, ready(ended.clone()), &moved, "new", "new"),
+        (SOURCE, SOURCE, state(json!({})), &json!([]), "new", "new"),
+    ] {
+        let mut vmi = (*with_migration(&vmi("Running"), owner, &state)).clone();
+        let status = vmi.status.as_mut().unwrap();
+        status.migrated_volumes = serde_json::from_value(moved.clone()).unwrap();
+        status.volume_status = serde_json::from_value(shown(entry)).unwrap();
+        let observed = Observed::new(Arc::new(vmi), node);
+        let sent = target::for_owner(&observed);
+        let info = sent.status.as_ref().unwrap().volume_status[0].persistent_volume_claim_info.as_ref().unwrap();
+        assert_eq!(info.claim_name.as_deref(), Some(expected), "{node} {state} {moved} {entry}");
     }
 }
