@@ -12,6 +12,8 @@ use crate::{
 };
 
 const MINUTES: Duration = Duration::from_secs(150);
+/// MiB that a claim requests, unless the story names another size.
+const SIZE: u32 = 16;
 
 /// Backend of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,7 +46,16 @@ impl Storage {
     ///
     /// The storage was not made; nothing of it is left.
     pub async fn make(s: &Story, claim: &str, backing: Backing) -> Result<Self> {
-        Self::make_as(s, claim, backing, "ReadWriteOnce").await
+        Self::make_as(s, claim, backing, "ReadWriteOnce", SIZE).await
+    }
+
+    /// Makes storage as [`Self::make`] whose claim requests this number of MiB. A device has this size.
+    ///
+    /// # Errors
+    ///
+    /// The storage was not made; nothing of it is left.
+    pub async fn make_sized(s: &Story, claim: &str, backing: Backing, mebibytes: u32) -> Result<Self> {
+        Self::make_as(s, claim, backing, "ReadWriteOnce", mebibytes).await
     }
 
     /// Makes storage as [`Self::make`] whose claim several nodes may use at once (ReadWriteMany). Returns `None` after a skip on
@@ -58,12 +69,12 @@ impl Storage {
             skip("storage that all nodes share")?;
             return Ok(None);
         }
-        Self::make_as(s, claim, backing, "ReadWriteMany").await.map(Some)
+        Self::make_as(s, claim, backing, "ReadWriteMany", SIZE).await.map(Some)
     }
 
-    async fn make_as(s: &Story, claim: &str, backing: Backing, mode: &str) -> Result<Self> {
+    async fn make_as(s: &Story, claim: &str, backing: Backing, mode: &str, mebibytes: u32) -> Result<Self> {
         let storage = Self::place(s, claim, backing != Backing::Small).await?;
-        let made = storage.fill(s, claim, backing, mode).await;
+        let made = storage.fill(s, claim, backing, mode, mebibytes).await;
         if made.is_err() {
             storage.remove(s).await?;
         }
@@ -118,7 +129,7 @@ impl Storage {
         Ok(())
     }
 
-    async fn fill(&self, s: &Story, claim: &str, backing: Backing, access: &str) -> Result<()> {
+    async fn fill(&self, s: &Story, claim: &str, backing: Backing, access: &str, mebibytes: u32) -> Result<()> {
         let Self { name, node, directory, .. } = self;
         let mut path = directory.clone();
         on_host(s, node, &format!("mkdir -p {directory}")).await?;
@@ -128,8 +139,9 @@ impl Storage {
                 on_host(s, node, &format!("mount -t tmpfs -o size=40m,mode=755 {name} {directory}")).await?;
             }
             Backing::Device => {
-                let attach =
-                    format!("truncate -s 16M {directory}/backing && losetup --find --show {directory}/backing");
+                let attach = format!(
+                    "truncate -s {mebibytes}M {directory}/backing && losetup --find --show {directory}/backing"
+                );
                 path = on_host(s, node, &attach).await?.trim().to_owned();
             }
         }
@@ -140,7 +152,7 @@ impl Storage {
         });
         s.cluster_api("StorageClass").create(&PostParams::default(), &serde_json::from_value(class)?).await?;
         let spec = json!({
-            "capacity": {"storage": "64Mi"}, "accessModes": [access], "volumeMode": mode,
+            "capacity": {"storage": format!("{}Mi", 4 * mebibytes)}, "accessModes": [access], "volumeMode": mode,
             "storageClassName": name, "local": {"path": path},
         });
         self.add_volume(s, claim, spec).await?;
@@ -154,7 +166,7 @@ spec:
   volumeName: {name}
   volumeMode: {mode}
   accessModes: [{access}]
-  resources: {{requests: {{storage: 16Mi}}}}
+  resources: {{requests: {{storage: {mebibytes}Mi}}}}
 "
         ))
         .await
