@@ -182,7 +182,7 @@ async fn all(s: &Story, storage: &Storage, nodes: &[String; 2]) -> Result<()> {
     s.apply(&with_claims(&vm(GUEST, "Always"), &["data"])).await?;
     s.wait_running(GUEST).await?;
     prepare(s).await?;
-    with_policy(s, json!({"bandwidthPerMigration": "2Mi"}), async |_| {
+    with_policy(s, json!({"bandwidthPerMigration": "24Mi"}), async |_| {
         for (during, victim) in sample(rows(), SAMPLE)? {
             let row = Row { s, nodes, during, victim };
             let mut attempts = 0;

@@ -412,9 +412,16 @@ fn launcher_gets_the_options_of_the_status() {
     vmi.status.as_mut().unwrap().migrated_volumes = serde_json::from_value(json!([{"volumeName": "root"}])).unwrap();
     let request = source::request(&vmi, "m1");
     assert_eq!((request.bandwidth, request.completion_timeout_per_gb, request.progress_timeout), (64 << 20, 20, 30));
-    assert_eq!((request.max_downtime_ms, request.memory_connections), (500, 8));
+    assert_eq!((request.max_downtime_ms, request.post_copy), (500, false));
     assert!(request.auto_converge && request.allow_unsafe && request.allow_workload_disruption);
     assert_eq!((request.copied_volumes, request.destinations), (vec!["root".to_owned()], vec![]));
+    for (limit, connections) in [("64Mi", 1), ("1Gi", 4), ("100Gi", 8), ("0", 8)] {
+        let options = json!({"bandwidthPerMigration": limit, "allowPostCopy": true});
+        let state = vmi.status.as_mut().unwrap().migration_state.as_mut().unwrap();
+        state.migration_configuration = serde_json::from_value(options).unwrap();
+        let request = source::request(&vmi, "m1");
+        assert_eq!((request.memory_connections, request.post_copy), (connections, true), "{limit}");
+    }
     vmi.spec.domain.resources.limits = serde_json::from_value(json!({"cpu": "2"})).unwrap();
     assert_eq!(source::request(&vmi, "m1").memory_connections, 1);
     vmi.status.as_mut().unwrap().migration_state = None;
