@@ -1,8 +1,10 @@
 //! Migrations of a guest that changes its memory faster than it is copied: they are aborted, or pause the guest, or switch to
 //! post-copy, as the settings say.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{Story, story, story_alone};
 use serde_json::{Value, json};
 
 use crate::{
@@ -87,12 +89,15 @@ fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
 
         with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
             let before = s.get("vmi", "box").await?;
+            let begun = Instant::now();
             let (migration, _) = switched(s).await?;
+            let left = begun.elapsed();
             // It cannot be undone any more.
             s.virt(&["migrate-cancel", "box"]).await?;
             let vmi =
                 s.wait("vmi", "box", "have moved", MINUTES, |vmi| vmi["status"]["migrationState"]["completed"] == true);
             let state = vmi.await?["status"]["migrationState"].clone();
+            eprintln!("the guest had left after {left:.1?}, and its memory after {:.1?}", begun.elapsed());
             ensure!(state["failed"] != true && state["mode"] == "PostCopy", "{state}");
             s.wait_gone("vmim", &migration, MINUTES).await?;
             let pod = alone(s, "box").await?;
@@ -109,7 +114,7 @@ fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
 
 #[test]
 fn guest_that_is_lost_in_post_copy_is_started_again() {
-    story("post-copy-faults", async |s| {
+    story_alone("post-copy-faults", async |s| {
         if two_nodes(s).await?.is_none() {
             return Ok(());
         }
