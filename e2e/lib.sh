@@ -7,6 +7,10 @@ work=$PWD/build/$title
 started=$(date +%s)
 created=no
 
+# Release 0.1.0. Clones have its commit, but not always the tag v0.1.0.
+former=0.1.0
+former_commit=646da232f676ab9f2cd701f5c239c116df64f47d
+
 step() { echo "$title: [$(($(date +%s) - started)) s] $*"; }
 
 fail_more() { :; }
@@ -24,6 +28,14 @@ fail() {
 clean() {
     clean_more
     [ "$created" = no ] || "$CLUSTER" down
+}
+
+# Ends the test in a clone without the commit of the former release.
+need_former() {
+    git cat-file -e "$former_commit^{commit}" 2>/dev/null || {
+        echo "$title: this clone has no commit $former_commit: git fetch --unshallow" >&2
+        exit 1
+    }
 }
 
 # Waits until a command succeeds: within SECONDS DESCRIPTION COMMAND...

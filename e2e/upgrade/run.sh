@@ -7,9 +7,6 @@ cd "$(dirname "$0")/../.."
 title=upgrade-test
 . e2e/lib.sh
 
-# Release 0.1.0. Clones have its commit, but not always the tag v0.1.0.
-former_commit=646da232f676ab9f2cd701f5c239c116df64f47d
-former=0.1.0
 # Tag of the images of this working tree.
 present=devel
 
@@ -35,10 +32,7 @@ virt() { "$plugin" "$@"; }
 build_former() {
     [ ! -e "$cache/complete" ] || return 0
     step "building release $former; this takes as long as the first make images, once"
-    git cat-file -e "$former_commit^{commit}" 2>/dev/null || {
-        echo "upgrade-test: this clone has no commit $former_commit: git fetch --unshallow" >&2
-        exit 1
-    }
+    need_former
     source=$cache/source
     rm -rf "$source"
     git clone --quiet --shared --no-checkout . "$source"
