@@ -20,7 +20,7 @@ const CHANGE_MEMORY: &str = "head -c 16777216 /dev/urandom >/source; \
 
 /// A limit of the bandwidth below the rate of the changes, with a time limit of this many seconds.
 fn slow(seconds: u64, further: Value) -> Value {
-    let mut settings = json!({"bandwidthPerMigration": "6Mi", "completionTimeoutPerGiB": seconds});
+    let mut settings = json!({"bandwidthPerMigration": "4Mi", "completionTimeoutPerGiB": seconds});
     if let (Some(settings), Some(further)) = (settings.as_object_mut(), further.as_object()) {
         settings.extend(further.clone());
     }
