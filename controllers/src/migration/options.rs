@@ -32,7 +32,7 @@ pub(super) fn settings(observed: &Observed<'_>, vmi: &VirtualMachineInstance) ->
 }
 
 /// Returns the settings of the cluster, changed by a policy.
-pub(super) fn options(config: &ClusterConfig, policy: Option<&MigrationPolicySpec>) -> MigrationConfigurationOptions {
+fn options(config: &ClusterConfig, policy: Option<&MigrationPolicySpec>) -> MigrationConfigurationOptions {
     let cluster = &config.migrations;
     let mut options = MigrationConfigurationOptions {
         allow_auto_converge: Some(cluster.allow_auto_converge),

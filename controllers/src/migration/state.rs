@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Ti
 
 use super::{
     Observed,
-    options::{best_policy, options},
+    options::{best_policy, settings},
     target,
 };
 use crate::{
@@ -49,7 +49,7 @@ pub(super) fn hand_over(
         target_pod: pod.metadata.name.clone(),
         target_attachment_pod_uid: target::attachment(observed).and_then(|pod| pod.metadata.uid.clone()),
         target_memory_overhead: overhead.map(|bytes| Quantity(bytes.clone())),
-        migration_configuration: Some(options(observed.config, policy.map(|policy| &policy.spec))),
+        migration_configuration: Some(settings(observed, vmi)),
         migration_policy_name: policy.and_then(|policy| policy.metadata.name.clone()),
         ..VirtualMachineInstanceMigrationState::default()
     };

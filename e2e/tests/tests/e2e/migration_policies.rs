@@ -127,7 +127,7 @@ async fn refused(s: &Story) -> Result<()> {
         let Err(refusal) = begin(s, name).await else { anyhow::bail!("{name} migrates") };
         ensure!(format!("{refusal:#}").contains(reason), "{refusal:#} lacks {reason}");
     }
-    // What is not supported is refused by name.
+    // An unsupported setting is refused by name.
     let installation = s.installation_api("KubeVirt");
     let patch = Patch::Merge(json!({"spec": {"configuration": {"migrations": {"disableTLS": true}}}}));
     let trial = installation.patch("kubevirt", &PatchParams::default().dry_run(), &patch).await;

@@ -54,8 +54,6 @@ impl Turn {
         out.progress = (u64::MAX, now);
         out.failure.clear();
         let (request, copied) = (out.request.clone(), out.copied.clone());
-        // The guest must not leave before post-copy is started: libvirt could resume it at both ends then.
-        self.effects.push(Effect::SetMaxDowntime(0));
         self.effects.push(Effect::Migrate { request, copied, way: MigrateWay::PostCopy });
         true
     }

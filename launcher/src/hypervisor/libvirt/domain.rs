@@ -13,7 +13,9 @@ use super::{
 };
 use crate::{
     domain::destination::{MovedDisk, destination_xml},
-    hypervisor::{Call, DeviceChange, Domain, DomainFacts, HypervisorError, MigrateCall, Progress, RebootWay, Signals},
+    hypervisor::{
+        Call, DeviceChange, Domain, DomainFacts, HypervisorError, MigrateCall, MigrateWay, Progress, RebootWay, Signals,
+    },
 };
 
 /// Time limit of a plain call.
@@ -236,6 +238,10 @@ impl Domain for LibvirtDomain {
         self.call_of(CallKind::Job, "migrate", MIGRATE_DEADLINE, move |domain| {
             let xml = destination(domain, &migration.moved)?;
             let (control, parameters, flags) = migration::parameters(&migration, xml)?;
+            if migration.way == MigrateWay::PostCopy {
+                // The guest must not leave before post-copy is started: libvirt could resume it at both ends then.
+                domain.migrate_set_max_downtime(0, 0)?;
+            }
             domain
                 .migrate_to_uri3(Some(&control), parameters, flags)
                 .map_err(|error| migration::failure(HypervisorError::from(error)))

@@ -48,10 +48,7 @@ fn ready() -> Table {
     let mut table = late();
     table.take(Input::MigrationAborted(Ok(())));
     assert_eq!(table.take(Input::Migrated(failed("canceled by client"))), ["read"]);
-    assert_eq!(
-        table.take(read(Lifecycle::Running, "migrationCanceled")),
-        ["attend", "set downtime", "migrate for post-copy"]
-    );
+    assert_eq!(table.take(read(Lifecycle::Running, "migrationCanceled")), ["attend", "migrate for post-copy"]);
     table
 }
 
