@@ -11,6 +11,11 @@ CLUSTER := $(RELEASE)/cluster
 IMAGES := $(RELEASE)/images
 # Name of the program that kubectl runs for the plugin's completions.
 COMPLETER := kubectl_complete-virt
+# Cargo compares the age of a clone's files with that of the last build, even if another clone has made it.
+LAST_CLONE := $(CARGO_TARGET_DIR)/clone
+ifneq ($(file <$(LAST_CLONE)),$(CURDIR))
+$(shell git ls-files -z | xargs -0r touch -c && mkdir -p $(CARGO_TARGET_DIR) && echo $(CURDIR) >$(LAST_CLONE))
+endif
 # On two cores, one target at a time is fastest.
 .NOTPARALLEL:
 

@@ -124,10 +124,15 @@ async fn name_claim(s: &Story, volume: &str, claim: &str) -> Result<()> {
     Ok(())
 }
 
-/// Names another claim in the template and waits until the VMI is about to move there.
+/// Names another claim in the template and waits until the VMI can move there.
 async fn begin_move(s: &Story, volume: &str, claim: &str) -> Result<()> {
     name_claim(s, volume, claim).await?;
-    let changes = |vmi: &Value| condition(vmi, "VolumesChange").is_some_and(|shown| shown["status"] == "True");
+    // virt-handler writes `LiveMigratable` after virt-controller has written `VolumesChange`.
+    let changes = |vmi: &Value| {
+        ["VolumesChange", "LiveMigratable"]
+            .iter()
+            .all(|kind| condition(vmi, kind).is_some_and(|shown| shown["status"] == "True"))
+    };
     s.wait("vmi", "box", "have a change of volumes", TIMEOUT, changes).await.map(drop)
 }
 
