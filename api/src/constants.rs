@@ -308,8 +308,6 @@ pub mod condition {
     pub const DATA_VOLUMES_READY: &str = "DataVolumesReady";
     /// The VMI must leave its node.
     pub const EVICTION_REQUESTED: &str = "EvictionRequested";
-    /// The guest runs without KVM.
-    pub const SOFTWARE_EMULATION: &str = "SoftwareEmulation";
     /// The controller cannot create or delete the VMI.
     pub const FAILURE: &str = "Failure";
     /// Volumes of the VMI move to other claims.

@@ -58,6 +58,8 @@ pub(crate) async fn measure(s: &Story, rounds: usize, figures: &mut Figures) -> 
     }
     let first = plan.node(1).name;
     let node = s.enter_node(&first).await?;
+    // What an interrupted run has left would be in the way.
+    clean(s, &node).await?;
     node.run(&format!("ip address replace {NODE}/24 dev {LAN}")).await?;
     let result = async {
         measure_vm(s, &plan, rounds, figures).await?;

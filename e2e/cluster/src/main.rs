@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, os::unix::process::CommandExt, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::{Parser, Subcommand};
 use ferrovirt_e2e_cluster::{
     chart, components, demo, deps, down, host, images, init, install,
@@ -123,6 +123,15 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let folder = std::env::current_dir().context("finding the current folder")?;
     let mut plan = Plan::new(find_workspace(&folder)?, arguments.instance)?;
     plan.variant = variant::choose(&plan, arguments.kubernetes, &arguments.feature_gates)?;
+    let uses_target =
+        matches!(arguments.action, Action::Install { .. } | Action::Uninstall | Action::Demo | Action::Run { .. });
+    if (arguments.kubernetes.is_some() || !arguments.feature_gates.is_empty())
+        && uses_target
+        && let Some(kubeconfig) = foreign(&plan, std::env::var_os("KUBECONFIG").map(PathBuf::from))
+    {
+        let kubeconfig = kubeconfig.display();
+        bail!("--kubernetes and --feature-gates choose the test cluster, but KUBECONFIG names another: {kubeconfig}");
+    }
     match &arguments.action {
         Action::Up { nodes } => {
             let _lock = lock(&plan, &progress)?;
