@@ -131,8 +131,14 @@ pub(crate) async fn connect_pod(
     })
     .await;
     let stream = connected.map_err(|_| Error::Timeout(path))??;
-    let peer = Peer::of(&stream)?;
+    let peer = launcher_peer(&stream, pod_uid)?;
+    Ok((stream, peer))
+}
+
+/// Returns the process at the other end of a socket. It must run as the launcher's user and in this pod.
+pub(crate) fn launcher_peer(socket: &impl AsFd, pod_uid: &str) -> Result<Peer, Error> {
+    let peer = Peer::of(socket)?;
     peer.require_user(LAUNCHER_USER)?;
     peer.require_pod(pod_uid)?;
-    Ok((stream, peer))
+    Ok(peer)
 }
